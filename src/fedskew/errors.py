@@ -1,0 +1,48 @@
+"""Every error that fedskew raises on purpose: one type per cause, all of them `FedskewError`.
+
+A message is one line that says what is wrong, where, and what would be right. The command line prints it and exits 2.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class FedskewError(Exception):
+    """The root of every error raised on purpose."""
+
+
+class ArgumentError(FedskewError, ValueError):
+    """An argument has the wrong shape or value; the message names it."""
+
+
+class ConfigError(FedskewError, ValueError):
+    """A configuration can't be run as written; the message names the key."""
+
+
+class CombinationError(ConfigError):
+    """Two methods make no sense together; the message says why and names the nearest that do."""
+
+
+class DataError(FedskewError):
+    """A data set is missing, damaged, or not what it claims to be."""
+
+
+class PartitionError(FedskewError, ValueError):
+    """A partition rule can't divide this data set among this many clients."""
+
+
+class RunError(FedskewError):
+    """A run folder can't be written, read or resumed."""
+
+
+class MissingPackageError(FedskewError, ImportError):
+    """An optional package is not installed; the message says which extra brings it."""
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """` (did you mean 'x'?)` where a known word is close to `word`, else a list of the known ones."""
+    known = sorted(known)
+    close = difflib.get_close_matches(word, known, n=1)
+    return f" (did you mean {close[0]!r}?)" if close else f" (known: {', '.join(known)})"

@@ -1,0 +1,36 @@
+"""What a local step receives and returns.
+
+Parameters travel as one flat vector, `(parameters,)`; a step is a pure function of it, so that it serves one client and,
+mapped, a whole cohort.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+Gradient = Callable[[Tensor], Tensor]
+"""The gradient of this batch's objective at any parameters: `(parameters,)` to `(parameters,)`."""
+
+
+class StepSettings(NamedTuple):
+    """What stays the same during a client's local training. `start`: the parameters that the server sent."""
+
+    start: Tensor
+    lr: float
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+
+class LocalStep(Protocol):
+    """One filler of the local-step slot: a frozen dataclass of hyper-parameters."""
+
+    def init(self, parameters: Tensor) -> Tensor | None:
+        """What is carried from step to step, fresh at the start of every round (a momentum buffer)."""
+
+    def step(
+        self, parameters: Tensor, gradient: Gradient, carried: Tensor | None, settings: StepSettings
+    ) -> tuple[Tensor, Tensor | None]:
+        """The next parameters, and what is carried to the next step."""

@@ -1,0 +1,72 @@
+"""Keyed randomness: every draw is a pure function of what it is for, so nothing depends on the order of work.
+
+`generator` gives a numpy Philox generator for draws that happen once (cohorts, partitions, shuffles). `mix` and `uniform`
+are a counter-based hash for draws inside a training step (dropout, augmentation): the same numbers on every device, and
+for one client or a whole cohort at once. No global generator is read or set.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class Purpose(enum.IntEnum):
+    """What a draw is for. Numbers are part of a run's identity: never change one, only add."""
+
+    PARTITION = 1
+    SELECTION = 2
+    SHUFFLE = 3
+    MODEL_INIT = 4
+    DROPOUT_LAYER = 5
+    AUGMENTATION = 6
+    DATA = 7
+    VALIDATION = 8
+    NOISE = 9
+
+
+_WORD = 1 << 64
+_LOW = 0x7FFFFFFF
+
+
+def generator(seed: int, purpose: Purpose, round: int = 0, client: int = 0) -> np.random.Generator:
+    """A generator that depends on these four numbers only.
+
+    The seed and the purpose are the Philox key; round and client are the high words of its counter, so that streams of
+    different rounds or clients overlap only after 2**128 draws.
+    """
+    key = np.array([seed % _WORD, int(purpose)], dtype=np.uint64)
+    counter = np.array([0, 0, round % _WORD, client % _WORD], dtype=np.uint64)
+    return np.random.Generator(np.random.Philox(key=key, counter=counter))
+
+
+def stream_key(seed: int, purpose: Purpose, round: int = 0, client: int = 0) -> int:
+    """A 31-bit key for `mix` and `uniform`, drawn from `generator` of the same four numbers."""
+    return int(generator(seed, purpose, round, client).integers(_LOW))
+
+
+def mix(*words: Tensor | int) -> Tensor:
+    """Hash integer tensors and numbers (broadcast together) into int64 values in [0, 2**32).
+
+    Each word is folded in by a 32-bit finaliser (Wellons' `lowbias32`). It computes in int64 with masks, so that it is the
+    same on every device and under `torch.func.vmap`; at least one word must be a tensor.
+    """
+    value: Tensor | int = 0
+    for word in words:
+        value = _finalise((value * 0x01000193 + word + 0x1E3779B9) & 0xFFFFFFFF)
+    assert isinstance(value, Tensor), "one word at least must be a tensor"
+    return value
+
+
+def _finalise(value: Tensor | int) -> Tensor | int:
+    value = (value ^ (value >> 16)) * 0x21F0AAAD & 0xFFFFFFFF
+    value = (value ^ (value >> 15)) * 0x735A2D97 & 0xFFFFFFFF
+    return value ^ (value >> 15)
+
+
+def uniform(*words: Tensor | int) -> Tensor:
+    """`mix` as float32 in [0, 1), in steps of 2**-24."""
+    return (mix(*words) >> 8).to(torch.float32) * (1.0 / (1 << 24))

@@ -1,0 +1,26 @@
+"""What a selection implements."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+
+class Selection(Protocol):
+    """One filler of the selection slot: a frozen dataclass of hyper-parameters.
+
+    A state is a frozen dataclass of arrays and plain values (or None), so that a run can be checkpointed.
+    """
+
+    def init(self, counts: FloatArray) -> Any:
+        """The state before the first round; `counts`: `(clients, classes)`."""
+
+    def select(
+        self, state: Any, counts: FloatArray, size: int, rng: np.random.Generator, first: int | None = None
+    ) -> tuple[IntArray, Any]:
+        """`size` client ids in order of choice, and the next state. `first` fixes the first choice where there is one."""
