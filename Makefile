@@ -1,0 +1,33 @@
+# Two commands for a newcomer: make demo, make test. Each makes .venv by itself.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test bench data lock
+demo: .venv/ready
+	$(BIN)/fedskew demo
+
+test: .venv/ready data
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest
+
+bench: .venv/ready data
+	$(BIN)/python benchmarks/round_loop.py
+	$(BIN)/python benchmarks/local_training.py
+	$(BIN)/python benchmarks/solver.py
+
+# The real data sets, in their authors' file formats, where ../shared/data is there.
+data: .venv/ready
+	@if [ -z "$$FEDSKEW_DATA" ] && [ -f ../shared/data/unpack.py ] && [ ! -f .data/ready ]; then \
+		$(BIN)/python ../shared/data/unpack.py .data && touch .data/ready; fi
+
+.venv/ready: requirements.lock pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	touch .venv/ready
+
+# Pins what is installed now: run it in an environment that passes the tests.
+lock:
+	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu$$//' > requirements.lock

@@ -1,0 +1,52 @@
+"""What the round asks of a backend: train this cohort from this model, and return the updates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+
+class ModelState(NamedTuple):
+    """A model as the server holds it: parameters, `(parameters,)`, and float buffers, `(buffers,)`, both flat."""
+
+    parameters: Tensor
+    buffers: Tensor
+
+
+@dataclass(frozen=True)
+class LocalTraining:
+    """How a client trains: shared by all clients, whatever the method.
+
+    The learning rate of round r (from 1) is `lr * lr_decay ** (r - 1)`.
+    """
+
+    epochs: int = 1
+    batch_size: int = 64
+    lr: float = 0.01
+    lr_decay: float = 1.0
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+
+class Update(NamedTuple):
+    """What comes back from one client.
+
+    `change`: its parameters minus those that were sent, `(parameters,)`; `buffers`: its own, `(buffers,)`; `loss`: mean
+    objective over its local training.
+    """
+
+    client: int
+    change: Tensor
+    buffers: Tensor
+    steps: int
+    loss: float
+
+
+class Backend(Protocol):
+    """Where a cohort trains."""
+
+    def train(self, round: int, cohort: Sequence[int], sent: ModelState) -> list[Update]:
+        """Each client of `cohort` trained from `sent`; updates in the order of `cohort`."""

@@ -1,0 +1,52 @@
+"""A model on a labelled data set."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedskew import metrics
+from fedskew.engine._records import Evaluation
+
+BATCH = 1000
+
+
+@torch.inference_mode()
+def predict(network: nn.Module, inputs: Tensor, targets: Tensor, num_classes: int) -> tuple[NDArray[np.int64], float]:
+    """The confusion matrix, `(classes, classes)`, rows truth, and the mean cross-entropy. Leaves the network in eval mode."""
+    network.eval()
+    confusion = torch.zeros(num_classes * num_classes, dtype=torch.int64, device=targets.device)
+    loss = torch.zeros((), dtype=torch.float64, device=targets.device)
+    for x, y in zip(inputs.split(BATCH), targets.split(BATCH), strict=True):
+        logits = network(x)
+        loss += functional.cross_entropy(logits, y, reduction="sum").double()
+        confusion += torch.bincount(y * num_classes + logits.argmax(1), minlength=num_classes * num_classes)
+    table = confusion.reshape(num_classes, num_classes).cpu().numpy()
+    return table, float(loss) / max(len(targets), 1)
+
+
+def evaluation(confusion: NDArray[np.int64], loss: float, target: NDArray[np.float64] | None) -> Evaluation:
+    """The figures of one evaluation, in plain values."""
+    return {
+        "accuracy": float(np.trace(confusion) / max(confusion.sum(), 1)),
+        "loss": loss,
+        "balanced_accuracy": metrics.balanced_accuracy(confusion),
+        "macro_f1": metrics.macro_f1(confusion),
+        "per_class": plain(metrics.per_class_accuracy(confusion)),
+        "confusion": confusion.tolist(),
+        "target_accuracy": None if target is None else _defined(metrics.target_accuracy(confusion, target)),
+    }
+
+
+def plain(values: NDArray[np.float64]) -> list[float | None]:
+    """Floats with None in place of NaN, as JSON wants them."""
+    return [_defined(float(value)) for value in values]
+
+
+def _defined(value: float) -> float | None:
+    return None if math.isnan(value) else value
