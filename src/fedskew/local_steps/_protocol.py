@@ -1,7 +1,7 @@
 """What a local step receives and returns.
 
-Parameters travel as one flat vector, `(parameters,)`; a step is a pure function of it, so that it serves one client and,
-mapped, a whole cohort.
+Parameters travel as one flat vector, `(parameters,)`; a step is a pure function of it, so that it serves one client
+and, mapped, a whole cohort.
 """
 
 from __future__ import annotations

@@ -23,9 +23,9 @@ class Batch(NamedTuple):
 class Context(NamedTuple):
     """What stays the same during a client's local training, and the outputs of the models it is compared with.
 
-    `counts`: the client's own label counts, `(classes,)`, in the logits' dtype. `teacher`: outputs of the model that the
-    server sent, on the same rows, without gradient; None unless a loss reads it. `previous`: the same for the model that
-    this client ended its last participation with. `broadcast`: what the server sent beside the model.
+    `counts`: the client's own label counts, `(classes,)`, in the logits' dtype. `teacher`: outputs of the model that
+    the server sent, on the same rows, without gradient; None unless a loss reads it. `previous`: the same for the
+    model that this client ended its last participation with. `broadcast`: what the server sent beside the model.
     """
 
     counts: Tensor
@@ -37,8 +37,8 @@ class Context(NamedTuple):
 class Loss(Protocol):
     """One filler of the objective slot: a frozen dataclass of hyper-parameters.
 
-    `role` is "classification" (exactly one in an objective) or "term" (any number, each with a weight). `reads` names what
-    it needs of `Context` beside the counts: "teacher", "previous", or "broadcast".
+    `role` is "classification" (exactly one in an objective) or "term" (any number, each with a weight). `reads` names
+    what it needs of `Context` beside the counts: "teacher", "previous", or "broadcast".
     """
 
     role: ClassVar[str]

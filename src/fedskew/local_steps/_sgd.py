@@ -1,0 +1,42 @@
+"""Stochastic gradient descent with momentum and weight decay, the local step of FedAvg.
+
+The semantics are those of `torch.optim.SGD` (no dampening, no Nesterov), with a fresh momentum buffer each round:
+
+    d = g + weight_decay * theta        b = momentum * b + d        theta = theta - lr * b
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedskew.local_steps._protocol import Gradient, StepSettings
+
+
+def descend(
+    parameters: Tensor, direction: Tensor, carried: Tensor | None, settings: StepSettings
+) -> tuple[Tensor, Tensor | None]:
+    """The parameters and the momentum buffer after one SGD step along a gradient, `(parameters,)`."""
+    if settings.weight_decay:
+        direction = torch.add(direction, parameters, alpha=settings.weight_decay)
+    if settings.momentum:
+        assert carried is not None, "momentum needs the buffer that init() gives"
+        carried = direction = torch.add(direction, carried, alpha=settings.momentum)
+    return torch.sub(parameters, direction, alpha=settings.lr), carried
+
+
+@dataclass(frozen=True)
+class SGD:
+    """Stochastic gradient descent; learning rate, momentum and weight decay come from the training settings."""
+
+    def init(self, parameters: Tensor) -> Tensor | None:
+        """A momentum buffer of zeros."""
+        return torch.zeros_like(parameters)
+
+    def step(
+        self, parameters: Tensor, gradient: Gradient, carried: Tensor | None, settings: StepSettings
+    ) -> tuple[Tensor, Tensor | None]:
+        """One step along the gradient at `parameters`; no argument is written to."""
+        return descend(parameters, gradient(parameters), carried, settings)

@@ -1,0 +1,75 @@
+"""Checks of what a loss is called with: shapes and dtypes of tensors, ranges of plain numbers.
+
+Values inside tensors are checked once, where data and counts enter; reading them here would cost a synchronisation per
+step.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from fedskew.errors import ArgumentError
+from fedskew.objectives._protocol import Context
+
+
+def check_outputs(name: str, outputs: Tensor, mask: Tensor | None) -> None:
+    """A float matrix of at least one row and column, `(batch, columns)`, and its mask, `(batch,)` bool."""
+    if not isinstance(outputs, Tensor) or outputs.ndim != 2 or not outputs.is_floating_point() or 0 in outputs.shape:
+        raise ArgumentError(
+            f"{name}: expected a non-empty float tensor of shape (batch, columns), got {_kind(outputs)}"
+        )
+    if mask is not None:
+        _check_rows("mask", mask, outputs, name, torch.bool)
+
+
+def check_targets(targets: Tensor, outputs: Tensor, name: str) -> None:
+    """One int64 class id for each row of `outputs`, which the caller knows as `name`."""
+    _check_rows("targets", targets, outputs, name, torch.int64)
+
+
+def check_counts(counts: Tensor, logits: Tensor) -> None:
+    """One client's label counts, `(classes,)`, in the logits' dtype."""
+    if not isinstance(counts, Tensor) or counts.shape != logits.shape[1:] or counts.dtype != logits.dtype:
+        raise ArgumentError(
+            f"counts: expected one client's counts, shape {tuple(logits.shape[1:])} and dtype {logits.dtype} "
+            f"as the logits have, got {_kind(counts)}"
+        )
+
+
+def check_same(name: str, other: Tensor, outputs: Tensor) -> None:
+    """A tensor of the same shape and dtype as `outputs`."""
+    if not isinstance(other, Tensor) or other.shape != outputs.shape or other.dtype != outputs.dtype:
+        raise ArgumentError(f"{name}: expected {_kind(outputs)} as the first argument is, got {_kind(other)}")
+
+
+def check_positive(name: str, value: float) -> None:
+    """A finite number above 0."""
+    if not (math.isfinite(value) and value > 0):
+        raise ArgumentError(f"{name}: must be above 0 and finite, got {value}")
+
+
+def check_non_negative(name: str, value: float) -> None:
+    """A finite number, 0 or above."""
+    if not (math.isfinite(value) and value >= 0):
+        raise ArgumentError(f"{name}: must be 0 or above and finite, got {value}")
+
+
+def teacher_logits(context: Context) -> Tensor:
+    """The logits of the model that the server sent; ArgumentError where the caller gave none."""
+    if context.teacher is None:
+        raise ArgumentError("context.teacher: this loss reads the outputs of the sent model on the same rows, got None")
+    return context.teacher.logits
+
+
+def _check_rows(name: str, values: Tensor, outputs: Tensor, of: str, dtype: torch.dtype) -> None:
+    if not isinstance(values, Tensor) or values.shape != outputs.shape[:1] or values.dtype != dtype:
+        raise ArgumentError(
+            f"{name}: expected one {dtype} for each row of {of}, shape ({outputs.shape[0]},), got {_kind(values)}"
+        )
+
+
+def _kind(value: object) -> str:
+    return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__

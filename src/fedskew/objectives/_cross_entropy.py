@@ -1,0 +1,43 @@
+"""Cross-entropy, the loss of FedAvg.
+
+McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017.
+
+    L = mean_n  -log softmax(f_n)[y_n]
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedskew.objectives._arguments import check_outputs, check_targets
+from fedskew.objectives._masked import real_rows, row_mean
+from fedskew.objectives._protocol import Batch, Context
+
+
+def cross_entropy(logits: Tensor, targets: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Mean cross-entropy over the real rows, 0-d.
+
+    `logits`: `(batch, classes)`; `targets`: `(batch,)` int64; `mask`: `(batch,)` bool, True at real rows.
+    Raises ArgumentError for a wrong shape or dtype.
+    """
+    check_outputs("logits", logits, mask)
+    check_targets(targets, logits, "logits")
+    if mask is None:
+        return F.cross_entropy(logits, targets)
+    return row_mean(F.cross_entropy(real_rows(logits, mask), real_rows(targets, mask), reduction="none"), mask)
+
+
+@dataclass(frozen=True)
+class CrossEntropy:
+    """Mean cross-entropy on raw logits, the loss of FedAvg."""
+
+    role: ClassVar[str] = "classification"
+    reads: ClassVar[frozenset[str]] = frozenset()
+
+    def value(self, batch: Batch, context: Context) -> Tensor:
+        """`cross_entropy` of the batch."""
+        return cross_entropy(batch.logits, batch.targets, mask=batch.mask)

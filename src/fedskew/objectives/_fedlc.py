@@ -1,0 +1,69 @@
+"""FedLC: logits calibrated by a margin that grows as a class gets rarer at the client.
+
+Zhang et al., "Federated Learning with Label Distribution Skew via Logits Calibration", ICML 2022.
+
+    L = mean_n  -log( e^{g_{n,y_n}} / sum_{c: n_c > 0} e^{g_{n,c}} ),    g_{n,c} = f_{n,c} - tau n_c^(-1/4)
+
+The paper's formula leaves the true class out of the denominator, which makes the loss unbounded below; public
+implementations keep it in, as we do (`exclude_target` gives the printed formula, for study). A class that the client
+lacks has an infinite margin: it is taken out of the softmax, so no gradient reaches its logit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedskew.objectives._arguments import check_counts, check_non_negative, check_outputs, check_targets
+from fedskew.objectives._masked import cross_entropy_over, is_target, logsumexp_over, real_rows, row_mean
+from fedskew.objectives._protocol import Batch, Context
+
+
+def fedlc(
+    logits: Tensor,
+    targets: Tensor,
+    counts: Tensor,
+    tau: float = 1.0,
+    exclude_target: bool = False,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """FedLC's calibrated cross-entropy, mean over the real rows, 0-d.
+
+    `logits`: `(batch, classes)`; `targets`: `(batch,)` int64, of classes with a positive count (elsewhere the loss is
+    infinite); `counts`: the client's label counts, `(classes,)`, in the logits' dtype; `tau`: strength of the margin;
+    `exclude_target`: leave the true class out of the denominator, 0 where the client has no other class; `mask`:
+    `(batch,)` bool, True at real rows. Raises ArgumentError for a wrong shape or dtype, or a negative `tau`.
+    """
+    check_outputs("logits", logits, mask)
+    check_targets(targets, logits, "logits")
+    check_counts(counts, logits)
+    check_non_negative("tau", tau)
+    observed = counts > 0
+    calibrated = logits - tau * torch.where(observed, counts, 1).pow(-0.25)
+    if not exclude_target:
+        return cross_entropy_over(calibrated, targets, observed, mask)
+    calibrated, targets = real_rows(calibrated, mask), real_rows(targets, mask)
+    others = observed & ~is_target(targets, logits.shape[1])
+    own = calibrated.gather(1, targets.unsqueeze(1)).squeeze(1)
+    return row_mean(torch.where(others.any(dim=1), logsumexp_over(calibrated, others, dim=1) - own, 0), mask)
+
+
+@dataclass(frozen=True)
+class FedLC:
+    """FedLC's calibrated cross-entropy. `tau` is 1 in the FedEntOpt paper, 0.5 in FedVLS's."""
+
+    tau: float = 1.0
+    exclude_target: bool = False
+
+    role: ClassVar[str] = "classification"
+    reads: ClassVar[frozenset[str]] = frozenset()
+
+    def __post_init__(self) -> None:
+        check_non_negative("tau", self.tau)
+
+    def value(self, batch: Batch, context: Context) -> Tensor:
+        """`fedlc` of the batch."""
+        return fedlc(batch.logits, batch.targets, context.counts, self.tau, self.exclude_target, mask=batch.mask)

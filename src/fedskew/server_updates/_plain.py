@@ -1,0 +1,61 @@
+"""The plain server update, with a learning rate and momentum of the server.
+
+With the defaults it is FedAvg's (McMahan et al., AISTATS 2017): the model moves by the weighted sum of the updates.
+With momentum it is FedAvgM (Hsu et al., "Measuring the Effects of Non-Identical Data Distribution for Federated Visual
+Classification", 2019):
+
+    v <- momentum * v + sum_k a_k D_k        w <- w + lr * v
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedskew.errors import ArgumentError
+from fedskew.server_updates._weighted_sum import weighted_sum
+
+
+@dataclass(frozen=True)
+class PlainState:
+    """The server's momentum, `(parameters,)`, in the model's dtype."""
+
+    velocity: Tensor
+
+
+@dataclass(frozen=True)
+class Plain:
+    """Move the model by `lr` times the weighted sum of the updates, with server momentum if asked for."""
+
+    lr: float = 1.0
+    momentum: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.lr) and self.lr > 0):
+            raise ArgumentError(f"lr: must be above 0 and finite, got {self.lr}")
+        if not 0 <= self.momentum < 1:
+            raise ArgumentError(f"momentum: must be in [0, 1), got {self.momentum}")
+
+    def init(self, parameters: Tensor) -> PlainState | None:
+        """A velocity of zeros; None without momentum."""
+        return PlainState(torch.zeros_like(parameters)) if self.momentum else None
+
+    def update(
+        self,
+        state: PlainState | None,
+        parameters: Tensor,
+        updates: Tensor,
+        weights: NDArray[np.float64],
+        steps: NDArray[np.int64],
+    ) -> tuple[Tensor, PlainState | None]:
+        """The next model and state; arguments as in `ServerUpdate`. `steps` isn't read."""
+        change = weighted_sum(updates, weights)
+        if state is not None:
+            change += self.momentum * state.velocity.to(torch.float64)
+            state = PlainState(change.to(parameters.dtype))
+        return (parameters + self.lr * change).to(parameters.dtype), state

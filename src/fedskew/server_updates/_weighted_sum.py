@@ -1,0 +1,30 @@
+"""The weighted sum of the clients' updates, the same bits whatever the layout or the number of threads."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedskew.errors import ArgumentError
+
+
+def weighted_sum(updates: Tensor, weights: NDArray[np.float64]) -> Tensor:
+    """`sum_k weights_k * updates_k` in float64, `(parameters,)`, added in the order of the rows.
+
+    `updates`: `(answered, parameters)`; `weights`: `(answered,)`. A matrix product would let the linear-algebra library
+    choose the order of additions; here every operation is one rounding of one element. Raises ArgumentError for a wrong
+    shape or dtype.
+    """
+    if updates.ndim != 2 or not updates.is_floating_point():
+        raise ArgumentError(
+            "updates: expected a float tensor of shape (answered, parameters), "
+            f"got {updates.dtype} {tuple(updates.shape)}"
+        )
+    if weights.shape != updates.shape[:1]:
+        raise ArgumentError(f"weights: expected shape ({updates.shape[0]},), one for each update, got {weights.shape}")
+    total = torch.zeros(updates.shape[1], dtype=torch.float64, device=updates.device)
+    for update, weight in zip(updates, weights.tolist(), strict=True):
+        total += update.to(torch.float64, copy=True).mul_(weight)
+    return total
