@@ -16,16 +16,14 @@ A filler of one's own is named `module:Class` wherever the name of one of ours m
 from __future__ import annotations
 
 import dataclasses
-import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import pydantic
-
 from fedskew import local_steps, objectives, selection, server_updates, weighting
-from fedskew.errors import CombinationError, ConfigError, FedskewError, nearest
+from fedskew.errors import CombinationError, ConfigError, nearest
 from fedskew.local_steps import LocalStep
+from fedskew.naming import fill, name_of
 from fedskew.objectives import Loss, Objective
 from fedskew.selection import Selection
 from fedskew.server_updates import ServerUpdate
@@ -99,47 +97,6 @@ def build(whole: Mapping[str, Table]) -> Method:
         slot: fill(SLOTS[slot], whole[slot], f"method.{slot}") for slot in SLOTS if slot != "objective"
     }
     return Method(objective=_objective(whole["objective"]), **fillers)
-
-
-def fill(index: Mapping[str, type], table: Mapping[str, Any], where: str) -> Any:
-    """One filler from its table: `name`, and its parameters. Raises ConfigError naming the key."""
-    if "name" not in table:
-        raise ConfigError(f"{where}.name: missing (known: {', '.join(sorted(index))})")
-    kind = find(index, str(table["name"]), f"{where}.name")
-    parameters = {key: value for key, value in table.items() if key != "name"}
-    known = [field.name for field in dataclasses.fields(kind)]
-    for key in parameters:
-        if key not in known:
-            raise ConfigError(f"{where}.{key}: {table['name']} has no such parameter{nearest(key, known)}")
-    try:
-        return pydantic.TypeAdapter(kind).validate_python(parameters)
-    except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join([where, *map(str, first["loc"])])
-        raise ConfigError(f"{key}: {first['msg'].removeprefix('Value error, ')} (got {first['input']!r})") from None
-    except FedskewError as error:
-        raise ConfigError(f"{where}: {error}") from None
-
-
-def find(index: Mapping[str, Any], name: str, where: str) -> Any:
-    """What a name stands for: an entry of `index`, or `module:attribute` of the user's own."""
-    if ":" not in name:
-        if name not in index:
-            raise ConfigError(f"{where}: unknown name {name!r}{nearest(name, index)}")
-        return index[name]
-    module, _, attribute = name.partition(":")
-    try:
-        return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"{where}: {name!r} can't be imported: {error}") from None
-
-
-def name_of(value: Any, where: str) -> str:
-    """`module:attribute` of a class or function of the user's own, so that a config can name it."""
-    module, qualname = getattr(value, "__module__", None), getattr(value, "__qualname__", "<locals>")
-    if module is None or "<locals>" in qualname or "." in qualname:
-        raise ConfigError(f"{where}: {value!r} can't be named in a config; define it at the top level of a module")
-    return f"{module}:{qualname}"
 
 
 def _preset(name: str) -> dict[str, Table]:

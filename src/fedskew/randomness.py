@@ -61,6 +61,11 @@ def mix(*words: Tensor | int) -> Tensor:
     return value
 
 
+def fold(*words: int) -> int:
+    """`mix` of plain numbers: the key of a key."""
+    return int(mix(torch.zeros((), dtype=torch.int64), *words))
+
+
 def _finalise(value: Tensor | int) -> Tensor | int:
     value = (value ^ (value >> 16)) * 0x21F0AAAD & 0xFFFFFFFF
     value = (value ^ (value >> 15)) * 0x735A2D97 & 0xFFFFFFFF

@@ -1,1 +1,58 @@
-"""cli."""
+"""The command line: one module for each group of commands."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from fedskew.cli import demo, labels, report, run
+from fedskew.errors import FedskewError
+
+app = typer.Typer(
+    name="fedskew",
+    help="Federated learning when clients hold different labels.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+)
+app.command()(labels.describe)
+app.command()(labels.weights)
+app.command()(run.run)
+app.command()(report.report)
+app.command()(demo.demo)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from fedskew import __version__
+
+        typer.echo(f"fedskew {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Federated learning when clients hold different labels."""
+
+
+def main() -> None:
+    """Run the command line; an error of ours is one line and exit status 2."""
+    try:
+        app()
+    except FedskewError as error:
+        if "--debug" in sys.argv:
+            raise
+        Console(stderr=True, soft_wrap=True).print(f"fedskew: {error}", markup=False, highlight=False, style="red")
+        sys.exit(2)
+    except KeyboardInterrupt:
+        Console(stderr=True).print("stopped")
+        sys.exit(130)

@@ -1,5 +1,23 @@
 """Runs rounds: the algorithm once, and the backends that train a cohort."""
 
+from fedskew.engine._backend import Backend, LocalTraining, ModelState, Update
+from fedskew.engine._evaluation import evaluation, plain, predict
+from fedskew.engine._federation import Federation, ServerState
 from fedskew.engine._records import ClientEvaluation, Evaluation, Round
+from fedskew.engine._sequential import Sequential
 
-__all__ = ["ClientEvaluation", "Evaluation", "Round"]
+__all__ = [
+    "Backend",
+    "ClientEvaluation",
+    "Evaluation",
+    "Federation",
+    "LocalTraining",
+    "ModelState",
+    "Round",
+    "Sequential",
+    "ServerState",
+    "Update",
+    "evaluation",
+    "plain",
+    "predict",
+]

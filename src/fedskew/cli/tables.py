@@ -1,0 +1,46 @@
+"""Tables of results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from fedskew.experiment import Result, over_seeds
+
+COLUMNS = (
+    ("accuracy", "accuracy"),
+    ("worst class", "worst_class"),
+    ("balanced", "balanced_accuracy"),
+    ("on the target mix", "target_accuracy"),
+)
+
+
+def results_table(results: Sequence[Result], title: str = "Final model on the test set, %") -> Table:
+    """Final figures of each result, mean ± standard deviation over its seeds, in percent."""
+    seeds = {len(result.runs) for result in results}
+    caption = f"mean ± standard deviation over {min(seeds)} seeds" if min(seeds) > 1 else "one seed: no spread is known"
+    table = Table(title=title, caption=caption, title_justify="left", caption_justify="left")
+    table.add_column("run")
+    columns = [entry for entry in COLUMNS if any(_final(result)[entry[1]]["mean"] is not None for result in results)]
+    for heading, _ in columns:
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("seconds", justify="right")
+    for result in results:
+        final = _final(result)
+        seconds = sum(run.summary["seconds"] for run in result.runs)
+        table.add_row(result.config.name, *(percent(final[name]) for _, name in columns), f"{seconds:.1f}")
+    return table
+
+
+def percent(figure: dict[str, float | None]) -> str:
+    """`mean ± std` in percent."""
+    mean, std = figure["mean"], figure["std"]
+    if mean is None:
+        return "-"
+    return f"{100 * mean:.1f}" if std is None else f"{100 * mean:.1f} ± {100 * std:.1f}"
+
+
+def _final(result: Result) -> dict[str, dict[str, float | None]]:
+    final: dict[str, dict[str, float | None]] = over_seeds([run.summary for run in result.runs])["final"]
+    return final

@@ -1,0 +1,131 @@
+"""One client after another, on one model in place."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fedskew.data import Augmentation
+from fedskew.engine._backend import LocalTraining, ModelState, Update
+from fedskew.local_steps import LocalStep, StepSettings
+from fedskew.models import Dropout, FlatModel, Outputs, with_features
+from fedskew.objectives import Batch, Context, Objective
+from fedskew.randomness import Purpose, fold, generator, mix, stream_key
+
+Observer = Callable[[int, nn.Module], None]
+"""Called with a client and its model right after its local training, before the next client's."""
+
+
+@dataclass
+class Sequential:
+    """Trains a cohort client by client.
+
+    `inputs`, `(samples, ...)`, and `targets`, `(samples,)`, are on the model's device; `samples[k]` are the rows of
+    client k, and `counts[k]` its label counts. Shuffles, dropout and augmentation depend on (seed, round, client) only.
+    """
+
+    model: FlatModel
+    inputs: Tensor
+    targets: Tensor
+    samples: Sequence[NDArray[np.int64]]
+    counts: NDArray[np.float64]
+    objective: Objective
+    local_step: LocalStep
+    training: LocalTraining
+    seed: int
+    augment: Augmentation | None = None
+    observe: Observer | None = None
+    _network: nn.Module = field(init=False)
+    _teacher: FlatModel | None = field(init=False, default=None)
+    _teacher_network: nn.Module | None = field(init=False, default=None)
+    _dropouts: list[Dropout] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._network = with_features(self.model.module)
+        self._dropouts = [layer for layer in self.model.module.modules() if isinstance(layer, Dropout)]
+        if "teacher" in self.objective.reads:
+            self._teacher = FlatModel(copy.deepcopy(self.model.module))
+            self._teacher_network = with_features(self._teacher.module).eval()
+
+    def train(self, round: int, cohort: Sequence[int], sent: ModelState) -> list[Update]:
+        """Each client of `cohort` trained from `sent`; updates in the order of `cohort`."""
+        if self._teacher is not None:
+            self._teacher.write(sent.parameters)
+            self._teacher.write_buffers(sent.buffers)
+        return [self._train(round, client, sent) for client in cohort]
+
+    def _train(self, round: int, client: int, sent: ModelState) -> Update:
+        training, device = self.training, sent.parameters.device
+        settings = StepSettings(
+            start=sent.parameters,
+            lr=training.lr * training.lr_decay ** (round - 1),
+            momentum=training.momentum,
+            weight_decay=training.weight_decay,
+        )
+        counts = torch.as_tensor(self.counts[client], dtype=sent.parameters.dtype, device=device)
+        self.model.write_buffers(sent.buffers)
+        self._network.train()
+        parameters, carried = sent.parameters, self.local_step.init(sent.parameters)
+        dropout_key = stream_key(self.seed, Purpose.DROPOUT_LAYER, round, client)
+        augmentation_key = stream_key(self.seed, Purpose.AUGMENTATION, round, client)
+        total, rows = torch.zeros((), device=device), 0
+        steps = 0
+        for batch in self._batches(round, client, device):
+            for layer in self._dropouts:
+                layer.key.fill_(fold(dropout_key, steps))
+            x, y = self.inputs[batch], self.targets[batch]
+            if self.augment is not None:
+                x = self.augment(x, mix(torch.arange(len(batch), device=device), augmentation_key, steps))
+            values: list[Tensor] = []
+            gradient = self._gradient(x, y, counts, values)
+            parameters, carried = self.local_step.step(parameters, gradient, carried, settings)
+            total += values[0] * len(batch)
+            rows += len(batch)
+            steps += 1
+        self.model.write(parameters)
+        if self.observe is not None:
+            self.observe(client, self.model.module)
+        return Update(
+            client=client,
+            change=parameters - sent.parameters,
+            buffers=self.model.buffers.clone(),
+            steps=steps,
+            loss=float(total) / rows if rows else 0.0,
+        )
+
+    def _batches(self, round: int, client: int, device: torch.device) -> list[Tensor]:
+        """Rows of every batch of every epoch, in a fresh order each epoch; the last short batch is kept."""
+        samples = self.samples[client]
+        if len(samples) == 0:
+            return []
+        rng = generator(self.seed, Purpose.SHUFFLE, round, client)
+        orders = (torch.from_numpy(samples[rng.permutation(len(samples))]) for _ in range(self.training.epochs))
+        return [batch for order in orders for batch in order.to(device).split(self.training.batch_size)]
+
+    def _gradient(self, x: Tensor, y: Tensor, counts: Tensor, values: list[Tensor]) -> Callable[[Tensor], Tensor]:
+        """The gradient of one batch's objective as a function of the parameters.
+
+        The returned vector is the model's own: it holds until the next call. Each call appends the objective's value.
+        """
+        teacher: Outputs | None = None
+        if self._teacher_network is not None:
+            with torch.no_grad():
+                teacher = self._teacher_network(x)
+        context = Context(counts=counts, teacher=teacher)
+
+        def gradient(parameters: Tensor) -> Tensor:
+            self.model.write(parameters)
+            self.model.zero_gradient()
+            features, logits = self._network(x)
+            value = self.objective.value(Batch(features, logits, y), context)
+            value.backward()  # type: ignore[no-untyped-call]
+            values.append(value.detach())
+            return self.model.gradient
+
+        return gradient

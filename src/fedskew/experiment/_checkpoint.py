@@ -1,0 +1,87 @@
+"""The server's state on disk: one safetensors file, written aside and renamed, so that it is whole or absent.
+
+A state is a tree of frozen dataclasses, named tuples, tensors, arrays and plain values. Tensors and arrays become tensors of
+the file, plain values a JSON text in its header.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from fedskew.errors import RunError
+
+FILE = "checkpoint/state.safetensors"
+
+
+def save(folder: Path, state: Any) -> None:
+    """Replace the folder's checkpoint by `state`."""
+    tensors: dict[str, Tensor] = {}
+    values: dict[str, Any] = {}
+    _flatten("", state, tensors, values)
+    path = folder / FILE
+    path.parent.mkdir(exist_ok=True)
+    aside = path.with_suffix(".part")
+    save_file(tensors, aside, metadata={"values": json.dumps(values)})
+    os.replace(aside, path)
+
+
+def load(folder: Path, template: Any) -> Any | None:
+    """The folder's checkpoint in the shape of `template`, on its devices; None where there is none yet.
+
+    Raises RunError where the file is damaged or belongs to another method.
+    """
+    path = folder / FILE
+    if not path.exists():
+        return None
+    try:
+        with safe_open(path, framework="pt") as file:
+            values = json.loads(file.metadata()["values"])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
+        return _restore("", template, tensors, values)
+    except (SafetensorError, KeyError, ValueError, OSError) as error:
+        raise RunError(
+            f"{path}: the checkpoint can't be read ({error}); delete the run folder and start again"
+        ) from None
+
+
+def _flatten(name: str, value: Any, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+    if isinstance(value, Tensor):
+        tensors[name] = value.detach().cpu().contiguous()
+    elif isinstance(value, np.ndarray):
+        tensors[name] = torch.from_numpy(np.ascontiguousarray(value))
+    elif (parts := _parts(value)) is not None:
+        for key, part in parts.items():
+            _flatten(f"{name}.{key}" if name else key, part, tensors, values)
+    else:
+        values[name] = value
+
+
+def _restore(name: str, template: Any, tensors: dict[str, Tensor], values: dict[str, Any]) -> Any:
+    if isinstance(template, Tensor):
+        return tensors[name].to(template.device)
+    if isinstance(template, np.ndarray):
+        return tensors[name].numpy()
+    if (parts := _parts(template)) is not None:
+        made = {key: _restore(f"{name}.{key}" if name else key, part, tensors, values) for key, part in parts.items()}
+        return made if isinstance(template, dict) else type(template)(**made)
+    return values[name]
+
+
+def _parts(value: Any) -> dict[str, Any] | None:
+    """The named parts of a dataclass, a named tuple or a dict; None for a leaf."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        parts: dict[str, Any] = value._asdict()
+        return parts
+    return value if isinstance(value, dict) else None

@@ -1,0 +1,290 @@
+"""What a run is, as a tree that can be written down: read from TOML or keyword arguments, checked before anything runs.
+
+A resolved config has every default filled in, so its `config.toml` alone replays the run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pydantic
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field
+
+from fedskew import data, methods, models, naming, partition
+from fedskew.errors import ConfigError, FedskewError, nearest
+
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
+Positive = Annotated[float, Field(gt=0.0)]
+
+
+class Section(BaseModel):
+    """A table of the config; unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Named(BaseModel):
+    """A table with a name and that name's own parameters, checked where the name is looked up."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The keys that are not this section's own."""
+        return dict(self.model_extra or {})
+
+
+class DataSection(Named):
+    """Which data set; `validation`: share of the training samples held out, for early stop and choices."""
+
+    name: str
+    root: str | None = None
+    validation: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+
+
+class PartitionSection(Named):
+    """How the training samples are divided; `clients` counts a target client too, where the rule has one."""
+
+    rule: str
+    clients: Annotated[int, Field(ge=1)] | None = None
+
+
+class ModelSection(Named):
+    """Which network."""
+
+    name: str
+
+
+class TrainingSection(Section):
+    """Rounds, and what each client does in one."""
+
+    rounds: Annotated[int, Field(ge=0)]
+    participation: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    epochs: Annotated[int, Field(ge=0)] = 1
+    batch_size: Annotated[int, Field(ge=1)] = 64
+    lr: Positive = 0.01
+    lr_decay: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    momentum: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    weight_decay: Annotated[float, Field(ge=0.0)] = 0.0
+    augmentation: str | None = None
+
+
+class TargetSection(Section):
+    """The label mix that the model is for: shares by class, or where to take them from."""
+
+    mix: Literal["uniform", "pooled", "client", "data"] | list[float] | None = None
+
+
+class EvaluationSection(Section):
+    """When to evaluate; `clients`: also each client's model after its local training; `patience`: stop after so many
+    evaluations without a better validation accuracy (0: never)."""
+
+    every: Annotated[int, Field(ge=1)] = 1
+    clients: bool = False
+    patience: Annotated[int, Field(ge=0)] = 0
+
+
+class TuneSection(Section):
+    """A key whose value is chosen by validation accuracy, from a list."""
+
+    key: str
+    values: Annotated[list[Any], Field(min_length=1)]
+
+
+class EngineSection(Section):
+    """Where the cohort trains. `threads` is part of the result: sums inside a convolution depend on it."""
+
+    backend: Literal["sequential"] = "sequential"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    threads: Annotated[int, Field(ge=1)] = 1
+
+
+class OutputSection(Section):
+    """What is written beside the records: a checkpoint every so many rounds, and trackers."""
+
+    checkpoint_every: Annotated[int, Field(ge=1)] = 1
+    trackers: list[Literal["tensorboard", "mlflow", "wandb"]] = []
+
+
+class Config(Section):
+    """The whole tree."""
+
+    schema_: Literal[1] = Field(1, alias="schema")
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$", max_length=80)] = "run"
+    seeds: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] = [0]
+    data: DataSection
+    partition: PartitionSection
+    model: ModelSection
+    method: dict[str, Any] = {}
+    training: TrainingSection
+    target: TargetSection = TargetSection()
+    evaluation: EvaluationSection = EvaluationSection()
+    tune: TuneSection | None = None
+    engine: EngineSection = EngineSection()
+    output: OutputSection = OutputSection()
+
+    def tree(self) -> dict[str, Any]:
+        """The config in plain values, every default included, None left out."""
+        return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+    @property
+    def hash(self) -> str:
+        """Eight hex digits that change with anything that can change the run's model or records."""
+        tree = {key: value for key, value in self.tree().items() if key not in {"name", "output"}}
+        return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:8]
+
+    def with_value(self, key: str, value: Any) -> Config:
+        """This config with one dotted key changed, checked again."""
+        tree = self.tree()
+        _put(tree, key, value)
+        return resolve(tree)
+
+    def with_method(self, preset: str) -> Config:
+        """This config with another method, named after it; a choice of a method's key is dropped."""
+        tree = self.tree()
+        if self.tune is not None and self.tune.key.startswith("method."):
+            del tree["tune"]
+        return resolve({**tree, "method": {"preset": preset}, "name": f"{self.name}-{preset}"})
+
+    def for_seed(self, seed: int) -> Config:
+        """This config for one seed."""
+        return self.model_copy(update={"seeds": [seed]})
+
+
+def read(path: Path, changes: Mapping[str, Any] | None = None, quick: bool = False) -> Config:
+    """The config in a TOML file, with dotted keys changed; `quick` first applies the file's own `[quick]` table.
+
+    Raises ConfigError naming file, line and key.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ConfigError(f"{path}: the config can't be read: {reason}") from None
+    try:
+        tree = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from None
+    smaller = tree.pop("quick", None)
+    if quick and not isinstance(smaller, dict):
+        raise ConfigError(f"{path}: it has no [quick] table of dotted keys, so --quick means nothing here")
+    changes = {**(smaller if quick else {}), **(changes or {})}
+    for key, value in changes.items():
+        _put(tree, key, value)
+    try:
+        return resolve(tree)
+    except ConfigError as error:
+        key = str(error).split(":", 1)[0]
+        line = None if key in changes else line_of(text, key)
+        raise type(error)(f"{path}{'' if line is None else f', line {line}'}: {error}") from None
+
+
+def write(config: Config, path: Path) -> None:
+    """The config as TOML, defaults included."""
+    path.write_text(tomli_w.dumps(config.tree()), encoding="utf-8")
+
+
+def resolve(tree: Mapping[str, Any]) -> Config:
+    """A checked config with every default filled in. Raises ConfigError whose message begins with the dotted key."""
+    try:
+        config = Config.model_validate(_named(tree))
+    except pydantic.ValidationError as error:
+        raise ConfigError(_message(error)) from None
+    config = config.model_copy(update={"method": methods.expand(config.method)})
+    _check(config)
+    return config
+
+
+def parse_change(text: str) -> tuple[str, Any]:
+    """`a.b=value` of the command line; the value is read as TOML, and as a string where it is none."""
+    key, separator, value = text.partition("=")
+    if not separator or not re.fullmatch(r"[\w-]+(\.[\w-]+)*", key):
+        raise ConfigError(f"--set {text!r}: expected key=value with a dotted key, such as training.lr=0.1")
+    try:
+        return key, tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key, value
+
+
+def line_of(text: str, key: str) -> int | None:
+    """The line (from 1) on which a dotted key stands in TOML text, or its table where the key itself is absent."""
+    parts = re.sub(r"\[\d+\]", "", key).split(".")
+    table, found = "", None
+    for number, line in enumerate(text.splitlines(), start=1):
+        if header := re.match(r"\s*\[\[?([^\]]+)\]", line):
+            table = header[1].strip()
+            if key == table or key.startswith(table + "."):
+                found = number
+        elif (entry := re.match(r"\s*([\w.-]+)\s*=", line)) and f"{table}.{entry[1]}".strip(".") == ".".join(parts):
+            return number
+    return found
+
+
+def _check(config: Config) -> None:
+    """What no single section can see."""
+    validated = config.tune is not None or config.evaluation.patience > 0
+    if validated and config.data.validation == 0:
+        key = "tune.key" if config.tune is not None else "evaluation.patience"
+        raise ConfigError(f"{key}: needs a validation set; set data.validation to a share such as 0.1")
+    if len(set(config.seeds)) != len(config.seeds):
+        raise ConfigError(f"seeds: {config.seeds} names a seed twice")
+    methods.build(config.method)
+    if config.tune is not None:
+        if config.tune.key.split(".")[0] in {"tune", "seeds", "name", "output", "schema", "data"}:
+            raise ConfigError(f"tune.key: {config.tune.key!r} can't be tuned; name a key such as method.weighting.ess")
+        for value in config.tune.values:
+            try:
+                config.model_copy(update={"tune": None}).with_value(config.tune.key, value)
+            except FedskewError as error:
+                raise ConfigError(f"tune.values: {value!r} is refused: {error}") from None
+
+
+def _named(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """The tree with the user's own classes, functions and fillers (given from Python) replaced by their names."""
+    plain = {key: dict(value) if isinstance(value, Mapping) else value for key, value in tree.items()}
+    for section, key in (("data", "name"), ("partition", "rule"), ("model", "name")):
+        table = plain.get(section)
+        if isinstance(table, str) or callable(table):
+            table = plain[section] = {key: table}
+        if isinstance(table, dict) and callable(table.get(key)):
+            table[key] = naming.name_of(table[key], f"{section}.{key}")
+    if isinstance(plain.get("method"), str):
+        plain["method"] = {"preset": plain["method"]}
+    elif dataclasses.is_dataclass(plain.get("method")):
+        method = plain["method"]
+        plain["method"] = {slot: getattr(method, slot) for slot in methods.SLOTS}
+    if isinstance(plain.get("seeds"), int):
+        plain["seeds"] = [plain["seeds"]]
+    return plain
+
+
+def _put(tree: dict[str, Any], key: str, value: Any) -> None:
+    *tables, last = key.split(".")
+    for name in tables:
+        tree = tree.setdefault(name, {})
+        if not isinstance(tree, dict):
+            raise ConfigError(f"{key}: {name!r} is a value, not a table")
+    tree[last] = value
+
+
+def _message(error: pydantic.ValidationError) -> str:
+    first = error.errors()[0]
+    path = [str(part) for part in first["loc"]]
+    key = ".".join(path)
+    if first["type"] == "extra_forbidden":
+        section: Any = Config
+        for part in path[:-1]:
+            section = section.model_fields[part].annotation
+        known = [field.alias or name for name, field in section.model_fields.items()]
+        return f"{key}: no such key{nearest(path[-1], known)}"
+    if first["type"] == "missing":
+        return f"{key}: missing"
+    return f"{key}: {first['msg'][0].lower()}{first['msg'][1:]} (got {first['input']!r})"

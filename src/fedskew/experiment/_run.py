@@ -1,0 +1,284 @@
+"""One seed of one config, from the untrained model to the summary: in memory, or in a run folder that can be resumed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from fedskew import metrics
+from fedskew.engine import (
+    ClientEvaluation,
+    Evaluation,
+    ModelState,
+    Round,
+    ServerState,
+    evaluation,
+    plain,
+    predict,
+)
+from fedskew.errors import ConfigError, RunError
+from fedskew.experiment import _checkpoint
+from fedskew.experiment._config import Config, write
+from fedskew.experiment._folder import RunFolder, plain_json, task_json, write_text
+from fedskew.experiment._records import SeedRun
+from fedskew.experiment._setup import Task, make_federation, make_task
+from fedskew.experiment._summary import score, summarise, surroundings
+from fedskew.experiment._trackers import make_trackers
+from fedskew.models import FlatModel
+from fedskew.partition import Partition
+
+Progress = Callable[[Round], None]
+"""Called with every record, as soon as its round is over."""
+
+
+@dataclass(frozen=True)
+class RunState:
+    """What a run carries from round to round beside its records. `best_round` is -1 before the first validation."""
+
+    server: ServerState
+    best: ModelState
+    best_score: float
+    best_round: int
+    stale: int
+
+
+class Run:
+    """One seed of one config; `folder` None keeps everything in memory."""
+
+    def __init__(self, config: Config, seed: int, folder: Path | None = None) -> None:
+        self.config = config.for_seed(seed)
+        self.seed = seed
+        self.folder = None if folder is None else RunFolder(folder)
+        if config.output.trackers and folder is None:
+            raise ConfigError("output.trackers: trackers write beside the run's files; give the run a folder (out=...)")
+        self.device = choose_device(config.engine.device)
+        self.task: Task = make_task(self.config, seed)
+        observe = self._watch if config.evaluation.clients else None
+        self.federation, self._untrained, self.model = make_federation(
+            self.config, seed, self.task, self.device, observe
+        )
+        self.records: list[Round] = []
+        self._watched: list[ClientEvaluation] = []
+        self._watching = False
+        dataset, held = self.task.dataset, torch.from_numpy(self.task.validation)
+        self._test = dataset.test_inputs.to(self.device), dataset.test_targets.to(self.device)
+        self._validation = dataset.inputs[held].to(self.device), dataset.targets[held].to(self.device)
+
+    def go(self, resume: bool = False, progress: Progress | None = None) -> SeedRun:
+        """Train to the end. An interrupt leaves a checkpoint of the last whole round."""
+        listeners = [progress] if progress else []
+        with threads(self.config.engine.threads):
+            state = self._begin(resume)
+            for record in self.records:
+                for listen in listeners:
+                    listen(record)
+            trackers = make_trackers(self.config.output.trackers, self.folder.path) if self.folder else []
+            for tracker in trackers:
+                tracker.start(self.config.tree())
+                listeners.append(tracker.log)
+            try:
+                while not self._is_over(state):
+                    state, record = self._round(state)
+                    for listen in listeners:
+                        listen(record)
+                    if state.server.round % self.config.output.checkpoint_every == 0 or self._is_over(state):
+                        self._save(state)
+            except KeyboardInterrupt:
+                self._save(state)
+                raise
+            finished = self._finish(state)
+            for tracker in trackers:
+                tracker.finish(finished.summary)
+        return finished
+
+    def _begin(self, resume: bool) -> RunState:
+        """The state to go on from: the folder's checkpoint, or the untrained model, evaluated."""
+        server = self.federation.start(self._untrained)
+        state = RunState(server, best=server.model, best_score=-1.0, best_round=-1, stale=0)
+        if self.folder is not None:
+            self._open(self.folder, resume)
+            kept = _checkpoint.load(self.folder.path, state) if resume else None
+            if kept is not None:
+                self.records = self.folder.keep_rounds(kept.server.round)
+                return cast(RunState, kept)
+            self.folder.keep_rounds(-1)
+        state, record = self._evaluated(state, _untrained_round(self.seed))
+        self._keep(record)
+        self._save(state)
+        return state
+
+    def _open(self, folder: RunFolder, resume: bool) -> None:
+        """Make the folder, or check that it holds this very run."""
+        path = folder.path
+        if path.exists() and any(path.iterdir()):
+            if not resume:
+                raise RunError(
+                    f"{path}: this run is there already; add --resume to go on with it (a finished one is only read), "
+                    "or write elsewhere with --out"
+                )
+            stored = path / "partition.npz"
+            if stored.exists() and Partition.load(stored).hash != self.task.partition.hash:
+                raise RunError(f"{stored}: not the partition that this config makes now; the data or the code has changed")
+        path.mkdir(parents=True, exist_ok=True)
+        write(self.config, path / "config.toml")
+        self.task.partition.save(path / "partition.npz")
+        write_text(path / "task.json", task_json(self._seed_run({})))
+
+    def _is_over(self, state: RunState) -> bool:
+        patience = self.config.evaluation.patience
+        return state.server.round >= self.config.training.rounds or 0 < patience <= state.stale
+
+    def _round(self, state: RunState) -> tuple[RunState, Round]:
+        """One round, its evaluation where one is due, and its line on disk."""
+        upcoming = state.server.round + 1
+        due = upcoming % self.config.evaluation.every == 0 or upcoming == self.config.training.rounds
+        self._watching, self._watched = due, []
+        server, record = self.federation.play(state.server)
+        state = dataclasses.replace(state, server=server)
+        if due:
+            state, record = self._evaluated(state, record)
+            record["clients"] = self._watched if self.config.evaluation.clients else None
+        self._keep(record)
+        return state, record
+
+    def _evaluated(self, state: RunState, record: Round) -> tuple[RunState, Round]:
+        """The record with its evaluations, and the state with the best model by validation so far."""
+        self.model.write(state.server.model.parameters)
+        self.model.write_buffers(state.server.model.buffers)
+        record["evaluation"] = self._evaluate(*self._test)
+        if not len(self.task.validation):
+            return state, record
+        record["validation"] = validation = self._evaluate(*self._validation)
+        if score(validation) > state.best_score:
+            return dataclasses.replace(
+                state, best=state.server.model, best_score=score(validation), best_round=record["round"], stale=0
+            ), record
+        return dataclasses.replace(state, stale=state.stale + 1), record
+
+    def _evaluate(self, inputs: Tensor, targets: Tensor) -> Evaluation:
+        confusion, loss = predict(self.model.module, inputs, targets, self.task.dataset.num_classes)
+        return evaluation(confusion, loss, self.task.target)
+
+    def _watch(self, client: int, module: nn.Module) -> None:
+        """A client's model after its local training, by the classes that it holds many of, few of, none of."""
+        if not self._watching:
+            return
+        confusion, _ = predict(module, *self._test, self.task.dataset.num_classes)
+        accuracy = metrics.per_class_accuracy(confusion)
+        groups = metrics.class_groups(self.task.counts[client])
+        means = [_mean_known(accuracy[ids]) for ids in (groups.majority, groups.minority, groups.vacant)]
+        self._watched.append(
+            {
+                "client": client,
+                "per_class": plain(accuracy),
+                "confusion": confusion.tolist(),
+                "majority": means[0],
+                "minority": means[1],
+                "vacant": means[2],
+            }
+        )
+
+    def _keep(self, record: Round) -> None:
+        self.records.append(record)
+        if self.folder is not None:
+            self.folder.append(record)
+
+    def _save(self, state: RunState) -> None:
+        if self.folder is not None:
+            _checkpoint.save(self.folder.path, state)
+
+    def _finish(self, state: RunState) -> SeedRun:
+        """The summary, and the models on disk; leaves the final model in memory."""
+        best_round = state.best_round if state.best_round >= 0 else None
+        summary = summarise(self.records, best_round) | surroundings(self.config.engine.threads, self.device)
+        if self.folder is not None:
+            if best_round is not None:
+                _save_model(self.model, state.best, self.folder.path / "best.safetensors")
+            _save_model(self.model, state.server.model, self.folder.path / "model.safetensors")
+            write_text(self.folder.summary, plain_json(summary))
+        self.model.write(state.server.model.parameters)
+        self.model.write_buffers(state.server.model.buffers)
+        return self._seed_run(summary)
+
+    def _seed_run(self, summary: dict[str, Any]) -> SeedRun:
+        return SeedRun(
+            label=self.config.name,
+            seed=self.seed,
+            config=self.config.tree(),
+            rounds=self.records,
+            counts=self.task.counts.astype(np.int64),
+            client_names=self.task.client_names,
+            class_names=self.task.dataset.classes,
+            target=self.task.target,
+            summary=summary,
+        )
+
+
+def choose_device(name: str) -> torch.device:
+    """The device of a config: `auto` is a GPU where there is one. On a GPU, TF32 is off."""
+    has_gpu = torch.cuda.is_available()
+    if name == "cuda" and not has_gpu:
+        raise ConfigError("engine.device: no CUDA device here; use 'cpu' or 'auto'")
+    if name == "cpu" or not has_gpu:
+        return torch.device("cpu")
+    torch.backends.cudnn.allow_tf32 = False
+    return torch.device("cuda")
+
+
+@contextmanager
+def threads(number: int) -> Iterator[None]:
+    """Compute with this many threads; the process's own number is put back afterwards."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _save_model(model: FlatModel, state: ModelState, path: Path) -> None:
+    model.write(state.parameters)
+    model.write_buffers(state.buffers)
+    aside = path.with_suffix(".part")
+    save_file(model.state_dict(), aside)
+    aside.replace(path)
+
+
+def _mean_known(values: NDArray[np.float64]) -> float | None:
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if len(known) else None
+
+
+def _untrained_round(seed: int) -> Round:
+    return {
+        "seed": seed,
+        "round": 0,
+        "cohort": [],
+        "answered": [],
+        "diverged": [],
+        "weights": [],
+        "steps": [],
+        "loss": None,
+        "entropy": None,
+        "kl": None,
+        "ess": None,
+        "ess_share": None,
+        "target_distance": None,
+        "drift": None,
+        "seconds": 0.0,
+        "bytes_up": 0,
+        "bytes_down": 0,
+        "evaluation": None,
+        "validation": None,
+        "clients": None,
+    }

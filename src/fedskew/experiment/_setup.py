@@ -1,0 +1,192 @@
+"""From a config and a seed to everything that a run needs: data, partition, label counts, target, federation."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from fedskew import data, methods, models, naming, partition
+from fedskew.data import Dataset
+from fedskew.engine import Federation, LocalTraining, ModelState, Observer, Sequential
+from fedskew.errors import ConfigError
+from fedskew.experiment._config import Config
+from fedskew.models import FlatModel
+from fedskew.partition import Partition
+from fedskew.randomness import Purpose, generator, stream_key
+
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Task:
+    """The data of one run, divided: what stays the same whatever the method.
+
+    `partition` holds every client, a target client last where there is one; `counts`, `(clients, classes)`, and
+    `client_names` only those that train. `validation`: rows of the training data that are held out.
+    """
+
+    dataset: Dataset
+    partition: Partition
+    counts: FloatArray
+    client_names: tuple[str, ...]
+    target: FloatArray | None
+    validation: NDArray[np.int64]
+
+
+def make_task(config: Config, seed: int) -> Task:
+    """Load and divide the data. Raises DataError, PartitionError or ConfigError."""
+    dataset = _load(config, seed)
+    labels = dataset.targets.numpy()
+    kept, validation = _hold_out(labels, config.data.validation, generator(seed, Purpose.VALIDATION))
+    divided, names, has_target_client = _divide(config, dataset, labels, kept, seed)
+    counts = divided.counts.astype(np.float64)
+    target = _target(config, dataset, counts, has_target_client)
+    if has_target_client:
+        counts, names = counts[:-1], names[:-1]
+    if counts.sum() == 0:
+        raise ConfigError("partition.clients: no client that trains has a sample; ask for fewer clients")
+    return Task(dataset, divided, counts, names, target, validation)
+
+
+def make_federation(
+    config: Config, seed: int, task: Task, device: torch.device, observe: Observer | None = None
+) -> tuple[Federation, ModelState, FlatModel]:
+    """The method on the task's clients, the untrained model as flat vectors, and the model itself."""
+    module = _model(config, seed, task.dataset).to(device)
+    model = FlatModel(module)
+    training, method = config.training, methods.build(config.method)
+    augment = None
+    if training.augmentation is not None:
+        augmentation = naming.find(data.AUGMENTATIONS, training.augmentation, "training.augmentation")()
+        augment = augmentation.bind(task.dataset.mean, task.dataset.std)
+    backend = Sequential(
+        model=model,
+        inputs=task.dataset.inputs.to(device),
+        targets=task.dataset.targets.to(device),
+        samples=task.partition.indices,
+        counts=task.counts,
+        objective=method.objective,
+        local_step=method.local_step,
+        training=LocalTraining(
+            epochs=training.epochs,
+            batch_size=training.batch_size,
+            lr=training.lr,
+            lr_decay=training.lr_decay,
+            momentum=training.momentum,
+            weight_decay=training.weight_decay,
+        ),
+        seed=seed,
+        augment=augment,
+        observe=observe,
+    )
+    federation = Federation(method, backend, task.counts, task.target, training.participation, seed)
+    return federation, ModelState(model.read(), model.buffers.clone()), model
+
+
+def _load(config: Config, seed: int) -> Dataset:
+    load = naming.find(data.INDEX, config.data.name, "data.name")
+    options, rng = config.data.parameters, generator(seed, Purpose.DATA)
+    if ":" not in config.data.name:
+        return data.load(config.data.name, config.data.root, rng=rng, **options)
+    dataset = load(**options)
+    if not isinstance(dataset, Dataset):
+        raise ConfigError(
+            f"data.name: {config.data.name} returned {type(dataset).__name__}, not a fedskew.data.Dataset"
+        )
+    return dataset
+
+
+def _hold_out(
+    labels: NDArray[np.int64], share: float, rng: np.random.Generator
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Rows kept and rows held out: the same share of every class, rounded down."""
+    held = [np.empty(0, dtype=np.int64)]
+    if share > 0:
+        for label in np.unique(labels):
+            rows = np.flatnonzero(labels == label)
+            held.append(rng.permutation(rows)[: int(share * len(rows))])
+    validation = np.sort(np.concatenate(held))
+    return np.setdiff1d(np.arange(len(labels)), validation), validation
+
+
+def _divide(
+    config: Config, dataset: Dataset, labels: NDArray[np.int64], kept: NDArray[np.int64], seed: int
+) -> tuple[Partition, tuple[str, ...], bool]:
+    """The partition of the kept rows (as rows of the data set), client names, and whether the last is a target client."""
+    section, classes = config.partition, dataset.num_classes
+    if section.rule == "natural":
+        if dataset.clients is None:
+            raise ConfigError(
+                f"partition.rule: data set {dataset.name!r} names no clients of its own; choose another rule"
+            )
+        shares = partition.natural_split(dataset.clients[kept])
+        names = dataset.client_names or tuple(map(str, range(len(shares))))
+        return Partition.of([kept[rows] for rows in shares], labels, classes, "natural"), names, False
+    if section.clients is None:
+        raise ConfigError("partition.clients: missing")
+    rule = naming.fill(partition.INDEX, {"name": section.rule, **section.parameters}, "partition")
+    rng = generator(seed, Purpose.PARTITION)
+    shares = rule.split(labels[kept], section.clients, rng, num_classes=classes)
+    names = tuple(map(str, range(section.clients)))
+    has_target_client = bool(getattr(rule, "target_client", False))
+    return Partition.of([kept[rows] for rows in shares], labels, classes, repr(rule)), names, has_target_client
+
+
+def _target(config: Config, dataset: Dataset, counts: FloatArray, has_target_client: bool) -> FloatArray | None:
+    """The target label mix, `(classes,)`, sum 1; None where the task has none."""
+    mix = config.target.mix
+    if mix is None:
+        mix = "client" if has_target_client else "data" if dataset.target is not None else None
+    if mix is None:
+        return None
+    if mix == "uniform":
+        return np.full(dataset.num_classes, 1.0 / dataset.num_classes)
+    if mix == "data":
+        if dataset.target is None:
+            raise ConfigError(f"target.mix: data set {dataset.name!r} defines no target; give the shares as a list")
+        return dataset.target
+    if mix == "client" and not has_target_client:
+        raise ConfigError("target.mix: 'client' needs a partition rule with a target client, such as sparsity")
+    if isinstance(mix, str):
+        values = counts[-1] if mix == "client" else counts[: len(counts) - has_target_client].sum(axis=0)
+    else:
+        values = np.asarray(mix, dtype=np.float64)
+        if (
+            len(values) != dataset.num_classes
+            or not np.isfinite(values).all()
+            or (values < 0).any()
+            or not values.sum()
+        ):
+            raise ConfigError(
+                f"target.mix: expected {dataset.num_classes} shares, one per class, none negative and not all 0; got {mix}"
+            )
+    return values / values.sum()
+
+
+def _model(config: Config, seed: int, dataset: Dataset) -> nn.Module:
+    """The untrained network, its dropout layers ours; torch's global generator is as it was."""
+    make = naming.find(models.INDEX, config.model.name, "model.name")
+    options, key = config.model.parameters, stream_key(seed, Purpose.MODEL_INIT)
+    if ":" not in config.model.name:
+        try:
+            inspect.signature(make).bind_partial(**options)
+        except TypeError as error:
+            raise ConfigError(f"model: {config.model.name}: {error}") from None
+        return models.build(
+            config.model.name,
+            dataset.num_classes,
+            dataset.in_shape,
+            generator=torch.Generator().manual_seed(key),
+            **options,
+        )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(key)
+        module = make(num_classes=dataset.num_classes, in_shape=dataset.in_shape, **options)
+    if not isinstance(module, nn.Module):
+        raise ConfigError(f"model.name: {config.model.name} returned {type(module).__name__}, not an nn.Module")
+    return models.swap_dropout(module)

@@ -1,0 +1,144 @@
+"""Run a config: every seed, every value that is tried, and what comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from fedskew.engine import Round
+from fedskew.errors import ConfigError, MissingPackageError
+from fedskew.experiment._config import Config, read, resolve, write
+from fedskew.experiment._folder import plain_json, write_text
+from fedskew.experiment._records import SeedRun
+from fedskew.experiment._report import write_report
+from fedskew.experiment._run import Progress, Run
+from fedskew.experiment._summary import over_seeds
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class Result:
+    """What `simulate` returns.
+
+    `runs`: one for each seed. `rounds`: their records, one after another (each names its seed). `model`: the final model of
+    the first seed. `summary`: mean and standard deviation over seeds, and each seed's own. `folder`: the run folder, or None.
+    """
+
+    config: Config
+    runs: tuple[SeedRun, ...]
+    model: nn.Module
+    summary: dict[str, Any]
+    folder: Path | None
+
+    @property
+    def rounds(self) -> list[Round]:
+        """Every record of every seed."""
+        return [record for run in self.runs for record in run.rounds]
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row a round, evaluations as columns `evaluation.accuracy` and so on. Needs pandas."""
+        try:
+            import pandas as pd
+        except ImportError:
+            raise MissingPackageError("Result.to_frame needs pandas: pip install 'fedskew[frames]'") from None
+        return pd.json_normalize([dict(record) for record in self.rounds])
+
+    def report(self, path: str | Path) -> Path:
+        """Write the report page of these runs."""
+        return write_report(self.runs, Path(path), self.config.name)
+
+
+def simulate(
+    config: Config | Mapping[str, Any] | str | Path | None = None,
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    progress: Progress | None = None,
+    **tables: Any,
+) -> Result:
+    """Train a federation on this machine.
+
+    `config`: the path of a TOML file, a tree, or None with the tree's tables as keyword arguments (which replace the
+    config's own where both are given). In a tree from Python, a filler, a class or a function may stand where a name may.
+    `out`: the folder under which the run folder `<name>-<hash>` is made; None: nothing touches the disk. `resume`: go on
+    from that folder. `progress`: called with every record.
+
+    Raises ConfigError, DataError, PartitionError or RunError before anything is trained.
+
+        result = fedskew.simulate(
+            data="digits", partition={"rule": "quantity", "clients": 20, "labels_per_client": 2},
+            model="mlp3", method="fedvls", training={"rounds": 20},
+        )
+    """
+    whole = _config(config, tables)
+    folder = None if out is None else run_folder(whole, Path(out))
+    if resume and folder is None:
+        raise ConfigError("resume: needs the folder of the run (out=...)")
+    runs: list[SeedRun] = []
+    model: nn.Module | None = None
+    single = len(whole.seeds) == 1 and whole.tune is None
+    for seed in whole.seeds:
+        place = folder if single or folder is None else folder / f"seed-{seed}"
+        run, trained = _seed(whole, seed, place, resume, progress)
+        runs.append(run)
+        model = model or trained
+    assert model is not None
+    summary = runs[0].summary if single else over_seeds([run.summary for run in runs])
+    result = Result(whole, tuple(runs), model, summary, folder)
+    if folder is not None:
+        if not single:
+            write(whole, folder / "config.toml")
+            parts = [f"seed-{seed}" for seed in whole.seeds]
+            write_text(folder / "summary.json", plain_json(summary | {"parts": parts}))
+        result.report(folder / "report.html")
+    return result
+
+
+def run_folder(config: Config, out: Path) -> Path:
+    """Where a config's run goes under `out`."""
+    return out / f"{config.name}-{config.hash}"
+
+
+def _config(config: Config | Mapping[str, Any] | str | Path | None, tables: Mapping[str, Any]) -> Config:
+    if isinstance(config, (str, Path)):
+        config = read(Path(config))
+    tree = config.tree() if isinstance(config, Config) else dict(config or {})
+    return resolve({**tree, **tables})
+
+
+def _seed(
+    config: Config, seed: int, folder: Path | None, resume: bool, progress: Progress | None
+) -> tuple[SeedRun, nn.Module]:
+    """One seed; where a key is tuned, every value is run and the one with the best validation score is kept."""
+    if config.tune is None:
+        run = Run(config, seed, folder)
+        return run.go(resume, progress), run.model.module
+    tried: list[tuple[float, SeedRun, nn.Module, str]] = []
+    for value in config.tune.values:
+        part = f"{config.tune.key.rpartition('.')[2]}-{value}"
+        run = Run(
+            config.model_copy(update={"tune": None}).with_value(config.tune.key, value),
+            seed,
+            None if folder is None else folder / part,
+        )
+        finished = run.go(resume, progress)
+        best = max(_validation_scores(finished.rounds))
+        tried.append((best, finished, run.model.module, part))
+    score, chosen, model, part = max(tried, key=lambda entry: entry[0])
+    if folder is not None:
+        scores = {name: best for best, _, _, name in tried}
+        write(config.for_seed(seed), folder / "config.toml")
+        write_text(folder / "summary.json", plain_json({"parts": [part], "validation": scores, "chosen": part}))
+    return chosen, model
+
+
+def _validation_scores(rounds: Sequence[Round]) -> list[float]:
+    from fedskew.experiment._summary import score
+
+    return [score(record["validation"]) for record in rounds if record["validation"] is not None]

@@ -1,0 +1,112 @@
+"""Final figures of a run, and of several seeds together."""
+
+from __future__ import annotations
+
+import platform
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedskew.engine import Evaluation, Round
+
+FIGURES = ("accuracy", "balanced_accuracy", "macro_f1", "worst_class", "target_accuracy", "loss")
+
+
+def score(evaluation: Evaluation) -> float:
+    """What a choice is made by: accuracy on the target mix where there is one, else accuracy."""
+    target = evaluation["target_accuracy"]
+    return evaluation["accuracy"] if target is None else target
+
+
+def figures(evaluation: Evaluation) -> dict[str, float | None]:
+    """The figures of one evaluation; `worst_class` is the lowest per-class accuracy."""
+    seen = [value for value in evaluation["per_class"] if value is not None]
+    values: dict[str, Any] = {**evaluation, "worst_class": min(seen, default=None)}
+    return {name: values[name] for name in FIGURES}
+
+
+def summarise(rounds: Sequence[Round], best_round: int | None) -> dict[str, Any]:
+    """The final figures, the mean of the last 10 rounds, the round that validation chose, and the best on the test set.
+
+    `last10` is over the evaluations of the last 10 rounds. `max` picks its round on the test set, so it is optimistic.
+    """
+    evaluated = [(record["round"], record["evaluation"]) for record in rounds if record["evaluation"] is not None]
+    evaluations = [evaluation for _, evaluation in evaluated]
+    last = [figures(evaluation) for round, evaluation in evaluated if round > rounds[-1]["round"] - 10]
+    chosen = next((evaluation for round, evaluation in evaluated if round == best_round), None)
+    return {
+        "final": figures(evaluations[-1]),
+        "last10": {name: _mean([entry[name] for entry in last]) for name in FIGURES},
+        "best_by_validation": None if chosen is None else {**figures(chosen), "round": best_round},
+        "max": figures(max(evaluations, key=score)),
+        "rounds": rounds[-1]["round"],
+        "seconds": sum(record["seconds"] for record in rounds),
+        "bytes_up": sum(record["bytes_up"] for record in rounds),
+        "bytes_down": sum(record["bytes_down"] for record in rounds),
+        "diverged": sum(len(record["diverged"]) for record in rounds),
+    }
+
+
+def over_seeds(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Mean and standard deviation (ddof 1; None for one seed) of every figure over seeds."""
+    together: dict[str, Any] = {"seeds": len(summaries)}
+    for kind in ("final", "last10", "best_by_validation", "max"):
+        if any(summary[kind] is None for summary in summaries):
+            together[kind] = None
+            continue
+        together[kind] = {
+            name: spread([summary[kind][name] for summary in summaries if summary[kind][name] is not None])
+            for name in FIGURES
+        }
+    return together
+
+
+def spread(values: Sequence[float]) -> dict[str, float | None]:
+    """Mean and standard deviation (ddof 1)."""
+    return {"mean": _mean(values), "std": statistics.stdev(values) if len(values) > 1 else None}
+
+
+def surroundings(threads: int, device: torch.device) -> dict[str, Any]:
+    """Versions, machine and revision: what a figure stands beside."""
+    return {
+        "versions": {name: version(name) for name in ("fedskew", "torch", "numpy")} | {"python": platform.python_version()},
+        "machine": {
+            "system": platform.platform(),
+            "processor": _processor(),
+            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+            "threads": threads,
+        },
+        "revision": _revision(),
+        "command": Path(sys.argv[0]).name,
+    }
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _revision() -> str | None:
+    """The git revision of fedskew's own source, where it runs from a checkout."""
+    folder = Path(__file__).parent
+    if not any((parent / ".git").exists() for parent in folder.parents[:4]):
+        return None
+    try:
+        done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=False)
+    except OSError:
+        return None
+    return done.stdout.strip() or None
