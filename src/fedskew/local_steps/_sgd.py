@@ -23,7 +23,8 @@ def descend(
         direction = torch.add(direction, parameters, alpha=settings.weight_decay)
     if settings.momentum:
         assert carried is not None, "momentum needs the buffer that init() gives"
-        carried = direction = torch.add(direction, carried, alpha=settings.momentum)
+        # Two roundings, as PyTorch has it: the same trajectory to the bit is worth 10 microseconds.
+        carried = direction = (carried * settings.momentum).add(direction)
     return torch.sub(parameters, direction, alpha=settings.lr), carried
 
 

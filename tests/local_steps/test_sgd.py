@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fedskew.local_steps import SGD, StepSettings
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
+@pytest.mark.parametrize("weight_decay", [0.0, 5e-4, 0.1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_it_is_torch_optim_sgd_to_the_bit(momentum, weight_decay, dtype):
+    # Length 37: the vectorised part of an operation and its remainder.
+    generator = torch.Generator().manual_seed(0)
+    start = torch.randn(37, generator=generator, dtype=dtype)
+    gradients = torch.randn(10, 37, generator=generator, dtype=dtype)
+    theirs = start.clone().requires_grad_()
+    optimizer = torch.optim.SGD([theirs], lr=0.03, momentum=momentum, weight_decay=weight_decay, foreach=False)
+    ours, carried = start, SGD().init(start)
+    for gradient in gradients:
+        theirs.grad = gradient.clone()
+        optimizer.step()
+        ours, carried = SGD().step(
+            ours, lambda _, given=gradient: given, carried, StepSettings(start, 0.03, momentum, weight_decay)
+        )
+        assert torch.equal(ours, theirs.detach())
+
+
+def test_two_steps_worked_out_by_hand():
+    # theta 1, gradient 2 theta, lr 0.1, momentum 0.5, weight decay 1.
+    # d = 2 + 1 = 3, b = 3, theta = 0.7. Then d = 1.4 + 0.7 = 2.1, b = 0.5 * 3 + 2.1 = 3.6, theta = 0.7 - 0.36 = 0.34.
+    theta = torch.ones(1, dtype=torch.float64)
+    settings = StepSettings(theta, lr=0.1, momentum=0.5, weight_decay=1.0)
+    carried = SGD().init(theta)
+    theta, carried = SGD().step(theta, lambda at: 2 * at, carried, settings)
+    theta, carried = SGD().step(theta, lambda at: 2 * at, carried, settings)
+    assert theta.item() == pytest.approx(0.34, abs=1e-15)
+    assert carried.item() == pytest.approx(3.6, abs=1e-15)
+
+
+def test_the_gradient_is_asked_for_once_and_at_the_present_parameters():
+    asked = []
+
+    def gradient(parameters):
+        asked.append(parameters.clone())
+        return torch.zeros_like(parameters)
+
+    theta = torch.tensor([1.0, 2.0])
+    SGD().step(theta, gradient, SGD().init(theta), StepSettings(torch.zeros(2), 0.1))
+    assert len(asked) == 1
+    assert torch.equal(asked[0], theta)

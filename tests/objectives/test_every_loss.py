@@ -1,0 +1,218 @@
+"""What holds for every loss, whatever labels the client holds and however its batch is padded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fedskew.objectives import functional
+
+CLASSES = 5
+
+COUNTS = {
+    "no vacant class": (3.0, 1.0, 4.0, 2.0, 6.0),
+    "one vacant class": (3.0, 0.0, 4.0, 2.0, 6.0),
+    "two vacant classes": (3.0, 0.0, 4.0, 0.0, 6.0),
+    "all classes vacant but one": (0.0, 0.0, 7.0, 0.0, 0.0),
+}
+
+
+class Client(NamedTuple):
+    """One client's batch and constants; `inputs` is what a loss is differentiated by."""
+
+    inputs: Tensor
+    targets: Tensor
+    counts: Tensor
+    teacher: Tensor
+    mask: Tensor | None = None
+
+
+LOSSES: dict[str, Callable[[Client], Tensor]] = {
+    "cross_entropy": lambda c: functional.cross_entropy(c.inputs, c.targets, mask=c.mask),
+    "fedlc": lambda c: functional.fedlc(c.inputs, c.targets, c.counts, tau=0.7, mask=c.mask),
+    "fedlc, target excluded": lambda c: functional.fedlc(
+        c.inputs, c.targets, c.counts, exclude_target=True, mask=c.mask
+    ),
+    "fedvls_calibration": lambda c: functional.fedvls_calibration(c.inputs, c.targets, c.counts, mask=c.mask),
+    "fedvls_calibration, exact prior": lambda c: functional.fedvls_calibration(
+        c.inputs, c.targets, c.counts, prior_eps=0, mask=c.mask
+    ),
+    "fedvls_distillation": lambda c: functional.fedvls_distillation(c.inputs, c.teacher, c.counts, mask=c.mask),
+    "fedvls_suppression, official": lambda c: functional.fedvls_suppression(c.inputs, c.targets, c.counts, mask=c.mask),
+    "fedvls_suppression, official, exact prior": lambda c: functional.fedvls_suppression(
+        c.inputs, c.targets, c.counts, prior_eps=0, mask=c.mask
+    ),
+    "fedvls_suppression, printed": lambda c: functional.fedvls_suppression(
+        c.inputs, c.targets, c.counts, form="printed", mask=c.mask
+    ),
+    "fedvls": lambda c: functional.fedvls(c.inputs, c.targets, c.teacher, c.counts, mask=c.mask),
+}
+
+NOT_MEANS_OF_ROWS = {
+    "fedvls_suppression, official",
+    "fedvls_suppression, official, exact prior",
+    "fedvls_suppression, printed",
+    "fedvls",
+}
+
+every_loss = pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES.keys())
+every_client = pytest.mark.parametrize("counts", COUNTS.values(), ids=COUNTS.keys())
+
+
+def client(counts: tuple[float, ...], rows: int = 7, seed: int = 0, dtype: torch.dtype = torch.float64) -> Client:
+    rng = np.random.default_rng(seed)
+    observed = np.flatnonzero(counts)
+    return Client(
+        inputs=torch.tensor(rng.normal(scale=2, size=(rows, CLASSES)), dtype=dtype),
+        targets=torch.tensor(observed[rng.integers(len(observed), size=rows)]),
+        counts=torch.tensor(counts, dtype=dtype),
+        teacher=torch.tensor(rng.normal(scale=2, size=(rows, CLASSES)), dtype=dtype),
+    )
+
+
+def value_and_gradient(loss: Callable[[Client], Tensor], of: Client) -> tuple[Tensor, Tensor]:
+    inputs = of.inputs.clone().requires_grad_()
+    value = loss(of._replace(inputs=inputs))
+    assert value.shape == ()
+    assert value.requires_grad
+    value.backward()
+    assert inputs.grad is not None
+    return value.detach(), inputs.grad
+
+
+@every_loss
+@every_client
+@pytest.mark.parametrize("rows", [1, 2, 7])
+def test_value_and_gradient_are_finite_and_in_the_dtype_of_the_inputs(loss, counts, rows):
+    for dtype in (torch.float32, torch.float64):
+        value, gradient = value_and_gradient(loss, client(counts, rows, dtype=dtype))
+        assert value.dtype == dtype
+        assert value.isfinite()
+        assert gradient.isfinite().all()
+
+
+@every_loss
+@every_client
+def test_padded_rows_change_nothing_whatever_they_hold(loss, counts):
+    real = client(counts, rows=4)
+    padded = Client(
+        inputs=torch.full((9, CLASSES), torch.nan, dtype=torch.float64),
+        targets=torch.full((9,), -1),
+        counts=real.counts,
+        teacher=torch.full((9, CLASSES), torch.inf, dtype=torch.float64),
+        mask=torch.tensor([True, False, True, True, False, False, True, False, False]),
+    )
+    for ours, theirs in ((padded.inputs, real.inputs), (padded.targets, real.targets), (padded.teacher, real.teacher)):
+        ours[padded.mask] = theirs
+    value, gradient = value_and_gradient(loss, padded)
+    sliced_value, sliced_gradient = value_and_gradient(loss, real)
+    torch.testing.assert_close(value, sliced_value)
+    torch.testing.assert_close(gradient[padded.mask], sliced_gradient)
+    assert (gradient[~padded.mask] == 0).all()
+
+
+@every_loss
+def test_a_full_mask_is_no_mask(loss):
+    plain = client(COUNTS["two vacant classes"])
+    masked = plain._replace(mask=torch.ones(7, dtype=torch.bool))
+    torch.testing.assert_close(value_and_gradient(loss, masked), value_and_gradient(loss, plain))
+
+
+@every_loss
+@pytest.mark.parametrize("counts", [*COUNTS.values(), (0.0,) * CLASSES], ids=[*COUNTS, "empty client"])
+def test_a_batch_of_padding_is_worth_nothing_and_moves_nothing(loss, counts):
+    rows = client(COUNTS["no vacant class"], dtype=torch.float32)._replace(
+        counts=torch.tensor(counts), mask=torch.zeros(7, dtype=torch.bool)
+    )
+    value, gradient = value_and_gradient(loss, rows)
+    assert value == 0
+    assert (gradient == 0).all()
+
+
+@every_loss
+def test_mapped_over_a_cohort_it_equals_one_client_after_another(loss):
+    cohort = [client(counts, seed=at) for at, counts in enumerate(COUNTS.values())]
+    masks = torch.tensor([[True] * 7, [True] * 5 + [False] * 2, [False] * 7, [True] + [False] * 6])
+    cohort = [one._replace(mask=mask) for one, mask in zip(cohort, masks, strict=True)]
+    stacked = Client(*(torch.stack(tensors) for tensors in zip(*cohort, strict=True)))
+
+    def of_inputs(inputs: Tensor, rest: Client) -> Tensor:
+        return loss(rest._replace(inputs=inputs))
+
+    gradients, values = torch.func.vmap(torch.func.grad_and_value(of_inputs))(stacked.inputs, stacked)
+    for at, one in enumerate(cohort):
+        value, gradient = value_and_gradient(loss, one)
+        torch.testing.assert_close(values[at], value)
+        torch.testing.assert_close(gradients[at], gradient)
+
+
+@every_loss
+@every_client
+def test_the_gradient_is_the_derivative_of_the_value(loss, counts):
+    of = client(counts, rows=5)._replace(mask=torch.tensor([True, True, False, True, True]))
+    assert torch.autograd.gradcheck(lambda inputs: loss(of._replace(inputs=inputs)), of.inputs.requires_grad_())
+
+
+@every_loss
+@every_client
+def test_extreme_logits_stay_finite(loss, counts):
+    of = client(counts, dtype=torch.float32)
+    extreme = of._replace(inputs=of.inputs.sign() * 1e4, teacher=-of.teacher.sign() * 1e4)
+    value, gradient = value_and_gradient(loss, extreme)
+    assert value.isfinite()
+    assert gradient.isfinite().all()
+
+
+@every_loss
+@every_client
+def test_the_order_of_rows_means_nothing(loss, counts):
+    of = client(counts)
+    order = torch.tensor([3, 1, 6, 0, 5, 2, 4])
+    turned = of._replace(inputs=of.inputs[order], targets=of.targets[order], teacher=of.teacher[order])
+    value, gradient = value_and_gradient(loss, of)
+    turned_value, turned_gradient = value_and_gradient(loss, turned)
+    torch.testing.assert_close(turned_value, value)
+    torch.testing.assert_close(turned_gradient, gradient[order])
+
+
+@every_loss
+@every_client
+def test_the_numbering_of_classes_means_nothing(loss, counts):
+    of = client(counts)
+    order = torch.tensor([3, 1, 4, 0, 2])
+    new_id = order.argsort()
+    renamed = of._replace(
+        inputs=of.inputs[:, order], targets=new_id[of.targets], counts=of.counts[order], teacher=of.teacher[:, order]
+    )
+    value, gradient = value_and_gradient(loss, of)
+    renamed_value, renamed_gradient = value_and_gradient(loss, renamed)
+    torch.testing.assert_close(renamed_value, value)
+    torch.testing.assert_close(renamed_gradient, gradient[:, order])
+
+
+@pytest.mark.parametrize("name", [name for name in LOSSES if name not in NOT_MEANS_OF_ROWS])
+@every_client
+def test_a_batch_is_the_mean_of_its_rows(name, counts):
+    loss, of = LOSSES[name], client(counts)
+    rows = [
+        loss(Client(of.inputs[[at]], of.targets[[at]], of.counts, of.teacher[[at]])) for at in range(len(of.inputs))
+    ]
+    torch.testing.assert_close(loss(of), torch.stack(rows).mean())
+
+
+@every_loss
+def test_the_teacher_gets_no_gradient(loss):
+    of = client(COUNTS["two vacant classes"])
+    of.inputs.requires_grad_()
+    of.teacher.requires_grad_()
+    loss(of).backward()
+    assert of.teacher.grad is None
+
+
+def test_the_public_functions_are_the_ones_tested_here():
+    assert {name.partition(",")[0] for name in LOSSES} == set(functional.__all__)
