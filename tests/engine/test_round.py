@@ -1,0 +1,138 @@
+"""The round, on backends and clients small enough to work out by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+import torch
+
+from fedskew import methods
+from fedskew.engine import Federation, ModelState, Update
+from fedskew.errors import ArgumentError
+
+COUNTS = np.array([[3.0, 1.0], [0.0, 4.0], [8.0, 0.0]])
+
+
+@dataclass
+class Told:
+    """A backend whose clients move the model by what they are told."""
+
+    moves: dict[int, list[float]]
+    asked: list[list[int]] = field(default_factory=list)
+
+    def train(self, round: int, cohort: Sequence[int], sent: ModelState) -> list[Update]:
+        self.asked.append(list(cohort))
+        return [
+            Update(client, torch.tensor(self.moves[client]), sent.buffers + 10.0 * client, 1, float(client))
+            for client in cohort
+        ]
+
+
+MOVES = {0: [1.0, 0.0], 1: [0.0, 1.0], 2: [2.0, 2.0]}
+
+
+def federation(preset: str, moves: dict[int, list[float]] = MOVES, counts=COUNTS, target=None, share: float = 1.0) -> Federation:
+    return Federation(methods.build(methods.expand({"preset": preset})), Told(moves), counts, target, share, seed=0)
+
+
+def start(one: Federation):
+    return one.start(ModelState(torch.tensor([10.0, 20.0]), torch.tensor([1.0])))
+
+
+def by_client(record) -> dict[int, float]:
+    return dict(zip(record["answered"], record["weights"], strict=True))
+
+
+def test_fedavg_moves_the_model_by_the_mean_update_weighted_by_samples():
+    one = federation("fedavg")
+    state, record = one.play(start(one))
+    # sizes 4, 4, 8: weights 1/4, 1/4, 1/2; change (1/4 + 1, 1/4 + 1); buffers 1 + (0 + 10/4 + 20/2)
+    assert by_client(record) == {0: 0.25, 1: 0.25, 2: 0.5}
+    torch.testing.assert_close(state.model.parameters, torch.tensor([11.25, 21.25]))
+    torch.testing.assert_close(state.model.buffers, torch.tensor([13.5]))
+    assert record["loss"] == pytest.approx(0.25 * 1 + 0.5 * 2)
+    assert record["ess"] == pytest.approx(16.0)
+    assert record["ess_share"] == pytest.approx(1.0)
+    # drift: (1 + 1 + 8) / |(3, 3)|^2
+    assert record["drift"] == pytest.approx(10 / 18)
+    # pooled labels 11 and 5: entropy of (11/16, 5/16)
+    assert record["entropy"] == pytest.approx(0.8960382325345575)
+    assert record["bytes_up"] == record["bytes_down"] == 3 * 12
+
+
+def test_fedla_weighs_by_share_of_each_label():
+    one = federation("fedla")
+    _, record = one.play(start(one))
+    # label 0: 3/11, 0, 8/11; label 1: 1/5, 4/5, 0; each sum halved
+    expected = {0: (3 / 11 + 1 / 5) / 2, 1: 0.4, 2: 4 / 11}
+    assert by_client(record) == pytest.approx(expected)
+
+
+def test_fedpals_reaches_a_target_inside_the_hull():
+    target = np.array([0.25, 0.75])
+    one = federation("fedpals", target=target)
+    _, record = one.play(start(one))
+    weights = np.array([by_client(record)[client] for client in range(3)])
+    marginals = COUNTS / COUNTS.sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(weights @ marginals, target, atol=1e-7)
+    assert record["target_distance"] == pytest.approx(0.0, abs=1e-12)
+
+
+def test_a_weighting_towards_a_target_is_refused_without_one():
+    with pytest.raises(ArgumentError, match="target"):
+        federation("fedpals")
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_diverged_client_is_left_out_and_recorded(bad):
+    one = federation("fedavg", {**MOVES, 1: [bad, 0.0]})
+    state, record = one.play(start(one))
+    assert record["diverged"] == [1]
+    assert sorted(record["answered"]) == [0, 2]
+    torch.testing.assert_close(state.model.parameters, torch.tensor([10 + 5 / 3, 20 + 4 / 3]))
+
+
+def test_a_round_in_which_everyone_diverges_leaves_the_model_as_it_was():
+    one = federation("fedavg", {client: [float("nan"), 0.0] for client in range(3)})
+    before = start(one)
+    state, record = one.play(before)
+    assert torch.equal(state.model.parameters, before.model.parameters)
+    assert state.round == 1
+    assert record["answered"] == []
+    assert record["weights"] == []
+    assert record["loss"] is record["drift"] is record["ess"] is None
+
+
+def test_clients_without_samples_train_but_weigh_nothing():
+    counts = np.array([[3.0, 1.0], [0.0, 0.0], [8.0, 0.0]])
+    one = federation("fedavg", counts=counts)
+    _, record = one.play(start(one))
+    assert by_client(record) == pytest.approx({0: 1 / 3, 1: 0.0, 2: 2 / 3})
+
+
+def test_one_participant_is_the_model_whatever_the_weighting():
+    for preset in ("fedavg", "fedla", "uniform", "fedpals"):
+        one = federation(preset, target=np.array([0.5, 0.5]), share=0.3)
+        state, record = one.play(start(one))
+        assert record["weights"] == pytest.approx([1.0])
+        moved = torch.tensor([10.0, 20.0]) + torch.tensor(MOVES[record["answered"][0]])
+        torch.testing.assert_close(state.model.parameters, moved)
+
+
+def test_the_cohort_is_the_share_rounded_down_and_at_least_one():
+    for share, size in ((1.0, 3), (0.67, 2), (0.66, 1), (0.1, 1)):
+        assert federation("fedavg", share=share).cohort_size == size
+
+
+def test_methods_with_the_same_seed_see_the_same_cohorts():
+    cohorts = []
+    for preset in ("fedavg", "fedla"):
+        one = federation(preset, share=0.67)
+        state = start(one)
+        for _ in range(5):
+            state, _ = one.play(state)
+        cohorts.append(one.backend.asked)
+    assert cohorts[0] == cohorts[1]

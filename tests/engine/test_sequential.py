@@ -1,0 +1,128 @@
+"""One client after another, against loops written by hand."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from fedskew import methods
+from fedskew.engine import LocalTraining, ModelState, Sequential
+from fedskew.models import FlatModel, build
+from fedskew.randomness import Purpose, generator
+
+ROWS, CLASSES = 60, 4
+INPUTS = torch.from_numpy(np.random.default_rng(0).normal(size=(ROWS, 6)).astype(np.float32))
+TARGETS = torch.from_numpy(np.random.default_rng(1).integers(0, 3, ROWS))  # class 3 is vacant everywhere
+SAMPLES = [np.arange(0, 25), np.arange(25, 60), np.arange(0, 0)]
+TRAINING = LocalTraining(epochs=3, batch_size=8, lr=0.1, lr_decay=0.5, momentum=0.9, weight_decay=0.01)
+
+
+def counts() -> np.ndarray:
+    return np.stack([np.bincount(TARGETS[torch.from_numpy(rows)].numpy(), minlength=CLASSES) for rows in SAMPLES]).astype(float)
+
+
+def backend(preset: str = "fedavg", module: nn.Module | None = None, **changes) -> tuple[Sequential, ModelState]:
+    method = methods.build(methods.expand({"preset": preset}))
+    module = module or build("logistic", CLASSES, (6,), generator=torch.Generator().manual_seed(0))
+    model = FlatModel(module)
+    parts = {"training": TRAINING, "seed": 5} | changes
+    made = Sequential(
+        model=model, inputs=INPUTS, targets=TARGETS, samples=SAMPLES, counts=counts(),
+        objective=method.objective, local_step=method.local_step, **parts,
+    )  # fmt: skip
+    return made, ModelState(model.read(), model.buffers.clone())
+
+
+def by_hand(module: nn.Module, client: int, round: int, seed: int = 5) -> nn.Module:
+    module = copy.deepcopy(module).train()
+    optimiser = torch.optim.SGD(module.parameters(), lr=0.1 * 0.5 ** (round - 1), momentum=0.9, weight_decay=0.01)
+    rng = generator(seed, Purpose.SHUFFLE, round, client)
+    rows = SAMPLES[client]
+    for _ in range(3):
+        for batch in np.split(rng.permutation(rows), range(8, len(rows), 8)):
+            optimiser.zero_grad()
+            functional.cross_entropy(module(INPUTS[batch]), TARGETS[batch]).backward()
+            optimiser.step()
+    return module
+
+
+@pytest.mark.parametrize("round", [1, 3])
+@pytest.mark.parametrize("client", [0, 1])
+def test_local_training_takes_the_steps_of_a_hand_written_loop(client, round):
+    module = build("logistic", CLASSES, (6,), generator=torch.Generator().manual_seed(0))
+    expected = by_hand(module, client, round)
+    one, sent = backend(module=module)
+    (update,) = one.train(round, [client], sent)
+    one.model.write(sent.parameters + update.change)
+    for name, value in expected.state_dict().items():
+        torch.testing.assert_close(one.model.state_dict()[name], value)
+    assert update.steps == 3 * -(-len(SAMPLES[client]) // 8)
+
+
+def test_what_a_client_sends_does_not_depend_on_who_trained_before_it():
+    one, sent = backend("fedvls")
+    together = one.train(2, [0, 1], sent)
+    alone, _ = backend("fedvls")
+    assert torch.equal(together[1].change, alone.train(2, [1], sent)[0].change)
+
+
+def test_a_client_without_samples_returns_the_model_unchanged():
+    one, sent = backend()
+    (update,) = one.train(1, [2], sent)
+    assert update.steps == 0
+    assert not update.change.any()
+    assert update.loss == 0.0
+
+
+def test_no_local_epochs_change_nothing():
+    one, sent = backend(training=LocalTraining(epochs=0))
+    assert not one.train(1, [0], sent)[0].change.any()
+
+
+@pytest.mark.parametrize("preset", ["fedlc", "fedvls", "fedprox", "fedlc+fedvls", "fedprox+fedvls"])
+def test_every_objective_and_step_trains_and_stays_finite_with_a_vacant_class(preset):
+    one, sent = backend(preset)
+    (update,) = one.train(1, [0], sent)
+    assert torch.isfinite(update.change).all()
+    assert update.change.any()
+
+
+def test_the_teacher_is_the_sent_model_in_eval_mode():
+    module = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, CLASSES))
+    one, sent = backend("fedvls", module=module)
+    one.train(1, [1], sent)
+    teacher = one._teacher
+    assert not teacher.module.training
+    assert torch.equal(teacher.read(), sent.parameters)
+    assert torch.equal(teacher.buffers, sent.buffers)
+
+
+def test_batch_norm_statistics_travel_with_the_client():
+    module = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, CLASSES))
+    one, sent = backend(module=module)
+    first, second = one.train(1, [0, 1], sent)
+    assert not torch.equal(first.buffers, second.buffers)
+    again, _ = backend(module=copy.deepcopy(module))
+    one.model.write(sent.parameters)
+    assert torch.equal(one.train(1, [1], sent)[0].buffers, second.buffers)
+
+
+def test_an_observer_sees_each_client_after_its_own_training():
+    seen = {}
+    one, sent = backend(observe=lambda client, module: seen.__setitem__(client, one.model.read()))
+    updates = one.train(1, [1, 0], sent)
+    assert list(seen) == [1, 0]
+    for update in updates:
+        torch.testing.assert_close(seen[update.client] - sent.parameters, update.change)
+
+
+def test_training_leaves_the_global_generator_alone():
+    before = torch.get_rng_state()
+    one, sent = backend("fedvls")
+    one.train(1, [0, 1], sent)
+    assert torch.equal(before, torch.get_rng_state())

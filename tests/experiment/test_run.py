@@ -1,0 +1,274 @@
+"""Runs: what is on disk, the same bits again, and nothing lost to a kill."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+import fedskew
+from fedskew.errors import ConfigError, RunError
+from fedskew.experiment import read_runs
+
+TASK = {
+    "name": "small",
+    "data": {"name": "digits"},
+    "partition": {"rule": "dirichlet_by_class", "clients": 8, "beta": 0.3, "min_size": 1},
+    "model": {"name": "logistic"},
+    "method": {"preset": "fedentopt+fedvls"},
+    "training": {"rounds": 4, "participation": 0.5, "epochs": 1, "batch_size": 16, "lr": 0.1, "momentum": 0.9},
+    "target": {"mix": "uniform"},
+}
+
+
+def lines(folder: Path) -> list[dict]:
+    """The records without their times."""
+    records = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in record.items() if key != "seconds"} for record in records]
+
+
+def test_a_run_leaves_everything_that_replays_and_explains_it(tmp_path):
+    result = fedskew.simulate(TASK, out=tmp_path)
+    assert result.folder == tmp_path / f"small-{result.config.hash}"
+    assert sorted(path.name for path in result.folder.iterdir()) == [
+        "checkpoint", "config.toml", "model.safetensors", "partition.npz", "report.html", "rounds.jsonl",
+        "summary.json", "task.json",
+    ]  # fmt: skip
+    assert [record["round"] for record in lines(result.folder)] == [0, 1, 2, 3, 4]
+    stored = load_file(result.folder / "model.safetensors")
+    for name, value in result.model.state_dict().items():
+        assert torch.equal(stored[name], value)
+    summary = json.loads((result.folder / "summary.json").read_text())
+    assert summary["final"]["accuracy"] == result.rounds[-1]["evaluation"]["accuracy"]
+    assert {"versions", "machine", "revision"} <= set(summary)
+    replay = fedskew.simulate(result.folder / "config.toml", out=tmp_path / "again")
+    assert lines(replay.folder) == lines(result.folder)
+    for file in ("model.safetensors", "partition.npz", "config.toml"):
+        assert (replay.folder / file).read_bytes() == (result.folder / file).read_bytes()
+
+
+def test_from_memory_nothing_touches_the_disk_and_the_numbers_are_the_same(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = fedskew.simulate(TASK)
+    assert list(tmp_path.iterdir()) == []
+    assert result.folder is None
+    written = fedskew.simulate(TASK, out=tmp_path / "runs")
+    assert [{**record, "seconds": 0} for record in result.rounds] == [{**record, "seconds": 0} for record in written.rounds]
+    assert result.to_frame()["evaluation.accuracy"].tolist() == [
+        record["evaluation"]["accuracy"] for record in result.rounds
+    ]
+    assert result.report(tmp_path / "page.html").exists()
+
+
+def test_the_records_say_what_was_trained(tmp_path):
+    result = fedskew.simulate(TASK)
+    assert result.rounds[0]["cohort"] == []
+    for record in result.rounds[1:]:
+        assert len(record["cohort"]) == 4
+        assert sum(record["weights"]) == pytest.approx(1.0)
+        assert record["target_distance"] is not None
+        evaluation = record["evaluation"]
+        confusion = np.array(evaluation["confusion"])
+        assert confusion.sum() == len(confusion) * 0 + sum(map(sum, evaluation["confusion"]))
+        assert evaluation["accuracy"] == pytest.approx(np.trace(confusion) / confusion.sum())
+        assert evaluation["target_accuracy"] == pytest.approx(np.mean(evaluation["per_class"]))
+
+
+def test_a_federation_learns_the_digits():
+    tree = {**TASK, "method": {"preset": "fedavg"}, "training": {**TASK["training"], "rounds": 10, "participation": 1.0}}
+    result = fedskew.simulate(tree)
+    assert result.summary["final"]["accuracy"] > 0.85
+
+
+def test_several_seeds_are_one_folder_each_and_a_mean_with_spread(tmp_path):
+    result = fedskew.simulate({**TASK, "seeds": [0, 3]}, out=tmp_path)
+    alone = fedskew.simulate({**TASK, "seeds": [3]}, out=tmp_path)
+    assert lines(result.folder / "seed-3") == lines(alone.folder)
+    accuracies = [run.summary["final"]["accuracy"] for run in result.runs]
+    assert result.summary["final"]["accuracy"]["mean"] == pytest.approx(np.mean(accuracies))
+    assert result.summary["final"]["accuracy"]["std"] == pytest.approx(np.std(accuracies, ddof=1))
+    assert [run.seed for run in read_runs(result.folder)] == [0, 3]
+    assert read_runs(result.folder)[1].rounds == result.runs[1].rounds
+
+
+def test_a_run_that_is_there_is_not_written_over(tmp_path):
+    result = fedskew.simulate(TASK, out=tmp_path)
+    before = (result.folder / "rounds.jsonl").read_bytes()
+    with pytest.raises(RunError, match="--resume"):
+        fedskew.simulate(TASK, out=tmp_path)
+    assert (result.folder / "rounds.jsonl").read_bytes() == before
+    again = fedskew.simulate(TASK, out=tmp_path, resume=True)
+    assert (result.folder / "rounds.jsonl").read_bytes() == before
+    assert torch.equal(again.model.state_dict()["head.weight"], result.model.state_dict()["head.weight"])
+
+
+def test_a_run_stopped_by_an_interrupt_goes_on_to_the_same_bytes(tmp_path):
+    whole = fedskew.simulate(TASK, out=tmp_path / "whole")
+
+    def interrupt(record):
+        if record["round"] == 2:
+            raise KeyboardInterrupt
+
+    tree = {**TASK, "output": {"checkpoint_every": 3}}
+    with pytest.raises(KeyboardInterrupt):
+        fedskew.simulate(tree, out=tmp_path / "stopped", progress=interrupt)
+    resumed = fedskew.simulate(tree, out=tmp_path / "stopped", resume=True)
+    assert lines(resumed.folder) == lines(whole.folder)
+    assert (resumed.folder / "model.safetensors").read_bytes() == (whole.folder / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("left", [b"", b'{"half": ', b"not json\n"])
+def test_a_damaged_checkpoint_is_named_in_one_line(tmp_path, left):
+    result = fedskew.simulate(TASK, out=tmp_path)
+    (result.folder / "checkpoint" / "state.safetensors").write_bytes(left)
+    with pytest.raises(RunError, match="checkpoint can't be read"):
+        fedskew.simulate(TASK, out=tmp_path, resume=True)
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path):
+    with pytest.raises(RunError, match="not a run folder"):
+        read_runs(tmp_path)
+
+
+KILLED = """\
+schema = 1
+name = "killed"
+[data]
+name = "digits"
+validation = 0.2
+[partition]
+rule = "dirichlet_by_class"
+clients = 10
+beta = 0.3
+min_size = 1
+[model]
+name = "mlp3"
+[method]
+preset = "fedentopt+fedvls"
+[training]
+rounds = 60
+participation = 0.5
+epochs = 2
+batch_size = 16
+momentum = 0.9
+[evaluation]
+every = 2
+"""
+
+
+def test_a_run_killed_at_ten_random_moments_ends_with_the_same_bytes(tmp_path):
+    config = tmp_path / "killed.toml"
+    config.write_text(KILLED)
+    whole = fedskew.simulate(config, out=tmp_path / "whole")
+    command = [sys.executable, "-m", "fedskew", "run", str(config), "--out", str(tmp_path / "killed"), "--resume"]
+    folder = tmp_path / "killed" / whole.folder.name
+    seed = int.from_bytes(os.urandom(4), "little")
+    print(f"seed of the moments: {seed}")
+    moments = random.Random(seed)
+    for _ in range(10):
+        rounds = folder / "rounds.jsonl"
+        before = rounds.stat().st_size if rounds.exists() else 0
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+            while process.poll() is None and (rounds.stat().st_size if rounds.exists() else 0) in (0, before):
+                time.sleep(0.002)
+            time.sleep(moments.random() * 0.15)
+            process.send_signal(signal.SIGKILL)
+    done = subprocess.run([*command], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert lines(folder) == lines(whole.folder)
+    for file in ("model.safetensors", "best.safetensors", "partition.npz"):
+        assert (folder / file).read_bytes() == (whole.folder / file).read_bytes()
+
+
+def test_a_validation_set_chooses_the_best_round_and_keeps_its_model(tmp_path):
+    result = fedskew.simulate({**TASK, "data": {"name": "digits", "validation": 0.2}}, out=tmp_path)
+    scores = [record["validation"]["target_accuracy"] for record in result.rounds]
+    best = result.summary["best_by_validation"]
+    assert best["round"] == int(np.argmax(scores))
+    assert (result.folder / "best.safetensors").exists()
+
+
+def test_patience_stops_when_validation_no_longer_gains():
+    tree = {
+        **TASK,
+        "data": {"name": "digits", "validation": 0.2},
+        "training": {**TASK["training"], "rounds": 50, "lr": 1e-12},
+        "evaluation": {"patience": 3},
+    }
+    assert fedskew.simulate(tree).summary["rounds"] == 3
+
+
+def test_a_key_is_tuned_by_validation(tmp_path):
+    tree = {
+        **TASK,
+        "data": {"name": "digits", "validation": 0.2},
+        "tune": {"key": "training.lr", "values": [1e-9, 0.1]},
+    }
+    result = fedskew.simulate(tree, out=tmp_path)
+    assert result.runs[0].config["training"]["lr"] == 0.1
+    chosen = json.loads((result.folder / "seed-0" / "summary.json").read_text())
+    assert chosen["chosen"] == "lr-0.1"
+    assert [run.config["training"]["lr"] for run in read_runs(result.folder)] == [0.1]
+
+
+def test_clients_are_looked_at_after_their_local_training():
+    result = fedskew.simulate({**TASK, "evaluation": {"clients": True, "every": 2}})
+    assert [record["clients"] is not None for record in result.rounds] == [False, False, True, False, True]
+    for entry in result.rounds[2]["clients"]:
+        counts = result.runs[0].counts[entry["client"]]
+        vacant = np.array(entry["per_class"], dtype=float)[counts == 0]
+        assert entry["vacant"] == (pytest.approx(vacant.mean()) if len(vacant) else None)
+
+
+class TinyNet(nn.Module):
+    """A user's own network, with a dropout layer of PyTorch's."""
+
+    def __init__(self, num_classes: int, in_shape: tuple[int, ...], width: int = 16) -> None:
+        super().__init__()
+        size = int(np.prod(in_shape))
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(size, width), nn.ReLU(), nn.Dropout(0.2), nn.Linear(width, num_classes))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)
+
+
+def test_a_network_of_ones_own_trains_and_replays_from_its_config(tmp_path):
+    result = fedskew.simulate(TASK, model={"name": TinyNet, "width": 8}, out=tmp_path)
+    assert result.model.layers[1].out_features == 8
+    before = torch.get_rng_state()
+    replay = fedskew.simulate(result.folder / "config.toml")
+    assert torch.equal(before, torch.get_rng_state())
+    assert [{**record, "seconds": 0} for record in replay.rounds] == [{**record, "seconds": 0} for record in result.rounds]
+
+
+def test_a_network_that_is_none_is_refused():
+    with pytest.raises(ConfigError, match="model.name"):
+        fedskew.simulate(TASK, model={"name": dict})
+
+
+@pytest.mark.parametrize(
+    ("tables", "says"),
+    [
+        ({"target": {"mix": [0.5, 0.5]}}, "expected 10 shares"),
+        ({"target": {"mix": "client"}}, "target client"),
+        ({"target": {"mix": "data"}}, "defines no target"),
+        ({"partition": {"rule": "natural"}}, "names no clients"),
+        ({"partition": {"rule": "quantity", "labels_per_client": 2}}, "partition.clients"),
+        ({"method": "fedpals", "target": {}}, "target"),
+        ({"output": {"trackers": ["tensorboard"]}}, "folder"),
+    ],
+)
+def test_what_cannot_run_is_refused_before_training(tables, says):
+    with pytest.raises(fedskew.FedskewError, match=says):
+        fedskew.simulate(TASK, **tables)
