@@ -1,1 +1,41 @@
-"""partition."""
+"""Divide one labelled data set among clients: one rule per file, and a record that can be saved."""
+
+from __future__ import annotations
+
+from fedskew.partition._dirichlet_by_class import DirichletByClass
+from fedskew.partition._dirichlet_by_client import DirichletByClient
+from fedskew.partition._iid_and_exclusive import IIDAndExclusive
+from fedskew.partition._natural import Natural, natural_split
+from fedskew.partition._paired_shards import PairedShards
+from fedskew.partition._partition import Partition
+from fedskew.partition._protocol import Rule
+from fedskew.partition._quantity import Quantity
+from fedskew.partition._shards import Shards
+from fedskew.partition._sparsity import Sparsity
+
+INDEX: dict[str, type] = {
+    "dirichlet_by_class": DirichletByClass,
+    "dirichlet_by_client": DirichletByClient,
+    "quantity": Quantity,
+    "shards": Shards,
+    "paired_shards": PairedShards,
+    "sparsity": Sparsity,
+    "iid_and_exclusive": IIDAndExclusive,
+    "natural": Natural,
+}
+"""The rules by the name that a config gives them."""
+
+__all__ = [
+    "INDEX",
+    "DirichletByClass",
+    "DirichletByClient",
+    "IIDAndExclusive",
+    "Natural",
+    "PairedShards",
+    "Partition",
+    "Quantity",
+    "Rule",
+    "Shards",
+    "Sparsity",
+    "natural_split",
+]

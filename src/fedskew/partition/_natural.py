@@ -1,0 +1,46 @@
+"""Clients as the data set itself names them: a writer, a camera, a hospital."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fedskew.errors import ArgumentError, PartitionError
+from fedskew.partition._protocol import IntArray
+
+
+def natural_split(client_ids: ArrayLike, clients: int | None = None) -> list[IntArray]:
+    """The samples of each client, by the id that comes with every sample.
+
+    `client_ids`: `(samples,)` integers or strings. Returns one ascending index array per id that occurs, in the order
+    of `numpy.unique(client_ids)`. With `clients`, ids are numbers from 0 to clients - 1, and one that does not occur is
+    an empty client. Raises `ArgumentError` for any other shape, type or value.
+    """
+    ids = np.asarray(client_ids)
+    if ids.ndim != 1 or ids.size == 0:
+        raise ArgumentError(f"client_ids: must be one id per sample, not of shape {ids.shape}")
+    if ids.dtype.kind not in ("iu" if clients is not None else "iuUS"):
+        raise ArgumentError(f"client_ids: must be integers{'' if clients else ' or strings'}, not {ids.dtype}")
+    if clients is None:
+        ids = np.unique(ids, return_inverse=True)[1]
+    elif ids.min() < 0 or ids.max() >= clients:
+        raise ArgumentError(f"client_ids: must be from 0 to {clients - 1}, but {ids.min()} to {ids.max()} occur")
+    ids = ids.astype(np.int64)
+    sizes = np.bincount(ids, minlength=clients or 0)
+    return np.split(np.argsort(ids, kind="stable"), np.cumsum(sizes)[:-1])
+
+
+@dataclass(frozen=True)
+class Natural:
+    """The data set's own clients. It has no parameters; who holds the ids calls `natural_split`."""
+
+    target_client: ClassVar[bool] = False
+
+    def split(
+        self, labels: ArrayLike, clients: int, rng: np.random.Generator, num_classes: int | None = None
+    ) -> list[IntArray]:
+        """Raise `PartitionError`: labels alone don't say whose they are."""
+        raise PartitionError("the data set does not say whose each sample is: choose another partition rule")

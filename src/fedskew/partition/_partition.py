@@ -1,0 +1,117 @@
+"""A partition as a record that can be saved, so that two systems train on the same split."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fedskew.errors import ArgumentError, DataError
+from fedskew.partition._protocol import IntArray
+
+_FORMAT = "fedskew partition 1"
+_FIXED_TIME = (1980, 1, 1, 0, 0, 0)
+
+
+@dataclass(frozen=True, eq=False)
+class Partition:
+    """Which samples each client holds.
+
+    `indices`: one index array per client; `counts`: `(clients, classes)` int64; `rule`: how it was made, in words.
+    """
+
+    indices: tuple[IntArray, ...]
+    counts: IntArray
+    rule: str
+
+    @classmethod
+    def of(cls, indices: Sequence[ArrayLike], labels: ArrayLike, num_classes: int, rule: object = "") -> Partition:
+        """The record of a split of `labels`, `(samples,)` integers in [0, num_classes).
+
+        Raises `ArgumentError` where a sample goes to two clients or does not exist.
+        """
+        labels = np.asarray(labels)
+        arrays = tuple(np.asarray(held, dtype=np.int64) for held in indices)
+        if not arrays:
+            raise ArgumentError("indices: there is no client")
+        dealt = np.concatenate(arrays)
+        if dealt.size and not (dealt.min() >= 0 and dealt.max() < len(labels)):
+            raise ArgumentError(f"indices: must lie between 0 and {len(labels) - 1}, as there are {len(labels)} labels")
+        if np.bincount(dealt, minlength=1).max() > 1:
+            raise ArgumentError(f"indices: sample {np.bincount(dealt).argmax()} goes to more than one client")
+        if dealt.size and not (labels[dealt].min() >= 0 and labels[dealt].max() < num_classes):
+            raise ArgumentError(f"labels: must be class ids below num_classes, which is {num_classes}")
+        client = np.repeat(np.arange(len(arrays)), [len(held) for held in arrays])
+        counts = np.bincount(client * num_classes + labels[dealt], minlength=len(arrays) * num_classes)
+        return cls(arrays, counts.reshape(len(arrays), num_classes), str(rule))
+
+    @property
+    def num_classes(self) -> int:
+        """Classes, whether anybody holds them or not."""
+        return int(self.counts.shape[1])
+
+    @cached_property
+    def hash(self) -> str:
+        """SHA-256, in hex, of the clients' samples in order: equal for two partitions that give everybody the same.
+
+        Over little-endian int64: the number of clients, the size of each, then all indices client by client.
+        """
+        sizes = [len(held) for held in self.indices]
+        digest = hashlib.sha256(np.array([len(sizes), *sizes], dtype="<i8").tobytes())
+        for held in self.indices:
+            digest.update(held.astype("<i8").tobytes())
+        return digest.hexdigest()
+
+    def check(self, labels: ArrayLike) -> None:
+        """Raise `DataError` unless the samples of a data set with these labels give these counts."""
+        try:
+            counts = Partition.of(self.indices, labels, self.num_classes).counts
+        except ArgumentError as error:
+            raise DataError(f"the partition was made for another data set ({error})") from None
+        if not np.array_equal(counts, self.counts):
+            raise DataError("the partition was made for another data set, or for its samples in another order")
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write an `.npz` file; the same partition gives the same bytes. It is written aside and renamed."""
+        arrays: dict[str, NDArray[np.generic]] = {
+            "format": np.array(_FORMAT),
+            "rule": np.array(self.rule),
+            "hash": np.array(self.hash),
+            "counts": self.counts,
+            "sizes": np.array([len(held) for held in self.indices], dtype=np.int64),
+            "indices": np.concatenate(self.indices),
+        }
+        path = Path(path)
+        aside = path.with_name(path.name + ".part")
+        # Not numpy.savez: it leaves the time stamps in the archive to the Python version.
+        with zipfile.ZipFile(aside, "w") as archive:
+            for name, array in arrays.items():
+                with archive.open(zipfile.ZipInfo(f"{name}.npy", _FIXED_TIME), "w", force_zip64=True) as entry:
+                    np.lib.format.write_array(entry, array, allow_pickle=False)
+        aside.replace(path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Partition:
+        """Read what `save` wrote. Raises `DataError` where the file is missing, damaged or of another kind."""
+        try:
+            with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
+                arrays = {name: archive[name] for name in ("format", "rule", "hash", "counts", "sizes", "indices")}
+        except FileNotFoundError:
+            raise DataError(f"{path}: there is no such partition file") from None
+        except Exception as error:  # a damaged archive can raise almost anything
+            raise DataError(f"{path}: is not a readable partition file ({error}); save it again") from error
+        if str(arrays["format"]) != _FORMAT:
+            raise DataError(f"{path}: is of format {str(arrays['format'])!r}, and this version reads {_FORMAT!r}")
+        sizes = arrays["sizes"]
+        indices = tuple(np.split(arrays["indices"], np.cumsum(sizes)[:-1]))
+        partition = cls(indices, arrays["counts"], str(arrays["rule"]))
+        if partition.hash != str(arrays["hash"]) or not np.array_equal(partition.counts.sum(axis=1), sizes):
+            raise DataError(f"{path}: its contents don't match its hash; save it again")
+        return partition

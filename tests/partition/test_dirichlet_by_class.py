@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fedskew.errors import ArgumentError, PartitionError
+from fedskew.partition import DirichletByClass
+
+CIFAR_LABELS = np.repeat(np.arange(10), 5000)
+
+
+def counts_of(split: list[np.ndarray], labels: np.ndarray, classes: int = 10) -> np.ndarray:
+    return np.stack([np.bincount(labels[held], minlength=classes) for held in split])
+
+
+def niid_bench(draws: np.ndarray, class_sizes: list[int], balance: bool) -> np.ndarray:
+    """The authors' loop over lists of samples (Xtra-Computing/NIID-Bench, utils.py), for given Dirichlet draws."""
+    clients, samples = draws.shape[1], sum(class_sizes)
+    held: list[list[int]] = [[] for _ in range(clients)]
+    for label, size in enumerate(class_sizes):
+        share = draws[label]
+        if balance:
+            share = np.array([p * (len(mine) < samples / clients) for p, mine in zip(share, held, strict=True)])
+        share = share / share.sum()
+        cuts = (np.cumsum(share) * size).astype(int)[:-1]
+        parts = np.split(np.full(size, label), cuts)
+        held = [mine + part.tolist() for mine, part in zip(held, parts, strict=True)]
+    return np.stack([np.bincount(np.array(mine, dtype=int), minlength=len(class_sizes)) for mine in held])
+
+
+@pytest.mark.parametrize("balance", [True, False])
+@pytest.mark.parametrize("seed", range(5))
+def test_divides_as_the_authors_loop_does_on_the_same_draws(seed: int, balance: bool) -> None:
+    class_sizes = [700, 300, 1200, 50, 999]
+    labels = np.repeat(np.arange(5), class_sizes)
+    draws = np.random.default_rng(seed).dirichlet(np.full(12, 0.3), size=5)
+    split = DirichletByClass(0.3, min_size=0, balance=balance).split(labels, 12, np.random.default_rng(seed))
+    np.testing.assert_array_equal(counts_of(split, labels, 5), niid_bench(draws, class_sizes, balance))
+
+
+@pytest.mark.parametrize(
+    ("clients", "cohort", "balance", "percent"),
+    [
+        # FedEntOpt, figure 4, CIFAR-10, Dir(0.1): 65, 7, 59, 5 % in the paper (500 draws).
+        (150, 7, True, 70),
+        (150, 3, True, 9),
+        (200, 7, True, 68),
+        (200, 3, True, 7),
+        # Without the balance rule the paper's figures are out of reach.
+        (150, 7, False, 90),
+        (150, 3, False, 22),
+        (200, 7, False, 87),
+        (200, 3, False, 18),
+    ],
+)
+def test_chance_that_a_random_cohort_holds_every_class(clients, cohort, balance, percent) -> None:
+    rng = np.random.default_rng(0)
+    covered = []
+    for _ in range(60):
+        split = DirichletByClass(0.1, min_size=1, balance=balance).split(CIFAR_LABELS, clients, rng)
+        holds = counts_of(split, CIFAR_LABELS) > 0
+        covered += [holds[rng.choice(clients, cohort, replace=False)].any(axis=0).all() for _ in range(100)]
+    assert 100 * np.mean(covered) == pytest.approx(percent, abs=4)
+
+
+@pytest.mark.parametrize(("clients", "chance"), [(100, 0.24), (150, 0.02)])
+def test_chance_that_one_draw_gives_everybody_ten_samples(clients, chance) -> None:
+    rng = np.random.default_rng(0)
+    done = 0
+    for _ in range(300):
+        try:
+            split = DirichletByClass(0.1, max_tries=1).split(CIFAR_LABELS, clients, rng)
+        except PartitionError:
+            continue
+        done += 1
+        assert min(map(len, split)) >= 10
+    assert done / 300 == pytest.approx(chance, abs=0.08 if clients == 100 else 0.03)
+
+
+def test_draws_again_until_everybody_has_enough() -> None:
+    split = DirichletByClass(0.1).split(CIFAR_LABELS, 100, np.random.default_rng(0))
+    assert min(map(len, split)) >= 10
+    assert sum(map(len, split)) == 50_000
+
+
+def test_the_balance_rule_gives_nothing_more_to_a_client_with_its_fair_part() -> None:
+    labels = np.repeat(np.arange(4), [1000, 500, 500, 500])
+    for seed in range(20):
+        split = DirichletByClass(0.2, min_size=0).split(labels, 5, np.random.default_rng(seed))
+        held_before = np.cumsum(counts_of(split, labels, 4), axis=1)
+        for label in range(1, 4):
+            # The last client gets what rounding leaves, at most one sample here.
+            full = held_before[:, label - 1] >= 500
+            assert np.all((held_before[:, label] - held_before[:, label - 1])[full] <= 1)
+
+
+def test_a_class_whose_open_shares_underflow_is_drawn_again() -> None:
+    # At so small a beta one client gets each whole class; with the balance rule ten classes go to ten clients.
+    split = DirichletByClass(1e-6, min_size=5000).split(CIFAR_LABELS, 10, np.random.default_rng(0))
+    counts = counts_of(split, CIFAR_LABELS)
+    assert sorted(map(tuple, counts)) == sorted(map(tuple, 5000 * np.eye(10, dtype=int)))
+
+
+def test_a_large_beta_divides_every_class_evenly() -> None:
+    split = DirichletByClass(1e8).split(CIFAR_LABELS, 10, np.random.default_rng(0))
+    np.testing.assert_allclose(counts_of(split, CIFAR_LABELS), 500, atol=2)
+
+
+def test_an_empty_class_is_legal() -> None:
+    labels = np.repeat([0, 2], 100)
+    split = DirichletByClass(1.0, min_size=1).split(labels, 4, np.random.default_rng(0), num_classes=5)
+    np.testing.assert_array_equal(counts_of(split, labels, 5).sum(axis=0), [100, 0, 100, 0, 0])
+
+
+def test_one_client_gets_everything() -> None:
+    (held,) = DirichletByClass(0.1).split(CIFAR_LABELS, 1, np.random.default_rng(0))
+    np.testing.assert_array_equal(held, np.arange(50_000))
+
+
+def test_gives_up_after_max_tries_and_says_what_to_change() -> None:
+    with pytest.raises(PartitionError, match=r"none of 3 draws gave 200 samples to each of 200 .* lower min_size"):
+        DirichletByClass(0.1, min_size=200, max_tries=3).split(CIFAR_LABELS, 200, np.random.default_rng(0))
+
+
+def test_refuses_at_once_what_no_draw_can_give() -> None:
+    with pytest.raises(PartitionError, match="20 samples can't give 10 to each of 3 clients"):
+        DirichletByClass(0.5).split(np.zeros(20, dtype=int), 3, np.random.default_rng(0))
+
+
+@pytest.mark.parametrize("beta", [0, -1.0, float("nan"), float("inf"), "0.1", True])
+def test_refuses_a_beta_that_is_no_positive_number(beta) -> None:
+    with pytest.raises(ArgumentError, match="beta: must be a finite number above 0"):
+        DirichletByClass(beta)
+
+
+def test_refuses_other_bad_parameters_by_name() -> None:
+    with pytest.raises(ArgumentError, match="min_size"):
+        DirichletByClass(0.1, min_size=-1)
+    with pytest.raises(ArgumentError, match="max_tries"):
+        DirichletByClass(0.1, max_tries=0)
+    with pytest.raises(ArgumentError, match="balance"):
+        DirichletByClass(0.1, balance="no")

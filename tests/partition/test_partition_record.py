@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import hashlib
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedskew.errors import ArgumentError, DataError
+from fedskew.partition import Partition, Quantity
+
+LABELS = np.array([0, 1, 2, 0, 1, 2, 0])
+INDICES = [[0, 3], [1, 5], []]
+
+
+@pytest.fixture
+def partition() -> Partition:
+    return Partition.of(INDICES, LABELS, 4, "by hand")
+
+
+def test_counts_say_how_many_of_each_class_a_client_holds(partition: Partition) -> None:
+    np.testing.assert_array_equal(partition.counts, [[2, 0, 0, 0], [0, 1, 1, 0], [0, 0, 0, 0]])
+    assert partition.counts.dtype == np.int64
+    assert partition.num_classes == 4
+    assert partition.rule == "by hand"
+
+
+def test_hash_is_sha256_of_sizes_and_indices(partition: Partition) -> None:
+    numbers = [3, 2, 2, 0, 0, 3, 1, 5]  # clients; size of each; indices
+    assert partition.hash == hashlib.sha256(struct.pack("<8q", *numbers)).hexdigest()
+
+
+def test_hash_sees_who_holds_what_and_in_which_order(partition: Partition) -> None:
+    others = [[[0], [3, 1, 5], []], [[1, 5], [0, 3], []], [[3, 0], [1, 5], []], [[0, 3], [1, 5]]]
+    hashes = {Partition.of(indices, LABELS, 4).hash for indices in others}
+    assert len(hashes | {partition.hash}) == 5
+    assert Partition.of(INDICES, LABELS, 9, "another rule").hash == partition.hash
+
+
+def test_comes_back_as_it_was_saved(partition: Partition, tmp_path: Path) -> None:
+    partition.save(tmp_path / "partition.npz")
+    loaded = Partition.load(tmp_path / "partition.npz")
+    assert loaded.hash == partition.hash
+    assert loaded.rule == partition.rule
+    np.testing.assert_array_equal(loaded.counts, partition.counts)
+    assert [held.tolist() for held in loaded.indices] == INDICES
+    assert [path.name for path in tmp_path.iterdir()] == ["partition.npz"]
+
+
+def test_the_same_partition_gives_the_same_bytes(partition: Partition, tmp_path: Path, monkeypatch) -> None:
+    partition.save(tmp_path / "one.npz")
+    monkeypatch.setattr("time.time", lambda: 2e9)
+    Partition.of(INDICES, LABELS, 4, "by hand").save(tmp_path / "two.npz")
+    assert (tmp_path / "one.npz").read_bytes() == (tmp_path / "two.npz").read_bytes()
+
+
+def test_numpy_alone_can_read_it(partition: Partition, tmp_path: Path) -> None:
+    partition.save(tmp_path / "partition.npz")
+    with np.load(tmp_path / "partition.npz", allow_pickle=False) as archive:
+        np.testing.assert_array_equal(archive["counts"], partition.counts)
+        np.testing.assert_array_equal(archive["indices"], [0, 3, 1, 5])
+        np.testing.assert_array_equal(archive["sizes"], [2, 2, 0])
+
+
+def test_no_damaged_byte_goes_unnoticed(tmp_path: Path) -> None:
+    path = tmp_path / "partition.npz"
+    labels = np.repeat(np.arange(3), 20)
+    partition = Partition.of(Quantity(1).split(labels, 3, np.random.default_rng(0)), labels, 3, Quantity(1))
+    partition.save(path)
+    whole = path.read_bytes()
+    rng = np.random.default_rng(0)
+    messages = []
+    for place in rng.choice(len(whole), 400, replace=False):
+        damaged = bytearray(whole)
+        damaged[place] ^= int(rng.integers(1, 256))
+        path.write_bytes(damaged)
+        try:
+            loaded = Partition.load(path)
+        except DataError as error:
+            messages.append(str(error))
+        else:  # a byte of the archive that means nothing, such as a time stamp
+            assert loaded.hash == partition.hash
+            np.testing.assert_array_equal(loaded.counts, partition.counts)
+    assert len(messages) > 200
+    assert all(str(path) in message and "\n" not in message for message in messages)
+
+
+def test_a_cut_file_is_refused(partition: Partition, tmp_path: Path) -> None:
+    path = tmp_path / "partition.npz"
+    partition.save(path)
+    whole = path.read_bytes()
+    for length in range(0, len(whole), 97):
+        path.write_bytes(whole[:length])
+        with pytest.raises(DataError, match="is not a readable partition file"):
+            Partition.load(path)
+
+
+def test_missing_and_foreign_files_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"nowhere\.npz: there is no such partition file"):
+        Partition.load(tmp_path / "nowhere.npz")
+    np.savez(tmp_path / "other.npz", x=np.arange(3))
+    with pytest.raises(DataError, match=r"other\.npz: is not a readable partition file"):
+        Partition.load(tmp_path / "other.npz")
+    np.save(tmp_path / "array.npy", np.arange(3))
+    with pytest.raises(DataError, match=r"array\.npy: is not a readable partition file"):
+        Partition.load(tmp_path / "array.npy")
+
+
+def test_contents_that_do_not_match_the_hash_are_refused(partition: Partition, tmp_path: Path) -> None:
+    path = tmp_path / "partition.npz"
+    partition.save(path)
+    with np.load(path) as archive:
+        arrays = dict(archive)
+    for name, value in {
+        "indices": np.array([0, 3, 1, 4]),
+        "sizes": np.array([1, 3, 0]),
+        "counts": np.zeros((3, 4), dtype=np.int64),
+        "format": np.array("fedskew partition 99"),
+    }.items():
+        np.savez(path, **{**arrays, name: value})
+        with pytest.raises(DataError, match=r"don't match its hash|this version reads"):
+            Partition.load(path)
+
+
+def test_a_pickle_in_the_archive_is_never_read(partition: Partition, tmp_path: Path) -> None:
+    path = tmp_path / "partition.npz"
+    partition.save(path)
+    with np.load(path) as archive:
+        arrays = dict(archive)
+    np.savez(path, **{**arrays, "rule": np.array([{"an": "object"}], dtype=object)})
+    with pytest.raises(DataError, match="is not a readable partition file"):
+        Partition.load(path)
+
+
+def test_check_notices_another_data_set(partition: Partition) -> None:
+    partition.check(LABELS)
+    with pytest.raises(DataError, match="made for another data set, or for its samples in another order"):
+        partition.check(np.roll(LABELS, 1))
+    with pytest.raises(DataError, match="made for another data set"):
+        partition.check(LABELS[:3])
+
+
+@pytest.mark.parametrize(
+    ("indices", "classes", "message"),
+    [
+        ([], 3, "indices: there is no client"),
+        ([[0, 1], [1]], 3, "indices: sample 1 goes to more than one client"),
+        ([[0, 7]], 3, "indices: must lie between 0 and 6, as there are 7 labels"),
+        ([[-1]], 3, "indices: must lie between 0 and 6"),
+        ([[2]], 2, "labels: must be class ids below num_classes, which is 2"),
+    ],
+)
+def test_refuses_what_is_no_partition(indices, classes, message) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        Partition.of(indices, LABELS, classes)

@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fedskew.errors import ArgumentError, PartitionError
+from fedskew.partition import Sparsity
+
+CIFAR_LABELS = np.repeat(np.arange(10), 5000)
+
+
+def counts_of(split: list[np.ndarray], labels: np.ndarray, classes: int = 10) -> np.ndarray:
+    return np.stack([np.bincount(labels[held], minlength=classes) for held in split])
+
+
+@pytest.mark.parametrize("k", [1, 3, 10])
+@pytest.mark.parametrize("seed", range(5))
+def test_every_pair_of_client_and_label_gets_the_largest_equal_number(k: int, seed: int) -> None:
+    labels = np.repeat(np.arange(10), np.arange(500, 1500, 100))
+    counts = counts_of(Sparsity(k).split(labels, 10, np.random.default_rng(seed)), labels)
+    holders = (counts > 0).sum(axis=0)
+    assert np.all((counts > 0).sum(axis=1) == k)
+    (quota,) = np.unique(counts[counts > 0])
+    assert quota == min(size // held for size, held in zip(np.arange(500, 1500, 100), holders, strict=True) if held)
+
+
+def test_labels_are_drawn_uniformly_for_the_target_too() -> None:
+    holds = np.zeros((4, 10))
+    for seed in range(600):
+        split = Sparsity(3).split(CIFAR_LABELS[::50], 4, np.random.default_rng(seed))
+        holds += counts_of(split, CIFAR_LABELS[::50]) > 0
+    # Each label with chance 0.3: 180 of 600, standard deviation 11.
+    np.testing.assert_allclose(holds, 180, atol=45)
+
+
+def test_all_labels_for_all_is_an_even_split() -> None:
+    counts = counts_of(Sparsity(10).split(CIFAR_LABELS, 10, np.random.default_rng(0)), CIFAR_LABELS)
+    np.testing.assert_array_equal(counts, 500)
+
+
+def test_refuses_where_a_label_runs_out() -> None:
+    labels = np.repeat([0, 1], [100, 2])
+    with pytest.raises(PartitionError, match="class 1 has 2 samples for 3 holders: lower clients or labels_per_client"):
+        Sparsity(2).split(labels, 3, np.random.default_rng(0))
+
+
+def test_refuses_what_can_not_be() -> None:
+    with pytest.raises(PartitionError, match="11 of 10 classes can't be held"):
+        Sparsity(11).split(CIFAR_LABELS, 10, np.random.default_rng(0))
+    with pytest.raises(PartitionError, match="the last client is the target"):
+        Sparsity(2).split(CIFAR_LABELS, 1, np.random.default_rng(0))
+    with pytest.raises(ArgumentError, match="labels_per_client"):
+        Sparsity(2.5)
