@@ -1,5 +1,33 @@
-"""The papers' networks; each gives features and raw logits."""
+"""The papers' networks and a user's own: features and raw logits, parameters as one flat vector, dropout by key."""
 
+from __future__ import annotations
+
+from fedskew.models._build import INDEX, build
+from fedskew.models._cnn_mnist import CNNMnist
+from fedskew.models._cnn_w2 import CNNW2
+from fedskew.models._dropout import ChannelDropout, Dropout, dropout_keys, swap_dropout
+from fedskew.models._features import with_features
+from fedskew.models._flat import FlatModel
+from fedskew.models._lenet5 import LeNet5
+from fedskew.models._logistic import Logistic
+from fedskew.models._mlp3 import MLP3
+from fedskew.models._network import Network
 from fedskew.models._outputs import Outputs
 
-__all__ = ["Outputs"]
+__all__ = [
+    "CNNW2",
+    "INDEX",
+    "MLP3",
+    "CNNMnist",
+    "ChannelDropout",
+    "Dropout",
+    "FlatModel",
+    "LeNet5",
+    "Logistic",
+    "Network",
+    "Outputs",
+    "build",
+    "dropout_keys",
+    "swap_dropout",
+    "with_features",
+]

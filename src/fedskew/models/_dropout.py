@@ -1,0 +1,117 @@
+"""Dropout whose mask is a function of a key, so that a step can be repeated, on any device, alone or in a cohort."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedskew.errors import ArgumentError
+from fedskew.randomness import uniform
+
+
+class Dropout(nn.Module):
+    """Zeroes each element with probability `p` and scales the others by 1 / (1 - p); identity in eval mode.
+
+    The mask depends on `key` (a 0-d int64 buffer outside the state dict, set before each step), on `layer` (its number
+    among the model's dropout layers), on how often the layer has been used in this forward pass, and on the element's
+    place in the batch, row-major. It is the same on every device, and under `torch.func.vmap` with a mapped key.
+    Numbers and uses are kept by `swap_dropout`, which a network of one's own must go through once.
+    """
+
+    key: Tensor
+
+    def __init__(self, p: float = 0.5) -> None:
+        super().__init__()
+        if not 0.0 <= p <= 1.0:
+            raise ArgumentError(f"p: must be in [0, 1], got {p}")
+        self.p = p
+        self.layer = 0
+        self.uses = 0
+        self.register_buffer("key", torch.zeros((), dtype=torch.int64), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`x` with elements zeroed, of the same shape."""
+        if not self.training or self.p == 0.0:
+            return x
+        if self.p == 1.0:
+            return x * 0.0
+        shape = self._mask_shape(x)
+        places = torch.arange(shape.numel(), device=x.device).view(shape)
+        kept = uniform(self.layer, self.uses, self.key, places) >= self.p
+        self.uses += 1
+        return x * (kept * (1.0 / (1.0 - self.p))).to(x.dtype)
+
+    def extra_repr(self) -> str:
+        """Shown inside the layer's name when a model is printed."""
+        return f"p={self.p}, layer={self.layer}"
+
+    def _mask_shape(self, x: Tensor) -> torch.Size:
+        return x.shape
+
+
+class ChannelDropout(Dropout):
+    """`Dropout` of whole channels of `(batch, channels, ...)`, as nn.Dropout1d, 2d and 3d do."""
+
+    def _mask_shape(self, x: Tensor) -> torch.Size:
+        if x.dim() < 2:
+            raise ArgumentError(f"x: channel dropout takes (batch, channels, ...), got shape {tuple(x.shape)}")
+        return torch.Size([*x.shape[:2], *[1] * (x.dim() - 2)])
+
+
+_OF_CHANNELS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+_UNKEYED = (nn.AlphaDropout, nn.FeatureAlphaDropout, nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
+
+
+def swap_dropout(model: nn.Module) -> nn.Module:
+    """Replace every nn.Dropout, 1d, 2d and 3d of `model` in place by ours, and number all dropout layers.
+
+    Returns the model (its replacement, where it is a dropout layer itself). Raises ArgumentError naming a layer that
+    draws from torch's global generator and has no keyed counterpart; calls of `torch.nn.functional.dropout` inside a
+    `forward` can't be seen, and must be layers instead.
+    """
+    ours: dict[nn.Module, Dropout] = {}
+    for name, layer in model.named_modules():
+        _refuse_unkeyed(name, layer)
+        if isinstance(layer, Dropout):
+            ours[layer] = layer
+        elif isinstance(layer, _OF_CHANNELS):
+            ours[layer] = ChannelDropout(layer.p)
+        elif isinstance(layer, nn.Dropout):
+            ours[layer] = Dropout(layer.p)
+    for number, (layer, replacement) in enumerate(ours.items()):
+        replacement.layer = number
+        replacement.train(layer.training)
+    if model in ours:
+        return ours[model]
+    for parent in list(model.modules()):
+        for name, child in parent._modules.items():
+            if child is not None and child in ours:
+                setattr(parent, name, ours[child])
+    if ours and _count_anew not in model._forward_pre_hooks.values():
+        model.register_forward_pre_hook(_count_anew)
+    return model
+
+
+def dropout_keys(model: nn.Module) -> list[str]:
+    """The names of the `key` buffers of the model's dropout layers, as `torch.func.functional_call` takes them."""
+    return [f"{name}.key".lstrip(".") for name, layer in model.named_modules() if isinstance(layer, Dropout)]
+
+
+def _count_anew(model: nn.Module, inputs: tuple[Any, ...]) -> None:
+    """Before each forward pass: a layer that a model uses twice in one pass has two masks, the same in every pass."""
+    for layer in model.modules():
+        if isinstance(layer, Dropout):
+            layer.uses = 0
+
+
+def _refuse_unkeyed(name: str, layer: nn.Module) -> None:
+    if isinstance(layer, _UNKEYED):
+        raise ArgumentError(
+            f"model: layer {name!r} ({type(layer).__name__}) draws random numbers without a key; remove it"
+        )
+    if isinstance(layer, nn.RNNBase | nn.MultiheadAttention) and layer.dropout > 0:
+        raise ArgumentError(
+            f"model: layer {name!r} ({type(layer).__name__}) has dropout inside, without a key; set its dropout to 0"
+        )
