@@ -13,6 +13,7 @@ from torch import Tensor
 from fedskew.objectives import functional
 
 CLASSES = 5
+VALUES = np.random.default_rng(3).normal(size=(5, CLASSES))
 
 COUNTS = {
     "no vacant class": (3.0, 1.0, 4.0, 2.0, 6.0),
@@ -30,6 +31,12 @@ class Client(NamedTuple):
     counts: Tensor
     teacher: Tensor
     mask: Tensor | None = None
+
+
+def prototypes_for(features: Tensor) -> dict[int, Tensor]:
+    """Two of class 0, one each of classes 1, 2 and 4, none of class 3."""
+    values = torch.tensor(VALUES, dtype=features.dtype)
+    return {0: values[:2], 1: values[2:3], 2: values[3:4], 4: values[4:]}
 
 
 LOSSES: dict[str, Callable[[Client], Tensor]] = {
@@ -51,14 +58,35 @@ LOSSES: dict[str, Callable[[Client], Tensor]] = {
         c.inputs, c.targets, c.counts, form="printed", mask=c.mask
     ),
     "fedvls": lambda c: functional.fedvls(c.inputs, c.targets, c.teacher, c.counts, mask=c.mask),
+    "fedrs": lambda c: functional.fedrs(c.inputs, c.targets, c.counts, mask=c.mask),
+    "fedrs, graded": lambda c: functional.fedrs(c.inputs, c.targets, c.counts, graded=True, mask=c.mask),
+    "not_true_distillation": lambda c: functional.not_true_distillation(
+        c.inputs, c.targets, c.teacher, temperature=3.0, mask=c.mask
+    ),
+    "label_masking_distillation": lambda c: functional.label_masking_distillation(
+        c.inputs, c.targets, c.teacher, c.counts, temperature=2.0, mask=c.mask
+    ),
+    "distillation": lambda c: functional.distillation(c.inputs, c.teacher, temperature=2.0, mask=c.mask),
+    "distillation, of the client's classes": lambda c: functional.distillation(
+        c.inputs, c.teacher, classes=c.counts > 0, mask=c.mask
+    ),
+    "decoupled_distillation": lambda c: functional.decoupled_distillation(
+        c.inputs, c.targets, c.teacher, temperature=2.0, rest_weight=8.0, mask=c.mask
+    ),
+    "moon": lambda c: functional.moon(c.inputs, c.teacher, c.teacher.flip(1), mask=c.mask),
+    "fedmr": lambda c: functional.fedmr(c.inputs, c.targets, mask=c.mask),
+    "fpl": lambda c: functional.fpl(c.inputs, c.targets, prototypes_for(c.inputs), temperature=0.5, mask=c.mask),
 }
 
 NOT_MEANS_OF_ROWS = {
+    "fedmr",
     "fedvls_suppression, official",
     "fedvls_suppression, official, exact prior",
     "fedvls_suppression, printed",
     "fedvls",
 }
+
+OF_FEATURES = {"moon", "fedmr", "fpl"}
 
 every_loss = pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES.keys())
 every_client = pytest.mark.parametrize("counts", COUNTS.values(), ids=COUNTS.keys())
@@ -180,10 +208,10 @@ def test_the_order_of_rows_means_nothing(loss, counts):
     torch.testing.assert_close(turned_gradient, gradient[order])
 
 
-@every_loss
+@pytest.mark.parametrize("name", [name for name in LOSSES if name not in OF_FEATURES])
 @every_client
-def test_the_numbering_of_classes_means_nothing(loss, counts):
-    of = client(counts)
+def test_the_numbering_of_classes_means_nothing(name, counts):
+    loss, of = LOSSES[name], client(counts)
     order = torch.tensor([3, 1, 4, 0, 2])
     new_id = order.argsort()
     renamed = of._replace(

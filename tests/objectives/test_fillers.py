@@ -13,7 +13,14 @@ from fedskew.objectives import (
     Batch,
     Context,
     CrossEntropy,
+    FedDKD,
+    FedEKD,
+    FedKD,
     FedLC,
+    FedLMD,
+    FedMR,
+    FedNTD,
+    FedRS,
     FedVLSCalibration,
     Objective,
     Suppression,
@@ -40,6 +47,20 @@ FILLERS = {
     VacantDistillation(): functional.fedvls_distillation(LOGITS, TEACHER, COUNTS, mask=MASK),
     Suppression(form="printed"): functional.fedvls_suppression(LOGITS, TARGETS, COUNTS, form="printed", mask=MASK),
     Suppression(prior_eps=0.1): functional.fedvls_suppression(LOGITS, TARGETS, COUNTS, prior_eps=0.1, mask=MASK),
+    FedRS(alpha=0.2): functional.fedrs(LOGITS, TARGETS, COUNTS, alpha=0.2, mask=MASK),
+    FedRS(graded=True): functional.fedrs(LOGITS, TARGETS, COUNTS, graded=True, mask=MASK),
+    FedNTD(temperature=3.0): functional.not_true_distillation(LOGITS, TARGETS, TEACHER, temperature=3.0, mask=MASK),
+    FedLMD(temperature=2.0): functional.label_masking_distillation(
+        LOGITS, TARGETS, TEACHER, COUNTS, temperature=2.0, mask=MASK
+    ),
+    FedKD(temperature=2.0): functional.distillation(LOGITS, TEACHER, temperature=2.0, mask=MASK),
+    FedEKD(temperature=2.0): functional.distillation(
+        LOGITS, TEACHER, temperature=2.0, classes=torch.tensor([0, 2]), mask=MASK
+    ),
+    FedDKD(temperature=4.0, target_weight=2.0, rest_weight=8.0): functional.decoupled_distillation(
+        LOGITS, TARGETS, TEACHER, temperature=4.0, target_weight=2.0, rest_weight=8.0, mask=MASK
+    ),
+    FedMR(): functional.fedmr(FEATURES, TARGETS, mask=MASK),
 }
 
 

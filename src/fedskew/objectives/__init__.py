@@ -1,16 +1,29 @@
 """What a client minimises: one classification loss plus weighted terms."""
 
 from fedskew.objectives._cross_entropy import CrossEntropy
+from fedskew.objectives._distillation import FedEKD, FedKD
+from fedskew.objectives._feddkd import FedDKD
 from fedskew.objectives._fedlc import FedLC
+from fedskew.objectives._fedlmd import FedLMD
+from fedskew.objectives._fedmr import FedMR
+from fedskew.objectives._fedntd import FedNTD
+from fedskew.objectives._fedrs import FedRS
 from fedskew.objectives._fedvls import FedVLSCalibration, Suppression, VacantDistillation
 from fedskew.objectives._protocol import Batch, Context, Loss, Objective
 
 INDEX: dict[str, type] = {
     "cross_entropy": CrossEntropy,
+    "fedrs": FedRS,
     "fedlc": FedLC,
     "fedvls_calibration": FedVLSCalibration,
     "vacant_distillation": VacantDistillation,
     "suppression": Suppression,
+    "fedntd": FedNTD,
+    "fedlmd": FedLMD,
+    "fedkd": FedKD,
+    "fedekd": FedEKD,
+    "feddkd": FedDKD,
+    "fedmr": FedMR,
 }
 
 __all__ = [
@@ -18,7 +31,14 @@ __all__ = [
     "Batch",
     "Context",
     "CrossEntropy",
+    "FedDKD",
+    "FedEKD",
+    "FedKD",
     "FedLC",
+    "FedLMD",
+    "FedMR",
+    "FedNTD",
+    "FedRS",
     "FedVLSCalibration",
     "Loss",
     "Objective",

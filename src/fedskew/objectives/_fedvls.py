@@ -1,6 +1,6 @@
 """FedVLS: calibrate by the client's label prior, distil its vacant classes, hold back its logits.
 
-Guo et al., "Exploring Vacant Classes in Label-Skewed Federated Learning", AAAI 2025, eq. 2 to 6.
+Guo et al., "Exploring Vacant Classes in Label-Skewed Federated Learning", AAAI 2025.
 
     L       = L_cal + 0.1 L_dis + 0.005 L_logit
     L_cal   = mean_n  -log softmax(f_n + ln(p + eps))[y_n]                         p_c = n_c / n at the client
@@ -11,7 +11,7 @@ Guo et al., "Exploring Vacant Classes in Label-Skewed Federated Learning", AAAI 
 
 Where the authors' code and the paper differ:
 
-- eq. 3 prints L_dis with a minus sign; the code, and we, minimise the divergence.
+- the paper's eq. 3 prints L_dis with a minus sign; the code, and we, minimise the divergence.
 - the paper gives L_logit weight 1, the code 0.005. At weight 1 the printed form pushes every logit of an observed class
   down with constant force, which nothing holds against, until the client predicts vacant classes. Hence 0.005.
 - the code's L_logit ("official", our default) uses prior-shifted logits, and its mask multiplies the exponent, so that

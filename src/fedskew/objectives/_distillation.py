@@ -1,0 +1,90 @@
+"""Distillation from the sent model: over all classes (FedKD), or over those that the client holds (FedEKD).
+
+Hinton et al., "Distilling the Knowledge in a Neural Network", 2015; the two names are the FedVLS paper's (its table
+13).
+
+    L = T^2 mean_n KL( q^g_n || q_n ),    q = softmax(f / T) over the given classes
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedskew.errors import ArgumentError
+from fedskew.objectives._arguments import check_outputs, check_positive, check_same, teacher_logits
+from fedskew.objectives._masked import divergence, log_softmax_over, real_rows, row_mean
+from fedskew.objectives._protocol import Batch, Context
+
+
+def distillation(
+    logits: Tensor,
+    teacher_logits: Tensor,
+    temperature: float = 1.0,
+    classes: Tensor | None = None,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """Divergence from the teacher among some classes, mean over the real rows, 0-d.
+
+    `logits`, `teacher_logits`: `(batch, classes)`, the teacher gets no gradient; `classes`: class ids, 1-D int64, or a
+    bool mask, `(classes,)`; all where None, and 0 where it names none; `mask`: `(batch,)` bool, True at real rows.
+    Raises ArgumentError for a wrong shape or dtype, or a temperature not above 0.
+    """
+    check_outputs("logits", logits, mask)
+    check_same("teacher_logits", teacher_logits, logits)
+    check_positive("temperature", temperature)
+    among = _among(classes, logits)
+    log_teacher = log_softmax_over(real_rows(teacher_logits.detach(), mask) / temperature, among)
+    log_student = log_softmax_over(real_rows(logits, mask) / temperature, among)
+    return temperature**2 * row_mean(divergence(log_teacher, log_student), mask)
+
+
+@dataclass(frozen=True)
+class FedKD:
+    """Distillation from the sent model over all classes. The FedVLS comparison takes weight 0.1 and temperature 1."""
+
+    temperature: float = 1.0
+
+    role: ClassVar[str] = "term"
+    reads: ClassVar[frozenset[str]] = frozenset({"teacher"})
+
+    def __post_init__(self) -> None:
+        check_positive("temperature", self.temperature)
+
+    def value(self, batch: Batch, context: Context) -> Tensor:
+        """`distillation` of the batch over all classes."""
+        return distillation(batch.logits, teacher_logits(context), self.temperature, mask=batch.mask)
+
+
+@dataclass(frozen=True)
+class FedEKD:
+    """Distillation from the sent model over the classes that the client holds. Weight and temperature as for FedKD."""
+
+    temperature: float = 1.0
+
+    role: ClassVar[str] = "term"
+    reads: ClassVar[frozenset[str]] = frozenset({"teacher"})
+
+    def __post_init__(self) -> None:
+        check_positive("temperature", self.temperature)
+
+    def value(self, batch: Batch, context: Context) -> Tensor:
+        """`distillation` of the batch over the client's classes."""
+        return distillation(
+            batch.logits, teacher_logits(context), self.temperature, classes=context.counts > 0, mask=batch.mask
+        )
+
+
+def _among(classes: Tensor | None, logits: Tensor) -> Tensor:
+    count = logits.shape[1]
+    if classes is None:
+        return torch.ones(count, dtype=torch.bool, device=logits.device)
+    if isinstance(classes, Tensor):
+        if classes.dtype == torch.bool and classes.shape == (count,):
+            return classes
+        if classes.dtype == torch.int64 and classes.ndim == 1:
+            return torch.zeros(count, dtype=torch.bool, device=logits.device).index_fill(0, classes, True)
+    raise ArgumentError(f"classes: expected class ids, 1-D int64, or a bool mask of shape ({count},), got {classes!r}")

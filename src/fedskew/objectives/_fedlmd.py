@@ -1,0 +1,75 @@
+"""FedLMD: distil the sent model's view of the classes that the client holds few of.
+
+Lu et al., "Federated Learning with Label-Masking Distillation", ACM Multimedia 2023.
+
+    L = T^2 mean_n KL( q^g_n || q_n )
+    q_n = softmax(f_n / T) over c != y_n,    q^g_n = softmax(f^g_n / T) over c != y_n that are not in the majority
+
+A majority class has more samples than the mean over all classes, n_c > n / C. The student's share of a majority class
+that isn't the true one is driven to 0. Where no class is left for the teacher, the authors' mask of -1000 degenerates
+to a huge loss; here the row's term is 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedskew.objectives._arguments import (
+    check_counts,
+    check_outputs,
+    check_positive,
+    check_same,
+    check_targets,
+    teacher_logits,
+)
+from fedskew.objectives._masked import divergence, is_target, log_softmax_over, real_rows, row_mean
+from fedskew.objectives._protocol import Batch, Context
+
+
+def label_masking_distillation(
+    logits: Tensor,
+    targets: Tensor,
+    teacher_logits: Tensor,
+    counts: Tensor,
+    temperature: float = 1.0,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """FedLMD's term, without cross-entropy, mean over the real rows, 0-d.
+
+    `logits`, `teacher_logits`: `(batch, classes)`, the teacher gets no gradient; `targets`: `(batch,)` int64; `counts`:
+    the client's label counts, `(classes,)`, in the logits' dtype; `mask`: `(batch,)` bool, True at real rows. Raises
+    ArgumentError for a wrong shape or dtype, or a temperature not above 0.
+    """
+    check_outputs("logits", logits, mask)
+    check_targets(targets, logits, "logits")
+    check_same("teacher_logits", teacher_logits, logits)
+    check_counts(counts, logits)
+    check_positive("temperature", temperature)
+    not_true = ~is_target(real_rows(targets, mask), logits.shape[1])
+    taught = not_true & ~(counts > counts.mean())
+    log_teacher = log_softmax_over(real_rows(teacher_logits.detach(), mask) / temperature, taught)
+    log_student = log_softmax_over(real_rows(logits, mask) / temperature, not_true)
+    return temperature**2 * row_mean(divergence(log_teacher, torch.where(taught, log_student, 0)), mask)
+
+
+@dataclass(frozen=True)
+class FedLMD:
+    """FedLMD's term. The authors run it with weight 1 and temperature 1; the FedVLS paper with weight 0.1."""
+
+    temperature: float = 1.0
+
+    role: ClassVar[str] = "term"
+    reads: ClassVar[frozenset[str]] = frozenset({"teacher"})
+
+    def __post_init__(self) -> None:
+        check_positive("temperature", self.temperature)
+
+    def value(self, batch: Batch, context: Context) -> Tensor:
+        """`label_masking_distillation` of the batch."""
+        return label_masking_distillation(
+            batch.logits, batch.targets, teacher_logits(context), context.counts, self.temperature, mask=batch.mask
+        )

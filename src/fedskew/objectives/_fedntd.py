@@ -1,0 +1,56 @@
+"""FedNTD: distil the sent model's view of every class but the true one.
+
+Lee et al., "Preservation of the Global Knowledge by Not-True Distillation in Federated Learning", NeurIPS 2022.
+
+    L = T^2 mean_n KL( q^g_n || q_n ),    q = softmax(f / T) over the classes c != y_n
+
+With two classes the term is 0: one class is left, and its share is 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from fedskew.objectives._arguments import check_outputs, check_positive, check_same, check_targets, teacher_logits
+from fedskew.objectives._masked import divergence, is_target, log_softmax_over, real_rows, row_mean
+from fedskew.objectives._protocol import Batch, Context
+
+
+def not_true_distillation(
+    logits: Tensor, targets: Tensor, teacher_logits: Tensor, temperature: float = 1.0, mask: Tensor | None = None
+) -> Tensor:
+    """FedNTD's term, without cross-entropy, mean over the real rows, 0-d.
+
+    `logits`, `teacher_logits`: `(batch, classes)`, the teacher gets no gradient; `targets`: `(batch,)` int64; `mask`:
+    `(batch,)` bool, True at real rows. Raises ArgumentError for a wrong shape or dtype, or a temperature not above 0.
+    """
+    check_outputs("logits", logits, mask)
+    check_targets(targets, logits, "logits")
+    check_same("teacher_logits", teacher_logits, logits)
+    check_positive("temperature", temperature)
+    not_true = ~is_target(real_rows(targets, mask), logits.shape[1])
+    log_teacher = log_softmax_over(real_rows(teacher_logits.detach(), mask) / temperature, not_true)
+    log_student = log_softmax_over(real_rows(logits, mask) / temperature, not_true)
+    return temperature**2 * row_mean(divergence(log_teacher, log_student), mask)
+
+
+@dataclass(frozen=True)
+class FedNTD:
+    """FedNTD's term. The authors run it with weight 1 and temperature 1; the FedVLS paper with weight 0.1."""
+
+    temperature: float = 1.0
+
+    role: ClassVar[str] = "term"
+    reads: ClassVar[frozenset[str]] = frozenset({"teacher"})
+
+    def __post_init__(self) -> None:
+        check_positive("temperature", self.temperature)
+
+    def value(self, batch: Batch, context: Context) -> Tensor:
+        """`not_true_distillation` of the batch."""
+        return not_true_distillation(
+            batch.logits, batch.targets, teacher_logits(context), self.temperature, mask=batch.mask
+        )
