@@ -63,8 +63,8 @@ class FlatModel:
 
     From here on the module must be updated in place: what replaces its tensors (`.to()`, `.zero_grad()`, assigning a
     buffer) cuts it off, which `read`, `write_buffers` and `state_dict` report by an ArgumentError. The constructor
-    raises one for a parameter or float buffer that is not float32, has no values yet, or lies on another device than the
-    rest, and for a module without trainable parameters.
+    raises one for a parameter or float buffer that is not float32, has no values yet, or lies on another device than
+    the rest, and for a module without trainable parameters.
     """
 
     def __init__(self, module: nn.Module, *, channels_last: bool = True) -> None:

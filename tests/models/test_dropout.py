@@ -1,0 +1,179 @@
+"""Dropout by key."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from fedskew.errors import ArgumentError
+from fedskew.models import ChannelDropout, Dropout, build, dropout_keys, swap_dropout
+
+
+def hashed(*words: int) -> float:
+    """`randomness.uniform` in plain integers."""
+    value = 0
+    for word in words:
+        value = (value * 0x01000193 + word + 0x1E3779B9) % 2**32
+        value = (value ^ (value >> 16)) * 0x21F0AAAD % 2**32
+        value = (value ^ (value >> 15)) * 0x735A2D97 % 2**32
+        value ^= value >> 15
+    return (value >> 8) / 2**24
+
+
+def keyed(layer: Dropout, key: int) -> Dropout:
+    layer.key.fill_(key)
+    layer.uses = 0
+    return layer
+
+
+def test_the_mask_is_the_hash_of_layer_use_key_and_place():
+    layer = keyed(Dropout(0.3), 12345)
+    layer.layer = 2
+    kept = torch.tensor([[hashed(2, 0, 12345, 3 * row + column) >= 0.3 for column in range(3)] for row in range(4)])
+    assert torch.equal(layer(torch.ones(4, 3)), kept / 0.7)
+    kept = torch.tensor([[hashed(2, 1, 12345, 3 * row + column) >= 0.3 for column in range(3)] for row in range(4)])
+    assert torch.equal(layer(torch.ones(4, 3)), kept / 0.7)
+
+
+@pytest.mark.parametrize("p", [0.1, 0.25, 0.5, 0.9])
+def test_a_share_p_is_dropped_and_the_mean_is_kept(p):
+    out = keyed(Dropout(p), 7)(torch.ones(400, 500))
+    assert (out == 0).float().mean() == pytest.approx(p, abs=4 * (p * (1 - p) / 200_000) ** 0.5)
+    assert out.mean() == pytest.approx(1.0, abs=0.03)
+
+
+def test_keys_give_unrelated_masks_and_the_same_key_the_same():
+    x = torch.ones(100, 100)
+    first, again, other = (keyed(Dropout(0.5), key)(x) for key in (1, 1, 2))
+    assert torch.equal(first, again)
+    assert ((first == 0) & (other == 0)).float().mean() == pytest.approx(0.25, abs=0.02)
+
+
+def test_more_rows_leave_the_masks_of_the_first_as_they_are():
+    layer = Dropout(0.5)
+    assert torch.equal(keyed(layer, 3)(torch.ones(9, 5))[:4], keyed(layer, 3)(torch.ones(4, 5)))
+
+
+def test_whole_channels_are_dropped():
+    out = keyed(ChannelDropout(0.5), 11)(torch.ones(50, 8, 3, 4))
+    flat = out.flatten(2)
+    assert torch.equal(flat, flat[:, :, :1].expand_as(flat))
+    assert set(flat.unique().tolist()) == {0.0, 2.0}
+    kept = torch.tensor([[hashed(0, 0, 11, 8 * row + channel) >= 0.5 for channel in range(8)] for row in range(50)])
+    assert torch.equal(out[:, :, 0, 0], kept * 2.0)
+
+
+def test_nothing_is_dropped_in_eval_mode_or_at_zero_and_everything_at_one():
+    x = torch.randn(4, 5, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(Dropout(0.5).eval()(x), x)
+    assert torch.equal(Dropout(0.0)(x), x)
+    assert torch.equal(Dropout(1.0)(x), torch.zeros_like(x))
+
+
+def test_gradients_pass_where_values_do():
+    x = torch.ones(6, 7, requires_grad=True)
+    out = keyed(Dropout(0.5), 5)(x)
+    out.sum().backward()
+    assert torch.equal(x.grad, out.detach())
+
+
+def test_a_mapped_key_gives_each_client_its_own_mask():
+    model = build("cnn_mnist", 5, (1, 16, 16))
+    names = dropout_keys(model)
+    assert names == ["drop1.key", "drop2.key"]
+    x = torch.randn(3, 4, 1, 16, 16, generator=torch.Generator().manual_seed(0))
+    keys = torch.tensor([1, 99, 2**31 - 1])
+
+    def client(key, x):
+        return torch.func.functional_call(model, dict.fromkeys(names, key), (x,))
+
+    mapped = torch.func.vmap(client)(keys, x)
+    torch.testing.assert_close(mapped, torch.stack([client(key, rows) for key, rows in zip(keys, x, strict=True)]))
+    assert not torch.allclose(mapped[0], client(keys[1], x[0]))
+
+
+def test_the_key_is_no_part_of_the_state_dict():
+    assert not any("drop" in name for name in build("cnn_w2", 5, (1, 16, 16)).state_dict())
+
+
+def test_passes_with_the_same_key_agree_and_leave_torchs_generator_alone():
+    model = build("cnn_w2", 5, (1, 16, 16)).train()
+    x = torch.randn(4, 1, 16, 16, generator=torch.Generator().manual_seed(0))
+    before = torch.get_rng_state()
+    assert torch.equal(model(x), model(x))
+    assert torch.equal(before, torch.get_rng_state())
+
+
+class Twice(nn.Module):
+    """A model of a user's own that uses one dropout layer twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x):
+        return torch.stack([self.drop(x), self.drop(x)])
+
+
+def test_a_layer_used_twice_has_two_masks_the_same_in_every_pass():
+    model = swap_dropout(Twice())
+    for one in (model, copy.deepcopy(model)):
+        first, second = one(torch.ones(10, 10))
+        assert not torch.equal(first, second)
+        assert torch.equal(one(torch.ones(10, 10)), torch.stack([first, second]))
+
+
+def test_a_users_dropout_layers_are_replaced_in_place_and_numbered():
+    shared = nn.Dropout(0.2)
+    model = nn.Sequential(
+        nn.Linear(4, 4), shared, nn.Sequential(nn.Dropout2d(0.3), nn.Dropout1d(0.1)), shared, Dropout(0.4)
+    ).eval()
+    names = list(model.state_dict())
+    assert swap_dropout(model) is model
+    assert list(model.state_dict()) == names
+    assert model[1] is model[3]
+    found = [model[1], model[2][0], model[2][1], model[4]]
+    assert [type(layer) for layer in found] == [Dropout, ChannelDropout, ChannelDropout, Dropout]
+    assert [layer.p for layer in found] == [0.2, 0.3, 0.1, 0.4]
+    assert [layer.layer for layer in found] == [0, 1, 2, 3]
+    assert not any(layer.training for layer in found)
+    assert dropout_keys(model) == ["1.key", "2.0.key", "2.1.key", "4.key"]
+    layers = list(model.modules())
+    assert list(swap_dropout(model).modules()) == layers
+    assert len(model._forward_pre_hooks) == 1
+
+
+def test_a_model_that_is_a_dropout_layer_is_returned_replaced():
+    model = swap_dropout(nn.Dropout(0.5))
+    assert isinstance(model, Dropout)
+    assert dropout_keys(model) == ["key"]
+
+
+def test_a_model_without_dropout_is_left_as_it_is():
+    model = nn.Sequential(nn.Linear(3, 2))
+    swap_dropout(model)
+    assert dropout_keys(model) == []
+    assert not model._forward_pre_hooks
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [nn.AlphaDropout(), nn.RReLU(), nn.LSTM(3, 3, num_layers=2, dropout=0.1), nn.MultiheadAttention(4, 2, dropout=0.1)],
+)
+def test_layers_that_draw_without_a_key_are_refused_by_name(layer):
+    with pytest.raises(ArgumentError, match=f"layer '1' \\({type(layer).__name__}\\)"):
+        swap_dropout(nn.Sequential(nn.Linear(3, 3), layer))
+
+
+@pytest.mark.parametrize("p", [-0.1, 1.1, float("nan")])
+def test_a_probability_outside_the_unit_interval_is_refused(p):
+    with pytest.raises(ArgumentError, match="p:"):
+        Dropout(p)
+
+
+def test_channel_dropout_needs_channels():
+    with pytest.raises(ArgumentError, match="channel dropout"):
+        ChannelDropout(0.5)(torch.ones(3))

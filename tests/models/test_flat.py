@@ -1,0 +1,255 @@
+"""A model as one flat vector."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from fedskew.errors import ArgumentError
+from fedskew.models import FlatModel, build
+
+X = torch.randn(6, 1, 16, 16, generator=torch.Generator().manual_seed(0))
+Y = torch.tensor([0, 1, 2, 2, 1, 0])
+
+
+def lenet() -> nn.Module:
+    return build("lenet5", 3, (1, 16, 16), generator=torch.Generator().manual_seed(0))
+
+
+def normalised() -> nn.Module:
+    """A user's own module with batch norm."""
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(16, 3)
+    )
+
+
+@pytest.mark.parametrize("make", [lenet, normalised])
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_outputs_and_gradients_are_those_of_the_module(make, channels_last):
+    module = make()
+    alone = copy.deepcopy(module)
+    model = FlatModel(module, channels_last=channels_last)
+    torch.testing.assert_close(module(X), alone(X))
+    functional.cross_entropy(module(X), Y).backward()
+    functional.cross_entropy(alone(X), Y).backward()
+    gradients = model.views(model.gradient)
+    assert list(gradients) == list(model.names) == [name for name, _ in alone.named_parameters()]
+    for name, parameter in alone.named_parameters():
+        torch.testing.assert_close(gradients[name], parameter.grad)
+    assert model.vector.dtype == torch.float32
+    assert model.vector.shape == model.gradient.shape == (sum(p.numel() for p in alone.parameters()),)
+    assert model.shapes == tuple(p.shape for p in alone.parameters())
+
+
+def test_contiguous_order_is_that_of_parameters_to_vector():
+    module = lenet()
+    expected = nn.utils.parameters_to_vector(module.parameters()).detach()
+    assert torch.equal(FlatModel(module, channels_last=False).vector, expected)
+
+
+def test_channels_last_stores_a_convolution_with_channels_innermost():
+    module = normalised()
+    with torch.no_grad():
+        module[0].weight.copy_(torch.arange(36.0).view(4, 1, 3, 3))
+    wide = nn.Conv2d(2, 1, 2, bias=False)
+    with torch.no_grad():
+        wide.weight.copy_(torch.tensor([[[[1.0, 2.0], [3.0, 4.0]], [[5.0, 6.0], [7.0, 8.0]]]]))
+    assert FlatModel(wide).vector.tolist() == [1.0, 5.0, 2.0, 6.0, 3.0, 7.0, 4.0, 8.0]
+    assert FlatModel(module).vector[:36].tolist() == list(range(36))
+    assert wide.weight.tolist() == [[[[1.0, 2.0], [3.0, 4.0]], [[5.0, 6.0], [7.0, 8.0]]]]
+
+
+def test_backward_adds_to_the_flat_gradient_until_it_is_zeroed():
+    model = FlatModel(lenet())
+    model.module(X).sum().backward()
+    once = model.gradient.clone()
+    assert once.any()
+    model.module(X).sum().backward()
+    torch.testing.assert_close(model.gradient, 2 * once)
+    model.zero_gradient()
+    assert not model.gradient.any()
+    model.module(X).sum().backward()
+    assert torch.equal(model.gradient, once)
+
+
+def test_writing_moves_the_module_and_reading_copies():
+    model = FlatModel(lenet())
+    before, copied = model.module(X), model.read()
+    model.write(torch.zeros_like(copied))
+    assert torch.equal(model.module(X), torch.zeros(6, 3))
+    assert not torch.equal(copied, model.vector)
+    model.write(copied)
+    assert torch.equal(model.module(X), before)
+    assert copied.data_ptr() != model.vector.data_ptr()
+    model.write(model.vector)
+    assert torch.equal(model.vector, copied)
+
+
+def test_the_vector_and_the_module_are_one():
+    model = FlatModel(lenet())
+    with torch.no_grad():
+        model.vector.mul_(2.0)
+        model.module.head.bias.fill_(9.0)
+    assert model.views(model.vector)["head.bias"].tolist() == [9.0, 9.0, 9.0]
+    torch.optim.SGD(model.module.parameters(), lr=1.0).step()
+    model.module(X).sum().backward()
+    expected = model.vector - model.gradient
+    torch.optim.SGD(model.module.parameters(), lr=1.0).step()
+    assert torch.equal(model.read(), expected)
+
+
+def test_a_deep_copy_of_the_module_is_independent():
+    model = FlatModel(normalised())
+    twin = FlatModel(copy.deepcopy(model.module))
+    assert torch.equal(twin.read(), model.read())
+    twin.write(torch.zeros_like(twin.vector))
+    twin.write_buffers(torch.zeros_like(twin.buffers))
+    assert model.vector.any()
+    assert model.buffers.any()
+
+
+def test_batch_norm_statistics_are_buffers_and_move_with_training():
+    model = FlatModel(normalised())
+    assert model.buffers.tolist() == [0.0] * 4 + [1.0] * 4
+    assert list(model.integer_buffers) == ["1.num_batches_tracked"]
+    model.module(X)
+    assert torch.equal(model.buffers[:4], model.module[1].running_mean)
+    assert torch.equal(model.buffers[4:], model.module[1].running_var)
+    assert model.buffers[:4].any()
+    assert model.integer_buffers["1.num_batches_tracked"] == 1
+    model.write_buffers(torch.arange(8.0))
+    assert model.module[1].running_var.tolist() == [4.0, 5.0, 6.0, 7.0]
+    assert torch.equal(model.read(), model.vector)
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("make", [lenet, normalised])
+def test_a_state_dict_is_canonical_contiguous_and_goes_round(make, channels_last):
+    module = make()
+    plain = copy.deepcopy(module)
+    plain(X)
+    model = FlatModel(module, channels_last=channels_last)
+    model.load_state_dict(plain.state_dict())
+    saved = model.state_dict()
+    assert list(saved) == list(plain.state_dict())
+    for name, value in plain.state_dict().items():
+        assert torch.equal(saved[name], value)
+        assert saved[name].is_contiguous()
+        assert not saved[name].requires_grad
+    model.write(torch.zeros_like(model.vector))
+    assert all(torch.equal(saved[name], value) for name, value in plain.state_dict().items())
+    model.load_state_dict(saved)
+    torch.testing.assert_close(model.module.eval()(X), plain.eval()(X))
+
+
+def test_frozen_parameters_are_no_part_of_the_vector_and_stay():
+    module = lenet()
+    module.conv1.requires_grad_(False)
+    frozen = module.conv1.weight.clone()
+    model = FlatModel(module)
+    assert "conv1.weight" not in model.names
+    model.write(torch.zeros_like(model.vector))
+    model.module(X).sum().backward()
+    assert torch.equal(module.conv1.weight, frozen)
+    assert module.conv1.weight.grad is None
+    assert torch.equal(model.state_dict()["conv1.weight"], frozen)
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(3, 3, bias=False)
+        self.second = nn.Linear(3, 3, bias=False)
+        self.second.weight = self.first.weight
+        self.register_buffer("positions", torch.arange(3.0), persistent=False)
+
+    def forward(self, x):
+        return self.second(self.first(x + self.positions))
+
+
+def test_a_tied_parameter_counts_once_and_a_constant_not_at_all():
+    model = FlatModel(Tied())
+    assert model.names == ("first.weight",)
+    assert model.vector.shape == (9,)
+    assert model.buffers.shape == (0,)
+    assert model.module.first.weight is model.module.second.weight
+    assert set(model.state_dict()) == {"first.weight", "second.weight"}
+    model.module(torch.ones(1, 3)).sum().backward()
+    assert model.gradient.any()
+
+
+def test_views_of_another_vector_serve_a_functional_call_and_a_mapped_one():
+    model = FlatModel(lenet())
+    vectors = torch.stack([model.vector, 2 * model.vector, torch.zeros_like(model.vector)])
+
+    def logits(vector):
+        return torch.func.functional_call(model.module, model.views(vector), (X,))
+
+    expected = [logits(vector) for vector in vectors]
+    torch.testing.assert_close(expected[0], model.module(X))
+    torch.testing.assert_close(torch.func.vmap(logits)(vectors), torch.stack(expected))
+
+
+class Forgetful(nn.Module):
+    """Assigns its buffer instead of updating it in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+        self.register_buffer("centre", torch.zeros(2))
+
+    def forward(self, x):
+        self.centre = 0.9 * self.centre + 0.1 * x.mean(0)
+        return self.layer(x - self.centre)
+
+
+def test_a_model_cut_off_from_its_vector_is_reported():
+    model = FlatModel(Forgetful())
+    model.module(torch.ones(3, 2))
+    with pytest.raises(ArgumentError, match=r"'centre'.* updated in place"):
+        model.write_buffers(torch.zeros(2))
+    model = FlatModel(lenet())
+    model.module.zero_grad()
+    with pytest.raises(ArgumentError, match=r"'conv1\.weight' or its \.grad"):
+        model.read()
+
+
+class Lazy(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.LazyLinear(2)
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (nn.ReLU(), "no trainable parameter"),
+        (nn.Linear(2, 2).requires_grad_(False), "no trainable parameter"),
+        (nn.Linear(2, 2).double(), "'weight' is float64, not float32"),
+        (nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).half()), "'1.weight' is float16"),
+        (nn.Linear(2, 2, device="meta"), "has no values yet"),
+    ],
+)
+def test_a_module_that_can_not_be_one_float32_vector_is_refused(module, message):
+    with pytest.raises(ArgumentError, match=message):
+        FlatModel(module)
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules")
+def test_a_lazy_module_must_have_run_once():
+    with pytest.raises(ArgumentError, match="run the model once"):
+        FlatModel(Lazy())
+
+
+def test_wrong_shapes_and_states_are_refused():
+    model = FlatModel(normalised())
+    with pytest.raises(ArgumentError, match="vector: expected shape"):
+        model.write(torch.zeros(1))
+    with pytest.raises(ArgumentError, match="buffers: expected shape"):
+        model.write_buffers(torch.zeros(9))
+    with pytest.raises(ArgumentError, match=r"state: does not fit.*0\.weight"):
+        model.load_state_dict({})
