@@ -1,8 +1,21 @@
 """How the weighted updates of a round move the model."""
 
+from fedskew.server_updates._fedexp import FedEXP, fedexp_step
+from fedskew.server_updates._fednova import FedNova, fednova, fednova_normaliser, fednova_weights
 from fedskew.server_updates._plain import Plain, PlainState
 from fedskew.server_updates._protocol import ServerUpdate
 
-INDEX: dict[str, type] = {"plain": Plain}
+INDEX: dict[str, type] = {"plain": Plain, "fednova": FedNova, "fedexp": FedEXP}
 
-__all__ = ["INDEX", "Plain", "PlainState", "ServerUpdate"]
+__all__ = [
+    "INDEX",
+    "FedEXP",
+    "FedNova",
+    "Plain",
+    "PlainState",
+    "ServerUpdate",
+    "fedexp_step",
+    "fednova",
+    "fednova_normaliser",
+    "fednova_weights",
+]

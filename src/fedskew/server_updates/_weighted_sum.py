@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from fedskew.errors import ArgumentError
 
+FloatArray = NDArray[np.float64]
 
-def weighted_sum(updates: Tensor, weights: NDArray[np.float64]) -> Tensor:
+
+def weighted_sum(updates: Tensor, weights: FloatArray) -> Tensor:
     """`sum_k weights_k * updates_k` in float64, `(parameters,)`, added in the order of the rows.
 
     `updates`: `(answered, parameters)`; `weights`: `(answered,)`. A matrix product would let the linear-algebra library
@@ -28,3 +30,21 @@ def weighted_sum(updates: Tensor, weights: NDArray[np.float64]) -> Tensor:
     for update, weight in zip(updates, weights.tolist(), strict=True):
         total += update.to(torch.float64, copy=True).mul_(weight)
     return total
+
+
+def as_tensor(updates: ArrayLike | Tensor) -> Tensor:
+    """Updates as a tensor; of an array the values are checked too. Raises ArgumentError."""
+    if isinstance(updates, Tensor):
+        return updates
+    array = np.asarray(updates, dtype=np.float64)
+    if not np.isfinite(array).all():
+        raise ArgumentError("updates: must be finite; leave out the clients that diverged")
+    return torch.tensor(array)
+
+
+def as_weights(weights: ArrayLike) -> FloatArray:
+    """Weights as a float64 array. Raises ArgumentError for one that is negative or not finite, or for none at all."""
+    array = np.asarray(weights, dtype=np.float64)
+    if array.ndim != 1 or array.size == 0 or not (np.isfinite(array) & (array >= 0)).all():
+        raise ArgumentError("weights: expected at least one number for each update, finite and not negative")
+    return array

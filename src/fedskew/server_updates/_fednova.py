@@ -1,0 +1,96 @@
+"""FedNova: divide each update by the steps that it took, so that clients with more steps don't pull the objective.
+
+Wang et al., "Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization", NeurIPS 2020.
+
+    a_k = [tau_k - rho (1 - rho^tau_k) / (1 - rho)] / (1 - rho)          what tau_k steps with momentum rho add up to
+    w  <- w + tau_eff sum_k p_k D_k / a_k,    tau_eff = sum_k p_k a_k
+
+p are the weighting slot's weights, over those who answered. The effective weights p_k tau_eff / a_k sum to 1 or more:
+where steps differ much, FedNova is also a larger server step. With FedProx the official code shrinks a by the proximal
+term; here it doesn't. Buffers such as batch-norm statistics are not normalised (some public code does, and gets
+negative variances).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import overload
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from fedskew.errors import ArgumentError
+from fedskew.server_updates._weighted_sum import FloatArray, as_tensor, as_weights, weighted_sum
+
+
+def fednova_normaliser(steps: int, momentum: float) -> float:
+    """What `steps` gradients add up to in an SGD update with this momentum, a(tau, rho), from a fresh buffer.
+
+    It is `steps` without momentum. Raises ArgumentError for negative steps or a momentum outside [0, 1).
+    """
+    _check_momentum(momentum)
+    if not (float(steps).is_integer() and steps >= 0):
+        raise ArgumentError(f"steps: must be whole numbers, 0 or above, got {steps}")
+    return float((steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum))
+
+
+def fednova_weights(steps: ArrayLike, weights: ArrayLike, momentum: float) -> FloatArray:
+    """The effective weights p_k tau_eff / a_k of the updates, `(clients,)`; 0 for a client that took no step.
+
+    Their sum, 1 or more where everyone moved, is the server step hidden in FedNova. `steps`: local steps of each
+    client, `(clients,)`; `weights`: `(clients,)`, sum 1; `momentum`: that of the clients' SGD. Raises ArgumentError.
+    """
+    shares, taken = as_weights(weights), np.asarray(steps)
+    if taken.shape != shares.shape:
+        raise ArgumentError(f"steps: expected shape {shares.shape}, one for each weight, got {taken.shape}")
+    normalisers = np.array([fednova_normaliser(count, momentum) for count in taken.tolist()])
+    moved = normalisers > 0
+    return np.where(moved, shares * (shares @ normalisers) / np.where(moved, normalisers, 1), 0)
+
+
+@overload
+def fednova(updates: Tensor, steps: ArrayLike, weights: ArrayLike, momentum: float) -> Tensor: ...
+@overload
+def fednova(updates: ArrayLike, steps: ArrayLike, weights: ArrayLike, momentum: float) -> FloatArray: ...
+def fednova(updates: ArrayLike | Tensor, steps: ArrayLike, weights: ArrayLike, momentum: float) -> FloatArray | Tensor:
+    """The change of the model, `(parameters,)`: an array for an array, a tensor of the same dtype for a tensor.
+
+    `updates`: client model minus sent model, `(clients, parameters)`; `steps`, `weights`, `momentum`: see
+    `fednova_weights`. Raises ArgumentError for shapes that don't fit, values of `steps` and `weights` that make no
+    sense, or an array of updates that isn't finite.
+    """
+    rows = as_tensor(updates)
+    change = weighted_sum(rows, fednova_weights(steps, weights, momentum))
+    return change.to(rows.dtype) if isinstance(updates, Tensor) else change.numpy()
+
+
+@dataclass(frozen=True)
+class FedNova:
+    """Move the model by FedNova's normalised updates. `local_momentum`: that of the clients' SGD, as in the
+    training."""
+
+    local_momentum: float
+
+    def __post_init__(self) -> None:
+        _check_momentum(self.local_momentum)
+
+    def init(self, parameters: Tensor) -> None:
+        """Nothing is kept between rounds."""
+
+    def update(
+        self,
+        state: None,
+        parameters: Tensor,
+        updates: Tensor,
+        weights: NDArray[np.float64],
+        steps: NDArray[np.int64],
+    ) -> tuple[Tensor, None]:
+        """The next model; arguments as in `ServerUpdate`."""
+        change = weighted_sum(updates, fednova_weights(steps, weights, self.local_momentum))
+        return (parameters + change).to(parameters.dtype), None
+
+
+def _check_momentum(momentum: float) -> None:
+    if not 0 <= momentum < 1:
+        raise ArgumentError(f"momentum: must be in [0, 1), got {momentum}")

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedskew.errors import ArgumentError
+from fedskew.server_updates import FedEXP, Plain, fedexp_step
+
+quick = settings(deadline=None, derandomize=True, max_examples=60)
+RNG = np.random.default_rng(1)
+UPDATES = RNG.normal(size=(4, 9))
+WEIGHTS = np.array([0.4, 0.1, 0.2, 0.3])
+
+
+def test_orthogonal_updates_worked_out_by_hand():
+    # Four orthogonal unit updates, equal weights: mean of squares 1, square of the mean 1/4. With eps 1/4: 1 / 1.
+    assert fedexp_step(np.eye(4), np.full(4, 0.25), 0.25) == 1
+    assert fedexp_step(np.eye(4), np.full(4, 0.25), 0.0) == pytest.approx(2)
+
+
+def test_the_formula():
+    squares = sum(p * sum(value**2 for value in row) for p, row in zip(WEIGHTS, UPDATES, strict=True))
+    mean = [sum(p * row[i] for p, row in zip(WEIGHTS, UPDATES, strict=True)) for i in range(9)]
+    eta = max(1.0, squares / (2 * (sum(value**2 for value in mean) + 0.01)))
+    assert eta > 1
+    assert fedexp_step(UPDATES, WEIGHTS, 0.01) == pytest.approx(eta, rel=1e-12)
+    assert fedexp_step(torch.tensor(UPDATES), WEIGHTS, 0.01) == pytest.approx(eta, rel=1e-12)
+    model = torch.tensor(RNG.normal(size=9))
+    after, state = FedEXP(eps=0.01).update(None, model, torch.tensor(UPDATES), WEIGHTS, np.ones(4, dtype=np.int64))
+    np.testing.assert_allclose(after.numpy(), model.numpy() + eta * np.array(mean), rtol=1e-12)
+    assert state is None
+    assert FedEXP().init(model) is None
+
+
+@pytest.mark.parametrize("eps", [0.0, 1e-3])
+def test_where_nobody_moved_the_step_is_1_and_the_model_stays(eps):
+    assert fedexp_step(np.zeros((3, 5)), np.full(3, 1 / 3), eps) == 1
+    model = torch.ones(5)
+    after, _ = FedEXP(eps).update(None, model, torch.zeros(3, 5), np.full(3, 1 / 3), np.ones(3, dtype=np.int64))
+    assert torch.equal(after, model)
+
+
+def test_clients_that_agree_are_averaged_plainly():
+    model, updates = torch.zeros(9, dtype=torch.float64), torch.tensor(np.tile(UPDATES[0], (4, 1)))
+    steps = np.ones(4, dtype=np.int64)
+    ours, theirs = (filler.update(None, model, updates, WEIGHTS, steps)[0] for filler in (FedEXP(), Plain()))
+    assert torch.equal(ours, theirs)
+
+
+@quick
+@given(st.integers(1, 8), st.integers(0, 1000), st.floats(0, 10))
+def test_it_never_shrinks_the_update_and_falls_with_eps(clients, seed, eps):
+    rng = np.random.default_rng(seed)
+    updates, weights = rng.normal(size=(clients, 6)), rng.dirichlet(np.ones(clients))
+    assert fedexp_step(updates, weights, eps) >= fedexp_step(updates, weights, eps + 1) >= 1
+
+
+@quick
+@given(st.integers(1, 5), st.integers(0, 1000), st.floats(1e-3, 1e3))
+def test_without_eps_the_scale_of_the_updates_means_nothing(clients, seed, scale):
+    rng = np.random.default_rng(seed)
+    updates, weights = rng.normal(size=(clients, 6)), rng.dirichlet(np.ones(clients))
+    assert fedexp_step(scale * updates, weights, 0) == pytest.approx(fedexp_step(updates, weights, 0), rel=1e-9)
+
+
+def test_the_step_does_not_depend_on_threads_and_keeps_its_digits_over_many_parameters():
+    updates = torch.randn(3, 70_001, generator=torch.Generator().manual_seed(0))
+    weights = np.full(3, 1 / 3)
+    threads = torch.get_num_threads()
+    try:
+        steps = set()
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            steps.add(fedexp_step(updates, weights, 1e-3))
+    finally:
+        torch.set_num_threads(threads)
+    exact = [math.fsum(value**2 for value in row) for row in updates.tolist()]
+    mean = math.fsum(value**2 for value in updates.double().mean(dim=0).tolist())
+    assert len(steps) == 1
+    assert steps.pop() == pytest.approx(math.fsum(exact) / 3 / (2 * (mean + 1e-3)), rel=1e-12)
+
+
+@pytest.mark.parametrize("eps", [-1.0, math.nan, math.inf])
+def test_a_senseless_eps_is_refused_by_name(eps):
+    with pytest.raises(ArgumentError, match=r"^eps: must be 0 or above"):
+        FedEXP(eps=eps)
+    with pytest.raises(ArgumentError, match=r"^eps: must be 0 or above"):
+        fedexp_step(UPDATES, WEIGHTS, eps)
+
+
+def test_arguments_that_do_not_fit_are_refused_by_name():
+    with pytest.raises(ArgumentError, match=r"^weights: expected shape \(4,\)"):
+        fedexp_step(UPDATES, WEIGHTS[:3], 0.1)
+    with pytest.raises(ArgumentError, match=r"^updates: must be finite"):
+        fedexp_step(UPDATES * math.inf, WEIGHTS, 0.1)
