@@ -1,1 +1,27 @@
-"""data."""
+"""Data sets in their authors' formats, and a user's own, as tensors; augmentation of batches."""
+
+from __future__ import annotations
+
+from fedskew.data._crop_flip import CropFlip
+from fedskew.data._dataset import Dataset
+from fedskew.data._fedentopt import JitterFlipGrey
+from fedskew.data._load import INDEX, Reader, load
+from fedskew.data._protocol import Augmentation, Augmenter
+
+AUGMENTATIONS: dict[str, type[Augmenter]] = {
+    "fedentopt": JitterFlipGrey,
+    "crop_flip": CropFlip,
+}
+"""The augmentations by the name that a config gives them."""
+
+__all__ = [
+    "AUGMENTATIONS",
+    "INDEX",
+    "Augmentation",
+    "Augmenter",
+    "CropFlip",
+    "Dataset",
+    "JitterFlipGrey",
+    "Reader",
+    "load",
+]

@@ -1,0 +1,104 @@
+"""A user's own table of features, in CSV."""
+
+from __future__ import annotations
+
+from array import array
+from csv import Error, reader
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fedskew.data._dataset import Dataset
+from fedskew.data._own import Samples, make
+from fedskew.errors import DataError, nearest
+
+
+def csv(
+    root: Path,
+    rng: np.random.Generator | None,
+    label: str = "label",
+    client: str | None = None,
+    test: str | None = None,
+    test_share: float = 0.2,
+) -> Dataset:
+    """`root` is the file: a header line, then one sample a line; comma-separated, UTF-8.
+
+    `label` names the column of labels (any text) and `client` that of clients, where there is one (a column called
+    "client" is taken for it); every other column must hold numbers. `test` names a file beside it with the same
+    columns; without one, `test_share` of every class is drawn with `rng` and held out. Features are standardised with
+    mean and deviation of the training part.
+    """
+    train, header = _samples(root, label, client)
+    held = None
+    if test is not None:
+        path = root.parent / test
+        held, columns = _samples(path, label, client)
+        if columns != header:
+            raise DataError(f"{path}, line 1: its columns are not those of {root}")
+    return make("csv", train, held, test_share, rng)
+
+
+def _samples(path: Path, label: str, client: str | None) -> tuple[Samples, list[str]]:
+    """The samples of one file, and its header."""
+    labels: list[str] = []
+    clients: list[str] = []
+    values, lines = array("d"), array("q")
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            rows = reader(file)
+            header = [name.strip() for name in next(rows, [])]
+            label_column, client_column = _columns(path, header, label, client)
+            features = [column for column in range(len(header)) if column not in (label_column, client_column)]
+            if not features:
+                raise DataError(f"{path}, line 1: no column is left for features")
+            for row in rows:
+                if not row:
+                    continue
+                if len(row) != len(header):
+                    raise DataError(f"{path}, line {rows.line_num}: {len(row)} values under {len(header)} columns")
+                labels.append(row[label_column].strip())
+                if client_column is not None:
+                    clients.append(row[client_column].strip())
+                lines.append(rows.line_num)
+                try:
+                    values.extend([float(row[column]) for column in features])
+                except ValueError:
+                    raise _no_number(path, rows.line_num, header, features, row) from None
+    except (OSError, UnicodeDecodeError, Error) as error:
+        raise DataError(f"{path}: can't be read as a CSV file: {error}") from None
+    if not labels:
+        raise DataError(f"{path}: has a header and no samples")
+    table = np.frombuffer(values).reshape(len(labels), len(features))
+    if not np.isfinite(table).all():
+        row_index, column = np.argwhere(~np.isfinite(table))[0]
+        raise DataError(
+            f"{path}, line {lines[row_index]}: {header[features[column]]!r} is {table[row_index, column]}, "
+            "not a finite number"
+        )
+    return Samples(torch.from_numpy(table.copy()), labels, clients if client_column is not None else None), header
+
+
+def _columns(path: Path, header: list[str], label: str, client: str | None) -> tuple[int, int | None]:
+    """Where labels and clients stand."""
+    doubled = [name for name in header if header.count(name) > 1]
+    if not header or doubled:
+        raise DataError(f"{path}, line 1: {f'column {doubled[0]!r} appears twice' if doubled else 'no header'}")
+    for option, name in (("label", label), ("client", client)):
+        if name is not None and name not in header:
+            raise DataError(f"{path}, line 1: no column {name!r} for {option}{nearest(name, header)}")
+    if client is None and "client" in header and label != "client":
+        client = "client"
+    return header.index(label), None if client is None else header.index(client)
+
+
+def _no_number(path: Path, line: int, header: list[str], features: list[int], row: list[str]) -> DataError:
+    for column in features:
+        try:
+            float(row[column])
+        except ValueError:
+            return DataError(
+                f"{path}, line {line}: {header[column]!r} is {row[column]!r}, not a number; only the columns of "
+                "labels and clients (options label, client) may hold text"
+            )
+    raise AssertionError("every feature is a number")

@@ -1,0 +1,155 @@
+"""A user's own pictures, in a folder of class folders."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image, UnidentifiedImageError
+from torch import Tensor
+
+from fedskew.data._dataset import Dataset
+from fedskew.data._own import Samples, make
+from fedskew.errors import ArgumentError, DataError
+
+_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"}
+_GREY = {"1", "L", "LA", "La"}
+_DEEP = {"I", "I;16", "I;16L", "I;16B", "I;16N"}
+
+
+class _Picture(NamedTuple):
+    path: Path
+    label: str
+    client: str | None
+
+
+class _Tree(NamedTuple):
+    """Pictures below one folder, and the names of its class and client folders, empty ones included."""
+
+    pictures: list[_Picture]
+    classes: set[str]
+    clients: set[str]
+
+
+def folder(
+    root: Path,
+    rng: np.random.Generator | None,
+    client_level: bool = False,
+    size: int | tuple[int, int] | None = None,
+    test_share: float = 0.2,
+) -> Dataset:
+    """Pictures in `root/CLASS/`, or `root/CLIENT/CLASS/` with `client_level`; `root/train/` and `root/test/` where
+    there are.
+
+    Class folders name the classes. Files are recognised by their suffix; others, and hidden ones, are passed over.
+    Grey where every file is, else RGB; transparency is dropped; 16-bit grey is read in full. All pictures have one
+    size, or are resized (bilinear) to `size`, a side or (height, width). Without a test part, `test_share` of every
+    class is drawn with `rng` and held out. Pixels are scaled to [0, 1], then standardised by channel with mean and
+    deviation of the training part.
+    """
+    if not root.is_dir():
+        raise DataError(f"{root}: is no folder")
+    split = (root / "train").is_dir()
+    train = _tree(root / "train" if split else root, client_level)
+    test = _tree(root / "test", client_level) if split and (root / "test").is_dir() else None
+    pictures = train.pictures + (test.pictures if test else [])
+    shape = _shape([picture.path for picture in pictures], _sides(size))
+    return make(
+        "folder",
+        _samples(train, shape, client_level),
+        _samples(test, shape, client_level) if test else None,
+        test_share,
+        rng,
+        classes=train.classes | (test.classes if test else set()),
+        clients=train.clients,
+    )
+
+
+def _tree(top: Path, client_level: bool) -> _Tree:
+    tree = _Tree([], set(), set())
+    for client in _folders(top) if client_level else [None]:
+        if client is not None:
+            tree.clients.add(client.name)
+        for label in _folders(client or top):
+            tree.classes.add(label.name)
+            files = sorted(path for path in label.iterdir() if not path.name.startswith("."))
+            found = [path for path in files if path.suffix.lower() in _SUFFIXES and path.is_file()]
+            if not found and any(path.is_dir() for path in files):
+                raise DataError(
+                    f"{label}: holds folders and no pictures; if the first level names clients, set client_level = true"
+                )
+            owner = None if client is None else client.name
+            tree.pictures.extend(_Picture(path, label.name, owner) for path in found)
+    if not tree.pictures:
+        level = "CLIENT/CLASS" if client_level else "CLASS"
+        raise DataError(f"{top}: found no pictures in {level} folders below it")
+    return tree
+
+
+def _folders(top: Path) -> Iterator[Path]:
+    return (path for path in sorted(top.iterdir()) if path.is_dir() and not path.name.startswith("."))
+
+
+def _sides(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
+    """(height, width)."""
+    if size is None:
+        return None
+    sides = (size, size) if isinstance(size, int) else tuple(size)
+    if len(sides) != 2 or not all(isinstance(side, int) and side > 0 for side in sides):
+        raise ArgumentError(f"size: must be a side or (height, width) in pixels, got {size!r}")
+    return sides
+
+
+def _shape(paths: list[Path], sides: tuple[int, int] | None) -> tuple[int, int, int]:
+    """(channels, height, width) of all pictures, from their headers."""
+    channels, first = 1, None
+    for path in paths:
+        mode, width, height = _header(path)
+        if mode not in _GREY | _DEEP:
+            channels = 3
+        if sides is None:
+            first = first or (height, width)
+            if (height, width) != first:
+                raise DataError(
+                    f"{path}: is {height} x {width} pixels, but {paths[0]} is {first[0]} x {first[1]}; "
+                    "set size to resize all"
+                )
+    height, width = sides or first or (0, 0)
+    return channels, height, width
+
+
+def _header(path: Path) -> tuple[str, int, int]:
+    """Mode, width and height."""
+    try:
+        with Image.open(path) as image:
+            return image.mode, *image.size
+    except (OSError, UnidentifiedImageError) as error:
+        raise DataError(f"{path}: can't be read as a picture: {error}") from None
+
+
+def _samples(tree: _Tree, shape: tuple[int, int, int], client_level: bool) -> Samples:
+    inputs = torch.empty(len(tree.pictures), *shape)
+    for row, picture in enumerate(tree.pictures):
+        inputs[row] = _pixels(picture.path, shape)
+    clients = [picture.client or "" for picture in tree.pictures] if client_level else None
+    return Samples(inputs, [picture.label for picture in tree.pictures], clients)
+
+
+def _pixels(path: Path, shape: tuple[int, int, int]) -> Tensor:
+    """Values in [0, 1], `(channels or 1, height, width)`."""
+    channels, height, width = shape
+    try:
+        with Image.open(path) as image:
+            deep = image.mode in _DEEP
+            flat = image.convert("F" if deep else "L" if channels == 1 else "RGB")
+    except (OSError, SyntaxError) as error:
+        raise DataError(f"{path}: can't be read as a picture: {error}") from None
+    if flat.size != (width, height):
+        flat = flat.resize((width, height), Image.Resampling.BILINEAR)
+    pixels = torch.from_numpy(np.asarray(flat, dtype=np.float32) / (65535 if deep else 255))
+    if pixels.max() > 1:
+        raise DataError(f"{path}: is deeper than 16 bits")
+    return pixels.permute(2, 0, 1) if pixels.dim() == 3 else pixels.unsqueeze(0)

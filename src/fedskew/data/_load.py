@@ -1,0 +1,79 @@
+"""Data sets by name."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedskew.data._cifar10 import cifar10
+from fedskew.data._csv import csv
+from fedskew.data._dataset import Dataset
+from fedskew.data._digits import digits
+from fedskew.data._folder import folder
+from fedskew.data._idx import fashion_mnist, mnist
+from fedskew.data._npz import npz
+from fedskew.data._synthetic import synthetic
+from fedskew.data._usps import usps
+from fedskew.errors import ArgumentError, DataError, nearest
+
+Reader = Callable[..., Dataset]
+"""A function of options by keyword; of `root`, where it reads files; and of `rng`, where it draws."""
+
+INDEX: dict[str, Reader] = {
+    "digits": digits,
+    "mnist": mnist,
+    "fashion_mnist": fashion_mnist,
+    "cifar10": cifar10,
+    "usps": usps,
+    "synthetic": synthetic,
+    "folder": folder,
+    "npz": npz,
+    "csv": csv,
+}
+"""The readers by the name that a config gives them."""
+
+
+def load(
+    name: str, root: str | os.PathLike[str] | None = None, *, rng: np.random.Generator | None = None, **options: Any
+) -> Dataset:
+    """A data set by its name in `INDEX`.
+
+    `root`: the folder that holds `MNIST/raw/`, `cifar-10-batches-py/` and so on, or the user's own folder or file;
+    where it is None, the environment variable FEDSKEW_DATA says. `rng` serves readers that draw samples ("synthetic")
+    or hold out a test part; the others ignore it. `options` are the reader's own.
+
+    Raises DataError for a file that is missing, damaged or not what it should be, ArgumentError for the rest.
+    """
+    if name not in INDEX:
+        raise ArgumentError(f"name: no data set is called {name!r}{nearest(name, INDEX)}")
+    reader = INDEX[name]
+    accepted = inspect.signature(reader).parameters
+    known = sorted(set(accepted) - {"root", "rng"})
+    for option in options:
+        if option not in known:
+            hint = nearest(option, known) if known else " (it has none)"
+            raise ArgumentError(f"{option}: data set {name!r} has no such option{hint}")
+    if "root" in accepted:
+        options["root"] = _root(name, root)
+    if "rng" in accepted:
+        options["rng"] = rng
+    return reader(**options)
+
+
+def _root(name: str, root: str | os.PathLike[str] | None) -> Path:
+    given = root or os.environ.get("FEDSKEW_DATA")
+    if not given:
+        raise DataError(
+            f"data set {name!r} is read from files: say where by root (--data-root on the command line), "
+            "or by the environment variable FEDSKEW_DATA"
+        )
+    path = Path(given).expanduser()
+    if not path.exists():
+        where = "root" if root else "FEDSKEW_DATA"
+        raise DataError(f"{where}: {path} does not exist")
+    return path

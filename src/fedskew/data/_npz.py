@@ -1,0 +1,79 @@
+"""A user's own arrays, in one .npz file."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedskew.data._dataset import Dataset
+from fedskew.data._own import Samples, make
+from fedskew.errors import DataError
+
+Array = np.ndarray[Any, Any]
+
+
+def npz(root: Path, rng: np.random.Generator | None, test_share: float = 0.2) -> Dataset:
+    """`root` is the file. Arrays: `x` and `y`; where there are such, `client`, and a test part `x_test`, `y_test`.
+
+    x: features, `(samples, features)`, or pictures, `(samples, height, width)` or `(samples, channels, height,
+    width)`, of numbers (uint8 counts as 0 to 255 and is scaled to [0, 1]). y and client: whole numbers or text,
+    `(samples,)`. Without a test part, `test_share` of every class is drawn with `rng` and held out. Inputs are
+    standardised by channel or feature with mean and deviation of the training part.
+    """
+    arrays = _arrays(root)
+    for name in ("x", "y"):
+        if name not in arrays:
+            raise DataError(f"{root}: has no array {name!r} (found: {', '.join(sorted(arrays)) or 'none'})")
+    if ("x_test" in arrays) != ("y_test" in arrays):
+        raise DataError(f"{root}: has only one of 'x_test' and 'y_test'; a test part needs both")
+    train = _samples(root, arrays, "x", "y", "client")
+    test = _samples(root, arrays, "x_test", "y_test", None) if "x_test" in arrays else None
+    if test is not None and test.inputs.shape[1:] != train.inputs.shape[1:]:
+        raise DataError(
+            f"{root}: samples of 'x_test' are {tuple(test.inputs.shape[1:])}, "
+            f"those of 'x' {tuple(train.inputs.shape[1:])}"
+        )
+    return make("npz", train, test, test_share, rng)
+
+
+def _arrays(path: Path) -> dict[str, Array]:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
+    except (OSError, EOFError, ValueError, AttributeError, TypeError, zipfile.BadZipFile) as error:
+        raise DataError(f"{path}: can't be read as an .npz file of plain arrays: {error}") from None
+
+
+def _samples(path: Path, arrays: dict[str, Array], x: str, y: str, client: str | None) -> Samples:
+    inputs = _inputs(path, x, arrays[x])
+    clients = _names(path, client, arrays[client], len(inputs)) if client in arrays and client else None
+    return Samples(inputs, _names(path, y, arrays[y], len(inputs)), clients)
+
+
+def _inputs(path: Path, name: str, array: Array) -> Tensor:
+    if array.ndim not in (2, 3, 4) or array.size == 0 or array.dtype.kind not in "fiub":
+        raise DataError(
+            f"{path}: {name!r} must be numbers, (samples, features), (samples, height, width) or (samples, channels, "
+            f"height, width); found {array.dtype} {array.shape}"
+        )
+    if array.ndim == 4 and array.shape[1] > 4 >= array.shape[3]:
+        raise DataError(f"{path}: {name!r} has its channels last; write it as x.transpose(0, 3, 1, 2)")
+    inputs = torch.from_numpy(array.astype(np.float64 if array.ndim == 2 else np.float32))
+    if not torch.isfinite(inputs).all():
+        raise DataError(f"{path}: {name!r} has a value that is NaN or infinite")
+    if array.dtype == np.uint8:
+        inputs.div_(255)
+    return inputs.unsqueeze(1) if array.ndim == 3 else inputs
+
+
+def _names(path: Path, name: str, array: Array, samples: int) -> list[str]:
+    if array.shape != (samples,) or array.dtype.kind not in "iubU":
+        raise DataError(
+            f"{path}: {name!r} must be whole numbers or text, ({samples},); found {array.dtype} {array.shape}"
+        )
+    return [str(value) for value in array.tolist()]

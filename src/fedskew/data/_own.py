@@ -1,0 +1,107 @@
+"""What readers of a user's own data share: numbering classes and clients, holding out a test part, normalising."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedskew.data._dataset import Dataset
+from fedskew.errors import ArgumentError, DataError
+
+
+@dataclass
+class Samples:
+    """One part of a data set as it was read: `inputs`, `(samples, ...)` floats, and the names of labels and clients."""
+
+    inputs: Tensor
+    labels: Sequence[str]
+    clients: Sequence[str] | None = None
+
+    def take(self, rows: NDArray[np.int64]) -> Samples:
+        """Copies of some samples."""
+        clients = None if self.clients is None else [self.clients[row] for row in rows]
+        return Samples(self.inputs[torch.from_numpy(rows)], [self.labels[row] for row in rows], clients)
+
+
+def make(
+    name: str,
+    train: Samples,
+    test: Samples | None,
+    test_share: float,
+    rng: np.random.Generator | None,
+    classes: Iterable[str] = (),
+    clients: Iterable[str] = (),
+) -> Dataset:
+    """The data set; inputs standardised by channel with the mean and deviation of the training part.
+
+    Without a test part, one is held out by `hold_out`.
+    `classes` and `clients` name some that may have no sample. Inputs are changed in place.
+    """
+    if test is None:
+        kept, held = hold_out(train.labels, test_share, rng)
+        train, test = train.take(kept), train.take(held)
+    names = ordered({*classes, *train.labels, *test.labels})
+    client_names = ordered({*clients, *(train.clients or ())})
+    mean, std = _standardise(train.inputs, test.inputs)
+    return Dataset(
+        name=name,
+        inputs=train.inputs.float(),
+        targets=torch.from_numpy(_ids(train.labels, names)),
+        test_inputs=test.inputs.float(),
+        test_targets=torch.from_numpy(_ids(test.labels, names)),
+        classes=names,
+        mean=mean,
+        std=std,
+        clients=None if train.clients is None else _ids(train.clients, client_names),
+        client_names=client_names,
+    )
+
+
+def hold_out(
+    labels: Sequence[str], share: float, rng: np.random.Generator | None
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Rows kept and rows held out, ascending: `share` of every class, rounded to the nearest, never a whole class."""
+    if rng is None:
+        raise ArgumentError("rng: this data has no test part, so one is drawn; pass a numpy Generator")
+    if not 0.0 < share < 1.0:
+        raise ArgumentError(f"test_share: must be between 0 and 1, got {share}")
+    values = np.asarray(labels)
+    held = np.zeros(len(values), dtype=bool)
+    for label in ordered(set(labels)):
+        rows = np.flatnonzero(values == label)
+        size = min(round(share * len(rows)), len(rows) - 1)
+        held[rng.permutation(rows)[:size]] = True
+    if not held.any():
+        raise DataError(
+            f"too few samples to hold out a test part of {share:g}; give a test part, or a larger test_share"
+        )
+    return np.flatnonzero(~held), np.flatnonzero(held)
+
+
+def ordered(names: Iterable[str]) -> tuple[str, ...]:
+    """Names in order: by value where all are whole numbers, else alphabetically."""
+    names = set(names)
+    if all(re.fullmatch(r"-?\d+", name) for name in names):
+        return tuple(sorted(names, key=lambda name: (int(name), name)))
+    return tuple(sorted(names))
+
+
+def _ids(values: Sequence[str], names: tuple[str, ...]) -> NDArray[np.int64]:
+    number = {name: index for index, name in enumerate(names)}
+    return np.array([number[value] for value in values], dtype=np.int64)
+
+
+def _standardise(train: Tensor, test: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """In place, by channel (the dimension after the samples'); a channel that never varies is only centred."""
+    others = [dimension for dimension in range(train.dim()) if dimension != 1]
+    std, mean = torch.std_mean(train, dim=others, correction=0, keepdim=True)
+    std = torch.where(std > 0, std, torch.ones_like(std))
+    for inputs in (train, test):
+        inputs.sub_(mean).div_(std)
+    return tuple(mean.flatten().tolist()), tuple(std.flatten().tolist())

@@ -1,0 +1,48 @@
+"""The synthetic task of FedPALS (Listo Zec, Breitholtz, Johansson; figure 9)."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedskew.data._dataset import Dataset
+from fedskew.errors import ArgumentError
+
+_MEANS = np.array([[6.0, 4.6], [1.2, -1.6], [4.6, -5.4]])
+_COUNTS = np.array([[20, 20, 0], [9, 0, 9]])
+_TEST = 2000
+
+
+def synthetic(rng: np.random.Generator | None, delta: float = 0.5) -> Dataset:
+    """Three Gaussian classes of unit covariance in the plane, two clients, and a target outside their hull.
+
+    Client S1 holds 20 samples each of classes 0 and 1, S2 holds 9 each of 0 and 2 (the paper's shares, as exact
+    counts). The target mix is (1 - delta)(1/2, 1/4, 1/4) + delta (0, 1/2, 1/2): its squared distance to the clients'
+    hull is 0.375 delta^2. The test part is 2000 samples drawn from that mix. Nothing is normalised. Raises
+    ArgumentError without `rng`, or where `delta` is not in [0, 1].
+    """
+    if rng is None:
+        raise ArgumentError("rng: the synthetic task is drawn at random; pass a numpy Generator")
+    if not 0.0 <= delta <= 1.0:
+        raise ArgumentError(f"delta: must be in [0, 1], got {delta}")
+    target = (1 - delta) * np.array([0.5, 0.25, 0.25]) + delta * np.array([0.0, 0.5, 0.5])
+    clients, labels = np.nonzero(_COUNTS)
+    counts = _COUNTS[clients, labels]
+    targets = np.repeat(labels, counts)
+    test_targets = rng.choice(3, size=_TEST, p=target)
+    return Dataset(
+        name="synthetic",
+        inputs=_draw(targets, rng),
+        targets=torch.from_numpy(targets),
+        test_inputs=_draw(test_targets, rng),
+        test_targets=torch.from_numpy(test_targets),
+        classes=("0", "1", "2"),
+        clients=np.repeat(clients, counts),
+        client_names=("S1", "S2"),
+        target=target,
+    )
+
+
+def _draw(labels: np.ndarray, rng: np.random.Generator) -> Tensor:
+    return torch.from_numpy((_MEANS[labels] + rng.normal(size=(len(labels), 2))).astype(np.float32))
