@@ -1,0 +1,90 @@
+"""Numbers that say how uneven labels are."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fedskew.errors import ArgumentError
+from fedskew.labels._counts import CountsLike, FloatArray, LabelCounts, as_counts, as_floats, as_target, check_amounts
+from fedskew.labels.hull import Mixes, project
+
+
+def entropy(counts: CountsLike) -> float | FloatArray:
+    """Shannon entropy of label counts in bits, `-sum p log2 p`, with 0 log 0 = 0 and 0 where there is no sample.
+
+    The last axis is classes: `(classes,)` gives a float, `(clients, classes)` gives `(clients,)`. Raises ArgumentError
+    for NaN, negative counts, or another number of axes. (FedEntOpt, section III.)
+    """
+    array = _vector_or_counts(counts)
+    sizes = array.sum(axis=-1, keepdims=True)
+    shares = np.divide(array, sizes, out=np.zeros_like(array), where=sizes > 0)
+    logs = np.log2(shares, out=np.zeros_like(shares), where=shares > 0)
+    logs *= shares
+    bits = np.maximum(-logs.sum(axis=-1), 0.0)
+    return float(bits) if array.ndim == 1 else bits
+
+
+def kl_to_uniform(counts: CountsLike) -> float | FloatArray:
+    """Kullback-Leibler divergence of label counts from the uniform mix in bits, `log2(classes) - entropy`.
+
+    Shapes and errors as in `entropy`; where there is no sample it is log2(classes).
+    """
+    array = _vector_or_counts(counts)
+    divergence = np.maximum(np.log2(array.shape[-1]) - entropy(array), 0.0)
+    return float(divergence) if array.ndim == 1 else divergence
+
+
+def effective_sample_size(weights: ArrayLike, sizes: ArrayLike) -> float:
+    """How many samples an average with these weights is worth, `1 / sum(weights**2 / sizes)` (FedPALS, section 3.1).
+
+    `weights` and `sizes`: `(clients,)`, weights of sum 1. At most the number of samples, reached by FedAvg's weights. A
+    client without samples is left out; 0 where nobody has weight. Raises ArgumentError for wrong shapes, NaN or
+    negatives.
+    """
+    weighed, held = as_floats(weights, "weights"), as_floats(sizes, "sizes")
+    if weighed.ndim != 1 or not len(weighed):
+        raise ArgumentError(f"weights: must have the shape (clients,), not {weighed.shape}")
+    if held.shape != weighed.shape:
+        raise ArgumentError(f"sizes: must have the shape {weighed.shape} of the weights, not {held.shape}")
+    check_amounts(weighed, "weights")
+    check_amounts(held, "sizes")
+    present = held > 0
+    spread = float(np.sum(weighed[present] ** 2 / held[present]))
+    return 1 / spread if spread > 0 else 0.0
+
+
+def projection_distance(counts: CountsLike, target: ArrayLike) -> float:
+    """Squared distance from a target label mix to the nearest mix that weighted clients can have.
+
+    `min ||T - sum_i a_i S_i||^2` over weights a >= 0 of sum 1, with S_i the clients' label marginals (FedPALS, d(T,
+    S)). `counts`: `(clients, classes)`; `target`: `(classes,)`, normalised. 0 where the target lies in the clients'
+    hull. Exact to rounding. Raises ArgumentError for wrong shapes or values, and where no client holds a sample.
+    """
+    held = as_counts(counts)
+    residual = project(Mixes(held), as_target(target, held.shape[1])).residual
+    return float(residual @ residual)
+
+
+GROUPS = ("vacant", "minority", "majority")
+"""What the numbers of `class_group_matrix` stand for."""
+
+
+def class_group_matrix(counts: CountsLike) -> NDArray[np.int8]:
+    """Each class's group at each client, `(clients, classes)`: 0 vacant, 1 minority, 2 majority.
+
+    Vacant: no sample; majority: more than a client's samples / classes; minority: the rest (FedVLS, FedLMD). Of an
+    empty client every class is vacant.
+    """
+    held = as_counts(counts)
+    groups: NDArray[np.int8] = (held > 0).astype(np.int8)
+    groups += held * held.shape[1] > held.sum(axis=1, keepdims=True)
+    return groups
+
+
+def _vector_or_counts(counts: CountsLike) -> FloatArray:
+    array = as_floats(counts, "counts")
+    if array.ndim == 1:
+        row: FloatArray = as_counts(array[None])[0]
+        return row
+    return as_counts(counts if isinstance(counts, LabelCounts) else array)

@@ -1,0 +1,258 @@
+"""FedPALS (Listo Zec, Breitholtz, Johansson, "Overcoming label shift with target-aware federated learning").
+
+    a = argmin over a >= 0, sum a = 1   ||T - sum_i a_i S_i||^2 + lambda sum_i a_i^2 / n_i          (eq. 5)
+
+with S_i and n_i the label marginals and sizes of the participants, T the target mix and lambda the strength. A large
+strength gives FedAvg. Strength 0 is the limit from above: of the weights that fit best, those with the largest
+effective sample size (section 3.1, case 2); the programme as printed does not determine them. The authors' public
+prototype differs: it does not square the distance, or penalises ||a||^2 / N (which tends to equal weights), and weighs
+once with all clients.
+
+How it is solved. With p_i = n_i / N, x_i = a_i / p_i and kappa = lambda / N the penalty is kappa sum p_i x_i^2, and x =
+1 is FedAvg. `labels.hull.ascend` solves this through its dual. Below kappa = 1e-6 the scores of the clients that matter
+differ from those of the others by less than rounding allows to divide by kappa; there the projection r on the hull is
+found first, and the programme is solved in the scale of kappa around it: x_i = max(0, slack_i / kappa + S_i.v). At
+strength 0 only clients with slack 0, the face that carries the projection, can have weight. The constraint sum_i a_i
+S_i = T - r is then met by the method of multipliers.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fedskew.errors import ArgumentError
+from fedskew.labels import CountsLike, as_counts, as_sizes, as_target, effective_sample_size
+from fedskew.labels.hull import ROUNDING, Mixes, Projection, ascend, centred, certify_projection, normalised, project
+from fedskew.weighting._protocol import FloatArray
+
+DIRECT = 1e-6
+"""The least kappa that is solved without the projection."""
+
+ON_FACE = 1e-12
+"""How far below the best score a client may lie and still belong to the face that carries the projection."""
+
+LEAST = 1e-20
+"""The least curvature of the method of multipliers, and the least kappa that is told from 0."""
+
+REACHED = 1e-9
+"""Relative accuracy of a strength that is found for a share of effective samples."""
+
+
+@dataclass(frozen=True)
+class Solution:
+    """FedPALS's weights and how good they are.
+
+    `weights`: `(clients,)`, sum 1. `gap`: by how much their objective exceeds the smallest at most; `kkt`: the largest
+    violation of stationarity (a client with weight whose partial derivative differs from the multiplier, one without
+    whose derivative is below it). Both are computed from the weights, in the programme with sizes in units of their
+    mean and the strength in the same unit, divided by max(1, strength / samples), so that they stay comparable when the
+    penalty dominates. At strength 0 they are the worse of two: those of the distance, and those of `sum a^2 / n` among
+    the best fitting weights, relative to its value. `ess`: effective sample size, in samples. `distance`: `||T - sum
+    a_i S_i||^2`.
+    """
+
+    weights: FloatArray
+    gap: float
+    kkt: float
+    ess: float
+    distance: float
+
+
+def fedpals(counts: CountsLike, target: ArrayLike, strength: float = 0.0, sizes: ArrayLike | None = None) -> FloatArray:
+    """FedPALS's weights of the participants, `(clients,)`, sum 1; arguments and errors as in `fedpals_solve`."""
+    return fedpals_solve(counts, target, strength, sizes).weights
+
+
+def fedpals_solve(
+    counts: CountsLike, target: ArrayLike, strength: float = 0.0, sizes: ArrayLike | None = None
+) -> Solution:
+    """FedPALS's weights with certificates of optimality.
+
+    `counts`: of the participants, `(clients, classes)`; `target`: label mix, `(classes,)`, normalised; `strength`: the
+    paper's lambda, in samples, from 0 (its limit: the largest effective sample size of those that fit best) to infinity
+    (FedAvg); `sizes`: samples of each client where they are not the counts' row sums. A client without samples gets
+    weight 0. Raises ArgumentError for wrong shapes or values, and where no client holds a sample.
+    """
+    programme = _Programme(counts, target, sizes)
+    return programme.solve(_as_strength(strength) / programme.mixes.samples)
+
+
+def fedpals_strength(
+    counts: CountsLike, target: ArrayLike, ess_fraction: float, sizes: ArrayLike | None = None
+) -> float:
+    """The smallest strength whose effective sample size is this share of all samples; 0 if the limit reaches it.
+
+    `ess_fraction` is from 0 to 1; 1 is FedAvg, at infinite strength unless a finite one gives the same. The effective
+    sample size never falls as the strength grows, so a root is sought; its accuracy is 1e-9, and it always reaches the
+    share. Other arguments and errors as in `fedpals_solve`. (FedPALS, appendix A.1, sets lambda this way.)
+    """
+    programme = _Programme(counts, target, sizes)
+    return programme.kappa(_as_share(ess_fraction, "ess_fraction")) * programme.mixes.samples
+
+
+@dataclass(frozen=True)
+class FedPALS:
+    """Updates count so that the clients' labels together come near the target mix.
+
+    `strength` is the paper's lambda. Where `ess` is given, it is set anew every round so that the effective sample size
+    of the participants is this share of their samples.
+    """
+
+    needs_target: ClassVar[bool] = True
+
+    strength: float = 0.0
+    ess: float | None = None
+
+    def __post_init__(self) -> None:
+        _as_strength(self.strength)
+        if self.ess is not None:
+            _as_share(self.ess, "ess")
+            if self.strength:
+                raise ArgumentError("ess: sets the strength itself; give one of the two")
+
+    def weigh(self, counts: FloatArray, sizes: FloatArray, target: FloatArray | None) -> FloatArray:
+        """`fedpals` of those who answered. Raises ArgumentError without a target."""
+        if target is None:
+            raise ArgumentError(
+                "target: FedPALS weighs clients towards a target label mix, and none is given; set [target] mix, or "
+                "choose a weighting that needs none (fedavg, fedla, uniform)"
+            )
+        programme = _Programme(counts, target, sizes)
+        kappa = self.strength / programme.mixes.samples if self.ess is None else programme.kappa(self.ess)
+        return programme.solve(kappa).weights
+
+
+class _Programme:
+    """The programme of one round, with kappa = strength / samples as its only parameter."""
+
+    def __init__(self, counts: CountsLike, target: ArrayLike, sizes: ArrayLike | None) -> None:
+        held = as_counts(counts)
+        self.target = as_target(target, held.shape[1])
+        self.mixes = Mixes(held, as_sizes(sizes, held))
+        self._projection: Projection | None = None
+
+    def solve(self, kappa: float) -> Solution:
+        """The weights at this kappa, certified."""
+        if kappa == math.inf:
+            weights, gap, kkt = self.mixes.shares, 0.0, 0.0
+        elif kappa >= DIRECT:
+            start = np.zeros(self.mixes.classes)
+            _, y = ascend(self.mixes, self.mixes.shares, kappa, np.ones(len(self.mixes.shares)), self.target, start)
+            weights = normalised(self.mixes.shares * np.maximum(y, 0.0))
+            gap, kkt = self._certify(weights, kappa)
+        else:
+            weights, gap, kkt = self._solve_around_projection(kappa)
+        residual = self.target - self.mixes.blend(weights)
+        ess = effective_sample_size(weights, self.mixes.shares * self.mixes.samples)
+        return Solution(weights, gap, kkt, ess, float(residual @ residual))
+
+    def kappa(self, share: float) -> float:
+        """The smallest kappa whose effective sample size is this share of all samples."""
+        missing = self.target - self.mixes.blend(self.mixes.shares)
+        distance = float(missing @ missing)
+        if share == 0 or distance <= ROUNDING**2:
+            return 0.0
+        if share == 1:
+            return 0.0 if self._share(0.0) >= 1 - REACHED else math.inf
+        # FedAvg's weights are feasible, so kappa (1 / share(kappa) - 1) <= distance: here the share is reached.
+        high = distance / (1 / share - 1)
+        low = high
+        while low >= DIRECT and self._share(low) >= share:
+            high, low = low, low / 30
+        if low < DIRECT and self._share(0.0) >= share * (1 - REACHED):
+            return 0.0
+        while low > LEAST and self._share(low) >= share:
+            high, low = low, low / 30
+        return self._root(share, low, high) if low > LEAST else high
+
+    def _root(self, share: float, low: float, high: float) -> float:
+        """The end `high` of a bracket narrowed to a relative width of REACHED, by the Illinois rule on logarithms."""
+        below, above = (math.log(self._share(kappa) / share) for kappa in (low, high))
+        side = 0
+        while high > low * (1 + REACHED):
+            part = below / (below - above) if above > below else 0.5
+            middle = math.exp(math.log(low) + part * math.log(high / low))
+            middle = min(max(middle, low * (1 + REACHED / 2)), high / (1 + REACHED / 2))
+            value = math.log(self._share(middle) / share)
+            if value >= 0:
+                high, above = middle, value
+                below = below / 2 if side > 0 else below
+                side = 1
+            else:
+                low, below = middle, value
+                above = above / 2 if side < 0 else above
+                side = -1
+        return high
+
+    def _share(self, kappa: float) -> float:
+        return self.solve(kappa).ess / self.mixes.samples
+
+    def _solve_around_projection(self, kappa: float) -> tuple[FloatArray, float, float]:
+        if self._projection is None:
+            self._projection = project(self.mixes, self.target)
+        mixes, slack = self.mixes, self._projection.slack
+        face = slack >= -max(ON_FACE, 10 * self._projection.kkt)
+        offset = np.where(face, 0.0, slack / kappa if kappa else -np.inf)
+        reachable = self.target - self._projection.residual
+
+        v, multiplier = np.ones(mixes.classes), np.zeros(mixes.classes)
+        y, least, curvature = offset + mixes.scores(v), np.inf, DIRECT
+        while True:
+            aim = reachable + (curvature - kappa) * multiplier
+            v, y = ascend(mixes, mixes.shares, curvature, y, aim, v)
+            multiplier = centred(v)
+            weights = mixes.shares * np.maximum(y, 0.0)
+            missing = float(np.abs(reachable - kappa * multiplier - mixes.blend(weights)).max())
+            if missing <= ROUNDING or curvature == kappa or (curvature == LEAST and missing >= least):
+                break
+            least, curvature = min(least, missing), max(curvature / 10, kappa, LEAST)
+        weights = normalised(weights)
+        return weights, *(self._certify(weights, kappa) if kappa else self._certify_limit(weights, v, face))
+
+    def _certify(self, weights: FloatArray, kappa: float) -> tuple[float, float]:
+        """Gap and KKT residual at kappa > 0.
+
+        The dual point is the residual itself, with the multiplier m that the weights give; then primal - dual is a sum
+        of terms >= 0 without cancellation. Where the penalty is below rounding, the distance's own gap plus the
+        penalty's excess over its least value bounds it better; both bounds hold.
+        """
+        shares = self.mixes.shares[self.mixes.present]
+        x = weights[self.mixes.present] / shares
+        scores = self.mixes.scores(self.target - self.mixes.blend(weights))[self.mixes.present]
+        multiplier = float((shares * x) @ (kappa * x - scores))
+        outer = scores + multiplier
+        excess = kappa * x - outer
+        gap = float(shares @ ((kappa * x - np.maximum(outer, 0)) ** 2 / kappa + 2 * x * np.maximum(-outer, 0)))
+        gap += 2 * abs(multiplier * (float(shares @ x) - 1))
+        without = 2 * float(scores.max() - (shares * x) @ scores) + kappa * float(shares @ (x - 1) ** 2)
+        kkt = 2 * float(np.where(x > 0, np.abs(excess), np.maximum(-excess, 0)).max())
+        scale = max(1.0, kappa)
+        return min(gap, without) / scale, kkt / scale
+
+    def _certify_limit(self, weights: FloatArray, v: FloatArray, face: NDArray[np.bool_]) -> tuple[float, float]:
+        """Gap and KKT residual at strength 0: of the distance, and of the spread among what fits best."""
+        fit = certify_projection(self.mixes, self.target, weights)
+        shares = self.mixes.shares[face]
+        x = weights[face] / shares
+        y = self.mixes.scores(v)[face]
+        spread = float(shares @ x**2)
+        gap = float(shares @ ((x - np.maximum(y, 0)) ** 2 + 2 * x * np.maximum(-y, 0))) / spread
+        kkt = float(np.where(x > 0, np.abs(x - y), np.maximum(y, 0)).max() / x.max())
+        return max(fit.gap, gap), max(fit.kkt, kkt)
+
+
+def _as_strength(strength: float) -> float:
+    if isinstance(strength, bool) or not strength >= 0:
+        raise ArgumentError(f"strength: must be a number >= 0 (0: the limit, infinity: FedAvg), not {strength!r}")
+    return strength
+
+
+def _as_share(share: float, name: str) -> float:
+    if isinstance(share, bool) or not 0 <= share <= 1:
+        raise ArgumentError(f"{name}: must be a share from 0 to 1, not {share!r}")
+    return share

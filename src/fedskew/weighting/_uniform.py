@@ -1,0 +1,37 @@
+"""Equal weights: `a_k = 1 / participants`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fedskew.errors import ArgumentError
+from fedskew.labels import CountsLike, as_counts
+from fedskew.weighting._protocol import FloatArray
+
+
+def uniform(counts: CountsLike) -> FloatArray:
+    """The same weight for every client that holds a sample, `(clients,)`, sum 1.
+
+    `counts`: `(clients, classes)`. Raises ArgumentError for wrong shapes or values, and where no client holds a sample.
+    """
+    return _equal(as_counts(counts).sum(axis=1), "counts")
+
+
+def _equal(held: FloatArray, argument: str) -> FloatArray:
+    present = held > 0
+    if not present.any():
+        raise ArgumentError(f"{argument}: no client holds a sample")
+    weights: FloatArray = present / present.sum()
+    return weights
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """Every update of a client that holds a sample counts the same, as in SCAFFOLD's mean."""
+
+    needs_target: ClassVar[bool] = False
+
+    def weigh(self, counts: FloatArray, sizes: FloatArray, target: FloatArray | None) -> FloatArray:
+        """Equal weights of those who answered."""
+        return _equal(sizes, "sizes")
