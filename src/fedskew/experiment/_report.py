@@ -1,0 +1,248 @@
+"""The report: one self-contained page of pictures and tables, made from the records of one run or of several."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import numpy as np
+import tomli_w
+from markupsafe import Markup
+
+from fedskew.errors import ArgumentError, RunError
+from fedskew.experiment import _figures as figures
+from fedskew.experiment._flatten import flatten
+from fedskew.experiment._pictures import Group, sections
+from fedskew.experiment._records import SeedRun
+
+_NOTHING = "\u2013"
+
+
+@dataclass(frozen=True)
+class _Table:
+    title: str
+    note: str
+    columns: list[str]
+    rows: list[tuple[Group, list[str]]]
+
+
+def write_report(runs: Sequence[SeedRun], path: Path, title: str) -> Path:
+    """Write one html file that shows these runs, and return its path.
+
+    Runs of one label are seeds of one configuration: figures are their mean with one standard deviation (ddof=1).
+    Several labels make a comparison, in the order in which they first come. The page loads nothing from anywhere, and
+    the same runs give the same bytes.
+
+    Raises ArgumentError where there are no runs or a label has one seed twice, and RunError where the file can't be
+    written.
+    """
+    groups = _grouped(runs)
+    page = (
+        _environment()
+        .get_template("report.html")
+        .render(
+            title=title,
+            groups=groups,
+            comparison=len(groups) > 1,
+            several_seeds=any(len(group.seeds) > 1 for group in groups),
+            keys=[_key(group) for group in groups],
+            headlines=[_headline(group) for group in groups],
+            facts=_facts(groups),
+            sections=sections(groups),
+            tables=_tables(groups),
+            differences=_differences(groups),
+            configs=[(group, _toml(group.first.config)) for group in groups],
+            origins=_origins(groups),
+        )
+    )
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(page, encoding="utf-8", newline="\n")
+    except OSError as error:
+        raise RunError(f"{path}: the report can't be written: {error.strerror}") from None
+    return path
+
+
+def _environment() -> jinja2.Environment:
+    return jinja2.Environment(
+        loader=jinja2.PackageLoader("fedskew.experiment"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+
+
+def _grouped(runs: Sequence[SeedRun]) -> list[Group]:
+    if not runs:
+        raise ArgumentError("runs: a report needs at least one run, got none")
+    by_label: dict[str, list[SeedRun]] = {}
+    for run in runs:
+        if any(run.seed == other.seed for other in by_label.setdefault(run.label, [])):
+            raise ArgumentError(f"runs: {run.label!r} has seed {run.seed} twice; give each configuration its own label")
+        by_label[run.label].append(run)
+    return [
+        Group(label, style, sorted(seeds, key=lambda run: run.seed))
+        for style, (label, seeds) in enumerate(by_label.items())
+    ]
+
+
+def _key(group: Group) -> Markup:
+    """How the group is drawn; the legends of the page use it again by its id."""
+    return Markup(figures.key(group.style).replace("<svg", f'<svg id="key-{group.style}"', 1))
+
+
+def _facts(groups: list[Group]) -> list[tuple[str, str]]:
+    """What all runs share, or the range that they span."""
+
+    runs = [run for group in groups for run in group.seeds]
+    numbers = [
+        ("seed", "seeds", [len(group.seeds) for group in groups]),
+        ("round", "rounds", [_last_round(run) for run in runs]),
+        ("client", "clients", [run.counts.shape[0] for run in runs]),
+        ("class", "classes", [run.counts.shape[1] for run in runs]),
+        ("training sample", "training samples", [int(run.counts.sum()) for run in runs]),
+    ]
+    facts = [(one if max(values) == 1 else many, _range(values)) for one, many, values in numbers]
+    return facts if len(groups) == 1 else [("runs, each with", str(len(groups))), *facts]
+
+
+def _last_round(run: SeedRun) -> int:
+    return max((record["round"] for record in run.rounds), default=0)
+
+
+def _headline(group: Group) -> list[tuple[str, str]]:
+    """The few figures that a reader looks for first."""
+    return [
+        (name, _statistic(group, 1, "final", key, scale=100, unit=" %"))
+        for name, key in (("accuracy", "accuracy"), ("worst class", "worst_class"), ("target mix", "target_accuracy"))
+        if any(_entry(run.summary, "final", key) is not None for run in group.seeds)
+    ]
+
+
+def _tables(groups: list[Group]) -> list[_Table]:
+    moments = {
+        "final": "Final",
+        "last10": "Mean of last 10",
+        "best_by_validation": "Best by validation",
+        "max": "Max on the test set",
+    }
+
+    def table(title: str, note: str, columns: dict[str, Callable[[Group], str]]) -> _Table:
+        return _Table(
+            title, note, list(columns), [(group, [cell(group) for cell in columns.values()]) for group in groups]
+        )
+
+    def share(*keys: str) -> Callable[[Group], str]:
+        return lambda group: _statistic(group, 1, *keys, scale=100)
+
+    def number(digits: int, *keys: str, scale: float = 1.0) -> Callable[[Group], str]:
+        return lambda group: _statistic(group, digits, *keys, scale=scale)
+
+    tables = [
+        table(
+            "Accuracy on the test set, %",
+            "\u2018Max on the test set\u2019 chooses its round by the test set itself, so it is optimistic: "
+            "not a result to quote.",
+            {name: share(moment, "accuracy") for moment, name in moments.items()},
+        )
+    ]
+    if any(_entry(run.summary, "final", "target_accuracy") is not None for group in groups for run in group.seeds):
+        tables.append(
+            table(
+                "Accuracy on the target mix, %",
+                "Where there is a target, both tables choose the best and the max round by this accuracy.",
+                {name: share(moment, "target_accuracy") for moment, name in moments.items()},
+            )
+        )
+    tables.append(
+        table(
+            "The final model in other measures",
+            "The first three in %. Balanced accuracy is the mean over classes; loss is cross-entropy on the test set.",
+            {
+                "Worst class": share("final", "worst_class"),
+                "Balanced accuracy": share("final", "balanced_accuracy"),
+                "Macro F1": share("final", "macro_f1"),
+                "Test loss": number(3, "final", "loss"),
+            },
+        )
+    )
+    tables.append(
+        table(
+            "Cost",
+            "MB (10\u2076 bytes) are what would travel between the server and all clients. Diverged counts the clients "
+            "left out of a round, over all rounds.",
+            {
+                "Rounds": lambda group: _range([_last_round(run) for run in group.seeds]),
+                "Seconds": number(1, "seconds"),
+                "MB up": number(1, "bytes_up", scale=1e-6),
+                "MB down": number(1, "bytes_down", scale=1e-6),
+                "Diverged": lambda group: _range([_diverged(run) for run in group.seeds]),
+            },
+        )
+    )
+    return tables
+
+
+def _diverged(run: SeedRun) -> int:
+    return sum(len(record["diverged"]) for record in run.rounds)
+
+
+def _entry(summary: dict[str, Any], *keys: str) -> float | None:
+    """The number under these keys; None where there is none, as in the summary of a run that has not ended."""
+    value: Any = summary
+    for key in keys:
+        value = value.get(key) if isinstance(value, dict) else None
+    return None if value is None or not math.isfinite(value) else float(value)
+
+
+def _statistic(group: Group, digits: int, *keys: str, scale: float = 1.0, unit: str = "") -> str:
+    """Mean over seeds and, from two seeds on, their standard deviation."""
+    values = [scale * value for run in group.seeds if (value := _entry(run.summary, *keys)) is not None]
+    if not values:
+        return _NOTHING
+    spread = f" \u00b1 {np.std(values, ddof=1):,.{digits}f}" if len(values) > 1 else ""
+    missing = f" ({len(values)} of {len(group.seeds)} seeds)" if len(values) < len(group.seeds) else ""
+    return f"{np.mean(values):,.{digits}f}{spread}{unit}{missing}"
+
+
+def _range(values: list[int]) -> str:
+    low, high = min(values), max(values)
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
+def _differences(groups: list[Group]) -> list[tuple[Group, list[tuple[str, str]]]]:
+    """For each label, the config keys in which the labels differ."""
+    flat = [flatten(group.first.config) for group in groups]
+    keys = sorted(set().union(*flat))
+    differing = [key for key in keys if len({json.dumps(config.get(key), sort_keys=True) for config in flat}) > 1]
+    return [
+        (group, [(key, json.dumps(config[key])) for key in differing if key in config])
+        for group, config in zip(groups, flat, strict=True)
+    ]
+
+
+def _toml(config: dict[str, Any]) -> str:
+    def given(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: given(part) for key, part in value.items() if part is not None}
+        return value
+
+    return tomli_w.dumps(given(config))
+
+
+def _origins(groups: list[Group]) -> list[tuple[list[str], dict[str, Any]]]:
+    """Where the runs come from: labels that share revision, machine and versions, and these as one level of keys."""
+    origins: dict[str, tuple[list[str], dict[str, Any]]] = {}
+    for group in groups:
+        for run in group.seeds:
+            origin = {key: run.summary[key] for key in ("revision", "machine", "versions") if run.summary.get(key)}
+            labels, _ = origins.setdefault(json.dumps(origin, sort_keys=True), ([], flatten(origin)))
+            if group.label not in labels:
+                labels.append(group.label)
+    return list(origins.values())
