@@ -1,0 +1,208 @@
+"""Trackers: the rounds of one seed, as they come, sent to TensorBoard, MLflow or Weights & Biases.
+
+Each package is imported only when its tracker is made. Unless the user points them elsewhere with the package's own
+environment variables, all three write below one folder and reach no network:
+
+- TensorBoard: `FOLDER/tensorboard` (`tensorboard --logdir FOLDER`);
+- MLflow: `FOLDER/mlflow.db` (`mlflow ui --backend-store-uri sqlite:///FOLDER/mlflow.db`), or the server that
+  `MLFLOW_TRACKING_URI` names;
+- Weights & Biases: `FOLDER/wandb`, for `wandb sync` later, or at once with `WANDB_MODE=online`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import os
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from numbers import Real
+from pathlib import Path
+from typing import Any, Protocol
+
+from fedskew.errors import ConfigError, MissingPackageError, nearest
+from fedskew.experiment._flatten import flatten
+from fedskew.experiment._records import Round
+
+
+class Tracker(Protocol):
+    """What a run calls. `start` comes once, before any round; a resumed run starts again in the same folder."""
+
+    def start(self, config: Mapping[str, Any]) -> None:
+        """Open the run and store its config."""
+
+    def log(self, record: Round) -> None:
+        """Store the scalars of one round, at step `record["round"]`."""
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Store the final figures and close the run."""
+
+
+def scalars(record: Round) -> dict[str, float]:
+    """What is tracked of one round. A value that is None or not finite is left out; shares are in [0, 1]."""
+    values: dict[str, float | None] = {
+        "loss": record["loss"],
+        "entropy": record["entropy"],
+        "ess_share": record["ess_share"],
+        "drift": record["drift"],
+        "seconds": record["seconds"],
+        "diverged": len(record["diverged"]),
+    }
+    for prefix, evaluation in (("", record["evaluation"]), ("validation_", record["validation"])):
+        if evaluation is not None:
+            values[prefix + "accuracy"] = evaluation["accuracy"]
+            values[prefix + "target_accuracy"] = evaluation["target_accuracy"]
+            values[prefix + "worst_class"] = min(
+                (a for a in evaluation["per_class"] if a is not None and math.isfinite(a)), default=None
+            )
+    return {name: float(value) for name, value in values.items() if value is not None and _finite(value)}
+
+
+class TensorBoard:
+    """Writes event files with the writer that ships with torch."""
+
+    def __init__(self, folder: Path) -> None:
+        module = _import("tensorboard", "torch.utils.tensorboard")
+        self._open: Callable[[], Any] = lambda: module.SummaryWriter(str(folder / "tensorboard"))
+
+    def start(self, config: Mapping[str, Any]) -> None:
+        """Open an event file and store the config as text."""
+        self._writer = self._open()
+        self._writer.add_text("config", _block(config))
+
+    def log(self, record: Round) -> None:
+        """Store the scalars of one round and flush, so that an open board shows them."""
+        for name, value in scalars(record).items():
+            self._writer.add_scalar(name, value, record["round"])
+        self._writer.flush()
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Store the summary as text and close the event file."""
+        self._writer.add_text("summary", _block(summary))
+        self._writer.close()
+
+
+class MLflow:
+    """Writes one MLflow run, in the experiment `fedskew` or the one that `MLFLOW_EXPERIMENT_NAME` names."""
+
+    def __init__(self, folder: Path) -> None:
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # a run speaks to nobody unless it is asked to
+        self._folder = folder.resolve()
+        self._mlflow = _import("mlflow", "mlflow")
+        self._entities = _import("mlflow", "mlflow.entities")
+        self._uri = os.environ.get("MLFLOW_TRACKING_URI")
+        if self._uri is None:
+            _import("mlflow", "sqlalchemy")
+            _import("mlflow", "alembic")
+            self._uri = f"sqlite:///{self._folder / 'mlflow.db'}"
+
+    def start(self, config: Mapping[str, Any]) -> None:
+        """Create the run, or go on with the one of this folder, and store the config as parameters."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._client = self._mlflow.MlflowClient(tracking_uri=self._uri)
+        self._run = _run_id(self._folder / "mlflow-run-id", self._create_run)
+        self._client.update_run(self._run, status="RUNNING")
+        params = [self._entities.Param(key, str(value)) for key, value in flatten(config).items()]
+        for first in range(0, len(params), 100):  # MLflow takes at most 100 parameters a call
+            self._client.log_batch(self._run, params=params[first : first + 100])
+
+    def log(self, record: Round) -> None:
+        """Store the scalars of one round."""
+        self._log_metrics(scalars(record), record["round"])
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Store the summary's numbers as metrics and the rest as tags, both named `summary.*`, and end the run."""
+        flat = flatten({"summary": summary})
+        numbers = {name: float(value) for name, value in flat.items() if _finite(value)}
+        self._log_metrics(numbers, 0)
+        for name, value in flat.items():
+            if name not in numbers:
+                self._client.set_tag(self._run, name, str(value))
+        self._client.set_terminated(self._run)
+
+    def _create_run(self) -> str:
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "fedskew")
+        experiment = self._client.get_experiment_by_name(name)
+        experiment_id = experiment.experiment_id if experiment else self._client.create_experiment(name)
+        return str(self._client.create_run(experiment_id, run_name=self._folder.name).info.run_id)
+
+    def _log_metrics(self, values: Mapping[str, float], step: int) -> None:
+        now = int(time.time() * 1000)
+        metrics = [self._entities.Metric(name, value, now, step) for name, value in values.items()]
+        self._client.log_batch(self._run, metrics=metrics)
+
+
+class WandB:
+    """Writes one Weights & Biases run, offline unless `WANDB_MODE` says otherwise.
+
+    Its project is `fedskew` or the one that `WANDB_PROJECT` names.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # as for MLflow above
+        self._folder = folder.resolve()
+        self._wandb = _import("wandb", "wandb")
+
+    def start(self, config: Mapping[str, Any]) -> None:
+        """Open the run under this folder's id and store the config."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._run = self._wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "fedskew"),
+            mode=os.environ.get("WANDB_MODE", "offline"),
+            dir=str(self._folder),
+            name=self._folder.name,
+            id=_run_id(self._folder / "wandb-run-id", lambda: uuid.uuid4().hex),
+            resume="allow",
+            config=dict(config),
+            settings=self._wandb.Settings(silent=True, console="off"),
+        )
+
+    def log(self, record: Round) -> None:
+        """Store the scalars of one round."""
+        self._run.log(scalars(record), step=record["round"])
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Store the summary, named `summary.*`, and close the run."""
+        self._run.summary.update(flatten({"summary": summary}))
+        self._run.finish()
+
+
+TRACKERS: dict[str, Callable[[Path], Tracker]] = {"tensorboard": TensorBoard, "mlflow": MLflow, "wandb": WandB}
+
+
+def make_trackers(names: Sequence[str], folder: Path) -> list[Tracker]:
+    """The trackers of these names, for one seed; what they write locally goes below `folder`.
+
+    Raises ConfigError for an unknown name and MissingPackageError where a tracker's package is not installed, both
+    before anything runs.
+    """
+    for name in names:
+        if name not in TRACKERS:
+            raise ConfigError(f"output.trackers: there is no tracker {name!r}{nearest(name, TRACKERS)}")
+    return [TRACKERS[name](Path(folder)) for name in names]
+
+
+def _import(tracker: str, module: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise MissingPackageError(
+            f"tracker {tracker!r} needs a package that is not installed ({error}): pip install 'fedskew[tracking]'"
+        ) from error
+
+
+def _run_id(path: Path, create: Callable[[], str]) -> str:
+    """The run id kept in this file, so that a resumed run goes on as the same run."""
+    if not path.exists():
+        path.write_text(create())
+    return path.read_text()
+
+
+def _finite(value: object) -> bool:
+    return isinstance(value, Real) and math.isfinite(value)
+
+
+def _block(values: Mapping[str, Any]) -> str:
+    return "```json\n" + json.dumps(values, indent=2, default=str) + "\n```"
