@@ -23,4 +23,7 @@ class Selection(Protocol):
     def select(
         self, state: Any, counts: FloatArray, size: int, rng: np.random.Generator, first: int | None = None
     ) -> tuple[IntArray, Any]:
-        """`size` client ids in order of choice, and the next state. `first` fixes the first choice where there is one."""
+        """`size` client ids in order of choice, and the next state. `first` fixes the first choice.
+
+        A selection may return fewer where no other client would help (SeolKim).
+        """

@@ -1,0 +1,48 @@
+"""GreedyKL: Yang et al., "Federated Learning with Class Imbalance Reduction", 2021, with the label counts known.
+
+The first client is the one whose labels are nearest to uniform, each next one makes the cohort's summed labels nearest
+to uniform, in KL divergence KL(P || U) = log2 C - H(P). So it is FedEntOpt's criterion, without its random start and
+its buffer: the same cohort every round. The paper sums normalised histograms (`normalise`) and estimates them from
+gradients (CUCB), which is not done here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedskew.errors import ArgumentError
+from fedskew.labels import CountsLike, LabelCounts, as_counts
+from fedskew.selection._checks import check_round
+from fedskew.selection._evenness import even_cohort
+from fedskew.selection._protocol import IntArray
+
+
+@dataclass(frozen=True)
+class GreedyKL:
+    """Greedy minimisation of the KL divergence to uniform. `normalise`: clients count alike, whatever their size."""
+
+    normalise: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.normalise, bool):
+            raise ArgumentError(f"normalise: must be true or false, not {self.normalise!r}")
+
+    def init(self, counts: CountsLike) -> None:
+        """There is nothing to remember."""
+
+    def select(
+        self,
+        state: None,
+        counts: CountsLike,
+        size: int,
+        rng: np.random.Generator,
+        first: int | None = None,
+    ) -> tuple[IntArray, None]:
+        """See `Selection.select`. It draws nothing."""
+        counts = as_counts(counts)
+        check_round(len(counts), size, first)
+        if self.normalise:
+            counts = LabelCounts(counts).marginals
+        return even_cohort(counts, np.arange(len(counts)), size, first), None

@@ -1,0 +1,86 @@
+"""SeolKim: Seol & Kim, "Performance Enhancement in Federated Learning by Reducing Class Imbalance of Non-IID Data",
+Sensors 23(3):1152, 2023, Algorithm 2. It is what FedEntOpt's paper compares with as "KL".
+
+The largest client comes first, with all its data; m is the size of its largest class. Then clients are scanned by
+falling size: with v the labels in use so far and f the class that v has least of, a client without samples of f is
+skipped; another joins with a quota of min(m - v_c, n_c) samples of each class c. Scans repeat until `size` clients are
+chosen, the KL divergence of v to uniform, in bits, falls below the threshold, or a scan adds nobody.
+
+Clients train on, and are weighed by, their quota. The cohort is the same every round. The printed listing updates v
+before it takes the quota, which would then be 0; here the quota is taken first. No client is taken twice or with an
+empty quota. The paper gives no threshold.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedskew.errors import ArgumentError
+from fedskew.labels import CountsLike, as_counts, kl_to_uniform
+from fedskew.selection._checks import check_round
+from fedskew.selection._evenness import TIE
+from fedskew.selection._protocol import FloatArray, IntArray
+
+
+@dataclass(frozen=True)
+class SeolKimState:
+    """`quotas`: samples per class that each client of the last cohort trains on, `(cohort, classes)`."""
+
+    quotas: FloatArray
+
+
+@dataclass(frozen=True)
+class SeolKim:
+    """Fill up the classes that the cohort lacks. `threshold`: bits of KL divergence to uniform that are even enough."""
+
+    threshold: float = 0.01
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.threshold < float("inf"):
+            raise ArgumentError(f"threshold: must be a finite number of bits, at least 0, not {self.threshold!r}")
+
+    def init(self, counts: CountsLike) -> SeolKimState:
+        """No cohort yet."""
+        return SeolKimState(np.zeros((0, as_counts(counts).shape[1])))
+
+    def select(
+        self,
+        state: SeolKimState,
+        counts: CountsLike,
+        size: int,
+        rng: np.random.Generator,
+        first: int | None = None,
+    ) -> tuple[IntArray, SeolKimState]:
+        """At most `size` clients; the next state carries their quotas. See `Selection.select`. It draws nothing."""
+        counts = as_counts(counts)
+        check_round(len(counts), size, first)
+        by_size = np.argsort(-counts.sum(axis=1), kind="stable")
+        cohort = [int(by_size[0]) if first is None else int(first)]
+        quotas = [counts[cohort[0]]]
+        if not quotas[0].any():
+            raise ArgumentError(f"counts: client {cohort[0]}, which comes first, has no sample")
+        used = quotas[0]
+        most = used.max()
+
+        waiting = [int(client) for client in by_size if client != cohort[0]]
+        joined, over = True, self._is_enough(cohort, used, size)
+        while joined and not over:
+            joined = False
+            for client in tuple(waiting):
+                rarest = np.argmax(used <= used.min() + TIE)
+                filled = np.minimum(used + counts[client], most)
+                if counts[client, rarest] == 0 or not (filled > used).any():
+                    continue
+                cohort.append(client)
+                quotas.append(filled - used)
+                waiting.remove(client)
+                used, joined = filled, True
+                over = self._is_enough(cohort, used, size)
+                if over:
+                    break
+        return np.array(cohort, dtype=np.int64), SeolKimState(np.stack(quotas))
+
+    def _is_enough(self, cohort: list[int], used: FloatArray, size: int) -> bool:
+        return len(cohort) == size or float(kl_to_uniform(used)) < self.threshold

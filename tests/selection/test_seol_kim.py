@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedskew.errors import ArgumentError
+from fedskew.selection import SeolKim
+
+
+def choose(counts, size, threshold=0.0, **options) -> tuple[list[int], list[list[float]]]:
+    selection = SeolKim(threshold)
+    cohort, state = selection.select(selection.init(counts), counts, size, np.random.default_rng(0), **options)
+    return cohort.tolist(), state.quotas.tolist()
+
+
+def test_a_worked_example() -> None:
+    # By size: 0 (12), 1 (10), 2 (6), 3 (4). Client 0 gives (8, 4, 0), m = 8. The rarest class is 2: client 1 has none
+    # of it and is skipped, client 2 joins with min(8 - (8, 4, 0), (2, 1, 3)) = (0, 1, 3), so v = (8, 5, 3). Class 2 is
+    # rarest still: client 3 joins with min((0, 3, 5), (0, 0, 4)) = (0, 0, 4), v = (8, 5, 7). The second scan: class 1
+    # is rarest, client 1 joins with min((0, 3, 1), (4, 6, 0)) = (0, 3, 0), v = (8, 8, 7).
+    counts = [[8, 4, 0], [4, 6, 0], [2, 1, 3], [0, 0, 4]]
+    cohort, quotas = choose(counts, 4)
+    assert cohort == [0, 2, 3, 1]
+    assert quotas == [[8, 4, 0], [0, 1, 3], [0, 0, 4], [0, 3, 0]]
+
+
+def test_stops_at_the_size_asked_for() -> None:
+    assert choose([[8, 4, 0], [4, 6, 0], [2, 1, 3], [0, 0, 4]], 2)[0] == [0, 2]
+
+
+def test_stops_when_the_labels_in_use_are_even_enough() -> None:
+    # After clients 0 and 2: (8, 5, 3), KL = log2 3 - H = 1.585 - 1.477 = 0.108 bits; after 3: (8, 5, 7), 0.026.
+    counts = [[8, 4, 0], [4, 6, 0], [2, 1, 3], [0, 0, 4]]
+    assert choose(counts, 4, threshold=0.2)[0] == [0, 2]
+    assert choose(counts, 4, threshold=0.03)[0] == [0, 2, 3]
+    assert choose([[5, 5], [1, 0], [0, 1]], 3, threshold=0.01)[0] == [0]
+
+
+def test_a_client_whose_quota_would_be_empty_is_not_taken() -> None:
+    # (5, 5) has all classes at m = 5: whoever joined would train on nothing, even at threshold 0.
+    assert choose([[5, 5], [3, 0], [0, 3]], 3) == ([0], [[5, 5]])
+
+
+def test_may_return_fewer_than_asked_for() -> None:
+    # Nobody holds class 2, which stays the rarest.
+    assert choose([[5, 1, 0], [1, 3, 0]], 2) == ([0], [[5, 1, 0]])
+
+
+def test_ties_in_size_go_to_the_lowest_id() -> None:
+    assert choose([[0, 3], [3, 0], [0, 3]], 3) == ([0, 1], [[0, 3], [3, 0]])
+
+
+def test_begins_with_the_given_client_and_its_own_largest_class() -> None:
+    assert choose([[9, 0], [2, 1]], 2, first=1) == ([1], [[2, 1]])
+    assert choose([[0, 9], [2, 1]], 2, first=1) == ([1, 0], [[2, 1], [0, 1]])
+
+
+def test_the_cohort_is_the_same_every_round() -> None:
+    counts = np.random.default_rng(0).integers(0, 30, (20, 5))
+    selection = SeolKim()
+    state = selection.init(counts)
+    assert state.quotas.shape == (0, 5)
+    once, state = selection.select(state, counts, 6, np.random.default_rng(1))
+    again, _ = selection.select(state, counts, 6, np.random.default_rng(2))
+    assert once.tolist() == again.tolist()
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(
+    counts=st.lists(
+        st.lists(st.floats(0, 50, allow_subnormal=False), min_size=4, max_size=4), min_size=1, max_size=8
+    ).filter(lambda rows: any(map(any, rows))),
+    size=st.integers(1, 8),
+)
+def test_quotas_are_held_and_never_exceed_the_first_clients_largest_class(counts, size) -> None:
+    cohort, quotas = choose(counts, min(size, len(counts)))
+    held = np.array(counts)[cohort]
+    assert np.all(np.array(quotas) >= 0)
+    assert np.all(np.array(quotas) <= held * (1 + 1e-12) + 1e-9)
+    assert np.all(np.sum(quotas, axis=0) <= held[0].max() * (1 + 1e-12))
+    assert np.all(np.any(np.array(quotas) > 0, axis=1))
+
+
+def test_refuses_a_federation_without_samples() -> None:
+    with pytest.raises(ArgumentError, match="counts: client 0, which comes first, has no sample"):
+        choose(np.zeros((3, 2)), 2)
+
+
+@pytest.mark.parametrize("threshold", [-0.1, float("nan"), float("inf")])
+def test_refuses_a_threshold_that_is_none(threshold: float) -> None:
+    with pytest.raises(ArgumentError, match="threshold"):
+        SeolKim(threshold)
