@@ -106,7 +106,9 @@ class Partition:
         except FileNotFoundError:
             raise DataError(f"{path}: there is no such partition file") from None
         except Exception as error:  # a damaged archive can raise almost anything
-            raise DataError(f"{path}: is not a readable partition file ({error}); save it again") from error
+            raise DataError(
+                f"{path}: is not a readable partition file ({type(error).__name__}); save it again"
+            ) from error
         if str(arrays["format"]) != _FORMAT:
             raise DataError(f"{path}: is of format {str(arrays['format'])!r}, and this version reads {_FORMAT!r}")
         sizes = arrays["sizes"]
