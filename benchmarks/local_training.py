@@ -2,9 +2,9 @@
 
     python benchmarks/local_training.py [--repeats 7] [--threads 1]
 
-LeNet-5, batch 64, SGD 0.01 with momentum 0.9 and weight decay 5e-4, 5 epochs of one client's 500 images (random tensors of
-CIFAR-10's shape: time does not depend on their values). The three take turns; the ratios are medians over turns. Plain: nn
-modules, torch.optim.SGD. Tuned: channels-last weights and inputs, fused SGD.
+LeNet-5, batch 64, SGD 0.01 with momentum 0.9 and weight decay 5e-4, 5 epochs of one client's 500 images (random tensors
+of CIFAR-10's shape: time does not depend on their values). The three take turns; the ratios are medians over turns.
+Plain: nn modules, torch.optim.SGD. Tuned: channels-last weights and inputs, fused SGD.
 """
 
 from __future__ import annotations
@@ -57,10 +57,21 @@ def main() -> None:
             loop()
             seconds[name].append(time.perf_counter() - began)
     for name, values in seconds.items():
-        print(json.dumps({"loop": name, "seconds": round(statistics.median(values), 4), "spread": [round(min(values), 4), round(max(values), 4)]}))
+        print(
+            json.dumps(
+                {
+                    "loop": name,
+                    "seconds": round(statistics.median(values), 4),
+                    "spread": [round(min(values), 4), round(max(values), 4)],
+                }
+            )
+        )
     for floor in ("plain", "tuned"):
         ratios = [ours / theirs for ours, theirs in zip(seconds["fedskew"], seconds[floor], strict=True)]
-        print(f"fedskew / {floor}: {statistics.median(ratios):.3f}  (median of {len(ratios)} turns, {min(ratios):.3f} to {max(ratios):.3f}, {arguments.threads} thread)")
+        print(
+            f"fedskew / {floor}: {statistics.median(ratios):.3f}  (median of {len(ratios)} turns, "
+            f"{min(ratios):.3f} to {max(ratios):.3f}, {arguments.threads} thread)"
+        )
 
 
 def orders() -> list[torch.Tensor]:

@@ -2,8 +2,8 @@
 
     python benchmarks/round_loop.py [--rounds 300]
 
-100 clients of which 10 take part, LeNet-5's 62,006 parameters, evaluation and checkpoints off: the target is 2 ms a round.
-Every combination of the methods' selections and weightings is timed in one process.
+100 clients of which 10 take part, LeNet-5's 62,006 parameters, evaluation and checkpoints off: the target is 2 ms a
+round. Every combination of the methods' selections and weightings is timed in one process.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     rng = np.random.default_rng(0)
-    counts = np.stack([rng.multinomial(500, mix) for mix in rng.dirichlet(np.full(CLASSES, 0.1), CLIENTS)]).astype(float)
+    counts = np.stack([rng.multinomial(500, mix) for mix in rng.dirichlet(np.full(CLASSES, 0.1), CLIENTS)]).astype(
+        float
+    )
     target = np.full(CLASSES, 1 / CLASSES)
     for preset in ("fedavg", "fedentopt", "fedla", "fedpals", "fedentopt+fedpals"):
         method = methods.build(methods.expand({"preset": preset}))
@@ -51,7 +53,16 @@ def main() -> None:
             began = time.perf_counter()
             state, _ = federation.play(state)
             times.append(1000 * (time.perf_counter() - began))
-        print(json.dumps({"method": preset, "ms_per_round": round(statistics.median(times), 3), "p95": round(float(np.quantile(times, 0.95)), 3), "threads": arguments.threads}))
+        print(
+            json.dumps(
+                {
+                    "method": preset,
+                    "ms_per_round": round(statistics.median(times), 3),
+                    "p95": round(float(np.quantile(times, 0.95)), 3),
+                    "threads": arguments.threads,
+                }
+            )
+        )
 
 
 if __name__ == "__main__":

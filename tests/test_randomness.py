@@ -17,7 +17,11 @@ def test_a_generator_depends_on_every_one_of_its_four_numbers():
 
 
 def test_streams_of_neighbouring_rounds_and_clients_do_not_overlap():
-    draws = [generator(0, Purpose.SHUFFLE, round, client).integers(2**63, size=100) for round in range(5) for client in range(5)]
+    draws = [
+        generator(0, Purpose.SHUFFLE, round, client).integers(2**63, size=100)
+        for round in range(5)
+        for client in range(5)
+    ]
     assert len(np.unique(np.concatenate(draws))) == 2500
 
 

@@ -1,7 +1,7 @@
 """Federated learning when clients hold different labels.
 
-`simulate` trains a federation on this machine; `describe` says how skewed its labels are. PyTorch is imported when the first
-name that needs it is used, so that label counts can be looked at without waiting for it.
+`simulate` trains a federation on this machine; `describe` says how skewed its labels are. PyTorch is imported when the
+first name that needs it is used, so that label counts can be looked at without waiting for it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = ["FedskewError", "LabelCounts", "Method", "Result", "describe", "simulate"]
 
-_LATE = {"LabelCounts": "fedskew.labels", "describe": "fedskew.labels", "Method": "fedskew.methods", "Result": "fedskew.experiment", "simulate": "fedskew.experiment"}
+_LATE = {"Method": "fedskew.methods", "Result": "fedskew.experiment", "simulate": "fedskew.experiment"}
+_LATE |= {"LabelCounts": "fedskew.labels", "describe": "fedskew.labels"}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,7 +1,7 @@
 """Named combinations of fillers, and what may be combined.
 
-A method is one filler for each of the five slots. In a config it is a preset, a table per slot, or both: a table replaces
-what the preset says of its slot.
+A method is one filler for each of the five slots. In a config it is a preset, a table per slot, or both: a table
+replaces what the preset says of its slot.
 
     [method]
     preset = "fedentopt+fedprox"
@@ -93,9 +93,7 @@ def expand(tables: Mapping[str, Any]) -> dict[str, Table]:
 
 def build(whole: Mapping[str, Table]) -> Method:
     """The fillers of an expanded `[method]`."""
-    fillers = {
-        slot: fill(SLOTS[slot], whole[slot], f"method.{slot}") for slot in SLOTS if slot != "objective"
-    }
+    fillers = {slot: fill(SLOTS[slot], whole[slot], f"method.{slot}") for slot in SLOTS if slot != "objective"}
     return Method(objective=_objective(whole["objective"]), **fillers)
 
 
@@ -176,4 +174,5 @@ def _objective(table: Table) -> Objective:
 
 
 def _names(role: str) -> str:
-    return ", ".join(sorted(name for name, kind in objectives.INDEX.items() if kind.role == role))
+    losses: Mapping[str, type[Loss]] = objectives.INDEX
+    return ", ".join(sorted(name for name, kind in losses.items() if kind.role == role))

@@ -1,8 +1,8 @@
 """Keyed randomness: every draw is a pure function of what it is for, so nothing depends on the order of work.
 
-`generator` gives a numpy Philox generator for draws that happen once (cohorts, partitions, shuffles). `mix` and `uniform`
-are a counter-based hash for draws inside a training step (dropout, augmentation): the same numbers on every device, and
-for one client or a whole cohort at once. No global generator is read or set.
+`generator` gives a numpy Philox generator for draws that happen once (cohorts, partitions, shuffles). `mix` and
+`uniform` are a counter-based hash for draws inside a training step (dropout, augmentation): the same numbers on every
+device, and for one client or a whole cohort at once. No global generator is read or set.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def stream_key(seed: int, purpose: Purpose, round: int = 0, client: int = 0) -> 
 def mix(*words: Tensor | int) -> Tensor:
     """Hash integer tensors and numbers (broadcast together) into int64 values in [0, 2**32).
 
-    Each word is folded in by a 32-bit finaliser (Wellons' `lowbias32`). It computes in int64 with masks, so that it is the
-    same on every device and under `torch.func.vmap`; at least one word must be a tensor.
+    Each word is folded in by a 32-bit finaliser (Wellons' `lowbias32`). It computes in int64 with masks, so that it is
+    the same on every device and under `torch.func.vmap`; at least one word must be a tensor.
     """
     value: Tensor | int = 0
     for word in words:

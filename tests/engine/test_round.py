@@ -34,7 +34,9 @@ class Told:
 MOVES = {0: [1.0, 0.0], 1: [0.0, 1.0], 2: [2.0, 2.0]}
 
 
-def federation(preset: str, moves: dict[int, list[float]] = MOVES, counts=COUNTS, target=None, share: float = 1.0) -> Federation:
+def federation(
+    preset: str, moves: dict[int, list[float]] = MOVES, counts=COUNTS, target=None, share: float = 1.0
+) -> Federation:
     return Federation(methods.build(methods.expand({"preset": preset})), Told(moves), counts, target, share, seed=0)
 
 

@@ -12,18 +12,21 @@ from torch.nn import functional
 
 from fedskew import methods
 from fedskew.engine import LocalTraining, ModelState, Sequential
+from fedskew.errors import RunError
 from fedskew.models import FlatModel, build
 from fedskew.randomness import Purpose, generator
 
 ROWS, CLASSES = 60, 4
 INPUTS = torch.from_numpy(np.random.default_rng(0).normal(size=(ROWS, 6)).astype(np.float32))
 TARGETS = torch.from_numpy(np.random.default_rng(1).integers(0, 3, ROWS))  # class 3 is vacant everywhere
-SAMPLES = [np.arange(0, 25), np.arange(25, 60), np.arange(0, 0)]
+SAMPLES = [np.arange(0, 26), np.arange(26, 60), np.arange(0, 0)]
 TRAINING = LocalTraining(epochs=3, batch_size=8, lr=0.1, lr_decay=0.5, momentum=0.9, weight_decay=0.01)
 
 
 def counts() -> np.ndarray:
-    return np.stack([np.bincount(TARGETS[torch.from_numpy(rows)].numpy(), minlength=CLASSES) for rows in SAMPLES]).astype(float)
+    return np.stack(
+        [np.bincount(TARGETS[torch.from_numpy(rows)].numpy(), minlength=CLASSES) for rows in SAMPLES]
+    ).astype(float)
 
 
 def backend(preset: str = "fedavg", module: nn.Module | None = None, **changes) -> tuple[Sequential, ModelState]:
@@ -107,7 +110,6 @@ def test_batch_norm_statistics_travel_with_the_client():
     one, sent = backend(module=module)
     first, second = one.train(1, [0, 1], sent)
     assert not torch.equal(first.buffers, second.buffers)
-    again, _ = backend(module=copy.deepcopy(module))
     one.model.write(sent.parameters)
     assert torch.equal(one.train(1, [1], sent)[0].buffers, second.buffers)
 
@@ -119,6 +121,13 @@ def test_an_observer_sees_each_client_after_its_own_training():
     assert list(seen) == [1, 0]
     for update in updates:
         torch.testing.assert_close(seen[update.client] - sent.parameters, update.change)
+
+
+def test_an_error_inside_local_training_names_round_client_and_step():
+    module = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, CLASSES))
+    one, sent = backend(module=module, training=LocalTraining(batch_size=25))
+    with pytest.raises(RunError, match=r"round 1, client 0, step 1 \(1 samples\): .*more than 1 value"):
+        one.train(1, [0], sent)
 
 
 def test_training_leaves_the_global_generator_alone():

@@ -199,7 +199,11 @@ class OwnWeighting:
 
 
 def test_things_of_ones_own_that_a_config_cannot_name_are_refused():
-    tree = {"data": "digits", "partition": {"rule": "quantity", "clients": 5, "labels_per_client": 2}, "training": {"rounds": 1}}
+    tree = {
+        "data": "digits",
+        "partition": {"rule": "quantity", "clients": 5, "labels_per_client": 2},
+        "training": {"rounds": 1},
+    }
     with pytest.raises(ConfigError, match="model.name"):
         resolve({**tree, "model": lambda num_classes, in_shape: None})
     with pytest.raises(ConfigError, match="can't be imported"):

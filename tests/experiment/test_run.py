@@ -64,7 +64,9 @@ def test_from_memory_nothing_touches_the_disk_and_the_numbers_are_the_same(tmp_p
     assert list(tmp_path.iterdir()) == []
     assert result.folder is None
     written = fedskew.simulate(TASK, out=tmp_path / "runs")
-    assert [{**record, "seconds": 0} for record in result.rounds] == [{**record, "seconds": 0} for record in written.rounds]
+    assert [{**record, "seconds": 0} for record in result.rounds] == [
+        {**record, "seconds": 0} for record in written.rounds
+    ]
     assert result.to_frame()["evaluation.accuracy"].tolist() == [
         record["evaluation"]["accuracy"] for record in result.rounds
     ]
@@ -86,7 +88,11 @@ def test_the_records_say_what_was_trained(tmp_path):
 
 
 def test_a_federation_learns_the_digits():
-    tree = {**TASK, "method": {"preset": "fedavg"}, "training": {**TASK["training"], "rounds": 10, "participation": 1.0}}
+    tree = {
+        **TASK,
+        "method": {"preset": "fedavg"},
+        "training": {**TASK["training"], "rounds": 10, "participation": 1.0},
+    }
     result = fedskew.simulate(tree)
     assert result.summary["final"]["accuracy"] > 0.85
 
@@ -237,7 +243,9 @@ class TinyNet(nn.Module):
     def __init__(self, num_classes: int, in_shape: tuple[int, ...], width: int = 16) -> None:
         super().__init__()
         size = int(np.prod(in_shape))
-        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(size, width), nn.ReLU(), nn.Dropout(0.2), nn.Linear(width, num_classes))
+        self.layers = nn.Sequential(
+            nn.Flatten(), nn.Linear(size, width), nn.ReLU(), nn.Dropout(0.2), nn.Linear(width, num_classes)
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.layers(x)
@@ -249,7 +257,9 @@ def test_a_network_of_ones_own_trains_and_replays_from_its_config(tmp_path):
     before = torch.get_rng_state()
     replay = fedskew.simulate(result.folder / "config.toml")
     assert torch.equal(before, torch.get_rng_state())
-    assert [{**record, "seconds": 0} for record in replay.rounds] == [{**record, "seconds": 0} for record in result.rounds]
+    assert [{**record, "seconds": 0} for record in replay.rounds] == [
+        {**record, "seconds": 0} for record in result.rounds
+    ]
 
 
 def test_a_network_that_is_none_is_refused():

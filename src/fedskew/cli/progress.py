@@ -37,9 +37,9 @@ class Watch:
         self._done += rounds_of(config)
 
         def listen(record: Round) -> None:
-            evaluation = record["evaluation"]
-            news = "" if evaluation is None else f"seed {record['seed']}  accuracy {evaluation['accuracy']:.3f}"
-            self._bar.update(self._task, advance=1 if record["round"] else 0, **({"news": news} if news else {}))
+            if evaluation := record["evaluation"]:
+                self._bar.update(self._task, news=f"seed {record['seed']}  accuracy {evaluation['accuracy']:.3f}")
+            self._bar.update(self._task, advance=1 if record["round"] else 0)
 
         return listen
 

@@ -33,7 +33,9 @@ def run(
         list[str] | None, typer.Option(help="Use this preset instead of the file's method; may be given several times.")
     ] = None,
     seeds: Annotated[str | None, typer.Option(help="Seeds, such as 0,1,2.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Apply the file's own [quick] table: minutes, not hours.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Apply the file's own [quick] table: minutes, not hours.")
+    ] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")] = False,
     out: Annotated[Path, typer.Option(help="Where run folders go.")] = Path("runs"),
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,

@@ -4,7 +4,7 @@ from fedskew.engine._backend import Backend, LocalTraining, ModelState, Update
 from fedskew.engine._evaluation import evaluation, plain, predict
 from fedskew.engine._federation import Federation, ServerState
 from fedskew.engine._records import ClientEvaluation, Evaluation, Round
-from fedskew.engine._sequential import Sequential
+from fedskew.engine._sequential import Observer, Sequential
 
 __all__ = [
     "Backend",
@@ -13,6 +13,7 @@ __all__ = [
     "Federation",
     "LocalTraining",
     "ModelState",
+    "Observer",
     "Round",
     "Sequential",
     "ServerState",

@@ -18,11 +18,11 @@ BATCH = 1000
 
 @torch.inference_mode()
 def predict(network: nn.Module, inputs: Tensor, targets: Tensor, num_classes: int) -> tuple[NDArray[np.int64], float]:
-    """The confusion matrix, `(classes, classes)`, rows truth, and the mean cross-entropy. Leaves the network in eval mode."""
+    """The confusion matrix, `(classes, classes)`, rows truth, and the mean cross-entropy; sets eval mode."""
     network.eval()
     confusion = torch.zeros(num_classes * num_classes, dtype=torch.int64, device=targets.device)
     loss = torch.zeros((), dtype=torch.float64, device=targets.device)
-    for x, y in zip(inputs.split(BATCH), targets.split(BATCH), strict=True):
+    for x, y in zip(torch.split(inputs, BATCH), torch.split(targets, BATCH), strict=True):
         logits = network(x)
         loss += functional.cross_entropy(logits, y, reduction="sum").double()
         confusion += torch.bincount(y * num_classes + logits.argmax(1), minlength=num_classes * num_classes)

@@ -51,8 +51,8 @@ class Federation:
     def __post_init__(self) -> None:
         if self.target is None and self.method.weighting.needs_target:
             raise ArgumentError(
-                f"target: {type(self.method.weighting).__name__} weighs clients towards a target label mix, and none is "
-                "given; set [target] mix, or choose another weighting"
+                f"target: {type(self.method.weighting).__name__} weighs clients towards a target label mix, and none "
+                "is given; set [target] mix, or choose another weighting"
             )
 
     @property

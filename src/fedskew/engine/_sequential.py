@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fedskew.data import Augmentation
 from fedskew.engine._backend import LocalTraining, ModelState, Update
+from fedskew.errors import RunError
 from fedskew.local_steps import LocalStep, StepSettings
 from fedskew.models import Dropout, FlatModel, Outputs, with_features
 from fedskew.objectives import Batch, Context, Objective
@@ -84,7 +85,11 @@ class Sequential:
                 x = self.augment(x, mix(torch.arange(len(batch), device=device), augmentation_key, steps))
             values: list[Tensor] = []
             gradient = self._gradient(x, y, counts, values)
-            parameters, carried = self.local_step.step(parameters, gradient, carried, settings)
+            try:
+                parameters, carried = self.local_step.step(parameters, gradient, carried, settings)
+            except (RuntimeError, ValueError) as error:
+                where = f"round {round}, client {client}, step {steps} ({len(batch)} samples)"
+                raise RunError(f"{where}: local training failed: {' '.join(str(error).split())}") from error
             total += values[0] * len(batch)
             rows += len(batch)
             steps += 1
@@ -106,7 +111,7 @@ class Sequential:
             return []
         rng = generator(self.seed, Purpose.SHUFFLE, round, client)
         orders = (torch.from_numpy(samples[rng.permutation(len(samples))]) for _ in range(self.training.epochs))
-        return [batch for order in orders for batch in order.to(device).split(self.training.batch_size)]
+        return [batch for order in orders for batch in torch.split(order.to(device), self.training.batch_size)]
 
     def _gradient(self, x: Tensor, y: Tensor, counts: Tensor, values: list[Tensor]) -> Callable[[Tensor], Tensor]:
         """The gradient of one batch's objective as a function of the parameters.

@@ -1,7 +1,7 @@
 """The server's state on disk: one safetensors file, written aside and renamed, so that it is whole or absent.
 
-A state is a tree of frozen dataclasses, named tuples, tensors, arrays and plain values. Tensors and arrays become tensors of
-the file, plain values a JSON text in its header.
+A state is a tree of frozen dataclasses, named tuples, tensors, arrays and plain values. Tensors and arrays become
+tensors of the file, plain values a JSON text in its header.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def load(folder: Path, template: Any) -> Any | None:
 
 def _flatten(name: str, value: Any, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
     if isinstance(value, Tensor):
-        tensors[name] = value.detach().cpu().contiguous()
+        tensors[name] = value.detach().cpu().clone(memory_format=torch.contiguous_format)
     elif isinstance(value, np.ndarray):
         tensors[name] = torch.from_numpy(np.ascontiguousarray(value))
     elif (parts := _parts(value)) is not None:

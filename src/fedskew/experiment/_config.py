@@ -10,6 +10,7 @@ import hashlib
 import json
 import re
 import tomllib
+import typing
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -51,7 +52,11 @@ class DataSection(Named):
 
 
 class PartitionSection(Named):
-    """How the training samples are divided; `clients` counts a target client too, where the rule has one."""
+    """How the training samples are divided: a rule and its parameters, or rule "file" with the `path` of a saved
+    one (and `target_client`, whether its last client is the target).
+
+    `clients` counts a target client too, where the rule has one; rules "natural" and "file" bring their own number.
+    """
 
     rule: str
     clients: Annotated[int, Field(ge=1)] | None = None
@@ -198,9 +203,27 @@ def resolve(tree: Mapping[str, Any]) -> Config:
         config = Config.model_validate(_named(tree))
     except pydantic.ValidationError as error:
         raise ConfigError(_message(error)) from None
-    config = config.model_copy(update={"method": methods.expand(config.method)})
+    config = config.model_copy(
+        update={"method": methods.expand(config.method), "partition": _whole_partition(config.partition)}
+    )
     _check(config)
     return config
+
+
+def _whole_partition(section: PartitionSection) -> PartitionSection:
+    """The section with every parameter of its rule, defaults included."""
+    if section.rule == "file":
+        if not {"path"} <= set(section.parameters) <= {"path", "target_client"}:
+            raise ConfigError(
+                "partition: rule 'file' takes path, and target_client = true where its last client is the target"
+            )
+        return section
+    if section.clients is None and section.rule != "natural":
+        raise ConfigError("partition.clients: missing")
+    index = {**partition.INDEX, "file": None}
+    naming.find(index, section.rule, "partition.rule")
+    rule = naming.fill(partition.INDEX, {"name": section.rule, **section.parameters}, "partition")
+    return PartitionSection(rule=section.rule, clients=section.clients, **dataclasses.asdict(rule))
 
 
 def parse_change(text: str) -> tuple[str, Any]:
@@ -236,7 +259,10 @@ def _check(config: Config) -> None:
         raise ConfigError(f"{key}: needs a validation set; set data.validation to a share such as 0.1")
     if len(set(config.seeds)) != len(config.seeds):
         raise ConfigError(f"seeds: {config.seeds} names a seed twice")
-    methods.build(config.method)
+    naming.find(data.INDEX, config.data.name, "data.name")
+    naming.find(models.INDEX, config.model.name, "model.name")
+    if config.training.augmentation is not None:
+        naming.find(data.AUGMENTATIONS, config.training.augmentation, "training.augmentation")
     if config.tune is not None:
         if config.tune.key.split(".")[0] in {"tune", "seeds", "name", "output", "schema", "data"}:
             raise ConfigError(f"tune.key: {config.tune.key!r} can't be tuned; name a key such as method.weighting.ess")
@@ -276,15 +302,26 @@ def _put(tree: dict[str, Any], key: str, value: Any) -> None:
 
 
 def _message(error: pydantic.ValidationError) -> str:
-    first = error.errors()[0]
-    path = [str(part) for part in first["loc"]]
+    """One line for the first mistake; an unknown key before others, as it often explains them."""
+    errors = error.errors()
+    first = next((entry for entry in errors if entry["type"] == "extra_forbidden"), errors[0])
+    section: type[BaseModel] = Config
+    path: list[str] = []
+    for part in map(str, first["loc"]):
+        fields = {field.alias or name: field for name, field in section.model_fields.items()}
+        path.append(part)
+        if part not in fields:
+            break
+        kinds = [fields[part].annotation, *typing.get_args(fields[part].annotation)]
+        inner = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
+        if not inner:
+            break
+        section = inner[0]
     key = ".".join(path)
     if first["type"] == "extra_forbidden":
-        section: Any = Config
-        for part in path[:-1]:
-            section = section.model_fields[part].annotation
-        known = [field.alias or name for name, field in section.model_fields.items()]
-        return f"{key}: no such key{nearest(path[-1], known)}"
+        return f"{key}: no such key{nearest(path[-1], fields)}"
     if first["type"] == "missing":
         return f"{key}: missing"
+    if key == "target.mix":
+        return f"{key}: expected a list of shares, or 'uniform', 'pooled', 'client' or 'data' (got {first['input']!r})"
     return f"{key}: {first['msg'][0].lower()}{first['msg'][1:]} (got {first['input']!r})"

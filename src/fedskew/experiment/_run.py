@@ -1,4 +1,4 @@
-"""One seed of one config, from the untrained model to the summary: in memory, or in a run folder that can be resumed."""
+"""One seed of one config, from the untrained model to the summary: in memory, or in a folder that can be resumed."""
 
 from __future__ import annotations
 
@@ -128,7 +128,9 @@ class Run:
                 )
             stored = path / "partition.npz"
             if stored.exists() and Partition.load(stored).hash != self.task.partition.hash:
-                raise RunError(f"{stored}: not the partition that this config makes now; the data or the code has changed")
+                raise RunError(
+                    f"{stored}: not the partition that this config makes now; the data or the code has changed"
+                )
         path.mkdir(parents=True, exist_ok=True)
         write(self.config, path / "config.toml")
         self.task.partition.save(path / "partition.npz")

@@ -117,24 +117,31 @@ def _hold_out(
 def _divide(
     config: Config, dataset: Dataset, labels: NDArray[np.int64], kept: NDArray[np.int64], seed: int
 ) -> tuple[Partition, tuple[str, ...], bool]:
-    """The partition of the kept rows (as rows of the data set), client names, and whether the last is a target client."""
+    """The partition of the kept rows (as rows of the data set), client names, and whether the last is a target."""
     section, classes = config.partition, dataset.num_classes
+    if section.rule == "file":
+        stored = Partition.load(section.parameters["path"])
+        stored.check(labels)
+        if not np.isin(np.concatenate(stored.indices), kept).all():
+            raise ConfigError(
+                "partition.path: some of its samples are held out for validation; set data.validation to 0"
+            )
+        names = tuple(map(str, range(len(stored.indices))))
+        return stored, names, bool(section.parameters.get("target_client", False))
     if section.rule == "natural":
         if dataset.clients is None:
             raise ConfigError(
                 f"partition.rule: data set {dataset.name!r} names no clients of its own; choose another rule"
             )
-        shares = partition.natural_split(dataset.clients[kept])
-        names = dataset.client_names or tuple(map(str, range(len(shares))))
+        names = dataset.client_names
+        shares = partition.natural_split(dataset.clients[kept], len(names))
         return Partition.of([kept[rows] for rows in shares], labels, classes, "natural"), names, False
-    if section.clients is None:
-        raise ConfigError("partition.clients: missing")
+    assert section.clients is not None, "the config has been checked"
     rule = naming.fill(partition.INDEX, {"name": section.rule, **section.parameters}, "partition")
     rng = generator(seed, Purpose.PARTITION)
     shares = rule.split(labels[kept], section.clients, rng, num_classes=classes)
     names = tuple(map(str, range(section.clients)))
-    has_target_client = bool(getattr(rule, "target_client", False))
-    return Partition.of([kept[rows] for rows in shares], labels, classes, repr(rule)), names, has_target_client
+    return Partition.of([kept[rows] for rows in shares], labels, classes, rule), names, rule.target_client
 
 
 def _target(config: Config, dataset: Dataset, counts: FloatArray, has_target_client: bool) -> FloatArray | None:
@@ -163,9 +170,11 @@ def _target(config: Config, dataset: Dataset, counts: FloatArray, has_target_cli
             or not values.sum()
         ):
             raise ConfigError(
-                f"target.mix: expected {dataset.num_classes} shares, one per class, none negative and not all 0; got {mix}"
+                f"target.mix: expected {dataset.num_classes} shares, one per class, none negative and not all 0; "
+                f"got {mix}"
             )
-    return values / values.sum()
+    shares: FloatArray = values / values.sum()
+    return shares
 
 
 def _model(config: Config, seed: int, dataset: Dataset) -> nn.Module:

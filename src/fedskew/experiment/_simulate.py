@@ -16,7 +16,7 @@ from fedskew.experiment._folder import plain_json, write_text
 from fedskew.experiment._records import SeedRun
 from fedskew.experiment._report import write_report
 from fedskew.experiment._run import Progress, Run
-from fedskew.experiment._summary import over_seeds
+from fedskew.experiment._summary import over_seeds, score
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 class Result:
     """What `simulate` returns.
 
-    `runs`: one for each seed. `rounds`: their records, one after another (each names its seed). `model`: the final model of
-    the first seed. `summary`: mean and standard deviation over seeds, and each seed's own. `folder`: the run folder, or None.
+    `runs`: one for each seed. `rounds`: their records, one after another (each names its seed). `model`: the final
+    model of the first seed. `summary`: mean and standard deviation over seeds, and each seed's own. `folder`: the run
+    folder, or None.
     """
 
     config: Config
@@ -65,9 +66,9 @@ def simulate(
     """Train a federation on this machine.
 
     `config`: the path of a TOML file, a tree, or None with the tree's tables as keyword arguments (which replace the
-    config's own where both are given). In a tree from Python, a filler, a class or a function may stand where a name may.
-    `out`: the folder under which the run folder `<name>-<hash>` is made; None: nothing touches the disk. `resume`: go on
-    from that folder. `progress`: called with every record.
+    config's own where both are given). In a tree from Python, a filler, a class or a function may stand where a name
+    may. `out`: the folder under which the run folder `<name>-<hash>` is made; None: nothing touches the disk. `resume`:
+    go on from that folder. `progress`: called with every record.
 
     Raises ConfigError, DataError, PartitionError or RunError before anything is trained.
 
@@ -130,7 +131,7 @@ def _seed(
         finished = run.go(resume, progress)
         best = max(_validation_scores(finished.rounds))
         tried.append((best, finished, run.model.module, part))
-    score, chosen, model, part = max(tried, key=lambda entry: entry[0])
+    _, chosen, model, part = max(tried, key=lambda entry: entry[0])
     if folder is not None:
         scores = {name: best for best, _, _, name in tried}
         write(config.for_seed(seed), folder / "config.toml")
@@ -139,6 +140,4 @@ def _seed(
 
 
 def _validation_scores(rounds: Sequence[Round]) -> list[float]:
-    from fedskew.experiment._summary import score
-
     return [score(record["validation"]) for record in rounds if record["validation"] is not None]

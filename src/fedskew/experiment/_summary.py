@@ -75,7 +75,8 @@ def spread(values: Sequence[float]) -> dict[str, float | None]:
 def surroundings(threads: int, device: torch.device) -> dict[str, Any]:
     """Versions, machine and revision: what a figure stands beside."""
     return {
-        "versions": {name: version(name) for name in ("fedskew", "torch", "numpy")} | {"python": platform.python_version()},
+        "versions": {name: version(name) for name in ("fedskew", "torch", "numpy")}
+        | {"python": platform.python_version()},
         "machine": {
             "system": platform.platform(),
             "processor": _processor(),
