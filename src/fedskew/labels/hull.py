@@ -99,18 +99,21 @@ class Projection:
 def project(mixes: Mixes, target: FloatArray) -> Projection:
     """The projection of a target mix on the hull of the clients' marginals, to rounding.
 
-    Proximal steps with a falling curvature find which clients matter; an active-set least squares among those ends
-    exactly. Sizes play no part.
+    Proximal steps with a falling curvature find which clients matter, as long as they gain; an active-set least squares
+    among those ends exactly. Sizes play no part.
     """
     shares = mixes.present / mixes.present.sum()
     activity = mixes.present.astype(np.float64)
-    for curvature in (1e-4, 1e-6, 1e-8):
+    best, curvature = None, 1e-4
+    while True:
         start = np.zeros(mixes.classes)
         activity = np.maximum(ascend(mixes, shares, curvature, activity, target, start)[1], 0.0)
         found = certify_projection(mixes, target, normalised(shares * activity))
         if found.kkt <= ROUNDING:
             return found
-    return _finish(mixes, target, found)
+        if best is not None and curvature == 1e-8 and found.kkt > best.kkt / 10:
+            return _finish(mixes, target, min(best, found, key=lambda projection: projection.kkt))
+        best, curvature = found, max(curvature / 100, 1e-8)
 
 
 def certify_projection(mixes: Mixes, target: FloatArray, weights: FloatArray) -> Projection:

@@ -135,6 +135,7 @@ class _Programme:
         self.target = as_target(target, held.shape[1])
         self.mixes = Mixes(held, as_sizes(sizes, held))
         self._projection: Projection | None = None
+        self._start = np.ones(self.mixes.classes), DIRECT
 
     def solve(self, kappa: float) -> Solution:
         """The weights at this kappa, certified."""
@@ -194,25 +195,44 @@ class _Programme:
 
     def _solve_around_projection(self, kappa: float) -> tuple[FloatArray, float, float]:
         if self._projection is None:
-            self._projection = project(self.mixes, self.target)
-        mixes, slack = self.mixes, self._projection.slack
+            self._projection = self._project()
+        slack = self._projection.slack
         face = slack >= -max(ON_FACE, 10 * self._projection.kkt)
         offset = np.where(face, 0.0, slack / kappa if kappa else -np.inf)
-        reachable = self.target - self._projection.residual
+        weights, v, _, _ = self._multipliers(kappa, offset, self.target - self._projection.residual)
+        return weights, *(self._certify(weights, kappa) if kappa else self._certify_limit(weights, v, face))
 
-        v, multiplier = np.ones(mixes.classes), np.zeros(mixes.classes)
-        y, least, curvature = offset + mixes.scores(v), np.inf, DIRECT
+    def _project(self) -> Projection:
+        """The projection. Where the target lies in the hull, the limit's own weights give it, and sooner."""
+        offset = np.where(self.mixes.present, 0.0, -np.inf)
+        weights, v, curvature, missing = self._multipliers(0.0, offset, self.target, gain=2.0)
+        if missing > ROUNDING:
+            return project(self.mixes, self.target)
+        self._start = v, curvature
+        return certify_projection(self.mixes, self.target, weights)
+
+    def _multipliers(
+        self, kappa: float, offset: FloatArray, reachable: FloatArray, gain: float = 0.0
+    ) -> tuple[FloatArray, FloatArray, float, float]:
+        """The method of multipliers: weights, v, the last curvature, and the largest part of the mix that is missing.
+
+        Solves x_i = max(0, offset_i + S_i.v) with sum_i a_i S_i = reachable - kappa (v - mean(v)), by programmes of a
+        curvature that ascends can resolve. Ends when nothing is missing, when no more can be won, or as soon as a step
+        wins less than the factor `gain`.
+        """
+        mixes, (v, curvature) = self.mixes, self._start
+        curvature, multiplier = max(curvature, kappa), centred(v)
+        y, least = offset + mixes.scores(v), np.inf
         while True:
             aim = reachable + (curvature - kappa) * multiplier
             v, y = ascend(mixes, mixes.shares, curvature, y, aim, v)
             multiplier = centred(v)
             weights = mixes.shares * np.maximum(y, 0.0)
             missing = float(np.abs(reachable - kappa * multiplier - mixes.blend(weights)).max())
-            if missing <= ROUNDING or curvature == kappa or (curvature == LEAST and missing >= least):
-                break
+            ended = missing <= ROUNDING or curvature == kappa or (curvature == LEAST and missing >= least)
+            if ended or missing * gain > least:
+                return normalised(weights), v, curvature, missing
             least, curvature = min(least, missing), max(curvature / 10, kappa, LEAST)
-        weights = normalised(weights)
-        return weights, *(self._certify(weights, kappa) if kappa else self._certify_limit(weights, v, face))
 
     def _certify(self, weights: FloatArray, kappa: float) -> tuple[float, float]:
         """Gap and KKT residual at kappa > 0.

@@ -16,4 +16,4 @@ class Weighting(Protocol):
     needs_target: ClassVar[bool]
 
     def weigh(self, counts: FloatArray, sizes: FloatArray, target: FloatArray | None) -> FloatArray:
-        """Weights of those who answered, `(answered,)`, sum 1; `counts`: `(answered, classes)`, `sizes`: `(answered,)`."""
+        """Weights of those who answered, `(answered,)`, sum 1. `counts`: `(answered, classes)`; `sizes` alike."""
