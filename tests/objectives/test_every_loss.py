@@ -163,6 +163,17 @@ def test_a_batch_of_padding_is_worth_nothing_and_moves_nothing(loss, counts):
 
 
 @every_loss
+@pytest.mark.parametrize("counts", [*COUNTS.values(), (0.0,) * CLASSES], ids=[*COUNTS, "empty client"])
+@pytest.mark.parametrize("mask", [None, torch.zeros(7, dtype=torch.bool)], ids=["real rows", "padding"])
+@pytest.mark.filterwarnings("ignore:Anomaly Detection has been enabled")
+def test_no_step_of_the_backward_pass_meets_a_nan(loss, counts, mask):
+    rows = client(COUNTS["all classes vacant but one"] if mask is None else COUNTS["no vacant class"])
+    of = rows._replace(counts=torch.tensor(counts, dtype=torch.float64), mask=mask)
+    with torch.autograd.detect_anomaly():
+        value_and_gradient(loss, of)
+
+
+@every_loss
 def test_mapped_over_a_cohort_it_equals_one_client_after_another(loss):
     cohort = [client(counts, seed=at) for at, counts in enumerate(COUNTS.values())]
     masks = torch.tensor([[True] * 7, [True] * 5 + [False] * 2, [False] * 7, [True] + [False] * 6])

@@ -75,9 +75,10 @@ def test_no_argument_is_written_to(filler):
     assert state is None or not state.velocity.any()
 
 
-def test_the_bits_depend_neither_on_layout_nor_on_threads():
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_bits_depend_neither_on_layout_nor_on_threads(dtype):
     # 70,001 parameters: above the size from which PyTorch splits an operation among threads.
-    model, updates, weights, steps = federation(clients=7, parameters=70_001)
+    model, updates, weights, steps = federation(clients=7, parameters=70_001, dtype=dtype)
     expected = step(Plain(lr=0.7), model, updates, weights, steps)
     column_major = updates.T.contiguous().T
     every_second = torch.stack([updates, -updates], dim=2)[:, :, 0]

@@ -52,8 +52,11 @@ def divergence(log_teacher: Tensor, log_student: Tensor) -> Tensor:
 
 
 def cross_entropy_over(logits: Tensor, targets: Tensor, keep: Tensor, mask: Tensor | None) -> Tensor:
-    """Mean cross-entropy with the classes outside `keep`, `(classes,)`, taken out of the softmax."""
-    restricted = torch.where(keep, real_rows(logits, mask), -math.inf)
+    """Mean cross-entropy with the classes outside `keep`, `(classes,)`, taken out of the softmax.
+
+    An empty client keeps no class; its rows are all padding, and only need to stay finite.
+    """
+    restricted = torch.where(keep | ~keep.any(), real_rows(logits, mask), -math.inf)
     if mask is None:
         return F.cross_entropy(restricted, targets)
     return row_mean(F.cross_entropy(restricted, real_rows(targets, mask), reduction="none"), mask)
