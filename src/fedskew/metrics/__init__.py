@@ -1,4 +1,4 @@
-"""Figures of a model, of a cohort, of a round's updates, of a run."""
+"""Figures of a model, of a cohort, of a round's updates."""
 
 from __future__ import annotations
 
@@ -12,19 +12,14 @@ from fedskew.metrics._confusion import (
 )
 from fedskew.metrics._drift import drift_diversity
 from fedskew.metrics._groups import ClassGroups, class_groups
-from fedskew.metrics._summaries import best_by_validation, final, highest, last10_mean
 
 __all__ = [
     "ClassGroups",
     "balanced_accuracy",
-    "best_by_validation",
     "class_groups",
     "cohort_entropy",
     "confusion_matrix",
     "drift_diversity",
-    "final",
-    "highest",
-    "last10_mean",
     "macro_f1",
     "mix_distance",
     "per_class_accuracy",

@@ -15,7 +15,7 @@ from fedskew.errors import ArgumentError
 def drift_diversity(updates: ArrayLike | Tensor) -> float:
     """The sum of the squared norms of the updates over the squared norm of their sum.
 
-    `updates`: `(clients, parameters)`, client model minus the model that was sent; summed in float64, unweighted.
+    `updates`: `(clients, parameters)`, client model minus the model that was sent; summed in their dtype, unweighted.
     1/clients where all updates are the same, 1 where they are orthogonal, infinite where they cancel out. Where nobody
     moves, nobody drifts: 1/clients. FedVLS, table 17; the gradient diversity of Yin et al., 2018, taken of updates.
     Raises `ArgumentError` for other shapes, NaN and infinity.
@@ -25,8 +25,9 @@ def drift_diversity(updates: ArrayLike | Tensor) -> float:
         raise ArgumentError(f"updates: must be (clients, parameters), not of shape {tuple(rows.shape)}")
     if not rows.is_floating_point():
         raise ArgumentError(f"updates: must be of floating point, not {rows.dtype}")
-    apart = float(torch.linalg.vector_norm(rows, dtype=torch.float64))
-    together = float(torch.linalg.vector_norm(rows.sum(dim=0, dtype=torch.float64)))
+    # In the updates' own dtype: float64 sums of float32 rows would be the dearest part of an idle round.
+    apart = float(torch.linalg.vector_norm(rows))
+    together = float(torch.linalg.vector_norm(rows.sum(dim=0)))
     if not math.isfinite(apart):
         raise ArgumentError("updates: must be finite, but NaN or infinity occurs")
     if apart == 0:
