@@ -54,6 +54,19 @@ def test_mapped_over_a_cohort_it_equals_one_client_after_another(step):
 
 
 @every_step
+def test_a_cohort_that_starts_from_one_sent_model_is_mapped_over_its_data_alone(step):
+    optima = torch.stack([OPTIMUM, OPTIMUM + 1, -OPTIMUM])
+
+    def train(optimum):
+        parameters, carried = START, step.init(START)
+        for _ in range(3):
+            parameters, carried = step.step(parameters, lambda at: CURVATURE * (at - optimum), carried, SETTINGS)
+        return parameters
+
+    torch.testing.assert_close(torch.func.vmap(train)(optima), torch.stack([train(optimum) for optimum in optima]))
+
+
+@every_step
 def test_it_descends(step):
     settings = StepSettings(START, lr=0.1, momentum=0.5)
     before, after = (START - OPTIMUM).norm(), (run(step, START, settings, steps=200) - OPTIMUM).norm()

@@ -87,9 +87,10 @@ def test_padding_of_the_flat_form_changes_nothing():
         {0: torch.ones(1, 4, dtype=torch.float64)},
         {-1: torch.ones(1, 3, dtype=torch.float64)},
         {0: torch.ones(1, 3)},
+        {0: [[1.0, 1.0, 1.0]]},
     ],
-    ids=["a vector", "another dimension", "a negative class", "another dtype"],
+    ids=["a vector", "another dimension", "a negative class", "another dtype", "a list"],
 )
 def test_senseless_prototypes_are_refused_by_name(prototypes):
-    with pytest.raises(ArgumentError, match=r"^prototypes: expected"):
+    with pytest.raises(ArgumentError, match=r"^prototypes(\[0\])?: expected"):
         fpl(torch.tensor(FEATURES), torch.tensor(TARGETS), prototypes)

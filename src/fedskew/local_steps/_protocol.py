@@ -12,7 +12,10 @@ from typing import NamedTuple, Protocol
 from torch import Tensor
 
 Gradient = Callable[[Tensor], Tensor]
-"""The gradient of this batch's objective at any parameters: `(parameters,)` to `(parameters,)`."""
+"""The gradient of this batch's objective at any parameters: `(parameters,)` to `(parameters,)`.
+
+The vector it returns may be overwritten by the next call, and is not to be written to.
+"""
 
 
 class StepSettings(NamedTuple):

@@ -45,6 +45,13 @@ def check_same(name: str, other: Tensor, outputs: Tensor) -> None:
         raise ArgumentError(f"{name}: expected {_kind(outputs)} as the first argument is, got {_kind(other)}")
 
 
+def check_columns(name: str, rows: Tensor, outputs: Tensor, of: str) -> None:
+    """Rows of the width and dtype of `outputs`, which the caller knows as `of`."""
+    width = outputs.shape[1]
+    if not isinstance(rows, Tensor) or rows.ndim != 2 or rows.shape[1] != width or rows.dtype != outputs.dtype:
+        raise ArgumentError(f"{name}: expected {outputs.dtype} (rows, {width}) as {of} are, got {_kind(rows)}")
+
+
 def check_positive(name: str, value: float) -> None:
     """A finite number above 0."""
     if not (math.isfinite(value) and value > 0):

@@ -126,8 +126,8 @@ def fedvls_suppression(
         exponents, in_sum = torch.where(others, logits + shift, 0), real
     else:
         exponents, in_sum = logits, real & others
-    rows = real[:, 0].sum().clamp(min=1)
-    log_mean = logsumexp_over(exponents, in_sum, dim=0) - rows.to(logits.dtype).log()
+    rows = real[:, 0].sum().clamp(min=1).to(logits.dtype)
+    log_mean = logsumexp_over(exponents, in_sum, dim=0) - rows.log()
     return torch.where(in_sum.any(dim=0), prior * log_mean, 0).sum()
 
 
@@ -185,8 +185,10 @@ class VacantDistillation:
 
 @dataclass(frozen=True)
 class Suppression:
-    """FedVLS's L_logit: hold back the logits that a class gets from other classes' samples. The authors' weight is
-    0.005."""
+    """FedVLS's L_logit: hold back the logits that a class gets from other classes' samples.
+
+    The authors' code weighs it 0.005. "official" is that code's form, "printed" the paper's.
+    """
 
     form: Form = "official"
     prior_eps: float = 1e-9

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedskew.errors import ArgumentError
-from fedskew.objectives._arguments import check_outputs, check_positive, check_targets
+from fedskew.objectives._arguments import check_columns, check_outputs, check_positive, check_targets
 from fedskew.objectives._masked import logsumexp_over, real_rows, row_mean, unit_rows
 
 
@@ -37,12 +37,9 @@ def fpl(
     known = sorted(prototypes)
     for label in known:
         of_class = prototypes[label]
-        if label < 0 or of_class.ndim != 2 or of_class.shape[1:] != features.shape[1:]:
-            raise ArgumentError(
-                f"prototypes: expected class id -> (count, {features.shape[1]}), got {label} -> {tuple(of_class.shape)}"
-            )
-        if of_class.dtype != features.dtype:
-            raise ArgumentError(f"prototypes: expected {features.dtype} as the features are, got {of_class.dtype}")
+        if label < 0:
+            raise ArgumentError(f"prototypes: expected class ids, 0 or above, as keys, got {label}")
+        check_columns(f"prototypes[{label}]", of_class, features, "features")
     values = torch.cat([features.new_zeros(1, features.shape[1]), *(prototypes[label] for label in known)])
     sizes = [1, *(len(prototypes[label]) for label in known)]
     classes = torch.tensor([-1, *known]).repeat_interleave(torch.tensor(sizes)).to(features.device)

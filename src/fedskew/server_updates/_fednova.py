@@ -32,6 +32,7 @@ def fednova_normaliser(steps: int, momentum: float) -> float:
     _check_momentum(momentum)
     if not (float(steps).is_integer() and steps >= 0):
         raise ArgumentError(f"steps: must be whole numbers, 0 or above, got {steps}")
+    steps = int(steps)
     return float((steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum))
 
 
@@ -67,8 +68,10 @@ def fednova(updates: ArrayLike | Tensor, steps: ArrayLike, weights: ArrayLike, m
 
 @dataclass(frozen=True)
 class FedNova:
-    """Move the model by FedNova's normalised updates. `local_momentum`: that of the clients' SGD, as in the
-    training."""
+    """Move the model by FedNova's normalised updates.
+
+    `local_momentum` is that of the clients' SGD. It has no default: any other value than theirs weighs them wrongly.
+    """
 
     local_momentum: float
 
