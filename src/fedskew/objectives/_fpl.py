@@ -2,8 +2,8 @@
 
 Huang et al., "Rethinking Federated Learning with Domain Shift: A Prototype View", CVPR 2023.
 
-    L = mean_n [ -log( sum_{P of class y_n} e^{cos(f_n, P) / T} / sum_P e^{cos(f_n, P) / T} ) + |f_n - m_{y_n}|^2 / dim
-    ]
+    L = mean_n [ -log( sum_{P of class y_n} e^{cos(f_n, P) / T} / sum_P e^{cos(f_n, P) / T} )
+                 + |f_n - m_{y_n}|^2 / dim ]
 
 m_c is the mean of class c's prototypes. A row whose class has no prototype adds 0, but counts in the mean.
 """
