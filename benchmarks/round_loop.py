@@ -29,7 +29,9 @@ class Idle:
     def __init__(self) -> None:
         self.change = torch.full((PARAMETERS,), 1e-6)
 
-    def train(self, round: int, cohort: Sequence[int], sent: ModelState) -> list[Update]:
+    def train(
+        self, round: int, cohort: Sequence[int], sent: ModelState, quotas: np.ndarray | None = None
+    ) -> list[Update]:
         return [Update(client, self.change, sent.buffers, 1, 0.0) for client in cohort]
 
 

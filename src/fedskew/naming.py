@@ -26,8 +26,12 @@ def fill(index: Mapping[str, type], table: Mapping[str, Any], where: str) -> Any
         return pydantic.TypeAdapter(kind).validate_python(parameters)
     except pydantic.ValidationError as error:
         first = error.errors()[0]
+        if first["type"] == "value_error":  # the filler's own check, which names parameter and value
+            raise ConfigError(f"{where}.{first['msg'].removeprefix('Value error, ')}") from None
         key = ".".join([where, *map(str, first["loc"])])
-        raise ConfigError(f"{key}: {first['msg'].removeprefix('Value error, ')} (got {first['input']!r})") from None
+        if first["type"] == "missing":
+            raise ConfigError(f"{key}: missing") from None
+        raise ConfigError(f"{key}: {first['msg']} (got {first['input']!r})") from None
     except FedskewError as error:
         raise ConfigError(f"{where}: {error}") from None
 

@@ -26,6 +26,7 @@ class Purpose(enum.IntEnum):
     DATA = 7
     VALIDATION = 8
     NOISE = 9
+    QUOTA = 10
 
 
 _WORD = 1 << 64

@@ -23,7 +23,7 @@ class Told:
     moves: dict[int, list[float]]
     asked: list[list[int]] = field(default_factory=list)
 
-    def train(self, round: int, cohort: Sequence[int], sent: ModelState) -> list[Update]:
+    def train(self, round: int, cohort: Sequence[int], sent: ModelState, quotas=None) -> list[Update]:
         self.asked.append(list(cohort))
         return [
             Update(client, torch.tensor(self.moves[client]), sent.buffers + 10.0 * client, 1, float(client))
@@ -113,6 +113,23 @@ def test_clients_without_samples_train_but_weigh_nothing():
     one = federation("fedavg", counts=counts)
     _, record = one.play(start(one))
     assert by_client(record) == pytest.approx({0: 1 / 3, 1: 0.0, 2: 2 / 3})
+
+
+def test_clients_with_quotas_are_weighed_by_their_quotas():
+    # Seol and Kim: client 2 (8 samples) first, all of it; then label 1 is the rarest: client 1 gives its 4.
+    one = Federation(
+        methods.build(methods.expand({"selection": {"name": "seol_kim", "threshold": 0.0}})),
+        Told(MOVES),
+        COUNTS,
+        None,
+        1.0,
+        0,
+    )
+    state = start(one)
+    quotas = one.method.selection.select(state.selection, COUNTS, 3, np.random.default_rng(0))[1].quotas
+    _, record = one.play(state)
+    np.testing.assert_allclose(record["weights"], quotas.sum(axis=1) / quotas.sum())
+    assert record["cohort"][0] == 2
 
 
 def test_one_participant_is_the_model_whatever_the_weighting():

@@ -74,6 +74,21 @@ def test_what_a_client_sends_does_not_depend_on_who_trained_before_it():
     assert torch.equal(together[1].change, alone.train(2, [1], sent)[0].change)
 
 
+def test_a_client_with_a_quota_trains_on_so_many_samples_of_each_class():
+    one, sent = backend(training=LocalTraining(epochs=1, batch_size=100))
+    quota = np.array([3, 0, 2, 0])
+    (update,) = one.train(4, [0], sent, quota[None])
+    rows = one._drawn(4, 0, quota)
+    assert set(rows) <= set(SAMPLES[0])
+    assert np.bincount(TARGETS[torch.from_numpy(rows)].numpy(), minlength=4).tolist() == quota.tolist()
+    # One full-batch step: lr 0.1 times the mean gradient over these rows.
+    module = build("logistic", CLASSES, (6,), generator=torch.Generator().manual_seed(0))
+    functional.cross_entropy(module(INPUTS[rows]), TARGETS[rows]).backward()
+    gradient = torch.cat([p.grad.flatten() for p in module.parameters()])
+    torch.testing.assert_close(update.change, -0.01 * gradient)
+    assert not np.array_equal(rows, one._drawn(5, 0, quota))
+
+
 def test_a_client_without_samples_returns_the_model_unchanged():
     one, sent = backend()
     (update,) = one.train(1, [2], sent)

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -48,5 +50,11 @@ class Update(NamedTuple):
 class Backend(Protocol):
     """Where a cohort trains."""
 
-    def train(self, round: int, cohort: Sequence[int], sent: ModelState) -> list[Update]:
-        """Each client of `cohort` trained from `sent`; updates in the order of `cohort`."""
+    def train(
+        self, round: int, cohort: Sequence[int], sent: ModelState, quotas: NDArray[np.float64] | None = None
+    ) -> list[Update]:
+        """Each client of `cohort` trained from `sent`; updates in the order of `cohort`.
+
+        `quotas`, `(cohort, classes)`: each client trains on so many of its samples of each class, drawn for this round;
+        None: on all of them.
+        """

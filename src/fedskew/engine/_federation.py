@@ -83,12 +83,15 @@ class Federation:
         cohort = [int(client) for client in ids]
 
         # 2. they train; whoever diverged is left out
-        replies = self.backend.train(round, cohort, state.model)
-        updates = [update for update in replies if _is_finite(update)]
+        quotas = getattr(selection, "quotas", None)
+        replies = self.backend.train(round, cohort, state.model, quotas)
+        finite = np.array([_is_finite(update) for update in replies])
+        updates = [update for update, fine in zip(replies, finite, strict=True) if fine]
 
         # 3. how much each counts, now that it is known who answered
-        answered = np.array([update.client for update in updates], dtype=np.int64)
-        weights = self._weigh(answered)
+        trained_on = self.counts[cohort] if quotas is None else quotas
+        counts = trained_on[finite]
+        weights = self._weigh(counts)
 
         # 4. how the model moves
         model, server_update, drift = state.model, state.server_update, None
@@ -103,23 +106,31 @@ class Federation:
             drift = drift if math.isfinite(drift) else None  # updates that cancel out have none
 
         following = replace(state, round=round, model=model, selection=selection, server_update=server_update)
-        record = self._record(round, cohort, updates, weights)
+        record = self._record(round, cohort, updates, trained_on, counts, weights)
         model_bytes = sum(tensor.numel() * tensor.element_size() for tensor in state.model)
         record["drift"] = drift
         record["bytes_up"] = record["bytes_down"] = model_bytes * len(cohort)
         record["seconds"] = time.perf_counter() - began
         return following, record
 
-    def _weigh(self, answered: NDArray[np.int64]) -> FloatArray:
-        counts = self.counts[answered]
+    def _weigh(self, counts: FloatArray) -> FloatArray:
         sizes = counts.sum(axis=1)
         if sizes.sum() == 0:
             return np.zeros(0)
         return self.method.weighting.weigh(counts, sizes, self.target)
 
-    def _record(self, round: int, cohort: list[int], updates: Sequence[Update], weights: FloatArray) -> Round:
+    def _record(
+        self,
+        round: int,
+        cohort: list[int],
+        updates: Sequence[Update],
+        trained_on: FloatArray,
+        counts: FloatArray,
+        weights: FloatArray,
+    ) -> Round:
+        """`trained_on`: label counts of the cohort; `counts`: of those who answered."""
         answered = [update.client for update in updates]
-        counts, pooled = self.counts[answered], self.counts[cohort].sum(axis=0)
+        pooled = trained_on.sum(axis=0)
         sizes = counts.sum(axis=1)
         moved = len(weights) > 0
         ess = effective_sample_size(weights, sizes) if moved else None

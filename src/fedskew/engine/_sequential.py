@@ -54,14 +54,19 @@ class Sequential:
             self._teacher = FlatModel(copy.deepcopy(self.model.module))
             self._teacher_network = with_features(self._teacher.module).eval()
 
-    def train(self, round: int, cohort: Sequence[int], sent: ModelState) -> list[Update]:
-        """Each client of `cohort` trained from `sent`; updates in the order of `cohort`."""
+    def train(
+        self, round: int, cohort: Sequence[int], sent: ModelState, quotas: NDArray[np.float64] | None = None
+    ) -> list[Update]:
+        """See `Backend.train`."""
         if self._teacher is not None:
             self._teacher.write(sent.parameters)
             self._teacher.write_buffers(sent.buffers)
-        return [self._train(round, client, sent) for client in cohort]
+        return [
+            self._train(round, client, sent, None if quotas is None else quotas[place])
+            for place, client in enumerate(cohort)
+        ]
 
-    def _train(self, round: int, client: int, sent: ModelState) -> Update:
+    def _train(self, round: int, client: int, sent: ModelState, quota: NDArray[np.float64] | None) -> Update:
         training, device = self.training, sent.parameters.device
         settings = StepSettings(
             start=sent.parameters,
@@ -69,7 +74,8 @@ class Sequential:
             momentum=training.momentum,
             weight_decay=training.weight_decay,
         )
-        counts = torch.as_tensor(self.counts[client], dtype=sent.parameters.dtype, device=device)
+        held = self.counts[client] if quota is None else quota
+        counts = torch.as_tensor(held, dtype=sent.parameters.dtype, device=device)
         self.model.write_buffers(sent.buffers)
         self._network.train()
         parameters, carried = sent.parameters, self.local_step.init(sent.parameters)
@@ -77,7 +83,8 @@ class Sequential:
         augmentation_key = stream_key(self.seed, Purpose.AUGMENTATION, round, client)
         total, rows = torch.zeros((), device=device), 0
         steps = 0
-        for batch in self._batches(round, client, device):
+        samples = self.samples[client] if quota is None else self._drawn(round, client, quota)
+        for batch in self._batches(round, client, samples, device):
             for layer in self._dropouts:
                 layer.key.fill_(fold(dropout_key, steps))
             x, y = self.inputs[batch], self.targets[batch]
@@ -104,9 +111,16 @@ class Sequential:
             loss=float(total) / rows if rows else 0.0,
         )
 
-    def _batches(self, round: int, client: int, device: torch.device) -> list[Tensor]:
-        """Rows of every batch of every epoch, in a fresh order each epoch; the last short batch is kept."""
+    def _drawn(self, round: int, client: int, quota: NDArray[np.float64]) -> NDArray[np.int64]:
+        """As many of a client's samples of each class as its quota says."""
         samples = self.samples[client]
+        labels = self.targets[torch.from_numpy(samples).to(self.targets.device)].cpu().numpy()
+        rng = generator(self.seed, Purpose.QUOTA, round, client)
+        drawn = [rng.permutation(samples[labels == label])[: int(share)] for label, share in enumerate(quota)]
+        return np.concatenate(drawn)
+
+    def _batches(self, round: int, client: int, samples: NDArray[np.int64], device: torch.device) -> list[Tensor]:
+        """Rows of every batch of every epoch, in a fresh order each epoch; the last short batch is kept."""
         if len(samples) == 0:
             return []
         rng = generator(self.seed, Purpose.SHUFFLE, round, client)
