@@ -38,7 +38,7 @@ class CropFlip:
         black = -per_channel(mean, batch, 0.0) / per_channel(std, batch, 1.0)
         draws = uniform(keys.unsqueeze(1), torch.arange(3, device=keys.device))
         down, right = (draws[:, 1:] * (2 * self.pad + 1)).long().unbind(1)
-        flips = (draws[:, 0] < self.flip).to(batch.dtype).view(-1, 1, 1, 1)
+        unflipped = (draws[:, 0] >= self.flip).to(batch.dtype).view(-1, 1, 1, 1)
 
         tall, wide = height + 2 * self.pad, width + 2 * self.pad
         padded = batch.new_empty(size, channels, tall, wide).copy_(black)
@@ -50,7 +50,7 @@ class CropFlip:
         starts = rows * wide + right.view(-1, 1, 1)
         windows = padded.flatten().unfold(0, width, 1)
         x = windows.index_select(0, starts.flatten()).view(batch.shape)
-        return torch.lerp(x, x.flip(-1), flips)
+        return torch.lerp(x.flip(-1), x, unflipped)
 
     def bind(self, mean: tuple[float, ...], std: tuple[float, ...]) -> Augmentation:
         """`apply` for data normalised by these."""

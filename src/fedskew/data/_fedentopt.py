@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import hardtanh_
 
 from fedskew.data._pixels import check, per_channel
 from fedskew.data._protocol import Augmentation
@@ -23,11 +24,11 @@ _GREY = (0.299, 0.587, 0.114)
 
 @dataclass(frozen=True)
 class JitterFlipGrey:
-    """Each strength s draws a factor f uniformly from [1 - s, 1 + s], on pixels in [0, 1], clamped after each step.
+    """Each strength s draws a factor f uniformly from [1 - s, 1 + s]; pixels in [0, 1], clamped after each step.
 
-    brightness: f x; contrast: f x + (1 - f) m, m the picture's mean grey; saturation: f x + (1 - f) grey(x), with
-    grey = 0.299 R + 0.587 G + 0.114 B. Then grey in all channels with probability `greyscale`. Mirrored left to right
-    with probability `flip`. On grey pictures saturation and greyscale do nothing.
+    Brightness: f x; contrast: f x + (1 - f) m, m the picture's mean grey; saturation: f x + (1 - f) grey(x), with
+    grey = 0.299 R + 0.587 G + 0.114 B. With probability `greyscale` the saturation is 0 instead, which is the grey
+    picture in all channels. Mirrored left to right with probability `flip`. On grey pictures saturation does nothing.
     """
 
     brightness: float = 0.2
@@ -46,18 +47,23 @@ class JitterFlipGrey:
         check(batch, keys, "fedentopt")
         shift, scale = per_channel(mean, batch, 0.0), per_channel(std, batch, 1.0)
         draws = uniform(keys.unsqueeze(1), torch.arange(5, device=keys.device)).to(batch.dtype)
-        flips, greys, *factors = draws.view(-1, 5, 1, 1, 1).unbind(1)
-        strengths = (self.brightness, self.contrast, self.saturation)
-        bright, contrast, saturation = (1 + s * (2 * u - 1) for s, u in zip(strengths, factors, strict=True))
+        unflipped = (draws[:, 0] >= self.flip).to(batch.dtype).view(-1, 1, 1, 1)
+        strengths = torch.tensor(
+            [self.brightness, self.contrast, self.saturation], dtype=batch.dtype, device=batch.device
+        )
+        factors = 1 + strengths * (2 * draws[:, 1:4] - 1)
+        brightness, contrast, saturation = factors.view(-1, 3, 1, 1, 1).unbind(1)
+        saturation = saturation * (draws[:, 4] >= self.greyscale).view(-1, 1, 1, 1)
 
         # In place from here on: allocating each step's result anew would take twice the time.
-        x = torch.lerp(batch, batch.flip(-1), (flips < self.flip).to(batch.dtype))
+        x = torch.lerp(batch.flip(-1), batch, unflipped)
         x.mul_(scale).add_(shift)
-        x.mul_(bright).clamp_(0, 1)
-        x.mul_(contrast).add_((1 - contrast) * _grey(x).mean((-2, -1), keepdim=True)).clamp_(0, 1)
+        hardtanh_(x.mul_(brightness), 0, 1)  # clamps; clamp_ itself has no batching rule
+        grey = _grey(x.mean((-2, -1), keepdim=True))
+        hardtanh_(x.mul_(contrast).add_(grey * (1 - contrast)), 0, 1)
         if batch.shape[1] == 3:
-            x.mul_(saturation).add_((1 - saturation) * _grey(x)).clamp_(0, 1)
-            x.lerp_(_grey(x), (greys < self.greyscale).to(batch.dtype))
+            grey = _grey(x)
+            hardtanh_(x.mul_(saturation).add_(grey.mul_(1 - saturation)), 0, 1)
         return x.sub_(shift).div_(scale)
 
     def bind(self, mean: tuple[float, ...], std: tuple[float, ...]) -> Augmentation:
@@ -66,8 +72,8 @@ class JitterFlipGrey:
 
 
 def _grey(x: Tensor) -> Tensor:
-    """`(batch, 1, height, width)`."""
+    """`(batch, 1, ...)`."""
     if x.shape[1] == 1:
-        return x.clone()
+        return x
     red, green, blue = x[:, :1], x[:, 1:2], x[:, 2:]
     return (red * _GREY[0]).add_(green, alpha=_GREY[1]).add_(blue, alpha=_GREY[2])

@@ -34,11 +34,14 @@ def read_checked(path: Path, md5: str, page: str) -> bytes:
 
 
 def unpacked(path: Path, content: bytes, expected: str, page: str) -> bytes:
-    """Gunzipped. Raises DataError where it is no whole gzip file."""
+    """Gunzipped. Raises DataError where it is no whole gzip file, or an empty one."""
     try:
-        return gzip.decompress(content)
+        if plain := gzip.decompress(content):
+            return plain
+        reason = "it is empty"
     except (OSError, EOFError, zlib.error) as error:
-        raise damaged(path, f"{error}; expected {expected}", page) from None
+        reason = str(error)
+    raise damaged(path, f"{reason}; expected {expected}", page)
 
 
 def damaged(path: Path, what: str, page: str) -> DataError:

@@ -43,8 +43,8 @@ def npz(root: Path, rng: np.random.Generator | None, test_share: float = 0.2) ->
 
 def _arrays(path: Path) -> dict[str, Array]:
     try:
-        with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+            return {name: arrays[name] for name in arrays.files}
     except (OSError, EOFError, ValueError, AttributeError, TypeError, zipfile.BadZipFile) as error:
         raise DataError(f"{path}: can't be read as an .npz file of plain arrays: {error}") from None
 

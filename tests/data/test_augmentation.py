@@ -1,0 +1,204 @@
+"""Augmentation by key, against the same formulas picture by picture in numpy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from fedskew.data import AUGMENTATIONS, CropFlip, JitterFlipGrey
+from fedskew.errors import ArgumentError
+from fedskew.randomness import mix
+
+MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
+PLAIN = JitterFlipGrey(brightness=0, contrast=0, saturation=0, flip=0, greyscale=0)
+
+
+def hashed(*words: int) -> float:
+    """`randomness.uniform` in plain integers."""
+    value = 0
+    for word in words:
+        value = (value * 0x01000193 + word + 0x1E3779B9) % 2**32
+        value = (value ^ (value >> 16)) * 0x21F0AAAD % 2**32
+        value = (value ^ (value >> 15)) * 0x735A2D97 % 2**32
+        value ^= value >> 15
+    return (value >> 8) / 2**24
+
+
+def keys(size: int, of: int = 7) -> torch.Tensor:
+    return mix(torch.arange(size), of)
+
+
+def pictures(size: int, channels: int = 3, side: int = 8) -> torch.Tensor:
+    return torch.rand(size, channels, side, side, generator=torch.Generator().manual_seed(0))
+
+
+def normalised(pixels: torch.Tensor) -> torch.Tensor:
+    channels = pixels.shape[1]
+    return (pixels - torch.tensor(MEAN[:channels]).view(-1, 1, 1)) / torch.tensor(STD[:channels]).view(-1, 1, 1)
+
+
+def apply(augmentation, pixels: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """On pixels in [0, 1], and back to them."""
+    channels = pixels.shape[1]
+    out = augmentation.apply(normalised(pixels), keys, MEAN[:channels], STD[:channels])
+    return out * torch.tensor(STD[:channels]).view(-1, 1, 1) + torch.tensor(MEAN[:channels]).view(-1, 1, 1)
+
+
+def jittered(picture: np.ndarray, key: int) -> np.ndarray:
+    """One picture, (channels, height, width), in float64."""
+    draws = [hashed(key, index) for index in range(5)]
+    bright, contrast, saturation = (1 + 0.2 * (2 * draw - 1) for draw in draws[1:4])
+    weights = np.array([0.299, 0.587, 0.114]) if len(picture) == 3 else np.ones(1)
+
+    def grey(x: np.ndarray) -> np.ndarray:
+        return np.tensordot(weights, x, axes=1)
+
+    x = picture[:, :, ::-1] if draws[0] < 0.5 else picture
+    x = np.clip(bright * x, 0, 1)
+    x = np.clip(contrast * x + (1 - contrast) * grey(x).mean(), 0, 1)
+    if draws[4] < 0.1:
+        return np.broadcast_to(grey(x), x.shape)
+    return np.clip(saturation * x + (1 - saturation) * grey(x), 0, 1)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_fedentopts_augmentation_is_its_formulas_picture_by_picture(channels):
+    batch, of = pictures(200, channels), keys(200)
+    assert sum(hashed(int(key), 4) < 0.1 for key in of) > 5  # greyscale occurs
+    expected = np.stack([jittered(p.double().numpy(), int(k)) for p, k in zip(batch, of, strict=True)])
+    np.testing.assert_allclose(apply(JitterFlipGrey(), batch, of).numpy(), expected, atol=2e-6)
+
+
+def cropped(picture: np.ndarray, key: int, pad: int) -> np.ndarray:
+    mirror, down, right = (hashed(key, index) for index in range(3))
+    down, right = int(down * (2 * pad + 1)), int(right * (2 * pad + 1))
+    _, height, width = picture.shape
+    x = np.pad(picture, ((0, 0), (pad, pad), (pad, pad)))[:, down : down + height, right : right + width]
+    return x[:, :, ::-1] if mirror < 0.5 else x
+
+
+@pytest.mark.parametrize("pad", [0, 2, 4])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_crop_and_flip_cut_the_padded_picture(pad, channels):
+    batch, of = torch.rand(60, channels, 6, 9, generator=torch.Generator().manual_seed(0)), keys(60)
+    expected = np.stack([cropped(p.numpy(), int(k), pad) for p, k in zip(batch, of, strict=True)])
+    np.testing.assert_allclose(apply(CropFlip(pad=pad), batch, of).numpy(), expected, atol=1e-6)
+
+
+def test_a_flip_mirrors_left_to_right_exactly():
+    batch = torch.tensor([[[[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]]])
+    assert CropFlip(pad=0, flip=1.0).apply(batch, keys(1), (), ()).tolist() == [[[[3.0, 2.0, 1.0], [6.0, 5.0, 4.0]]]]
+    assert torch.equal(CropFlip(pad=0, flip=0.0).apply(batch, keys(1), (), ()), batch)
+
+
+def test_pixels_that_a_crop_keeps_are_exact():
+    batch = normalised(pictures(50))
+    out = CropFlip().apply(batch, keys(50), MEAN, STD)
+    black = normalised(torch.zeros(1, 3, 1, 1)).flatten()
+    for before, after in zip(batch, out, strict=True):
+        for channel in range(3):
+            known = {*before[channel].flatten().tolist(), float(black[channel])}
+            assert set(after[channel].flatten().tolist()) <= known
+
+
+def test_greyscale_weighs_red_green_and_blue():
+    colours = torch.eye(3).view(3, 3, 1, 1)
+    out = apply(JitterFlipGrey(0, 0, 0, flip=0, greyscale=1.0), colours, keys(3))
+    torch.testing.assert_close(out[:, :, 0, 0], torch.tensor([[0.299] * 3, [0.587] * 3, [0.114] * 3]))
+
+
+def test_nothing_happens_at_strength_zero():
+    torch.testing.assert_close(apply(PLAIN, pictures(5), keys(5)), pictures(5))
+
+
+def test_brightness_is_uniform_around_one():
+    half = torch.full((20_000, 1, 1, 1), 0.5)
+    factors = JitterFlipGrey(brightness=0.4, contrast=0).apply(half, keys(20_000), (), ()).flatten() / 0.5
+    assert 0.6 <= factors.min() < 0.601
+    assert 1.399 < factors.max() <= 1.4
+    assert factors.mean() == pytest.approx(1.0, abs=0.005)
+    assert factors.var() == pytest.approx(0.8**2 / 12, rel=0.02)
+
+
+def test_flips_greys_and_places_come_as_often_as_they_should():
+    of = keys(20_000)
+    sides = torch.tensor([[[[0.2, 0.8]]]]).expand(20_000, 3, 1, 2).clone()
+    sides[:, 0] += 0.1
+    out = JitterFlipGrey(0, 0, 0).apply(sides, of, (), ())
+    assert (out[:, 0, 0, 0] > out[:, 0, 0, 1]).float().mean() == pytest.approx(0.5, abs=0.012)
+    assert (out[:, 0, 0, 0] == out[:, 1, 0, 0]).float().mean() == pytest.approx(0.1, abs=0.007)
+    dot = torch.zeros(20_000, 1, 5, 5)
+    dot[:, :, 2, 2] = 1.0
+    places = CropFlip(pad=1).apply(dot, of, (), ()).mean(0)[0]
+    torch.testing.assert_close(places[1:4, 1:4], torch.full((3, 3), 1 / 9), atol=0.008, rtol=0)
+    assert places.sum() == pytest.approx(1.0, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", sorted(AUGMENTATIONS))
+def test_a_sample_does_not_depend_on_the_rest_of_the_batch(name):
+    augment = AUGMENTATIONS[name]().bind(MEAN, STD)
+    batch, of = normalised(pictures(12)), keys(12)
+    together = augment(batch, of)
+    order = torch.tensor([7, 3, 11])
+    torch.testing.assert_close(augment(batch[order], of[order]), together[order])
+    for row in range(12):
+        torch.testing.assert_close(augment(batch[row : row + 1], of[row : row + 1])[0], together[row])
+
+
+@pytest.mark.parametrize("name", sorted(AUGMENTATIONS))
+def test_it_maps_over_clients(name):
+    augment = AUGMENTATIONS[name]().bind(MEAN, STD)
+    batch = normalised(pictures(12)).view(3, 4, 3, 8, 8)
+    of = keys(12).view(3, 4)
+    mapped = torch.func.vmap(augment)(batch, of)
+    torch.testing.assert_close(mapped, torch.stack([augment(b, k) for b, k in zip(batch, of, strict=True)]))
+
+
+@pytest.mark.parametrize("name", sorted(AUGMENTATIONS))
+def test_the_batch_is_left_as_it_was_and_keys_decide(name):
+    augment = AUGMENTATIONS[name]().bind(MEAN, STD)
+    batch = normalised(pictures(12))
+    kept, state = batch.clone(), torch.get_rng_state()
+    out = augment(batch, keys(12))
+    assert torch.equal(batch, kept)
+    assert out.shape == batch.shape
+    assert torch.equal(out, augment(batch, keys(12)))
+    assert not torch.allclose(out, augment(batch, keys(12, of=8)))
+    assert torch.equal(state, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("name", sorted(AUGMENTATIONS))
+def test_layout_in_memory_changes_nothing(name):
+    augment = AUGMENTATIONS[name]().bind(MEAN, STD)
+    batch = normalised(pictures(6))
+    torch.testing.assert_close(
+        augment(batch.contiguous(memory_format=torch.channels_last), keys(6)), augment(batch, keys(6))
+    )
+
+
+@pytest.mark.parametrize("name", sorted(AUGMENTATIONS))
+def test_wrong_shapes_are_refused(name):
+    augment = AUGMENTATIONS[name]().bind((), ())
+    with pytest.raises(ArgumentError, match="batch: .* takes pictures"):
+        augment(torch.zeros(4, 10), keys(4))
+    with pytest.raises(ArgumentError, match="batch: .* takes pictures"):
+        augment(torch.zeros(4, 2, 8, 8), keys(4))
+    with pytest.raises(ArgumentError, match="keys: expected one key a sample"):
+        augment(torch.zeros(4, 3, 8, 8), keys(3))
+    with pytest.raises(ArgumentError, match="batch: has 3 channels"):
+        AUGMENTATIONS[name]().bind((0.5,), (0.5,))(torch.zeros(4, 3, 8, 8), keys(4))
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "value"),
+    [
+        (JitterFlipGrey, "brightness", 1.5),
+        (JitterFlipGrey, "flip", float("nan")),
+        (CropFlip, "pad", -1),
+        (CropFlip, "flip", 2.0),
+    ],
+)
+def test_strengths_outside_their_range_are_refused(kind, field, value):
+    with pytest.raises(ArgumentError, match=f"{field}:"):
+        kind(**{field: value})

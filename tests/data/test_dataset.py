@@ -1,0 +1,57 @@
+"""What a Dataset refuses."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from fedskew.data import Dataset
+from fedskew.errors import ArgumentError
+
+
+def fields(**changes):
+    return {
+        "name": "own",
+        "inputs": torch.zeros(4, 1, 3, 3),
+        "targets": torch.tensor([0, 1, 2, 0]),
+        "test_inputs": torch.zeros(2, 1, 3, 3),
+        "test_targets": torch.tensor([0, 2]),
+        "classes": ("a", "b", "c", "never seen"),
+        "mean": (0.5,),
+        "std": (0.5,),
+        "clients": np.array([0, 0, 1, 1]),
+        "client_names": ("north", "south"),
+        "target": np.array([0.5, 0.5, 0.0, 0.0]),
+    } | changes
+
+
+def test_a_good_one_knows_its_sizes():
+    dataset = Dataset(**fields())
+    assert dataset.num_classes == 4
+    assert dataset.in_shape == (1, 3, 3)
+
+
+BAD = [
+    ("inputs", torch.zeros(4, 1, 3, 3).double(), "inputs: expected float32"),
+    ("inputs", torch.zeros(0, 1, 3, 3), "inputs: expected float32 samples.* at least one"),
+    ("inputs", torch.full((4, 1, 3, 3), float("nan")), "inputs: has a value that is NaN"),
+    ("test_inputs", torch.full((2, 1, 3, 3), float("-inf")), "test_inputs: has a value that is NaN or inf"),
+    ("test_inputs", torch.zeros(2, 1, 3, 4), r"test_inputs: samples are \(1, 3, 4\)"),
+    ("targets", torch.tensor([0, 1, 2]), r"targets: expected int64, \(4,\)"),
+    ("targets", torch.tensor([0, 1, 2, 4]), "targets: ids must lie in 0 to 3; found 4"),
+    ("targets", torch.tensor([0, -1, 2, 3]), "found -1"),
+    ("test_targets", torch.tensor([0.0, 1.0]), "test_targets: expected int64"),
+    ("mean", (0.5, 0.5), "mean, std: expected 1 values"),
+    ("clients", np.array([0, 0, 1]), "clients: expected int64"),
+    ("clients", np.array([0, 0, 1, 2]), "clients: ids must lie in 0 to 1; found 2"),
+    ("target", np.array([0.5, 0.5]), "target: expected 4 shares"),
+    ("target", np.array([0.5, -0.5, 1.0, 0.0]), "target: expected 4 shares"),
+    ("target", np.array([np.nan, 0.5, 0.5, 0.0]), "target: expected 4 shares"),
+]
+
+
+@pytest.mark.parametrize(("field", "value", "message"), BAD)
+def test_a_field_that_does_not_fit_is_named(field, value, message):
+    with pytest.raises(ArgumentError, match=message):
+        Dataset(**fields(**{field: value}))

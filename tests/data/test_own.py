@@ -1,0 +1,320 @@
+"""A user's own data: a folder of pictures, arrays, a table."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from fedskew import data
+from fedskew.data import Dataset
+from fedskew.data._own import hold_out, ordered
+from fedskew.errors import ArgumentError, DataError
+
+
+def rng(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def pixels(dataset: Dataset, test: bool = False) -> torch.Tensor:
+    """Levels of 0 to 255 before normalising, (samples, channels, height, width)."""
+    inputs = dataset.test_inputs if test else dataset.inputs
+    shape = (-1, *[1] * (inputs.dim() - 2))
+    return (inputs * torch.tensor(dataset.std).view(shape) + torch.tensor(dataset.mean).view(shape)) * 255
+
+
+def paint(path, value, size=(4, 5), mode="L"):
+    """A picture of one colour; size is (height, width)."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new(mode, size[::-1], value).save(path)
+
+
+# ---- a test part held out
+
+
+@pytest.mark.parametrize("share", [0.1, 0.2, 0.5])
+def test_the_same_share_of_every_class_is_held_out(share):
+    labels = ["a"] * 100 + ["b"] * 50 + ["c"]
+    kept, held = hold_out(labels, share, rng())
+    assert sorted([*kept, *held]) == list(range(151))
+    assert np.all(np.diff(kept) > 0)
+    assert np.all(np.diff(held) > 0)
+    counts = {label: sum(labels[row] == label for row in held) for label in "abc"}
+    assert counts == {"a": 100 * share, "b": 50 * share, "c": 0}
+
+
+def test_what_is_held_out_depends_on_the_generator():
+    labels = ["a", "b"] * 50
+    assert np.array_equal(hold_out(labels, 0.2, rng(1))[1], hold_out(labels, 0.2, rng(1))[1])
+    assert not np.array_equal(hold_out(labels, 0.2, rng(1))[1], hold_out(labels, 0.2, rng(2))[1])
+
+
+def test_holding_out_needs_a_generator_a_share_and_enough_samples():
+    with pytest.raises(ArgumentError, match="rng:"):
+        hold_out(["a"] * 10, 0.2, None)
+    for share in (0.0, 1.0, float("nan")):
+        with pytest.raises(ArgumentError, match="test_share:"):
+            hold_out(["a"] * 10, share, rng())
+    with pytest.raises(DataError, match="too few samples"):
+        hold_out(["a", "b", "c"], 0.2, rng())
+
+
+def test_names_are_in_order_of_value_where_they_are_numbers():
+    assert ordered(["10", "9", "-1", "2"]) == ("-1", "2", "9", "10")
+    assert ordered(["10", "9", "b", "a"]) == ("10", "9", "a", "b")
+
+
+# ---- folder
+
+
+def test_a_folder_of_class_folders(tmp_path):
+    for index in range(10):
+        paint(tmp_path / "cat" / f"{index}.png", 10 + index)
+        paint(tmp_path / "dog" / f"{index}.JPG", 200)
+    (tmp_path / "cat" / "notes.txt").write_text("not a picture")
+    (tmp_path / ".hidden").mkdir()
+    (tmp_path / "eel").mkdir()
+    made = data.load("folder", tmp_path, rng=rng())
+    assert made.classes == ("cat", "dog", "eel")
+    assert made.in_shape == (1, 4, 5)
+    assert made.targets.bincount().tolist() == [8, 8]
+    assert made.test_targets.bincount().tolist() == [2, 2]
+    levels = torch.cat([pixels(made), pixels(made, test=True)])[:, 0, 0, 0].round()
+    assert sorted(levels.tolist()) == [*range(10, 20), *[200] * 10]
+    assert made.inputs.mean() == pytest.approx(0, abs=1e-6)
+    assert made.inputs.std(correction=0) == pytest.approx(1, abs=1e-6)
+    assert made.clients is None
+
+
+def test_train_and_test_folders_are_kept_apart(tmp_path):
+    paint(tmp_path / "train" / "a" / "1.png", 0)
+    paint(tmp_path / "train" / "b" / "1.png", 100)
+    paint(tmp_path / "test" / "b" / "1.png", 200)
+    paint(tmp_path / "test" / "c" / "1.png", 50)
+    made = data.load("folder", tmp_path)
+    assert made.classes == ("a", "b", "c")
+    assert made.targets.tolist() == [0, 1]
+    assert made.test_targets.tolist() == [1, 2]
+    # mean and deviation are those of the training part: 0 and 100
+    assert made.mean == pytest.approx([50 / 255])
+    assert made.std == pytest.approx([50 / 255])
+    assert pixels(made, test=True)[:, 0, 0, 0].tolist() == pytest.approx([200, 50], abs=1e-3)
+
+
+def test_the_first_level_names_clients_where_asked(tmp_path):
+    for client in ("site 10", "site 2"):
+        for label in ("a", "b"):
+            for index in range(5):
+                paint(tmp_path / client / label / f"{index}.png", index)
+    (tmp_path / "site 3").mkdir()
+    made = data.load("folder", tmp_path, rng=rng(), client_level=True)
+    assert made.client_names == ("site 10", "site 2", "site 3")
+    assert np.bincount(made.clients, minlength=3).sum() == len(made.targets) == 16
+    assert set(made.clients) == {0, 1}
+    with pytest.raises(DataError, match=r"site 10.* holds folders and no pictures.* client_level = true") as raised:
+        data.load("folder", tmp_path, rng=rng())
+    assert "\n" not in str(raised.value)
+
+
+def test_colour_and_grey_together_are_colour(tmp_path):
+    paint(tmp_path / "train" / "a" / "1.png", (10, 20, 30), mode="RGB")
+    paint(tmp_path / "train" / "a" / "2.png", 40)
+    paint(tmp_path / "train" / "a" / "3.png", (50, 60, 70, 0), mode="RGBA")
+    paint(tmp_path / "test" / "a" / "1.png", 1)
+    made = data.load("folder", tmp_path)
+    assert made.in_shape == (3, 4, 5)
+    assert pixels(made)[:, :, 0, 0].flatten().tolist() == pytest.approx([10, 20, 30, 40, 40, 40, 50, 60, 70], abs=1e-3)
+
+
+def test_sixteen_bits_of_grey_are_read_in_full(tmp_path):
+    for part, value in (("train", 100), ("test", 65535)):
+        (tmp_path / part / "a").mkdir(parents=True)
+        Image.fromarray(np.full((4, 5), value, dtype=np.uint16)).save(tmp_path / part / "a" / "1.png")
+    paint(tmp_path / "train" / "a" / "2.png", 255)
+    made = data.load("folder", tmp_path)
+    assert made.in_shape == (1, 4, 5)
+    assert pixels(made)[:, 0, 0, 0].tolist() == pytest.approx([100 / 257, 255], abs=1e-3)
+    assert pixels(made, test=True)[0, 0, 0, 0] == pytest.approx(255, abs=1e-3)
+
+
+def test_pictures_of_different_sizes_are_refused_or_resized(tmp_path):
+    paint(tmp_path / "train" / "a" / "1.png", 10, size=(4, 5))
+    paint(tmp_path / "train" / "a" / "2.png", 20, size=(8, 8))
+    paint(tmp_path / "test" / "a" / "1.png", 30, size=(4, 5))
+    with pytest.raises(DataError, match=r"2.png: is 8 x 8 pixels, but .*1.png is 4 x 5; set size"):
+        data.load("folder", tmp_path)
+    assert data.load("folder", tmp_path, size=6).in_shape == (1, 6, 6)
+    made = data.load("folder", tmp_path, size=[3, 7])
+    assert made.in_shape == (1, 3, 7)
+    assert pixels(made)[:, 0, 0, 0].tolist() == pytest.approx([10, 20], abs=1e-3)
+    for size in (0, -1, (3, 4, 5), (2.5, 2)):
+        with pytest.raises(ArgumentError, match="size:"):
+            data.load("folder", tmp_path, size=size)
+
+
+def test_what_is_no_picture_is_named(tmp_path):
+    (tmp_path / "a").mkdir()
+    with pytest.raises(DataError, match="found no pictures in CLASS folders"):
+        data.load("folder", tmp_path, rng=rng())
+    (tmp_path / "a" / "x.png").write_bytes(b"no picture")
+    with pytest.raises(DataError, match=r"x.png: can't be read as a picture"):
+        data.load("folder", tmp_path, rng=rng())
+    paint(tmp_path / "a" / "whole.png", 7, size=(40, 40))
+    (tmp_path / "a" / "x.png").write_bytes((tmp_path / "a" / "whole.png").read_bytes()[:60])
+    with pytest.raises(DataError, match=r"x.png: can't be read as a picture"):
+        data.load("folder", tmp_path, rng=rng())
+    with pytest.raises(DataError, match="is no folder"):
+        data.load("folder", tmp_path / "a" / "x.png", rng=rng())
+
+
+# ---- npz
+
+
+def save(path, **arrays):
+    np.savez(path, **arrays)
+    return path
+
+
+def test_arrays_of_features_with_a_test_part(tmp_path):
+    path = save(
+        tmp_path / "d.npz",
+        x=np.array([[1.0, 5.0], [3.0, 5.0]]), y=np.array([7, 3]),
+        x_test=np.array([[5.0, 6.0]]), y_test=np.array([9]), client=np.array(["n", "s"]),
+    )  # fmt: skip
+    made = data.load("npz", path)
+    assert made.classes == ("3", "7", "9")
+    assert made.targets.tolist() == [1, 0]
+    assert made.test_targets.tolist() == [2]
+    # mean 2 and deviation 1; a feature that never varies is only centred
+    assert made.inputs.tolist() == [[-1.0, 0.0], [1.0, 0.0]]
+    assert made.test_inputs.tolist() == [[3.0, 1.0]]
+    assert (made.mean, made.std) == ((2.0, 5.0), (1.0, 1.0))
+    assert made.clients.tolist() == [0, 1]
+    assert made.client_names == ("n", "s")
+
+
+@pytest.mark.parametrize(("shape", "in_shape"), [((20, 4, 5), (1, 4, 5)), ((20, 3, 4, 5), (3, 4, 5)), ((20, 6), (6,))])
+def test_arrays_without_a_test_part(shape, in_shape, tmp_path):
+    x = rng().integers(0, 256, shape).astype(np.uint8)
+    made = data.load("npz", save(tmp_path / "d.npz", x=x, y=np.arange(20) % 2), rng=rng(1), test_share=0.3)
+    assert made.in_shape == in_shape
+    assert (len(made.targets), len(made.test_targets)) == (14, 6)
+    channels = x.reshape(20, 1, -1) if len(shape) == 3 else x.reshape(*shape[:2], -1)
+    assert len(made.mean) == channels.shape[1]
+    found = pixels(made).flatten(1).round().long().tolist()
+    assert all(row in x.reshape(20, -1).tolist() for row in found)
+
+
+def test_large_features_keep_their_digits(tmp_path):
+    x = 1_600_000_000.0 + np.arange(10.0)[:, None]
+    made = data.load("npz", save(tmp_path / "d.npz", x=x, y=np.zeros(10, int), x_test=x, y_test=np.zeros(10, int)))
+    expected = (np.arange(10) - 4.5) / np.arange(10).std()
+    np.testing.assert_allclose(made.inputs[:, 0], expected, rtol=1e-6)
+
+
+BAD_ARRAYS = [
+    ({"y": np.zeros(3)}, "has no array 'x'"),
+    ({"x": np.zeros((3, 2))}, "has no array 'y'"),
+    ({"x": np.zeros((3, 2)), "y": np.zeros(3)}, "'y' must be whole numbers or text"),
+    ({"x": np.zeros((3, 2)), "y": np.zeros(4, int)}, r"'y' must be .*\(3,\)"),
+    ({"x": np.zeros((3, 2)), "y": np.zeros(3, int), "client": np.zeros(2, int)}, "'client' must be"),
+    ({"x": np.zeros(3), "y": np.zeros(3, int)}, "'x' must be numbers"),
+    ({"x": np.array([["a"], ["b"]]), "y": np.zeros(2, int)}, "'x' must be numbers"),
+    ({"x": np.zeros((0, 2)), "y": np.zeros(0, int)}, "'x' must be numbers"),
+    ({"x": np.array([[1.0], [np.nan]]), "y": np.zeros(2, int)}, "'x' has a value that is NaN"),
+    ({"x": np.zeros((3, 8, 8, 3)), "y": np.zeros(3, int)}, "channels last"),
+    ({"x": np.zeros((3, 2)), "y": np.zeros(3, int), "x_test": np.zeros((3, 2))}, "only one of 'x_test' and 'y_test'"),
+    (
+        {"x": np.zeros((3, 2)), "y": np.zeros(3, int), "x_test": np.zeros((3, 4)), "y_test": np.zeros(3, int)},
+        r"samples of 'x_test' are \(4,\)",
+    ),
+    ({"x": np.array([[1], [{}]], dtype=object), "y": np.zeros(2, int)}, "can't be read as an .npz file of plain"),
+]
+
+
+@pytest.mark.parametrize(("arrays", "message"), BAD_ARRAYS)
+def test_arrays_that_do_not_fit_are_named(arrays, message, tmp_path):
+    with pytest.raises(DataError, match=message) as raised:
+        data.load("npz", save(tmp_path / "d.npz", **arrays), rng=rng())
+    assert "d.npz" in str(raised.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 not a zip", b"text"])
+def test_a_file_that_is_no_npz_is_refused(content, tmp_path):
+    (tmp_path / "d.npz").write_bytes(content)
+    with pytest.raises(DataError, match="can't be read as an .npz"):
+        data.load("npz", tmp_path / "d.npz", rng=rng())
+    np.save(tmp_path / "one.npy", np.zeros(3))
+    with pytest.raises(DataError, match="can't be read as an .npz"):
+        data.load("npz", tmp_path / "one.npy", rng=rng())
+
+
+# ---- csv
+
+
+def table(path, text: str):
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_a_table_with_clients_and_a_test_file(tmp_path):
+    path = table(tmp_path / "d.csv", '\ufeffage,site,height,kind\n1,north,10,x\n3,south,10,y\n\n5,north,10,"x"\n')
+    table(tmp_path / "t.csv", "age,site,height,kind\n3,west,12,y\n")
+    made = data.load("csv", path, label="kind", client="site", test="t.csv")
+    assert made.classes == ("x", "y")
+    assert made.targets.tolist() == [0, 1, 0]
+    # ages 1, 3, 5: mean 3, deviation sqrt(8/3); height never varies
+    assert made.mean == (3.0, 10.0)
+    np.testing.assert_allclose(made.inputs, [[-((3 / 2) ** 0.5), 0], [0, 0], [(3 / 2) ** 0.5, 0]], rtol=1e-6)
+    assert made.test_inputs.tolist() == [[0.0, 2.0]]
+    assert made.clients.tolist() == [0, 1, 0]
+    assert made.client_names == ("north", "south")
+
+
+def test_a_column_called_client_is_taken_for_one(tmp_path):
+    path = table(tmp_path / "d.csv", "client,a,label\n" + "".join(f"{k % 3},{k},{k % 2}\n" for k in range(30)))
+    made = data.load("csv", path, rng=rng())
+    assert made.in_shape == (1,)
+    assert made.client_names == ("0", "1", "2")
+    assert len(made.targets) == 24
+    # the sample k is of client k mod 3 and class k mod 2
+    k = np.rint(made.inputs[:, 0].numpy() * made.std[0] + made.mean[0]).astype(int)
+    assert (made.clients == k % 3).all()
+    assert (made.targets.numpy() == k % 2).all()
+
+
+BAD_TABLES = [
+    ("", "line 1: no header"),
+    ("a,a,label\n1,2,x\n", "line 1: column 'a' appears twice"),
+    ("a,b\n1,2\n", "line 1: no column 'label' for label"),
+    ("label\nx\n", "line 1: no column is left for features"),
+    ("a,label\n", "a header and no samples"),
+    ("a,b,label\n1,2,x\n1,x\n", "line 3: 2 values under 3 columns"),
+    ("a,b,label\n1,2,x\n\n1,two,x\n", "line 4: 'b' is 'two', not a number; only the columns of labels and clients"),
+    ("a,b,label\n1,,x\n", "line 2: 'b' is '', not a number"),
+    ("a,b,label\n1,2,x\n3,nan,x\n", "line 3: 'b' is nan, not a finite number"),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), BAD_TABLES)
+def test_a_table_that_does_not_fit_is_refused_with_its_line(text, message, tmp_path):
+    with pytest.raises(DataError, match=message) as raised:
+        data.load("csv", table(tmp_path / "d.csv", text), rng=rng())
+    assert "d.csv" in str(raised.value)
+
+
+def test_files_of_a_table_that_are_not_there_or_differ_are_named(tmp_path):
+    path = table(tmp_path / "d.csv", "a,label\n1,x\n2,x\n")
+    with pytest.raises(DataError, match=r"t.csv: can't be read"):
+        data.load("csv", path, test="t.csv")
+    table(tmp_path / "t.csv", "b,label\n1,x\n")
+    with pytest.raises(DataError, match=r"t.csv, line 1: its columns are not those of .*d.csv"):
+        data.load("csv", path, test="t.csv")
+    with pytest.raises(DataError, match="no column 'sit' for client"):
+        data.load("csv", path, client="sit", rng=rng())
+    with pytest.raises(DataError, match="can't be read as a CSV file"):
+        data.load("csv", tmp_path, rng=rng())
+    path.write_bytes(b"a,label\n1,\xff\n")
+    with pytest.raises(DataError, match="can't be read as a CSV file"):
+        data.load("csv", path, rng=rng())

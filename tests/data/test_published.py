@@ -1,0 +1,183 @@
+"""Readers of published data sets, on the real files, and on files that are missing or damaged."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import pickle
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fedskew import data
+from fedskew.data._cifar10 import _Unpickler
+from fedskew.errors import DataError
+
+FOLDERS = {
+    "mnist": "MNIST/raw",
+    "fashion_mnist": "FashionMNIST/raw",
+    "cifar10": "cifar-10-batches-py",
+    "usps": "usps",
+}
+SHAPES = {
+    # training samples, test samples, shape
+    "mnist": (60_000, 10_000, (1, 28, 28)),
+    "fashion_mnist": (60_000, 10_000, (1, 28, 28)),
+    "cifar10": (50_000, 10_000, (3, 32, 32)),
+    "usps": (7_291, 2_007, (1, 16, 16)),
+}
+
+
+@pytest.fixture(scope="module", params=sorted(FOLDERS))
+def published(request, data_root) -> data.Dataset:
+    if not (data_root / FOLDERS[request.param]).is_dir():
+        pytest.skip(f"no {FOLDERS[request.param]} in the data folder")
+    return data.load(request.param, data_root)
+
+
+def test_samples_are_as_many_and_as_large_as_published(published):
+    samples, test_samples, shape = SHAPES[published.name]
+    assert published.inputs.shape == (samples, *shape)
+    assert published.test_inputs.shape == (test_samples, *shape)
+    assert published.in_shape == shape
+    assert published.num_classes == len(published.classes) == 10
+    assert published.inputs.dtype == torch.float32
+    assert published.clients is None
+    assert published.target is None
+
+
+def test_pixels_are_whole_levels_of_grey_normalised_once(published):
+    mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (published.mean, published.std))
+    steps = 2000 if published.name == "usps" else 255  # USPS: three decimals from -1 to 1
+    levels = (published.test_inputs * std + mean) * steps
+    torch.testing.assert_close(levels, levels.round(), atol=1e-2, rtol=0)
+    assert levels.min().round() == 0
+    assert levels.max().round() == steps
+
+
+def test_training_inputs_are_standardised(published):
+    if published.name == "usps":
+        pytest.skip("USPS stays as published, in [-1, 1]")
+    # the constants are the training set's own mean and deviation, to four decimals
+    assert published.inputs.mean((0, 2, 3)).abs().max() < 5e-4
+    assert (published.inputs.std((0, 2, 3)) - 1).abs().max() < 5e-4
+
+
+def test_labels_are_the_published_counts(published):
+    counts, test_counts = published.targets.bincount().tolist(), published.test_targets.bincount().tolist()
+    if published.name == "cifar10":
+        assert counts == [5000] * 10
+        assert test_counts == [1000] * 10
+        assert published.classes[:3] == ("airplane", "automobile", "bird")
+        # the first pictures of the training and test sets are a frog and a cat
+        assert published.classes[published.targets[0]] == "frog"
+        assert published.classes[published.test_targets[0]] == "cat"
+    elif published.name == "fashion_mnist":
+        assert counts == [6000] * 10
+        assert test_counts == [1000] * 10
+        assert published.classes[published.targets[0]] == "Ankle boot"
+    elif published.name == "mnist":
+        assert counts == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
+        assert published.targets[:5].tolist() == [5, 0, 4, 1, 9]
+    else:
+        assert counts == [1194, 1005, 731, 658, 652, 556, 664, 645, 542, 644]
+        assert test_counts == [359, 264, 198, 166, 200, 160, 170, 147, 166, 177]
+
+
+def test_a_picture_lies_the_right_way_round(data_root):
+    pickled = pickle.loads((data_root / "cifar-10-batches-py/test_batch").read_bytes(), encoding="latin1")
+    row = pickled["data"][17]
+    read = data.load("cifar10", data_root)
+    picture = read.test_inputs[17] * torch.tensor(read.std).view(3, 1, 1) + torch.tensor(read.mean).view(3, 1, 1)
+    # a row is the red plane, then green, then blue, each row by row
+    for channel, y, x in ((0, 0, 0), (0, 3, 30), (1, 31, 2), (2, 10, 20)):
+        assert picture[channel, y, x] * 255 == pytest.approx(row[1024 * channel + 32 * y + x], abs=1e-3)
+
+
+def copied(data_root: Path, name: str, to: Path) -> Path:
+    """The data set's folder with its own copies of the files, and its root."""
+    if not (data_root / FOLDERS[name]).is_dir():
+        pytest.skip(f"no {FOLDERS[name]} in the data folder")
+    shutil.copytree(data_root / FOLDERS[name], to / FOLDERS[name])
+    return to / FOLDERS[name]
+
+
+def test_unpacked_idx_files_are_read_alike(data_root, tmp_path):
+    folder = copied(data_root, "fashion_mnist", tmp_path)
+    packed = data.load("fashion_mnist", tmp_path)
+    for path in sorted(folder.glob("*.gz")):
+        path.with_suffix("").write_bytes(gzip.decompress(path.read_bytes()))
+        path.unlink()
+    unpacked = data.load("fashion_mnist", tmp_path)
+    assert torch.equal(packed.inputs, unpacked.inputs)
+    assert torch.equal(packed.test_targets, unpacked.test_targets)
+
+
+FILES = [
+    ("mnist", "train-images-idx3-ubyte.gz", "f68b3c2dcbeaaa9fbdd348bbdeb94873", "yann.lecun.com"),
+    ("mnist", "t10k-labels-idx1-ubyte.gz", "ec29112dd5afa0611ce80d1b7f02629c", "yann.lecun.com"),
+    ("fashion_mnist", "train-labels-idx1-ubyte.gz", "25c81989df183df01b3e8a0aad5dffbe", "zalandoresearch"),
+    ("cifar10", "data_batch_3", "54ebc095f3ab1f0389bbae665268c751", "cs.toronto.edu"),
+    ("cifar10", "batches.meta", "5ff9c542aee3614f3951f8cda6e48888", "cs.toronto.edu"),
+    ("usps", "zip.train.gz", "ce03cd1b0eaa9ebffefb68780ccc947e6fd4ac92e2271c084ef1f57678ac49d3", "hastie"),
+]
+
+
+@pytest.mark.parametrize(("name", "file", "checksum", "page"), FILES)
+def test_a_missing_or_damaged_file_is_named_with_its_checksum_and_page(name, file, checksum, page, data_root, tmp_path):
+    path = copied(data_root, name, tmp_path) / file
+    whole = path.read_bytes()
+    flipped = bytearray(whole)
+    flipped[len(flipped) // 2] ^= 1
+    for content in (None, b"", whole[:-100], bytes(flipped)):
+        path.unlink(missing_ok=True)
+        if content is not None:
+            path.write_bytes(content)
+        with pytest.raises(DataError) as raised:
+            data.load(name, tmp_path)
+        message = str(raised.value)
+        assert str(path) in message
+        assert checksum in message
+        assert page in message
+        assert ("is missing" if content is None else "is damaged") in message
+        assert "\n" not in message
+
+
+def test_usps_values_that_differ_in_the_last_place_are_refused_and_a_new_compression_is_not(data_root, tmp_path):
+    path = copied(data_root, "usps", tmp_path) / "zip.test.gz"
+    text = gzip.decompress(path.read_bytes())
+    path.write_bytes(gzip.compress(text, compresslevel=1))
+    assert torch.equal(data.load("usps", tmp_path).test_inputs, data.load("usps", data_root).test_inputs)
+    path.write_bytes(gzip.compress(text.replace(b"-0.948", b"-0.949", 1)))
+    with pytest.raises(DataError, match="its values are not those published"):
+        data.load("usps", tmp_path)
+    path.write_bytes(gzip.compress(text.replace(b"-0.948", b"minus", 1)))
+    with pytest.raises(DataError, match=r"zip.test.gz is damaged"):
+        data.load("usps", tmp_path)
+
+
+class Malicious:
+    def __reduce__(self):
+        return (eval, ("1 + 1",))
+
+
+def test_only_arrays_and_plain_values_are_unpickled():
+    with pytest.raises(pickle.UnpicklingError, match=r"no use for .*\.eval"):
+        _Unpickler(io.BytesIO(pickle.dumps(Malicious(), protocol=2))).load()
+
+
+def test_digits_are_embedded_and_their_test_part_never_changes():
+    digits = data.load("digits", rng=np.random.default_rng(0))
+    again = data.load("digits", rng=np.random.default_rng(1))
+    assert torch.equal(digits.test_inputs, again.test_inputs)
+    assert digits.in_shape == (1, 8, 8)
+    assert digits.num_classes == 10
+    assert len(digits.targets) + len(digits.test_targets) == 1797
+    counts, test_counts = digits.targets.bincount(), digits.test_targets.bincount()
+    assert torch.equal(test_counts, (counts + test_counts) // 4)
+    levels = torch.cat([digits.inputs, digits.test_inputs]).unique() * 16
+    assert levels.tolist() == list(range(17))
+    assert digits.mean == digits.std == ()
