@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fedskew.labels._counts import CountsLike, LabelCounts, as_counts, as_sizes, as_target
+from fedskew.labels._csv import read_target
 from fedskew.labels._measures import (
     GROUPS,
     class_group_matrix,
@@ -11,17 +12,26 @@ from fedskew.labels._measures import (
     kl_to_uniform,
     projection_distance,
 )
+from fedskew.labels._release import privatize
+from fedskew.labels._sentences import figures, sentences
+from fedskew.labels._skew import SkewReport, describe
 
 __all__ = [
     "GROUPS",
     "CountsLike",
     "LabelCounts",
+    "SkewReport",
     "as_counts",
     "as_sizes",
     "as_target",
     "class_group_matrix",
+    "describe",
     "effective_sample_size",
     "entropy",
+    "figures",
     "kl_to_uniform",
+    "privatize",
     "projection_distance",
+    "read_target",
+    "sentences",
 ]

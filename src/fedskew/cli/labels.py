@@ -1,0 +1,377 @@
+"""Look at label counts: `fedskew describe` and `fedskew weights`. Nothing is trained, and PyTorch is not imported."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+
+from fedskew.errors import ArgumentError, nearest
+from fedskew.labels import (
+    GROUPS,
+    LabelCounts,
+    SkewReport,
+    effective_sample_size,
+    figures,
+    read_target,
+    sentences,
+)
+from fedskew.labels import describe as describe_labels
+from fedskew.weighting import fedavg, fedla, fedpals_solve, fedpals_strength
+
+CLASSES_SHOWN = 20
+CLASSES_NAMED = 4
+CLIENTS_SHOWN = 12
+PICTURE = Path("who-holds-what.png")
+METHODS = ("fedavg", "fedla", "fedpals")
+
+CountsPath = Annotated[
+    Path,
+    typer.Argument(
+        metavar="COUNTS.CSV",
+        show_default=False,
+        help="Label counts: a column `client` and one for each class, or the columns client,class,count.",
+    ),
+]
+TargetPath = Annotated[
+    Path | None,
+    typer.Option(
+        "--target",
+        metavar="TARGET.CSV",
+        help="The label mix that the model will serve: columns class,share, or class names over one row of shares.",
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a page.")]
+
+
+def describe(
+    path: CountsPath,
+    target: TargetPath = None,
+    picture: Annotated[
+        Path | None,
+        typer.Option(
+            "--picture",
+            help=f"Where to draw who holds what (.png, .svg, .pdf).  [default: {PICTURE}; none with --json]",
+        ),
+    ] = None,
+    no_picture: Annotated[bool, typer.Option("--no-picture", help="Draw nothing.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Say how skewed a federation's labels are, what that means for training, and which method addresses it.
+
+    Example: fedskew describe counts.csv --target target.csv --picture who.svg
+    """
+    if picture is not None and no_picture:
+        raise ArgumentError("--no-picture: contradicts --picture; give one of them")
+    counts = LabelCounts.read_csv(path)
+    mix = None if target is None else read_target(target, counts.classes)
+    report = describe_labels(counts, mix)
+    drawn = None if no_picture else picture if picture is not None or as_json else PICTURE
+    if drawn is not None:
+        from fedskew.labels.picture import draw
+
+        draw(counts, drawn, mix)
+    if as_json:
+        _print_json(report.to_dict())
+        return
+    console = Console(highlight=False)
+    _heading(console, "What the labels look like")
+    for sentence in sentences(report):
+        console.print(Padding(_bullet(sentence), (0, 0, 0, 1)))
+    _heading(console, "Figures")
+    console.print(_figures_table(report))
+    _heading(console, "Classes")
+    _print_classes(console, report)
+    _heading(console, "Clients")
+    _print_clients(console, report)
+    if drawn is not None:
+        console.print(f"\nWho holds what: {drawn}", soft_wrap=True, markup=False)
+
+
+def weights(
+    path: CountsPath,
+    method: Annotated[str, typer.Option("--method", help=f"How updates count: {', '.join(METHODS)}.")],
+    target: TargetPath = None,
+    strength: Annotated[
+        float | None,
+        typer.Option("--strength", help="FedPALS's lambda: 0 fits the target best, inf is FedAvg.  [default: 0]"),
+    ] = None,
+    ess: Annotated[
+        float | None,
+        typer.Option("--ess", help="Find FedPALS's lambda: the share of effective samples to keep, from 0 to 1."),
+    ] = None,
+    as_json: AsJson = False,
+    csv_path: Annotated[Path | None, typer.Option("--csv", help="Write every client's weight to this file.")] = None,
+) -> None:
+    """Weigh clients by a method, and show what it costs and which label mix results.
+
+    Example: fedskew weights counts.csv --method fedpals --target target.csv --ess 0.5 --csv weights.csv
+    """
+    counts = LabelCounts.read_csv(path)
+    mix = None if target is None else read_target(target, counts.classes)
+    found = _weigh(counts, method, mix, strength, ess)
+    if csv_path is not None:
+        _write_weights(csv_path, found)
+    if as_json:
+        _print_json(found.to_dict())
+        return
+    console = Console(highlight=False)
+    _heading(console, f"{method}: {len(counts):,} clients")
+    for sentence in found.sentences():
+        console.print(Padding(_bullet(sentence), (0, 0, 0, 1)))
+    _heading(console, "Weights")
+    _print_weights(console, found)
+    _heading(console, "Label mix")
+    _print_mix(console, found)
+    if csv_path is not None:
+        console.print(f"\nEvery client's weight: {csv_path}", soft_wrap=True, markup=False)
+
+
+@dataclass(frozen=True)
+class _Weighed:
+    """Weights of a federation's clients and what comes of them."""
+
+    counts: LabelCounts
+    method: str
+    weights: np.ndarray
+    target: np.ndarray | None
+    solved: dict[str, float]
+
+    @property
+    def plain(self) -> np.ndarray:
+        """FedAvg's weights."""
+        return fedavg(self.counts)
+
+    @property
+    def ess(self) -> float:
+        """Effective sample size."""
+        return effective_sample_size(self.weights, self.counts.sizes)
+
+    def mix(self, weights: np.ndarray) -> np.ndarray:
+        """The label mix that weighted clients have."""
+        return weights @ self.counts.marginals
+
+    def distance(self, weights: np.ndarray) -> float | None:
+        """Squared distance of that mix from the target."""
+        if self.target is None:
+            return None
+        missing = self.target - self.mix(weights)
+        return float(missing @ missing)
+
+    def sentences(self) -> Iterable[str]:
+        samples = self.counts.sizes.sum()
+        yield (
+            f"Effective sample size {self.ess:,.1f} of {samples:,.10g} ({self.ess / samples:.1%}); FedAvg has all of it. "
+            "The fewer, the noisier the averaged update."
+        )
+        unweighted = int(np.count_nonzero((self.weights == 0) & (self.counts.sizes > 0)))
+        if unweighted:
+            yield f"{unweighted:,} clients that hold samples get no weight."
+        if self.target is not None:
+            yield (
+                f"Squared distance of the resulting label mix from the target: {self.distance(self.weights):.3g}; "
+                f"FedAvg's: {self.distance(self.plain):.3g}."
+            )
+        if self.solved:
+            yield (
+                f"Strength (lambda) {self.solved['strength']:.6g}; optimal to a duality gap of "
+                f"{self.solved['gap']:.0e} and a KKT residual of {self.solved['kkt']:.0e}."
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        samples = float(self.counts.sizes.sum())
+        strength = self.solved.get("strength")
+        named = dict(zip(self.counts.clients, self.weights.tolist(), strict=True))
+        return {
+            "method": self.method,
+            "clients": len(self.counts),
+            "samples": samples,
+            "ess": self.ess,
+            "ess_share": self.ess / samples,
+            # JSON has no infinity.
+            "strength": "inf" if strength == math.inf else strength,
+            "gap": self.solved.get("gap"),
+            "kkt": self.solved.get("kkt"),
+            "distance": self.distance(self.weights),
+            "fedavg_distance": self.distance(self.plain),
+            "mix": dict(zip(self.counts.classes, self.mix(self.weights).tolist(), strict=True)),
+            "target": None
+            if self.target is None
+            else dict(zip(self.counts.classes, self.target.tolist(), strict=True)),
+            "weights": named,
+        }
+
+
+def _weigh(
+    counts: LabelCounts, method: str, target: np.ndarray | None, strength: float | None, ess: float | None
+) -> _Weighed:
+    if method not in METHODS:
+        raise ArgumentError(f"--method: unknown method {method!r}{nearest(method, METHODS)}")
+    if method != "fedpals":
+        for option, value in (("--strength", strength), ("--ess", ess)):
+            if value is not None:
+                raise ArgumentError(f"{option}: only fedpals has it; drop it, or use --method fedpals")
+        return _Weighed(counts, method, fedavg(counts) if method == "fedavg" else fedla(counts), target, {})
+    if target is None:
+        raise ArgumentError("--target: fedpals weighs clients towards a target label mix; give one as TARGET.CSV")
+    if strength is not None and ess is not None:
+        raise ArgumentError("--ess: finds the strength itself; give --strength or --ess, not both")
+    if strength is not None and not strength >= 0:
+        raise ArgumentError(f"--strength: must be a number >= 0 or inf, not {strength}")
+    if ess is not None and not 0 <= ess <= 1:
+        raise ArgumentError(f"--ess: must be a share from 0 to 1, not {ess}")
+    if ess is not None:
+        strength = fedpals_strength(counts, target, ess)
+    solution = fedpals_solve(counts, target, strength or 0.0)
+    solved = {"strength": strength or 0.0, "gap": solution.gap, "kkt": solution.kkt}
+    return _Weighed(counts, method, solution.weights, target, solved)
+
+
+def _figures_table(report: SkewReport) -> Table:
+    table = _table(("", "left"), ("", "left"), header=False)
+    for name, value in figures(report):
+        table.add_row(name if value else f"[bold]{name}", value)
+    return table
+
+
+def _print_classes(console: Console, report: SkewReport) -> None:
+    """Every class, or the rarest; one that falls short of the target comes first."""
+    labels, inter, target = report.label_distribution, report.inter_client, report.target
+    columns = [("class", "left"), ("samples", "right"), ("share", "right"), ("holders", "right")]
+    columns += [("largest holding", "right")]
+    columns += [] if target is None else [("target", "right"), ("nearest", "right")]
+    table = _table(*columns)
+    short = np.zeros(len(labels.histogram)) if target is None else target.short
+    shown = _shown(np.lexsort((labels.histogram, -short)), CLASSES_SHOWN)
+    pooled = report.counts.pooled
+    for label in shown:
+        cells = [
+            _escaped(report.counts.classes[label]),
+            _number(pooled[label]),
+            f"{labels.histogram[label]:.1%}",
+            f"{inter.holders[label]:,}",
+            f"{inter.largest_holding[label]:.0%}",
+        ]
+        if target is not None:
+            reached = f"{target.nearest[label]:.1%}"
+            cells += [f"{target.mix[label]:.1%}", f"[red]{reached}" if target.short[label] else reached]
+        table.add_row(*cells)
+    console.print(table)
+    first = "" if target is None else ", those short of the target first"
+    _print_note(console, shown, len(pooled), f"the {len(shown)} rarest{first}; all with --json")
+
+
+def _print_clients(console: Console, report: SkewReport) -> None:
+    """Every client, or the most one-sided of those with samples."""
+    table = _table(
+        ("client", "left"), ("samples", "right"), ("evenness", "right"), *((name, "left") for name in GROUPS)
+    )
+    sizes = report.counts.sizes
+    shown = _shown(np.lexsort((-sizes, -report.kl_to_uniform, sizes == 0)), CLIENTS_SHOWN)
+    for client in shown:
+        groups = report.groups[client]
+        table.add_row(
+            _escaped(report.counts.clients[client]),
+            _number(sizes[client]),
+            f"{report.label_distribution.client_evenness[client]:.0%}",
+            *(_listed(report, np.flatnonzero(groups == group)) for group in range(len(GROUPS))),
+        )
+    console.print(table)
+    _print_note(console, shown, len(sizes), f"the {len(shown)} most one-sided; all with --json")
+
+
+def _print_weights(console: Console, found: _Weighed) -> None:
+    """Every client, or those with most weight."""
+    table = _table(
+        ("client", "left"), ("samples", "right"), ("weight", "right"), ("FedAvg", "right"), ("times", "right")
+    )
+    sizes, plain = found.counts.sizes, found.plain
+    shown = _shown(np.argsort(-found.weights, kind="stable"), CLIENTS_SHOWN)
+    for client in shown:
+        times = f"{found.weights[client] / plain[client]:.2f}" if plain[client] else "-"
+        name = _escaped(found.counts.clients[client])
+        table.add_row(name, _number(sizes[client]), f"{found.weights[client]:.4g}", f"{plain[client]:.4g}", times)
+    console.print(table)
+    _print_note(console, shown, len(sizes), f"the {len(shown)} with most weight; all with --csv or --json")
+
+
+def _print_mix(console: Console, found: _Weighed) -> None:
+    """Every class, or those that change most against FedAvg."""
+    mix, plain = found.mix(found.weights), found.mix(found.plain)
+    columns = [("class", "left"), ("mix", "right"), ("FedAvg's mix", "right")]
+    table = _table(*columns, *([] if found.target is None else [("target", "right")]))
+    shown = _shown(np.argsort(-np.abs(mix - plain), kind="stable"), CLASSES_SHOWN)
+    for label in shown:
+        target = [] if found.target is None else [f"{found.target[label]:.1%}"]
+        table.add_row(_escaped(found.counts.classes[label]), f"{mix[label]:.1%}", f"{plain[label]:.1%}", *target)
+    console.print(table)
+    _print_note(console, shown, len(mix), f"the {len(shown)} that differ most from FedAvg's; all with --json")
+
+
+def _shown(order: np.ndarray, most: int) -> list[int]:
+    """The first of an order where there are more than `most`, else all, as they stand in the file."""
+    return order[:most].tolist() if len(order) > most else list(range(len(order)))
+
+
+def _print_note(console: Console, shown: list[int], there: int, note: str) -> None:
+    if len(shown) < there:
+        console.print(f" [dim]{note}")
+
+
+def _write_weights(path: Path, found: _Weighed) -> None:
+    try:
+        with path.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(("client", "samples", "weight", "fedavg"))
+            sizes = [f"{size:.17g}" for size in found.counts.sizes.tolist()]
+            writer.writerows(
+                zip(found.counts.clients, sizes, found.weights.tolist(), found.plain.tolist(), strict=True)
+            )
+    except OSError as error:
+        raise ArgumentError(f"--csv: {path} can't be written: {error.strerror}") from None
+
+
+def _print_json(value: dict[str, Any]) -> None:
+    typer.echo(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def _heading(console: Console, text: str) -> None:
+    console.print(f"\n[bold]{_escaped(text)}[/bold]")
+
+
+def _bullet(sentence: str) -> Table:
+    grid = Table.grid(padding=(0, 1))
+    grid.add_row("•", _escaped(sentence))
+    return grid
+
+
+def _table(*columns: tuple[str, Any], header: bool = True) -> Table:
+    table = Table(box=None, show_header=header, pad_edge=False, padding=(0, 2, 0, 1))
+    for name, justify in columns:
+        table.add_column(name, justify=justify, overflow="fold", header_style="dim")
+    return table
+
+
+def _listed(report: SkewReport, classes: np.ndarray) -> str:
+    if len(classes) <= CLASSES_NAMED:
+        return _escaped(", ".join(report.counts.classes[label] for label in classes))
+    names = ", ".join(report.counts.classes[label] for label in classes[: CLASSES_NAMED - 1])
+    return _escaped(f"{names} and {len(classes) - CLASSES_NAMED + 1} more")
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.1f}"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("[", r"\[")
