@@ -35,14 +35,7 @@ CLIENTS_SHOWN = 12
 PICTURE = Path("who-holds-what.png")
 METHODS = ("fedavg", "fedla", "fedpals")
 
-CountsPath = Annotated[
-    Path,
-    typer.Argument(
-        metavar="COUNTS.CSV",
-        show_default=False,
-        help="Label counts: a column `client` and one for each class, or the columns client,class,count.",
-    ),
-]
+CountsPath = Annotated[Path, typer.Argument(metavar="COUNTS.CSV", show_default=False)]
 TargetPath = Annotated[
     Path | None,
     typer.Option(
@@ -68,6 +61,8 @@ def describe(
     as_json: AsJson = False,
 ) -> None:
     """Say how skewed a federation's labels are, what that means for training, and which method addresses it.
+
+    COUNTS.CSV has a column `client` and one for each class, or the columns client,class,count.
 
     Example: fedskew describe counts.csv --target target.csv --picture who.svg
     """
@@ -114,6 +109,8 @@ def weights(
     csv_path: Annotated[Path | None, typer.Option("--csv", help="Write every client's weight to this file.")] = None,
 ) -> None:
     """Weigh clients by a method, and show what it costs and which label mix results.
+
+    COUNTS.CSV has a column `client` and one for each class, or the columns client,class,count.
 
     Example: fedskew weights counts.csv --method fedpals --target target.csv --ess 0.5 --csv weights.csv
     """
@@ -363,10 +360,9 @@ def _table(*columns: tuple[str, Any], header: bool = True) -> Table:
 
 
 def _listed(report: SkewReport, classes: np.ndarray) -> str:
-    if len(classes) <= CLASSES_NAMED:
-        return _escaped(", ".join(report.counts.classes[label] for label in classes))
-    names = ", ".join(report.counts.classes[label] for label in classes[: CLASSES_NAMED - 1])
-    return _escaped(f"{names} and {len(classes) - CLASSES_NAMED + 1} more")
+    named = len(classes) if len(classes) <= CLASSES_NAMED else CLASSES_NAMED - 1
+    names = ", ".join(report.counts.classes[label] for label in classes[:named])
+    return _escaped(names + (f" +{len(classes) - named}" if len(classes) > named else ""))
 
 
 def _number(value: float) -> str:

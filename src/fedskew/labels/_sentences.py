@@ -103,11 +103,10 @@ def _vacant(report: SkewReport) -> Iterator[str]:
     lacking = vacant[vacant > 0]
     if not len(lacking) or len(report.counts) == 1:
         return
-    average = lacking.mean()
     yield (
-        f"{len(lacking):,} of {len(vacant):,} clients with samples lack classes ({average:.1f} on average). While such a client "
-        "trains, it forgets the classes that it lacks. FedVLS addresses this: it calibrates by the client's counts and "
-        "distils the lacking classes from the server's model."
+        f"{len(lacking):,} of {len(vacant):,} clients with samples lack classes ({lacking.mean():.1f} on average). "
+        "While such a client trains, it forgets the classes that it lacks. FedVLS addresses this: it calibrates by the "
+        "client's counts and distils the lacking classes from the server's model."
     )
     one = int(np.count_nonzero(vacant == 1))
     if one:
