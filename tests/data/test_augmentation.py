@@ -74,8 +74,8 @@ def cropped(picture: np.ndarray, key: int, pad: int) -> np.ndarray:
     mirror, down, right = (hashed(key, index) for index in range(3))
     down, right = int(down * (2 * pad + 1)), int(right * (2 * pad + 1))
     _, height, width = picture.shape
-    x = np.pad(picture, ((0, 0), (pad, pad), (pad, pad)))[:, down : down + height, right : right + width]
-    return x[:, :, ::-1] if mirror < 0.5 else x
+    x = picture[:, :, ::-1] if mirror < 0.5 else picture
+    return np.pad(x, ((0, 0), (pad, pad), (pad, pad)))[:, down : down + height, right : right + width]
 
 
 @pytest.mark.parametrize("pad", [0, 2, 4])

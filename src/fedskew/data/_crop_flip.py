@@ -16,10 +16,9 @@ from fedskew.randomness import uniform
 
 @dataclass(frozen=True)
 class CropFlip:
-    """Cuts the picture, padded by `pad` black pixels on each side, to its size at a uniform place; mirrors it with
-    `flip`.
+    """Mirrors left to right with probability `flip`, pads `pad` black pixels on each side, and cuts the original size.
 
-    `flip` is the probability of mirroring left to right.
+    Where it cuts is uniform over the (2 pad + 1)^2 places.
     """
 
     pad: int = 4
@@ -42,15 +41,15 @@ class CropFlip:
 
         tall, wide = height + 2 * self.pad, width + 2 * self.pad
         padded = batch.new_empty(size, channels, tall, wide).copy_(black)
-        padded[..., self.pad : self.pad + height, self.pad : self.pad + width] = batch
+        x = torch.lerp(batch.flip(-1), batch, unflipped)
+        padded[..., self.pad : self.pad + height, self.pad : self.pad + width] = x
         # Every row of the result is `width` values in a row of memory. Picking such windows by where they start copies
         # rows; indexing by row and column would look up each pixel, and takes over twice the time.
         rows = torch.arange(size * channels, device=batch.device).view(size, channels, 1) * tall
         rows = rows + down.view(-1, 1, 1) + torch.arange(height, device=batch.device)
         starts = rows * wide + right.view(-1, 1, 1)
         windows = padded.flatten().unfold(0, width, 1)
-        x = windows.index_select(0, starts.flatten()).view(batch.shape)
-        return torch.lerp(x.flip(-1), x, unflipped)
+        return windows.index_select(0, starts.flatten()).view(batch.shape)
 
     def bind(self, mean: tuple[float, ...], std: tuple[float, ...]) -> Augmentation:
         """`apply` for data normalised by these."""
