@@ -66,10 +66,18 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
 
 
-@pytest.mark.parametrize("which", ["one seed", "comparison", "200 clients and 100 classes"])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 390])
-def test_the_page_is_whole_readable_and_silent(chromium, pages, which, scheme, width):
+@pytest.mark.parametrize(
+    ("which", "width", "scheme"),
+    [
+        ("one seed", 1280, "dark"),
+        ("one seed", 390, "light"),
+        ("comparison", 1280, "light"),
+        ("comparison", 390, "dark"),
+        ("200 clients and 100 classes", 1280, "light"),
+        ("200 clients and 100 classes", 390, "light"),
+    ],
+)
+def test_the_page_is_whole_readable_and_silent(chromium, pages, which, width, scheme):
     context = chromium.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
     page = context.new_page()
     said, asked = [], []

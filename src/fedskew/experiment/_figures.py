@@ -156,7 +156,8 @@ def curves(lines: Sequence[Curve], unit: str, alt: str, *, reference: float | No
     axes.margins(x=0.02)
     if unit == "%":
         low_end, high_end = axes.get_ylim()
-        axes.set_ylim(max(low_end, 0), min(high_end, 101))  # 101, so that a line at 100 shows in its full width
+        # 101, so that a line at 100 shows in its full width; 5, so that one at 0 is seen to be low
+        axes.set_ylim(max(low_end, 0), min(max(high_end, 5), 101))
     return _svg(figure, alt)
 
 
@@ -172,17 +173,11 @@ def per_class(series: Sequence[Dots], class_names: Sequence[str], alt: str) -> s
     for dots, offset in zip(series, offsets, strict=True):
         color, _, marker = _look(dots.style)
         rows = np.arange(len(class_names)) + offset
-        axes.errorbar(
-            dots.mean,
-            rows,
-            xerr=None if dots.std is None else dots.std,
-            color=color,
-            fmt=marker,
-            markersize=5,
-            elinewidth=1,
-        )
+        if dots.std is not None:
+            axes.hlines(rows, (dots.mean - dots.std).clip(0), (dots.mean + dots.std).clip(0, 100), color, linewidth=1)
+        axes.plot(dots.mean, rows, marker, color=color, markersize=5)
         if np.isfinite(dots.mean).any():
-            worst = int(np.nanargmin(dots.mean))
+            worst = dots.mean == np.nanmin(dots.mean)
             axes.plot(dots.mean[worst], rows[worst], "o", markersize=11, fillstyle="none", color=color, clip_on=False)
     axes.set_xlim(-3, 103)
     return _svg(figure, alt)
@@ -208,7 +203,7 @@ def _ranked(series: Sequence[Dots], alt: str) -> str:
 
 @_styled()
 def label_mix(
-    series: Sequence[Dots], pooled: Floats | None, target: Floats | None, class_names: Sequence[str], alt: str
+    series: Sequence[Dots], pooled: Floats, target: Floats | None, class_names: Sequence[str], alt: str
 ) -> str:
     """The label mix that the weights gave to training, in percent by class, beside the target's and all clients'."""
     if len(class_names) > MANY_CLASSES:
@@ -217,8 +212,7 @@ def label_mix(
     rows = np.arange(len(class_names))
     if target is not None:
         axes.barh(rows, 100 * target, height=0.86, color=_GRID)
-    if pooled is not None:
-        axes.vlines(100 * pooled, rows - 0.43, rows + 0.43, color=_INK, linewidth=1.4)
+    axes.vlines(100 * pooled, rows - 0.43, rows + 0.43, color=_INK, linewidth=1.4)
     for dots, offset in zip(series, offsets, strict=True):
         color, _, marker = _look(dots.style)
         axes.plot(dots.mean, rows + offset, marker, color=color, markersize=5)
@@ -226,13 +220,12 @@ def label_mix(
     return _svg(figure, alt)
 
 
-def _mix_lines(series: Sequence[Dots], pooled: Floats | None, target: Floats | None, alt: str) -> str:
+def _mix_lines(series: Sequence[Dots], pooled: Floats, target: Floats | None, alt: str) -> str:
     figure, axes = _drawing(280, "share of the label mix, %")
     edges = np.arange(len(series[0].mean) + 1) - 0.5
     if target is not None:
         axes.stairs(100 * target, edges, fill=True, color=_GRID)
-    if pooled is not None:
-        axes.stairs(100 * pooled, edges, baseline=None, color=_INK, linewidth=1)
+    axes.stairs(100 * pooled, edges, baseline=None, color=_INK, linewidth=1)
     for dots in series:
         color, _, marker = _look(dots.style)
         axes.plot(np.arange(len(dots.mean)), dots.mean, marker, color=color, markersize=2.5)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from markupsafe import Markup
@@ -17,6 +18,8 @@ from fedskew.experiment._records import Evaluation, Round, SeedRun
 # there only the level can be read, and fewer points say more.
 _POINTS, _POINTS_OF_COHORTS = 200, 60
 
+Kind = Literal["majority", "minority", "vacant"]
+
 
 @dataclass(frozen=True)
 class Group:
@@ -28,7 +31,7 @@ class Group:
 
     @property
     def first(self) -> SeedRun:
-        """The lowest seed: pictures of single clients show this one, since each seed has its own split of the data."""
+        """The lowest seed, which pictures of single clients show: another seed may split the data otherwise."""
         return self.seeds[0]
 
 
@@ -84,8 +87,8 @@ def _accuracy(groups: list[Group]) -> Iterator[Picture]:
 
 
 def _worst(evaluation: Evaluation | None) -> float | None:
-    values = [value for value in evaluation["per_class"] if value is not None] if evaluation else []
-    return min(values, default=None)
+    values = evaluation["per_class"] if evaluation else []
+    return min((value for value in values if value is not None and math.isfinite(value)), default=None)
 
 
 def _rounds(groups: list[Group]) -> Iterator[Picture]:
@@ -134,19 +137,20 @@ def _rounds(groups: list[Group]) -> Iterator[Picture]:
 
 
 def _clients(groups: list[Group]) -> Iterator[Picture]:
-    def mean_of(kind: str) -> Callable[[Round], float | None]:
+    def mean_of(kind: Kind) -> Callable[[Round], float | None]:
         def value(record: Round) -> float | None:
-            values = [client[kind] for client in record["clients"] or []]  # type: ignore[literal-required]
-            values = [number for number in values if number is not None and math.isfinite(number)]
+            found = [client[kind] for client in record["clients"] or []]
+            values = [number for number in found if number is not None and math.isfinite(number)]
             return float(np.mean(values)) if values else None
 
         return value
 
-    for kind, holds in (
-        ("majority", "holds many samples of"),
-        ("minority", "holds few samples of"),
-        ("vacant", "holds no sample of: what it still knows of them, it owes to the other clients"),
-    ):
+    held: dict[Kind, str] = {
+        "majority": "holds many samples of",
+        "minority": "holds few samples of",
+        "vacant": "holds no sample of: what it still knows of them, it owes to the other clients",
+    }
+    for kind, holds in held.items():
         yield from _curve(
             groups,
             f"Accuracy on {kind} classes",
@@ -226,8 +230,9 @@ def _per_class(groups: list[Group]) -> Iterator[Picture]:
                 dots.append(figures.Dots(group.style, mean, std))
                 shown.append((group, len(finals)))
                 if np.isfinite(mean).any():
-                    lowest = int(np.nanargmin(mean))
-                    named = f"{names[lowest]} {_number(mean[lowest], '%')}"
+                    lowest = np.flatnonzero(mean == np.nanmin(mean))
+                    others = f" and {len(lowest) - 1} more" if len(lowest) > 1 else ""
+                    named = f"{names[lowest[0]]}{others} ({_number(mean[lowest[0]], '%')})"
                     worst.append(f"{group.label}: {named}" if len(groups) > 1 else named)
         if not dots:
             continue
@@ -275,7 +280,7 @@ def _label_mixes(groups: list[Group]) -> Iterator[Picture]:
         return group.first.class_names, None if target is None else target.tobytes()
 
     for members in _alike(groups, kind):
-        names, target = members[0].first.class_names, members[0].first.target
+        names = members[0].first.class_names
         dots, shown = [], []
         for group in members:
             mixes = [mix for run in group.seeds if (mix := _effective_mix(run)) is not None]
@@ -285,6 +290,8 @@ def _label_mixes(groups: list[Group]) -> Iterator[Picture]:
         if not dots:
             continue
         pooled = np.mean([_shares(run.counts.sum(axis=0)) for group in members for run in group.seeds], axis=0)
+        targets = [run.target for group in members for run in group.seeds if run.target is not None]
+        target = np.mean(targets, axis=0) if targets else None  # a target may be that of a client, another in each seed
         title = _title("The label mix that trained the model", members, groups)
         reading = (
             "Markers: the labels of those who trained, counted with the weight of their update; mean over rounds and "
@@ -367,13 +374,14 @@ def _weights(groups: list[Group]) -> Iterator[Picture]:
     )
 
 
-def _of(evaluation: Evaluation | None, name: str) -> float | None:
-    return None if evaluation is None else evaluation[name]  # type: ignore[literal-required,no-any-return]
+def _of(evaluation: Evaluation | None, name: Literal["accuracy", "target_accuracy"]) -> float | None:
+    return None if evaluation is None else evaluation[name]
 
 
 def _shares(counts: figures.Ints) -> Floats:
     """Counts over their sum along the last axis; 0 where there is nothing."""
-    return counts / np.maximum(counts.sum(axis=-1, keepdims=True), 1)
+    shares: Floats = counts / np.maximum(counts.sum(axis=-1, keepdims=True), 1)
+    return shares
 
 
 def _mean_and_std(values: Floats) -> tuple[Floats, Floats | None]:
@@ -405,9 +413,9 @@ def _basis(shown: list[tuple[Group, int]]) -> str:
 
 def _one_seed(members: list[Group]) -> str:
     seeds = {group.first.seed for group in members}
-    of = max(len(group.seeds) for group in members)
-    which = f"seed {seeds.pop()}" if len(seeds) == 1 else "the lowest seed of each run"
-    return f"1 seed ({which}" + (f"; each of the {of} has its own split)" if of > 1 else ")")
+    most = max(len(group.seeds) for group in members)
+    which = f"seed {seeds.pop()}" if len(seeds) == 1 else "the lowest of each run"
+    return f"1 seed{f' of {most}' if most > 1 else ''} ({which})"
 
 
 def _number(value: float, unit: str) -> str:

@@ -128,7 +128,7 @@ def _headline(group: Group) -> list[tuple[str, str]]:
 def _tables(groups: list[Group]) -> list[_Table]:
     moments = {
         "final": "Final",
-        "last10": "Mean of last 10",
+        "last10": "Mean of last 10 rounds",
         "best_by_validation": "Best by validation",
         "max": "Max on the test set",
     }
@@ -179,9 +179,9 @@ def _tables(groups: list[Group]) -> list[_Table]:
             "left out of a round, over all rounds.",
             {
                 "Rounds": lambda group: _range([_last_round(run) for run in group.seeds]),
-                "Seconds": number(1, "seconds"),
-                "MB up": number(1, "bytes_up", scale=1e-6),
-                "MB down": number(1, "bytes_down", scale=1e-6),
+                "Seconds": number(2, "seconds"),
+                "MB up": number(2, "bytes_up", scale=1e-6),
+                "MB down": number(2, "bytes_down", scale=1e-6),
                 "Diverged": lambda group: _range([_diverged(run) for run in group.seeds]),
             },
         )
@@ -206,6 +206,8 @@ def _statistic(group: Group, digits: int, *keys: str, scale: float = 1.0, unit: 
     values = [scale * value for run in group.seeds if (value := _entry(run.summary, *keys)) is not None]
     if not values:
         return _NOTHING
+    if np.mean(values) >= 100:
+        digits = min(digits, 1)
     spread = f" \u00b1 {np.std(values, ddof=1):,.{digits}f}" if len(values) > 1 else ""
     missing = f" ({len(values)} of {len(group.seeds)} seeds)" if len(values) < len(group.seeds) else ""
     return f"{np.mean(values):,.{digits}f}{spread}{unit}{missing}"
