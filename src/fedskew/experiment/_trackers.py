@@ -31,7 +31,7 @@ class Tracker(Protocol):
     """What a run calls. `start` comes once, before any round; a resumed run starts again in the same folder."""
 
     def start(self, config: Mapping[str, Any]) -> None:
-        """Open the run and store its config."""
+        """Open the run and store its config: a resolved one, of one seed."""
 
     def log(self, record: Round) -> None:
         """Store the scalars of one round, at step `record["round"]`."""
@@ -102,7 +102,7 @@ class MLflow:
         """Create the run, or go on with the one of this folder, and store the config as parameters."""
         self._folder.mkdir(parents=True, exist_ok=True)
         self._client = self._mlflow.MlflowClient(tracking_uri=self._uri)
-        self._run = _run_id(self._folder / "mlflow-run-id", self._create_run)
+        self._run = _run_id(self._folder / "mlflow-run-id", lambda: self._create_run(_run_name(config)))
         self._client.update_run(self._run, status="RUNNING")
         params = [self._entities.Param(key, str(value)) for key, value in flatten(config).items()]
         for first in range(0, len(params), 100):  # MLflow takes at most 100 parameters a call
@@ -122,11 +122,11 @@ class MLflow:
                 self._client.set_tag(self._run, name, str(value))
         self._client.set_terminated(self._run)
 
-    def _create_run(self) -> str:
+    def _create_run(self, run_name: str) -> str:
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "fedskew")
         experiment = self._client.get_experiment_by_name(name)
         experiment_id = experiment.experiment_id if experiment else self._client.create_experiment(name)
-        return str(self._client.create_run(experiment_id, run_name=self._folder.name).info.run_id)
+        return str(self._client.create_run(experiment_id, run_name=run_name).info.run_id)
 
     def _log_metrics(self, values: Mapping[str, float], step: int) -> None:
         now = int(time.time() * 1000)
@@ -152,7 +152,7 @@ class WandB:
             project=os.environ.get("WANDB_PROJECT", "fedskew"),
             mode=os.environ.get("WANDB_MODE", "offline"),
             dir=str(self._folder),
-            name=self._folder.name,
+            name=_run_name(config),
             id=_run_id(self._folder / "wandb-run-id", lambda: uuid.uuid4().hex),
             resume="allow",
             config=dict(config),
@@ -198,6 +198,10 @@ def _run_id(path: Path, create: Callable[[], str]) -> str:
     if not path.exists():
         path.write_text(create())
     return path.read_text()
+
+
+def _run_name(config: Mapping[str, Any]) -> str:
+    return f"{config['name']} seed {config['seeds'][0]}"
 
 
 def _finite(value: object) -> bool:
