@@ -23,6 +23,23 @@ def test_an_unknown_option_is_answered_with_the_known(name, option, hint, tmp_pa
         data.load(name, tmp_path, **{option: 1})
 
 
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("synthetic", {"delta": "big"}),
+        ("csv", {"test_share": None}),
+        ("folder", {"client_level": 7}),
+        ("folder", {"size": (2.5, 2)}),
+        ("folder", {"size": (3, 4, 5)}),
+    ],
+)
+def test_an_option_of_the_wrong_type_is_named(name, options, tmp_path):
+    ((option, _),) = options.items()
+    with pytest.raises(ArgumentError, match=f"^{option}: ") as raised:
+        data.load(name, tmp_path, rng=np.random.default_rng(0), **options)
+    assert "\n" not in str(raised.value)
+
+
 def test_without_a_root_both_ways_of_giving_one_are_named(monkeypatch):
     monkeypatch.delenv("FEDSKEW_DATA", raising=False)
     with pytest.raises(DataError, match=r"root .*FEDSKEW_DATA"):

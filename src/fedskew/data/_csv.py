@@ -66,7 +66,8 @@ def _samples(path: Path, label: str, client: str | None) -> tuple[Samples, list[
                 except ValueError:
                     raise _no_number(path, rows.line_num, header, features, row) from None
     except (OSError, UnicodeDecodeError, Error) as error:
-        raise DataError(f"{path}: can't be read as a CSV file: {error}") from None
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise DataError(f"{path}: can't be read as a CSV file: {reason}") from None
     if not labels:
         raise DataError(f"{path}: has a header and no samples")
     table = np.frombuffer(values).reshape(len(labels), len(features))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pydantic
 
 from fedskew.data._cifar10 import cifar10
 from fedskew.data._csv import csv
@@ -62,7 +63,12 @@ def load(
         options["root"] = _root(name, root)
     if "rng" in accepted:
         options["rng"] = rng
-    return reader(**options)
+    try:
+        return pydantic.validate_call(config={"arbitrary_types_allowed": True})(reader)(**options)
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        option = str(first["loc"][0])
+        raise ArgumentError(f"{option}: {first['msg']} (got {options[option]!r})") from None
 
 
 def _root(name: str, root: str | os.PathLike[str] | None) -> Path:

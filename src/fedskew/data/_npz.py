@@ -46,7 +46,8 @@ def _arrays(path: Path) -> dict[str, Array]:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             return {name: arrays[name] for name in arrays.files}
     except (OSError, EOFError, ValueError, AttributeError, TypeError, zipfile.BadZipFile) as error:
-        raise DataError(f"{path}: can't be read as an .npz file of plain arrays: {error}") from None
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise DataError(f"{path}: can't be read as an .npz file of plain arrays: {reason}") from None
 
 
 def _samples(path: Path, arrays: dict[str, Array], x: str, y: str, client: str | None) -> Samples:
