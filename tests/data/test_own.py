@@ -206,6 +206,14 @@ def test_arrays_without_a_test_part(shape, in_shape, tmp_path):
     assert all(row in x.reshape(20, -1).tolist() for row in found)
 
 
+def test_a_feature_that_never_varies_is_only_centred_whatever_its_rounding(tmp_path):
+    x, x_test = np.full((1001, 1), 0.1), np.full((1, 1), 0.6)
+    y = np.zeros(1001, int)
+    made = data.load("npz", save(tmp_path / "d.npz", x=x, y=y, x_test=x_test, y_test=y[:1]))
+    assert made.std == (1.0,)
+    assert made.test_inputs.item() == pytest.approx(0.5)
+
+
 def test_large_features_keep_their_digits(tmp_path):
     x = 1_600_000_000.0 + np.arange(10.0)[:, None]
     made = data.load("npz", save(tmp_path / "d.npz", x=x, y=np.zeros(10, int), x_test=x, y_test=np.zeros(10, int)))
@@ -293,6 +301,8 @@ BAD_TABLES = [
     ("a,b,label\n1,2,x\n1,x\n", "line 3: 2 values under 3 columns"),
     ("a,b,label\n1,2,x\n\n1,two,x\n", "line 4: 'b' is 'two', not a number; only the columns of labels and clients"),
     ("a,b,label\n1,,x\n", "line 2: 'b' is '', not a number"),
+    ("a,b,label\n1,2,x\n1,2, \n", "line 3: 'label' is empty"),
+    ("client,b,label\n,2,x\n", "line 2: 'client' is empty"),
     ("a,b,label\n1,2,x\n3,nan,x\n", "line 3: 'b' is nan, not a finite number"),
 ]
 

@@ -57,9 +57,11 @@ def _samples(path: Path, label: str, client: str | None) -> tuple[Samples, list[
                     continue
                 if len(row) != len(header):
                     raise DataError(f"{path}, line {rows.line_num}: {len(row)} values under {len(header)} columns")
-                labels.append(row[label_column].strip())
-                if client_column is not None:
-                    clients.append(row[client_column].strip())
+                for names, named in ((labels, label_column), (clients, client_column)):
+                    if named is not None:
+                        names.append(row[named].strip())
+                        if not names[-1]:
+                            raise DataError(f"{path}, line {rows.line_num}: {header[named]!r} is empty")
                 lines.append(rows.line_num)
                 try:
                     values.extend([float(row[column]) for column in features])

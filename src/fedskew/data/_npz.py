@@ -21,9 +21,10 @@ def npz(root: Path, rng: np.random.Generator | None, test_share: float = 0.2) ->
     """`root` is the file. Arrays: `x` and `y`; where there are such, `client`, and a test part `x_test`, `y_test`.
 
     x: features, `(samples, features)`, or pictures, `(samples, height, width)` or `(samples, channels, height,
-    width)`, of numbers (uint8 counts as 0 to 255 and is scaled to [0, 1]). y and client: whole numbers or text,
-    `(samples,)`. Without a test part, `test_share` of every class is drawn with `rng` and held out. Inputs are
-    standardised by channel or feature with mean and deviation of the training part.
+    width)`, of numbers (uint8 counts as 0 to 255 and is scaled to [0, 1]; other pictures should be there already, as
+    augmentation takes them to be). y and client: whole numbers or text, `(samples,)`. Without a test part,
+    `test_share` of every class is drawn with `rng` and held out. Inputs are standardised by channel or feature with
+    mean and deviation of the training part.
     """
     arrays = _arrays(root)
     for name in ("x", "y"):

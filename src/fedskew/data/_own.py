@@ -40,8 +40,8 @@ def make(
 ) -> Dataset:
     """The data set; inputs standardised by channel with the mean and deviation of the training part.
 
-    Without a test part, one is held out by `hold_out`.
-    `classes` and `clients` name some that may have no sample. Inputs are changed in place.
+    Without a test part, one is held out by `hold_out`. `classes` and `clients` name some that may have no sample. Inputs
+    are changed in place.
     """
     if test is None:
         kept, held = hold_out(train.labels, test_share, rng)
@@ -101,7 +101,8 @@ def _standardise(train: Tensor, test: Tensor) -> tuple[tuple[float, ...], tuple[
     """In place, by channel (the dimension after the samples'); a channel that never varies is only centred."""
     others = [dimension for dimension in range(train.dim()) if dimension != 1]
     std, mean = torch.std_mean(train, dim=others, correction=0, keepdim=True)
-    std = torch.where(std > 0, std, torch.ones_like(std))
+    rounding = 10 * torch.finfo(train.dtype).eps * mean.abs()
+    std = torch.where(std > rounding, std, torch.ones_like(std))
     for inputs in (train, test):
         inputs.sub_(mean).div_(std)
     return tuple(mean.flatten().tolist()), tuple(std.flatten().tolist())
