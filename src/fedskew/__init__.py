@@ -9,17 +9,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from fedskew.errors import FedskewError
+from fedskew.labels import LabelCounts, describe
 
 if TYPE_CHECKING:
     from fedskew.experiment import Result, simulate
-    from fedskew.labels import LabelCounts, describe
     from fedskew.methods import Method
 
 __version__ = "0.1.0"
 __all__ = ["FedskewError", "LabelCounts", "Method", "Result", "describe", "simulate"]
 
 _LATE = {"Method": "fedskew.methods", "Result": "fedskew.experiment", "simulate": "fedskew.experiment"}
-_LATE |= {"LabelCounts": "fedskew.labels", "describe": "fedskew.labels"}
 
 
 def __getattr__(name: str) -> Any:

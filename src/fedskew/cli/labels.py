@@ -168,8 +168,8 @@ class _Weighed:
     def sentences(self) -> Iterable[str]:
         samples = self.counts.sizes.sum()
         yield (
-            f"Effective sample size {self.ess:,.1f} of {samples:,.10g} ({self.ess / samples:.1%}); FedAvg has all of it. "
-            "The fewer, the noisier the averaged update."
+            f"Effective sample size {self.ess:,.1f} of {samples:,.10g} ({self.ess / samples:.1%}); FedAvg has all of "
+            "it. The fewer, the noisier the averaged update."
         )
         unweighted = int(np.count_nonzero((self.weights == 0) & (self.counts.sizes > 0)))
         if unweighted:
