@@ -40,8 +40,8 @@ def make(
 ) -> Dataset:
     """The data set; inputs standardised by channel with the mean and deviation of the training part.
 
-    Without a test part, one is held out by `hold_out`. `classes` and `clients` name some that may have no sample. Inputs
-    are changed in place.
+    Without a test part, one is held out by `hold_out`. `classes` and `clients` name some that may have no sample.
+    Inputs are changed in place.
     """
     if test is None:
         kept, held = hold_out(train.labels, test_share, rng)

@@ -217,7 +217,9 @@ def _newton_step(mixes: Mixes, scale: FloatArray, curvature: float, gradient: Fl
             return step
     factor = ridge
     for block in blocks:
-        factor = np.linalg.qr(np.vstack([factor, mixes.rows(block, roots) @ scaling]), mode="r")
+        factor = np.vstack([factor, mixes.rows(block, roots) @ scaling])
+        if len(blocks) > 1:
+            factor = np.linalg.qr(factor, mode="r")
     _, singular, transposed = np.linalg.svd(factor, full_matrices=False)
     squared = np.where(singular > 1e-15 * singular[0], singular**2, np.inf)
     fallback: FloatArray = scaling @ transposed.T @ ((transposed @ scaling @ gradient) / squared)
@@ -248,7 +250,7 @@ def _line_search(shares: FloatArray, y: FloatArray, change: FloatArray, linear: 
 
 def centred(v: FloatArray) -> FloatArray:
     """A vector less its mean."""
-    difference: FloatArray = v - v.mean()
+    difference: FloatArray = v - v.sum() / len(v)
     return difference
 
 

@@ -232,7 +232,7 @@ class _Programme:
             ended = missing <= ROUNDING or curvature == kappa or (curvature == LEAST and missing >= least)
             if ended or missing * gain > least:
                 return normalised(weights), v, curvature, missing
-            least, curvature = min(least, missing), max(curvature / 10, kappa, LEAST)
+            least, curvature = min(least, missing), max(curvature / 100, kappa, LEAST)
 
     def _certify(self, weights: FloatArray, kappa: float) -> tuple[float, float]:
         """Gap and KKT residual at kappa > 0.
