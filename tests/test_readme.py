@@ -34,7 +34,7 @@ def test_a_method_of_ones_own_can_be_named_in_a_config(tmp_path):
     (tmp_path / "own.toml").write_text(
         """
         data = {name = "digits"}
-        partition = {rule = "quantity", clients = 5, labels_per_client = 3}
+        partition = {rule = "quantity", clients = 10, labels_per_client = 3}
         model = {name = "logistic"}
         training = {rounds = 1}
         [method.weighting]

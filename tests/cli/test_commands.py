@@ -19,7 +19,7 @@ seeds = [0]
 name = "digits"
 [partition]
 rule = "quantity"
-clients = 6
+clients = 10
 labels_per_client = 3
 [model]
 name = "logistic"

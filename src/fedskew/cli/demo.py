@@ -29,8 +29,8 @@ SETTING = (
 
 READING = (
     "Few clients a round under strong skew is where the choice of clients (FedEntOpt) and weights by label variety "
-    "(FedLA) should show; classes that clients lack are what FedVLS is made for; the target mix is what FedPALS is made "
-    "for. Differences no larger than the spreads may be chance: these are 3 seeds.\n"
+    "(FedLA) should show; classes that clients lack are what FedVLS is made for; the target mix is what FedPALS is "
+    "made for. Differences no larger than the spreads may be chance: these are 3 seeds.\n"
 )
 
 

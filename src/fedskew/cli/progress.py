@@ -27,6 +27,7 @@ class Watch:
             TimeRemainingColumn(),
             console=console,
             transient=True,
+            disable=not console.is_terminal,
         )
         self._task = self._bar.add_task("", total=sum(map(rounds_of, configs)), news="")
         self._done = 0.0

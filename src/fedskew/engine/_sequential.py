@@ -87,7 +87,7 @@ class Sequential:
         for batch in self._batches(round, client, samples, device):
             for layer in self._dropouts:
                 layer.key.fill_(fold(dropout_key, steps))
-            x, y = self.inputs[batch], self.targets[batch]
+            x, y = self.inputs.index_select(0, batch), self.targets.index_select(0, batch)
             if self.augment is not None:
                 x = self.augment(x, mix(torch.arange(len(batch), device=device), augmentation_key, steps))
             values: list[Tensor] = []
