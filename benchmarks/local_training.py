@@ -21,7 +21,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from fedskew.engine import LocalTraining, ModelState, Sequential
+from fedskew.engine import LocalTraining, Sequential
 from fedskew.local_steps import SGD
 from fedskew.models import FlatModel, build
 from fedskew.objectives import CrossEntropy, Objective
@@ -109,7 +109,7 @@ def ours(module: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> Call
         training=LocalTraining(EPOCHS, BATCH, LR, 1.0, MOMENTUM, DECAY),
         seed=0,
     )
-    sent = ModelState(model.read(), model.buffers.clone())
+    sent = model.read_state()
 
     def loop() -> torch.Tensor:
         backend.train(1, [0], sent)

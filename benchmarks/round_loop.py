@@ -18,7 +18,8 @@ import numpy as np
 import torch
 
 from fedskew import methods
-from fedskew.engine import Federation, ModelState, Update
+from fedskew.engine import Federation, Update
+from fedskew.models import ModelState
 
 CLIENTS, COHORT, CLASSES, PARAMETERS = 100, 10, 10, 62_006
 
@@ -32,7 +33,7 @@ class Idle:
     def train(
         self, round: int, cohort: Sequence[int], sent: ModelState, quotas: np.ndarray | None = None
     ) -> list[Update]:
-        return [Update(client, self.change, sent.buffers, 1, 0.0) for client in cohort]
+        return [Update(client, self.change, sent.buffers, sent.integers, 1, 0.0) for client in cohort]
 
 
 def main() -> None:
@@ -49,7 +50,7 @@ def main() -> None:
     for preset in ("fedavg", "fedentopt", "fedla", "fedpals", "fedentopt+fedpals"):
         method = methods.build(methods.expand({"preset": preset}))
         federation = Federation(method, Idle(), counts, target, COHORT / CLIENTS, seed=0)
-        state = federation.start(ModelState(torch.zeros(PARAMETERS), torch.zeros(0)))
+        state = federation.start(ModelState(torch.zeros(PARAMETERS), torch.zeros(0), torch.zeros(0, dtype=torch.int64)))
         times = []
         for _ in range(arguments.rounds):
             began = time.perf_counter()

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from fedskew import methods
-from fedskew.engine import Federation, ModelState, Update
+from fedskew.engine import Federation, Update
 from fedskew.errors import ArgumentError
+from fedskew.models import ModelState
 
 COUNTS = np.array([[3.0, 1.0], [0.0, 4.0], [8.0, 0.0]])
 
@@ -26,7 +27,14 @@ class Told:
     def train(self, round: int, cohort: Sequence[int], sent: ModelState, quotas=None) -> list[Update]:
         self.asked.append(list(cohort))
         return [
-            Update(client, torch.tensor(self.moves[client]), sent.buffers + 10.0 * client, 1, float(client))
+            Update(
+                client,
+                torch.tensor(self.moves[client]),
+                sent.buffers + 10.0 * client,
+                sent.integers + client,
+                1,
+                float(client),
+            )
             for client in cohort
         ]
 
@@ -41,7 +49,7 @@ def federation(
 
 
 def start(one: Federation):
-    return one.start(ModelState(torch.tensor([10.0, 20.0]), torch.tensor([1.0])))
+    return one.start(ModelState(torch.tensor([10.0, 20.0]), torch.tensor([1.0]), torch.tensor([5])))
 
 
 def by_client(record) -> dict[int, float]:
@@ -55,6 +63,7 @@ def test_fedavg_moves_the_model_by_the_mean_update_weighted_by_samples():
     assert by_client(record) == {0: 0.25, 1: 0.25, 2: 0.5}
     torch.testing.assert_close(state.model.parameters, torch.tensor([11.25, 21.25]))
     torch.testing.assert_close(state.model.buffers, torch.tensor([13.5]))
+    assert state.model.integers.tolist() == [7]  # counters: the largest
     assert record["loss"] == pytest.approx(0.25 * 1 + 0.5 * 2)
     assert record["ess"] == pytest.approx(16.0)
     assert record["ess_share"] == pytest.approx(1.0)
@@ -62,7 +71,7 @@ def test_fedavg_moves_the_model_by_the_mean_update_weighted_by_samples():
     assert record["drift"] == pytest.approx(10 / 18)
     # pooled labels 11 and 5: entropy of (11/16, 5/16)
     assert record["entropy"] == pytest.approx(0.8960382325345575)
-    assert record["bytes_up"] == record["bytes_down"] == 3 * 12
+    assert record["bytes_up"] == record["bytes_down"] == 3 * 20
 
 
 def test_fedla_weighs_by_share_of_each_label():

@@ -11,9 +11,9 @@ from torch import nn
 from torch.nn import functional
 
 from fedskew import methods
-from fedskew.engine import LocalTraining, ModelState, Sequential
+from fedskew.engine import LocalTraining, Sequential
 from fedskew.errors import RunError
-from fedskew.models import FlatModel, build
+from fedskew.models import FlatModel, ModelState, build
 from fedskew.randomness import Purpose, generator
 
 ROWS, CLASSES = 60, 4
@@ -38,7 +38,7 @@ def backend(preset: str = "fedavg", module: nn.Module | None = None, **changes) 
         model=model, inputs=INPUTS, targets=TARGETS, samples=SAMPLES, counts=counts(),
         objective=method.objective, local_step=method.local_step, **parts,
     )  # fmt: skip
-    return made, ModelState(model.read(), model.buffers.clone())
+    return made, model.read_state()
 
 
 def by_hand(module: nn.Module, client: int, round: int, seed: int = 5) -> nn.Module:

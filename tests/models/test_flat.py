@@ -253,3 +253,16 @@ def test_wrong_shapes_and_states_are_refused():
         model.write_buffers(torch.zeros(9))
     with pytest.raises(ArgumentError, match=r"state: does not fit.*0\.weight"):
         model.load_state_dict({})
+
+
+def test_the_whole_state_is_read_and_written_counters_included():
+    module = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    model = FlatModel(module)
+    before = model.read_state()
+    module(torch.randn(5, 3, generator=torch.Generator().manual_seed(0)))
+    after = model.read_state()
+    assert (before.integers.tolist(), after.integers.tolist()) == ([0], [1])
+    assert not torch.equal(before.buffers, after.buffers)
+    model.write_state(before)
+    assert module[1].num_batches_tracked == 0
+    assert all(torch.equal(one, other) for one, other in zip(model.read_state(), before, strict=True))

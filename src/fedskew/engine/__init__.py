@@ -1,6 +1,6 @@
 """Runs rounds: the algorithm once, and the backends that train a cohort."""
 
-from fedskew.engine._backend import Backend, LocalTraining, ModelState, Update
+from fedskew.engine._backend import Backend, LocalTraining, Update
 from fedskew.engine._evaluation import evaluation, plain, predict
 from fedskew.engine._federation import Federation, ServerState
 from fedskew.engine._records import ClientEvaluation, Evaluation, Round
@@ -12,7 +12,6 @@ __all__ = [
     "Evaluation",
     "Federation",
     "LocalTraining",
-    "ModelState",
     "Observer",
     "Round",
     "Sequential",

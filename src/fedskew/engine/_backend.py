@@ -10,12 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-
-class ModelState(NamedTuple):
-    """A model as the server holds it: parameters, `(parameters,)`, and float buffers, `(buffers,)`, both flat."""
-
-    parameters: Tensor
-    buffers: Tensor
+from fedskew.models import ModelState
 
 
 @dataclass(frozen=True)
@@ -36,13 +31,14 @@ class LocalTraining:
 class Update(NamedTuple):
     """What comes back from one client.
 
-    `change`: its parameters minus those that were sent, `(parameters,)`; `buffers`: its own, `(buffers,)`; `loss`: mean
-    objective over its local training.
+    `change`: its parameters minus those that were sent, `(parameters,)`; `buffers` and `integers`: its own; `loss`:
+    mean objective over its local training.
     """
 
     client: int
     change: Tensor
     buffers: Tensor
+    integers: Tensor
     steps: int
     loss: float
 

@@ -13,11 +13,12 @@ import torch
 from numpy.typing import NDArray
 
 from fedskew import metrics
-from fedskew.engine._backend import Backend, ModelState, Update
+from fedskew.engine._backend import Backend, Update
 from fedskew.engine._records import Round
 from fedskew.errors import ArgumentError
 from fedskew.labels import effective_sample_size, entropy, kl_to_uniform
 from fedskew.methods import Method
+from fedskew.models import ModelState
 from fedskew.randomness import Purpose, generator
 
 FloatArray = NDArray[np.float64]
@@ -101,7 +102,11 @@ class Federation:
             parameters, server_update = self.method.server_update.update(
                 server_update, model.parameters, changes, weights, steps
             )
-            model = ModelState(parameters, _average([update.buffers for update in updates], weights))
+            model = ModelState(
+                parameters,
+                _average([update.buffers for update in updates], weights),
+                torch.stack([update.integers for update in updates]).amax(0),
+            )
             drift = metrics.drift_diversity(changes)
             drift = drift if math.isfinite(drift) else None  # updates that cancel out have none
 

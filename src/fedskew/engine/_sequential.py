@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedskew.data import Augmentation
-from fedskew.engine._backend import LocalTraining, ModelState, Update
+from fedskew.engine._backend import LocalTraining, Update
 from fedskew.errors import RunError
 from fedskew.local_steps import LocalStep, StepSettings
-from fedskew.models import Dropout, FlatModel, Outputs, with_features
+from fedskew.models import Dropout, FlatModel, ModelState, Outputs, with_features
 from fedskew.objectives import Batch, Context, Objective
 from fedskew.randomness import Purpose, fold, generator, mix, stream_key
 
@@ -59,8 +59,7 @@ class Sequential:
     ) -> list[Update]:
         """See `Backend.train`."""
         if self._teacher is not None:
-            self._teacher.write(sent.parameters)
-            self._teacher.write_buffers(sent.buffers)
+            self._teacher.write_state(sent)
         return [
             self._train(round, client, sent, None if quotas is None else quotas[place])
             for place, client in enumerate(cohort)
@@ -76,7 +75,7 @@ class Sequential:
         )
         held = self.counts[client] if quota is None else quota
         counts = torch.as_tensor(held, dtype=sent.parameters.dtype, device=device)
-        self.model.write_buffers(sent.buffers)
+        self.model.write_state(sent)
         self._network.train()
         parameters, carried = sent.parameters, self.local_step.init(sent.parameters)
         dropout_key = stream_key(self.seed, Purpose.DROPOUT_LAYER, round, client)
@@ -103,10 +102,12 @@ class Sequential:
         self.model.write(parameters)
         if self.observe is not None:
             self.observe(client, self.model.module)
+        trained = self.model.read_state()
         return Update(
             client=client,
-            change=parameters - sent.parameters,
-            buffers=self.model.buffers.clone(),
+            change=trained.parameters - sent.parameters,
+            buffers=trained.buffers,
+            integers=trained.integers,
             steps=steps,
             loss=float(total) / rows if rows else 0.0,
         )

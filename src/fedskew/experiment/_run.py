@@ -19,7 +19,6 @@ from fedskew import metrics
 from fedskew.engine import (
     ClientEvaluation,
     Evaluation,
-    ModelState,
     Round,
     ServerState,
     evaluation,
@@ -34,7 +33,7 @@ from fedskew.experiment._records import SeedRun
 from fedskew.experiment._setup import Task, make_federation, make_task
 from fedskew.experiment._summary import score, summarise, surroundings
 from fedskew.experiment._trackers import make_trackers
-from fedskew.models import FlatModel
+from fedskew.models import FlatModel, ModelState
 from fedskew.partition import Partition
 
 Progress = Callable[[Round], None]
@@ -155,8 +154,7 @@ class Run:
 
     def _evaluated(self, state: RunState, record: Round) -> tuple[RunState, Round]:
         """The record with its evaluations, and the state with the best model by validation so far."""
-        self.model.write(state.server.model.parameters)
-        self.model.write_buffers(state.server.model.buffers)
+        self.model.write_state(state.server.model)
         record["evaluation"] = self._evaluate(*self._test)
         if not len(self.task.validation):
             return state, record
@@ -208,8 +206,7 @@ class Run:
                 _save_model(self.model, state.best, self.folder.path / "best.safetensors")
             _save_model(self.model, state.server.model, self.folder.path / "model.safetensors")
             write_text(self.folder.summary, plain_json(summary))
-        self.model.write(state.server.model.parameters)
-        self.model.write_buffers(state.server.model.buffers)
+        self.model.write_state(state.server.model)
         return self._seed_run(summary)
 
     def _seed_run(self, summary: dict[str, Any]) -> SeedRun:
@@ -249,8 +246,7 @@ def threads(number: int) -> Iterator[None]:
 
 
 def _save_model(model: FlatModel, state: ModelState, path: Path) -> None:
-    model.write(state.parameters)
-    model.write_buffers(state.buffers)
+    model.write_state(state)
     aside = path.with_suffix(".part")
     save_file(model.state_dict(), aside)
     aside.replace(path)

@@ -12,10 +12,10 @@ from torch import nn
 
 from fedskew import data, methods, models, naming, partition
 from fedskew.data import Dataset
-from fedskew.engine import Federation, LocalTraining, ModelState, Observer, Sequential
+from fedskew.engine import Federation, LocalTraining, Observer, Sequential
 from fedskew.errors import ConfigError
 from fedskew.experiment._config import Config
-from fedskew.models import FlatModel
+from fedskew.models import FlatModel, ModelState
 from fedskew.partition import Partition
 from fedskew.randomness import Purpose, generator, stream_key
 
@@ -85,7 +85,7 @@ def make_federation(
         observe=observe,
     )
     federation = Federation(method, backend, task.counts, task.target, training.participation, seed)
-    return federation, ModelState(model.read(), model.buffers.clone()), model
+    return federation, model.read_state(), model
 
 
 def _load(config: Config, seed: int) -> Dataset:

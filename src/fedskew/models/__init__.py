@@ -7,7 +7,7 @@ from fedskew.models._cnn_mnist import CNNMnist
 from fedskew.models._cnn_w2 import CNNW2
 from fedskew.models._dropout import ChannelDropout, Dropout, dropout_keys, swap_dropout
 from fedskew.models._features import with_features
-from fedskew.models._flat import FlatModel
+from fedskew.models._flat import FlatModel, ModelState
 from fedskew.models._lenet5 import LeNet5
 from fedskew.models._logistic import Logistic
 from fedskew.models._mlp3 import MLP3
@@ -24,6 +24,7 @@ __all__ = [
     "FlatModel",
     "LeNet5",
     "Logistic",
+    "ModelState",
     "Network",
     "Outputs",
     "build",

@@ -45,6 +45,14 @@ class _Place(NamedTuple):
         return (0 if tensor is None else tensor.data_ptr(), 0 if gradient is None else gradient.data_ptr())
 
 
+class ModelState(NamedTuple):
+    """A model as flat vectors: parameters and float buffers, float32, and integer buffers (counters), int64."""
+
+    parameters: Tensor
+    buffers: Tensor
+    integers: Tensor
+
+
 class FlatModel:
     """The trainable parameters of `module` as one vector, of which the module's own parameters become views.
 
@@ -108,6 +116,22 @@ class FlatModel:
         _check_shape("buffers", buffers, self.buffers)
         if buffers.data_ptr() != self.buffers.data_ptr():
             self.buffers.copy_(buffers)
+
+    def read_state(self) -> ModelState:
+        """Copies of parameters, buffers and integer buffers. Raises ArgumentError where the module is cut off."""
+        counters = [buffer.reshape(-1).to(torch.int64) for buffer in self.integer_buffers.values()]
+        integers = torch.cat([self.vector.new_zeros(0, dtype=torch.int64), *counters])
+        return ModelState(self.read(), self.buffers.clone(), integers)
+
+    @torch.no_grad()
+    def write_state(self, state: ModelState) -> None:
+        """Set parameters, buffers and integer buffers, in place."""
+        self.write(state.parameters)
+        self.write_buffers(state.buffers)
+        start = 0
+        for buffer in self.integer_buffers.values():
+            buffer.copy_(state.integers[start : start + buffer.numel()].view(buffer.shape))
+            start += buffer.numel()
 
     def zero_gradient(self) -> None:
         """Set the gradient to zero, in place."""

@@ -229,10 +229,10 @@ class _Programme:
             multiplier = centred(v)
             weights = mixes.shares * np.maximum(y, 0.0)
             missing = float(np.abs(reachable - kappa * multiplier - mixes.blend(weights)).max())
-            ended = missing <= ROUNDING or curvature == kappa or (curvature == LEAST and missing >= least)
+            ended = missing <= ROUNDING or curvature == kappa or (curvature == LEAST and 2 * missing > least)
             if ended or missing * gain > least:
                 return normalised(weights), v, curvature, missing
-            least, curvature = min(least, missing), max(curvature / 100, kappa, LEAST)
+            least, curvature = min(least, missing), max(curvature / 10, kappa, LEAST)
 
     def _certify(self, weights: FloatArray, kappa: float) -> tuple[float, float]:
         """Gap and KKT residual at kappa > 0.
