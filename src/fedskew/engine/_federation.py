@@ -20,6 +20,7 @@ from fedskew.labels import effective_sample_size, entropy, kl_to_uniform
 from fedskew.methods import Method
 from fedskew.models import ModelState
 from fedskew.randomness import Purpose, generator
+from fedskew.weighting import Answered
 
 FloatArray = NDArray[np.float64]
 
@@ -122,7 +123,7 @@ class Federation:
         sizes = counts.sum(axis=1)
         if sizes.sum() == 0:
             return np.zeros(0)
-        return self.method.weighting.weigh(counts, sizes, self.target)
+        return self.method.weighting.weigh(Answered(counts, sizes, self.target))
 
     def _record(
         self,

@@ -5,13 +5,14 @@ from __future__ import annotations
 from fedskew.weighting._fedavg import FedAvg, fedavg
 from fedskew.weighting._fedla import FedLA, fedla
 from fedskew.weighting._fedpals import FedPALS, Solution, fedpals, fedpals_solve, fedpals_strength
-from fedskew.weighting._protocol import Weighting
+from fedskew.weighting._protocol import Answered, Weighting
 from fedskew.weighting._uniform import Uniform, uniform
 
 INDEX: dict[str, type] = {"fedavg": FedAvg, "uniform": Uniform, "fedla": FedLA, "fedpals": FedPALS}
 
 __all__ = [
     "INDEX",
+    "Answered",
     "FedAvg",
     "FedLA",
     "FedPALS",

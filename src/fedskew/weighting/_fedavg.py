@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 
 from fedskew.errors import ArgumentError
 from fedskew.labels import CountsLike, as_counts, as_sizes
-from fedskew.weighting._protocol import FloatArray
+from fedskew.weighting._protocol import Answered, FloatArray
 
 
 def fedavg(counts: CountsLike, sizes: ArrayLike | None = None) -> FloatArray:
@@ -32,6 +32,6 @@ class FedAvg:
 
     needs_target: ClassVar[bool] = False
 
-    def weigh(self, counts: FloatArray, sizes: FloatArray, target: FloatArray | None) -> FloatArray:
+    def weigh(self, answered: Answered) -> FloatArray:
         """`fedavg` of those who answered."""
-        return fedavg(counts, sizes)
+        return fedavg(answered.counts, answered.sizes)

@@ -16,7 +16,7 @@ import numpy as np
 
 from fedskew.errors import ArgumentError
 from fedskew.labels import CountsLike, as_counts
-from fedskew.weighting._protocol import FloatArray
+from fedskew.weighting._protocol import Answered, FloatArray
 
 
 def fedla(counts: CountsLike) -> FloatArray:
@@ -40,6 +40,6 @@ class FedLA:
 
     needs_target: ClassVar[bool] = False
 
-    def weigh(self, counts: FloatArray, sizes: FloatArray, target: FloatArray | None) -> FloatArray:
+    def weigh(self, answered: Answered) -> FloatArray:
         """`fedla` of those who answered."""
-        return fedla(counts)
+        return fedla(answered.counts)

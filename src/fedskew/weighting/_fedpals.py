@@ -28,13 +28,19 @@ from numpy.typing import ArrayLike, NDArray
 from fedskew.errors import ArgumentError
 from fedskew.labels import CountsLike, as_counts, as_sizes, as_target, effective_sample_size
 from fedskew.labels.hull import ROUNDING, Mixes, Projection, ascend, centred, certify_projection, normalised, project
-from fedskew.weighting._protocol import FloatArray
+from fedskew.weighting._protocol import Answered, FloatArray
 
 DIRECT = 1e-6
 """The least kappa that is solved without the projection."""
 
 ON_FACE = 1e-12
 """How far below the best score a client may lie and still belong to the face that carries the projection."""
+
+IN_HULL = 1e-10
+"""Up to which residual in every class the target is taken to lie in the hull: chasing what is left wins nothing."""
+
+MET = 1e-12
+"""Up to which part of the mix a constraint is met."""
 
 LEAST = 1e-20
 """The least curvature of the method of multipliers, and the least kappa that is told from 0."""
@@ -115,14 +121,14 @@ class FedPALS:
             if self.strength:
                 raise ArgumentError("ess: sets the strength itself; give one of the two")
 
-    def weigh(self, counts: FloatArray, sizes: FloatArray, target: FloatArray | None) -> FloatArray:
+    def weigh(self, answered: Answered) -> FloatArray:
         """`fedpals` of those who answered. Raises ArgumentError without a target."""
-        if target is None:
+        if answered.target is None:
             raise ArgumentError(
                 "target: FedPALS weighs clients towards a target label mix, and none is given; set [target] mix, or "
                 "choose a weighting that needs none (fedavg, fedla, uniform)"
             )
-        programme = _Programme(counts, target, sizes)
+        programme = _Programme(answered.counts, answered.target, answered.sizes)
         kappa = self.strength / programme.mixes.samples if self.ess is None else programme.kappa(self.ess)
         return programme.solve(kappa).weights
 
@@ -135,6 +141,7 @@ class _Programme:
         self.target = as_target(target, held.shape[1])
         self.mixes = Mixes(held, as_sizes(sizes, held))
         self._projection: Projection | None = None
+        self._inside: tuple[FloatArray, FloatArray] | None = None
         self._start = np.ones(self.mixes.classes), DIRECT
 
     def solve(self, kappa: float) -> Solution:
@@ -196,29 +203,35 @@ class _Programme:
     def _solve_around_projection(self, kappa: float) -> tuple[FloatArray, float, float]:
         if self._projection is None:
             self._projection = self._project()
-        slack = self._projection.slack
-        face = slack >= -max(ON_FACE, 10 * self._projection.kkt)
+        if self._inside is not None and kappa == 0:
+            return self._inside[0], *self._certify_limit(*self._inside, self.mixes.present)
+        residual, slack = self._projection.residual, self._projection.slack
+        face = self.mixes.present & (slack >= -max(ON_FACE, 10 * self._projection.kkt))
+        met = MET
+        if np.abs(residual).max() <= IN_HULL:
+            met = max(MET, 2 * float(np.abs(residual).max()))
+            residual, face = np.zeros_like(residual), self.mixes.present
         offset = np.where(face, 0.0, slack / kappa if kappa else -np.inf)
-        weights, v, _, _ = self._multipliers(kappa, offset, self.target - self._projection.residual)
+        weights, v, _, _ = self._multipliers(kappa, offset, self.target - residual, met)
         return weights, *(self._certify(weights, kappa) if kappa else self._certify_limit(weights, v, face))
 
     def _project(self) -> Projection:
         """The projection. Where the target lies in the hull, the limit's own weights give it, and sooner."""
         offset = np.where(self.mixes.present, 0.0, -np.inf)
-        weights, v, curvature, missing = self._multipliers(0.0, offset, self.target, gain=2.0)
-        if missing > ROUNDING:
+        weights, v, curvature, missing = self._multipliers(0.0, offset, self.target, MET, gain=2.0)
+        if missing > MET:
             return project(self.mixes, self.target)
-        self._start = v, curvature
+        self._inside, self._start = (weights, v), (v, curvature)
         return certify_projection(self.mixes, self.target, weights)
 
     def _multipliers(
-        self, kappa: float, offset: FloatArray, reachable: FloatArray, gain: float = 0.0
+        self, kappa: float, offset: FloatArray, reachable: FloatArray, met: float, gain: float = 0.0
     ) -> tuple[FloatArray, FloatArray, float, float]:
         """The method of multipliers: weights, v, the last curvature, and the largest part of the mix that is missing.
 
         Solves x_i = max(0, offset_i + S_i.v) with sum_i a_i S_i = reachable - kappa (v - mean(v)), by programmes of a
-        curvature that ascends can resolve. Ends when nothing is missing, when no more can be won, or as soon as a step
-        wins less than the factor `gain`.
+        curvature that `ascend` can resolve. Ends when no more than `met` is missing, when no more can be won, or as
+        soon as a step wins less than the factor `gain`.
         """
         mixes, (v, curvature) = self.mixes, self._start
         curvature, multiplier = max(curvature, kappa), centred(v)
@@ -229,7 +242,7 @@ class _Programme:
             multiplier = centred(v)
             weights = mixes.shares * np.maximum(y, 0.0)
             missing = float(np.abs(reachable - kappa * multiplier - mixes.blend(weights)).max())
-            ended = missing <= ROUNDING or curvature == kappa or (curvature == LEAST and 2 * missing > least)
+            ended = missing <= met or curvature == kappa or (curvature == LEAST and 2 * missing > least)
             if ended or missing * gain > least:
                 return normalised(weights), v, curvature, missing
             least, curvature = min(least, missing), max(curvature / 10, kappa, LEAST)

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from fedskew.errors import ArgumentError
 from fedskew.labels import CountsLike, as_counts
-from fedskew.weighting._protocol import FloatArray
+from fedskew.weighting._protocol import Answered, FloatArray
 
 
 def uniform(counts: CountsLike) -> FloatArray:
@@ -32,6 +32,6 @@ class Uniform:
 
     needs_target: ClassVar[bool] = False
 
-    def weigh(self, counts: FloatArray, sizes: FloatArray, target: FloatArray | None) -> FloatArray:
+    def weigh(self, answered: Answered) -> FloatArray:
         """Equal weights of those who answered."""
-        return _equal(sizes, "sizes")
+        return _equal(answered.sizes, "sizes")

@@ -1,0 +1,84 @@
+"""What a filler may do around a round, beside its slot's own function.
+
+A filler that keeps something between rounds, sends something beside the model, or returns something beside its update
+inherits from `Hooks` and replaces what it needs; every default does nothing. All states are named tensors, so that they
+can be checkpointed, sent and stacked. Names are shared by all fillers of a method, so a filler's own are distinct.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:  # so that weighing clients from the command line need not wait for PyTorch
+    from torch import Tensor
+
+Named: TypeAlias = "Mapping[str, Tensor]"
+
+
+class LocalEnd(NamedTuple):
+    """A client's local training, just over.
+
+    `start`, `parameters`: what was sent and what came out, `(parameters,)`; `steps`: local steps taken; `lr`,
+    `momentum`: of this round; `client`: the client's state before; `broadcast`: what was sent beside the model;
+    `gathered`: what `gather` made of the batches; `full_gradient`: the gradient of the objective over all of the client's
+    samples, at any parameters.
+    """
+
+    start: Tensor
+    parameters: Tensor
+    steps: int
+    lr: float
+    momentum: float
+    client: Named
+    broadcast: Named
+    gathered: Named
+    full_gradient: Callable[[Tensor], Tensor]
+
+
+class RoundEnd(NamedTuple):
+    """A round, just over, as the server sees it.
+
+    `old`, `new`: the model sent and the next one, `(parameters,)`; `changes`, `(answered, parameters)`, `ids` and
+    `weights`, `(answered,)`: of those who answered; `replies`: what each returned beside its update; `clients`: how many
+    there are in all.
+    """
+
+    old: Tensor
+    new: Tensor
+    changes: Tensor
+    ids: NDArray[np.int64]
+    weights: NDArray[np.float64]
+    replies: Sequence[Named]
+    clients: int
+
+
+class Hooks:
+    """The hooks, each doing nothing."""
+
+    def init_server(self, parameters: Tensor, clients: int) -> dict[str, Tensor]:
+        """What the server keeps between rounds, before the first."""
+        return {}
+
+    def broadcast(self, state: Named) -> dict[str, Tensor]:
+        """What the server sends to every client of the cohort beside the model."""
+        return {}
+
+    def init_client(self, parameters: Tensor) -> dict[str, Tensor]:
+        """What a client keeps between its participations, before its first; `parameters`: the model sent."""
+        return {}
+
+    def gather(self, gathered: Named, features: Tensor, targets: Tensor, last_epoch: bool) -> Named:
+        """What is made of a batch, `features` `(batch, dim)` and `targets` `(batch,)`, as it is trained on."""
+        return gathered
+
+    def end_local(self, end: LocalEnd) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The client's next state, and what it returns beside its update."""
+        return {}, {}
+
+    def end_round(self, state: Named, end: RoundEnd) -> dict[str, Tensor]:
+        """What the server keeps next."""
+        return dict(state)
