@@ -21,7 +21,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from fedskew.engine import LocalTraining, Sequential
+from fedskew.engine import Assignment, LocalTraining, Sent, Sequential
 from fedskew.local_steps import SGD
 from fedskew.models import FlatModel, build
 from fedskew.objectives import CrossEntropy, Objective
@@ -106,13 +106,13 @@ def ours(module: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> Call
         counts=np.bincount(targets.numpy(), minlength=10)[None].astype(float),
         objective=Objective(CrossEntropy()),
         local_step=SGD(),
-        training=LocalTraining(EPOCHS, BATCH, LR, 1.0, MOMENTUM, DECAY),
+        training=LocalTraining(BATCH, LR, 1.0, MOMENTUM, DECAY),
         seed=0,
     )
-    sent = model.read_state()
+    sent = Sent(model.read_state())
 
     def loop() -> torch.Tensor:
-        backend.train(1, [0], sent)
+        backend.train(1, [Assignment(0, EPOCHS)], sent)
         return nn.utils.parameters_to_vector([value.contiguous() for value in model.state_dict().values()])
 
     return loop

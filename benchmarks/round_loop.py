@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from fedskew import methods
-from fedskew.engine import Federation, Update
+from fedskew.engine import Assignment, Federation, Sent, Update
 from fedskew.models import ModelState
 
 CLIENTS, COHORT, CLASSES, PARAMETERS = 100, 10, 10, 62_006
@@ -30,10 +30,9 @@ class Idle:
     def __init__(self) -> None:
         self.change = torch.full((PARAMETERS,), 1e-6)
 
-    def train(
-        self, round: int, cohort: Sequence[int], sent: ModelState, quotas: np.ndarray | None = None
-    ) -> list[Update]:
-        return [Update(client, self.change, sent.buffers, sent.integers, 1, 0.0) for client in cohort]
+    def train(self, round: int, cohort: Sequence[Assignment], sent: Sent) -> list[Update]:
+        model = sent.model
+        return [Update(task.client, self.change, model.buffers, model.integers, 1, 0.0) for task in cohort]
 
 
 def main() -> None:

@@ -22,14 +22,15 @@ Named: TypeAlias = "Mapping[str, Tensor]"
 class LocalEnd(NamedTuple):
     """A client's local training, just over.
 
-    `start`, `parameters`: what was sent and what came out, `(parameters,)`; `steps`: local steps taken; `lr`,
-    `momentum`: of this round; `client`: the client's state before; `broadcast`: what was sent beside the model;
-    `gathered`: what `gather` made of the batches; `full_gradient`: the gradient of the objective over all of the client's
-    samples, at any parameters.
+    `start`, `parameters`: what was sent and what came out, `(parameters,)`; `buffers`: what came out, `(buffers,)`;
+    `steps`: local steps taken; `lr`, `momentum`: of this round; `client`: the client's state before; `broadcast`: what
+    was sent beside the model; `gathered`: what `gather` made of the batches; `full_gradient`, `full_loss`: gradient,
+    `(parameters,)`, and mean, 0-d, of the objective over all of the client's samples, at any parameters.
     """
 
     start: Tensor
     parameters: Tensor
+    buffers: Tensor
     steps: int
     lr: float
     momentum: float
@@ -37,14 +38,15 @@ class LocalEnd(NamedTuple):
     broadcast: Named
     gathered: Named
     full_gradient: Callable[[Tensor], Tensor]
+    full_loss: Callable[[Tensor], Tensor]
 
 
 class RoundEnd(NamedTuple):
     """A round, just over, as the server sees it.
 
     `old`, `new`: the model sent and the next one, `(parameters,)`; `changes`, `(answered, parameters)`, `ids` and
-    `weights`, `(answered,)`: of those who answered; `replies`: what each returned beside its update; `clients`: how many
-    there are in all.
+    `weights`, `(answered,)`: of those who answered; `replies`: what each returned beside its update; `clients`: how
+    many there are in all.
     """
 
     old: Tensor

@@ -27,6 +27,9 @@ class Purpose(enum.IntEnum):
     VALIDATION = 8
     NOISE = 9
     QUOTA = 10
+    DROPOUT = 11
+    STRAGGLERS = 12
+    TARGET = 13
 
 
 _WORD = 1 << 64

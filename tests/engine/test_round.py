@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fedskew import methods
-from fedskew.engine import Federation, Update
+from fedskew.engine import Assignment, Federation, Sent, Update
 from fedskew.errors import ArgumentError
 from fedskew.models import ModelState
 
@@ -24,18 +24,20 @@ class Told:
     moves: dict[int, list[float]]
     asked: list[list[int]] = field(default_factory=list)
 
-    def train(self, round: int, cohort: Sequence[int], sent: ModelState, quotas=None) -> list[Update]:
-        self.asked.append(list(cohort))
+    def train(self, round: int, cohort: Sequence[Assignment], sent: Sent) -> list[Update]:
+        clients = [task.client for task in cohort]
+        self.asked.append(clients)
+        buffers, integers = sent.model.buffers, sent.model.integers
         return [
             Update(
                 client,
                 torch.tensor(self.moves[client]),
-                sent.buffers + 10.0 * client,
-                sent.integers + client,
+                buffers + 10.0 * client,
+                integers + client,
                 1,
                 float(client),
             )
-            for client in cohort
+            for client in clients
         ]
 
 

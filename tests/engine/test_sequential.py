@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from fedskew import methods
-from fedskew.engine import LocalTraining, Sequential
+from fedskew.engine import Assignment, LocalTraining, Sent, Sequential
 from fedskew.errors import RunError
 from fedskew.models import FlatModel, ModelState, build
 from fedskew.randomness import Purpose, generator
@@ -20,7 +20,7 @@ ROWS, CLASSES = 60, 4
 INPUTS = torch.from_numpy(np.random.default_rng(0).normal(size=(ROWS, 6)).astype(np.float32))
 TARGETS = torch.from_numpy(np.random.default_rng(1).integers(0, 3, ROWS))  # class 3 is vacant everywhere
 SAMPLES = [np.arange(0, 26), np.arange(26, 60), np.arange(0, 0)]
-TRAINING = LocalTraining(epochs=3, batch_size=8, lr=0.1, lr_decay=0.5, momentum=0.9, weight_decay=0.01)
+TRAINING = LocalTraining(batch_size=8, lr=0.1, lr_decay=0.5, momentum=0.9, weight_decay=0.01)
 
 
 def counts() -> np.ndarray:
@@ -39,6 +39,10 @@ def backend(preset: str = "fedavg", module: nn.Module | None = None, **changes) 
         objective=method.objective, local_step=method.local_step, **parts,
     )  # fmt: skip
     return made, model.read_state()
+
+
+def asked(*clients: int, quota=None, **parts) -> list[Assignment]:
+    return [Assignment(client, parts.get("epochs", 3), quota=quota) for client in clients]
 
 
 def by_hand(module: nn.Module, client: int, round: int, seed: int = 5) -> nn.Module:
@@ -60,7 +64,7 @@ def test_local_training_takes_the_steps_of_a_hand_written_loop(client, round):
     module = build("logistic", CLASSES, (6,), generator=torch.Generator().manual_seed(0))
     expected = by_hand(module, client, round)
     one, sent = backend(module=module)
-    (update,) = one.train(round, [client], sent)
+    (update,) = one.train(round, asked(client), Sent(sent))
     one.model.write(sent.parameters + update.change)
     for name, value in expected.state_dict().items():
         torch.testing.assert_close(one.model.state_dict()[name], value)
@@ -69,15 +73,15 @@ def test_local_training_takes_the_steps_of_a_hand_written_loop(client, round):
 
 def test_what_a_client_sends_does_not_depend_on_who_trained_before_it():
     one, sent = backend("fedvls")
-    together = one.train(2, [0, 1], sent)
+    together = one.train(2, asked(0, 1), Sent(sent))
     alone, _ = backend("fedvls")
-    assert torch.equal(together[1].change, alone.train(2, [1], sent)[0].change)
+    assert torch.equal(together[1].change, alone.train(2, asked(1), Sent(sent))[0].change)
 
 
 def test_a_client_with_a_quota_trains_on_so_many_samples_of_each_class():
-    one, sent = backend(training=LocalTraining(epochs=1, batch_size=100))
+    one, sent = backend(training=LocalTraining(batch_size=100))
     quota = np.array([3, 0, 2, 0])
-    (update,) = one.train(4, [0], sent, quota[None])
+    (update,) = one.train(4, asked(0, quota=quota, epochs=1), Sent(sent))
     rows = one._drawn(4, 0, quota)
     assert set(rows) <= set(SAMPLES[0])
     assert np.bincount(TARGETS[torch.from_numpy(rows)].numpy(), minlength=4).tolist() == quota.tolist()
@@ -91,21 +95,21 @@ def test_a_client_with_a_quota_trains_on_so_many_samples_of_each_class():
 
 def test_a_client_without_samples_returns_the_model_unchanged():
     one, sent = backend()
-    (update,) = one.train(1, [2], sent)
+    (update,) = one.train(1, asked(2), Sent(sent))
     assert update.steps == 0
     assert not update.change.any()
     assert update.loss == 0.0
 
 
 def test_no_local_epochs_change_nothing():
-    one, sent = backend(training=LocalTraining(epochs=0))
-    assert not one.train(1, [0], sent)[0].change.any()
+    one, sent = backend()
+    assert not one.train(1, asked(0, epochs=0), Sent(sent))[0].change.any()
 
 
 @pytest.mark.parametrize("preset", ["fedlc", "fedvls", "fedprox", "fedlc+fedvls", "fedprox+fedvls"])
 def test_every_objective_and_step_trains_and_stays_finite_with_a_vacant_class(preset):
     one, sent = backend(preset)
-    (update,) = one.train(1, [0], sent)
+    (update,) = one.train(1, asked(0), Sent(sent))
     assert torch.isfinite(update.change).all()
     assert update.change.any()
 
@@ -113,26 +117,25 @@ def test_every_objective_and_step_trains_and_stays_finite_with_a_vacant_class(pr
 def test_the_teacher_is_the_sent_model_in_eval_mode():
     module = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, CLASSES))
     one, sent = backend("fedvls", module=module)
-    one.train(1, [1], sent)
+    one.train(1, asked(1), Sent(sent))
     teacher = one._teacher
-    assert not teacher.module.training
-    assert torch.equal(teacher.read(), sent.parameters)
-    assert torch.equal(teacher.buffers, sent.buffers)
+    assert not teacher._model.module.training
+    assert all(torch.equal(held, given) for held, given in zip(teacher._model.read_state(), sent, strict=True))
 
 
 def test_batch_norm_statistics_travel_with_the_client():
     module = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, CLASSES))
     one, sent = backend(module=module)
-    first, second = one.train(1, [0, 1], sent)
+    first, second = one.train(1, asked(0, 1), Sent(sent))
     assert not torch.equal(first.buffers, second.buffers)
     one.model.write(sent.parameters)
-    assert torch.equal(one.train(1, [1], sent)[0].buffers, second.buffers)
+    assert torch.equal(one.train(1, asked(1), Sent(sent))[0].buffers, second.buffers)
 
 
 def test_an_observer_sees_each_client_after_its_own_training():
     seen = {}
     one, sent = backend(observe=lambda client, module: seen.__setitem__(client, one.model.read()))
-    updates = one.train(1, [1, 0], sent)
+    updates = one.train(1, asked(1, 0), Sent(sent))
     assert list(seen) == [1, 0]
     for update in updates:
         torch.testing.assert_close(seen[update.client] - sent.parameters, update.change)
@@ -142,11 +145,11 @@ def test_an_error_inside_local_training_names_round_client_and_step():
     module = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, CLASSES))
     one, sent = backend(module=module, training=LocalTraining(batch_size=25))
     with pytest.raises(RunError, match=r"round 1, client 0, step 1 \(1 samples\): .*more than 1 value"):
-        one.train(1, [0], sent)
+        one.train(1, asked(0), Sent(sent))
 
 
 def test_training_leaves_the_global_generator_alone():
     before = torch.get_rng_state()
     one, sent = backend("fedvls")
-    one.train(1, [0, 1], sent)
+    one.train(1, asked(0, 1), Sent(sent))
     assert torch.equal(before, torch.get_rng_state())

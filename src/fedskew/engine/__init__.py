@@ -1,23 +1,30 @@
 """Runs rounds: the algorithm once, and the backends that train a cohort."""
 
-from fedskew.engine._backend import Backend, LocalTraining, Update
+from fedskew.engine._backend import Assignment, Backend, LocalTraining, Sent, Update
+from fedskew.engine._clients import ClientStates
+from fedskew.engine._conditions import Conditions
 from fedskew.engine._evaluation import evaluation, plain, predict
-from fedskew.engine._federation import Federation, ServerState
+from fedskew.engine._federation import Federation, ServerState, hooked
 from fedskew.engine._records import ClientEvaluation, Evaluation, Round
 from fedskew.engine._sequential import Observer, Sequential
 
 __all__ = [
+    "Assignment",
     "Backend",
     "ClientEvaluation",
+    "ClientStates",
+    "Conditions",
     "Evaluation",
     "Federation",
     "LocalTraining",
     "Observer",
     "Round",
+    "Sent",
     "Sequential",
     "ServerState",
     "Update",
     "evaluation",
+    "hooked",
     "plain",
     "predict",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -20,7 +20,6 @@ class LocalTraining:
     The learning rate of round r (from 1) is `lr * lr_decay ** (r - 1)`.
     """
 
-    epochs: int = 1
     batch_size: int = 64
     lr: float = 0.01
     lr_decay: float = 1.0
@@ -28,11 +27,32 @@ class LocalTraining:
     weight_decay: float = 0.0
 
 
+class Assignment(NamedTuple):
+    """What one client is asked to do in a round.
+
+    `state`: what it kept from its last participation (see `fedskew.hooks`); `quota`, `(classes,)`: it trains on so many
+    of its samples of each class, drawn for this round; None: on all of them.
+    """
+
+    client: int
+    epochs: int
+    state: Mapping[str, Tensor] = {}
+    quota: NDArray[np.float64] | None = None
+
+
+class Sent(NamedTuple):
+    """What the server sends to every client of the cohort: the model, and what fillers broadcast beside it."""
+
+    model: ModelState
+    broadcast: Mapping[str, Tensor] = {}
+
+
 class Update(NamedTuple):
     """What comes back from one client.
 
     `change`: its parameters minus those that were sent, `(parameters,)`; `buffers` and `integers`: its own; `loss`:
-    mean objective over its local training.
+    mean objective over its local training; `reply`: what fillers return beside the update; `state`: what the client
+    keeps, which does not travel.
     """
 
     client: int
@@ -41,16 +61,12 @@ class Update(NamedTuple):
     integers: Tensor
     steps: int
     loss: float
+    reply: Mapping[str, Tensor] = {}
+    state: Mapping[str, Tensor] = {}
 
 
 class Backend(Protocol):
     """Where a cohort trains."""
 
-    def train(
-        self, round: int, cohort: Sequence[int], sent: ModelState, quotas: NDArray[np.float64] | None = None
-    ) -> list[Update]:
-        """Each client of `cohort` trained from `sent`; updates in the order of `cohort`.
-
-        `quotas`, `(cohort, classes)`: each client trains on so many of its samples of each class, drawn for this round;
-        None: on all of them.
-        """
+    def train(self, round: int, cohort: Sequence[Assignment], sent: Sent) -> list[Update]:
+        """Each client of `cohort` trained from what was sent; updates in the order of `cohort`."""

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fedskew import metrics
-from fedskew.engine._backend import Backend, Update
+from fedskew.engine._backend import Assignment, Backend, Sent, Update
+from fedskew.engine._clients import ClientStates
+from fedskew.engine._conditions import Conditions
 from fedskew.engine._records import Round
 from fedskew.errors import ArgumentError
+from fedskew.hooks import Hooks, RoundEnd
 from fedskew.labels import effective_sample_size, entropy, kl_to_uniform
 from fedskew.methods import Method
 from fedskew.models import ModelState
@@ -27,20 +32,25 @@ FloatArray = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class ServerState:
-    """Everything that the server carries from round to round: with it and the config, a run goes on where it stood."""
+    """Everything that the server carries from round to round: with it, the clients' states and the config, a run goes
+    on where it stood. `hooks`: what fillers keep, by the filler's place in the method.
+    """
 
     round: int
     model: ModelState
     selection: Any
     server_update: Any
+    hooks: dict[str, dict[str, Tensor]]
 
 
 @dataclass(frozen=True)
 class Federation:
     """A method on a pool of clients.
 
-    `counts`: `(clients, classes)`, the label counts that the server knows; `target`: `(classes,)` label mix, or None;
-    `participation`: share of the clients that is asked each round, `max(1, floor(share * clients + 1e-9))` of them.
+    `counts`: label counts, `(clients, classes)`, exact; `seen`: the same as the server's selection sees them (with
+    noise), None where it sees them exactly; `weighed`: as the weighting sees them. `target`: `(classes,)` label mix, or
+    None; `participation`: share of the clients that is asked each round, `max(1, floor(share * clients + 1e-9))` of
+    them; `epochs`: local epochs of each client, where no straggler does less.
     """
 
     method: Method
@@ -49,6 +59,11 @@ class Federation:
     target: FloatArray | None
     participation: float
     seed: int
+    epochs: int = 1
+    conditions: Conditions = field(default_factory=Conditions)
+    seen: FloatArray | None = None
+    weighed: FloatArray | None = None
+    clients: ClientStates = field(default_factory=ClientStates)
 
     def __post_init__(self) -> None:
         if self.target is None and self.method.weighting.needs_target:
@@ -57,21 +72,33 @@ class Federation:
                 "is given; set [target] mix, or choose another weighting"
             )
         # A rehearsal: a selection that can't choose such cohorts says so before anything is trained.
-        selection, rng = self.method.selection, generator(self.seed, Purpose.SELECTION)
-        selection.select(selection.init(self.counts), self.counts, self.cohort_size, rng)
+        self._select(self.method.selection.init(self._seen), 0)
 
     @property
     def cohort_size(self) -> int:
         """How many clients are asked each round."""
         return max(1, math.floor(self.participation * len(self.counts) + 1e-9))
 
+    @property
+    def _seen(self) -> FloatArray:
+        return self.counts if self.seen is None else self.seen
+
+    @cached_property
+    def _epochs(self) -> NDArray[np.int64]:
+        """Local epochs of every client."""
+        return self.conditions.epochs(len(self.counts), self.epochs, self.seed)
+
     def start(self, model: ModelState) -> ServerState:
         """The state before the first round."""
         return ServerState(
             round=0,
             model=model,
-            selection=self.method.selection.init(self.counts),
+            selection=self.method.selection.init(self._seen),
             server_update=self.method.server_update.init(model.parameters),
+            hooks={
+                name: hooks.init_server(model.parameters, len(self.counts))
+                for name, hooks in hooked(self.method).items()
+            },
         )
 
     def play(self, state: ServerState) -> tuple[ServerState, Round]:
@@ -79,56 +106,110 @@ class Federation:
         began = time.perf_counter()
         round = state.round + 1
 
-        # 1. who trains
-        rng = generator(self.seed, Purpose.SELECTION, round)
-        ids, selection = self.method.selection.select(state.selection, self.counts, self.cohort_size, rng)
-        cohort = [int(client) for client in ids]
+        # 1. who trains; some of them vanish
+        ids, selection = self._select(state.selection, round)
+        lost = self.conditions.vanished(len(ids), self.seed, round)
+        quotas = getattr(selection, "quotas", None)
+        trained_on = self.counts[ids] if quotas is None else quotas
 
         # 2. they train; whoever diverged is left out
-        quotas = getattr(selection, "quotas", None)
-        replies = self.backend.train(round, cohort, state.model, quotas)
-        finite = np.array([_is_finite(update) for update in replies])
+        sent, cohort = self._orders(state, round, ids[~lost], None if quotas is None else quotas[~lost])
+        replies = self.backend.train(round, cohort, sent)
+        finite = np.array([_is_finite(update) for update in replies], dtype=np.bool_)
         updates = [update for update, fine in zip(replies, finite, strict=True) if fine]
 
         # 3. how much each counts, now that it is known who answered
-        trained_on = self.counts[cohort] if quotas is None else quotas
-        counts = trained_on[finite]
-        weights = self._weigh(counts)
+        counts = trained_on[~lost][finite]
+        answered = ids[~lost][finite]
+        weights = self._weigh(answered, counts, quotas is not None, state)
 
         # 4. how the model moves
-        model, server_update, drift = state.model, state.server_update, None
+        following = replace(state, round=round, selection=selection)
+        drift = None
         if len(weights):
-            changes = torch.stack([update.change for update in updates])
-            steps = np.array([update.steps for update in updates], dtype=np.int64)
-            parameters, server_update = self.method.server_update.update(
-                server_update, model.parameters, changes, weights, steps
-            )
-            model = ModelState(
-                parameters,
-                _average([update.buffers for update in updates], weights),
-                torch.stack([update.integers for update in updates]).amax(0),
-            )
-            drift = metrics.drift_diversity(changes)
-            drift = drift if math.isfinite(drift) else None  # updates that cancel out have none
+            following, drift = self._move(following, state, updates, answered, weights)
+        for update in updates:
+            self.clients.put(update.client, round, update.state)
 
-        following = replace(state, round=round, model=model, selection=selection, server_update=server_update)
-        record = self._record(round, cohort, updates, trained_on, counts, weights)
-        model_bytes = sum(tensor.numel() * tensor.element_size() for tensor in state.model)
-        record["drift"] = drift
-        record["bytes_up"] = record["bytes_down"] = model_bytes * len(cohort)
+        record = self._record(round, ids, lost, updates, trained_on, counts, weights)
+        model_bytes = _bytes(state.model._asdict())
+        up = sum(model_bytes + _bytes(update.reply) for update in replies)
+        down = (model_bytes + _bytes(sent.broadcast)) * len(ids)
+        record["drift"], record["bytes_up"], record["bytes_down"] = drift, up, down
         record["seconds"] = time.perf_counter() - began
         return following, record
 
-    def _weigh(self, counts: FloatArray) -> FloatArray:
+    def _select(self, state: Any, round: int) -> tuple[NDArray[np.int64], Any]:
+        rng = generator(self.seed, Purpose.SELECTION, round)
+        return self.method.selection.select(state, self._seen, self.cohort_size, rng)
+
+    def _orders(
+        self, state: ServerState, round: int, ids: NDArray[np.int64], quotas: FloatArray | None
+    ) -> tuple[Sent, list[Assignment]]:
+        """What is sent to everybody, and what each client is asked."""
+        hooks = hooked(self.method)
+        parameters = state.model.parameters
+        broadcast = {
+            key: value for name, one in hooks.items() for key, value in one.broadcast(state.hooks[name]).items()
+        }
+        fresh = {key: value for one in hooks.values() for key, value in one.init_client(parameters).items()}
+        cohort = [
+            Assignment(
+                client=client,
+                epochs=int(self._epochs[client]),
+                state=self.clients.get(client) or fresh,
+                quota=None if quotas is None else quotas[place],
+            )
+            for place, client in enumerate(ids.tolist())
+        ]
+        return Sent(state.model, broadcast), cohort
+
+    def _weigh(self, answered: NDArray[np.int64], counts: FloatArray, by_quota: bool, state: ServerState) -> FloatArray:
         sizes = counts.sum(axis=1)
         if sizes.sum() == 0:
             return np.zeros(0)
-        return self.method.weighting.weigh(Answered(counts, sizes, self.target))
+        shown = counts if by_quota or self.weighed is None else self.weighed[answered]
+        kept = state.hooks.get("weighting", {})
+        return self.method.weighting.weigh(Answered(shown, sizes, self.target, answered, kept))
+
+    def _move(
+        self,
+        following: ServerState,
+        state: ServerState,
+        updates: Sequence[Update],
+        answered: NDArray[np.int64],
+        weights: FloatArray,
+    ) -> tuple[ServerState, float | None]:
+        """The next model and what the server keeps, and the drift diversity of the updates."""
+        changes = torch.stack([update.change for update in updates])
+        steps = np.array([update.steps for update in updates], dtype=np.int64)
+        parameters, server_update = self.method.server_update.update(
+            state.server_update, state.model.parameters, changes, weights, steps
+        )
+        model = ModelState(
+            parameters,
+            _average([update.buffers for update in updates], weights),
+            torch.stack([update.integers for update in updates]).amax(0),
+        )
+        end = RoundEnd(
+            old=state.model.parameters,
+            new=parameters,
+            changes=changes,
+            ids=answered,
+            weights=weights,
+            replies=[update.reply for update in updates],
+            clients=len(self.counts),
+        )
+        kept = {name: hooks.end_round(state.hooks[name], end) for name, hooks in hooked(self.method).items()}
+        drift = metrics.drift_diversity(changes)
+        following = replace(following, model=model, server_update=server_update, hooks=kept)
+        return following, drift if math.isfinite(drift) else None  # updates that cancel out have none
 
     def _record(
         self,
         round: int,
-        cohort: list[int],
+        ids: NDArray[np.int64],
+        lost: NDArray[np.bool_],
         updates: Sequence[Update],
         trained_on: FloatArray,
         counts: FloatArray,
@@ -144,9 +225,10 @@ class Federation:
         return {
             "seed": self.seed,
             "round": round,
-            "cohort": cohort,
+            "cohort": ids.tolist(),
             "answered": answered,
-            "diverged": [client for client in cohort if client not in set(answered)],
+            "dropped": ids[lost].tolist(),
+            "diverged": [client for client in ids[~lost].tolist() if client not in set(answered)],
             "weights": weights.tolist(),
             "steps": [update.steps for update in updates],
             "loss": float(weights @ [update.loss for update in updates]) if moved else None,
@@ -165,13 +247,31 @@ class Federation:
         }
 
 
+def hooked(method: Method) -> dict[str, Hooks]:
+    """The fillers of a method that have hooks, by their place in it."""
+    places: dict[str, Any] = {
+        "selection": method.selection,
+        "objective": method.objective.loss,
+        **{f"objective.terms[{at}]": term for at, (_, term) in enumerate(method.objective.terms)},
+        "local_step": method.local_step,
+        "weighting": method.weighting,
+        "server_update": method.server_update,
+    }
+    return {name: filler for name, filler in places.items() if isinstance(filler, Hooks)}
+
+
 def _is_finite(update: Update) -> bool:
     """No NaN and no infinity; by the extremes, which is ten times as fast as asking of every element."""
-    extremes = [end for part in (update.change, update.buffers) if part.numel() for end in part.aminmax()]
+    parts = (update.change, update.buffers, *update.reply.values(), *update.state.values())
+    extremes = [end for part in parts if part.numel() for end in part.aminmax()]
     return all(math.isfinite(end) for end in extremes)
 
 
-def _average(rows: Sequence[torch.Tensor], weights: FloatArray) -> torch.Tensor:
+def _bytes(tensors: Mapping[str, Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
+
+def _average(rows: Sequence[Tensor], weights: FloatArray) -> Tensor:
     """Weighted mean of buffers, accumulated in float64 in the order of the cohort."""
     total = torch.zeros_like(rows[0], dtype=torch.float64)
     for row, weight in zip(rows, weights, strict=True):

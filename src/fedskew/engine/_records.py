@@ -34,7 +34,8 @@ class Round(TypedDict):
     seed: int
     round: int
     cohort: list[int]  # in order of choice
-    answered: list[int]  # the cohort without those that diverged
+    answered: list[int]  # the cohort without those that dropped out or diverged
+    dropped: list[int]
     diverged: list[int]
     weights: list[float]  # of `answered`, sum 1
     steps: list[int]  # local steps of `answered`

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedskew.data import Augmentation
-from fedskew.engine._backend import LocalTraining, Update
+from fedskew.engine._backend import Assignment, LocalTraining, Sent, Update
 from fedskew.errors import RunError
+from fedskew.hooks import Hooks, LocalEnd
 from fedskew.local_steps import LocalStep, StepSettings
 from fedskew.models import Dropout, FlatModel, ModelState, Outputs, with_features
 from fedskew.objectives import Batch, Context, Objective
@@ -22,6 +23,8 @@ from fedskew.randomness import Purpose, fold, generator, mix, stream_key
 Observer = Callable[[int, nn.Module], None]
 """Called with a client and its model right after its local training, before the next client's."""
 
+ROWS_AT_ONCE = 1000
+
 
 @dataclass
 class Sequential:
@@ -29,6 +32,7 @@ class Sequential:
 
     `inputs`, `(samples, ...)`, and `targets`, `(samples,)`, are on the model's device; `samples[k]` are the rows of
     client k, and `counts[k]` its label counts. Shuffles, dropout and augmentation depend on (seed, round, client) only.
+    `hooks`: the method's fillers that have any, by name.
     """
 
     model: FlatModel
@@ -42,75 +46,101 @@ class Sequential:
     seed: int
     augment: Augmentation | None = None
     observe: Observer | None = None
-    _network: nn.Module = field(init=False)
-    _teacher: FlatModel | None = field(init=False, default=None)
-    _teacher_network: nn.Module | None = field(init=False, default=None)
-    _dropouts: list[Dropout] = field(init=False)
+    hooks: Mapping[str, Hooks] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._network = with_features(self.model.module)
         self._dropouts = [layer for layer in self.model.module.modules() if isinstance(layer, Dropout)]
-        if "teacher" in self.objective.reads:
-            self._teacher = FlatModel(copy.deepcopy(self.model.module))
-            self._teacher_network = with_features(self._teacher.module).eval()
+        self._teacher = _Frozen(self.model) if "teacher" in self.objective.reads else None
+        self._previous = _Frozen(self.model) if "previous" in self.objective.reads else None
 
-    def train(
-        self, round: int, cohort: Sequence[int], sent: ModelState, quotas: NDArray[np.float64] | None = None
-    ) -> list[Update]:
+    def train(self, round: int, cohort: Sequence[Assignment], sent: Sent) -> list[Update]:
         """See `Backend.train`."""
         if self._teacher is not None:
-            self._teacher.write_state(sent)
-        return [
-            self._train(round, client, sent, None if quotas is None else quotas[place])
-            for place, client in enumerate(cohort)
-        ]
+            self._teacher.become(sent.model)
+        return [self._train(round, task, sent) for task in cohort]
 
-    def _train(self, round: int, client: int, sent: ModelState, quota: NDArray[np.float64] | None) -> Update:
-        training, device = self.training, sent.parameters.device
+    def _train(self, round: int, task: Assignment, sent: Sent) -> Update:
+        start, training, client = sent.model.parameters, self.training, task.client
         settings = StepSettings(
-            start=sent.parameters,
+            start=start,
             lr=training.lr * training.lr_decay ** (round - 1),
             momentum=training.momentum,
             weight_decay=training.weight_decay,
+            broadcast=sent.broadcast,
+            client=task.state,
         )
-        held = self.counts[client] if quota is None else quota
-        counts = torch.as_tensor(held, dtype=sent.parameters.dtype, device=device)
-        self.model.write_state(sent)
+        rows = self.samples[client] if task.quota is None else self._drawn(round, client, task.quota)
+        held = self.counts[client] if task.quota is None else task.quota
+        context = Context(torch.as_tensor(held, dtype=start.dtype, device=start.device), broadcast=sent.broadcast)
+        self.model.write_state(sent.model)
         self._network.train()
-        parameters, carried = sent.parameters, self.local_step.init(sent.parameters)
+        previous = self._previous_of(task, sent)
+        parameters, carried = start, self.local_step.init(start)
         dropout_key = stream_key(self.seed, Purpose.DROPOUT_LAYER, round, client)
         augmentation_key = stream_key(self.seed, Purpose.AUGMENTATION, round, client)
-        total, rows = torch.zeros((), device=device), 0
-        steps = 0
-        samples = self.samples[client] if quota is None else self._drawn(round, client, quota)
-        for batch in self._batches(round, client, samples, device):
+        gathered: dict[str, Mapping[str, Tensor]] = {name: {} for name in self.hooks}
+        total, seen, steps = torch.zeros((), device=start.device), 0, 0
+        for epoch, batch in self._batches(round, client, rows, task.epochs):
             for layer in self._dropouts:
                 layer.key.fill_(fold(dropout_key, steps))
             x, y = self.inputs.index_select(0, batch), self.targets.index_select(0, batch)
             if self.augment is not None:
-                x = self.augment(x, mix(torch.arange(len(batch), device=device), augmentation_key, steps))
-            values: list[Tensor] = []
-            gradient = self._gradient(x, y, counts, values)
+                x = self.augment(x, mix(torch.arange(len(batch), device=x.device), augmentation_key, steps))
+            passes = _Passes(self, x, y, context, previous)
             try:
-                parameters, carried = self.local_step.step(parameters, gradient, carried, settings)
+                parameters, carried = self.local_step.step(parameters, passes.gradient, carried, settings)
             except (RuntimeError, ValueError) as error:
                 where = f"round {round}, client {client}, step {steps} ({len(batch)} samples)"
                 raise RunError(f"{where}: local training failed: {' '.join(str(error).split())}") from error
-            total += values[0] * len(batch)
-            rows += len(batch)
+            for name, hooks in self.hooks.items():
+                gathered[name] = hooks.gather(gathered[name], passes.features, y, epoch == task.epochs - 1)
+            total += passes.value * len(batch)
+            seen += len(batch)
             steps += 1
         self.model.write(parameters)
+        trained = self.model.read_state()
         if self.observe is not None:
             self.observe(client, self.model.module)
-        trained = self.model.read_state()
+        reply: dict[str, Tensor] = {}
+        state: dict[str, Tensor] = {}
+        for name, hooks in self.hooks.items():
+            full = _Full(self, rows, context, previous)
+            kept, returned = hooks.end_local(
+                LocalEnd(
+                    start=start,
+                    parameters=parameters,
+                    buffers=trained.buffers,
+                    steps=steps,
+                    lr=settings.lr,
+                    momentum=settings.momentum,
+                    client=task.state,
+                    broadcast=sent.broadcast,
+                    gathered=gathered[name],
+                    full_gradient=full.gradient,
+                    full_loss=full.loss,
+                )
+            )
+            state |= kept
+            reply |= returned
         return Update(
             client=client,
-            change=trained.parameters - sent.parameters,
+            change=parameters - start,
             buffers=trained.buffers,
             integers=trained.integers,
             steps=steps,
-            loss=float(total) / rows if rows else 0.0,
+            loss=float(total) / seen if seen else 0.0,
+            reply=reply,
+            state=state,
         )
+
+    def _previous_of(self, task: Assignment, sent: Sent) -> _Frozen | None:
+        """The model that this client ended its last participation with; None at its first."""
+        if self._previous is None or "previous.parameters" not in task.state:
+            return None
+        state = ModelState(task.state["previous.parameters"], task.state["previous.buffers"], sent.model.integers)
+        self._previous.become(state)
+        return self._previous
 
     def _drawn(self, round: int, client: int, quota: NDArray[np.float64]) -> NDArray[np.int64]:
         """As many of a client's samples of each class as its quota says."""
@@ -120,32 +150,96 @@ class Sequential:
         drawn = [rng.permutation(samples[labels == label])[: int(share)] for label, share in enumerate(quota)]
         return np.concatenate(drawn)
 
-    def _batches(self, round: int, client: int, samples: NDArray[np.int64], device: torch.device) -> list[Tensor]:
+    def _batches(
+        self, round: int, client: int, samples: NDArray[np.int64], epochs: int
+    ) -> Iterator[tuple[int, Tensor]]:
         """Rows of every batch of every epoch, in a fresh order each epoch; the last short batch is kept."""
         if len(samples) == 0:
-            return []
+            return
         rng = generator(self.seed, Purpose.SHUFFLE, round, client)
-        orders = (torch.from_numpy(samples[rng.permutation(len(samples))]) for _ in range(self.training.epochs))
-        return [batch for order in orders for batch in torch.split(order.to(device), self.training.batch_size)]
+        for epoch in range(epochs):
+            order = torch.from_numpy(samples[rng.permutation(len(samples))]).to(self.inputs.device)
+            for batch in torch.split(order, self.training.batch_size):
+                yield epoch, batch
 
-    def _gradient(self, x: Tensor, y: Tensor, counts: Tensor, values: list[Tensor]) -> Callable[[Tensor], Tensor]:
-        """The gradient of one batch's objective as a function of the parameters.
 
-        The returned vector is the model's own: it holds until the next call. Each call appends the objective's value.
-        """
-        teacher: Outputs | None = None
-        if self._teacher_network is not None:
-            with torch.no_grad():
-                teacher = self._teacher_network(x)
-        context = Context(counts=counts, teacher=teacher)
+class _Frozen:
+    """A copy of the model that only looks: in eval mode, without gradient."""
 
-        def gradient(parameters: Tensor) -> Tensor:
-            self.model.write(parameters)
-            self.model.zero_gradient()
-            features, logits = self._network(x)
-            value = self.objective.value(Batch(features, logits, y), context)
-            value.backward()  # type: ignore[no-untyped-call]
-            values.append(value.detach())
-            return self.model.gradient
+    def __init__(self, model: FlatModel) -> None:
+        self._model = FlatModel(copy.deepcopy(model.module))
+        self._network = with_features(self._model.module).eval()
 
-        return gradient
+    def become(self, state: ModelState) -> None:
+        self._model.write_state(state)
+
+    @torch.no_grad()
+    def __call__(self, x: Tensor) -> Outputs:
+        outputs: Outputs = self._network(x)
+        return outputs
+
+
+class _Passes:
+    """Forward and backward passes over one batch, at any parameters.
+
+    `value` and `features` are of the first pass, at the parameters that the step began with.
+    """
+
+    value: Tensor
+    features: Tensor
+
+    def __init__(self, backend: Sequential, x: Tensor, y: Tensor, context: Context, previous: _Frozen | None) -> None:
+        self._backend, self._x, self._y = backend, x, y
+        self._context = context._replace(
+            teacher=backend._teacher(x) if backend._teacher is not None else None,
+            previous=previous(x) if previous is not None else None,
+        )
+        self._first = True
+
+    def gradient(self, parameters: Tensor) -> Tensor:
+        """The objective's gradient, `(parameters,)`: the model's own vector, which holds until the next call."""
+        model = self._backend.model
+        model.write(parameters)
+        model.zero_gradient()
+        value, features = self.forward()
+        value.backward()  # type: ignore[no-untyped-call]
+        if self._first:
+            self.value, self.features, self._first = value.detach(), features.detach(), False
+        return model.gradient
+
+    def forward(self) -> tuple[Tensor, Tensor]:
+        """The objective's value, 0-d, and the features, at the model's own parameters."""
+        features, logits = self._backend._network(self._x)
+        return self._backend.objective.value(Batch(features, logits, self._y), self._context), features
+
+
+class _Full:
+    """The objective over all of a client's samples: in eval mode and not augmented, so that nothing is random."""
+
+    def __init__(
+        self, backend: Sequential, rows: NDArray[np.int64], context: Context, previous: _Frozen | None
+    ) -> None:
+        self._backend, self._rows, self._context, self._previous = backend, rows, context, previous
+
+    def gradient(self, parameters: Tensor) -> Tensor:
+        """The gradient of the mean objective, `(parameters,)`; zeros for a client without samples."""
+        total = torch.zeros_like(parameters)
+        for passes, share in self._parts():
+            total.add_(passes.gradient(parameters), alpha=share)
+        return total
+
+    @torch.no_grad()
+    def loss(self, parameters: Tensor) -> Tensor:
+        """The mean objective, 0-d; 0 for a client without samples."""
+        self._backend.model.write(parameters)
+        return torch.stack(
+            [parameters.new_zeros(()), *(passes.forward()[0] * share for passes, share in self._parts())]
+        ).sum()
+
+    def _parts(self) -> Iterator[tuple[_Passes, float]]:
+        backend = self._backend
+        backend._network.eval()
+        for rows in torch.split(torch.from_numpy(self._rows).to(backend.inputs.device), ROWS_AT_ONCE):
+            if len(rows):
+                x, y = backend.inputs.index_select(0, rows), backend.targets.index_select(0, rows)
+                yield _Passes(backend, x, y, self._context, self._previous), len(rows) / len(self._rows)

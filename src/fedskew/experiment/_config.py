@@ -83,9 +83,28 @@ class TrainingSection(Section):
 
 
 class TargetSection(Section):
-    """The label mix that the model is for: shares by class, or where to take them from."""
+    """The label mix that the model is for: shares by class, or where to take them from.
+
+    `noise`: what the server is told is the mix plus noise * max(0, a standard normal draw) in each class, normalised
+    (FedPALS, appendix A.4); accuracy on the target is measured with the true one.
+    """
 
     mix: Literal["uniform", "pooled", "client", "data"] | list[float] | None = None
+    noise: Annotated[float, Field(ge=0.0)] = 0.0
+
+
+class ConditionsSection(Section):
+    """What goes wrong, and how well the server knows the label counts.
+
+    `count_epsilon`: counts carry Laplace noise of scale 1 / epsilon, drawn once (None: exact); the server uses them for
+    selection, and with `count_use = "all"` for weights too. Sizes stay exact.
+    """
+
+    dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    dropout_rule: Literal["exact", "bernoulli"] = "exact"
+    stragglers: Share = 0.0
+    count_epsilon: Positive | None = None
+    count_use: Literal["selection", "all"] = "selection"
 
 
 class EvaluationSection(Section):
@@ -131,6 +150,7 @@ class Config(Section):
     method: dict[str, Any] = {}
     training: TrainingSection
     target: TargetSection = TargetSection()
+    conditions: ConditionsSection = ConditionsSection()
     evaluation: EvaluationSection = EvaluationSection()
     tune: TuneSection | None = None
     engine: EngineSection = EngineSection()

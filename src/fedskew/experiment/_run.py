@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from fedskew import metrics
 from fedskew.engine import (
     ClientEvaluation,
+    ClientStates,
     Evaluation,
     Round,
     ServerState,
@@ -36,19 +37,25 @@ from fedskew.experiment._trackers import make_trackers
 from fedskew.models import FlatModel, ModelState
 from fedskew.partition import Partition
 
+NOBODY = np.zeros((0, 2), dtype=np.int64)
+
 Progress = Callable[[Round], None]
 """Called with every record, as soon as its round is over."""
 
 
 @dataclass(frozen=True)
 class RunState:
-    """What a run carries from round to round beside its records. `best_round` is -1 before the first validation."""
+    """What a run carries from round to round beside its records.
+
+    `best_round` is -1 before the first validation. `clients`: which client's state is of which round, `(clients, 2)`.
+    """
 
     server: ServerState
     best: ModelState
     best_score: float
     best_round: int
     stale: int
+    clients: NDArray[np.int64]
 
 
 class Run:
@@ -62,9 +69,10 @@ class Run:
             raise ConfigError("output.trackers: trackers write beside the run's files; give the run a folder (out=...)")
         self.device = choose_device(config.engine.device)
         self.task: Task = make_task(self.config, seed)
+        self._clients = ClientStates(None if folder is None else folder / "checkpoint" / "clients")
         observe = self._watch if config.evaluation.clients else None
         self.federation, self._untrained, self.model = make_federation(
-            self.config, seed, self.task, self.device, observe
+            self.config, seed, self.task, self.device, self._clients, observe
         )
         self.records: list[Round] = []
         self._watched: list[ClientEvaluation] = []
@@ -103,12 +111,13 @@ class Run:
     def _begin(self, resume: bool) -> RunState:
         """The state to go on from: the folder's checkpoint, or the untrained model, evaluated."""
         server = self.federation.start(self._untrained)
-        state = RunState(server, best=server.model, best_score=-1.0, best_round=-1, stale=0)
+        state = RunState(server, best=server.model, best_score=-1.0, best_round=-1, stale=0, clients=NOBODY)
         if self.folder is not None:
             self._open(self.folder, resume)
             kept = _checkpoint.load(self.folder.path, state) if resume else None
             if kept is not None:
                 self.records = self.folder.keep_rounds(kept.server.round)
+                self._clients.restore(kept.clients)
                 return cast(RunState, kept)
             self.folder.keep_rounds(-1)
         state, record = self._evaluated(state, _untrained_round(self.seed))
@@ -195,7 +204,8 @@ class Run:
 
     def _save(self, state: RunState) -> None:
         if self.folder is not None:
-            _checkpoint.save(self.folder.path, state)
+            _checkpoint.save(self.folder.path, dataclasses.replace(state, clients=self._clients.save()))
+            self._clients.drop_stale()
 
     def _finish(self, state: RunState) -> SeedRun:
         """The summary, and the models on disk; leaves the final model in memory."""
@@ -263,6 +273,7 @@ def _untrained_round(seed: int) -> Round:
         "round": 0,
         "cohort": [],
         "answered": [],
+        "dropped": [],
         "diverged": [],
         "weights": [],
         "steps": [],

@@ -12,9 +12,10 @@ from torch import nn
 
 from fedskew import data, methods, models, naming, partition
 from fedskew.data import Dataset
-from fedskew.engine import Federation, LocalTraining, Observer, Sequential
+from fedskew.engine import ClientStates, Conditions, Federation, LocalTraining, Observer, Sequential, hooked
 from fedskew.errors import ConfigError
 from fedskew.experiment._config import Config
+from fedskew.labels import privatize
 from fedskew.models import FlatModel, ModelState
 from fedskew.partition import Partition
 from fedskew.randomness import Purpose, generator, stream_key
@@ -54,7 +55,12 @@ def make_task(config: Config, seed: int) -> Task:
 
 
 def make_federation(
-    config: Config, seed: int, task: Task, device: torch.device, observe: Observer | None = None
+    config: Config,
+    seed: int,
+    task: Task,
+    device: torch.device,
+    clients: ClientStates,
+    observe: Observer | None = None,
 ) -> tuple[Federation, ModelState, FlatModel]:
     """The method on the task's clients, the untrained model as flat vectors, and the model itself."""
     module = _model(config, seed, task.dataset).to(device)
@@ -73,7 +79,6 @@ def make_federation(
         objective=method.objective,
         local_step=method.local_step,
         training=LocalTraining(
-            epochs=training.epochs,
             batch_size=training.batch_size,
             lr=training.lr,
             lr_decay=training.lr_decay,
@@ -83,9 +88,38 @@ def make_federation(
         seed=seed,
         augment=augment,
         observe=observe,
+        hooks=hooked(method),
     )
-    federation = Federation(method, backend, task.counts, task.target, training.participation, seed)
+    conditions = config.conditions
+    noisy = _noisy(task.counts, conditions.count_epsilon, seed)
+    federation = Federation(
+        method=method,
+        backend=backend,
+        counts=task.counts,
+        target=_told(task.target, config.target.noise, seed),
+        participation=training.participation,
+        seed=seed,
+        epochs=training.epochs,
+        conditions=Conditions(conditions.dropout, conditions.dropout_rule, conditions.stragglers),
+        seen=noisy,
+        weighed=noisy if conditions.count_use == "all" else None,
+        clients=clients,
+    )
     return federation, model.read_state(), model
+
+
+def _noisy(counts: FloatArray, epsilon: float | None, seed: int) -> FloatArray | None:
+    """The label counts as clients that protect them report them, once; None where they report them exactly."""
+    return None if epsilon is None else privatize(counts, epsilon, rng=generator(seed, Purpose.NOISE))
+
+
+def _told(target: FloatArray | None, noise: float, seed: int) -> FloatArray | None:
+    """The target as the server is told it."""
+    if target is None or noise == 0:
+        return target
+    told = target + noise * np.maximum(generator(seed, Purpose.TARGET).standard_normal(len(target)), 0)
+    shares: FloatArray = told / told.sum()
+    return shares
 
 
 def _load(config: Config, seed: int) -> Dataset:

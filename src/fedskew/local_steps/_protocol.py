@@ -6,7 +6,7 @@ and, mapped, a whole cohort.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
@@ -19,12 +19,18 @@ The vector it returns may be overwritten by the next call, and is not to be writ
 
 
 class StepSettings(NamedTuple):
-    """What stays the same during a client's local training. `start`: the parameters that the server sent."""
+    """What stays the same during a client's local training.
+
+    `start`: the parameters that the server sent; `broadcast`: what it sent beside them; `client`: what the client kept
+    (see `fedskew.hooks`).
+    """
 
     start: Tensor
     lr: float
     momentum: float = 0.0
     weight_decay: float = 0.0
+    broadcast: Mapping[str, Tensor] = {}
+    client: Mapping[str, Tensor] = {}
 
 
 class LocalStep(Protocol):
