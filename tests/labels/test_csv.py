@@ -1,0 +1,153 @@
+"""Label counts and targets as files: both forms, round trips, and one line for every way to get a file wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fedskew.errors import ArgumentError
+from fedskew.labels import LabelCounts, read_target
+
+
+def written(folder: Path, text: str | bytes) -> Path:
+    path = folder / "counts.csv"
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return path
+
+
+def test_wide_form_has_a_row_a_client_and_a_column_a_class(tmp_path: Path) -> None:
+    record = LabelCounts.read_csv(written(tmp_path, 'client,cat,"dog, small"\nParis,3,0\n"Rome",2.5,1\n'))
+    assert record.clients == ("Paris", "Rome")
+    assert record.classes == ("cat", "dog, small")
+    assert record.counts.tolist() == [[3, 0], [2.5, 1]]
+
+
+def test_long_form_is_told_by_its_header_in_any_order(tmp_path: Path) -> None:
+    text = "class,client,count\ndog,b,4\ncat,a,1\ndog,a,2\n"
+    record = LabelCounts.read_csv(written(tmp_path, text))
+    assert (record.clients, record.classes) == (("b", "a"), ("dog", "cat"))
+    assert record.counts.tolist() == [[4, 0], [2, 1]]
+
+
+def test_numbered_classes_of_the_long_form_stand_by_number(tmp_path: Path) -> None:
+    record = LabelCounts.read_csv(written(tmp_path, "client,class,count\na,10,1\na,2,5\nb,0,7\n"))
+    assert record.classes == ("0", "2", "10")
+    assert record.counts.tolist() == [[0, 5, 1], [7, 0, 0]]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\ufeffclient,x,y\na,1,2\n",
+        "client,x,y\r\na,1,2\r\n",
+        "\nclient , x,y\n\n a,1 , 2\n,,\n",
+        "x,client,y\n1,a,2\n",
+        "client,x,y\na,1e0,2.0",
+    ],
+    ids=["byte order mark", "windows lines", "blanks", "client in the middle", "number forms"],
+)
+def test_files_as_spreadsheets_write_them(tmp_path: Path, text: str) -> None:
+    record = LabelCounts.read_csv(written(tmp_path, text))
+    assert (record.clients, record.classes, record.counts.tolist()) == (("a",), ("x", "y"), [[1, 2]])
+
+
+@settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seed=st.integers(0, 10**6), form=st.sampled_from(["wide", "long"]), named=st.booleans())
+def test_what_is_written_is_read_back_exactly(tmp_path: Path, seed: int, form: str, named: bool) -> None:
+    rng = np.random.default_rng(seed)
+    counts = rng.integers(0, 3, (4, 3)) * rng.choice([1.0, 0.1, 1e15, 1e-7], (4, 3))
+    names = (["é", "b,c", 'd"e', "f g"], ["z", "a", "class"]) if named else (None, None)
+    before = LabelCounts(counts, *names)
+    before.to_csv(tmp_path / "again.csv", form=form)
+    after = LabelCounts.read_csv(tmp_path / "again.csv")
+    assert (after.clients, after.classes) == (before.clients, before.classes)
+    assert np.array_equal(after.counts, before.counts)
+
+
+def test_whole_counts_are_written_without_a_point(tmp_path: Path) -> None:
+    LabelCounts([[3, 0.5]]).to_csv(tmp_path / "c.csv")
+    assert (tmp_path / "c.csv").read_text() == "client,0,1\n0,3,0.5\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "the file is empty"),
+        ("\n\n", "the file is empty"),
+        ("a,3,4\nb,1,2\n", "line 1: no column 'client' in the header"),
+        ("client;cat;dog\na;1;2\n", "columns are separated by commas"),
+        ("client\na\n", "line 1: no column for any class"),
+        ("client,cat\n", "no client below the header"),
+        ("client,class,count\n", "nothing below the header"),
+        ("client,cat,cat\na,1,2\n", "line 1: the column 'cat' stands twice"),
+        ("client,cat,\na,1,2\n", "line 1: column 3 has no name"),
+        ("client,cat,dog\na,1,2\nb,3\n", "line 3: 2 cells where the header has 3 columns"),
+        ("client,cat,dog\na,1,2,9\n", "line 2: 4 cells where the header has 3 columns"),
+        ("client,cat,dog\na,1,2\n\nb,3,-1\n", "line 4, column 'dog': -1.0, must be a finite number >= 0"),
+        ("client,cat,dog\na,nan,2\n", "line 2, column 'cat': nan, must be a finite number"),
+        ("client,cat,dog\na,1,inf\n", "line 2, column 'dog': inf, must be a finite number"),
+        ("client,cat,dog\na,1,\n", "line 2, column 'dog': empty, must be a number >= 0 "),
+        ("client,cat,dog\na,1,two\n", "line 2, column 'dog': 'two', must be a number"),
+        ("client,cat\na,1\nb,2\na,3\n", "line 4: client 'a' stands twice; its first row is line 2"),
+        ("client,cat\n,1\n", "line 2, column 'client': empty"),
+        ("client,class,count\na,x,1\na,x,2\n", "line 3: client 'a' and class 'x' stand together a second time"),
+        ("client,class,count\na,x,-1\n", "line 2, column 'count': -1, must be a finite number"),
+        ("client,class,count\na,,1\n", "line 2, column 'class': empty"),
+        ("client,class,count\na,x\n", "line 2: 2 cells where the header has 3"),
+        (b"client,cat\nParis,1\nK\xf6ln,2\n", "line 3: not UTF-8 text; save the file as CSV in UTF-8"),
+        ('client,cat\n"a,1\n', "not comma-separated text"),
+    ],
+)
+def test_a_malformed_file_is_one_line_that_says_where(tmp_path: Path, text: str | bytes, message: str) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        LabelCounts.read_csv(written(tmp_path, text))
+    said = str(caught.value)
+    assert said.startswith(str(tmp_path / "counts.csv"))
+    assert message in said
+    assert "\n" not in said
+
+
+def test_a_missing_file_and_an_unwritable_place_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match=r"none\.csv: can't be read: No such file"):
+        LabelCounts.read_csv(tmp_path / "none.csv")
+    with pytest.raises(ArgumentError, match="can't be read: Is a directory"):
+        LabelCounts.read_csv(tmp_path)
+    with pytest.raises(ArgumentError, match=r"c\.csv: can't be written"):
+        LabelCounts([[1]]).to_csv(tmp_path / "none" / "c.csv")
+    with pytest.raises(ArgumentError, match="form: must be 'wide' or 'long', not 'tall'"):
+        LabelCounts([[1]]).to_csv(tmp_path / "c.csv", form="tall")
+
+
+@pytest.mark.parametrize(
+    "text", ["class,share\ndog,30\ncat,10\n", "share,class\n3,dog\n1,cat\n", "dog,cat\n0.75,0.25\n"]
+)
+def test_a_target_is_matched_by_name_and_normalised(tmp_path: Path, text: str) -> None:
+    assert read_target(written(tmp_path, text), ["cat", "dog"]).tolist() == [0.25, 0.75]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "the file is empty"),
+        ("class,share\ncat,1\n", "no share for class 'dog'; write 0"),
+        ("class,share\ncat,1\ndog,1\ndoog,1\n", "line 4: the counts have no class 'doog' (did you mean 'dog'?)"),
+        ("class,share\ncat,1\ncat,2\ndog,1\n", "line 3: class 'cat' stands twice"),
+        ("class,share\ncat,1\ndog,-2\n", "line 3, column 'share': -2, must be a finite number"),
+        ("class,share\ncat,0\ndog,0\n", "the shares must have a positive sum"),
+        ("class,share\ncat\n", "line 2: 1 cells where the header has 2"),
+        ("cat,dog\n", "line 1: nothing below the header"),
+        ("cat,dog\n1,2\n3,4\n", "line 3: a second row of shares"),
+        ("cat,dog\n1\n", "line 2: 1 cells where the header has 2"),
+        ("cat,dog\n1,many\n", "line 2, column 'dog': 'many', must be a number"),
+        ("cat,emu\n1,1\n", "line 1: the counts have no class 'emu'"),
+    ],
+)
+def test_a_malformed_target_is_one_line_that_says_where(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        read_target(written(tmp_path, text), ["cat", "dog"])
+    assert message in str(caught.value)
+    assert str(tmp_path) in str(caught.value)
