@@ -22,7 +22,7 @@ TASK: dict[str, Any] = {
 METHODS = ("fedavg", "fedentopt", "fedvls", "fedla", "fedpals")
 
 SETTING = (
-    "1,347 handwritten digits on 20 clients under strong label skew: each digit is divided by Dir(0.1), so a client "
+    "1,352 handwritten digits on 20 clients under strong label skew: each digit is divided by Dir(0.1), so a client "
     "holds many of a few digits and none of others. 5 clients train in a round. The model is for a place where digits "
     "5 to 9 are nine times as frequent as 0 to 4: that is the target mix, which FedPALS knows and the others don't.\n"
 )

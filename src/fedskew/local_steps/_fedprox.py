@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -27,6 +28,8 @@ class FedProx:
 
     `mu` is 0.01 in the FedVLS paper and 0.0001 in FedEntOpt's; the original searches 0.001 to 1.
     """
+
+    paper: ClassVar[str] = "Li et al., MLSys 2020"
 
     mu: float = 0.01
 

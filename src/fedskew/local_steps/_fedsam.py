@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from fedskew.about import Cost
 from fedskew.errors import ArgumentError
 from fedskew.local_steps._protocol import Gradient, StepSettings
 from fedskew.local_steps._sgd import descend
@@ -25,6 +27,9 @@ from fedskew.local_steps._sgd import descend
 @dataclass(frozen=True)
 class FedSAM:
     """SGD along the gradient at distance `rho` uphill. `rho` is 0.1 in the FedVLS paper."""
+
+    paper: ClassVar[str] = "Qu et al., ICML 2022"
+    cost: ClassVar[Cost] = Cost(forward=1, backward=1)
 
     rho: float = 0.1
 

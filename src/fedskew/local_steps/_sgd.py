@@ -8,6 +8,7 @@ The semantics are those of `torch.optim.SGD` (no dampening, no Nesterov), with a
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -31,6 +32,8 @@ def descend(
 @dataclass(frozen=True)
 class SGD:
     """Stochastic gradient descent; learning rate, momentum and weight decay come from the training settings."""
+
+    paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
 
     def init(self, parameters: Tensor) -> Tensor | None:
         """A momentum buffer of zeros."""

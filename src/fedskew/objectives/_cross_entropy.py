@@ -37,6 +37,7 @@ class CrossEntropy:
 
     role: ClassVar[str] = "classification"
     reads: ClassVar[frozenset[str]] = frozenset()
+    paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
 
     def value(self, batch: Batch, context: Context) -> Tensor:
         """`cross_entropy` of the batch."""

@@ -50,6 +50,8 @@ class FedKD:
 
     role: ClassVar[str] = "term"
     reads: ClassVar[frozenset[str]] = frozenset({"teacher"})
+    paper: ClassVar[str] = "Hinton et al., 2015"
+    default_weight: ClassVar[float] = 0.1
 
     def __post_init__(self) -> None:
         check_positive("temperature", self.temperature)
@@ -67,6 +69,8 @@ class FedEKD:
 
     role: ClassVar[str] = "term"
     reads: ClassVar[frozenset[str]] = frozenset({"teacher"})
+    paper: ClassVar[str] = "Guo et al., AAAI 2025"
+    default_weight: ClassVar[float] = 0.1
 
     def __post_init__(self) -> None:
         check_positive("temperature", self.temperature)

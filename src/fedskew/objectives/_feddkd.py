@@ -64,6 +64,8 @@ class FedDKD:
 
     role: ClassVar[str] = "term"
     reads: ClassVar[frozenset[str]] = frozenset({"teacher"})
+    paper: ClassVar[str] = "Zhao et al., CVPR 2022"
+    default_weight: ClassVar[float] = 0.1
 
     def __post_init__(self) -> None:
         check_positive("temperature", self.temperature)

@@ -60,6 +60,7 @@ class FedLC:
 
     role: ClassVar[str] = "classification"
     reads: ClassVar[frozenset[str]] = frozenset()
+    paper: ClassVar[str] = "Zhang et al., ICML 2022"
 
     def __post_init__(self) -> None:
         check_non_negative("tau", self.tau)

@@ -64,6 +64,8 @@ class FedLMD:
 
     role: ClassVar[str] = "term"
     reads: ClassVar[frozenset[str]] = frozenset({"teacher"})
+    paper: ClassVar[str] = "Lu et al., ACM Multimedia 2023"
+    default_weight: ClassVar[float] = 0.1
 
     def __post_init__(self) -> None:
         check_positive("temperature", self.temperature)

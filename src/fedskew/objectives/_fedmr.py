@@ -54,6 +54,8 @@ class FedMR:
 
     role: ClassVar[str] = "term"
     reads: ClassVar[frozenset[str]] = frozenset()
+    paper: ClassVar[str] = "Fan et al., TMLR 2023"
+    default_weight: ClassVar[float] = 1e-4
 
     def value(self, batch: Batch, context: Context) -> Tensor:
         """`fedmr` of the batch."""

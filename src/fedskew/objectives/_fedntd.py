@@ -45,6 +45,8 @@ class FedNTD:
 
     role: ClassVar[str] = "term"
     reads: ClassVar[frozenset[str]] = frozenset({"teacher"})
+    paper: ClassVar[str] = "Lee et al., NeurIPS 2022"
+    default_weight: ClassVar[float] = 0.1
 
     def __post_init__(self) -> None:
         check_positive("temperature", self.temperature)

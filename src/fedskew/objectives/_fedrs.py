@@ -59,6 +59,7 @@ class FedRS:
 
     role: ClassVar[str] = "classification"
     reads: ClassVar[frozenset[str]] = frozenset()
+    paper: ClassVar[str] = "Li & Zhan, KDD 2021"
 
     def __post_init__(self) -> None:
         _check_alpha(self.alpha)

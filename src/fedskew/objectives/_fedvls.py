@@ -162,6 +162,7 @@ class FedVLSCalibration:
 
     role: ClassVar[str] = "classification"
     reads: ClassVar[frozenset[str]] = frozenset()
+    paper: ClassVar[str] = "Guo et al., AAAI 2025"
 
     def __post_init__(self) -> None:
         check_non_negative("prior_eps", self.prior_eps)
@@ -177,6 +178,8 @@ class VacantDistillation:
 
     role: ClassVar[str] = "term"
     reads: ClassVar[frozenset[str]] = frozenset({"teacher"})
+    paper: ClassVar[str] = "Guo et al., AAAI 2025"
+    default_weight: ClassVar[float] = 0.1
 
     def value(self, batch: Batch, context: Context) -> Tensor:
         """`fedvls_distillation` of the batch."""
@@ -195,6 +198,8 @@ class Suppression:
 
     role: ClassVar[str] = "term"
     reads: ClassVar[frozenset[str]] = frozenset()
+    paper: ClassVar[str] = "Guo et al., AAAI 2025"
+    default_weight: ClassVar[float] = 0.005
 
     def __post_init__(self) -> None:
         _check_form(self.form)

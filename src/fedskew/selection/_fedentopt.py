@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
+from fedskew.about import LABEL_COUNTS, Cost
 from fedskew.errors import ArgumentError
 from fedskew.labels import CountsLike, as_counts
 from fedskew.selection._checks import check_rng, check_round
@@ -35,6 +37,9 @@ class FedEntOptState:
 @dataclass(frozen=True)
 class FedEntOpt:
     """Greedy maximisation of the cohort's label entropy. `buffer`: Q as a share of the clients, rounded down."""
+
+    paper: ClassVar[str] = "Lutz et al., arXiv 2411.01240"
+    cost: ClassVar[Cost] = LABEL_COUNTS
 
     buffer: float = 0.5
 

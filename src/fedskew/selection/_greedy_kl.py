@@ -9,9 +9,11 @@ gradients (CUCB), which is not done here.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
+from fedskew.about import LABEL_COUNTS, Cost
 from fedskew.errors import ArgumentError
 from fedskew.labels import CountsLike, LabelCounts, as_counts
 from fedskew.selection._checks import check_round
@@ -22,6 +24,9 @@ from fedskew.selection._protocol import IntArray
 @dataclass(frozen=True)
 class GreedyKL:
     """Greedy minimisation of the KL divergence to uniform. `normalise`: clients count alike, whatever their size."""
+
+    paper: ClassVar[str] = "Yang et al., arXiv 2011.11266"
+    cost: ClassVar[Cost] = LABEL_COUNTS
 
     normalise: bool = False
 

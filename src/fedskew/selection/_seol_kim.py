@@ -14,9 +14,11 @@ empty quota. The paper gives no threshold.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
+from fedskew.about import LABEL_COUNTS, Cost
 from fedskew.errors import ArgumentError
 from fedskew.labels import CountsLike, as_counts, kl_to_uniform
 from fedskew.selection._checks import check_round
@@ -34,6 +36,9 @@ class SeolKimState:
 @dataclass(frozen=True)
 class SeolKim:
     """Fill up the classes that the cohort lacks. `threshold`: bits of KL divergence to uniform that are even enough."""
+
+    paper: ClassVar[str] = "Seol & Kim, Sensors 2023"
+    cost: ClassVar[Cost] = LABEL_COUNTS + Cost(numbers=("C down",))
 
     threshold: float = 0.01
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -14,6 +15,8 @@ from fedskew.selection._protocol import IntArray
 @dataclass(frozen=True)
 class Uniform:
     """A uniform subset without replacement, whatever the label counts."""
+
+    paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
 
     def init(self, counts: CountsLike) -> None:
         """There is nothing to remember."""

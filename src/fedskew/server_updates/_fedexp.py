@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -42,6 +43,8 @@ class FedEXP:
     `eps` is 0.001 in the authors' code for CIFAR-10, CIFAR-100 and CINIC-10, 0.1 for EMNIST, and 0.01 in the FedVLS
     paper.
     """
+
+    paper: ClassVar[str] = "Jhunjhunwala et al., ICLR 2023"
 
     eps: float = 1e-3
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -31,6 +32,8 @@ class PlainState:
 @dataclass(frozen=True)
 class Plain:
     """Move the model by `lr` times the weighted sum of the updates, with server momentum if asked for."""
+
+    paper: ClassVar[str] = "McMahan et al., AISTATS 2017; Hsu et al., 2019"
 
     lr: float = 1.0
     momentum: float = 0.0

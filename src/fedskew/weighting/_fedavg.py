@@ -31,6 +31,7 @@ class FedAvg:
     """Every update counts by the client's number of samples."""
 
     needs_target: ClassVar[bool] = False
+    paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
 
     def weigh(self, answered: Answered) -> FloatArray:
         """`fedavg` of those who answered."""

@@ -14,6 +14,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from fedskew.about import LABEL_COUNTS, Cost
 from fedskew.errors import ArgumentError
 from fedskew.labels import CountsLike, as_counts
 from fedskew.weighting._protocol import Answered, FloatArray
@@ -39,6 +40,8 @@ class FedLA:
     """Every update counts by the client's share of each label among those who answered."""
 
     needs_target: ClassVar[bool] = False
+    paper: ClassVar[str] = "Khalil et al., FMEC 2023"
+    cost: ClassVar[Cost] = LABEL_COUNTS
 
     def weigh(self, answered: Answered) -> FloatArray:
         """`fedla` of those who answered."""

@@ -31,6 +31,7 @@ class Uniform:
     """Every update of a client that holds a sample counts the same, as in SCAFFOLD's mean."""
 
     needs_target: ClassVar[bool] = False
+    paper: ClassVar[str] = "Karimireddy et al., ICML 2020"
 
     def weigh(self, answered: Answered) -> FloatArray:
         """Equal weights of those who answered."""
