@@ -13,6 +13,7 @@ warm-up.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -66,6 +67,9 @@ class FedDKD:
     reads: ClassVar[frozenset[str]] = frozenset({"teacher"})
     paper: ClassVar[str] = "Zhao et al., CVPR 2022"
     default_weight: ClassVar[float] = 0.1
+    warns: ClassVar[Mapping[str, str]] = {
+        "objective.fedntd": "FedNTD's term is the second half of FedDKD's, so it would count twice; raise rest_weight"
+    }
 
     def __post_init__(self) -> None:
         check_positive("temperature", self.temperature)

@@ -13,13 +13,15 @@ negative variances).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import overload
+from typing import ClassVar, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from fedskew.about import Cost
 from fedskew.errors import ArgumentError
 from fedskew.server_updates._weighted_sum import FloatArray, as_tensor, as_weights, weighted_sum
 
@@ -70,13 +72,22 @@ def fednova(updates: ArrayLike | Tensor, steps: ArrayLike, weights: ArrayLike, m
 class FedNova:
     """Move the model by FedNova's normalised updates.
 
-    `local_momentum` is that of the clients' SGD. It has no default: any other value than theirs weighs them wrongly.
+    `local_momentum` is that of the clients' SGD; any other value weighs them wrongly. From a config it is left out: a
+    run fills in its own `training.momentum`, and refuses another.
     """
 
-    local_momentum: float
+    local_momentum: float | None = None
+
+    paper: ClassVar[str] = "Wang et al., NeurIPS 2020"
+    cost: ClassVar[Cost] = Cost(numbers=("1 up",))
+    refuses: ClassVar[Mapping[str, str]] = {
+        "local_step.scaffold": "its control variates correct for uneven local steps already, and FedNova's normaliser "
+        "is that of uncorrected SGD; take scaffold with the plain server update, or fednova with sgd or fedprox"
+    }
 
     def __post_init__(self) -> None:
-        _check_momentum(self.local_momentum)
+        if self.local_momentum is not None:
+            _check_momentum(self.local_momentum)
 
     def init(self, parameters: Tensor) -> None:
         """Nothing is kept between rounds."""
@@ -89,7 +100,9 @@ class FedNova:
         weights: NDArray[np.float64],
         steps: NDArray[np.int64],
     ) -> tuple[Tensor, None]:
-        """The next model; arguments as in `ServerUpdate`."""
+        """The next model; arguments as in `ServerUpdate`. Raises ArgumentError where the momentum is not known."""
+        if self.local_momentum is None:
+            raise ArgumentError("local_momentum: give that of the clients' SGD, such as FedNova(local_momentum=0.9)")
         change = weighted_sum(updates, fednova_weights(steps, weights, self.local_momentum))
         return (parameters + change).to(parameters.dtype), None
 

@@ -11,11 +11,13 @@ once with all clients.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 from numpy.typing import ArrayLike
 
+from fedskew.about import LABEL_COUNTS, Cost
 from fedskew.errors import ArgumentError
 from fedskew.labels import CountsLike
 from fedskew.weighting._programme import Programme, Solution
@@ -63,6 +65,13 @@ class FedPALS:
     """
 
     needs_target: ClassVar[bool] = True
+    paper: ClassVar[str] = "Listo Zec et al., arXiv 2411.03799"
+    cost: ClassVar[Cost] = LABEL_COUNTS
+    warns: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("selection.fedentopt", "selection.greedy_kl", "selection.seol_kim"),
+        "it chooses cohorts whose labels are even and FedPALS weighs them towards the target mix, so their goals "
+        "conflict unless the target is even; uniform selection leaves the mix to FedPALS",
+    )
 
     strength: float = 0.0
     ess: float | None = None
