@@ -1,26 +1,36 @@
 """Named combinations of fillers, and what may be combined.
 
-A method is one filler for each of the five slots. In a config it is a preset, a table per slot, or both: a table
-replaces what the preset says of its slot.
+A method is one filler for each of the five slots. In a config it is a preset, a table per slot, or both. A table that
+names a filler replaces what the preset says of its slot; one without a name changes parameters of it.
 
     [method]
     preset = "fedentopt+fedprox"
+
+    [method.local_step]
+    mu = 0.1
 
     [method.weighting]
     name = "fedpals"
     ess = 0.25
 
 A filler of one's own is named `module:Class` wherever the name of one of ours may stand.
+
+Presets are joined by "+". Each brings something: fillers of slots, a classification loss, terms; what none brings is as
+in FedAvg. Where two bring the same thing, the one that brings nothing else has it, and the other, which is known by
+more, gives way: "fedlc+fedvls" is FedLC's loss with FedVLS's two terms, as in that paper's table 6. Where that does not
+decide, they are refused.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fedskew import local_steps, objectives, selection, server_updates, weighting
+from fedskew import about, local_steps, objectives, selection, server_updates, weighting
+from fedskew.about import Cost
 from fedskew.errors import CombinationError, ConfigError, nearest
 from fedskew.local_steps import LocalStep
 from fedskew.naming import fill, name_of
@@ -59,120 +69,293 @@ DEFAULTS: dict[str, Table] = {
     "server_update": {"name": "plain"},
 }
 
-_VLS_TERMS = [{"name": "vacant_distillation", "weight": 0.1}, {"name": "suppression", "weight": 0.005}]
-
 PRESETS: dict[str, dict[str, Table]] = {
     "fedavg": {},
     "uniform": {"weighting": {"name": "uniform"}},
     "fedentopt": {"selection": {"name": "fedentopt"}},
+    "seol_kim": {"selection": {"name": "seol_kim"}},
+    "greedy_kl": {"selection": {"name": "greedy_kl"}},
+    "fedrs": {"objective": {"name": "fedrs"}},
     "fedlc": {"objective": {"name": "fedlc"}},
-    "fedvls": {"objective": {"name": "fedvls_calibration", "terms": _VLS_TERMS}},
-    "fedlc+fedvls": {"objective": {"name": "fedlc", "terms": _VLS_TERMS}},
+    "fedvls": {
+        "objective": {"name": "fedvls_calibration", "terms": [{"name": "vacant_distillation"}, {"name": "suppression"}]}
+    },
+    "fedntd": {"objective": {"terms": [{"name": "fedntd"}]}},
+    "fedlmd": {"objective": {"terms": [{"name": "fedlmd"}]}},
+    "fedkd": {"objective": {"terms": [{"name": "fedkd"}]}},
+    "fedekd": {"objective": {"terms": [{"name": "fedekd"}]}},
+    "feddkd": {"objective": {"terms": [{"name": "feddkd"}]}},
+    "fedmr": {"objective": {"terms": [{"name": "fedmr"}]}},
     "fedprox": {"local_step": {"name": "fedprox"}},
+    "fedsam": {"local_step": {"name": "fedsam"}},
     "fedla": {"weighting": {"name": "fedla"}},
     "fedpals": {"weighting": {"name": "fedpals"}},
+    "fednova": {"server_update": {"name": "fednova"}},
+    "fedexp": {"server_update": {"name": "fedexp"}},
 }
+
+COMBINATIONS: tuple[str, ...] = (
+    "fedentopt+fedprox",
+    "fedentopt+fednova",
+    "fedentopt+fedrs",
+    "fedentopt+fedlc",
+    "fedvls+fedexp",
+    "fedvls+fedsam",
+    "fedlc+fedvls",
+    "fedpals+fedprox",
+)
+"""The papers' own."""
+
+_DOES = {"selection": "select", "objective": "value", "local_step": "step", "weighting": "weigh"}
+_DOES["server_update"] = "update"
 
 
 def expand(tables: Mapping[str, Any]) -> dict[str, Table]:
     """The whole `[method]` of a config: every slot, every parameter, defaults included.
 
-    Raises ConfigError for an unknown name or key, CombinationError where two presets claim one slot.
+    Raises ConfigError for an unknown name or key, CombinationError for what makes no sense together.
     """
     for key in tables:
         if key != "preset" and key not in SLOTS:
             raise ConfigError(f"method.{key}: no such slot{nearest(key, [*SLOTS, 'preset'])}")
-    whole = {slot: dict(table) for slot, table in DEFAULTS.items()}
-    for slot, table in _preset(str(tables.get("preset", "fedavg"))).items():
-        whole[slot] |= table
-    for slot in SLOTS:
-        if slot in tables:
-            whole[slot] = _own(tables[slot], slot)
-    return {slot: _complete(slot, table) for slot, table in whole.items()}
-
-
-def build(whole: Mapping[str, Table]) -> Method:
-    """The fillers of an expanded `[method]`."""
-    fillers = {slot: fill(SLOTS[slot], whole[slot], f"method.{slot}") for slot in SLOTS if slot != "objective"}
-    return Method(objective=_objective(whole["objective"]), **fillers)
-
-
-def _preset(name: str) -> dict[str, Table]:
-    if name in PRESETS:
-        return PRESETS[name]
+    named = _compose(str(tables.get("preset", "fedavg")))
     whole: dict[str, Table] = {}
-    owner: dict[str, str] = {}
-    for part in (piece.strip() for piece in name.split("+")):
-        if part not in PRESETS:
-            raise ConfigError(f"method.preset: unknown name {part!r}{nearest(part, PRESETS)}")
-        for slot, table in PRESETS[part].items():
-            if slot in owner:
-                raise CombinationError(
-                    f"method.preset: {owner[slot]!r} and {part!r} both fill the {slot} slot, which holds one; "
-                    f"keep one of them, or write [method.{slot}] yourself"
-                )
-            owner[slot] = part
-            whole[slot] = table
+    for slot in SLOTS:
+        table = DEFAULTS[slot] | named.get(slot, {})
+        if slot in tables:
+            own = _own(tables[slot], f"method.{slot}", slot)
+            table = own if "name" in own else table | own
+        whole[slot] = _complete(slot, table)
+    build(whole)
     return whole
 
 
-def _own(table: Any, slot: str) -> Table:
-    """A slot's table as written by a user: a table, a bare name, or (from Python) a filler."""
+def build(whole: Mapping[str, Table], momentum: float | None = None) -> Method:
+    """The fillers of an expanded `[method]`, checked.
+
+    `momentum`: that of the clients' SGD, for a server update that reckons with it (`local_momentum`); where a config
+    gives another, that is an error.
+    """
+    fillers = {slot: fill(SLOTS[slot], whole[slot], f"method.{slot}") for slot in SLOTS if slot != "objective"}
+    objective = whole["objective"]
+    terms = [
+        (float(term["weight"]), fill(SLOTS["objective"], _without(term, "weight"), f"method.objective.terms[{at}]"))
+        for at, term in enumerate(objective["terms"])
+    ]
+    loss = fill(SLOTS["objective"], _without(objective, "terms"), "method.objective")
+    if momentum is not None and hasattr(fillers["server_update"], "local_momentum"):
+        fillers["server_update"] = _told(fillers["server_update"], momentum)
+    method = Method(objective=Objective(loss, tuple(terms)), **fillers)
+    check(method)
+    return method
+
+
+def check(method: Method) -> list[str]:
+    """Whether its fillers make sense together: what conflicts, though it can be run, one line each.
+
+    Raises CombinationError for what can't, with the reason and the nearest that can; ConfigError for a filler that does
+    not fit its slot. The rules: see `docs/combinations.md`.
+    """
+    _check_slots(method)
+    _check_objective(method.objective)
+    fillers = {key_of(slot, filler): filler for slot, filler in _fillers(method)}
+    for key, filler in fillers.items():
+        for other, reason in about.refuses(filler).items():
+            if other in fillers:
+                raise CombinationError(f"method.{key.split('.')[0]}: {_short(key)} doesn't go with {other}: {reason}")
+    return [
+        f"{_short(key)} with {_short(other)}: {reason}"
+        for key, filler in fillers.items()
+        for other, reason in about.warns(filler).items()
+        if other in fillers
+    ]
+
+
+def cost(method: Method) -> Cost:
+    """What the method costs beyond FedAvg."""
+    return about.cost(*(filler for _, filler in _fillers(method)))
+
+
+def exceptions(says: Callable[[Any], Mapping[str, str]]) -> dict[tuple[str, str], str]:
+    """Pairs of fillers, as `slot.name`, and why; `says`: `about.refuses` or `about.warns`."""
+    return {
+        (f"{slot}.{name}", other): reason
+        for slot, index in SLOTS.items()
+        for name, kind in index.items()
+        for other, reason in says(kind).items()
+    }
+
+
+def key_of(slot: str, filler: Any) -> str:
+    """`slot.name` of a filler; a class of one's own that inherits from one of ours goes by its name."""
+    names = {kind: name for name, kind in SLOTS[slot].items()}
+    known = next((names[kind] for kind in type(filler).__mro__ if kind in names), type(filler).__name__)
+    return f"{slot}.{known}"
+
+
+def _compose(name: str) -> dict[str, Table]:
+    """The slots that presets joined by "+" fill."""
+    parts = [piece.strip() for piece in name.split("+")]
+    for part in parts:
+        if part not in PRESETS:
+            raise ConfigError(f"method.preset: unknown name {part!r}{nearest(part.lower(), PRESETS)}")
+        if parts.count(part) > 1:
+            raise CombinationError(f"method.preset: {part!r} twice; once is enough")
+    brings = {part: _brings(PRESETS[part]) for part in parts}
+    whole: dict[str, Table] = {}
+    for thing in dict.fromkeys(thing for part in parts for thing in brings[part]):
+        table = brings[_whose(thing, brings)][thing]
+        slot, _, term = thing.partition(".")
+        if term:
+            whole.setdefault(slot, {}).setdefault("terms", []).append(table)
+        else:
+            whole[slot] = table | whole.get(slot, {})
+    return whole
+
+
+def _brings(preset: Mapping[str, Table]) -> dict[str, Table]:
+    """What a preset brings: fillers by slot (of the objective, its classification loss), terms as `objective.name`."""
+    things: dict[str, Table] = {}
+    for slot, table in preset.items():
+        if "name" in table:
+            things[slot] = _without(table, "terms")
+        for term in table.get("terms", []):
+            things[f"{slot}.{term['name']}"] = term
+    return things
+
+
+def _whose(thing: str, brings: Mapping[str, Mapping[str, Table]]) -> str:
+    """The preset that has what one or several bring: the only one, or the only one that brings nothing else."""
+    claims = [part for part in brings if thing in brings[part]]
+    alone = [part for part in claims if len(brings[part]) == 1]
+    if len(claims) == 1:
+        return claims[0]
+    if len(alone) == 1:
+        return alone[0]
+    first, second = (alone or claims)[:2]
+    slot, _, term = thing.partition(".")
+    if term:
+        reason = f"both bring the term {term!r}, which counts once"
+    elif slot == "objective":
+        reason = "both bring a classification loss, and an objective has one (with any terms)"
+    else:
+        reason = f"both fill the {slot} slot, which holds one"
+    ways = ["+".join(part for part in brings if part != left) for left in (second, first)]
+    raise CombinationError(f"method.preset: {first!r} and {second!r} {reason}; take {ways[0]!r} or {ways[1]!r}")
+
+
+def _own(table: Any, where: str, slot: str) -> Table:
+    """A slot's table (or a term's) as written by a user: a table, a bare name, or (from Python) a filler."""
     if isinstance(table, str):
         return {"name": table}
     if isinstance(table, Mapping):
         return dict(table)
     if isinstance(table, Objective):
-        terms = [{"weight": weight, **_own(term, slot)} for weight, term in table.terms]
-        return {**_own(table.loss, slot), "terms": terms}
+        terms = [{"weight": weight, **_own(term, where, slot)} for weight, term in table.terms]
+        return {**_own(table.loss, where, slot), "terms": terms}
     if dataclasses.is_dataclass(table) and not isinstance(table, type):
         known = {kind: name for name, kind in SLOTS[slot].items()}
-        name = known.get(type(table)) or name_of(type(table), f"method.{slot}")
-        return {"name": name, **dataclasses.asdict(table)}
-    raise ConfigError(f"method.{slot}: expected a table, a name or a filler, got {table!r}")
+        name = known.get(type(table)) or name_of(type(table), where)
+        return {"name": name, **{field.name: getattr(table, field.name) for field in dataclasses.fields(table)}}
+    raise ConfigError(f"{where}: expected a table, a name or a filler, got {table!r}")
 
 
 def _complete(slot: str, table: Table) -> Table:
     """The table with every parameter of its filler, defaults included (those that are None left out)."""
-    if slot == "objective":
-        terms = [
-            {"weight": float(term.get("weight", 1.0)), **_whole(term, f"method.objective.terms[{at}]", ("weight",))}
-            for at, term in enumerate(table.get("terms", []))
-        ]
-        whole = {**_whole(table, "method.objective", ("terms",)), "terms": terms}
-        _objective(whole)
-        return whole
-    return _whole(table, f"method.{slot}", ())
-
-
-def _whole(table: Table, where: str, besides: tuple[str, ...]) -> Table:
-    slot = where.split(".")[1]
-    own = {key: value for key, value in table.items() if key not in besides}
-    filler = fill(SLOTS[slot], own, where)
-    values = {key: value for key, value in dataclasses.asdict(filler).items() if value is not None}
-    return {"name": own["name"], **values}
-
-
-def _objective(table: Table) -> Objective:
-    loss = fill(SLOTS["objective"], {key: value for key, value in table.items() if key != "terms"}, "method.objective")
-    if loss.role != "classification":
-        raise CombinationError(
-            f"method.objective.name: {table['name']!r} is a term, not a classification loss; "
-            f"put it under terms, beside {_names('classification')}"
-        )
-    terms: list[tuple[float, Loss]] = []
-    for at, entry in enumerate(table.get("terms", [])):
+    if slot != "objective":
+        return _whole(table, slot, f"method.{slot}")[0]
+    terms = []
+    entries = table.get("terms", [])
+    if isinstance(entries, str | Mapping) or not hasattr(entries, "__iter__"):
+        raise ConfigError(f"method.objective.terms: expected a list of tables with name and weight, got {entries!r}")
+    for at, entry in enumerate(entries):
         where = f"method.objective.terms[{at}]"
-        term = fill(SLOTS["objective"], {key: value for key, value in entry.items() if key != "weight"}, where)
-        if term.role != "term":
-            raise CombinationError(
-                f"{where}.name: {entry['name']!r} is a second classification loss beside {table['name']!r}, and an "
-                f"objective has one; terms that go with it: {_names('term')}"
+        own = _own(entry, where, slot)
+        term, filler = _whole(_without(own, "weight"), slot, where)
+        terms.append({"weight": _weight(own.get("weight", about.default_weight(filler)), where), **term})
+    return {**_whole(_without(table, "terms"), slot, "method.objective")[0], "terms": terms}
+
+
+def _whole(table: Table, slot: str, where: str) -> tuple[Table, Any]:
+    filler = fill(SLOTS[slot], table, where)
+    values = {key: value for key, value in dataclasses.asdict(filler).items() if value is not None}
+    return {"name": table["name"], **values}, filler
+
+
+def _weight(value: Any, where: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+        raise ConfigError(f"{where}.weight: expected a finite number, 0 or above, got {value!r}")
+    return float(value)
+
+
+def _told(update: Any, momentum: float) -> Any:
+    """The server update with the momentum of the clients' SGD."""
+    if update.local_momentum not in (None, momentum):
+        raise ConfigError(
+            f"method.server_update.local_momentum: {update.local_momentum} isn't the clients' momentum, which is "
+            f"{momentum} (training.momentum); leave it out, and it always is"
+        )
+    return dataclasses.replace(update, local_momentum=momentum)
+
+
+def _fillers(method: Method) -> list[tuple[str, Any]]:
+    """Every filler with its slot; the objective as its loss and its terms."""
+    losses: list[Loss] = [method.objective.loss, *(term for _, term in method.objective.terms)]
+    others = [(slot, getattr(method, slot)) for slot in SLOTS if slot != "objective"]
+    return [*others, *(("objective", loss) for loss in losses)]
+
+
+def _check_slots(method: Method) -> None:
+    for slot, filler in _fillers(method):
+        if not hasattr(filler, _DOES[slot]):
+            fits = next((f"; it goes into {other}" for other, does in _DOES.items() if hasattr(filler, does)), "")
+            raise ConfigError(
+                f"method.{slot}: {type(filler).__name__} has no {_DOES[slot]}(), so it can't fill this slot{fits}"
             )
-        terms.append((float(entry.get("weight", 1.0)), term))
-    return Objective(loss, tuple(terms))
 
 
-def _names(role: str) -> str:
-    losses: Mapping[str, type[Loss]] = objectives.INDEX
-    return ", ".join(sorted(name for name, kind in losses.items() if kind.role == role))
+def _check_objective(objective: Objective) -> None:
+    """One classification loss; terms that are terms, each once."""
+    loss = _name(objective.loss)
+    if _role(objective.loss) == "term":
+        weight = about.default_weight(objective.loss)
+        raise CombinationError(
+            f"method.objective.name: {loss!r} is a term, not a classification loss: it doesn't tell a sample's class; "
+            f'take name = "cross_entropy" with terms = [{{ name = "{loss}", weight = {weight:g} }}]'
+        )
+    seen: set[str] = set()
+    for at, (_, term) in enumerate(objective.terms):
+        name, where = _name(term), f"method.objective.terms[{at}].name"
+        if _role(term) == "classification":
+            raise CombinationError(
+                f"{where}: {name!r} is a second classification loss beside {loss!r}, and an objective has one; take "
+                f"either as its name, with terms such as {_terms()}"
+            )
+        if name in seen:
+            raise CombinationError(f"{where}: {name!r} stands there twice; take it once, with the sum of the weights")
+        seen.add(name)
+
+
+def _role(loss: Any) -> str:
+    role = getattr(loss, "role", None)
+    if role not in ("classification", "term"):
+        raise ConfigError(
+            f"method.objective: {type(loss).__name__}.role must be 'classification' or 'term', not {role!r}"
+        )
+    return str(role)
+
+
+def _name(loss: Any) -> str:
+    return _short(key_of("objective", loss))
+
+
+def _short(key: str) -> str:
+    return key.partition(".")[2]
+
+
+def _terms() -> str:
+    return ", ".join(name for name, kind in SLOTS["objective"].items() if getattr(kind, "role", "") == "term")
+
+
+def _without(table: Table, key: str) -> Table:
+    return {other: value for other, value in table.items() if other != key}

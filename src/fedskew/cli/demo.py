@@ -16,7 +16,7 @@ TASK: dict[str, Any] = {
     "data": {"name": "digits"},
     "partition": {"rule": "dirichlet_by_class", "clients": 20, "beta": 0.1, "min_size": 1},
     "model": {"name": "mlp3"},
-    "training": {"rounds": 30, "participation": 0.25, "epochs": 5, "batch_size": 16, "lr": 0.05},
+    "training": {"rounds": 25, "participation": 0.25, "epochs": 5, "batch_size": 16, "lr": 0.05},
     "target": {"mix": [0.02] * 5 + [0.18] * 5},
 }
 METHODS = ("fedavg", "fedentopt", "fedvls", "fedla", "fedpals")
