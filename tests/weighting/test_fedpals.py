@@ -1,0 +1,315 @@
+"""FedPALS: judged by a general solver, by its properties, and by certificates where problems are hard."""
+
+from __future__ import annotations
+
+import math
+
+import clarabel
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import sparse
+
+from fedskew.errors import ArgumentError
+from fedskew.labels import LabelCounts, effective_sample_size, projection_distance
+from fedskew.weighting import FedPALS, fedavg, fedpals, fedpals_solve, fedpals_strength
+from fedskew.weighting._protocol import Answered
+
+QUICK = settings(max_examples=200, deadline=None, derandomize=True)
+SEEDS = st.integers(0, 10**6)
+
+
+def federation(seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Label counts and a target of one of many kinds: duplicates, empty clients, uneven sizes, targets on the hull."""
+    rng = np.random.default_rng(seed)
+    clients, classes = int(rng.integers(1, 25)), int(rng.integers(1, 9))
+    kind = rng.integers(5)
+    if kind == 0:
+        counts = rng.integers(0, 4, (clients, classes)).astype(float)
+    elif kind == 1:
+        counts = np.floor(rng.dirichlet(np.full(classes, 0.1), clients) * rng.integers(1, 1000, (clients, 1)))
+    elif kind == 2:
+        counts = np.eye(classes)[rng.integers(0, classes, clients)] * rng.integers(1, 10, (clients, 1))
+    elif kind == 3:
+        counts = rng.dirichlet(np.ones(classes), clients) * 10.0 ** rng.integers(0, 7, (clients, 1))
+    else:
+        counts = np.tile(rng.integers(0, 5, (max(1, clients // 3), classes)), (3, 1)) * 10.0 ** rng.integers(0, 4)
+    counts[0, 0] += 1
+    if rng.random() < 0.2:
+        counts[rng.integers(len(counts))] *= 0
+        counts[0, 0] += 1
+    marginals = LabelCounts(counts).marginals[counts.sum(axis=1) > 0]
+    target = [
+        rng.dirichlet(np.ones(classes)),
+        np.eye(classes)[rng.integers(classes)],
+        rng.dirichlet(np.ones(len(marginals))) @ marginals,
+        marginals[-1],
+        np.full(classes, 1 / classes),
+    ][rng.integers(5)]
+    return counts, target
+
+
+def general_solver(
+    marginals: np.ndarray, linear: np.ndarray, penalty: np.ndarray, fit: float, reach: np.ndarray | None = None
+) -> np.ndarray:
+    """min fit ||S^T a||^2 + linear.a + penalty.a^2 over the simplex, and S^T a = reach where given, by clarabel."""
+    clients = len(marginals)
+    equal = np.ones((1, clients)) if reach is None else marginals.T
+    goal = np.ones(1) if reach is None else reach
+    options = clarabel.DefaultSettings()
+    options.verbose = False
+    options.tol_gap_abs = options.tol_gap_rel = options.tol_feas = 1e-12
+    options.max_iter = 400
+    solver = clarabel.DefaultSolver(
+        sparse.triu(sparse.csc_matrix(2 * fit * marginals @ marginals.T + 2 * np.diag(penalty))).tocsc(),
+        linear,
+        sparse.csc_matrix(np.vstack([equal, -np.eye(clients)])),
+        np.concatenate([goal, np.zeros(clients)]),
+        [clarabel.ZeroConeT(len(goal)), clarabel.NonnegativeConeT(clients)],
+        options,
+    )
+    return np.array(solver.solve().x)
+
+
+def objective(counts: np.ndarray, target: np.ndarray, weights: np.ndarray, strength: float) -> float:
+    missing = target - weights @ LabelCounts(counts).marginals
+    return float(missing @ missing) + strength / effective_sample_size(weights, counts.sum(axis=1))
+
+
+@QUICK
+@given(SEEDS, st.floats(-3, 3))
+def test_no_general_solver_does_better_and_none_finds_other_weights(seed: int, magnitude: float) -> None:
+    counts, target = federation(seed)
+    sizes = counts.sum(axis=1)
+    strength = 10**magnitude * sizes[sizes > 0].mean()
+    found = fedpals_solve(counts, target, strength)
+    present = sizes > 0
+    marginals = LabelCounts(counts[present]).marginals
+    judged = np.zeros(len(counts))
+    judged[present] = general_solver(marginals, -2 * marginals @ target, strength / sizes[present], 1.0)
+    judged = np.maximum(judged, 0) / np.maximum(judged, 0).sum()
+    assert objective(counts, target, found.weights, strength) <= objective(counts, target, judged, strength) + 1e-12
+    # The penalty is strongly convex: weights as near in objective as the judge's tolerance are near in a.
+    np.testing.assert_allclose(found.weights, judged, atol=1e-4)
+    assert max(found.gap, found.kkt) <= 1e-9
+
+
+@QUICK
+@given(SEEDS)
+def test_at_strength_zero_the_fit_is_best_and_of_those_the_effective_sample_size_largest(seed: int) -> None:
+    counts, target = federation(seed)
+    sizes = counts.sum(axis=1)
+    found = fedpals_solve(counts, target)
+    assert found.distance == pytest.approx(projection_distance(counts, target), abs=1e-12)
+    assert max(found.gap, found.kkt) <= 1e-9
+    # Among weights with the same mix, a general solver finds none that are worth more samples.
+    present = sizes > 0
+    marginals = LabelCounts(counts[present]).marginals
+    mix = found.weights[present] @ marginals
+    judged = np.maximum(
+        general_solver(marginals, np.zeros(len(marginals)), 1 / (sizes[present] / sizes.sum()), 0.0, mix), 0
+    )
+    if np.abs(judged @ marginals - mix).max() <= 1e-9:
+        assert found.ess >= effective_sample_size(judged / judged.sum(), sizes[present]) * (1 - 1e-5)
+    # And it is the limit: a tiny strength trades no more distance than its penalty is worth.
+    strength = 1e-9 * sizes.sum()
+    near = fedpals_solve(counts, target, strength)
+    assert near.ess >= found.ess * (1 - 1e-9)
+    assert near.distance <= found.distance + strength / found.ess + 1e-12
+
+
+@QUICK
+@given(SEEDS, st.sampled_from([0.0, 1e-12, 1e-6, 1e-3, 1.0, 1e3, 1e6, 1e12, math.inf]))
+def test_every_solution_is_certified_and_tells_the_truth(seed: int, strength: float) -> None:
+    counts, target = federation(seed)
+    sizes = counts.sum(axis=1)
+    found = fedpals_solve(counts, target, strength)
+    assert found.gap <= 1e-9
+    assert found.kkt <= 1e-9
+    assert found.weights.min() >= 0
+    assert found.weights.sum() == pytest.approx(1, abs=1e-12)
+    assert (found.weights[sizes == 0] == 0).all()
+    assert found.ess == pytest.approx(effective_sample_size(found.weights, sizes))
+    assert found.ess <= sizes.sum() * (1 + 1e-12)
+    missing = target - found.weights @ LabelCounts(counts).marginals
+    assert found.distance == pytest.approx(float(missing @ missing), abs=1e-15)
+
+
+@QUICK
+@given(SEEDS, st.floats(-6, 3))
+def test_the_residual_is_what_the_weights_themselves_violate(seed: int, magnitude: float) -> None:
+    counts, target = federation(seed)
+    sizes = counts.sum(axis=1)
+    strength = 10**magnitude * sizes.sum()
+    found = fedpals_solve(counts, target, strength)
+    present = sizes > 0
+    marginals = LabelCounts(counts[present]).marginals
+    weights = found.weights[present]
+    gradient = -2 * marginals @ (target - weights @ marginals) + 2 * strength * weights / sizes[present]
+    multiplier = weights @ gradient
+    violated = np.where(weights > 0, np.abs(gradient - multiplier), np.maximum(multiplier - gradient, 0)).max()
+    assert violated / max(1, strength / sizes.sum()) == pytest.approx(found.kkt, abs=1e-13)
+
+
+def test_a_large_strength_gives_fedavg_and_infinity_exactly() -> None:
+    counts = [[30, 10, 0], [0, 0, 8], [1, 2, 5]]
+    assert np.array_equal(fedpals(counts, [1, 1, 1], math.inf), fedavg(counts))
+    np.testing.assert_allclose(fedpals(counts, [1, 1, 1], 1e12), fedavg(counts), rtol=1e-9)
+
+
+@QUICK
+@given(SEEDS, st.sampled_from([0.0, 1e-6, 1.0, 1e4]))
+def test_the_pooled_mix_as_target_gives_fedavg_at_every_strength(seed: int, strength: float) -> None:
+    counts, _ = federation(seed)
+    np.testing.assert_allclose(fedpals(counts, counts.sum(axis=0), strength), fedavg(counts), atol=1e-8)
+
+
+@QUICK
+@given(SEEDS)
+def test_the_effective_sample_size_never_falls_as_the_strength_grows(seed: int) -> None:
+    counts, target = federation(seed)
+    sizes = [
+        fedpals_solve(counts, target, strength).ess for strength in (0, 1e-9, 1e-3, 0.1, 1, 10, 1e3, 1e6, math.inf)
+    ]
+    assert (np.diff(sizes) >= -1e-9 * counts.sum()).all()
+
+
+@QUICK
+@given(SEEDS, st.sampled_from([0.0, 0.01, 10.0]))
+def test_weights_follow_their_clients_and_scale_with_nothing(seed: int, strength: float) -> None:
+    counts, target = federation(seed)
+    weights = fedpals(counts, target, strength)
+    order = np.random.default_rng(seed).permutation(len(counts))
+    np.testing.assert_allclose(fedpals(counts[order], target, strength), weights[order], atol=1e-8)
+    np.testing.assert_allclose(fedpals(8 * counts, 3 * target, 8 * strength), weights, atol=1e-8)
+
+
+@pytest.mark.parametrize("delta", [0.0, 0.3, 1.0])
+def test_the_synthetic_task_weighs_both_clients_alike(delta: float) -> None:
+    # By symmetry the nearest mix is (.5, .25, .25), half of each client, at a squared distance of 3/8 delta^2.
+    target = (1 - delta) * np.array([0.5, 0.25, 0.25]) + delta * np.array([0, 0.5, 0.5])
+    found = fedpals_solve([[20, 20, 0], [9, 0, 9]], target)
+    np.testing.assert_allclose(found.weights, [0.5, 0.5], atol=1e-12)
+    assert found.distance == pytest.approx(0.375 * delta**2, abs=1e-15)
+
+
+def test_two_clients_by_hand() -> None:
+    # S = (1, 0), (0, 1), n = 10, 30, T = (1/2, 1/2), lambda = 12, a = (t, 1 - t):
+    # 2 (t - 1/2)^2 + 1.2 t^2 + 0.4 (1 - t)^2 has its least at 4 (t - 1/2) + 2.4 t - 0.8 (1 - t) = 0, t = 2.8 / 7.2.
+    weights = fedpals([[10, 0], [0, 30]], [1, 1], 12)
+    np.testing.assert_allclose(weights, [7 / 18, 11 / 18], rtol=1e-12)
+
+
+def test_of_many_fits_strength_zero_takes_the_one_worth_most_samples() -> None:
+    # Class 0 is held by the first three, class 1 by the last: any split of 1/2 among the first three fits; by sizes,
+    # 1 : 2 : 5, is worth most.
+    found = fedpals_solve([[10, 0], [20, 0], [50, 0], [0, 7]], [1, 1])
+    np.testing.assert_allclose(found.weights, [1 / 16, 2 / 16, 5 / 16, 1 / 2], atol=1e-13)
+    assert found.distance == pytest.approx(0, abs=1e-28)
+
+
+@pytest.mark.parametrize("strength", [0.0, 1e-12, 1.0, 1e12, math.inf])
+def test_one_client_one_class_and_identical_clients(strength: float) -> None:
+    assert fedpals([[3, 4]], [1, 0], strength).tolist() == [1]
+    np.testing.assert_allclose(fedpals([[3], [1]], [1], strength), [0.75, 0.25], rtol=1e-12)
+    np.testing.assert_allclose(fedpals(np.full((4, 3), 2.0), [0, 0, 1], strength), np.full(4, 0.25), rtol=1e-9)
+
+
+@pytest.mark.parametrize("strength", [0.0, 1e-3, 10.0])
+def test_sizes_from_one_to_a_million_are_certified(strength: float) -> None:
+    rng = np.random.default_rng(3)
+    counts = rng.dirichlet(np.full(10, 0.3), 200) * 10.0 ** rng.uniform(0, 6, (200, 1))
+    for target in (np.full(10, 0.1), np.eye(10)[0], counts[7]):
+        found = fedpals_solve(counts, target, strength)
+        assert max(found.gap, found.kkt) <= 1e-9
+
+
+@pytest.mark.parametrize("strength", [0.0, 2000.0])
+def test_twenty_thousand_clients_are_certified(strength: float) -> None:
+    rng = np.random.default_rng(0)
+    counts = np.floor(rng.dirichlet(np.full(30, 0.1), 20_000) * rng.integers(20, 500, (20_000, 1)))
+    for target in (rng.dirichlet(np.ones(30)), np.eye(30)[0] * 0.9 + 1 / 300):
+        found = fedpals_solve(counts, target, strength)
+        assert max(found.gap, found.kkt) <= 1e-12
+
+
+def test_given_sizes_replace_the_row_sums() -> None:
+    # Same marginals as above, sizes 10 and 30 given.
+    weights = fedpals([[0.5, 0], [0, 2.5]], [1, 1], 12, sizes=[10, 30])
+    np.testing.assert_allclose(weights, [7 / 18, 11 / 18], rtol=1e-12)
+    assert fedpals([[1, 0], [0, 1], [0, 0]], [1, 1], 12, sizes=[10, 0, 5]).tolist() == [1, 0, 0]
+
+
+@QUICK
+@given(SEEDS, st.floats(0.01, 0.99))
+def test_the_strength_for_a_share_is_the_smallest_that_reaches_it(seed: int, share: float) -> None:
+    counts, target = federation(seed)
+    samples = counts.sum()
+    strength = fedpals_strength(counts, target, share)
+    assert fedpals_solve(counts, target, strength).ess >= share * samples * (1 - 2e-9)
+    if strength > 0:
+        assert fedpals_solve(counts, target, strength * (1 - 1e-6)).ess < share * samples
+
+
+def test_strengths_at_the_ends() -> None:
+    counts = [[10, 0], [0, 30]]
+    assert fedpals_strength(counts, [1, 1], 0) == 0
+    # Equal weights are worth 1 / (0.25 / 10 + 0.25 / 30) = 30 of 40 samples.
+    assert fedpals_strength(counts, [1, 1], 0.75) == 0
+    assert fedpals_strength(counts, [1, 1], 0.7501) > 0
+    assert fedpals_strength(counts, [1, 1], 1) == math.inf
+    assert fedpals_strength(counts, [1, 3], 1) == 0
+    # a = (7/18, 11/18) at strength 12 is worth 1 / (49 / 3240 + 121 / 9720) = 9720 / 268 samples.
+    assert fedpals_strength(counts, [1, 1], 9720 / 268 / 40) == pytest.approx(12, rel=1e-8)
+
+
+def test_the_filler_weighs_by_strength_or_by_share_of_effective_samples() -> None:
+    counts, target = np.array([[10.0, 0], [0, 30]]), np.array([0.5, 0.5])
+    answered = Answered(counts, np.array([10.0, 30.0]), target)
+    np.testing.assert_allclose(FedPALS().weigh(answered), [0.5, 0.5])
+    np.testing.assert_allclose(FedPALS(strength=12).weigh(answered), [7 / 18, 11 / 18])
+    np.testing.assert_allclose(FedPALS(ess=9720 / 268 / 40).weigh(answered), [7 / 18, 11 / 18], rtol=1e-7)
+    np.testing.assert_allclose(FedPALS(ess=1.0).weigh(answered), [0.25, 0.75])
+    assert FedPALS.needs_target
+
+
+def test_the_filler_weighs_noisy_counts_by_exact_sizes() -> None:
+    noisy = Answered(np.array([[0.5, 0], [0, 2.5]]), np.array([10.0, 30.0]), np.array([0.5, 0.5]))
+    np.testing.assert_allclose(FedPALS(strength=12).weigh(noisy), [7 / 18, 11 / 18])
+
+
+def test_the_filler_without_a_target_says_what_to_do() -> None:
+    with pytest.raises(ArgumentError, match=r"target: .*set \[target\] mix, or choose a weighting that needs none"):
+        FedPALS().weigh(Answered(np.ones((2, 2)), np.ones(2)))
+
+
+@pytest.mark.parametrize(
+    "parameters", [{"strength": -1}, {"strength": math.nan}, {"ess": 1.5}, {"ess": -0.1}, {"strength": 1, "ess": 0.5}]
+)
+def test_the_filler_refuses_parameters_that_cannot_be(parameters: dict[str, float]) -> None:
+    with pytest.raises(ArgumentError, match=r"^(strength|ess): "):
+        FedPALS(**parameters)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        (([[1, 2]], [1, 2, 3]), "target"),
+        (([[1, 2]], [0, 0]), "target"),
+        (([[1, -2]], [1, 1]), "counts"),
+        ((np.zeros((3, 2)), [1, 1]), "counts"),
+        (([[1, 2]], [1, 1], -1), "strength"),
+        (([[1, 2]], [1, 1], math.nan), "strength"),
+        (([[1, 2]], [1, 1], 0, [1, 2]), "sizes"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments: tuple[object, ...], name: str) -> None:
+    with pytest.raises(ArgumentError, match=f"^{name}"):
+        fedpals(*arguments)
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.1, math.nan])
+def test_a_share_is_from_zero_to_one(share: float) -> None:
+    with pytest.raises(ArgumentError, match="^ess_fraction: must be a share from 0 to 1"):
+        fedpals_strength([[1, 2]], [1, 1], share)
