@@ -108,6 +108,20 @@ def test_a_diverged_client_is_left_out_and_recorded(bad):
     torch.testing.assert_close(state.model.parameters, torch.tensor([10 + 5 / 3, 20 + 4 / 3]))
 
 
+def test_finite_updates_that_lead_to_no_finite_model_all_count_as_diverged():
+    one = federation("uniform", {0: [3e38, 0.0], 1: [0.0, 1.0], 2: [3e38, 0.0]})
+    before = one.start(ModelState(torch.tensor([3e38, 0.0]), torch.tensor([1.0]), torch.tensor([5])))
+    state, record = one.play(before)
+    assert torch.equal(state.model.parameters, before.model.parameters)
+    assert sorted(record["diverged"]) == [0, 1, 2]
+    assert record["answered"] == record["weights"] == []
+
+
+def test_huge_updates_have_a_drift():
+    _, record = (one := federation("uniform", {0: [1e30, 0.0], 1: [1e30, 0.0], 2: [1e30, 0.0]})).play(start(one))
+    assert record["drift"] == pytest.approx(1 / 3)
+
+
 def test_a_round_in_which_everyone_diverges_leaves_the_model_as_it_was():
     one = federation("fedavg", {client: [float("nan"), 0.0] for client in range(3)})
     before = start(one)

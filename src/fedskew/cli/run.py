@@ -70,6 +70,11 @@ def run(
                 console.print(f"stopped; go on with --resume ({run_folder(one, out)})")
                 raise typer.Exit(130) from None
     console.print(results_table(results))
+    for result in results:
+        if diverged := sum(run.summary["diverged"] for run in result.runs):
+            console.print(
+                f"{result.config.name}: {diverged} updates diverged and were left out; try a smaller training.lr"
+            )
     path = results[0].folder / "report.html" if results[0].folder else out
     if len(results) > 1:
         path = write_report([run for result in results for run in result.runs], out / f"{whole.name}.html", whole.name)

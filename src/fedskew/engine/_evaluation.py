@@ -34,7 +34,7 @@ def evaluation(confusion: NDArray[np.int64], loss: float, target: NDArray[np.flo
     """The figures of one evaluation, in plain values."""
     return {
         "accuracy": float(np.trace(confusion) / max(confusion.sum(), 1)),
-        "loss": loss,
+        "loss": loss if math.isfinite(loss) else None,
         "balanced_accuracy": metrics.balanced_accuracy(confusion),
         "macro_f1": metrics.macro_f1(confusion),
         "per_class": plain(metrics.per_class_accuracy(confusion)),

@@ -124,10 +124,12 @@ class Federation:
         weights = self._weigh(answered, counts, quotas is not None, state)
 
         # 4. how the model moves
-        following = replace(state, round=round, selection=selection)
-        drift = None
-        if len(weights):
-            following, drift = self._move(following, state, updates, answered, weights)
+        following, drift = replace(state, round=round, selection=selection), None
+        moved = self._move(following, updates, answered, weights) if len(weights) else None
+        if moved is not None:
+            following, drift = moved
+        elif len(weights):  # each update is finite, but not the model they lead to: all of them diverged
+            updates, counts, weights = [], counts[:0], weights[:0]
         for update in updates:
             self.clients.put(update.client, round, update.state)
 
@@ -173,19 +175,19 @@ class Federation:
         return self.method.weighting.weigh(Answered(shown, sizes, self.target, answered, kept))
 
     def _move(
-        self,
-        following: ServerState,
-        state: ServerState,
-        updates: Sequence[Update],
-        answered: NDArray[np.int64],
-        weights: FloatArray,
-    ) -> tuple[ServerState, float | None]:
-        """The next model and what the server keeps, and the drift diversity of the updates."""
+        self, state: ServerState, updates: Sequence[Update], answered: NDArray[np.int64], weights: FloatArray
+    ) -> tuple[ServerState, float | None] | None:
+        """The state with the next model and what the server keeps, and the drift diversity of the updates.
+
+        None where the next model would have a value that is no number.
+        """
         changes = torch.stack([update.change for update in updates])
         steps = np.array([update.steps for update in updates], dtype=np.int64)
         parameters, server_update = self.method.server_update.update(
             state.server_update, state.model.parameters, changes, weights, steps
         )
+        if not _all_finite((parameters,)):
+            return None
         model = ModelState(
             parameters,
             _average([update.buffers for update in updates], weights),
@@ -202,8 +204,8 @@ class Federation:
         )
         kept = {name: hooks.end_round(state.hooks[name], end) for name, hooks in hooked(self.method).items()}
         drift = metrics.drift_diversity(changes)
-        following = replace(following, model=model, server_update=server_update, hooks=kept)
-        return following, drift if math.isfinite(drift) else None  # updates that cancel out have none
+        following = replace(state, model=model, server_update=server_update, hooks=kept)
+        return following, _known(drift)  # updates that cancel out have none
 
     def _record(
         self,
@@ -231,7 +233,7 @@ class Federation:
             "diverged": [client for client in ids[~lost].tolist() if client not in set(answered)],
             "weights": weights.tolist(),
             "steps": [update.steps for update in updates],
-            "loss": float(weights @ [update.loss for update in updates]) if moved else None,
+            "loss": _known(float(weights @ [update.loss for update in updates])) if moved else None,
             "entropy": float(entropy(pooled)),
             "kl": float(kl_to_uniform(pooled)),
             "ess": ess,
@@ -261,10 +263,17 @@ def hooked(method: Method) -> dict[str, Hooks]:
 
 
 def _is_finite(update: Update) -> bool:
+    return _all_finite((update.change, update.buffers, *update.reply.values(), *update.state.values()))
+
+
+def _all_finite(parts: Sequence[Tensor]) -> bool:
     """No NaN and no infinity; by the extremes, which is ten times as fast as asking of every element."""
-    parts = (update.change, update.buffers, *update.reply.values(), *update.state.values())
     extremes = [end for part in parts if part.numel() for end in part.aminmax()]
     return all(math.isfinite(end) for end in extremes)
+
+
+def _known(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def _bytes(tensors: Mapping[str, Tensor]) -> int:

@@ -9,7 +9,7 @@ class Evaluation(TypedDict):
     """A model on one data set. Shares are in [0, 1]; None where undefined (a class without a sample, no target)."""
 
     accuracy: float
-    loss: float
+    loss: float | None
     balanced_accuracy: float
     macro_f1: float
     per_class: list[float | None]

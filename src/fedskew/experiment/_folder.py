@@ -41,7 +41,7 @@ class RunFolder:
     def append(self, record: Round) -> None:
         """One more line, whole or not at all as far as a reader of whole lines can see."""
         with self.rounds.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
+            file.write(json.dumps(record, allow_nan=False) + "\n")
 
     def keep_rounds(self, last: int) -> list[Round]:
         """The records up to round `last`; later ones, and a line cut short by a kill, are dropped from the file."""

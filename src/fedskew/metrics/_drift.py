@@ -28,6 +28,9 @@ def drift_diversity(updates: ArrayLike | Tensor) -> float:
     # In the updates' own dtype: float64 sums of float32 rows would be the dearest part of an idle round.
     apart = float(torch.linalg.vector_norm(rows))
     together = float(torch.linalg.vector_norm(rows.sum(dim=0)))
+    if not math.isfinite(apart + together):  # overflow of huge updates, or no numbers at all
+        apart = float(torch.linalg.vector_norm(rows, dtype=torch.float64))
+        together = float(torch.linalg.vector_norm(rows.sum(dim=0, dtype=torch.float64)))
     if not math.isfinite(apart):
         raise ArgumentError("updates: must be finite, but NaN or infinity occurs")
     if apart == 0:
