@@ -106,8 +106,13 @@ COMBINATIONS: tuple[str, ...] = (
 )
 """The papers' own."""
 
-_DOES = {"selection": "select", "objective": "value", "local_step": "step", "weighting": "weigh"}
-_DOES["server_update"] = "update"
+_DOES = {
+    "selection": "select",
+    "objective": "value",
+    "local_step": "step",
+    "weighting": "weigh",
+    "server_update": "update",
+}
 
 
 def expand(tables: Mapping[str, Any]) -> dict[str, Table]:
@@ -158,16 +163,17 @@ def check(method: Method) -> list[str]:
     """
     _check_slots(method)
     _check_objective(method.objective)
-    fillers = {key_of(slot, filler): filler for slot, filler in _fillers(method)}
-    for key, filler in fillers.items():
+    fillers = [(key_of(slot, filler), filler) for slot, filler in _fillers(method)]
+    keys = {key for key, _ in fillers}
+    for key, filler in fillers:
         for other, reason in about.refuses(filler).items():
-            if other in fillers:
+            if other in keys:
                 raise CombinationError(f"method.{key.split('.')[0]}: {_short(key)} doesn't go with {other}: {reason}")
     return [
         f"{_short(key)} with {_short(other)}: {reason}"
-        for key, filler in fillers.items()
+        for key, filler in fillers
         for other, reason in about.warns(filler).items()
-        if other in fillers
+        if other in keys
     ]
 
 
@@ -187,10 +193,10 @@ def exceptions(says: Callable[[Any], Mapping[str, str]]) -> dict[tuple[str, str]
 
 
 def key_of(slot: str, filler: Any) -> str:
-    """`slot.name` of a filler; a class of one's own that inherits from one of ours goes by its name."""
+    """`slot.name` of a filler; a class of one's own that inherits from one of ours goes by that one's name."""
     names = {kind: name for name, kind in SLOTS[slot].items()}
-    known = next((names[kind] for kind in type(filler).__mro__ if kind in names), type(filler).__name__)
-    return f"{slot}.{known}"
+    own = f"{type(filler).__module__}:{type(filler).__qualname__}"
+    return f"{slot}.{next((names[kind] for kind in type(filler).__mro__ if kind in names), own)}"
 
 
 def _compose(name: str) -> dict[str, Table]:
@@ -323,7 +329,7 @@ def _check_objective(objective: Objective) -> None:
             f"method.objective.name: {loss!r} is a term, not a classification loss: it doesn't tell a sample's class; "
             f'take name = "cross_entropy" with terms = [{{ name = "{loss}", weight = {weight:g} }}]'
         )
-    seen: set[str] = set()
+    seen: set[type] = set()
     for at, (_, term) in enumerate(objective.terms):
         name, where = _name(term), f"method.objective.terms[{at}].name"
         if _role(term) == "classification":
@@ -331,9 +337,9 @@ def _check_objective(objective: Objective) -> None:
                 f"{where}: {name!r} is a second classification loss beside {loss!r}, and an objective has one; take "
                 f"either as its name, with terms such as {_terms()}"
             )
-        if name in seen:
+        if type(term) in seen:
             raise CombinationError(f"{where}: {name!r} stands there twice; take it once, with the sum of the weights")
-        seen.add(name)
+        seen.add(type(term))
 
 
 def _role(loss: Any) -> str:

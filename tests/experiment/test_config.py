@@ -135,7 +135,7 @@ def test_a_missing_file_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("preset", "says"),
     [
-        ("fedlc+fedvls+fedprox", "both fill the objective slot"),
+        ("fedlc+fedrs+fedprox", "both bring a classification loss"),
         ("fedla+fedpals", "both fill the weighting slot"),
     ],
 )
