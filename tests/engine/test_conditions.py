@@ -1,0 +1,100 @@
+"""What goes wrong: dropout after selection, stragglers, noisy label counts, a target that is told wrongly."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import fedskew
+from fedskew.engine import Conditions
+
+TASK = {
+    "name": "conditions",
+    "data": {"name": "digits"},
+    "partition": {"rule": "quantity", "clients": 20, "labels_per_client": 2},
+    "model": {"name": "logistic"},
+    "method": "fedentopt",
+    "training": {"rounds": 6, "participation": 0.5, "epochs": 5, "lr": 0.1},
+}
+
+
+def test_the_exact_rule_loses_the_share_rounded_down_and_never_everybody():
+    for cohort, lost in ((10, 3), (3, 0), (4, 1), (1, 0)):
+        assert Conditions(dropout=0.3).vanished(cohort, seed=0, round=1).sum() == lost
+    assert Conditions(dropout=0.99).vanished(1, seed=0, round=1).sum() == 0
+
+
+def test_who_vanishes_depends_on_seed_and_round_only():
+    conditions = Conditions(dropout=0.3)
+    draws = [tuple(conditions.vanished(10, seed, round)) for seed in range(3) for round in range(3)]
+    assert draws[0] == tuple(conditions.vanished(10, 0, 0))
+    assert len(set(draws)) > 5
+
+
+def test_the_bernoulli_rule_loses_each_by_its_own_coin():
+    conditions = Conditions(dropout=0.3, dropout_rule="bernoulli")
+    lost = [conditions.vanished(10, 0, round).sum() for round in range(2000)]
+    # binomial(10, 0.3): mean 3, standard deviation 1.45; the mean of 2000 lies within 0.1
+    assert np.mean(lost) == pytest.approx(3, abs=0.1)
+    assert np.std(lost) == pytest.approx(1.449, abs=0.1)
+
+
+def test_stragglers_are_a_fixed_share_of_the_pool_with_epochs_drawn_once():
+    epochs = Conditions(stragglers=0.5).epochs(100, 5, seed=3)
+    assert np.array_equal(epochs, Conditions(stragglers=0.5).epochs(100, 5, seed=3))
+    assert (epochs == 5).sum() >= 50
+    assert set(epochs) == {1, 2, 3, 4, 5}
+    assert (Conditions().epochs(100, 5, seed=3) == 5).all()
+
+
+def test_a_run_records_who_dropped_and_weighs_those_who_answered():
+    result = fedskew.simulate(TASK, conditions={"dropout": 0.3})
+    for record in result.rounds[1:]:
+        assert len(record["cohort"]) == 10
+        assert len(record["dropped"]) == 3
+        assert sorted(record["dropped"] + record["answered"]) == sorted(record["cohort"])
+        sizes = result.runs[0].counts[record["answered"]].sum(axis=1)
+        np.testing.assert_allclose(record["weights"], sizes / sizes.sum())
+
+
+def test_a_round_in_which_nobody_answers_leaves_the_model_and_is_recorded():
+    conditions = {"dropout": 0.9, "dropout_rule": "bernoulli"}
+    training = TASK["training"] | {"participation": 0.1, "rounds": 10}
+    result = fedskew.simulate(TASK, conditions=conditions, training=training)
+    empty = [record["round"] for record in result.rounds[1:] if not record["answered"]]
+    assert empty
+    for round in empty:
+        assert result.rounds[round]["evaluation"] == result.rounds[round - 1]["evaluation"]
+        assert result.rounds[round]["weights"] == []
+
+
+def test_stragglers_take_fewer_steps():
+    slow = fedskew.simulate(TASK, conditions={"stragglers": 1.0})
+    fast = fedskew.simulate(TASK)
+    assert sum(sum(record["steps"]) for record in slow.rounds) < 0.8 * sum(sum(r["steps"]) for r in fast.rounds)
+
+
+def test_noisy_counts_choose_the_cohort_and_weights_stay_exact_unless_asked():
+    exact = fedskew.simulate(TASK, method="fedentopt+fedla")
+    noisy = fedskew.simulate(TASK, method="fedentopt+fedla", conditions={"count_epsilon": 0.1})
+    weighed = fedskew.simulate(TASK, method="fedentopt+fedla", conditions={"count_epsilon": 0.1, "count_use": "all"})
+    assert [r["cohort"] for r in noisy.rounds] != [r["cohort"] for r in exact.rounds]
+    assert [r["cohort"] for r in noisy.rounds] == [r["cohort"] for r in weighed.rounds]
+    from fedskew.weighting import fedla
+
+    counts = exact.runs[0].counts
+    np.testing.assert_allclose(noisy.rounds[1]["weights"], fedla(counts[noisy.rounds[1]["cohort"]]))
+    assert noisy.rounds[1]["weights"] != weighed.rounds[1]["weights"]
+    # Sizes stay exact: FedAvg's weights are the same under noise.
+    averaged = fedskew.simulate(TASK, conditions={"count_epsilon": 0.1, "count_use": "all"})
+    sizes = counts[averaged.rounds[1]["answered"]].sum(axis=1)
+    np.testing.assert_allclose(averaged.rounds[1]["weights"], sizes / sizes.sum())
+
+
+def test_a_target_told_with_noise_is_measured_with_the_true_one():
+    target = {"mix": [0.3, 0.1] + [0.075] * 8}
+    true = fedskew.simulate(TASK, method="fedpals", target=target)
+    told = fedskew.simulate(TASK, method="fedpals", target=target | {"noise": 0.5})
+    assert told.rounds[0]["evaluation"] == true.rounds[0]["evaluation"]
+    assert told.rounds[1]["weights"] != true.rounds[1]["weights"]
+    assert told.rounds[1]["cohort"] == true.rounds[1]["cohort"]
