@@ -1,0 +1,163 @@
+"""`fedskew describe` and `fedskew weights`, as their users call them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedskew.errors import ArgumentError
+from fedskew.labels import LabelCounts, describe
+from fedskew.weighting import fedla, fedpals_solve, fedpals_strength
+
+# typer 0.20 asks click 8.5 for names that it deprecates, when typer is imported.
+pytestmark = pytest.mark.filterwarnings("ignore:'click:DeprecationWarning")
+
+COUNTS = """client,cat,dog,emu
+Paris,30,10,0
+Rome,0,40,5
+Oslo [north],0,0,80
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "counts.csv").write_text(COUNTS)
+    (tmp_path / "target.csv").write_text("class,share\nemu,10\ncat,10\ndog,20\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(*arguments: str) -> str:
+    """What a command prints; an error of ours is raised."""
+    import typer
+    from typer.testing import CliRunner
+
+    from fedskew.cli import labels
+
+    app = typer.Typer()
+    app.command()(labels.describe)
+    app.command()(labels.weights)
+    result = CliRunner().invoke(app, arguments, catch_exceptions=False, env={"COLUMNS": "100"})
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_describe_prints_sentences_then_figures_and_draws_a_picture(here: Path) -> None:
+    page = run("describe", "counts.csv", "--target", "target.csv")
+    assert page.index("The labels are strongly skewed") < page.index("earth mover's distance") < page.index("Classes")
+    assert "Weighing clients can match the target exactly" in " ".join(page.split())
+    for name in ("Paris", "Oslo [north]", "cat", "who-holds-what.png"):
+        assert name in page
+    assert (here / "who-holds-what.png").stat().st_size > 1000
+
+
+def test_the_picture_goes_where_it_is_asked_to_or_nowhere(here: Path) -> None:
+    run("describe", "counts.csv", "--picture", "here.svg")
+    assert "<svg" in (here / "here.svg").read_text()
+    run("describe", "counts.csv", "--no-picture")
+    run("describe", "counts.csv", "--json")
+    assert sorted(path.name for path in here.iterdir()) == ["counts.csv", "here.svg", "target.csv"]
+
+
+def test_describe_as_json_is_the_report(here: Path) -> None:
+    found = json.loads(run("describe", "counts.csv", "--target", "target.csv", "--json"))
+    counts = LabelCounts.read_csv("counts.csv")
+    assert found == json.loads(json.dumps(describe(counts, [10, 20, 10]).to_dict()))
+    assert found["by_client"]["Rome"]["minority"] == ["emu"]
+
+
+def test_many_clients_and_classes_are_shortened_on_the_page_only(here: Path) -> None:
+    rng = np.random.default_rng(0)
+    LabelCounts(rng.integers(0, 9, (300, 60)) * (rng.random((300, 60)) < 0.1)).to_csv("many.csv")
+    page = run("describe", "many.csv", "--no-picture")
+    assert len(page.splitlines()) < 90
+    assert "the 12 most one-sided" in page
+    assert "the 20 rarest" in page
+    assert len(json.loads(run("describe", "many.csv", "--json"))["by_client"]) == 300
+    assert "the 12 with most weight" in run("weights", "many.csv", "--method", "fedla")
+
+
+def test_weights_of_fedla_and_fedavg(here: Path) -> None:
+    counts = LabelCounts.read_csv("counts.csv")
+    found = json.loads(run("weights", "counts.csv", "--method", "fedla", "--json"))
+    assert list(found["weights"]) == ["Paris", "Rome", "Oslo [north]"]
+    assert list(found["weights"].values()) == pytest.approx(fedla(counts).tolist())
+    assert found["target"] is found["distance"] is found["strength"] is None
+    plain = json.loads(run("weights", "counts.csv", "--method", "fedavg", "--target", "target.csv", "--json"))
+    assert plain["ess_share"] == pytest.approx(1)
+    assert plain["distance"] == pytest.approx(plain["fedavg_distance"])
+    assert plain["mix"]["cat"] == pytest.approx(30 / 165)
+
+
+def test_weights_of_fedpals_reach_the_target_or_keep_the_share_asked_for(here: Path) -> None:
+    arguments = ("weights", "counts.csv", "--method", "fedpals", "--target", "target.csv", "--json")
+    counts, target = LabelCounts.read_csv("counts.csv"), [10, 20, 10]
+    fitted = json.loads(run(*arguments))
+    assert (fitted["strength"], fitted["distance"]) == (0, pytest.approx(0, abs=1e-20))
+    assert list(fitted["mix"].values()) == pytest.approx([0.25, 0.5, 0.25])
+    kept = json.loads(run(*arguments, "--ess", "0.9"))
+    assert kept["ess_share"] == pytest.approx(0.9)
+    assert kept["strength"] == pytest.approx(fedpals_strength(counts, target, 0.9))
+    strong = json.loads(run(*arguments, "--strength", "50"))
+    assert list(strong["weights"].values()) == pytest.approx(fedpals_solve(counts, target, 50).weights.tolist())
+    assert json.loads(run(*arguments, "--strength", "inf"))["strength"] == "inf"
+
+
+def test_weights_page_says_cost_and_result(here: Path) -> None:
+    page = run("weights", "counts.csv", "--method", "fedpals", "--target", "target.csv", "--ess", "0.9")
+    words = " ".join(page.split())
+    assert "Effective sample size 148.5 of 165 (90.0%)" in words
+    assert "Squared distance of the resulting label mix from the target" in words
+    assert "KKT residual" in words
+    assert "Oslo [north]" in page
+
+
+def test_weights_are_written_for_every_client(here: Path) -> None:
+    run("weights", "counts.csv", "--method", "fedla", "--csv", "w.csv")
+    lines = (here / "w.csv").read_text().splitlines()
+    assert lines[0] == "client,samples,weight,fedavg"
+    assert [line.split(",")[0] for line in lines[1:]] == ["Paris", "Rome", "Oslo [north]"]
+    assert sum(float(line.split(",")[2]) for line in lines[1:]) == pytest.approx(1)
+    assert lines[1].split(",")[1] == "40"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("describe none.csv", "none.csv: can't be read"),
+        ("describe counts.csv --target counts.csv", "counts.csv, line 1: the counts have no class 'client'"),
+        ("describe counts.csv --picture who.xyz", "who.xyz: the picture can't be written"),
+        ("describe counts.csv --picture a.png --no-picture", "--no-picture: contradicts --picture"),
+        ("weights counts.csv --method fedpal", "--method: unknown method 'fedpal' (did you mean 'fedpals'?)"),
+        ("weights counts.csv --method fedpals", "--target: fedpals weighs clients towards a target"),
+        ("weights counts.csv --method fedla --ess 0.5", "--ess: only fedpals has it"),
+        ("weights counts.csv --method fedavg --strength 1", "--strength: only fedpals has it"),
+        ("weights counts.csv --method fedpals --target target.csv --ess 2", "--ess: must be a share from 0 to 1"),
+        ("weights counts.csv --method fedpals --target target.csv --strength -1", "--strength: must be a number >= 0"),
+        ("weights counts.csv --method fedpals --target target.csv --strength 1 --ess 0.5", "--ess: finds the strength"),
+        ("weights counts.csv --method fedla --csv none/w.csv", "--csv: none/w.csv can't be written"),
+    ],
+)
+def test_a_mistake_is_one_line_that_says_what_to_do(here: Path, arguments: str, message: str) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        run(*arguments.split())
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("command", ["describe", "weights"])
+def test_help_shows_an_example_and_the_files_form(command: str) -> None:
+    text = " ".join(run(command, "--help").split())
+    assert f"fedskew {command} counts.csv --" in text
+    assert "client,class,count" in text
+
+
+def test_the_commands_start_without_torch_and_matplotlib() -> None:
+    code = "import sys; from fedskew.cli import labels; print('torch' in sys.modules, 'matplotlib' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert found.stdout.strip() == "False False"
