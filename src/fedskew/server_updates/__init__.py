@@ -1,7 +1,8 @@
 """How the weighted updates of a round move the model."""
 
+from fedskew.momentum import fednova_normaliser
 from fedskew.server_updates._fedexp import FedEXP, fedexp_step
-from fedskew.server_updates._fednova import FedNova, fednova, fednova_normaliser, fednova_weights
+from fedskew.server_updates._fednova import FedNova, fednova, fednova_weights
 from fedskew.server_updates._plain import Plain, PlainState
 from fedskew.server_updates._protocol import ServerUpdate
 

@@ -23,19 +23,8 @@ from torch import Tensor
 
 from fedskew.about import Cost
 from fedskew.errors import ArgumentError
+from fedskew.momentum import check_momentum, fednova_normaliser
 from fedskew.server_updates._weighted_sum import FloatArray, as_tensor, as_weights, weighted_sum
-
-
-def fednova_normaliser(steps: int, momentum: float) -> float:
-    """What `steps` gradients add up to in an SGD update with this momentum, a(tau, rho), from a fresh buffer.
-
-    It is `steps` without momentum. Raises ArgumentError for negative steps or a momentum outside [0, 1).
-    """
-    _check_momentum(momentum)
-    if not (float(steps).is_integer() and steps >= 0):
-        raise ArgumentError(f"steps: must be whole numbers, 0 or above, got {steps}")
-    steps = int(steps)
-    return float((steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum))
 
 
 def fednova_weights(steps: ArrayLike, weights: ArrayLike, momentum: float) -> FloatArray:
@@ -87,7 +76,7 @@ class FedNova:
 
     def __post_init__(self) -> None:
         if self.local_momentum is not None:
-            _check_momentum(self.local_momentum)
+            check_momentum(self.local_momentum)
 
     def init(self, parameters: Tensor) -> None:
         """Nothing is kept between rounds."""
@@ -105,8 +94,3 @@ class FedNova:
             raise ArgumentError("local_momentum: give that of the clients' SGD, such as FedNova(local_momentum=0.9)")
         change = weighted_sum(updates, fednova_weights(steps, weights, self.local_momentum))
         return (parameters + change).to(parameters.dtype), None
-
-
-def _check_momentum(momentum: float) -> None:
-    if not 0 <= momentum < 1:
-        raise ArgumentError(f"momentum: must be in [0, 1), got {momentum}")
