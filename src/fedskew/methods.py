@@ -15,10 +15,9 @@ names a filler replaces what the preset says of its slot; one without a name cha
 
 A filler of one's own is named `module:Class` wherever the name of one of ours may stand.
 
-Presets are joined by "+". Each brings something: fillers of slots, a classification loss, terms; what none brings is as
-in FedAvg. Where two bring the same thing, the one that brings nothing else has it, and the other, which is known by
-more, gives way: "fedlc+fedvls" is FedLC's loss with FedVLS's two terms, as in that paper's table 6. Where that does not
-decide, they are refused.
+Presets are joined by "+". Each brings fillers of slots, a classification loss, or terms; what none brings is as in
+FedAvg. Two that bring the same thing are refused, unless one of them says that its own gives way (`GIVES_WAY`): so
+"fedlc+fedvls" is FedLC's loss with FedVLS's two terms, as in that paper's table 6.
 """
 
 from __future__ import annotations
@@ -93,6 +92,9 @@ PRESETS: dict[str, dict[str, Table]] = {
     "fednova": {"server_update": {"name": "fednova"}},
     "fedexp": {"server_update": {"name": "fedexp"}},
 }
+
+GIVES_WAY: dict[str, str] = {"fedvls": "objective"}
+"""Presets that are still themselves without the filler of one slot (of the objective, the classification loss)."""
 
 COMBINATIONS: tuple[str, ...] = (
     "fedentopt+fedprox",
@@ -231,14 +233,12 @@ def _brings(preset: Mapping[str, Table]) -> dict[str, Table]:
 
 
 def _whose(thing: str, brings: Mapping[str, Mapping[str, Table]]) -> str:
-    """The preset that has what one or several bring: the only one, or the only one that brings nothing else."""
+    """The preset that has what one or several bring: the only one, or the only one that does not give way."""
     claims = [part for part in brings if thing in brings[part]]
-    alone = [part for part in claims if len(brings[part]) == 1]
-    if len(claims) == 1:
-        return claims[0]
-    if len(alone) == 1:
-        return alone[0]
-    first, second = (alone or claims)[:2]
+    firm = [part for part in claims if GIVES_WAY.get(part) != thing] or claims
+    if len(firm) == 1:
+        return firm[0]
+    first, second = firm[:2]
     slot, _, term = thing.partition(".")
     if term:
         reason = f"both bring the term {term!r}, which counts once"

@@ -1,0 +1,163 @@
+"""Combinations of fillers to try: the whole product, and a small set that covers every accepted pair.
+
+Not a test: tests that train, checkpoint and resume draw their cases from here.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any, NamedTuple
+
+from fedskew.about import default_weight
+from fedskew.errors import CombinationError
+from fedskew.methods import DEFAULTS, SLOTS, Method, check
+from fedskew.objectives import Objective
+
+PARAMETERS: Mapping[str, Mapping[str, Any]] = {}
+"""What a filler needs that has no default, by `slot.name`."""
+
+NAMED_TERMS: tuple[tuple[str, ...], ...] = (
+    ("vacant_distillation", "suppression"),
+    ("vacant_distillation", "suppression", "fedntd"),
+    ("vacant_distillation", "suppression", "fpl"),
+    ("fedntd", "feddkd"),
+    ("moon", "fedmr"),
+)
+"""Sets of terms that the whole product holds beside none and single ones: the papers', and those that interfere."""
+
+TERMS_AT_ONCE = 3
+
+_ROLES = {name: kind.role for name, kind in SLOTS["objective"].items()}
+LOSSES = tuple(name for name, role in _ROLES.items() if role == "classification")
+TERMS = tuple(name for name, role in _ROLES.items() if role == "term")
+
+
+class Cell(NamedTuple):
+    """One combination, by names."""
+
+    selection: str = DEFAULTS["selection"]["name"]
+    loss: str = DEFAULTS["objective"]["name"]
+    terms: tuple[str, ...] = ()
+    local_step: str = DEFAULTS["local_step"]["name"]
+    weighting: str = DEFAULTS["weighting"]["name"]
+    server_update: str = DEFAULTS["server_update"]["name"]
+
+    def tables(self) -> dict[str, Any]:
+        """It as the `[method]` of a config."""
+        objective = {**_table("objective", self.loss), "terms": [_table("objective", term) for term in self.terms]}
+        slots = ("selection", "local_step", "weighting", "server_update")
+        return {"objective": objective, **{slot: _table(slot, getattr(self, slot)) for slot in slots}}
+
+    def method(self) -> Method:
+        """It as fillers with their defaults, not checked."""
+        terms = [_filler("objective", term) for term in self.terms]
+        return Method(
+            selection=_filler("selection", self.selection),
+            objective=Objective(_filler("objective", self.loss), tuple((default_weight(term), term) for term in terms)),
+            local_step=_filler("local_step", self.local_step),
+            weighting=_filler("weighting", self.weighting),
+            server_update=_filler("server_update", self.server_update),
+        )
+
+    @property
+    def accepted(self) -> bool:
+        """Whether it may be run."""
+        try:
+            check(self.method())
+        except CombinationError:
+            return False
+        return True
+
+    def __str__(self) -> str:
+        return "+".join([*self[:2], *self.terms, *self[3:]])
+
+
+def whole_product(losses: tuple[str, ...] = LOSSES, terms: tuple[str, ...] = TERMS) -> Iterator[Cell]:
+    """Every selection, loss, set of terms (none, single ones, named sets), local step, weighting and server update."""
+    known = SLOTS["objective"]
+    named = [terms for terms in NAMED_TERMS if all(term in known for term in terms)]
+    subsets = [(), *((term,) for term in terms), *named]
+    slots = (SLOTS[slot] for slot in ("local_step", "weighting", "server_update"))
+    for cell in itertools.product(SLOTS["selection"], losses, subsets, *slots):
+        yield Cell(*cell)
+
+
+def covering_set() -> list[Cell]:
+    """Accepted combinations that hold every accepted pair of fillers, of terms too; the same ones every time.
+
+    Greedy: each begins with the first pair that is not covered yet, and takes in every other slot what covers most.
+    """
+    missing = dict.fromkeys(accepted_pairs())
+    cells = []
+    while missing:
+        cell = _put(_put(Cell(), next(iter(missing))[0]), next(iter(missing))[1])
+        fixed = {factor for factor, _ in next(iter(missing))}
+        for factor, names in _factors().items():
+            if factor == "terms":
+                while len(cell.terms) < TERMS_AT_ONCE:
+                    more = [_put(cell, (factor, name)) for name in names if name not in cell.terms]
+                    best = _best(more, missing)
+                    if best is None or _gain(best, missing) == _gain(cell, missing):
+                        break
+                    cell = best
+            elif factor not in fixed:
+                cell = _best([_put(cell, (factor, name)) for name in names], missing) or cell
+        cells.append(cell)
+        for pair in pairs_of(cell):
+            missing.pop(pair, None)
+    return cells
+
+
+Item = tuple[str, str]
+
+
+def accepted_pairs() -> list[tuple[Item, Item]]:
+    """Every two fillers that may stand in one method, everything else as in FedAvg."""
+    items = [(factor, name) for factor, names in _factors().items() for name in names]
+    return [
+        pair
+        for pair in itertools.combinations(items, 2)
+        if (pair[0][0] != pair[1][0] or pair[0][0] == "terms") and _put(_put(Cell(), pair[0]), pair[1]).accepted
+    ]
+
+
+def pairs_of(cell: Cell) -> set[tuple[Item, Item]]:
+    """The pairs that a combination holds."""
+    own = cell._asdict()
+    items = [
+        (factor, name)
+        for factor, names in _factors().items()
+        for name in names
+        if (name in own[factor] if factor == "terms" else name == own[factor])
+    ]
+    return set(itertools.combinations(items, 2))
+
+
+def _factors() -> dict[str, tuple[str, ...]]:
+    slots = {slot: tuple(SLOTS[slot]) for slot in ("selection", "local_step", "weighting", "server_update")}
+    return {"loss": LOSSES, **slots, "terms": TERMS}
+
+
+def _put(cell: Cell, item: Item) -> Cell:
+    factor, name = item
+    return cell._replace(**{factor: (*cell.terms, name) if factor == "terms" else name})
+
+
+def _best(cells: list[Cell], missing: Mapping[tuple[Item, Item], None]) -> Cell | None:
+    """The accepted one that covers most, the first of several."""
+    return max((cell for cell in cells if cell.accepted), key=lambda cell: _gain(cell, missing), default=None)
+
+
+def _gain(cell: Cell, missing: Mapping[tuple[Item, Item], None]) -> int:
+    return len(pairs_of(cell) & missing.keys())
+
+
+def _table(slot: str, name: str) -> dict[str, Any]:
+    return {"name": name, **PARAMETERS.get(f"{slot}.{name}", {})}
+
+
+@cache
+def _filler(slot: str, name: str) -> Any:
+    return SLOTS[slot][name](**PARAMETERS.get(f"{slot}.{name}", {}))

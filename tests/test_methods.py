@@ -1,0 +1,327 @@
+"""What may be combined: presets, tables, and a verdict on every cell of the whole product.
+
+The expectations below were written from the papers' definitions (the composition rules of the design), not from the
+code: a filler that they don't know fails a test until somebody has decided for it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+
+from covering import Cell, accepted_pairs, covering_set, pairs_of, whole_product
+from fedskew import about, methods
+from fedskew.errors import CombinationError, ConfigError
+from fedskew.local_steps import FedProx
+from fedskew.methods import COMBINATIONS, DEFAULTS, PRESETS, SLOTS, Method, build, check, cost, expand
+from fedskew.objectives import CrossEntropy, FedKD, FedLC, FedNTD, Objective
+from fedskew.selection import Uniform
+from fedskew.server_updates import FedNova, Plain
+from fedskew.weighting import FedAvg
+
+LOSSES = {"cross_entropy", "fedrs", "fedlc", "fedvls_calibration"}
+TERMS = {"vacant_distillation", "suppression", "fedntd", "fedlmd", "fedkd", "fedekd", "feddkd", "fedmr", "moon", "fpl"}
+KNOWN = {
+    "selection": {"uniform", "fedentopt", "seol_kim", "greedy_kl"},
+    "objective": LOSSES | TERMS,
+    "local_step": {"sgd", "fedprox", "fedsam", "scaffold", "fedgf"},
+    "weighting": {"fedavg", "uniform", "fedla", "fedpals", "afl"},
+    "server_update": {"plain", "fednova", "fedexp"},
+}
+SAME_COHORT = {"seol_kim", "greedy_kl"}  # what they choose does not depend on the round
+
+
+def is_refused(cell: Cell) -> bool:
+    """One classification loss, terms that are terms, each once; SCAFFOLD's correction or FedNova's, not both."""
+    return (
+        cell.loss not in LOSSES
+        or not set(cell.terms) <= TERMS
+        or len(set(cell.terms)) < len(cell.terms)
+        or (cell.local_step == "scaffold" and cell.server_update == "fednova")
+    )
+
+
+def conflicts(cell: Cell) -> set[frozenset[str]]:
+    """The pairs that may be run although one undoes what the other is for."""
+    pairs = set()
+    # Even cohorts against a target mix.
+    if cell.weighting == "fedpals" and cell.selection != "uniform":
+        pairs.add(("fedpals", cell.selection))
+    # DKD's second half is NTD's term.
+    if {"fedntd", "feddkd"} <= set(cell.terms):
+        pairs.add(("fedntd", "feddkd"))
+    # SCAFFOLD's corrections recentre every client on the plain mean, so weights don't move where it ends; and a cohort
+    # that never changes makes c the mean of a part, divided by all clients.
+    if cell.local_step == "scaffold" and cell.weighting != "uniform":
+        pairs.add(("scaffold", cell.weighting))
+    if cell.local_step == "scaffold" and cell.selection in SAME_COHORT:
+        pairs.add(("scaffold", cell.selection))
+    # AFL looks for the worst client, and never hears of those who are never chosen.
+    if cell.weighting == "afl" and cell.selection in SAME_COHORT:
+        pairs.add(("afl", cell.selection))
+    return {frozenset(pair) for pair in pairs}
+
+
+def test_every_filler_is_decided_for():
+    for slot, known in KNOWN.items():
+        assert set(SLOTS[slot]) <= known, f"decide in this file what the new fillers of {slot} go with"
+
+
+def verdict(cell: Cell) -> set[frozenset[str]] | None:
+    """What the code says: None where it refuses, else the pairs that it warns of."""
+    try:
+        return {frozenset(text.partition(":")[0].split(" with ")) for text in check(cell.method())}
+    except CombinationError:
+        return None
+
+
+def test_every_cell_of_the_whole_product_is_accepted_or_refused_as_it_should_be():
+    every = tuple(SLOTS["objective"])  # terms where a loss belongs, and losses where a term does, too
+    for cell in whole_product(losses=every, terms=every):
+        assert verdict(cell) == (None if is_refused(cell) else conflicts(cell)), cell
+
+
+def test_every_loss_with_every_two_terms_is_accepted_or_refused_as_it_should_be():
+    every = tuple(SLOTS["objective"])
+    for loss, *terms in itertools.product(every, repeat=3):
+        cell = Cell(loss=loss, terms=tuple(terms))
+        assert verdict(cell) == (None if is_refused(cell) else conflicts(cell)), cell
+
+
+@pytest.mark.parametrize(
+    ("tables", "why", "nearest"),
+    [
+        ({"objective": {"name": "suppression"}}, "is a term", 'name = "cross_entropy"'),
+        ({"objective": {"name": "fedlc", "terms": ["fedrs"]}}, "second classification loss beside 'fedlc'", "fedntd"),
+        ({"objective": {"terms": ["fedmr", "fedmr"]}}, "stands there twice", "sum of the weights"),
+        ({"preset": "fedlc+fedrs"}, "an objective has one", "take 'fedlc' or 'fedrs'"),
+        ({"preset": "fedvls+fedlc+fedrs"}, "an objective has one", "take 'fedvls+fedlc' or 'fedvls+fedrs'"),
+        ({"preset": "fedentopt+fedla+fedpals"}, "weighting slot", "take 'fedentopt+fedla' or 'fedentopt+fedpals'"),
+        ({"preset": "fedprox+fedsam"}, "local_step slot", "take 'fedprox' or 'fedsam'"),
+        ({"preset": "fedprox+fedprox"}, "twice", "once is enough"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_with_the_reason_and_the_nearest_that_does(tables, why, nearest):
+    with pytest.raises(CombinationError) as error:
+        expand(tables)
+    assert str(error.value).startswith("method.")
+    assert "\n" not in str(error.value)
+    assert why in str(error.value)
+    assert nearest in str(error.value)
+
+
+@dataclass(frozen=True)
+class OwnStep:
+    """A local step of one's own that says what it does not go with."""
+
+    refuses: ClassVar = {"server_update.fednova": "its steps are not SGD's; take the plain server update"}
+    warns: ClassVar = {"weighting.fedla": "it weighs by itself; take uniform weights"}
+
+    def step(self, parameters, gradient, carried, settings):
+        return parameters, carried
+
+
+class OwnKD(FedKD):
+    """A term of one's own that inherits from one of ours."""
+
+
+def own(**slots) -> Method:
+    fillers = {"selection": Uniform(), "objective": Objective(CrossEntropy()), "local_step": OwnStep()}
+    return Method(**{**fillers, "weighting": FedAvg(), "server_update": Plain(), **slots})
+
+
+def test_a_filler_of_ones_own_needs_to_say_nothing_and_is_heard_where_it_does():
+    assert check(own()) == []
+    with pytest.raises(CombinationError, match=r"fednova: its steps are not SGD's; take the plain"):
+        check(own(server_update=FedNova()))
+    (text,) = check(own(weighting=SLOTS["weighting"]["fedla"]()))
+    assert "with fedla: it weighs by itself" in text
+
+
+def test_a_term_of_ones_own_goes_by_the_name_of_the_one_that_it_inherits_from():
+    assert methods.key_of("objective", OwnKD()) == "objective.fedkd"
+    check(own(objective=Objective(CrossEntropy(), ((0.1, FedKD()), (0.1, OwnKD())))))
+
+
+def test_a_filler_in_the_wrong_slot_is_refused_before_the_run():
+    with pytest.raises(ConfigError, match=r"method.weighting: FedProx has no weigh\(\).* it goes into local_step"):
+        expand({"weighting": FedProx()})
+    with pytest.raises(ConfigError, match=r"role must be 'classification' or 'term'"):
+        check(own(objective=Objective(type("Bare", (), {"value": None})())))
+
+
+BRINGS = {
+    "fedavg": set(), "uniform": {"weighting"}, "fedentopt": {"selection"}, "seol_kim": {"selection"},
+    "greedy_kl": {"selection"}, "fedrs": {"loss"}, "fedlc": {"loss"}, "fedvls": {"loss", "terms"}, "fedntd": {"terms"},
+    "fedlmd": {"terms"}, "fedkd": {"terms"}, "fedekd": {"terms"}, "feddkd": {"terms"}, "fedmr": {"terms"},
+    "fedprox": {"local_step"}, "fedsam": {"local_step"}, "fedla": {"weighting"}, "fedpals": {"weighting"},
+    "fednova": {"server_update"}, "fedexp": {"server_update"}, "moon": {"terms"}, "fpl": {"terms"},
+    "scaffold": {"local_step", "weighting"}, "fedgf": {"local_step"}, "afl": {"weighting"},
+}  # fmt: skip
+YIELDS = {("fedvls", "loss"), ("scaffold", "weighting")}  # FedVLS is its terms too; SCAFFOLD's plain mean is a default
+
+
+def test_any_two_presets_compose_unless_both_insist_on_the_same_thing():
+    assert set(PRESETS) <= set(BRINGS), "decide in this file what the new presets bring"
+    for first, second in itertools.combinations(PRESETS, 2):
+        shared = (BRINGS[first] & BRINGS[second]) - {"terms"}
+        insist = {thing for thing in shared if not {(first, thing), (second, thing)} & YIELDS}
+        refused = bool(insist) or {first, second} == {"scaffold", "fednova"}
+        for name in (f"{first}+{second}", f"{second}+{first}"):
+            if refused:
+                with pytest.raises(CombinationError):
+                    expand({"preset": name})
+            else:
+                expand({"preset": name})
+
+
+@pytest.mark.parametrize("name", [*PRESETS, *COMBINATIONS])
+def test_a_preset_expands_to_a_method_that_replays_itself(name):
+    whole = expand({"preset": name})
+    assert set(whole) == set(SLOTS)
+    assert expand(whole) == whole
+    assert expand({slot: getattr(build(whole), slot) for slot in SLOTS}) == whole
+
+
+def names(tables) -> tuple:
+    whole = expand(tables)
+    return whole["objective"]["name"], [(term["name"], term["weight"]) for term in whole["objective"]["terms"]]
+
+
+def test_objectives_of_presets_compose():
+    vls = [("vacant_distillation", 0.1), ("suppression", 0.005)]
+    assert names({"preset": "fedvls"}) == ("fedvls_calibration", vls)
+    assert names({"preset": "fedlc+fedvls"}) == names({"preset": "fedvls+fedlc"}) == ("fedlc", vls)
+    assert names({"preset": "fedvls+fedrs"}) == ("fedrs", vls)
+    assert names({"preset": "fedvls+fedntd"}) == ("fedvls_calibration", [*vls, ("fedntd", 0.1)])
+    assert names({"preset": "fedlc+fedntd"}) == ("fedlc", [("fedntd", 0.1)])
+    assert names({"preset": "fedmr+fedkd"}) == ("cross_entropy", [("fedmr", 1e-4), ("fedkd", 0.1)])
+    assert names({"preset": "fedentopt+fedlc+fedvls+fedprox"}) == ("fedlc", vls)
+
+
+@pytest.mark.parametrize("term", ["fedntd", "fedlmd", "fedkd", "fedekd", "feddkd"])
+def test_terms_of_the_distillation_family_weigh_what_they_do_in_the_fedvls_comparison(term):
+    assert names({"preset": term}) == ("cross_entropy", [(term, 0.1)])
+    assert names({"objective": {"terms": [{"name": term, "weight": 1}]}}) == ("cross_entropy", [(term, 1.0)])
+
+
+@pytest.mark.parametrize("name", COMBINATIONS)
+def test_the_papers_own_combinations_run_without_a_word(name):
+    assert check(build(expand({"preset": name}))) == []
+
+
+def test_a_table_with_a_name_replaces_its_slot_and_one_without_changes_it():
+    assert expand({"preset": "fedprox", "local_step": {"mu": 0.5}})["local_step"] == {"name": "fedprox", "mu": 0.5}
+    assert expand({"preset": "fedprox", "local_step": {"name": "sgd"}})["local_step"] == {"name": "sgd"}
+    assert names({"preset": "fedlc+fedvls", "objective": {"tau": 0.5}}) == names({"preset": "fedlc+fedvls"})
+    assert names({"preset": "fedvls", "objective": {"name": "fedlc"}}) == ("fedlc", [])
+    assert names({"preset": "fedvls", "objective": {"terms": ["fedkd"]}}) == ("fedvls_calibration", [("fedkd", 0.1)])
+
+
+def test_fillers_may_stand_where_tables_may():
+    objective = Objective(FedLC(tau=0.5), ((0.3, FedNTD()),))
+    assert names({"objective": objective}) == ("fedlc", [("fedntd", 0.3)])
+    assert names({"objective": {"name": "fedlc", "terms": [FedNTD()]}}) == ("fedlc", [("fedntd", 0.1)])
+    assert expand({"local_step": FedProx(0.3)})["local_step"] == {"name": "fedprox", "mu": 0.3}
+
+
+@pytest.mark.parametrize(
+    ("tables", "says"),
+    [
+        ({"preset": "FedVLS"}, "did you mean 'fedvls'"),
+        ({"preset": "fedentopt+fedporx"}, "did you mean 'fedprox'"),
+        ({"local_stepp": "sgd"}, "no such slot .did you mean 'local_step'"),
+        ({"objective": {"terms": [{"weight": 1.0}]}}, r"terms\[0\].name: missing"),
+        ({"objective": {"terms": [{"name": "fedmr", "weight": -1}]}}, r"terms\[0\].weight: .* got -1"),
+        ({"objective": {"terms": [{"name": "fedmr", "weight": "a"}]}}, r"terms\[0\].weight: .* got 'a'"),
+        ({"objective": {"terms": [{"name": "fedmr", "weight": float("nan")}]}}, r"terms\[0\].weight: .* got nan"),
+        ({"objective": {"terms": [3]}}, r"terms\[0\]: expected a table"),
+        ({"objective": {"terms": "fedmr"}}, "terms: expected a list"),
+        ({"objective": {"terms": 3}}, "terms: expected a list"),
+        ({"objective": {"terms": [{"name": "fedmr", "beta": 1}]}}, r"terms\[0\].beta: fedmr has no such parameter"),
+        ({"weighting": 3}, "method.weighting: expected a table"),
+    ],
+)
+def test_a_mistake_names_its_key(tables, says):
+    with pytest.raises(ConfigError, match=says):
+        expand(tables)
+
+
+def test_fednova_reckons_with_the_momentum_of_the_run_and_with_no_other():
+    whole = expand({"preset": "fednova"})
+    assert "local_momentum" not in whole["server_update"]
+    assert build(whole, momentum=0.9).server_update == FedNova(0.9)
+    assert build(expand({"server_update": FedNova(0.9)}), momentum=0.9).server_update == FedNova(0.9)
+    with pytest.raises(ConfigError, match=r"method.server_update.local_momentum: 0.5 isn't the clients' .* 0.9"):
+        build(expand({"server_update": FedNova(0.5)}), momentum=0.9)
+    assert build(expand({"preset": "fedavg"}), momentum=0.9).server_update == Plain()
+
+
+def preset_cost(name: str) -> about.Cost:
+    return cost(build(expand({"preset": name})))
+
+
+def test_costs_are_those_of_the_definitions():
+    assert preset_cost("fedavg") == about.Cost()
+    assert preset_cost("fedvls") == about.Cost(forward=1)
+    assert preset_cost("fedsam") == about.Cost(forward=1, backward=1)
+    assert preset_cost("fedentopt").numbers == ("C up once",)
+    assert preset_cost("seol_kim").numbers == ("C up once", "C down")
+    assert preset_cost("fednova").numbers == ("1 up",)
+    for free in ("fedprox", "fedrs", "fedlc", "fedmr", "fedexp", "uniform"):
+        assert preset_cost(free) == about.Cost()
+
+
+def test_what_two_methods_share_costs_once():
+    assert preset_cost("fedvls+fedntd+fedkd").forward == 1  # one teacher for all
+    assert preset_cost("fedsam+fedvls") == about.Cost(forward=2, backward=1)
+    assert preset_cost("fedentopt+fedla").numbers == ("C up once",)
+    reads = type("Reads", (), {"reads": frozenset({"teacher", "previous"})})
+    assert about.cost(reads) == about.Cost(forward=2, client_models=1)
+    assert (
+        str(about.Cost(forward=1, models_down=1, client_models=1)) == "+1 forward, +1 model down, client keeps 1 model"
+    )
+
+
+def test_what_a_filler_says_of_others_names_slots_and_reasons():
+    for says in (about.refuses, about.warns):
+        for (one, other), reason in methods.exceptions(says).items():
+            for key in (one, other):
+                slot, _, name = key.partition(".")
+                assert name in KNOWN[slot], key
+            assert len(reason) > 20
+    for slot, index in SLOTS.items():
+        for name, kind in index.items():
+            assert about.paper(kind), f"{slot}.{name} names no paper"
+            assert kind.__doc__
+
+
+def test_the_defaults_are_fedavg():
+    assert expand({}) == expand({"preset": "fedavg"}) == expand(DEFAULTS)
+
+
+def test_the_covering_set_holds_every_accepted_pair_in_few_accepted_combinations():
+    cells = covering_set()
+    assert cells == covering_set()
+    assert all(cell.accepted and not is_refused(cell) for cell in cells)
+    covered = set().union(*(pairs_of(cell) for cell in cells))
+    wanted = {
+        frozenset([one, other])
+        for one, other in itertools.combinations([(slot, name) for slot in SLOTS for name in SLOTS[slot]], 2)
+        if one[0] != other[0] or (one[0] == "objective" and not {one[1], other[1]} <= LOSSES)
+        if {one, other} != {("local_step", "scaffold"), ("server_update", "fednova")}
+    }
+    slot_of = {"loss": "objective", "terms": "objective"}
+    seen = {frozenset((slot_of.get(factor, factor), name) for factor, name in pair) for pair in covered}
+    assert seen == wanted
+    assert len(accepted_pairs()) == len(wanted)
+    assert len(cells) <= 40
+
+
+@pytest.mark.parametrize("cell", covering_set(), ids=str)
+def test_the_covering_set_is_written_as_configs(cell):
+    built, direct = build(expand(cell.tables())), cell.method()
+    assert built == direct
