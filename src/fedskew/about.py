@@ -8,7 +8,8 @@ It says so in class variables. All are optional, so a filler of one's own needs 
     warns: ClassVar[Mapping[str, str]] = {"selection.fedentopt": "the reason; the nearest that avoids it"}
     default_weight: ClassVar[float] = 0.1      of a term of the objective; 1 where it says none
 
-A key is a slot and a name of its index. One of two fillers names the other; which one does not matter.
+A key is a slot and a name of its index. One of two fillers names the other, whichever; a reason reads well on both
+their pages.
 """
 
 from __future__ import annotations

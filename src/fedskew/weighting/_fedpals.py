@@ -69,8 +69,8 @@ class FedPALS:
     cost: ClassVar[Cost] = LABEL_COUNTS
     warns: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("selection.fedentopt", "selection.greedy_kl", "selection.seol_kim"),
-        "it chooses cohorts whose labels are even and FedPALS weighs them towards the target mix, so their goals "
-        "conflict unless the target is even; uniform selection leaves the mix to FedPALS",
+        "cohorts are chosen for even labels and weighed towards the target mix, so the goals conflict unless the "
+        "target is even; uniform selection leaves the mix to FedPALS",
     )
 
     strength: float = 0.0
