@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:  # so that weighing clients from the command line need not wait for PyTorch
     from torch import Tensor
 
+    from fedskew.objectives import Batch
+
 Named: TypeAlias = "Mapping[str, Tensor]"
 
 
@@ -25,7 +27,8 @@ class LocalEnd(NamedTuple):
     `start`, `parameters`: what was sent and what came out, `(parameters,)`; `buffers`: what came out, `(buffers,)`;
     `steps`: local steps taken; `lr`, `momentum`: of this round; `client`: the client's state before; `broadcast`: what
     was sent beside the model; `gathered`: what `gather` made of the batches; `full_gradient`, `full_loss`: gradient,
-    `(parameters,)`, and mean, 0-d, of the objective over all of the client's samples, at any parameters.
+    `(parameters,)`, and mean, 0-d, of the objective over all of the client's samples, at any parameters, with the sent
+    model's buffers.
     """
 
     start: Tensor
@@ -73,8 +76,8 @@ class Hooks:
         """What a client keeps between its participations, before its first; `parameters`: the model sent."""
         return {}
 
-    def gather(self, gathered: Named, features: Tensor, targets: Tensor, last_epoch: bool) -> Named:
-        """What is made of a batch, `features` `(batch, dim)` and `targets` `(batch,)`, as it is trained on."""
+    def gather(self, gathered: Named, batch: Batch, last_epoch: bool) -> Named:
+        """What is made of a batch, as the first pass of its step saw it, without gradient; empty before the first."""
         return gathered
 
     def end_local(self, end: LocalEnd) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -84,3 +87,7 @@ class Hooks:
     def end_round(self, state: Named, end: RoundEnd) -> dict[str, Tensor]:
         """What the server keeps next."""
         return dict(state)
+
+    def evaluated(self, state: Named, parameters: Tensor) -> Tensor:
+        """The parameters that are evaluated and saved, where they aren't those that training goes on from."""
+        return parameters

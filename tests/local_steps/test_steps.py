@@ -7,19 +7,27 @@ import dataclasses
 import pytest
 import torch
 
+from fedskew.hooks import Hooks
 from fedskew.local_steps import INDEX, StepSettings
 
 G = torch.Generator().manual_seed(0)
 START = torch.randn(6, generator=G, dtype=torch.float64)
 CURVATURE = torch.rand(6, generator=G, dtype=torch.float64)
 OPTIMUM = torch.randn(6, generator=G, dtype=torch.float64)
-SETTINGS = StepSettings(start=START, lr=0.1, momentum=0.9, weight_decay=0.01)
 
 every_step = pytest.mark.parametrize("step", [kind() for kind in INDEX.values()], ids=INDEX.keys())
 
 
 def gradient(parameters):
     return CURVATURE * (parameters - OPTIMUM)
+
+
+def settings(step, start=START, lr=0.1, momentum=0.9, weight_decay=0.01):
+    """Those of a first round."""
+    if not isinstance(step, Hooks):
+        return StepSettings(start, lr, momentum, weight_decay)
+    broadcast = step.broadcast(step.init_server(START, 3))
+    return StepSettings(start, lr, momentum, weight_decay, broadcast, step.init_client(START))
 
 
 def run(step, start, settings, steps=5):
@@ -35,8 +43,9 @@ def run(step, start, settings, steps=5):
 def test_no_argument_is_written_to_and_the_result_is_its_own_memory(step, momentum, weight_decay):
     parameters, carried, start = START + 1, torch.ones_like(START), START.clone()
     given = CURVATURE.clone()
-    settings = StepSettings(start, 0.1, momentum, weight_decay)
-    after, _ = step.step(parameters, lambda _: given, carried, settings)
+    after, _ = step.step(
+        parameters, lambda _: given, carried, settings(step, start, momentum=momentum, weight_decay=weight_decay)
+    )
     assert torch.equal(parameters, START + 1)
     assert torch.equal(carried, torch.ones_like(START))
     assert torch.equal(given, CURVATURE)
@@ -48,8 +57,8 @@ def test_no_argument_is_written_to_and_the_result_is_its_own_memory(step, moment
 @every_step
 def test_mapped_over_a_cohort_it_equals_one_client_after_another(step):
     cohort = torch.stack([START, START + 1, START - 2])
-    mapped = torch.func.vmap(lambda start: run(step, start, SETTINGS))(cohort)
-    looped = torch.stack([run(step, start, SETTINGS) for start in cohort])
+    mapped = torch.func.vmap(lambda start: run(step, start, settings(step)))(cohort)
+    looped = torch.stack([run(step, start, settings(step)) for start in cohort])
     torch.testing.assert_close(mapped, looped)
 
 
@@ -60,7 +69,7 @@ def test_a_cohort_that_starts_from_one_sent_model_is_mapped_over_its_data_alone(
     def train(optimum):
         parameters, carried = START, step.init(START)
         for _ in range(3):
-            parameters, carried = step.step(parameters, lambda at: CURVATURE * (at - optimum), carried, SETTINGS)
+            parameters, carried = step.step(parameters, lambda at: CURVATURE * (at - optimum), carried, settings(step))
         return parameters
 
     torch.testing.assert_close(torch.func.vmap(train)(optima), torch.stack([train(optimum) for optimum in optima]))
@@ -68,8 +77,8 @@ def test_a_cohort_that_starts_from_one_sent_model_is_mapped_over_its_data_alone(
 
 @every_step
 def test_it_descends(step):
-    settings = StepSettings(START, lr=0.1, momentum=0.5)
-    before, after = (START - OPTIMUM).norm(), (run(step, START, settings, steps=200) - OPTIMUM).norm()
+    plain = settings(step, momentum=0.5, weight_decay=0.0)
+    before, after = (START - OPTIMUM).norm(), (run(step, START, plain, steps=200) - OPTIMUM).norm()
     assert after < 0.2 * before
 
 

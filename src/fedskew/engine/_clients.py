@@ -50,6 +50,11 @@ class ClientStates:
         self._rounds[client] = round
         self._hold(client, state)
 
+    @property
+    def newest(self) -> int:
+        """The last round of which there is a state; 0 before the first."""
+        return max(self._rounds.values(), default=0)
+
     def save(self) -> NDArray[np.int64]:
         """Write what isn't on disk yet, and return which client's state is of which round, `(clients, 2)`."""
         for client, round in self._rounds.items():

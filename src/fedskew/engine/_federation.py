@@ -141,6 +141,13 @@ class Federation:
         record["seconds"] = time.perf_counter() - began
         return following, record
 
+    def evaluated(self, state: ServerState) -> ModelState:
+        """The model to evaluate and to save: the state's own, unless a filler says otherwise."""
+        parameters = state.model.parameters
+        for name, hooks in hooked(self.method).items():
+            parameters = hooks.evaluated(state.hooks[name], parameters)
+        return state.model._replace(parameters=parameters)
+
     def _select(self, state: Any, round: int) -> tuple[NDArray[np.int64], Any]:
         rng = generator(self.seed, Purpose.SELECTION, round)
         return self.method.selection.select(state, self._seen, self.cohort_size, rng)

@@ -62,20 +62,21 @@ class Sequential:
 
     def _train(self, round: int, task: Assignment, sent: Sent) -> Update:
         start, training, client = sent.model.parameters, self.training, task.client
+        kept = {name: value.to(start.device) for name, value in task.state.items()}  # those from files are on the CPU
         settings = StepSettings(
             start=start,
             lr=training.lr * training.lr_decay ** (round - 1),
             momentum=training.momentum,
             weight_decay=training.weight_decay,
             broadcast=sent.broadcast,
-            client=task.state,
+            client=kept,
         )
         rows = self.samples[client] if task.quota is None else self._drawn(round, client, task.quota)
         held = self.counts[client] if task.quota is None else task.quota
         context = Context(torch.as_tensor(held, dtype=start.dtype, device=start.device), broadcast=sent.broadcast)
         self.model.write_state(sent.model)
         self._network.train()
-        previous = self._previous_of(task, sent)
+        previous = self._previous_of(kept, sent)
         parameters, carried = start, self.local_step.init(start)
         dropout_key = stream_key(self.seed, Purpose.DROPOUT_LAYER, round, client)
         augmentation_key = stream_key(self.seed, Purpose.AUGMENTATION, round, client)
@@ -94,7 +95,7 @@ class Sequential:
                 where = f"round {round}, client {client}, step {steps} ({len(batch)} samples)"
                 raise RunError(f"{where}: local training failed: {' '.join(str(error).split())}") from error
             for name, hooks in self.hooks.items():
-                gathered[name] = hooks.gather(gathered[name], passes.features, y, epoch == task.epochs - 1)
+                gathered[name] = hooks.gather(gathered[name], passes.batch, epoch == task.epochs - 1)
             total += passes.value * len(batch)
             seen += len(batch)
             steps += 1
@@ -104,9 +105,9 @@ class Sequential:
             self.observe(client, self.model.module)
         reply: dict[str, Tensor] = {}
         state: dict[str, Tensor] = {}
+        full = _Full(self, rows, context, previous, sent.model.buffers)
         for name, hooks in self.hooks.items():
-            full = _Full(self, rows, context, previous)
-            kept, returned = hooks.end_local(
+            own, returned = hooks.end_local(
                 LocalEnd(
                     start=start,
                     parameters=parameters,
@@ -114,14 +115,14 @@ class Sequential:
                     steps=steps,
                     lr=settings.lr,
                     momentum=settings.momentum,
-                    client=task.state,
+                    client=kept,
                     broadcast=sent.broadcast,
                     gathered=gathered[name],
                     full_gradient=full.gradient,
                     full_loss=full.loss,
                 )
             )
-            state |= kept
+            state |= own
             reply |= returned
         return Update(
             client=client,
@@ -134,11 +135,11 @@ class Sequential:
             state=state,
         )
 
-    def _previous_of(self, task: Assignment, sent: Sent) -> _Frozen | None:
+    def _previous_of(self, kept: Mapping[str, Tensor], sent: Sent) -> _Frozen | None:
         """The model that this client ended its last participation with; None at its first."""
-        if self._previous is None or "previous.parameters" not in task.state:
+        if self._previous is None or "previous.parameters" not in kept:
             return None
-        state = ModelState(task.state["previous.parameters"], task.state["previous.buffers"], sent.model.integers)
+        state = ModelState(kept["previous.parameters"], kept["previous.buffers"], sent.model.integers)
         self._previous.become(state)
         return self._previous
 
@@ -182,11 +183,11 @@ class _Frozen:
 class _Passes:
     """Forward and backward passes over one batch, at any parameters.
 
-    `value` and `features` are of the first pass, at the parameters that the step began with.
+    `value` and `batch` are of the first pass, at the parameters that the step began with.
     """
 
     value: Tensor
-    features: Tensor
+    batch: Batch
 
     def __init__(self, backend: Sequential, x: Tensor, y: Tensor, context: Context, previous: _Frozen | None) -> None:
         self._backend, self._x, self._y = backend, x, y
@@ -201,25 +202,33 @@ class _Passes:
         model = self._backend.model
         model.write(parameters)
         model.zero_gradient()
-        value, features = self.forward()
+        value, batch = self.forward()
         value.backward()  # type: ignore[no-untyped-call]
         if self._first:
-            self.value, self.features, self._first = value.detach(), features.detach(), False
+            self.value, self._first = value.detach(), False
+            self.batch = Batch(batch.features.detach(), batch.logits.detach(), batch.targets)
         return model.gradient
 
-    def forward(self) -> tuple[Tensor, Tensor]:
-        """The objective's value, 0-d, and the features, at the model's own parameters."""
+    def forward(self) -> tuple[Tensor, Batch]:
+        """The objective's value, 0-d, and what it is of, at the model's own parameters."""
         features, logits = self._backend._network(self._x)
-        return self._backend.objective.value(Batch(features, logits, self._y), self._context), features
+        batch = Batch(features, logits, self._y)
+        return self._backend.objective.value(batch, self._context), batch
 
 
 class _Full:
     """The objective over all of a client's samples: in eval mode and not augmented, so that nothing is random."""
 
     def __init__(
-        self, backend: Sequential, rows: NDArray[np.int64], context: Context, previous: _Frozen | None
+        self,
+        backend: Sequential,
+        rows: NDArray[np.int64],
+        context: Context,
+        previous: _Frozen | None,
+        buffers: Tensor,
     ) -> None:
         self._backend, self._rows, self._context, self._previous = backend, rows, context, previous
+        self._buffers = buffers
 
     def gradient(self, parameters: Tensor) -> Tensor:
         """The gradient of the mean objective, `(parameters,)`; zeros for a client without samples."""
@@ -239,6 +248,7 @@ class _Full:
     def _parts(self) -> Iterator[tuple[_Passes, float]]:
         backend = self._backend
         backend._network.eval()
+        backend.model.write_buffers(self._buffers)
         for rows in torch.split(torch.from_numpy(self._rows).to(backend.inputs.device), ROWS_AT_ONCE):
             if len(rows):
                 x, y = backend.inputs.index_select(0, rows), backend.targets.index_select(0, rows)

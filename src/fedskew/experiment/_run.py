@@ -82,7 +82,7 @@ class Run:
         self._validation = dataset.inputs[held].to(self.device), dataset.targets[held].to(self.device)
 
     def go(self, resume: bool = False, progress: Progress | None = None) -> SeedRun:
-        """Train to the end. An interrupt leaves a checkpoint of the last whole round."""
+        """Train to the end. An interrupt leaves a checkpoint: of the last whole round, or the one before it."""
         listeners = [progress] if progress else []
         with threads(self.config.engine.threads):
             state = self._begin(resume)
@@ -101,7 +101,9 @@ class Run:
                     if state.server.round % self.config.output.checkpoint_every == 0 or self._is_over(state):
                         self._save(state)
             except KeyboardInterrupt:
-                self._save(state)
+                # Inside a round clients may be ahead of the server's state; the last checkpoint is whole.
+                if self._clients.newest <= state.server.round:
+                    self._save(state)
                 raise
             finished = self._finish(state)
             for tracker in trackers:
@@ -163,14 +165,15 @@ class Run:
 
     def _evaluated(self, state: RunState, record: Round) -> tuple[RunState, Round]:
         """The record with its evaluations, and the state with the best model by validation so far."""
-        self.model.write_state(state.server.model)
+        model = self.federation.evaluated(state.server)
+        self.model.write_state(model)
         record["evaluation"] = self._evaluate(*self._test)
         if not len(self.task.validation):
             return state, record
         record["validation"] = validation = self._evaluate(*self._validation)
         if score(validation) > state.best_score:
             return dataclasses.replace(
-                state, best=state.server.model, best_score=score(validation), best_round=record["round"], stale=0
+                state, best=model, best_score=score(validation), best_round=record["round"], stale=0
             ), record
         return dataclasses.replace(state, stale=state.stale + 1), record
 
@@ -209,14 +212,15 @@ class Run:
 
     def _finish(self, state: RunState) -> SeedRun:
         """The summary, and the models on disk; leaves the final model in memory."""
+        final = self.federation.evaluated(state.server)
         best_round = state.best_round if state.best_round >= 0 else None
         summary = summarise(self.records, best_round) | surroundings(self.config.engine.threads, self.device)
         if self.folder is not None:
             if best_round is not None:
                 _save_model(self.model, state.best, self.folder.path / "best.safetensors")
-            _save_model(self.model, state.server.model, self.folder.path / "model.safetensors")
+            _save_model(self.model, final, self.folder.path / "model.safetensors")
             write_text(self.folder.summary, plain_json(summary))
-        self.model.write_state(state.server.model)
+        self.model.write_state(final)
         return self._seed_run(summary)
 
     def _seed_run(self, summary: dict[str, Any]) -> SeedRun:

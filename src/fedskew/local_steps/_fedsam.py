@@ -24,6 +24,13 @@ from fedskew.local_steps._protocol import Gradient, StepSettings
 from fedskew.local_steps._sgd import descend
 
 
+def ascend(parameters: Tensor, gradient: Gradient, rho: float) -> Tensor:
+    """The parameters at distance `rho` uphill, `(parameters,)`; they themselves where the gradient is zero."""
+    uphill = gradient(parameters)
+    reach: Tensor = rho / (torch.linalg.vector_norm(uphill) + 1e-7)
+    return parameters + reach * uphill
+
+
 @dataclass(frozen=True)
 class FedSAM:
     """SGD along the gradient at distance `rho` uphill. `rho` is 0.1 in the FedVLS paper."""
@@ -45,6 +52,4 @@ class FedSAM:
         self, parameters: Tensor, gradient: Gradient, carried: Tensor | None, settings: StepSettings
     ) -> tuple[Tensor, Tensor | None]:
         """One step along the gradient at the perturbed parameters; no argument is written to."""
-        uphill = gradient(parameters)
-        reach = self.rho / (torch.linalg.vector_norm(uphill) + 1e-7)
-        return descend(parameters, gradient(parameters + reach * uphill), carried, settings)
+        return descend(parameters, gradient(ascend(parameters, gradient, self.rho)), carried, settings)

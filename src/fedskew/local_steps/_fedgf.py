@@ -1,0 +1,87 @@
+"""FedGF: step along the gradient at a point between the client's worst neighbour and the server's.
+
+Lee & Yoon, "Rethinking the Flat Minima Searching in Federated Learning", ICML 2024.
+
+    client   p = theta + rho g / ||g||                          the client's own ascent, as in FedSAM
+             theta <- SGD(theta, gradient(c w_p + (1 - c) p))
+    server   w_p = w + rho_g (w_old - w) / ||w_old - w||        uphill of the new model, along its last move
+             c = share of the last W rounds in which mean_k ||y_k - w_old|| > T_D
+
+Where clients drift far apart, c rises and the point is the server's; before the first move c is 0, and the step is
+FedSAM's. As in the authors' code, whose grid for T_D is 0.2 and 0.3 and whose launcher calls it `c_o`; the mean over
+those who answered is unweighted. The norms are those of all trainable parameters. The authors train 10,000 rounds with
+one local epoch, lr 0.01, weight decay 0.0004 and no momentum.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedskew.about import Cost
+from fedskew.errors import ArgumentError
+from fedskew.hooks import Hooks, Named, RoundEnd
+from fedskew.local_steps._fedsam import ascend
+from fedskew.local_steps._protocol import Gradient, StepSettings
+from fedskew.local_steps._sgd import descend
+
+PERTURBED, SHARE, WINDOW = "fedgf.perturbed", "fedgf.share", "fedgf.window"
+
+
+@dataclass(frozen=True)
+class FedGF(Hooks):
+    """SGD along the gradient at a point between the client's ascent and the server's.
+
+    `rho`: reach of the client's ascent, 0.02, 0.05 or 0.1 in the authors' scripts; `server_rho`: of the server's, `rho`
+    where None; `window`: rounds that c looks back (W); `threshold`: distance from the sent model above which a round
+    counts as divergent (T_D).
+    """
+
+    paper: ClassVar[str] = "Lee & Yoon, ICML 2024"
+    cost: ClassVar[Cost] = Cost(forward=1, backward=1, models_down=1)
+
+    rho: float = 0.05
+    server_rho: float | None = None
+    window: int = 30
+    threshold: float = 0.3
+
+    def __post_init__(self) -> None:
+        for name in ("rho", "server_rho", "threshold"):
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and value >= 0):
+                raise ArgumentError(f"{name}: must be 0 or above and finite, got {value}")
+        if self.window < 1:
+            raise ArgumentError(f"window: must be 1 round or more, got {self.window}")
+
+    def init(self, parameters: Tensor) -> Tensor | None:
+        """A momentum buffer of zeros."""
+        return torch.zeros_like(parameters)
+
+    def step(
+        self, parameters: Tensor, gradient: Gradient, carried: Tensor | None, settings: StepSettings
+    ) -> tuple[Tensor, Tensor | None]:
+        """One step along the gradient at the point between; no argument is written to."""
+        ascended = ascend(parameters, gradient, self.rho)
+        point = torch.lerp(ascended, settings.broadcast[PERTURBED], settings.broadcast[SHARE])
+        return descend(parameters, gradient(point), carried, settings)
+
+    def init_server(self, parameters: Tensor, clients: int) -> dict[str, Tensor]:
+        """The model itself and an empty window, so that the first round is FedSAM's."""
+        return {PERTURBED: parameters.clone(), WINDOW: parameters.new_zeros(0)}
+
+    def broadcast(self, state: Named) -> dict[str, Tensor]:
+        """The perturbed model, `(parameters,)`, and c, 0-d."""
+        window = state[WINDOW]
+        return {PERTURBED: state[PERTURBED], SHARE: window.mean() if len(window) else window.new_zeros(())}
+
+    def end_round(self, state: Named, end: RoundEnd) -> dict[str, Tensor]:
+        """The new model, perturbed, and the window with this round's indicator, 1 or 0."""
+        divergent = torch.linalg.vector_norm(end.changes, dim=1).mean() > self.threshold
+        window = torch.cat([state[WINDOW], divergent.to(state[WINDOW].dtype).reshape(1)])[-self.window :]
+        uphill = end.old - end.new
+        reach = (self.rho if self.server_rho is None else self.server_rho) / (torch.linalg.vector_norm(uphill) + 1e-7)
+        return {PERTURBED: end.new + reach * uphill, WINDOW: window}
