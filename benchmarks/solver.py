@@ -4,7 +4,8 @@
 
 Clients draw their label mix from Dir(0.1) (sparse) or Dir(5) (dense) and hold 20 to 500 samples; the target is one draw
 from Dir(1). Each case is solved at strength = samples / 1000 and at strength 0, in a process of its own, so that its
-peak memory is its own: `counts_mb` is the input, `extra_mb` what the solve needed beyond it.
+peak memory is its own; on one thread unless OMP_NUM_THREADS says otherwise. `counts_mb` is the input, `extra_mb` what
+the solve needed beyond it.
 """
 
 from __future__ import annotations
@@ -76,6 +77,7 @@ def main() -> None:
     if arguments.only:
         print(json.dumps(measure(**json.loads(arguments.only))))
         return
+    environment = {"OMP_NUM_THREADS": "1", **os.environ}
     sizes = [size for size in (1_000, 10_000, 100_000, 1_000_000) if size < arguments.largest] + [arguments.largest]
     for kind in CONCENTRATION:
         for share in (1e-3, 0.0):
@@ -83,7 +85,8 @@ def main() -> None:
             for clients in sizes:
                 case = {"kind": kind, "clients": clients, "classes": arguments.classes, "share": share}
                 child = [sys.executable, __file__, "--only", json.dumps(case)]
-                line = subprocess.run(child, check=True, capture_output=True, text=True).stdout.strip()
+                done = subprocess.run(child, check=True, capture_output=True, text=True, env=environment)
+                line = done.stdout.strip()
                 found = json.loads(line)
                 seconds.append(found["seconds"])
                 print(line)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedskew.labels.hull import Mixes, project
+from fedskew.labels.ascent import Mixes
+from fedskew.labels.hull import project
 
 RNG = np.random.default_rng(5)
 SPARSE = np.floor(RNG.dirichlet(np.full(20, 0.1), size=3000) * 300)

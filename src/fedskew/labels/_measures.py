@@ -7,7 +7,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedskew.errors import ArgumentError
 from fedskew.labels._counts import CountsLike, FloatArray, LabelCounts, as_counts, as_floats, as_target, check_amounts
-from fedskew.labels.hull import Mixes, project
+from fedskew.labels.ascent import Mixes
+from fedskew.labels.hull import project
 
 
 def entropy(counts: CountsLike) -> float | FloatArray:

@@ -17,7 +17,8 @@ from numpy.typing import ArrayLike, NDArray
 from fedskew.errors import ArgumentError
 from fedskew.labels._counts import CountsLike, FloatArray, LabelCounts, as_target
 from fedskew.labels._measures import GROUPS, class_group_matrix, entropy, kl_to_uniform
-from fedskew.labels.hull import Mixes, project
+from fedskew.labels.ascent import Mixes
+from fedskew.labels.hull import project
 
 EXACT_PAIRS = 500_000
 """Up to so many pairs of clients a mean over pairs is exact; beyond, it is over a sample."""

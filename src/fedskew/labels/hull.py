@@ -4,79 +4,41 @@ FedPALS (section 3.1) weighs clients by the programme
 
     min over a >= 0, sum a = 1   ||T - sum_i a_i S_i||^2 + lambda sum_i a_i^2 / n_i
 
-with S_i the label marginals of client i and T the target mix. This module solves what measures and weights share:
-`project` is the programme without its penalty, and `ascend` maximises a dual with as many unknowns as classes, however
-many clients there are.
-
-The dual. Write a_i = p_i x_i with p_i any positive shares of sum 1 (FedAvg's weights, or equal ones), so that x = 1 are
-those shares and sizes of very different magnitude do no harm. For any offsets y0 and a curvature k > 0,
-
-    min over x >= 0, sum_i p_i x_i = 1   ||t - sum_i p_i x_i S_i||^2 / (2k) + sum_i p_i (x_i - y0_i)^2 / 2
-
-has the solution x_i = max(0, y0_i + S_i.v), where v in R^classes maximises the concave, piecewise quadratic
-
-    t.v - k/2 ||v - mean(v)||^2 - 1/2 sum_i p_i max(0, y0_i + S_i.v)^2 .
-
-(The multiplier of sum a = 1 is mean(v), because every S_i sums to 1.) Newton steps with an exact line search end after
-a handful of them: a step costs one pass over the clients and one Gram matrix of the clients with x_i > 0.
+with S_i the label marginals of client i, n_i its size, and T the target mix. `project` is the programme without its
+penalty; `multipliers` finds, of the weights that give a mix, those with the largest effective sample size.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fedskew.errors import ArgumentError
-from fedskew.labels._counts import FloatArray, as_sizes
+from fedskew.labels._counts import FloatArray
+from fedskew.labels.ascent import ROUNDING, Mixes, ascend, centred, normalised
 
-ROWS_AT_ONCE = 4096
-ROUNDING = 1e-14
-"""What counts as zero in a sum of shares that is computed over many clients."""
+COARSEST = 1e-6
+"""The curvature with which the method of multipliers begins."""
 
-MOST_STEPS = 300
-PATIENCE = 40
-ILL_CONDITIONED = 1e-11
+FINEST = 1e-20
+"""The least curvature that the method of multipliers goes down to."""
+
+MET = 1e-12
+"""Up to which part of the mix a constraint is met."""
 
 
-class Mixes:
-    """The clients' label marginals S, `(clients, classes)`, kept as the counts they come from.
+@dataclass(frozen=True)
+class Meeting:
+    """Weights that meet a mix: the end of `multipliers`.
 
-    `shares`: FedAvg's weights, `(clients,)`; 0 for a client without label counts or of size 0, who is not `present`.
-    Raises ArgumentError where nobody is present.
+    `weights`: `(clients,)`; `v`: the dual's unknowns, `(classes,)`; `curvature`: the last; `missing`: the largest part
+    of the mix that the weights miss.
     """
 
-    def __init__(self, counts: FloatArray, sizes: FloatArray | None = None) -> None:
-        totals = counts.sum(axis=1)
-        held = as_sizes(sizes, counts)
-        self.present = (totals > 0) & (held > 0)
-        if not self.present.any():
-            raise ArgumentError("counts: no client holds a sample")
-        self.samples = float(held[self.present].sum())
-        self.shares = np.where(self.present, held, 0.0) / self.samples
-        self._counts = np.ascontiguousarray(counts)
-        self._inverse = np.divide(1.0, totals, out=np.zeros_like(totals), where=self.present)
-
-    @property
-    def classes(self) -> int:
-        """How many classes there are."""
-        return int(self._counts.shape[1])
-
-    def scores(self, direction: FloatArray) -> FloatArray:
-        """S times a direction, `(clients,)`; 0 for who is not present."""
-        scores: FloatArray = (self._counts @ direction) * self._inverse
-        return scores
-
-    def blend(self, weights: FloatArray) -> FloatArray:
-        """The mix that weighted clients have, `sum_i a_i S_i`, `(classes,)`."""
-        blend: FloatArray = (weights * self._inverse) @ self._counts
-        return blend
-
-    def rows(self, ids: np.ndarray, scale: FloatArray | None = None) -> FloatArray:
-        """Some clients' marginals, each times its scale."""
-        factor = self._inverse[ids] if scale is None else self._inverse[ids] * scale[ids]
-        rows: FloatArray = self._counts[ids] * factor[:, None]
-        return rows
+    weights: FloatArray
+    v: FloatArray
+    curvature: float
+    missing: float
 
 
 @dataclass(frozen=True)
@@ -86,7 +48,7 @@ class Projection:
     `weights`: `(clients,)`, one of possibly many that reach it; `residual`: target minus nearest mix, `(classes,)`;
     `slack`: how far each client's score on the residual is below the best, `(clients,)`, <= 0: only clients with slack
     0 can have weight. `gap` bounds how much the squared distance exceeds the smallest; `kkt`: the largest violation of
-    stationarity.
+    stationarity. `meeting`: where the target lies in the hull, the weights with the largest effective sample size.
     """
 
     weights: FloatArray
@@ -94,14 +56,19 @@ class Projection:
     slack: FloatArray
     gap: float
     kkt: float
+    meeting: Meeting | None = None
 
 
 def project(mixes: Mixes, target: FloatArray) -> Projection:
     """The projection of a target mix on the hull of the clients' marginals, to rounding.
 
-    Proximal steps with a falling curvature find which clients matter, as long as they gain; an active-set least squares
-    among those ends exactly. Sizes play no part.
+    Where the target lies in the hull, as it mostly does, the method of multipliers meets it soonest. Elsewhere proximal
+    steps with a falling curvature find which clients matter, as long as they gain, and an active-set least squares
+    among those ends exactly; sizes play no part then.
     """
+    met = multipliers(mixes, np.where(mixes.present, 0.0, -np.inf), target, gain=2.0)
+    if met.missing <= MET:
+        return replace(certify_projection(mixes, target, met.weights), meeting=met)
     shares = mixes.present / mixes.present.sum()
     activity = mixes.present.astype(np.float64)
     best, curvature = None, 1e-4
@@ -114,6 +81,38 @@ def project(mixes: Mixes, target: FloatArray) -> Projection:
         if best is not None and curvature == 1e-8 and found.kkt > best.kkt / 10:
             return _finish(mixes, target, min(best, found, key=lambda projection: projection.kkt))
         best, curvature = found, max(curvature / 100, 1e-8)
+
+
+def multipliers(
+    mixes: Mixes,
+    offset: FloatArray,
+    mix: FloatArray,
+    kappa: float = 0.0,
+    met: float = MET,
+    gain: float = 0.0,
+    begin: Meeting | None = None,
+) -> Meeting:
+    """The method of multipliers: x_i = max(0, offset_i + S_i.v) with sum_i a_i S_i = mix - kappa (v - mean(v)).
+
+    At kappa 0 and offset 0 these are the weights of largest effective sample size among those that give the mix. It
+    solves programmes of a curvature that `ascend` can resolve, and adds back what they miss, from COARSEST or where
+    `begin` ended. Ends when no more than `met` is missing and a step wins little, when no more can be won, or as soon
+    as a step wins less than the factor `gain`.
+    """
+    v, curvature = (np.ones(mixes.classes), COARSEST) if begin is None else (begin.v, begin.curvature)
+    curvature, multiplier = max(curvature, kappa), centred(v)
+    y, least = offset + mixes.scores(v), np.inf
+    while True:
+        v, y = ascend(mixes, mixes.shares, curvature, y, mix + (curvature - kappa) * multiplier, v)
+        multiplier = centred(v)
+        weights = mixes.shares * np.maximum(y, 0.0)
+        missing = float(np.abs(mix - kappa * multiplier - mixes.blend(weights)).max())
+        met_and_spent = missing <= met and 10 * missing > least
+        stuck = curvature == kappa or (curvature == FINEST and 2 * missing > least)
+        ended = missing <= ROUNDING / 10 or met_and_spent or stuck
+        if ended or missing * gain > least:
+            return Meeting(normalised(weights), v, curvature, missing)
+        least, curvature = min(least, missing), max(curvature / 10, kappa, FINEST)
 
 
 def certify_projection(mixes: Mixes, target: FloatArray, weights: FloatArray) -> Projection:
@@ -162,99 +161,3 @@ def _least_squares(mixes: Mixes, target: FloatArray, weights: FloatArray, chosen
         weights[chosen] = np.maximum(weights[chosen] + limits.min() * change, 0.0)
         weights[chosen[falling[np.argmin(limits)]]] = 0.0
         chosen = chosen[weights[chosen] > 0]
-
-
-def ascend(
-    mixes: Mixes, shares: FloatArray, curvature: float, activity: FloatArray, target: FloatArray, start: FloatArray
-) -> tuple[FloatArray, FloatArray]:
-    """Maximise the dual: v, `(classes,)`, and y0 + S v, `(clients,)`, whose positive part is x.
-
-    `activity` is y0 + S v at the start v. It is carried along rather than computed anew, because S v loses digits where
-    v is large.
-    """
-    v, y = start, activity
-    least, since = np.inf, 0
-    for _ in range(MOST_STEPS):
-        gradient = target - curvature * centred(v) - mixes.blend(shares * np.maximum(y, 0.0))
-        size = float(np.abs(gradient).max())
-        since = 0 if size < least else since + 1
-        least = min(least, size)
-        if size <= ROUNDING / 10 or since >= PATIENCE:
-            break
-        step = _newton_step(mixes, np.where(y > 0, shares, 0.0), curvature, gradient)
-        change = mixes.scores(step)
-        linear = float(step @ (target - curvature * centred(v)))
-        length = _line_search(shares, y, change, linear, curvature * float(centred(step) @ centred(step)))
-        v = v + length * step
-        y = y + length * change
-    return v, y
-
-
-def _newton_step(mixes: Mixes, scale: FloatArray, curvature: float, gradient: FloatArray) -> FloatArray:
-    """The solution of H step = gradient, with H = sum of scale_i S_i S_i^T + curvature (I - 1 1^T / classes).
-
-    From the Gram matrix where it is well conditioned, else from a QR factor of its square root, which keeps twice the
-    digits: with sizes from 1 to a million the Gram matrix alone has none left. A curvature above 1 is scaled away
-    before, or it would hide the one direction that it does not bend.
-    """
-    active = np.flatnonzero(scale)
-    if not len(active):
-        return np.ones_like(gradient)
-    roots = np.sqrt(scale)
-    mean = np.full((mixes.classes, mixes.classes), 1 / mixes.classes)
-    centring = np.eye(mixes.classes) - mean
-    scaling = centring / np.sqrt(max(1.0, curvature)) + mean
-    ridge = np.sqrt(min(1.0, curvature)) * centring
-    blocks = [active[first : first + ROWS_AT_ONCE] for first in range(0, len(active), ROWS_AT_ONCE)]
-    if len(active) > 2 * mixes.classes:
-        gram = np.zeros_like(mean)
-        for block in blocks:
-            rows = mixes.rows(block, roots)
-            gram += rows.T @ rows
-        values, vectors = np.linalg.eigh(scaling @ gram @ scaling + ridge @ ridge)
-        if values[0] > ILL_CONDITIONED * values[-1]:
-            step: FloatArray = scaling @ vectors @ ((vectors.T @ scaling @ gradient) / values)
-            return step
-    factor = ridge
-    for block in blocks:
-        factor = np.vstack([factor, mixes.rows(block, roots) @ scaling])
-        if len(blocks) > 1:
-            factor = np.linalg.qr(factor, mode="r")
-    _, singular, transposed = np.linalg.svd(factor, full_matrices=False)
-    squared = np.where(singular > 1e-15 * singular[0], singular**2, np.inf)
-    fallback: FloatArray = scaling @ transposed.T @ ((transposed @ scaling @ gradient) / squared)
-    return fallback
-
-
-def _line_search(shares: FloatArray, y: FloatArray, change: FloatArray, linear: float, bend: float) -> float:
-    """The length that maximises the dual along a step, to a tenth of its slope; 1 where that will do."""
-
-    def slope(length: float) -> float:
-        return linear - length * bend - float(shares @ (np.maximum(y + length * change, 0.0) * change))
-
-    first = slope(0.0)
-    length, low, high = 1.0, 0.0, np.inf
-    if first <= 0:
-        return length
-    for _ in range(60):
-        here = slope(length)
-        if abs(here) <= 0.1 * first:
-            break
-        low, high = (length, high) if here > 0 else (low, length)
-        curvature = bend + float(shares @ np.where(y + length * change > 0, change**2, 0.0))
-        length = length + here / curvature if curvature > 0 else np.inf
-        if not low < length < high:
-            length = 2 * low + 1 if high == np.inf else (low + high) / 2
-    return length
-
-
-def centred(v: FloatArray) -> FloatArray:
-    """A vector less its mean."""
-    difference: FloatArray = v - v.sum() / len(v)
-    return difference
-
-
-def normalised(weights: FloatArray) -> FloatArray:
-    """Weights divided by their sum."""
-    scaled: FloatArray = weights / weights.sum()
-    return scaled

@@ -1,7 +1,7 @@
 """FedPALS's programme: min over a >= 0, sum a = 1 of ||T - sum_i a_i S_i||^2 + lambda sum_i a_i^2 / n_i.
 
 With p_i = n_i / N, x_i = a_i / p_i and kappa = lambda / N the penalty is kappa sum p_i x_i^2, and x = 1 is
-FedAvg. `labels.hull.ascend` solves this through its dual. Below kappa = 1e-6 the scores of the clients that matter
+FedAvg. `labels.ascent` solves this through its dual. Below kappa = 1e-6 the scores of the clients that matter
 differ from those of the others by less than rounding allows to divide by kappa; there the projection r on the hull is
 found first, and the programme is solved in the scale of kappa around it: x_i = max(0, slack_i / kappa + S_i.v). At
 strength 0 only clients with slack 0, the face that carries the projection, can have weight. The constraint sum_i a_i
@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedskew.labels import CountsLike, as_counts, as_sizes, as_target, effective_sample_size
-from fedskew.labels.hull import Mixes, Projection, ascend, centred, certify_projection, normalised, project
+from fedskew.labels.ascent import Mixes, ascend, normalised
+from fedskew.labels.hull import FINEST, MET, Projection, certify_projection, multipliers, project
 from fedskew.weighting._protocol import FloatArray
 
 DIRECT = 1e-6
@@ -29,17 +30,11 @@ ON_FACE = 1e-12
 IN_HULL = 1e-10
 """Up to which residual in every class the target is taken to lie in the hull: chasing what is left wins nothing."""
 
-MET = 1e-12
-"""Up to which part of the mix a constraint is met."""
-
 NOTHING = 1e-28
 """A squared distance that is rounding."""
 
 INDEPENDENT = 1e-9
 """From which ratio of singular values on mixes are taken to be linearly independent."""
-
-LEAST = 1e-20
-"""The least curvature of the method of multipliers, and the least kappa that is told from 0."""
 
 REACHED = 1e-9
 """Relative accuracy of a strength that is found for a share of effective samples."""
@@ -73,8 +68,6 @@ class Programme:
         self.target = as_target(target, held.shape[1])
         self.mixes = Mixes(held, as_sizes(sizes, held))
         self._projection: Projection | None = None
-        self._inside: tuple[FloatArray, FloatArray] | None = None
-        self._start = np.ones(self.mixes.classes), DIRECT
 
     def solve(self, kappa: float) -> Solution:
         """The weights at this kappa, certified."""
@@ -106,9 +99,9 @@ class Programme:
             high, low = low, low / 30
         if low < DIRECT and self._share(0.0) >= share * (1 - REACHED):
             return 0.0
-        while low > LEAST and self._share(low) >= share:
+        while low > FINEST and self._share(low) >= share:
             high, low = low, low / 30
-        return self._root(share, low, high) if low > LEAST else high
+        return self._root(share, low, high) if low > FINEST else high
 
     def _root(self, share: float, low: float, high: float) -> float:
         """The end `high` of a bracket narrowed to a relative width of REACHED, by the Illinois rule on logarithms."""
@@ -134,13 +127,12 @@ class Programme:
 
     def _solve_around_projection(self, kappa: float) -> tuple[FloatArray, float, float]:
         if self._projection is None:
-            self._projection = self._project()
-        if self._inside is not None and kappa == 0:
-            return self._inside[0], *self._certify_limit(*self._inside, self.mixes.present)
+            self._projection = project(self.mixes, self.target)
         projection = self._projection
-        residual, slack = projection.residual, projection.slack
-        face = self.mixes.present & (slack >= -max(ON_FACE, 10 * projection.kkt))
-        met = MET
+        residual, slack, inside = projection.residual, projection.slack, projection.meeting
+        if inside is not None and kappa == 0:
+            return inside.weights, *self._certify_limit(inside.weights, inside.v, self.mixes.present)
+        face, met = self.mixes.present & (slack >= -max(ON_FACE, 10 * projection.kkt)), MET
         if np.abs(residual).max() <= IN_HULL:
             met = max(MET, 2 * float(np.abs(residual).max()))
             residual, face = np.zeros_like(residual), self.mixes.present
@@ -149,8 +141,10 @@ class Programme:
             if only is not None:
                 return projection.weights, *self._certify_limit(projection.weights, only, face)
         offset = np.where(face, 0.0, slack / kappa if kappa else -np.inf)
-        weights, v, _, _ = self._multipliers(kappa, offset, self.target - residual, met)
-        return weights, *(self._certify(weights, kappa) if kappa else self._certify_limit(weights, v, face))
+        found = multipliers(self.mixes, offset, self.target - residual, kappa, met, begin=inside)
+        if kappa:
+            return found.weights, *self._certify(found.weights, kappa)
+        return found.weights, *self._certify_limit(found.weights, found.v, face)
 
     def _only_choice(self, weights: FloatArray, face: NDArray[np.bool_]) -> FloatArray | None:
         """The v of these weights where the face's mixes are linearly independent and so leave no choice; else None."""
@@ -160,38 +154,6 @@ class Programme:
         x = weights[members] / self.mixes.shares[members]
         v, _, rank, _ = np.linalg.lstsq(self.mixes.rows(members), x, rcond=INDEPENDENT)
         return np.asarray(v, dtype=np.float64) if rank == len(members) else None
-
-    def _project(self) -> Projection:
-        """The projection. Where the target lies in the hull, the limit's own weights give it, and sooner."""
-        offset = np.where(self.mixes.present, 0.0, -np.inf)
-        weights, v, curvature, missing = self._multipliers(0.0, offset, self.target, MET, gain=2.0)
-        if missing > MET:
-            return project(self.mixes, self.target)
-        self._inside, self._start = (weights, v), (v, curvature)
-        return certify_projection(self.mixes, self.target, weights)
-
-    def _multipliers(
-        self, kappa: float, offset: FloatArray, reachable: FloatArray, met: float, gain: float = 0.0
-    ) -> tuple[FloatArray, FloatArray, float, float]:
-        """The method of multipliers: weights, v, the last curvature, and the largest part of the mix that is missing.
-
-        Solves x_i = max(0, offset_i + S_i.v) with sum_i a_i S_i = reachable - kappa (v - mean(v)), by programmes of a
-        curvature that `ascend` can resolve. Ends when no more than `met` is missing, when no more can be won, or as
-        soon as a step wins less than the factor `gain`.
-        """
-        mixes, (v, curvature) = self.mixes, self._start
-        curvature, multiplier = max(curvature, kappa), centred(v)
-        y, least = offset + mixes.scores(v), np.inf
-        while True:
-            aim = reachable + (curvature - kappa) * multiplier
-            v, y = ascend(mixes, mixes.shares, curvature, y, aim, v)
-            multiplier = centred(v)
-            weights = mixes.shares * np.maximum(y, 0.0)
-            missing = float(np.abs(reachable - kappa * multiplier - mixes.blend(weights)).max())
-            ended = missing <= met or curvature == kappa or (curvature == LEAST and 2 * missing > least)
-            if ended or missing * gain > least:
-                return normalised(weights), v, curvature, missing
-            least, curvature = min(least, missing), max(curvature / 10, kappa, LEAST)
 
     def _certify(self, weights: FloatArray, kappa: float) -> tuple[float, float]:
         """Gap and KKT residual at kappa > 0.

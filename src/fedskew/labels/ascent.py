@@ -1,0 +1,168 @@
+"""Maximise the dual of FedPALS's programme: as many unknowns as classes, however many clients there are.
+
+Write a_i = p_i x_i with p_i any positive shares of sum 1 (FedAvg's weights, or equal ones), so that x = 1 are
+those shares and sizes of very different magnitude do no harm. For any t of sum 1, offsets y0 and a curvature k > 0,
+
+    min over x >= 0, sum_i p_i x_i = 1   ||t - sum_i p_i x_i S_i||^2 / (2k) + sum_i p_i (x_i - y0_i)^2 / 2
+
+has the solution x_i = max(0, y0_i + S_i.v), where v in R^classes maximises the concave, piecewise quadratic
+
+    t.v - k/2 ||v - mean(v)||^2 - 1/2 sum_i p_i max(0, y0_i + S_i.v)^2 .
+
+(The multiplier of sum a = 1 is mean(v), because every S_i sums to 1.) Newton steps with an exact line search end after
+a handful of them: a step costs one pass over the clients and one Gram matrix of the clients with x_i > 0.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedskew.errors import ArgumentError
+from fedskew.labels._counts import FloatArray, as_sizes
+
+ROWS_AT_ONCE = 4096
+ROUNDING = 1e-14
+"""What counts as zero in a sum of shares that is computed over many clients."""
+
+MOST_STEPS = 2000
+PATIENCE = 300
+"""Newton steps of an ascent, and how many in a row may fail to lessen the gradient's largest part."""
+
+ILL_CONDITIONED = 1e-11
+"""From which ratio of a Gram matrix's eigenvalues on its square root is used instead."""
+
+
+class Mixes:
+    """The clients' label marginals S, `(clients, classes)`, kept as the counts they come from.
+
+    `shares`: FedAvg's weights, `(clients,)`; 0 for a client without label counts or of size 0, who is not `present`.
+    Raises ArgumentError where nobody is present.
+    """
+
+    def __init__(self, counts: FloatArray, sizes: FloatArray | None = None) -> None:
+        totals = counts.sum(axis=1)
+        held = as_sizes(sizes, counts)
+        self.present = (totals > 0) & (held > 0)
+        if not self.present.any():
+            raise ArgumentError("counts: no client holds a sample")
+        self.samples = float(held[self.present].sum())
+        self.shares = np.where(self.present, held, 0.0) / self.samples
+        self._counts = np.ascontiguousarray(counts)
+        self._inverse = np.divide(1.0, totals, out=np.zeros_like(totals), where=self.present)
+
+    @property
+    def classes(self) -> int:
+        """How many classes there are."""
+        return int(self._counts.shape[1])
+
+    def scores(self, direction: FloatArray) -> FloatArray:
+        """S times a direction, `(clients,)`; 0 for who is not present."""
+        scores: FloatArray = (self._counts @ direction) * self._inverse
+        return scores
+
+    def blend(self, weights: FloatArray) -> FloatArray:
+        """The mix that weighted clients have, `sum_i a_i S_i`, `(classes,)`."""
+        blend: FloatArray = (weights * self._inverse) @ self._counts
+        return blend
+
+    def rows(self, ids: np.ndarray, scale: FloatArray | None = None) -> FloatArray:
+        """Some clients' marginals, each times its scale."""
+        factor = self._inverse[ids] if scale is None else self._inverse[ids] * scale[ids]
+        rows: FloatArray = self._counts[ids] * factor[:, None]
+        return rows
+
+
+def ascend(
+    mixes: Mixes, shares: FloatArray, curvature: float, activity: FloatArray, target: FloatArray, start: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Maximise the dual: v, `(classes,)`, and y0 + S v, `(clients,)`, whose positive part is x.
+
+    `activity` is y0 + S v at the start v. It is carried along rather than computed anew, because S v loses digits where
+    v is large.
+    """
+    v, y = start, activity
+    least, since = np.inf, 0
+    for _ in range(MOST_STEPS):
+        gradient = target - curvature * centred(v) - mixes.blend(shares * np.maximum(y, 0.0))
+        size = float(np.abs(gradient).max())
+        since = 0 if size < least else since + 1
+        least = min(least, size)
+        if size <= ROUNDING / 10 or since >= (2 if size <= ROUNDING else PATIENCE):
+            break
+        step = _newton_step(mixes, np.where(y > 0, shares, 0.0), curvature, gradient)
+        change = mixes.scores(step)
+        linear = float(step @ (target - curvature * centred(v)))
+        length = _line_search(shares, y, change, linear, curvature * float(centred(step) @ centred(step)))
+        v = v + length * step
+        y = y + length * change
+    return v, y
+
+
+def _newton_step(mixes: Mixes, scale: FloatArray, curvature: float, gradient: FloatArray) -> FloatArray:
+    """The solution of H step = gradient, with H = sum of scale_i S_i S_i^T + curvature (I - 1 1^T / classes).
+
+    From the Gram matrix where it is well conditioned, else from a QR factor of its square root, which keeps twice the
+    digits: with sizes from 1 to a million the Gram matrix alone has none left. A curvature above 1 is scaled away
+    before, or it would hide the one direction that it does not bend.
+    """
+    active = np.flatnonzero(scale)
+    if not len(active):
+        return np.ones_like(gradient)
+    roots = np.sqrt(scale)
+    mean = np.full((mixes.classes, mixes.classes), 1 / mixes.classes)
+    centring = np.eye(mixes.classes) - mean
+    scaling = centring / np.sqrt(max(1.0, curvature)) + mean
+    ridge = np.sqrt(min(1.0, curvature)) * centring
+    blocks = [active[first : first + ROWS_AT_ONCE] for first in range(0, len(active), ROWS_AT_ONCE)]
+    if len(active) > 2 * mixes.classes:
+        gram = np.zeros_like(mean)
+        for block in blocks:
+            rows = mixes.rows(block, roots)
+            gram += rows.T @ rows
+        values, vectors = np.linalg.eigh(scaling @ gram @ scaling + ridge @ ridge)
+        if values[0] > ILL_CONDITIONED * values[-1]:
+            step: FloatArray = scaling @ vectors @ ((vectors.T @ scaling @ gradient) / values)
+            return step
+    factor = ridge
+    for block in blocks:
+        factor = np.vstack([factor, mixes.rows(block, roots) @ scaling])
+        if len(blocks) > 1:
+            factor = np.linalg.qr(factor, mode="r")
+    _, singular, transposed = np.linalg.svd(factor, full_matrices=False)
+    squared = np.where(singular > 1e-15 * singular[0], singular**2, np.inf)
+    fallback: FloatArray = scaling @ transposed.T @ ((transposed @ scaling @ gradient) / squared)
+    return fallback
+
+
+def _line_search(shares: FloatArray, y: FloatArray, change: FloatArray, linear: float, bend: float) -> float:
+    """The length that maximises the dual along a step, to a tenth of its slope; 1 where that will do."""
+
+    def slope(length: float) -> float:
+        return linear - length * bend - float(shares @ (np.maximum(y + length * change, 0.0) * change))
+
+    first = slope(0.0)
+    length, low, high = 1.0, 0.0, np.inf
+    if first <= 0:
+        return length
+    for _ in range(60):
+        here = slope(length)
+        if abs(here) <= 0.1 * first:
+            break
+        low, high = (length, high) if here > 0 else (low, length)
+        curvature = bend + float(shares @ np.where(y + length * change > 0, change**2, 0.0))
+        length = length + here / curvature if curvature > 0 else np.inf
+        if not low < length < high:
+            length = 2 * low + 1 if high == np.inf else (low + high) / 2
+    return length
+
+
+def centred(v: FloatArray) -> FloatArray:
+    """A vector less its mean."""
+    difference: FloatArray = v - v.sum() / len(v)
+    return difference
+
+
+def normalised(weights: FloatArray) -> FloatArray:
+    """Weights divided by their sum."""
+    scaled: FloatArray = weights / weights.sum()
+    return scaled
