@@ -1,0 +1,322 @@
+"""What is known of every method, as JSON and as text: from the fillers' own files, so that it can't be out of date."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import re
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import tomli_w
+from rich.console import Console
+from rich.table import Table
+
+from fedskew import about
+from fedskew.errors import ConfigError, nearest
+from fedskew.methods import COMBINATIONS, PRESETS, SLOTS, build, check, cost, exceptions, expand
+
+QUESTIONS = {
+    "selection": "who trains this round",
+    "objective": "what a client minimises: one classification loss, and any terms",
+    "local_step": "how a client steps",
+    "weighting": "how much each update counts",
+    "server_update": "how the weighted updates move the model",
+}
+
+COSTS = (
+    "Costs are what is beyond FedAvg: passes of a batch in each local step; models and numbers that travel per client "
+    "and round, or once (C: classes)."
+)
+
+
+class Filler(NamedTuple):
+    """One filler: `name` in the index of `slot`, and its class."""
+
+    slot: str
+    name: str
+    kind: type
+
+    @property
+    def key(self) -> str:
+        """As other fillers name it."""
+        return f"{self.slot}.{self.name}"
+
+    @property
+    def role(self) -> str:
+        """Its part in the slot: of the objective, "classification" or "term"."""
+        return str(getattr(self.kind, "role", ""))
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """Defaults by name, a term's weight among them; None where a parameter is not set, or has to be given."""
+        weight = {"weight": about.default_weight(self.kind)} if self.role == "term" else {}
+        fields: Any = dataclasses.fields(self.kind)
+        unset = dataclasses.MISSING
+        return weight | {field.name: None if field.default is unset else field.default for field in fields}
+
+    @property
+    def presets(self) -> list[str]:
+        """Those that bring it."""
+        return [preset for preset in PRESETS if self in _brought(preset)]
+
+
+def fillers() -> list[Filler]:
+    """All of them, by slot; losses before terms."""
+    return [Filler(slot, name, kind) for slot, index in SLOTS.items() for name, kind in index.items()]
+
+
+def listing() -> dict[str, Any]:
+    """Everything, for JSON."""
+    return {
+        "presets": {name: _preset(name) for name in PRESETS},
+        "combinations": {name: _preset(name) for name in COMBINATIONS},
+        "fillers": [_filler(filler) for filler in fillers()],
+    }
+
+
+def explanation(name: str) -> dict[str, Any]:
+    """One preset, one combination, or the fillers of one name, for JSON. Raises ConfigError for an unknown name."""
+    preset = _preset(name) if _is_preset(name) else None
+    return {"name": name, "preset": preset, "fillers": [_filler(filler) for filler in _concerned(name)]}
+
+
+def print_listing(console: Console) -> None:
+    """Every preset and filler, in tables."""
+    table = _table(("preset", "brings"), no_wrap=1)
+    for name in PRESETS:
+        table.add_row(name, _summary(name))
+    _say(console, "Presets. [method] preset = NAME in a config; joined by + they compose.")
+    console.print(table)
+    _say(console, f"The papers' own combinations: {', '.join(COMBINATIONS)}.")
+    for slot, question in QUESTIONS.items():
+        table = _table((slot, "parameters", "paper", "cost"), no_wrap=1)
+        for filler in fillers():
+            if filler.slot == slot:
+                name = f"+ {filler.name}" if filler.role == "term" else filler.name
+                parameters = ", ".join(_parameter(*item) for item in filler.parameters.items())
+                table.add_row(name, parameters, about.paper(filler.kind), str(about.cost(filler.kind)))
+        terms = " (+ marks terms)" if slot == "objective" else ""
+        _say(console, f"{slot}: {question}{terms}")
+        console.print(table)
+    _say(console, COSTS)
+    _say(console, "Any filler of one slot goes with any of the others. Exceptions:")
+    for says, verb in ((about.refuses, "is refused with"), (about.warns, "conflicts with")):
+        for one in dict.fromkeys(one for one, _ in exceptions(says)):
+            others = {other: reason for (first, other), reason in exceptions(says).items() if first == one}
+            for reason, names in _by_reason(others).items():
+                _say(console, f"{one} {verb} {', '.join(names)}: {reason}.", indent="  ", before=0)
+    _say(console, "One in a page: fedskew methods NAME. For programs: --json.")
+
+
+def page(name: str, width: int) -> str:
+    """One preset, one combination, or the fillers of one name, explained. Raises ConfigError for an unknown name."""
+    concerned = _concerned(name)
+    lines = _wrapped(f"{name}, a preset: {_summary(name)}" if _is_preset(name) else name, width, "    ")
+    if "+" in name:
+        lines += ["", *(f"  fedskew methods {part.strip()}" for part in name.split("+"))]
+    else:
+        for doc in dict.fromkeys(inspect.getdoc(inspect.getmodule(filler.kind)) or "" for filler in concerned):
+            lines += ["", *reflow(doc, width)]
+        for filler in concerned:
+            lines += ["", *_section(filler, width)]
+    method = build(expand({"preset": name})) if _is_preset(name) else None
+    if method and len(_brought(name)) > 1:
+        lines += ["", *_wrapped(f"Cost of {name} beyond FedAvg: {str(cost(method)) or 'none'}.", width)]
+    for warning in check(method) if method else []:
+        lines += ["", *_wrapped(f"Warning: {warning}.", width)]
+    lines += ["", "In a config:", "", *textwrap.indent(_example(name), "    ").splitlines()]
+    if any(str(about.cost(filler.kind)) for filler in concerned):
+        lines += ["", *_wrapped(COSTS, width)]
+    return "\n".join(lines)
+
+
+def reflow(text: str, width: int) -> list[str]:
+    """A docstring's lines at another width: paragraphs and bullets filled, formulas kept, broken at gaps only."""
+    lines: list[str] = []
+    for block in re.split(r"\n\s*\n", text.strip("\n")):
+        for piece in _pieces(block):
+            if piece.startswith("    "):
+                lines += _formula(piece, width)
+            else:
+                lines += _wrapped(piece, width, "  " if piece.startswith("- ") else "")
+        lines.append("")
+    return lines[:-1]
+
+
+def _pieces(block: str) -> Iterator[str]:
+    """Lines of formulas as they are; the lines of a paragraph, or of a bullet, joined."""
+    joined = ""
+    for line in block.splitlines():
+        if line.startswith(("    ", "- ")):
+            if joined:
+                yield joined
+            joined = ""
+        if line.startswith("    "):
+            yield line
+        else:
+            joined = f"{joined} {line.strip()}".strip()
+    if joined:
+        yield joined
+
+
+def _formula(line: str, width: int) -> list[str]:
+    """The line, broken where it has gaps, and only where that is not enough elsewhere."""
+    indent = " " * (len(line) - len(line.lstrip()))
+    lines = [""]
+    for part in re.findall(r"\s*\S+(?: {1,2}\S+)*", line):
+        if lines[-1] and len(lines[-1] + part) > width:
+            lines.append(f"{indent}    {part.lstrip()}")
+        else:
+            lines[-1] += part
+    return [short for part in lines for short in _wrapped(part, width, indent + "    ")]
+
+
+def _section(filler: Filler, width: int) -> list[str]:
+    """A filler's class: what its parameters mean, their defaults, what it costs and goes with."""
+    role = {"classification": ", a classification loss", "term": ", a term"}.get(filler.role, "")
+    lines = [f"{filler.name} ({filler.slot}{role})", ""]
+    lines += textwrap.indent("\n".join(reflow(inspect.getdoc(filler.kind) or "", width - 2)), "  ").splitlines()
+    parameters = filler.parameters
+    if parameters:
+        lines += ["", *(f"    {_parameter(name, value, ' = ')}" for name, value in parameters.items())]
+    lines += ["", *_wrapped(f"  Paper: {about.paper(filler.kind) or 'none named'}.", width, "  ")]
+    lines += _wrapped(f"  Cost beyond FedAvg: {str(about.cost(filler.kind)) or 'none'}.", width, "  ")
+    if getattr(filler.kind, "needs_target", False):
+        lines += _wrapped("  Needs a target label mix: [target] mix.", width, "  ")
+    refused, warned = _against(filler, about.refuses), _against(filler, about.warns)
+    with_what = {
+        "classification": "any terms, and any filler of the other slots",
+        "term": "any classification loss, other terms, and any filler of the other slots",
+    }.get(filler.role, "any filler of the other slots")
+    end = ", but:" if refused or warned else "."
+    lines += _wrapped(f"  Goes with {with_what}{end}", width, "  ")
+    for others, verb in ((refused, "refused with"), (warned, "conflicts with")):
+        for reason, names in _by_reason(others).items():
+            lines += _wrapped(f"  - {verb} {', '.join(names)}: {reason}.", width, "    ")
+    return lines
+
+
+def _example(name: str) -> str:
+    """The `[method]` of a config that takes it, with every parameter that has a value."""
+    if not _is_preset(name):
+        filler = _concerned(name)[0]
+        table = {"name": name} | {key: value for key, value in filler.parameters.items() if value is not None}
+        return _term(table) if filler.role == "term" else tomli_w.dumps({"method": {filler.slot: table}})
+    whole = expand({"preset": name})
+    tables: dict[str, Any] = {"preset": name}
+    for filler in _brought(name):
+        own = {key: value for key, value in whole[filler.slot].items() if key not in ("name", "terms")}
+        if own and filler.role != "term":
+            tables[filler.slot] = own
+    return tomli_w.dumps({"method": tables}) + "".join(f"\n{_term(term)}" for term in whole["objective"]["terms"])
+
+
+def _term(table: dict[str, Any]) -> str:
+    return f"[[method.objective.terms]]\n{tomli_w.dumps({'name': table['name']} | table)}"
+
+
+def _preset(name: str) -> dict[str, Any]:
+    whole = expand({"preset": name})
+    method = build(whole)
+    return {"method": whole, "cost": dataclasses.asdict(cost(method)), "warnings": check(method)}
+
+
+def _filler(filler: Filler) -> dict[str, Any]:
+    return {
+        "name": filler.name,
+        "slot": filler.slot,
+        "role": filler.role or None,
+        "summary": (inspect.getdoc(filler.kind) or "").partition("\n\n")[0].replace("\n", " "),
+        "paper": about.paper(filler.kind),
+        "parameters": filler.parameters,
+        "cost": dataclasses.asdict(about.cost(filler.kind)),
+        "needs_target": bool(getattr(filler.kind, "needs_target", False)),
+        "presets": filler.presets,
+        "refused_with": _against(filler, about.refuses),
+        "conflicts_with": _against(filler, about.warns),
+    }
+
+
+def _summary(preset: str) -> str:
+    """What presets bring, in a line."""
+    brought = _brought(preset)
+    if not brought:
+        return "every slot as by default: " + ", ".join(f"{slot} {_default(slot)}" for slot in SLOTS)
+    whole = expand({"preset": preset})
+    parts = [f"{filler.slot} {filler.name}" for filler in brought if filler.slot != "objective"]
+    if len(parts) < len(brought):
+        objective = whole["objective"]
+        terms = [f"{term['weight']:g} {term['name']}" for term in objective["terms"]]
+        parts.insert(0, f"objective {' + '.join([objective['name'], *terms])}")
+    return ", ".join(parts)
+
+
+def _default(slot: str) -> str:
+    return str(expand({})[slot]["name"])
+
+
+def _brought(preset: str) -> list[Filler]:
+    """The fillers by which presets differ from FedAvg, or that they name."""
+    tables = [PRESETS[part.strip()] for part in preset.split("+")]
+    whole = expand({"preset": preset})
+    brought = []
+    for filler in fillers():
+        own = [table[filler.slot] for table in tables if filler.slot in table]
+        if filler.role == "term":
+            here = any(filler.name == term["name"] for term in whole["objective"]["terms"])
+        else:
+            here = filler.name == whole[filler.slot]["name"] and any("name" in table for table in own)
+        if here:
+            brought.append(filler)
+    return brought
+
+
+def _concerned(name: str) -> list[Filler]:
+    """What a preset brings, and the fillers of its name. Raises ConfigError where there is neither."""
+    brought = _brought(name) if _is_preset(name) else []
+    concerned = [filler for filler in fillers() if filler in brought or filler.name == name]
+    if not concerned:
+        known = {*PRESETS, *(filler.name for filler in fillers())}
+        raise ConfigError(f"methods: unknown name {name!r}{nearest(name.lower(), known)}")
+    return concerned
+
+
+def _is_preset(name: str) -> bool:
+    """Whether it is a preset or several; a part that is none is an error."""
+    if "+" in name:
+        expand({"preset": name})
+        return True
+    return name in PRESETS
+
+
+def _against(filler: Filler, says: Callable[[Any], Mapping[str, str]]) -> dict[str, str]:
+    """The fillers that it has a rule with, and the reason; whichever of the two names the other."""
+    pairs = {frozenset(pair): reason for pair, reason in exceptions(says).items() if filler.key in pair}
+    return {next(iter(pair - {filler.key})): reason for pair, reason in pairs.items()}
+
+
+def _by_reason(others: Mapping[str, str]) -> dict[str, list[str]]:
+    return {reason: [other for other in others if others[other] == reason] for reason in others.values()}
+
+
+def _parameter(name: str, value: Any, joint: str = "=") -> str:
+    return f"{name} (not set)" if value is None else f"{name}{joint}{json.dumps(value)}"
+
+
+def _wrapped(text: str, width: int, indent: str = "") -> list[str]:
+    return textwrap.wrap(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+def _say(console: Console, text: str, indent: str = "", before: int = 1) -> None:
+    lines = textwrap.wrap(text, console.width, initial_indent=indent, subsequent_indent=indent + "  " * bool(indent))
+    console.print("\n" * before + "\n".join(lines), markup=False, highlight=False)
+
+
+def _table(headings: tuple[str, ...], no_wrap: int) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=True, header_style="bold")
+    for at, heading in enumerate(headings):
+        table.add_column(heading, no_wrap=at < no_wrap)
+    return table

@@ -1,0 +1,36 @@
+"""`fedskew methods`: what there is, and one of them in a page."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+WIDEST = 100
+
+
+def methods(
+    name: Annotated[
+        str | None,
+        typer.Argument(help="A preset, presets joined by +, or a filler of a slot.", show_default=False),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a page.")] = False,
+) -> None:
+    """List the methods: papers, parameters, costs, what goes with what; or explain one in a page.
+
+    Example: fedskew methods
+
+    Example: fedskew methods fedentopt+fedprox
+    """
+    from fedskew import catalogue  # PyTorch comes with it
+
+    console = Console()
+    console.width = min(console.width, WIDEST)
+    if as_json:
+        typer.echo(json.dumps(catalogue.listing() if name is None else catalogue.explanation(name), indent=2))
+    elif name is None:
+        catalogue.print_listing(console)
+    else:
+        typer.echo(catalogue.page(name, console.width))

@@ -1,0 +1,116 @@
+"""What is known of every method, as pages and as JSON."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+import tomllib
+
+import pytest
+from rich.console import Console
+
+from fedskew import catalogue
+from fedskew.errors import CombinationError, ConfigError
+from fedskew.methods import COMBINATIONS, PRESETS, SLOTS, expand
+
+NAMES = sorted({*PRESETS, *COMBINATIONS, *(name for index in SLOTS.values() for name in index)})
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_every_page_fits_its_width(width):
+    for name in NAMES:
+        for line in catalogue.page(name, width).splitlines():
+            assert len(line) <= width, (name, line)
+    out = io.StringIO()
+    catalogue.print_listing(Console(width=width, file=out))
+    assert max(map(len, out.getvalue().splitlines())) <= width
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_config_on_a_page_is_one_that_works(name):
+    _, _, rest = catalogue.page(name, 80).partition("In a config:")
+    example = "\n".join(line.strip() for line in rest.splitlines() if line.startswith("    "))
+    whole = expand(tomllib.loads(example)["method"])
+    if name in PRESETS or "+" in name:
+        assert whole == expand({"preset": name})
+    else:
+        assert name in json.dumps(whole)
+
+
+def test_a_page_holds_the_whole_text_of_the_fillers_file():
+    page = " ".join(catalogue.page("fedvls", 80).split())
+    source = sys.modules[SLOTS["objective"]["suppression"].__module__].__doc__
+    assert all(word in page for word in source.split())
+    for name in ("vacant_distillation (objective, a term)", "weight = 0.005", "prior_eps = 1e-09", 'form = "official"'):
+        assert name in page
+    assert page.count('Guo et al., "Exploring Vacant Classes') == 1
+
+
+def test_a_combination_says_what_it_costs_and_what_conflicts():
+    page = " ".join(catalogue.page("fedentopt+fedpals+fedsam+fedvls", 80).split())
+    assert "+2 forward, +1 backward, C up once." in page
+    assert "Warning: fedpals with fedentopt:" in page
+    assert "fedskew methods fedentopt fedskew methods fedpals" in page
+
+
+def test_reflow_fills_paragraphs_and_bullets_and_keeps_formulas():
+    text = (
+        "One two three\nfour five.\n\n    a = b        c = d\n      + long long long long long        and so on\n\n"
+        "- six seven eight nine ten\n  eleven\n- twelve"
+    )
+    assert catalogue.reflow(text, 24) == [
+        "One two three four five.",
+        "",
+        "    a = b        c = d",
+        "      + long long long",
+        "          long long",
+        "          and so on",
+        "",
+        "- six seven eight nine",
+        "  ten eleven",
+        "- twelve",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "says"),
+    [
+        ("fedproxx", ConfigError, "did you mean 'fedprox'"),
+        ("FedVLS", ConfigError, "did you mean 'fedvls'"),
+        ("suppresion", ConfigError, "did you mean 'suppression'"),
+        ("fedlc+fedrs", CombinationError, "take 'fedlc' or 'fedrs'"),
+    ],
+)
+def test_an_unknown_or_senseless_name_is_refused(name, error, says):
+    for ask in (catalogue.explanation, lambda name: catalogue.page(name, 80)):
+        with pytest.raises(error, match=says):
+            ask(name)
+
+
+def test_a_filler_that_is_no_preset_is_explained_too():
+    assert catalogue.explanation("suppression")["preset"] is None
+    assert catalogue.explanation("uniform")["preset"] is not None
+    assert [one["slot"] for one in catalogue.explanation("uniform")["fillers"]] == ["selection", "weighting"]
+
+
+def test_the_listing_for_programs_holds_every_method():
+    tree = catalogue.listing()
+    assert set(tree["presets"]) == set(PRESETS)
+    assert [(one["slot"], one["name"]) for one in tree["fillers"]] == [
+        (slot, name) for slot, index in SLOTS.items() for name in index
+    ]
+    by_name = {f"{one['slot']}.{one['name']}": one for one in tree["fillers"]}
+    prox = by_name["local_step.fedprox"]
+    assert prox["parameters"] == {"mu": 0.01}
+    assert prox["paper"] == "Li et al., MLSys 2020"
+    assert prox["presets"] == ["fedprox"]
+    assert by_name["local_step.fedsam"]["cost"] == {
+        "forward": 1, "backward": 1, "models_up": 0, "models_down": 0, "client_models": 0, "numbers": (),
+    }  # fmt: skip
+    assert by_name["objective.suppression"]["parameters"]["weight"] == 0.005
+    assert by_name["objective.suppression"]["presets"] == ["fedvls"]
+    assert by_name["weighting.fedpals"]["needs_target"]
+    assert set(by_name["selection.fedentopt"]["conflicts_with"]) == {"weighting.fedpals"}
+    assert set(by_name["server_update.fednova"]["refused_with"]) == {"local_step.scaffold"}
+    assert tree["combinations"]["fedlc+fedvls"]["method"]["objective"]["name"] == "fedlc"
