@@ -1,0 +1,91 @@
+"""`fedskew methods`: what there is, and one of them in a page."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedskew.methods import COMBINATIONS, PRESETS, SLOTS
+
+NAMES = sorted({*PRESETS, *COMBINATIONS, *(name for index in SLOTS.values() for name in index)})
+
+
+def python(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *words], capture_output=True, text=True, check=False, cwd=cwd,
+        env=os.environ | {"COLUMNS": "80"},
+    )  # fmt: skip
+
+
+def fedskew(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return python("-m", "fedskew", *words, cwd=cwd)
+
+
+@pytest.fixture(scope="module")
+def listing(tmp_path_factory: pytest.TempPathFactory) -> str:
+    done = fedskew("methods", cwd=tmp_path_factory.mktemp("methods"))
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_list_names_every_preset_and_filler_within_80_columns(listing):
+    assert max(map(len, listing.splitlines())) <= 80
+    words = set(listing.replace(",", " ").split())
+    assert set(NAMES) - set(COMBINATIONS) <= words
+    for text in ("NeurIPS 2020", "buffer=0.5", "+1 forward, +1 backward", "C up once", "fedentopt+fedprox"):
+        assert text in " ".join(listing.split())
+
+
+def test_the_list_names_what_does_not_go_together(listing):
+    flat = " ".join(listing.split())
+    assert "server_update.fednova is refused with local_step.scaffold" in flat
+    assert "weighting.fedpals conflicts with selection.fedentopt, selection.greedy_kl" in flat
+
+
+def test_one_in_a_page(tmp_path):
+    done = fedskew("methods", "fedprox", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for text in ("MLSys 2020", "(mu / 2) ||theta - w||^2", "mu = 0.01", 'preset = "fedprox"', "Goes with", "square"):
+        assert text in done.stdout
+
+
+def test_json_is_for_programs(tmp_path):
+    done = fedskew("methods", "fedvls", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    tree = json.loads(done.stdout)
+    assert [one["name"] for one in tree["fillers"]] == ["fedvls_calibration", "vacant_distillation", "suppression"]
+    assert tree["preset"]["cost"]["forward"] == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("fedproxx", "did you mean 'fedprox'"),
+        ("fedlc+fedrs", "take 'fedlc' or 'fedrs'"),
+    ],
+)
+def test_an_unknown_or_senseless_name_is_one_line_and_exit_status_2(tmp_path, name, says):
+    done = fedskew("methods", name, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert says in done.stderr
+
+
+def test_the_help_shows_an_example(tmp_path):
+    done = fedskew("methods", "--help", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "fedskew methods fedentopt+fedprox" in done.stdout
+
+
+def test_it_imports_the_fillers_and_not_what_runs_them(tmp_path):
+    heavy = "('fedskew.engine', 'fedskew.experiment', 'matplotlib', 'sklearn', 'jinja2')"
+    code = f"import sys, fedskew.catalogue; print([name for name in {heavy} if name in sys.modules])"
+    assert python("-c", code, cwd=tmp_path).stdout.strip() == "[]"
+    code = "import sys, fedskew.cli.methods; print('torch' in sys.modules)"
+    assert python("-c", code, cwd=tmp_path).stdout.strip() == "False"
