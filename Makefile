@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test bench data lock
+.PHONY: demo test test-all bench data lock
 demo: .venv/ready
 	$(BIN)/fedskew demo
 
@@ -11,6 +11,10 @@ test: .venv/ready data
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest
+
+# Also the whole product of methods: an hour and more.
+test-all: test
+	$(BIN)/python -m pytest -m whole_product
 
 bench: .venv/ready data
 	$(BIN)/python benchmarks/round_loop.py

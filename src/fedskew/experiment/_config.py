@@ -279,6 +279,7 @@ def _check(config: Config) -> None:
         raise ConfigError(f"{key}: needs a validation set; set data.validation to a share such as 0.1")
     if len(set(config.seeds)) != len(config.seeds):
         raise ConfigError(f"seeds: {config.seeds} names a seed twice")
+    methods.build(config.method, config.training.momentum)
     naming.find(data.INDEX, config.data.name, "data.name")
     naming.find(models.INDEX, config.model.name, "model.name")
     if config.training.augmentation is not None:

@@ -65,7 +65,8 @@ def make_federation(
     """The method on the task's clients, the untrained model as flat vectors, and the model itself."""
     module = _model(config, seed, task.dataset).to(device)
     model = FlatModel(module)
-    training, method = config.training, methods.build(config.method)
+    training = config.training
+    method = methods.build(config.method, training.momentum)
     augment = None
     if training.augmentation is not None:
         augmentation = naming.find(data.AUGMENTATIONS, training.augmentation, "training.augmentation")()

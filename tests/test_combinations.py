@@ -1,0 +1,63 @@
+"""Accepted combinations train, checkpoint and resume bit for bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from covering import Cell, covering_set, whole_product
+from fedskew.experiment import resolve
+from fedskew.experiment._run import Run
+from fedskew.methods import COMBINATIONS, PRESETS
+
+TASK: dict[str, Any] = {
+    "data": {"name": "digits", "validation": 0.1},
+    "partition": {"rule": "dirichlet_by_class", "clients": 6, "beta": 0.2, "min_size": 1},
+    "model": {"name": "mlp3", "width": 12},
+    "training": {"rounds": 3, "participation": 0.5, "epochs": 2, "batch_size": 64, "lr": 0.05, "momentum": 0.5},
+    "target": {"mix": [0.02] * 5 + [0.18] * 5},
+    "conditions": {"dropout": 0.34, "stragglers": 0.5},
+    "output": {"checkpoint_every": 2},
+}
+
+
+def _stop_at(round: int):
+    def listen(record):
+        if record["round"] == round:
+            raise KeyboardInterrupt
+
+    return listen
+
+
+def _trains_and_resumes(method: dict[str, Any] | str, folder: Path) -> None:
+    config = resolve({**TASK, "method": method})
+    Run(config, 0, folder / "whole").go()
+    with pytest.raises(KeyboardInterrupt):
+        Run(config, 0, folder / "stopped").go(progress=_stop_at(2))
+    resumed = Run(config, 0, folder / "stopped").go(resume=True)
+    assert [record["round"] for record in resumed.rounds] == [0, 1, 2, 3]
+    assert not any(record["diverged"] for record in resumed.rounds)
+    for file in ("model.safetensors", "best.safetensors"):
+        assert (folder / "stopped" / file).read_bytes() == (folder / "whole" / file).read_bytes()
+
+
+@pytest.mark.parametrize("cell", covering_set(), ids=str)
+def test_every_accepted_pair_of_fillers_trains_and_resumes_bit_for_bit(cell: Cell, tmp_path):
+    _trains_and_resumes(cell.tables(), tmp_path)
+
+
+@pytest.mark.parametrize("name", [*PRESETS, *COMBINATIONS])
+def test_every_named_method_trains_and_resumes_bit_for_bit(name, tmp_path):
+    _trains_and_resumes(name, tmp_path)
+
+
+@pytest.mark.whole_product
+def test_the_whole_product_trains(subtests):
+    for cell in whole_product():
+        if cell.accepted:
+            with subtests.test(cell=str(cell)):
+                training = TASK["training"] | {"rounds": 2, "epochs": 1}
+                config = resolve({**TASK, "method": cell.tables(), "training": training})
+                assert Run(config, 0).go().rounds[-1]["evaluation"] is not None
