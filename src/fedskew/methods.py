@@ -86,19 +86,22 @@ PRESETS: dict[str, dict[str, Table]] = {
     "feddkd": {"objective": {"terms": [{"name": "feddkd"}]}},
     "fedmr": {"objective": {"terms": [{"name": "fedmr"}]}},
     "fedprox": {"local_step": {"name": "fedprox"}},
+    "scaffold": {"local_step": {"name": "scaffold"}, "weighting": {"name": "uniform"}},
     "fedsam": {"local_step": {"name": "fedsam"}},
+    "fedgf": {"local_step": {"name": "fedgf"}},
     "fedla": {"weighting": {"name": "fedla"}},
     "fedpals": {"weighting": {"name": "fedpals"}},
     "fednova": {"server_update": {"name": "fednova"}},
     "fedexp": {"server_update": {"name": "fedexp"}},
 }
 
-GIVES_WAY: dict[str, str] = {"fedvls": "objective"}
+GIVES_WAY: dict[str, str] = {"fedvls": "objective", "scaffold": "weighting"}
 """Presets that are still themselves without the filler of one slot (of the objective, the classification loss)."""
 
 COMBINATIONS: tuple[str, ...] = (
     "fedentopt+fedprox",
     "fedentopt+fednova",
+    "fedentopt+scaffold",
     "fedentopt+fedrs",
     "fedentopt+fedlc",
     "fedvls+fedexp",

@@ -19,6 +19,7 @@ instead of steps, and takes the mean over the cohort for c.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -45,6 +46,15 @@ class Scaffold(Hooks):
 
     paper: ClassVar[str] = "Karimireddy et al., ICML 2020"
     cost: ClassVar[Cost] = Cost(models_up=1, models_down=1, client_models=1)
+    warns: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("weighting.fedavg", "weighting.fedla", "weighting.fedpals", "weighting.afl"),
+        "SCAFFOLD's corrections lead every client along the plain mean of all clients' gradients, so weights don't "
+        "move where it ends; its paper weighs uniformly",
+    ) | dict.fromkeys(
+        ("selection.greedy_kl", "selection.seol_kim"),
+        "where the cohort is always the same, the other clients' control variates stay 0 and SCAFFOLD's steps shrink "
+        "to the cohort's share of the clients; uniform and fedentopt hear everybody",
+    )
 
     option: Literal["one", "two"] = "two"
 
