@@ -13,8 +13,7 @@ from scipy import sparse
 
 from fedskew.errors import ArgumentError
 from fedskew.labels import LabelCounts, effective_sample_size, projection_distance
-from fedskew.weighting import FedPALS, fedavg, fedpals, fedpals_solve, fedpals_strength
-from fedskew.weighting._protocol import Answered
+from fedskew.weighting import Answered, FedPALS, fedavg, fedpals, fedpals_solve, fedpals_strength
 
 QUICK = settings(max_examples=200, deadline=None, derandomize=True)
 SEEDS = st.integers(0, 10**6)
@@ -120,7 +119,7 @@ def test_at_strength_zero_the_fit_is_best_and_of_those_the_effective_sample_size
 
 
 @QUICK
-@given(SEEDS, st.sampled_from([0.0, 1e-12, 1e-6, 1e-3, 1.0, 1e3, 1e6, 1e12, math.inf]))
+@given(SEEDS, st.sampled_from([0.0, 1e-300, 1e-12, 1e-6, 1e-3, 1.0, 1e3, 1e6, 1e12, 1e300, math.inf]))
 def test_every_solution_is_certified_and_tells_the_truth(seed: int, strength: float) -> None:
     counts, target = federation(seed)
     sizes = counts.sum(axis=1)
@@ -301,6 +300,7 @@ def test_the_filler_refuses_parameters_that_cannot_be(parameters: dict[str, floa
         ((np.zeros((3, 2)), [1, 1]), "counts"),
         (([[1, 2]], [1, 1], -1), "strength"),
         (([[1, 2]], [1, 1], math.nan), "strength"),
+        (([[1, 2]], [1, 1], "1"), "strength"),
         (([[1, 2]], [1, 1], 0, [1, 2]), "sizes"),
     ],
 )

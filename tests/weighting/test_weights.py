@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from fedskew.errors import ArgumentError
 from fedskew.labels import LabelCounts
-from fedskew.weighting import INDEX, FedAvg, FedLA, FedPALS, Uniform, fedavg, fedla, uniform
-from fedskew.weighting._protocol import Answered
+from fedskew.weighting import INDEX, Answered, FedAvg, FedLA, FedPALS, Uniform, fedavg, fedla, uniform
 
 QUICK = settings(max_examples=60, deadline=None, derandomize=True)
 

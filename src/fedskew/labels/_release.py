@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import Any, Literal, overload
 
 import numpy as np
@@ -46,7 +47,7 @@ def privatize(
     `LabelCounts` with the same names. Raises ArgumentError for a wrong argument, MissingPackageError without opendp.
     """
     held = as_counts(counts)
-    if isinstance(epsilon, bool) or not 0 < epsilon < np.inf:
+    if isinstance(epsilon, bool) or not isinstance(epsilon, Real) or not 0 < epsilon < np.inf:
         raise ArgumentError(f"epsilon: must be a positive number, not {epsilon!r}")
     if neighbours not in SENSITIVITY:
         raise ArgumentError(f"neighbours: must be 'add-remove' or 'replace', not {neighbours!r}")

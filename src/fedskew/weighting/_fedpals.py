@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Real
 from typing import ClassVar
 
 from numpy.typing import ArrayLike
@@ -96,12 +97,16 @@ class FedPALS:
 
 
 def _as_strength(strength: float) -> float:
-    if isinstance(strength, bool) or not strength >= 0:
+    if not _is_number(strength) or not strength >= 0:
         raise ArgumentError(f"strength: must be a number >= 0 (0: the limit, infinity: FedAvg), not {strength!r}")
     return strength
 
 
 def _as_share(share: float, name: str) -> float:
-    if isinstance(share, bool) or not 0 <= share <= 1:
+    if not _is_number(share) or not 0 <= share <= 1:
         raise ArgumentError(f"{name}: must be a share from 0 to 1, not {share!r}")
     return share
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)

@@ -70,8 +70,8 @@ class Programme:
         self._projection: Projection | None = None
 
     def solve(self, kappa: float) -> Solution:
-        """The weights at this kappa, certified."""
-        if kappa == math.inf:
+        """The weights at this kappa, certified; one below FINEST is taken for 0, one above 1 / FINEST for infinity."""
+        if kappa > 1 / FINEST:
             weights, gap, kkt = self.mixes.shares, 0.0, 0.0
         elif kappa >= DIRECT:
             start = np.zeros(self.mixes.classes)
@@ -79,7 +79,7 @@ class Programme:
             weights = normalised(self.mixes.shares * np.maximum(y, 0.0))
             gap, kkt = self._certify(weights, kappa)
         else:
-            weights, gap, kkt = self._solve_around_projection(kappa)
+            weights, gap, kkt = self._solve_around_projection(kappa if kappa >= FINEST else 0.0)
         residual = self.target - self.mixes.blend(weights)
         ess = effective_sample_size(weights, self.mixes.shares * self.mixes.samples)
         return Solution(weights, gap, kkt, ess, float(residual @ residual))
