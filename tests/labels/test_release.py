@@ -66,6 +66,7 @@ def test_a_record_keeps_its_names() -> None:
         ({"epsilon": -1}, "epsilon"),
         ({"epsilon": np.inf}, "epsilon"),
         ({"epsilon": np.nan}, "epsilon"),
+        ({"epsilon": "1"}, "epsilon"),
         ({"epsilon": 1, "neighbours": "add"}, "neighbours"),
         ({"epsilon": 1, "rng": 3}, "rng"),
     ],

@@ -47,7 +47,7 @@ def privatize(
     `LabelCounts` with the same names. Raises ArgumentError for a wrong argument, MissingPackageError without opendp.
     """
     held = as_counts(counts)
-    if isinstance(epsilon, bool) or not isinstance(epsilon, Real) or not 0 < epsilon < np.inf:
+    if not _is_positive(epsilon):
         raise ArgumentError(f"epsilon: must be a positive number, not {epsilon!r}")
     if neighbours not in SENSITIVITY:
         raise ArgumentError(f"neighbours: must be 'add-remove' or 'replace', not {neighbours!r}")
@@ -75,3 +75,7 @@ def _securely(held: FloatArray, scale: float) -> FloatArray:
     domain = dp.vector_domain(dp.atom_domain(T=float, nan=False))
     mechanism: Any = dp.m.make_laplace(domain, dp.l1_distance(T=float), scale=scale)
     return np.array(mechanism(held.ravel().tolist())).reshape(held.shape)
+
+
+def _is_positive(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and 0 < float(value) < np.inf
