@@ -78,4 +78,4 @@ def _securely(held: FloatArray, scale: float) -> FloatArray:
 
 
 def _is_positive(value: object) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool) and 0 < float(value) < np.inf
+    return not isinstance(value, bool) and isinstance(value, Real) and 0 < float(value) < np.inf
