@@ -106,7 +106,7 @@ class LabelCounts:
 
     def __repr__(self) -> str:
         clients, classes = self._counts.shape
-        return f"LabelCounts({clients} clients, {classes} classes, {self._counts.sum():,.10g} samples)"
+        return f"LabelCounts(clients={clients}, classes={classes}, samples={self._counts.sum():.10g})"
 
 
 CountsLike: TypeAlias = ArrayLike | LabelCounts

@@ -106,7 +106,7 @@ def _vacant(report: SkewReport) -> Iterator[str]:
     yield (
         f"{len(lacking):,} of {len(vacant):,} clients with samples lack classes ({lacking.mean():.1f} on average). "
         "While such a client trains, it forgets the classes that it lacks. FedVLS addresses this: it calibrates by the "
-        "client's counts and distils the lacking classes from the server's model."
+        "client's counts and distils the missing classes from the server's model."
     )
     one = int(np.count_nonzero(vacant == 1))
     if one:
@@ -124,9 +124,9 @@ def _few_holders(report: SkewReport) -> Iterator[str]:
         )
     if len(report.single_holder):
         yield (
-            f"One client alone holds {_names(report, report.single_holder)}: a round without it trains nothing on "
-            "that, and FedAvg weighs it by its size alone. FedLA weighs by shares of each label, so it raises such a "
-            "client, even one with a single sample of the label; with one participant a round it is FedAvg."
+            f"Held by one client alone: {_names(report, report.single_holder)}. A round without that client trains "
+            "nothing on it, and FedAvg weighs the client by its size. FedLA weighs by shares of each label, so it raises "
+            "such a client, even one with a single sample of the label; with one participant a round it is FedAvg."
         )
     if len(report.rare):
         yield (
