@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:  # so that weighing clients from the command line need not wait for PyTorch
-    from torch import Tensor
+    from torch import Generator, Tensor, nn
 
     from fedskew.objectives import Batch
 
@@ -63,6 +63,13 @@ class RoundEnd(NamedTuple):
 
 class Hooks:
     """The hooks, each doing nothing."""
+
+    def adapt(self, module: nn.Module, generator: Generator) -> nn.Module:
+        """The network that is trained in place of `module`, its new weights drawn from `generator`, both on the CPU.
+
+        Raises ArgumentError where it can't be adapted.
+        """
+        return module
 
     def init_server(self, parameters: Tensor, clients: int) -> dict[str, Tensor]:
         """What the server keeps between rounds, before the first."""

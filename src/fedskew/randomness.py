@@ -30,6 +30,8 @@ class Purpose(enum.IntEnum):
     DROPOUT = 11
     STRAGGLERS = 12
     TARGET = 13
+    MODEL_ADAPT = 14
+    ORACLE = 15
 
 
 _WORD = 1 << 64

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import math
+import sys
 
 import numpy as np
 import pytest
 import torch
 
-from fedskew.errors import ArgumentError
-from fedskew.objectives._fpl import fpl_flat
+from fedskew.errors import ArgumentError, MissingPackageError
+from fedskew.hooks import LocalEnd, RoundEnd
+from fedskew.objectives import FPL, Batch, Context
+from fedskew.objectives._fpl import CLASSES, COUNTS, MEANS, VALUES, fpl_flat
 from fedskew.objectives.functional import fpl
 
 RNG = np.random.default_rng(9)
@@ -94,3 +97,111 @@ def test_padding_of_the_flat_form_changes_nothing():
 def test_senseless_prototypes_are_refused_by_name(prototypes):
     with pytest.raises(ArgumentError, match=r"^prototypes(\[0\])?: expected"):
         fpl(torch.tensor(FEATURES), torch.tensor(TARGETS), prototypes)
+
+
+def batch(features, targets, classes: int = 4, mask=None) -> Batch:
+    features, targets = torch.tensor(features), torch.tensor(targets)
+    return Batch(features, torch.zeros(len(features), classes), targets, mask)
+
+
+def reply_of(*batches: tuple[Batch, bool]):
+    """What a client returns after these batches, each of the last epoch or not."""
+    gathered = {}
+    for one, last in batches:
+        gathered = FPL().gather(gathered, one, last)
+    zero = torch.zeros(0)
+    end = LocalEnd(zero, zero, zero, len(batches), 0.1, 0.0, {}, {}, gathered, lambda at: at, lambda at: at.sum())
+    kept, reply = FPL().end_local(end)
+    assert kept == {}
+    return reply
+
+
+def prototypes_of(*replies):
+    state = FPL().init_server(torch.zeros(5), 9)
+    nobody = np.zeros(len(replies))
+    end = RoundEnd(torch.zeros(5), torch.zeros(5), torch.zeros(len(replies), 5), nobody, nobody, replies, clients=9)
+    return FPL().end_round(state, end)
+
+
+def unit(*degrees: float):
+    return [[math.cos(math.radians(d)), math.sin(math.radians(d))] for d in degrees]
+
+
+def of_class(label: int, *features) -> dict[str, torch.Tensor]:
+    return reply_of((batch(list(features), [label] * len(features)), True))
+
+
+def test_a_client_returns_its_mean_features_of_the_last_epoch_and_how_many_they_are_of():
+    reply = reply_of(
+        (batch([[100.0, 100.0]], [0]), False),
+        (batch([[1.0, 0.0], [3.0, 2.0], [5.0, 5.0]], [1, 1, 3]), True),
+        (batch([[5.0, 7.0]], [1]), True),
+    )
+    assert reply[COUNTS].tolist() == [0, 3, 0, 1]
+    assert reply[MEANS].tolist() == [[0, 0], [3, 3], [0, 0], [5, 5]]
+
+
+def test_padded_rows_are_not_gathered():
+    mask = torch.tensor([True, False])
+    reply = reply_of((batch([[1.0, 2.0], [math.nan, 9.0]], [2, 2], mask=mask), True))
+    assert reply[COUNTS].tolist() == [0, 0, 1, 0]
+    assert reply[MEANS][2].tolist() == [1, 2]
+
+
+def test_a_client_that_took_no_step_returns_nothing():
+    assert reply_of() == {}
+
+
+def test_the_server_makes_the_means_of_a_class_s_clusters_its_prototypes():
+    # Class 2 at four clients: pairs near 0 and near 90 degrees. Class 0 at one client: its own mean.
+    angles = (0, 10, 90, 105)
+    made = prototypes_of(*(of_class(2, *unit(angle)) for angle in angles), of_class(0, [3.0, 4.0]))
+    points = np.array(unit(*angles))
+    assert made[CLASSES].tolist() == [0, 2, 2]
+    np.testing.assert_allclose(made[VALUES][0], [3, 4])
+    np.testing.assert_allclose(made[VALUES][1:], [points[:2].mean(axis=0), points[2:].mean(axis=0)], atol=1e-7)
+
+
+def test_a_client_counts_once_however_many_samples_it_has():
+    made = prototypes_of(of_class(1, *unit(0) * 50), of_class(1, *unit(20)))
+    np.testing.assert_allclose(made[VALUES], np.mean(unit(0, 20), axis=0, keepdims=True), atol=1e-6)
+
+
+def test_every_round_has_the_prototypes_of_its_own_cohort():
+    first = prototypes_of(of_class(1, [1.0, 0.0]))
+    end = RoundEnd(*[torch.zeros(1)] * 3, np.zeros(1), np.zeros(1), [of_class(2, [0.0, 1.0])], clients=9)
+    assert FPL().end_round(first, end)[CLASSES].tolist() == [2]
+    nobody = end._replace(replies=[{}])
+    assert FPL().end_round(first, nobody)[CLASSES].tolist() == [1]
+
+
+def test_the_filler_is_the_loss_of_the_prototypes_that_were_sent():
+    made = prototypes_of(of_class(1, [1.0, 0.0]), of_class(3, [0.0, 1.0]))
+    one = batch(np.array([[0.3, 0.4], [1.0, -2.0], [2.0, 2.0]], dtype=np.float32), [1, 2, 3])
+    context = Context(torch.ones(4), broadcast=FPL().broadcast(made))
+    prototypes = {1: torch.tensor([[1.0, 0.0]]), 3: torch.tensor([[0.0, 1.0]])}
+    torch.testing.assert_close(
+        FPL(temperature=0.3).value(one, context), fpl(one.features, one.targets, prototypes, temperature=0.3)
+    )
+
+
+def test_in_the_first_round_nothing_is_sent_and_the_term_is_exactly_0():
+    sent = FPL().broadcast(FPL().init_server(torch.zeros(5), 9))
+    assert sent == {}
+    features = torch.tensor(FEATURES, requires_grad=True)
+    value = FPL().value(Batch(features, features, torch.tensor(TARGETS)), Context(torch.ones(3), broadcast=sent))
+    value.backward()
+    assert value == 0
+    assert (features.grad == 0).all()
+
+
+def test_without_its_extra_a_run_is_refused_before_it_begins(monkeypatch):
+    monkeypatch.setitem(sys.modules, "finch", None)
+    with pytest.raises(MissingPackageError, match=r"pip install 'fedskew\[fpl\]'"):
+        FPL().init_server(torch.zeros(5), 9)
+
+
+@pytest.mark.parametrize("temperature", [0, -1.0, math.nan])
+def test_a_senseless_temperature_is_refused_by_name(temperature):
+    with pytest.raises(ArgumentError, match=r"^temperature: must be above 0"):
+        FPL(temperature=temperature)

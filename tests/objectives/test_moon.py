@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 
 from fedskew.errors import ArgumentError
+from fedskew.models import Outputs
+from fedskew.objectives import MOON, Batch, Context
 from fedskew.objectives.functional import moon
 
 RNG = np.random.default_rng(2)
@@ -50,3 +52,40 @@ def test_a_small_temperature_does_not_overflow():
 def test_representations_of_another_shape_are_refused_by_name():
     with pytest.raises(ArgumentError, match=r"^z_previous: expected torch.float64 \(6, 4\)"):
         moon(Z, SENT, PREVIOUS[:5])
+
+
+def batch(features: torch.Tensor) -> Batch:
+    return Batch(features, torch.zeros(len(features), 3), torch.zeros(len(features), dtype=torch.int64))
+
+
+def test_the_filler_compares_features():
+    context = Context(torch.ones(3), teacher=Outputs(SENT, SENT[:, :3]), previous=Outputs(PREVIOUS, SENT[:, :3]))
+    assert torch.equal(MOON(temperature=0.2).value(batch(Z), context), moon(Z, SENT, PREVIOUS, 0.2))
+    assert MOON.reads == {"teacher", "previous"}
+
+
+@pytest.mark.parametrize("bad", [0.0, math.nan, math.inf])
+def test_without_a_previous_model_it_is_exactly_0_and_moves_nothing(bad):
+    z = (Z + bad).requires_grad_()
+    value = MOON().value(batch(z), Context(torch.ones(3), teacher=Outputs(SENT, SENT)))
+    value.backward()
+    assert value == 0
+    assert (z.grad == 0).all()
+
+
+def test_a_batch_of_one_has_a_finite_gradient():
+    z = Z[:1].clone().requires_grad_()
+    context = Context(torch.ones(3), teacher=Outputs(z.detach(), SENT), previous=Outputs(z.detach(), SENT))
+    MOON().value(batch(z), context).backward()
+    assert z.grad.isfinite().all()
+
+
+def test_the_filler_needs_the_sent_model():
+    with pytest.raises(ArgumentError, match=r"^context.teacher"):
+        MOON().value(batch(Z), Context(torch.ones(3), previous=Outputs(PREVIOUS, SENT)))
+
+
+@pytest.mark.parametrize("temperature", [0, -1.0, math.nan])
+def test_a_senseless_temperature_is_refused_by_name(temperature):
+    with pytest.raises(ArgumentError, match=r"^temperature: must be above 0"):
+        MOON(temperature=temperature)

@@ -13,9 +13,10 @@ from torch import nn
 from fedskew import data, methods, models, naming, partition
 from fedskew.data import Dataset
 from fedskew.engine import ClientStates, Conditions, Federation, LocalTraining, Observer, Sequential, hooked
-from fedskew.errors import ConfigError
+from fedskew.errors import ArgumentError, ConfigError
 from fedskew.experiment._config import Config
 from fedskew.labels import privatize
+from fedskew.methods import Method
 from fedskew.models import FlatModel, ModelState
 from fedskew.partition import Partition
 from fedskew.randomness import Purpose, generator, stream_key
@@ -63,10 +64,9 @@ def make_federation(
     observe: Observer | None = None,
 ) -> tuple[Federation, ModelState, FlatModel]:
     """The method on the task's clients, the untrained model as flat vectors, and the model itself."""
-    module = _model(config, seed, task.dataset).to(device)
-    model = FlatModel(module)
     training = config.training
     method = methods.build(config.method, training.momentum)
+    model = FlatModel(_adapted(_model(config, seed, task.dataset), config, seed, method).to(device))
     augment = None
     if training.augmentation is not None:
         augmentation = naming.find(data.AUGMENTATIONS, training.augmentation, "training.augmentation")()
@@ -234,3 +234,15 @@ def _model(config: Config, seed: int, dataset: Dataset) -> nn.Module:
     if not isinstance(module, nn.Module):
         raise ConfigError(f"model.name: {config.model.name} returned {type(module).__name__}, not an nn.Module")
     return models.swap_dropout(module)
+
+
+def _adapted(module: nn.Module, config: Config, seed: int, method: Method) -> nn.Module:
+    """The network as the method's fillers change it."""
+    drawn = torch.Generator().manual_seed(stream_key(seed, Purpose.MODEL_ADAPT))
+    for filler in hooked(method).values():
+        try:
+            module = filler.adapt(module, drawn)
+        except ArgumentError as error:
+            name = type(filler).__name__
+            raise ConfigError(f"model.name: {name} can't adapt {config.model.name}: {error}") from None
+    return module

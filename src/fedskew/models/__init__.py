@@ -13,6 +13,7 @@ from fedskew.models._logistic import Logistic
 from fedskew.models._mlp3 import MLP3
 from fedskew.models._network import Network
 from fedskew.models._outputs import Outputs
+from fedskew.models._projected import Projected, with_projection
 
 __all__ = [
     "CNNW2",
@@ -27,8 +28,10 @@ __all__ = [
     "ModelState",
     "Network",
     "Outputs",
+    "Projected",
     "build",
     "dropout_keys",
     "swap_dropout",
     "with_features",
+    "with_projection",
 ]

@@ -56,13 +56,13 @@ def build(
     with torch.device("meta"):  # no storage and no draws: weights are drawn once, below
         model = network(num_classes, tuple(in_shape), **options)
     model = model.to_empty(device="cpu")
-    _draw(model, generator or torch.Generator().manual_seed(0))
+    draw_weights(model, generator or torch.Generator().manual_seed(0))
     swap_dropout(model)
     return model
 
 
 @torch.no_grad()
-def _draw(model: nn.Module, generator: torch.Generator) -> None:
+def draw_weights(model: nn.Module, generator: torch.Generator) -> None:
     """PyTorch's default initialisation, in the order of the layers."""
     for layer in model.modules():
         if isinstance(layer, nn.Linear | nn.Conv2d):

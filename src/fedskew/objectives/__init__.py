@@ -9,6 +9,8 @@ from fedskew.objectives._fedmr import FedMR
 from fedskew.objectives._fedntd import FedNTD
 from fedskew.objectives._fedrs import FedRS
 from fedskew.objectives._fedvls import FedVLSCalibration, Suppression, VacantDistillation
+from fedskew.objectives._fpl import FPL
+from fedskew.objectives._moon import MOON
 from fedskew.objectives._protocol import Batch, Context, Loss, Objective
 
 INDEX: dict[str, type] = {
@@ -23,11 +25,15 @@ INDEX: dict[str, type] = {
     "fedkd": FedKD,
     "fedekd": FedEKD,
     "feddkd": FedDKD,
+    "moon": MOON,
     "fedmr": FedMR,
+    "fpl": FPL,
 }
 
 __all__ = [
+    "FPL",
     "INDEX",
+    "MOON",
     "Batch",
     "Context",
     "CrossEntropy",

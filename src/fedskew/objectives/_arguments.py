@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedskew.errors import ArgumentError
+from fedskew.models import Outputs
 from fedskew.objectives._protocol import Context
 
 
@@ -64,11 +65,16 @@ def check_non_negative(name: str, value: float) -> None:
         raise ArgumentError(f"{name}: must be 0 or above and finite, got {value}")
 
 
-def teacher_logits(context: Context) -> Tensor:
-    """The logits of the model that the server sent; ArgumentError where the caller gave none."""
+def teacher_outputs(context: Context) -> Outputs:
+    """The outputs of the model that the server sent; ArgumentError where the caller gave none."""
     if context.teacher is None:
         raise ArgumentError("context.teacher: this loss reads the outputs of the sent model on the same rows, got None")
-    return context.teacher.logits
+    return context.teacher
+
+
+def teacher_logits(context: Context) -> Tensor:
+    """The logits of the model that the server sent; ArgumentError where the caller gave none."""
+    return teacher_outputs(context).logits
 
 
 def _check_rows(name: str, values: Tensor, outputs: Tensor, of: str, dtype: torch.dtype) -> None:

@@ -6,18 +6,32 @@ Huang et al., "Rethinking Federated Learning with Domain Shift: A Prototype View
                  + |f_n - m_{y_n}|^2 / dim ]
 
 m_c is the mean of class c's prototypes. A row whose class has no prototype adds 0, but counts in the mean.
+
+A client returns the mean feature of each of its classes over its last local epoch, taken while the model moves. The
+server clusters those of a class by FINCH, with cosine distance, coarsest partition; a class's prototypes are the means
+of its clusters. Every round has the prototypes of the cohort before it, and the first has none: the term is 0.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from fedskew.about import Cost
 from fedskew.errors import ArgumentError
+from fedskew.hooks import Hooks, LocalEnd, Named, RoundEnd
 from fedskew.objectives._arguments import check_columns, check_outputs, check_positive, check_targets
-from fedskew.objectives._masked import logsumexp_over, real_rows, row_mean, unit_rows
+from fedskew.objectives._finch import coarsest_clusters, finch
+from fedskew.objectives._masked import is_target, logsumexp_over, real_rows, row_mean, unit_rows
+from fedskew.objectives._protocol import Batch, Context
+
+VALUES, CLASSES = "fpl.prototypes", "fpl.classes"
+SUMS, MEANS, COUNTS = "fpl.sums", "fpl.means", "fpl.counts"
 
 
 def fpl(
@@ -70,3 +84,75 @@ def fpl_flat(
     mean = own.to(values.dtype) @ values / own.sum(dim=1, keepdim=True).clamp(min=1)
     distance = (features - mean).square().mean(dim=1)
     return row_mean(torch.where(known, contrast + distance, 0), mask)
+
+
+@dataclass(frozen=True)
+class FPL(Hooks):
+    """FPL's two terms, towards prototypes that the server clusters. The weight is 1 in the authors' code.
+
+    It needs the extra `fpl`.
+    """
+
+    temperature: float = 0.02
+
+    role: ClassVar[str] = "term"
+    reads: ClassVar[frozenset[str]] = frozenset({"broadcast"})
+    paper: ClassVar[str] = "Huang et al., CVPR 2023"
+    cost: ClassVar[Cost] = Cost(numbers=("C features up", "C features or more down"))
+
+    def __post_init__(self) -> None:
+        check_positive("temperature", self.temperature)
+
+    def value(self, batch: Batch, context: Context) -> Tensor:
+        """`fpl` of the batch and the prototypes that were sent; 0 where there are none."""
+        if VALUES not in context.broadcast:
+            return batch.features[:0].sum()
+        values, classes = context.broadcast[VALUES], context.broadcast[CLASSES]
+        return fpl_flat(batch.features, batch.targets, values, classes, self.temperature, mask=batch.mask)
+
+    def init_server(self, parameters: Tensor, clients: int) -> dict[str, Tensor]:
+        """No prototype yet. Raises MissingPackageError where the extra isn't installed."""
+        finch()
+        return {VALUES: parameters.new_zeros(0, 0), CLASSES: parameters.new_zeros(0, dtype=torch.int64)}
+
+    def broadcast(self, state: Named) -> dict[str, Tensor]:
+        """The prototypes, `(prototypes, dim)`, and their class ids, `(prototypes,)`; nothing where there are none."""
+        return dict(state) if len(state[CLASSES]) else {}
+
+    def gather(self, gathered: Named, batch: Batch, last_epoch: bool) -> Named:
+        """Sums of the features by class, `(classes, dim)`, and how many they are of, over the last epoch."""
+        if not last_epoch:
+            return gathered
+        of_class = is_target(batch.targets, batch.logits.shape[1]).to(batch.features.dtype)
+        of_class = real_rows(of_class, batch.mask)
+        sums, counts = of_class.T @ real_rows(batch.features, batch.mask), of_class.sum(dim=0)
+        if gathered:
+            sums, counts = sums + gathered[SUMS], counts + gathered[COUNTS]
+        return {SUMS: sums, COUNTS: counts}
+
+    def end_local(self, end: LocalEnd) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Returns the mean feature of each class, `(classes, dim)`, and of how many samples; keeps nothing."""
+        if not end.gathered:
+            return {}, {}
+        counts = end.gathered[COUNTS]
+        return {}, {MEANS: end.gathered[SUMS] / counts.clamp(min=1).unsqueeze(1), COUNTS: counts}
+
+    def end_round(self, state: Named, end: RoundEnd) -> dict[str, Tensor]:
+        """The prototypes of this cohort: per class the means of the clusters of the clients' mean features."""
+        replies = [reply for reply in end.replies if MEANS in reply]
+        if not replies:
+            return dict(state)
+        means = torch.stack([reply[MEANS] for reply in replies]).cpu().numpy()
+        held = torch.stack([reply[COUNTS] for reply in replies]).cpu().numpy() > 0
+        values, classes = [], []
+        for label in np.flatnonzero(held.any(axis=0)):
+            points = means[held[:, label], label]
+            clusters = coarsest_clusters(points)
+            for cluster in np.unique(clusters):
+                values.append(points[clusters == cluster].mean(axis=0, dtype=np.float64))
+                classes.append(label)
+        like = state[VALUES]
+        return {
+            VALUES: torch.from_numpy(np.stack(values)).to(like),
+            CLASSES: torch.from_numpy(np.array(classes, dtype=np.int64)).to(like.device),
+        }
