@@ -125,7 +125,7 @@ def _few_holders(report: SkewReport) -> Iterator[str]:
     if len(report.single_holder):
         yield (
             f"Held by one client alone: {_names(report, report.single_holder)}. A round without that client trains "
-            "nothing on it, and FedAvg weighs the client by its size. FedLA weighs by shares of each label, so it raises "
+            "nothing on it, and FedAvg weighs the client by its size. FedLA weighs by shares of each label: it raises "
             "such a client, even one with a single sample of the label; with one participant a round it is FedAvg."
         )
     if len(report.rare):
