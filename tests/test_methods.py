@@ -286,17 +286,14 @@ def test_what_two_methods_share_costs_once():
     )
 
 
-def test_what_a_filler_says_of_others_names_slots_and_reasons():
-    for says in (about.refuses, about.warns):
-        for (one, other), reason in methods.exceptions(says).items():
-            for key in (one, other):
-                slot, _, name = key.partition(".")
-                assert name in KNOWN[slot], key
-            assert len(reason) > 20
+def test_every_filler_names_its_paper_and_what_it_says_of_others_are_names_and_reasons():
     for slot, index in SLOTS.items():
         for name, kind in index.items():
             assert about.paper(kind), f"{slot}.{name} names no paper"
-            assert kind.__doc__
+            for other, reason in (about.refuses(kind) | about.warns(kind)).items():
+                other_slot, _, other_name = other.partition(".")
+                assert other_name in KNOWN[other_slot], f"{slot}.{name} names {other}"
+                assert not reason.endswith("."), "it becomes part of a line"
 
 
 def test_the_defaults_are_fedavg():

@@ -7,7 +7,8 @@ import inspect
 import json
 import re
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import tomli_w
@@ -20,7 +21,7 @@ from fedskew.methods import COMBINATIONS, PRESETS, SLOTS, build, check, cost, ex
 
 QUESTIONS = {
     "selection": "who trains this round",
-    "objective": "what a client minimises: one classification loss, and any terms",
+    "objective": "what a client minimises, one loss and any terms (marked +)",
     "local_step": "how a client steps",
     "weighting": "how much each update counts",
     "server_update": "how the weighted updates move the model",
@@ -51,11 +52,17 @@ class Filler(NamedTuple):
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """Defaults by name, a term's weight among them; None where a parameter is not set, or has to be given."""
+        """Defaults by name, a term's weight among them; None where a parameter is not set."""
         weight = {"weight": about.default_weight(self.kind)} if self.role == "term" else {}
-        fields: Any = dataclasses.fields(self.kind)
+        given = [field for field in _fields(self.kind) if field.name not in self.required]
         unset = dataclasses.MISSING
-        return weight | {field.name: None if field.default is unset else field.default for field in fields}
+        return weight | {one.name: one.default_factory() if one.default is unset else one.default for one in given}
+
+    @property
+    def required(self) -> list[str]:
+        """Parameters that have to be given."""
+        unset = dataclasses.MISSING
+        return [one.name for one in _fields(self.kind) if one.default is unset and one.default_factory is unset]
 
     @property
     def presets(self) -> list[str]:
@@ -64,7 +71,7 @@ class Filler(NamedTuple):
 
 
 def fillers() -> list[Filler]:
-    """All of them, by slot; losses before terms."""
+    """All of them, by slot."""
     return [Filler(slot, name, kind) for slot, index in SLOTS.items() for name, kind in index.items()]
 
 
@@ -85,24 +92,24 @@ def explanation(name: str) -> dict[str, Any]:
 
 def print_listing(console: Console) -> None:
     """Every preset and filler, in tables."""
-    table = _table(("preset", "brings"), no_wrap=1)
-    for name in PRESETS:
-        table.add_row(name, _summary(name))
-    _say(console, "Presets. [method] preset = NAME in a config; joined by + they compose.")
-    console.print(table)
+    _say(console, "Presets. [method] preset = NAME in a config; joined by + they compose.", before=0)
+    _print_table(console, ("preset", "brings"), [(name, _summary(name)) for name in PRESETS])
     _say(console, f"The papers' own combinations: {', '.join(COMBINATIONS)}.")
     for slot, question in QUESTIONS.items():
-        table = _table((slot, "parameters", "paper", "cost"), no_wrap=1)
-        for filler in fillers():
-            if filler.slot == slot:
-                name = f"+ {filler.name}" if filler.role == "term" else filler.name
-                parameters = ", ".join(_parameter(*item) for item in filler.parameters.items())
-                table.add_row(name, parameters, about.paper(filler.kind), str(about.cost(filler.kind)))
-        terms = " (+ marks terms)" if slot == "objective" else ""
-        _say(console, f"{slot}: {question}{terms}")
-        console.print(table)
+        rows = [
+            (
+                f"+ {filler.name}" if filler.role == "term" else filler.name,
+                ", ".join(_parameters(filler, "=")),
+                about.paper(filler.kind),
+                str(about.cost(filler.kind)),
+            )
+            for filler in fillers()
+            if filler.slot == slot
+        ]
+        _say(console, f"{slot}: {question}")
+        _print_table(console, (slot, "parameters", "paper", "cost"), rows)
     _say(console, COSTS)
-    _say(console, "Any filler of one slot goes with any of the others. Exceptions:")
+    _say(console, "Any filler of one slot goes with any of the others, and any loss with any terms, but:")
     for says, verb in ((about.refuses, "is refused with"), (about.warns, "conflicts with")):
         for one in dict.fromkeys(one for one, _ in exceptions(says)):
             others = {other: reason for (first, other), reason in exceptions(says).items() if first == one}
@@ -179,9 +186,8 @@ def _section(filler: Filler, width: int) -> list[str]:
     role = {"classification": ", a classification loss", "term": ", a term"}.get(filler.role, "")
     lines = [f"{filler.name} ({filler.slot}{role})", ""]
     lines += textwrap.indent("\n".join(reflow(inspect.getdoc(filler.kind) or "", width - 2)), "  ").splitlines()
-    parameters = filler.parameters
-    if parameters:
-        lines += ["", *(f"    {_parameter(name, value, ' = ')}" for name, value in parameters.items())]
+    if parameters := _parameters(filler, " = "):
+        lines += ["", *(f"    {parameter}" for parameter in parameters)]
     lines += ["", *_wrapped(f"  Paper: {about.paper(filler.kind) or 'none named'}.", width, "  ")]
     lines += _wrapped(f"  Cost beyond FedAvg: {str(about.cost(filler.kind)) or 'none'}.", width, "  ")
     if getattr(filler.kind, "needs_target", False):
@@ -203,7 +209,8 @@ def _example(name: str) -> str:
     """The `[method]` of a config that takes it, with every parameter that has a value."""
     if not _is_preset(name):
         filler = _concerned(name)[0]
-        table = {"name": name} | {key: value for key, value in filler.parameters.items() if value is not None}
+        table = {"name": name} | dict.fromkeys(filler.required, "...")
+        table |= {key: value for key, value in filler.parameters.items() if value is not None}
         return _term(table) if filler.role == "term" else tomli_w.dumps({"method": {filler.slot: table}})
     whole = expand({"preset": name})
     tables: dict[str, Any] = {"preset": name}
@@ -230,7 +237,9 @@ def _filler(filler: Filler) -> dict[str, Any]:
         "slot": filler.slot,
         "role": filler.role or None,
         "summary": (inspect.getdoc(filler.kind) or "").partition("\n\n")[0].replace("\n", " "),
+        "documentation": inspect.getdoc(inspect.getmodule(filler.kind)),
         "paper": about.paper(filler.kind),
+        "required": filler.required,
         "parameters": filler.parameters,
         "cost": dataclasses.asdict(about.cost(filler.kind)),
         "needs_target": bool(getattr(filler.kind, "needs_target", False)),
@@ -258,7 +267,8 @@ def _default(slot: str) -> str:
     return str(expand({})[slot]["name"])
 
 
-def _brought(preset: str) -> list[Filler]:
+@cache
+def _brought(preset: str) -> tuple[Filler, ...]:
     """The fillers by which presets differ from FedAvg, or that they name."""
     tables = [PRESETS[part.strip()] for part in preset.split("+")]
     whole = expand({"preset": preset})
@@ -271,12 +281,12 @@ def _brought(preset: str) -> list[Filler]:
             here = filler.name == whole[filler.slot]["name"] and any("name" in table for table in own)
         if here:
             brought.append(filler)
-    return brought
+    return tuple(brought)
 
 
 def _concerned(name: str) -> list[Filler]:
     """What a preset brings, and the fillers of its name. Raises ConfigError where there is neither."""
-    brought = _brought(name) if _is_preset(name) else []
+    brought = _brought(name) if _is_preset(name) else ()
     concerned = [filler for filler in fillers() if filler in brought or filler.name == name]
     if not concerned:
         known = {*PRESETS, *(filler.name for filler in fillers())}
@@ -292,6 +302,10 @@ def _is_preset(name: str) -> bool:
     return name in PRESETS
 
 
+def _fields(kind: Any) -> tuple[dataclasses.Field[Any], ...]:
+    return dataclasses.fields(kind)
+
+
 def _against(filler: Filler, says: Callable[[Any], Mapping[str, str]]) -> dict[str, str]:
     """The fillers that it has a rule with, and the reason; whichever of the two names the other."""
     pairs = {frozenset(pair): reason for pair, reason in exceptions(says).items() if filler.key in pair}
@@ -302,8 +316,12 @@ def _by_reason(others: Mapping[str, str]) -> dict[str, list[str]]:
     return {reason: [other for other in others if others[other] == reason] for reason in others.values()}
 
 
-def _parameter(name: str, value: Any, joint: str = "=") -> str:
-    return f"{name} (not set)" if value is None else f"{name}{joint}{json.dumps(value)}"
+def _parameters(filler: Filler, joint: str) -> list[str]:
+    required = [f"{name} (required)" for name in filler.required]
+    return required + [
+        f"{name} (not set)" if value is None else f"{name}{joint}{json.dumps(value, default=str)}"
+        for name, value in filler.parameters.items()
+    ]
 
 
 def _wrapped(text: str, width: int, indent: str = "") -> list[str]:
@@ -315,8 +333,11 @@ def _say(console: Console, text: str, indent: str = "", before: int = 1) -> None
     console.print("\n" * before + "\n".join(lines), markup=False, highlight=False)
 
 
-def _table(headings: tuple[str, ...], no_wrap: int) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=True, header_style="bold")
+def _print_table(console: Console, headings: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     for at, heading in enumerate(headings):
-        table.add_column(heading, no_wrap=at < no_wrap)
-    return table
+        longest = max(len(word) for row in [headings, *rows] for word in row[at].split())
+        table.add_column(heading, no_wrap=at == 0, min_width=longest, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table, markup=False)

@@ -189,11 +189,9 @@ def cost(method: Method) -> Cost:
 
 def exceptions(says: Callable[[Any], Mapping[str, str]]) -> dict[tuple[str, str], str]:
     """Pairs of fillers, as `slot.name`, and why; `says`: `about.refuses` or `about.warns`."""
+    kinds = {f"{slot}.{name}": kind for slot, index in SLOTS.items() for name, kind in index.items()}
     return {
-        (f"{slot}.{name}", other): reason
-        for slot, index in SLOTS.items()
-        for name, kind in index.items()
-        for other, reason in says(kind).items()
+        (key, other): reason for key, kind in kinds.items() for other, reason in says(kind).items() if other in kinds
     }
 
 

@@ -29,7 +29,8 @@ def methods(
     console = Console()
     console.width = min(console.width, WIDEST)
     if as_json:
-        typer.echo(json.dumps(catalogue.listing() if name is None else catalogue.explanation(name), indent=2))
+        tree = catalogue.listing() if name is None else catalogue.explanation(name)
+        typer.echo(json.dumps(tree, indent=2, default=str))
     elif name is None:
         catalogue.print_listing(console)
     else:
