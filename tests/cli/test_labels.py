@@ -14,9 +14,6 @@ from fedskew.errors import ArgumentError
 from fedskew.labels import LabelCounts, describe
 from fedskew.weighting import fedla, fedpals_solve, fedpals_strength
 
-# typer 0.20 asks click 8.5 for names that it deprecates, when typer is imported.
-pytestmark = pytest.mark.filterwarnings("ignore:'click:DeprecationWarning")
-
 COUNTS = """client,cat,dog,emu
 Paris,30,10,0
 Rome,0,40,5
