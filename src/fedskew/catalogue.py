@@ -8,6 +8,7 @@ import json
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import MISSING
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -54,15 +55,12 @@ class Filler(NamedTuple):
     def parameters(self) -> dict[str, Any]:
         """Defaults by name, a term's weight among them; None where a parameter is not set."""
         weight = {"weight": about.default_weight(self.kind)} if self.role == "term" else {}
-        given = [field for field in _fields(self.kind) if field.name not in self.required]
-        unset = dataclasses.MISSING
-        return weight | {one.name: one.default_factory() if one.default is unset else one.default for one in given}
+        return weight | {name: value for name, value in _defaults(self.kind).items() if value is not MISSING}
 
     @property
     def required(self) -> list[str]:
         """Parameters that have to be given."""
-        unset = dataclasses.MISSING
-        return [one.name for one in _fields(self.kind) if one.default is unset and one.default_factory is unset]
+        return [name for name, value in _defaults(self.kind).items() if value is MISSING]
 
     @property
     def presets(self) -> list[str]:
@@ -302,8 +300,12 @@ def _is_preset(name: str) -> bool:
     return name in PRESETS
 
 
-def _fields(kind: Any) -> tuple[dataclasses.Field[Any], ...]:
-    return dataclasses.fields(kind)
+def _defaults(kind: Any) -> dict[str, Any]:
+    """A parameter's default, or MISSING."""
+    return {
+        field.name: field.default if field.default_factory is MISSING else field.default_factory()
+        for field in dataclasses.fields(kind)
+    }
 
 
 def _against(filler: Filler, says: Callable[[Any], Mapping[str, str]]) -> dict[str, str]:

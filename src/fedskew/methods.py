@@ -84,7 +84,9 @@ PRESETS: dict[str, dict[str, Table]] = {
     "fedkd": {"objective": {"terms": [{"name": "fedkd"}]}},
     "fedekd": {"objective": {"terms": [{"name": "fedekd"}]}},
     "feddkd": {"objective": {"terms": [{"name": "feddkd"}]}},
+    "moon": {"objective": {"terms": [{"name": "moon"}]}},
     "fedmr": {"objective": {"terms": [{"name": "fedmr"}]}},
+    "fpl": {"objective": {"terms": [{"name": "fpl"}]}},
     "fedprox": {"local_step": {"name": "fedprox"}},
     "scaffold": {"local_step": {"name": "scaffold"}, "weighting": {"name": "uniform"}},
     "fedsam": {"local_step": {"name": "fedsam"}},
@@ -106,6 +108,7 @@ COMBINATIONS: tuple[str, ...] = (
     "fedentopt+fedlc",
     "fedvls+fedexp",
     "fedvls+fedsam",
+    "fedvls+fpl",
     "fedlc+fedvls",
     "fedpals+fedprox",
 )

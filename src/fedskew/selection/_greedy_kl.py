@@ -8,6 +8,7 @@ gradients (CUCB), which is not done here.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -27,6 +28,10 @@ class GreedyKL:
 
     paper: ClassVar[str] = "Yang et al., arXiv 2011.11266"
     cost: ClassVar[Cost] = LABEL_COUNTS
+    warns: ClassVar[Mapping[str, str]] = {
+        "weighting.afl": "AFL looks for the worst client, and never hears of those outside a cohort that is always the "
+        "same; uniform and fedentopt hear everybody"
+    }
 
     normalise: bool = False
 

@@ -13,6 +13,7 @@ empty quota. The paper gives no threshold.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -39,6 +40,10 @@ class SeolKim:
 
     paper: ClassVar[str] = "Seol & Kim, Sensors 2023"
     cost: ClassVar[Cost] = LABEL_COUNTS + Cost(numbers=("C down",))
+    warns: ClassVar[Mapping[str, str]] = {
+        "weighting.afl": "AFL looks for the worst client, and never hears of those outside a cohort that is always the "
+        "same; uniform and fedentopt hear everybody"
+    }
 
     threshold: float = 0.01
 
