@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fedskew.weighting._afl import AFL, afl_update
 from fedskew.weighting._fedavg import FedAvg, fedavg
 from fedskew.weighting._fedla import FedLA, fedla
 from fedskew.weighting._fedpals import FedPALS, fedpals, fedpals_solve, fedpals_strength
@@ -9,9 +10,10 @@ from fedskew.weighting._programme import Solution
 from fedskew.weighting._protocol import Answered, Weighting
 from fedskew.weighting._uniform import Uniform, uniform
 
-INDEX: dict[str, type] = {"fedavg": FedAvg, "uniform": Uniform, "fedla": FedLA, "fedpals": FedPALS}
+INDEX: dict[str, type] = {"fedavg": FedAvg, "uniform": Uniform, "fedla": FedLA, "fedpals": FedPALS, "afl": AFL}
 
 __all__ = [
+    "AFL",
     "INDEX",
     "Answered",
     "FedAvg",
@@ -20,6 +22,7 @@ __all__ = [
     "Solution",
     "Uniform",
     "Weighting",
+    "afl_update",
     "fedavg",
     "fedla",
     "fedpals",

@@ -1,0 +1,109 @@
+"""AFL (Mohri et al., "Agnostic Federated Learning", ICML 2019): weights that rise where the loss is high.
+
+    min_w max_lambda sum_k lambda_k f_k(w)          lambda on the simplex over all clients
+    lambda <- projection of lambda + gamma f(w)     f_k = 0 for a client that didn't answer
+
+Of those who answered each counts by its lambda, renormalised; lambda begins uniform. Losses are those at the model that
+was sent, the mean over all of a client's samples. The paper's groups are domains, and so are those of the FedDG
+benchmark, from which FedPALS's figures come; there the losses are taken at the next model, and clients weigh their
+gradients. Under partial participation lambda grows for those who happen to be asked.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fedskew.about import Cost
+from fedskew.errors import ArgumentError
+from fedskew.hooks import Hooks, LocalEnd, Named, RoundEnd
+from fedskew.weighting._protocol import Answered, FloatArray
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+WEIGHTS, LOSS = "afl.weights", "afl.loss"
+
+
+def afl_update(weights: ArrayLike, losses: ArrayLike, step_size: float) -> FloatArray:
+    """AFL's next weights of all clients, `(clients,)`: the point of the simplex nearest to weights + step_size losses.
+
+    `weights`: `(clients,)`, none negative, sum 1; `losses`: `(clients,)`, 0 for a client that didn't answer. Raises
+    ArgumentError for wrong shapes or values.
+    """
+    old, loss = _vector("weights", weights), _vector("losses", losses)
+    if loss.shape != old.shape:
+        raise ArgumentError(f"losses: expected {old.shape}, one for each weight, got {loss.shape}")
+    if (old < 0).any() or not math.isclose(old.sum(), 1, abs_tol=1e-6):
+        raise ArgumentError(f"weights: none may be negative and the sum must be 1, got sum {old.sum():g}")
+    _check_step_size(step_size)
+    point = old + step_size * (loss - loss.max())  # the projection is the same, and sums stay small
+    falling = np.sort(point)[::-1]
+    excess = (np.cumsum(falling) - 1) / np.arange(1, len(point) + 1)
+    projected = np.maximum(point - excess[falling > excess][-1], 0)
+    following: FloatArray = projected / projected.sum()
+    return following
+
+
+@dataclass(frozen=True)
+class AFL(Hooks):
+    """Every update counts by its client's lambda among those who answered; equally, where all of these are 0.
+
+    `step_size`: gamma, 0.1 for PACS and 0.0001 for iWildCam in the FedDG benchmark. Each round costs a client one
+    forward pass over its samples.
+    """
+
+    needs_target: ClassVar[bool] = False
+    paper: ClassVar[str] = "Mohri et al., ICML 2019"
+    cost: ClassVar[Cost] = Cost(numbers=("1 loss up",))
+
+    step_size: float = 0.1
+
+    def __post_init__(self) -> None:
+        _check_step_size(self.step_size)
+
+    def weigh(self, answered: Answered) -> FloatArray:
+        """Lambda of those who answered and hold a sample, renormalised; uniform before the first round."""
+        present = (answered.sizes > 0).astype(np.float64)
+        if not present.any():
+            raise ArgumentError("sizes: no client holds a sample")
+        weights = present
+        if WEIGHTS in answered.state:
+            weights = present * answered.state[WEIGHTS].numpy()[answered.ids]
+        chosen = weights if weights.sum() > 0 else present
+        shares: FloatArray = chosen / chosen.sum()
+        return shares
+
+    def init_server(self, parameters: Tensor, clients: int) -> dict[str, Tensor]:
+        """Lambda, uniform over all clients."""
+        import torch
+
+        return {WEIGHTS: torch.full((clients,), 1 / clients, dtype=torch.float64)}
+
+    def end_local(self, end: LocalEnd) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Returns the client's loss at the sent model."""
+        return {}, {LOSS: end.full_loss(end.start)}
+
+    def end_round(self, state: Named, end: RoundEnd) -> dict[str, Tensor]:
+        """The next lambda."""
+        import torch
+
+        losses = np.zeros(end.clients)
+        losses[end.ids] = [float(reply[LOSS]) for reply in end.replies]
+        return {WEIGHTS: torch.from_numpy(afl_update(state[WEIGHTS].numpy(), losses, self.step_size))}
+
+
+def _vector(name: str, values: ArrayLike) -> FloatArray:
+    array = np.asarray(values, dtype=np.float64)
+    if array.ndim != 1 or array.size == 0 or not np.isfinite(array).all():
+        raise ArgumentError(f"{name}: expected a finite number for each client, got shape {array.shape}")
+    return array
+
+
+def _check_step_size(step_size: float) -> None:
+    if not (math.isfinite(step_size) and step_size >= 0):
+        raise ArgumentError(f"step_size: must be 0 or above and finite, got {step_size}")
