@@ -93,6 +93,7 @@ PRESETS: dict[str, dict[str, Table]] = {
     "fedgf": {"local_step": {"name": "fedgf"}},
     "fedla": {"weighting": {"name": "fedla"}},
     "fedpals": {"weighting": {"name": "fedpals"}},
+    "afl": {"weighting": {"name": "afl"}},
     "fednova": {"server_update": {"name": "fednova"}},
     "fedexp": {"server_update": {"name": "fedexp"}},
 }
