@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from fedskew.cli import demo, labels, methods, report, run
+from fedskew.cli import demo, labels, methods, report, run, sweep
 from fedskew.errors import FedskewError
 
 app = typer.Typer(
@@ -23,6 +23,7 @@ app.command()(labels.describe)
 app.command()(labels.weights)
 app.command()(methods.methods)
 app.command()(run.run)
+app.command()(sweep.sweep)
 app.command()(report.report)
 app.command()(demo.demo)
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
+from rich import box
 from rich.table import Table
+from rich.text import Text
 
-from fedskew.experiment import Result, over_seeds
+from fedskew.experiment import Result, SweepResult, over_seeds, text_table
 
 COLUMNS = (
     ("accuracy", "accuracy"),
@@ -38,3 +41,18 @@ def percent(figure: dict[str, float | None]) -> str:
     if mean is None:
         return "-"
     return f"{100 * mean:.1f}" if std is None else f"{100 * mean:.1f} ± {100 * std:.1f}"
+
+
+def sweep_table(result: SweepResult, width: int) -> Table:
+    """A row for each cell of a sweep, as in its `table.md`; figures over two lines where `width` is too small."""
+    headings, rows = text_table(result.sweep, result.rows)
+    axes = len(result.sweep.axes)
+    if sum(max(map(len, column)) + 2 for column in zip(headings, *rows, strict=True)) > width:
+        headings = [*headings[:axes], *(heading.replace(" ", "\n", 1) for heading in headings[axes:])]
+        rows = [[*row[:axes], *(re.sub(r" (?=[±(])", "\n", cell) for cell in row[axes:])] for row in rows]
+    table = Table(title=Text(result.sweep.name), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for at, heading in enumerate(headings):
+        table.add_column(Text(heading), justify="left" if at < axes else "right", no_wrap=at >= axes, overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table

@@ -1,0 +1,289 @@
+"""A sweep: one task under several methods, other values and seeds. Every cell and seed of the grid is an ordinary run.
+
+The file is the config of a run with one more table:
+
+    [sweep]
+    accuracy = 0.8              # the table says after how many rounds this test accuracy is reached
+    methods = [
+        "fedavg",
+        "fedentopt+fedprox",
+        {label = "fedpals, half", weighting = {name = "fedpals", ess = 0.5}},
+        {label = "fedprox, small steps", preset = "fedprox", set = {training.lr = 0.01}},
+    ]
+
+    [sweep.grid]                # each with each, and with every method
+    partition.beta = [0.1, 0.5]
+    training.participation = [0.1, 0.25]
+
+A method is a preset, or what `[method]` would hold with a `label`, and with `set` for keys that differ under it alone.
+A key of the grid is any key of the config; a value that is a table replaces the whole table, and `label` names it:
+
+    partition = [
+        {label = "two labels each", rule = "quantity", clients = 20, labels_per_client = 2},
+        {label = "Dir(0.1)", rule = "dirichlet_by_class", clients = 20, beta = 0.1},
+    ]
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import itertools
+import json
+import re
+import shlex
+import tomllib
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedskew import methods
+from fedskew.errors import ConfigError, FedskewError, nearest
+from fedskew.experiment._config import Config, _put, line_of, resolve
+from fedskew.experiment._flatten import flatten
+
+_KEYS = ("methods", "grid", "accuracy")
+_NO_AXIS = {
+    "seeds": "seeds are no axis; give them as seeds = [0, 1, 2] at the top of the file, or with --seeds",
+    "method": "methods are given as sweep.methods; keys below it, such as method.weighting.ess, may be here",
+}
+_FIXED = ("schema", "name", "output", "sweep", "quick")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One combination. `values`: what it has on each axis, by the axis's name; `config`: of all its seeds."""
+
+    label: str
+    values: dict[str, str]
+    config: Config
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Cells in the order of the file, the first axis slowest; `command` is what a user types for it."""
+
+    name: str
+    cells: tuple[Cell, ...]
+    accuracy: float | None
+    command: str
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """Names of what the cells differ in: `method` and keys of the grid, shortened where that is clear."""
+        return tuple(self.cells[0].values)
+
+    @property
+    def hash(self) -> str:
+        """Eight hex digits that change with anything that can change the tables."""
+        cells = [(cell.label, cell.config.hash) for cell in self.cells]
+        return hashlib.sha256(json.dumps([cells, self.accuracy]).encode()).hexdigest()[:8]
+
+    def folder(self, out: Path) -> Path:
+        """Where the tables go; the runs go beside it, each in its own folder."""
+        return out / f"sweep-{self.name}-{self.hash}"
+
+
+@dataclass(frozen=True)
+class _Value:
+    """One value of an axis, and the dotted keys that it sets."""
+
+    label: str
+    changes: dict[str, Any]
+
+
+def read_sweep(path: Path, changes: Mapping[str, Any] | None = None, quick: bool = False) -> Sweep:
+    """The sweep in a TOML file, every cell checked; `changes` and `quick` as in `read`, `sweep.*` keys included.
+
+    Raises ConfigError naming file, line, key and, for a combination that is refused, the cell.
+    """
+    tree, text = _read(path)
+    smaller = tree.pop("quick", None)
+    if quick and not isinstance(smaller, dict):
+        raise ConfigError(f"{path}: it has no [quick] table of dotted keys, so --quick means nothing here")
+    changes = dict(changes or {})
+    for key, value in {**(smaller if quick else {}), **changes}.items():
+        _put(tree, key, value)
+    if "sweep" not in tree:
+        raise ConfigError(f"{path}: it has no [sweep] table, so it is one run: fedskew run {path}")
+    section = tree.pop("sweep")
+    try:
+        axes = _axes(section, tree)
+        accuracy = _accuracy(section)
+    except FedskewError as error:
+        raise _located(error, path, text) from None
+    cells = [_cell(combination, axes, tree, path, text) for combination in itertools.product(*axes.values())]
+    _check_distinct(cells, path)
+    return Sweep(str(tree.get("name", "run")), tuple(cells), accuracy, _command(path, changes, quick))
+
+
+def _read(path: Path) -> tuple[dict[str, Any], str]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ConfigError(f"{path}: the sweep can't be read: {reason}") from None
+    try:
+        return tomllib.loads(text), text
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from None
+
+
+def _axes(section: Any, tree: dict[str, Any]) -> dict[str, list[_Value]]:
+    """The values of every axis. Methods are written out with all their keys, so that the grid can reach into them."""
+    if not isinstance(section, dict):
+        raise ConfigError(f"sweep: expected a table [sweep], got {section!r}")
+    for key in section:
+        if key not in _KEYS:
+            raise ConfigError(f"sweep.{key}: no such key{nearest(key, _KEYS)}")
+    grid = _grid(section.get("grid", {}))
+    axes: dict[str, list[_Value]] = {}
+    if "methods" in section:
+        if "method" in tree:
+            raise ConfigError(
+                "method: sweep.methods replaces it, so what it says would be lost; say it there, or for every method "
+                "as sweep.grid, such as method.server_update = ['fedexp']"
+            )
+        axes["method"] = _methods(section["methods"], set(grid))
+    elif any(key.startswith("method.") for key in grid):
+        own = tree.get("method", {})
+        tree["method"] = methods.expand({"preset": own} if isinstance(own, str) else own)
+    short = {key: key.rpartition(".")[2] for key in grid}
+    taken = Counter([*short.values(), *axes])
+    return axes | {short[key] if taken[short[key]] == 1 else key: values for key, values in grid.items()}
+
+
+def _methods(entries: Any, gridded: set[str]) -> list[_Value]:
+    where = "sweep.methods"
+    if not isinstance(entries, list) or not entries:
+        raise ConfigError(f"{where}: expected a list of presets and tables, such as ['fedavg', 'fedvls']")
+    values = []
+    for at, entry in enumerate(entries):
+        table = {"label": entry, "preset": entry} if isinstance(entry, str) else entry
+        if not isinstance(table, dict):
+            raise ConfigError(f"{where}[{at}]: expected a preset or a table, got {entry!r}")
+        label = _label(table.get("label"), f"{where}[{at}]")
+        changes = table.get("set", {})
+        if not isinstance(changes, dict):
+            raise ConfigError(f"{where}[{at}].set: expected a table of keys, such as {{training.lr = 0.01}}")
+        changes = flatten(changes)
+        for key in changes:
+            _check_key(key, f"{where}[{at}].set")
+            if key in gridded:
+                raise ConfigError(f"{where}[{at}].set.{key}: sweep.grid sets it too; leave it to one of them")
+        try:
+            method = methods.expand({key: value for key, value in table.items() if key not in {"label", "set"}})
+        except FedskewError as error:
+            raise type(error)(f"{where}[{at}] ({label}): {error}") from None
+        values.append(_Value(label, {"method": method, **changes}))
+    _check_labels(values, where)
+    return values
+
+
+def _grid(table: Any) -> dict[str, list[_Value]]:
+    if not isinstance(table, dict):
+        raise ConfigError("sweep.grid: expected a table of lists, such as partition.beta = [0.1, 0.5]")
+    axes = {}
+    for key, given in flatten(table).items():
+        where = f"sweep.grid.{key}"
+        _check_key(key, "sweep.grid")
+        if not isinstance(given, list) or not given:
+            raise ConfigError(f"{where}: expected a list of values, such as [0.1, 0.5] (got {given!r})")
+        axes[key] = [_grid_value(key, value, f"{where}[{at}]") for at, value in enumerate(given)]
+        _check_labels(axes[key], where)
+    return axes
+
+
+def _grid_value(key: str, value: Any, where: str) -> _Value:
+    if not isinstance(value, dict) or "label" not in value:
+        return _Value(_text(value), {key: value})
+    return _Value(_label(value["label"], where), {key: {name: own for name, own in value.items() if name != "label"}})
+
+
+def _text(value: Any) -> str:
+    """A value as a table of results shows it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, dict):
+        return " ".join(f"{key}={_text(own)}" for key, own in value.items())
+    if isinstance(value, list):
+        return f"[{', '.join(map(_text, value))}]"
+    return str(value)
+
+
+def _label(label: Any, where: str) -> str:
+    if label is None:
+        raise ConfigError(f"{where}.label: missing; it names the table's rows in the results and its run folders")
+    if not isinstance(label, str) or not label.strip() or not label.isprintable():
+        raise ConfigError(f"{where}.label: expected a few words on one line, got {label!r}")
+    return label.strip()
+
+
+def _accuracy(section: dict[str, Any]) -> float | None:
+    accuracy = section.get("accuracy")
+    if accuracy is None:
+        return None
+    if isinstance(accuracy, bool) or not isinstance(accuracy, (int, float)) or not 0 < accuracy <= 1:
+        raise ConfigError(f"sweep.accuracy: expected a share above 0 and up to 1, such as 0.8 (got {accuracy!r})")
+    return float(accuracy)
+
+
+def _check_key(key: str, where: str) -> None:
+    if key in _NO_AXIS:
+        raise ConfigError(f"{where}.{key}: {_NO_AXIS[key]}")
+    if key.split(".")[0] in _FIXED:
+        raise ConfigError(f"{where}.{key}: it is the same for all cells; set it at the top of the file")
+
+
+def _check_labels(values: list[_Value], where: str) -> None:
+    label, times = Counter(value.label for value in values).most_common(1)[0]
+    if times > 1:
+        raise ConfigError(f"{where}: {label!r} is there {times} times; drop one, or give it a label of its own")
+
+
+def _cell(
+    combination: tuple[_Value, ...], axes: dict[str, list[_Value]], tree: dict[str, Any], path: Path, text: str
+) -> Cell:
+    values = dict(zip(axes, combination, strict=True))
+    label = ", ".join(
+        value.label if any(isinstance(own, dict) for own in value.changes.values()) else f"{axis}={value.label}"
+        for axis, value in values.items()
+    )
+    changes = {key: own for value in combination for key, own in value.changes.items()}
+    whole = copy.deepcopy(tree)
+    try:
+        for key in sorted(changes, key=lambda key: key.count(".")):  # a table before what stands in it
+            _put(whole, key, copy.deepcopy(changes[key]))
+        config = resolve(whole)
+    except FedskewError as error:
+        raise _located(error, path, text, f"cell {label!r}: " if label else "") from None
+    name = re.sub(r"[^A-Za-z0-9._+-]+", "-", f"{config.name}-{label}")[:80].rstrip("-")
+    named = {axis: value.label for axis, value in values.items()} or {"run": config.name}
+    return Cell(label or config.name, named, config.model_copy(update={"name": name}))
+
+
+def _located(error: FedskewError, path: Path, text: str, cell: str = "") -> FedskewError:
+    """The error with the file, the line of its key where it has one, and the cell before it."""
+    key = re.split(r"[\[:]", str(error), maxsplit=1)[0]
+    line = line_of(text, f"sweep.grid.{key}") if cell else None
+    line = line or line_of(text, key)
+    return type(error)(f"{path}{'' if line is None else f', line {line}'}: {cell}{error}")
+
+
+def _check_distinct(cells: list[Cell], path: Path) -> None:
+    labels: dict[str, str] = {}
+    for cell in cells:
+        other = labels.setdefault(cell.config.hash, cell.label)
+        if other != cell.label:
+            raise ConfigError(f"{path}: cells {other!r} and {cell.label!r} are one and the same run; drop one of them")
+
+
+def _command(path: Path, changes: Mapping[str, Any], quick: bool) -> str:
+    """The command line that makes these tables, without what is of this machine only."""
+    words = ["fedskew", "sweep", str(path), *(["--quick"] if quick else [])]
+    for key, value in changes.items():
+        if key != "data.root":
+            words += ["--set", f"{key}={value if isinstance(value, str) else json.dumps(value)}"]
+    return shlex.join(words)

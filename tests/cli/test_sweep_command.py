@@ -1,0 +1,164 @@
+"""`fedskew sweep` as a person uses it, with real processes: stopped, killed, started again."""
+
+from __future__ import annotations
+
+import csv
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fedskew.experiment import read_sweep, run_sweep
+
+CONFIG = """\
+schema = 1
+name = "small"
+seeds = [0]
+[data]
+name = "digits"
+[partition]
+rule = "quantity"
+clients = 10
+labels_per_client = 3
+[model]
+name = "mlp3"
+[training]
+rounds = 60
+participation = 0.5
+batch_size = 16
+momentum = 0.9
+[sweep]
+accuracy = 0.8
+methods = [{label = "short", preset = "fedla", set = {training.rounds = 4}}, "fedentopt+fedprox"]
+"""
+OWN = """\
+from dataclasses import dataclass
+
+@dataclass(frozen=True)
+class Lost:
+    needs_target = False
+
+    def weigh(self, answered):
+        raise KeyError("way")
+"""
+COMMAND = (sys.executable, "-m", "fedskew", "sweep", "small.toml", "--processes", "2")
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    (tmp_path / "small.toml").write_text(CONFIG)
+    return tmp_path
+
+
+def fedskew(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "fedskew", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd)
+
+
+def started(cwd: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(COMMAND, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def rounds(cwd: Path) -> int:
+    """Lines on disk of the long run."""
+    return sum(len(path.read_text().splitlines()) for path in cwd.glob("runs/small-fedentopt*/rounds.jsonl"))
+
+
+def short(cwd: Path) -> Path:
+    """The folder of the short run."""
+    return next(cwd.glob("runs/small-short-*"), cwd / "not yet")
+
+
+def wait_until(condition, process: subprocess.Popen[str]) -> None:
+    while process.poll() is None and not condition():
+        time.sleep(0.005)
+    assert process.returncode is None, process.communicate()
+
+
+def is_finished(folder: Path) -> bool:
+    return (folder / "summary.json").exists() and (folder / "report.html").exists()
+
+
+def state_of(folder: Path) -> dict[Path, tuple[int, bytes]]:
+    return {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in folder.rglob("*") if path.is_file()}
+
+
+def tables(cwd: Path) -> dict[str, list]:
+    """The sweep's tables without their last columns, which are seconds."""
+    (folder,) = cwd.glob("runs/sweep-small-*")
+    with (folder / "table.csv").open() as cells, (folder / "runs.csv").open() as runs:
+        plain = {"cells": [line[:-2] for line in csv.reader(cells)], "runs": [line[:-1] for line in csv.reader(runs)]}
+    text = [line.rsplit("|", 2)[0] for line in (folder / "table.md").read_text().splitlines() if line.startswith("|")]
+    return plain | {"text": text}
+
+
+def test_a_sweep_killed_and_stopped_in_the_middle_does_only_what_is_missing_and_ends_with_the_same_tables(home):
+    with started(home) as process:
+        wait_until(lambda: rounds(home) >= 10 and is_finished(short(home)), process)
+        process.send_signal(signal.SIGKILL)
+    while (killed := rounds(home)) != (time.sleep(0.5), rounds(home))[1]:
+        pass  # its workers notice, and end too
+    assert 10 <= killed < 61
+    before = state_of(short(home))
+
+    with started(home) as process:
+        wait_until(lambda: rounds(home) >= killed + 5, process)
+        process.send_signal(signal.SIGINT)  # to this process alone; a terminal sends it to its workers as well
+        out, err = process.communicate()
+    assert process.returncode == 130
+    assert out.splitlines() == ["1 of 2 runs are there already", "stopped; the same command goes on from here"]
+    assert err == ""
+    assert killed < rounds(home) < 61
+
+    done = subprocess.run(COMMAND, cwd=home, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("1 of 2 runs are there already\n2 of 2 runs  fedentopt+fedprox, seed 0: accuracy ")
+    assert state_of(short(home)) == before
+
+    (home / "whole").mkdir()
+    whole = run_sweep(read_sweep(home / "small.toml"), home / "whole" / "runs", processes=1)
+    assert tables(home) == tables(home / "whole")
+    for model in home.glob("runs/small-*/model.safetensors"):
+        assert model.read_bytes() == (home / "whole" / model.relative_to(home)).read_bytes()
+    assert f"runs/{whole.folder.name}/report.html" in done.stdout
+
+
+def test_a_failed_run_is_one_line_at_the_end_and_exit_status_1(home):
+    (home / "own.py").write_text(OWN)
+    methods = "sweep.methods=[{label = 'lost', weighting = 'own:Lost'}]"
+    done = fedskew("sweep", "small.toml", "--seeds", "3", "--set", methods, cwd=home)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("failed: lost, seed 3: KeyError: 'way'")
+    assert "1 of 1 runs  lost, seed 3: failed" in done.stdout
+    assert "Missing, as it failed: lost, seed 3." in done.stdout
+    assert "report:" not in done.stdout
+    (table,) = home.glob("runs/sweep-small-*/table.md")
+    assert "| lost | 0 | - |" in table.read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["none.toml"], "none.toml"),
+        (["small.toml", "--seeds", "a"], "--seeds"),
+        (["small.toml", "--set", "data.name=mnist", "--data-root", "nowhere"], "nowhere"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_status_2_before_anything_runs(home, words, says):
+    done = fedskew("sweep", *words, cwd=home)
+    assert done.returncode == 2
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert says in done.stderr
+    assert done.stdout == ""
+    assert not (home / "runs").exists()
+
+
+def test_help_shows_the_file_and_an_example(home):
+    done = fedskew("sweep", "--help", cwd=home)
+    assert "[sweep.grid]" in done.stdout
+    assert "fedskew sweep recipes/compare.toml --quick" in done.stdout

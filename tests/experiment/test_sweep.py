@@ -1,0 +1,424 @@
+"""Sweeps: which runs a file asks for, what is refused before any of them, and what the tables say."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedskew.errors import ArgumentError, CombinationError, ConfigError, FedskewError
+from fedskew.experiment import (
+    SeedRun,
+    Sweep,
+    notes,
+    read_runs,
+    read_sweep,
+    run_folder,
+    run_sweep,
+    simulate,
+    text_table,
+)
+from fedskew.experiment._sweep_tables import row_of, write_tables
+
+TASK = """\
+schema = 1
+name = "small"
+seeds = [0, 1]
+[data]
+name = "digits"
+[partition]
+rule = "dirichlet_by_class"
+clients = 8
+beta = 0.3
+min_size = 1
+[model]
+name = "logistic"
+[training]
+rounds = 3
+participation = 0.5
+batch_size = 16
+lr = 0.1
+"""
+
+
+def written(folder: Path, tables: str) -> Path:
+    path = folder / "small.toml"
+    path.write_text(TASK + tables, encoding="utf-8")
+    return path
+
+
+def sweep_of(folder: Path, tables: str, **options) -> Sweep:
+    return read_sweep(written(folder, tables), **options)
+
+
+def test_every_method_meets_every_value_of_the_grid_in_the_files_order(tmp_path):
+    sweep = sweep_of(
+        tmp_path,
+        """
+        [sweep]
+        methods = ["fedavg", "fedentopt+fedprox"]
+        [sweep.grid]
+        partition.beta = [0.1, 0.5]
+        "training.lr" = [0.01, 0.1]
+        """,
+    )
+    assert sweep.axes == ("method", "beta", "lr")
+    assert [cell.label for cell in sweep.cells] == [
+        f"{method}, beta={beta}, lr={lr}"
+        for method in ("fedavg", "fedentopt+fedprox")
+        for beta in (0.1, 0.5)
+        for lr in (0.01, 0.1)
+    ]
+    config = sweep.cells[6].config
+    assert config.name == "small-fedentopt+fedprox-beta-0.5-lr-0.01"
+    assert config.method["local_step"]["name"] == "fedprox"
+    assert (config.partition.parameters["beta"], config.training.lr, config.seeds) == (0.5, 0.01, [0, 1])
+
+
+def test_a_method_can_be_a_table_with_a_label_and_keys_of_its_own(tmp_path):
+    sweep = sweep_of(
+        tmp_path,
+        """
+        [target]
+        mix = "uniform"
+        [sweep]
+        methods = [
+            {label = "pals, half", weighting = {name = "fedpals", ess = 0.5}},
+            {label = "slow prox", preset = "fedprox", set = {training.lr = 0.01, "method.local_step.mu" = 0.2}},
+            {label = "tuned", preset = "fedprox", set = {"data.validation" = 0.1, tune = {key = "training.lr", values = [0.1, 0.2]}}},
+        ]
+        """,  # noqa: E501
+    )
+    half, slow, tuned = (cell.config for cell in sweep.cells)
+    assert [cell.label for cell in sweep.cells] == ["pals, half", "slow prox", "tuned"]
+    assert half.method["weighting"] == {**half.method["weighting"], "name": "fedpals", "ess": 0.5}
+    assert half.name == "small-pals-half"
+    assert (slow.training.lr, slow.method["local_step"]["mu"]) == (0.01, 0.2)
+    assert tuned.tune is not None
+
+
+def test_the_grid_reaches_into_methods_whatever_they_are_called(tmp_path):
+    sweep = sweep_of(
+        tmp_path,
+        """
+        [sweep]
+        methods = ["fedprox", "fedentopt+fedprox"]
+        [sweep.grid]
+        method.local_step.mu = [0.1, 0.2]
+        """,
+    )
+    assert [cell.config.method["local_step"]["mu"] for cell in sweep.cells] == [0.1, 0.2, 0.1, 0.2]
+    alone = sweep_of(tmp_path, '[method]\npreset = "fedprox"\n[sweep.grid]\nmethod.local_step.mu = [0.3]\n')
+    assert [cell.config.method["local_step"]["mu"] for cell in alone.cells] == [0.3]
+
+
+def test_a_whole_table_is_a_value_too(tmp_path):
+    sweep = sweep_of(
+        tmp_path,
+        """
+        [sweep.grid]
+        "partition.clients" = [10, 20]
+        "partition" = [
+            {label = "two labels each", rule = "quantity", labels_per_client = 2},
+            {rule = "dirichlet_by_client", beta = 0.1},
+        ]
+        """,
+    )
+    assert [cell.label for cell in sweep.cells[:2]] == [
+        "clients=10, two labels each",
+        "clients=10, rule=dirichlet_by_client beta=0.1",
+    ]
+    assert [(cell.config.partition.rule, cell.config.partition.clients) for cell in sweep.cells] == [
+        ("quantity", 10),
+        ("dirichlet_by_client", 10),
+        ("quantity", 20),
+        ("dirichlet_by_client", 20),
+    ]
+
+
+def test_keys_of_one_short_name_are_told_apart(tmp_path):
+    grid = "[sweep.grid]\nmethod.server_update.lr = [1.0]\ntraining.lr = [0.1]\n"
+    assert sweep_of(tmp_path, grid).axes == ("method.server_update.lr", "training.lr")
+
+
+def test_a_sweep_without_axes_is_the_seeds_of_one_run(tmp_path):
+    sweep = sweep_of(tmp_path, "[sweep]\naccuracy = 0.5\n")
+    assert [(cell.label, cell.config.name) for cell in sweep.cells] == [("small", "small")]
+    assert sweep.axes == ("run",)
+
+
+def test_quick_and_set_change_the_sweep_itself(tmp_path):
+    tables = """
+    [sweep.grid]
+    partition.beta = [0.1, 0.5]
+    [quick]
+    "training.rounds" = 1
+    "sweep.grid.partition.beta" = [0.3]
+    """
+    sweep = sweep_of(tmp_path, tables, quick=True, changes={"sweep.accuracy": 0.7, "data.root": "somewhere"})
+    assert [cell.config.training.rounds for cell in sweep.cells] == [1]
+    assert sweep.accuracy == 0.7
+    assert sweep.command.endswith("small.toml --quick --set sweep.accuracy=0.7")
+
+
+def test_quick_needs_a_table_of_its_own(tmp_path):
+    with pytest.raises(ConfigError, match=r"small.toml: it has no \[quick\] table"):
+        sweep_of(tmp_path, "[sweep]\n", quick=True)
+
+
+def test_what_can_change_the_tables_changes_the_folder(tmp_path):
+    tables = "[sweep.grid]\npartition.beta = [0.1, 0.5]\n"
+    folders = {
+        sweep_of(tmp_path, tables, changes=changes).folder(tmp_path)
+        for changes in (
+            {},
+            {"seeds": [0]},
+            {"sweep.accuracy": 0.5},
+            {"training.rounds": 2},
+            {"sweep.grid.training.lr": [0.1]},
+        )
+    }
+    assert len(folders) == 5
+    assert all(folder.name.startswith("sweep-small-") for folder in folders)
+
+
+@pytest.mark.parametrize(
+    ("tables", "says"),
+    [
+        ("", "small.toml: it has no [sweep] table, so it is one run: fedskew run"),
+        ("[sweep]\nmethod = ['fedavg']\n", "line 19: sweep.method: no such key (did you mean 'methods'?)"),
+        ("[sweep]\nmethods = 'fedavg'\n", "line 19: sweep.methods: expected a list of presets and tables"),
+        ("[sweep]\nmethods = []\n", "sweep.methods: expected a list"),
+        ("[sweep]\nmethods = ['fedavg', 3]\n", "line 19: sweep.methods[1]: expected a preset or a table, got 3"),
+        ("[sweep]\nmethods = ['fedavg', 'fedvsl']\n", "sweep.methods[1] (fedvsl): method.preset: unknown name"),
+        ("[sweep]\nmethods = [{preset = 'fedavg'}]\n", "sweep.methods[0].label: missing"),
+        ("[sweep]\nmethods = [{label = 3}]\n", "sweep.methods[0].label: expected a few words on one line, got 3"),
+        ("[sweep]\nmethods = [{label = 'a', lr = 3}]\n", "sweep.methods[0] (a): method.lr: no such slot"),
+        ("[sweep]\nmethods = [{label = 'a', set = 3}]\n", "sweep.methods[0].set: expected a table"),
+        ("[sweep]\nmethods = [{label = 'a', set = {seeds = [1]}}]\n", "sweep.methods[0].set.seeds: seeds are no axis"),
+        ("[sweep]\nmethods = ['fedavg', 'fedavg']\n", "sweep.methods: 'fedavg' is there 2 times"),
+        ("[sweep]\nmethods = ['fedavg', {label = 'plain'}]\n", "cells 'fedavg' and 'plain' are one and the same run"),
+        ("[method]\npreset = 'fedvls'\n[sweep]\nmethods = ['fedavg']\n", "line 18: method: sweep.methods replaces it"),
+        ("[sweep]\naccuracy = 80\n", "line 19: sweep.accuracy: expected a share above 0 and up to 1, such as 0.8"),
+        ("[sweep]\naccuracy = true\n", "sweep.accuracy: expected a share"),
+        ("[sweep]\ngrid = 3\n", "line 19: sweep.grid: expected a table of lists"),
+        ("[sweep.grid]\npartition.beta = 0.1\n", "line 19: sweep.grid.partition.beta: expected a list of values"),
+        ("[sweep.grid]\npartition.beta = []\n", "sweep.grid.partition.beta: expected a list of values"),
+        ("[sweep.grid]\npartition.beta = [0.1, 0.1]\n", "sweep.grid.partition.beta: '0.1' is there 2 times"),
+        ("[sweep.grid]\nseeds = [0, 1]\n", "sweep.grid.seeds: seeds are no axis; give them as seeds = [0, 1, 2]"),
+        ("[sweep.grid]\nmethod = ['fedavg']\n", "sweep.grid.method: methods are given as sweep.methods"),
+        ("[sweep.grid]\nname = ['a']\n", "sweep.grid.name: it is the same for all cells"),
+        ("[sweep.grid]\npartition.beta = [0.1, -1]\n", "line 19: cell 'beta=-1': partition.beta: "),
+        ("[sweep.grid]\ntraining.lr = [0.1, -1]\n", "line 19: cell 'lr=-1': training.lr: "),
+        ("[sweep.grid]\ntraining.rouds = [1]\n", "cell 'rouds=1': training.rouds: no such key (did you mean 'r"),
+        ("[model]\n[sweep]\n", "not valid TOML"),
+        (
+            "[sweep]\nmethods = ['fedavg', 'fedprox']\n[sweep.grid]\nmethod.local_step.mu = [0.1]\n",
+            "line 21: cell 'fedavg, mu=0.1': method.local_step.mu: ",
+        ),
+        (
+            "[sweep]\nmethods = [{label = 'a', set = {training.lr = 1.0}}]\n[sweep.grid]\ntraining.lr = [0.1]\n",
+            "sweep.methods[0].set.training.lr: sweep.grid sets it too",
+        ),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_the_file_is_one_line_that_says_where_and_what_would_be_right(tmp_path, tables, says):
+    with pytest.raises(ConfigError) as raised:
+        sweep_of(tmp_path, tables)
+    assert says in str(raised.value)
+    assert "\n" not in str(raised.value)
+    assert "small.toml" in str(raised.value)
+
+
+def test_a_combination_that_makes_no_sense_is_refused_as_such(tmp_path):
+    with pytest.raises(CombinationError, match=r"sweep.methods\[0\]"):
+        sweep_of(tmp_path, "[sweep]\nmethods = ['fedla+fedpals']\n")
+
+
+@pytest.mark.parametrize(
+    ("tables", "says"),
+    [
+        ("[sweep]\nmethods = ['fedavg', 'fedpals']\n", "cell 'fedpals': target"),
+        ("[sweep.grid]\ndata.name = ['digits', 'mnist']\n", "cell 'name=mnist': "),
+        ("[sweep.grid]\npartition.min_size = [1, 1000]\n", "cell 'min_size=1000': "),
+        ('[sweep.grid]\n"partition" = [{rule = "natural"}]\n', "cell 'rule=natural': partition.rule: "),
+    ],
+)
+def test_what_cannot_be_set_up_is_refused_before_anything_runs(tmp_path, monkeypatch, tables, says):
+    monkeypatch.delenv("FEDSKEW_DATA", raising=False)
+    with pytest.raises(FedskewError) as raised:
+        run_sweep(sweep_of(tmp_path, tables), tmp_path / "runs")
+    assert says in str(raised.value)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_number_of_processes_below_one_is_refused(tmp_path):
+    with pytest.raises(ArgumentError, match="processes: must be at least 1, not 0"):
+        run_sweep(sweep_of(tmp_path, "[sweep]\n"), tmp_path / "runs", processes=0)
+
+
+def run_of(
+    seed: int, accuracies: list[float], last: float, *, worst: float, megabytes: float, seconds: float
+) -> SeedRun:
+    """A finished run with these test accuracies at rounds 0, 2, 4 ..., and this summary."""
+    rounds = [
+        {"round": at, "evaluation": None if at % 2 else {"accuracy": accuracies[at // 2]}}
+        for at in range(2 * len(accuracies) - 1)
+    ]
+    summary = {
+        "last10": {"accuracy": last, "worst_class": worst, "target_accuracy": None},
+        "bytes_up": int(megabytes * 4e5),
+        "bytes_down": int(megabytes * 6e5),
+        "seconds": seconds,
+        "machine": {"processor": "a processor", "device": "cpu", "threads": 1},
+        "versions": {"fedskew": "0", "torch": "1"},
+        "revision": None,
+    }
+    return SeedRun("", seed, {}, rounds, np.zeros((1, 1)), ("0",), ("0",), None, summary)
+
+
+def test_a_row_is_the_mean_and_standard_deviation_of_its_seeds(tmp_path):
+    sweep = sweep_of(
+        tmp_path, "[sweep]\naccuracy = 0.5\nmethods = ['fedavg', 'fedprox', 'fedla']\n", changes={"seeds": [0, 1, 2]}
+    )
+    runs = [
+        [
+            run_of(0, [0.1, 0.4, 0.6, 0.4, 0.7], 0.5, worst=0.0, megabytes=3, seconds=1.0),  # reaches 0.5 in round 4
+            run_of(1, [0.1, 0.5, 0.5, 0.5, 0.5], 0.6, worst=0.1, megabytes=3, seconds=2.0),  # in round 2
+            run_of(2, [0.1, 0.2, 0.3, 0.4, 0.49], 0.7, worst=0.2, megabytes=3, seconds=3.0),  # never
+        ],
+        [run_of(1, [0.1, 0.2], 0.25, worst=0.0, megabytes=1234.5, seconds=61.0)],  # the other two seeds failed
+        [],
+    ]
+    rows = [row_of(cell, found, sweep.accuracy) for cell, found in zip(sweep.cells, runs, strict=True)]
+    # By hand: 0.5, 0.6, 0.7 have mean 0.6 and deviation sqrt((0.01 + 0 + 0.01) / 2) = 0.1; rounds 4 and 2 have mean 3
+    # and deviation sqrt((1 + 1) / 1) = 1.414.
+    assert text_table(sweep, rows) == (
+        ["method", "seeds", "accuracy", "worst class", "rounds to 50 %", "MB", "seconds"],
+        [
+            ["fedavg", "3", "60.0 ± 10.0", "10.0 ± 10.0", "3.0 ± 1.4 (2/3)", "3.0 ± 0.0", "2.0 ± 1.0"],
+            ["fedprox", "1", "25.0", "0.0", "-", "1,234.5", "61.0"],
+            ["fedla", "0", "-", "-", "-", "-", "-"],
+        ],
+    )
+    assert [note for note in notes(sweep, rows) if note.startswith("Missing")] == [
+        f"Missing, as it failed: {label}, seed {seed}."
+        for label, seed in [("fedprox", 0), ("fedprox", 2), ("fedla", 0), ("fedla", 1), ("fedla", 2)]
+    ]
+    write_tables(sweep, rows, [run for found in runs for run in found], tmp_path, tmp_path / "tables")
+    with (tmp_path / "tables" / "table.csv").open() as file:
+        first, second, third = csv.DictReader(file)
+    assert list(first)[:2] == ["method", "seeds"]
+    assert list(first)[-2:] == ["seconds_mean", "seconds_std"]
+    assert float(first["accuracy_mean"]) == pytest.approx(0.6)
+    assert float(first["accuracy_std"]) == pytest.approx(0.1)
+    assert (float(first["rounds_to_accuracy_mean"]), first["reached"]) == (3.0, "2")
+    assert (second["accuracy_mean"], second["accuracy_std"], second["reached"]) == ("0.25", "", "0")
+    assert set(third.values()) == {"fedla", "0", ""}
+    with (tmp_path / "tables" / "runs.csv").open() as file:
+        lines = list(csv.DictReader(file))
+    assert [(line["method"], line["seed"], line["rounds_to_accuracy"]) for line in lines] == [
+        ("fedavg", "0", "4.0"), ("fedavg", "1", "2.0"), ("fedavg", "2", ""), ("fedprox", "1", ""),
+    ]  # fmt: skip
+    assert lines[0]["folder"] == run_folder(sweep.cells[0].config.for_seed(0), tmp_path).name
+
+
+def test_labels_are_text_in_every_format(tmp_path):
+    sweep = sweep_of(tmp_path, "[sweep]\nmethods = [{label = 'a | b <i>, [red]'}]\n")
+    run = run_of(0, [0.1], 0.1, worst=0.0, megabytes=1, seconds=1.0)
+    write_tables(sweep, [row_of(sweep.cells[0], [run], None)], [run], tmp_path, tmp_path)
+    assert "| a \\| b <i>, [red] | 1 |" in (tmp_path / "table.md").read_text()
+    assert "a | b &lt;i&gt;, [red]" in (tmp_path / "table.html").read_text()
+    assert '"a | b <i>, [red]",1,' in (tmp_path / "table.csv").read_text()
+
+
+OWN = """import os, signal
+from dataclasses import dataclass
+import numpy as np
+
+@dataclass(frozen=True)
+class Own:
+    \"\"\"Weights that end in {how}, but for equal weights.\"\"\"
+    how: str = "weights"
+    needs_target = False
+
+    def weigh(self, answered):
+        if self.how == "an error":
+            raise KeyError("lost")
+        if self.how == "a kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return np.full(len(answered.sizes), 1 / len(answered.sizes))
+"""
+
+
+def test_own_fillers_work_and_a_run_that_fails_stops_no_other(tmp_path, monkeypatch):
+    (tmp_path / "own_weights.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    tables = """
+    [sweep]
+    methods = [
+        {label = "bad", weighting = {name = "own_weights:Own", how = "an error"}},
+        {label = "dead", weighting = {name = "own_weights:Own", how = "a kill"}},
+        {label = "own", weighting = {name = "own_weights:Own"}},
+    ]
+    """
+    sweep = sweep_of(tmp_path, tables, changes={"seeds": [0]})
+    result = run_sweep(sweep, tmp_path / "runs", processes=2)
+    bad, dead = result.failures
+    assert bad.startswith("bad, seed 0: KeyError: 'lost' (for the traceback: fedskew --debug run ")
+    assert dead.startswith("dead, seed 0: its process ended early (SIGKILL, perhaps for want of memory)")
+    assert [len(row.seeds) for row in result.rows] == [0, 0, 1]
+    (own,) = read_runs(run_folder(sweep.cells[2].config, tmp_path / "runs"))
+    uniform = simulate(sweep.cells[2].config, method="uniform")
+    assert [record["evaluation"] for record in own.rounds] == [record["evaluation"] for record in uniform.rounds]
+
+
+class Told:
+    """Remembers what it is told."""
+
+    def __init__(self) -> None:
+        self.begun: list[tuple[list[str], int]] = []
+        self.rounds: dict[str, list[int]] = {}
+        self.ends: list[tuple[str, str | None]] = []
+
+    def begin(self, jobs, finished):
+        self.begun.append(([job.name for job in jobs], finished))
+
+    def round(self, job, round, accuracy):
+        assert 0 <= accuracy <= 1
+        self.rounds.setdefault(job.name, []).append(round)
+
+    def ended(self, job, failure):
+        self.ends.append((job.name, failure))
+
+
+def test_a_sweep_is_ordinary_runs_which_another_sweep_may_share(tmp_path):
+    tables = "[sweep]\naccuracy = 0.3\nmethods = ['fedavg']\n"
+    sweep, told = sweep_of(tmp_path, tables), Told()
+    first = run_sweep(sweep, tmp_path / "runs", processes=1, watcher=told)
+    names = ["fedavg, seed 0", "fedavg, seed 1"]
+    assert told.begun == [(names, 0)]
+    assert told.rounds == {name: [0, 1, 2, 3] for name in names}
+    assert sorted(told.ends) == [(name, None) for name in names]
+    assert first.failures == ()
+
+    alone = simulate(sweep.cells[0].config.for_seed(1), out=tmp_path / "alone")
+    run = run_folder(alone.config, tmp_path / "runs")
+    for file in ("model.safetensors", "config.toml", "partition.npz"):
+        assert (run / file).read_bytes() == (alone.folder / file).read_bytes()
+    assert json.loads((run / "summary.json").read_text())["last10"] == alone.runs[0].summary["last10"]
+    accuracies = [seed["accuracy"] for seed in first.rows[0].seeds.values()]
+    assert accuracies[1] == alone.runs[0].summary["last10"]["accuracy"]
+    (shown,) = csv.DictReader((first.folder / "table.csv").read_text().splitlines())
+    assert float(shown["accuracy_mean"]) == pytest.approx(np.mean(accuracies))
+    assert float(shown["accuracy_std"]) == pytest.approx(np.std(accuracies, ddof=1))
+
+    part, told = sweep_of(tmp_path, tables, changes={"seeds": [0], "sweep.accuracy": 0.9}), Told()
+    again = run_sweep(part, tmp_path / "runs", watcher=told)
+    assert told.begun == [([], 1)]
+    assert again.folder != first.folder
+    assert text_table(part, again.rows)[1][0][:2] == ["fedavg", "1"]
+    assert "fedavg" in again.report.read_text()
