@@ -10,13 +10,25 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fedskew.about import default_weight
 from fedskew.errors import CombinationError
 from fedskew.methods import DEFAULTS, SLOTS, Method, check
 from fedskew.objectives import Objective
 
-PARAMETERS: Mapping[str, Mapping[str, Any]] = {}
-"""What a filler needs that has no default, by `slot.name`."""
+PARAMETERS: Mapping[str, Mapping[str, Any]] = {
+    "selection.recorded": {"cohorts": ((0, 1, 2), (3, 4, 5))},
+    "selection.function": {"function": "covering:any_clients"},
+}
+"""What a filler needs that has no default, by `slot.name`; for six clients or more."""
+
+
+def any_clients(round: int, counts: NDArray[np.float64], size: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    """A selection of a user's own."""
+    return rng.permutation(len(counts))[:size]
+
 
 NAMED_TERMS: tuple[tuple[str, ...], ...] = (
     ("vacant_distillation", "suppression"),

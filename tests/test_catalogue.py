@@ -137,5 +137,5 @@ def test_a_filler_that_says_nothing_of_itself_is_listed_all_the_same(monkeypatch
     assert "path (required)" in page
     assert 'path = "..."' in page
     assert "shares = [0.5, 0.5]" in page
-    assert "Paper: none named." in page
+    assert "Paper: none." in page
     assert catalogue.listing()["fillers"][-1]["slot"] == "server_update"

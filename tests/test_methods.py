@@ -25,12 +25,13 @@ from fedskew.weighting import FedAvg
 LOSSES = {"cross_entropy", "fedrs", "fedlc", "fedvls_calibration"}
 TERMS = {"vacant_distillation", "suppression", "fedntd", "fedlmd", "fedkd", "fedekd", "feddkd", "fedmr", "moon", "fpl"}
 KNOWN = {
-    "selection": {"uniform", "fedentopt", "seol_kim", "greedy_kl"},
+    "selection": {"uniform", "fedentopt", "seol_kim", "greedy_kl", "recorded", "function"},
     "objective": LOSSES | TERMS,
     "local_step": {"sgd", "fedprox", "fedsam", "scaffold", "fedgf"},
     "weighting": {"fedavg", "uniform", "fedla", "fedpals", "afl"},
     "server_update": {"plain", "fednova", "fedexp"},
 }
+FROM_NO_PAPER = {"recorded", "function"}
 SAME_COHORT = {"seol_kim", "greedy_kl"}  # what they choose does not depend on the round
 
 
@@ -48,7 +49,7 @@ def conflicts(cell: Cell) -> set[frozenset[str]]:
     """The pairs that may be run although one undoes what the other is for."""
     pairs = set()
     # Even cohorts against a target mix.
-    if cell.weighting == "fedpals" and cell.selection != "uniform":
+    if cell.weighting == "fedpals" and cell.selection in {"fedentopt", *SAME_COHORT}:
         pairs.add(("fedpals", cell.selection))
     # DKD's second half is NTD's term.
     if {"fedntd", "feddkd"} <= set(cell.terms):
@@ -289,7 +290,7 @@ def test_what_two_methods_share_costs_once():
 def test_every_filler_names_its_paper_and_what_it_says_of_others_are_names_and_reasons():
     for slot, index in SLOTS.items():
         for name, kind in index.items():
-            assert about.paper(kind), f"{slot}.{name} names no paper"
+            assert bool(about.paper(kind)) != (name in FROM_NO_PAPER), f"{slot}.{name}: its paper?"
             for other, reason in (about.refuses(kind) | about.warns(kind)).items():
                 other_slot, _, other_name = other.partition(".")
                 assert other_name in KNOWN[other_slot], f"{slot}.{name} names {other}"

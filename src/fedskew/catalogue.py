@@ -186,7 +186,7 @@ def _section(filler: Filler, width: int) -> list[str]:
     lines += textwrap.indent("\n".join(reflow(inspect.getdoc(filler.kind) or "", width - 2)), "  ").splitlines()
     if parameters := _parameters(filler, " = "):
         lines += ["", *(f"    {parameter}" for parameter in parameters)]
-    lines += ["", *_wrapped(f"  Paper: {about.paper(filler.kind) or 'none named'}.", width, "  ")]
+    lines += ["", *_wrapped(f"  Paper: {about.paper(filler.kind) or 'none'}.", width, "  ")]
     lines += _wrapped(f"  Cost beyond FedAvg: {str(about.cost(filler.kind)) or 'none'}.", width, "  ")
     if getattr(filler.kind, "needs_target", False):
         lines += _wrapped("  Needs a target label mix: [target] mix.", width, "  ")
