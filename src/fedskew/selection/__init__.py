@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from fedskew.selection._fedentopt import FedEntOpt, FedEntOptState
+from fedskew.selection._function import Function, FunctionState
 from fedskew.selection._greedy_kl import GreedyKL
 from fedskew.selection._protocol import Selection
+from fedskew.selection._recorded import Recorded, RecordedState
 from fedskew.selection._seol_kim import SeolKim, SeolKimState
 from fedskew.selection._uniform import Uniform
 
@@ -13,6 +15,8 @@ INDEX: dict[str, type] = {
     "fedentopt": FedEntOpt,
     "seol_kim": SeolKim,
     "greedy_kl": GreedyKL,
+    "recorded": Recorded,
+    "function": Function,
 }
 """The selections by the name that a config gives them."""
 
@@ -20,7 +24,11 @@ __all__ = [
     "INDEX",
     "FedEntOpt",
     "FedEntOptState",
+    "Function",
+    "FunctionState",
     "GreedyKL",
+    "Recorded",
+    "RecordedState",
     "Selection",
     "SeolKim",
     "SeolKimState",

@@ -1,0 +1,72 @@
+"""A user's own function as a selection, without a class."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedskew import naming
+from fedskew.errors import ArgumentError
+from fedskew.labels import CountsLike, as_counts
+from fedskew.selection._checks import check_cohort, check_first, check_rng, check_round
+from fedskew.selection._protocol import IntArray
+
+
+@dataclass(frozen=True)
+class FunctionState:
+    """`round`: how many cohorts have been chosen."""
+
+    round: int
+
+
+@dataclass(frozen=True)
+class Function:
+    """Clients by `function(round, counts, size, rng)`: the rounds from 1, the label counts, and a numpy generator.
+
+    It returns different client ids in order of choice, `size` of them or another number. `function`: `module:name`, or
+    from Python the function itself, which has to stand at the top level of a module. It should depend on nothing but
+    its arguments, so that a run can be repeated and resumed; it is asked once more for round 1, before the run. A
+    selection that remembers something is a class of one's own instead.
+    """
+
+    function: str
+
+    def __post_init__(self) -> None:
+        given: Any = self.function
+        if callable(given):
+            object.__setattr__(self, "function", naming.name_of(given, "function"))
+        elif ":" not in given:
+            raise ArgumentError(f"function: expected module:name, such as my_package.cohorts:choose, got {given!r}")
+        if not callable(self._called):
+            raise ArgumentError(f"function: {self.function} is of type {type(self._called).__name__}, not a function")
+
+    def init(self, counts: CountsLike) -> FunctionState:
+        """Before the first cohort."""
+        as_counts(counts)
+        return FunctionState(0)
+
+    def select(
+        self,
+        state: FunctionState,
+        counts: CountsLike,
+        size: int,
+        rng: np.random.Generator,
+        first: int | None = None,
+    ) -> tuple[IntArray, FunctionState]:
+        """What the function returns; see `Selection.select`. Raises ArgumentError where these are no client ids."""
+        counts = as_counts(counts)
+        check_round(len(counts), size, first)
+        check_rng(rng)
+        seen = counts.view()
+        seen.flags.writeable = False
+        cohort = check_cohort(self.function, self._called(state.round + 1, seen, size, rng), len(counts))
+        check_first(first, cohort)
+        return cohort, FunctionState(state.round + 1)
+
+    @property
+    def _called(self) -> Callable[..., Any]:
+        function: Callable[..., Any] = naming.find({}, self.function, "function")
+        return function

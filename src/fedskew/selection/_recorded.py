@@ -1,0 +1,55 @@
+"""Cohorts as they were recorded, to repeat a run's or to compare methods on the same clients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedskew.errors import ArgumentError
+from fedskew.labels import CountsLike, as_counts
+from fedskew.selection._checks import check_cohort, check_first
+from fedskew.selection._protocol import IntArray
+
+
+@dataclass(frozen=True)
+class RecordedState:
+    """`round`: how many cohorts have been chosen."""
+
+    round: int
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """Round r has cohort (r - 1) mod n of the n that are given, whatever the participation.
+
+    `cohorts`: client ids of each round, in order of choice. Those of an earlier run:
+    `[record["cohort"] for record in result.rounds[1:]]`.
+    """
+
+    cohorts: tuple[tuple[int, ...], ...]
+
+    def __post_init__(self) -> None:
+        if not len(self.cohorts):
+            raise ArgumentError("cohorts: expected one list of client ids at least, got none")
+
+    def init(self, counts: CountsLike) -> RecordedState:
+        """Before the first cohort. Raises ArgumentError where any cohort names a client that isn't there, or twice."""
+        clients = len(as_counts(counts))
+        for place, cohort in enumerate(self.cohorts):
+            check_cohort(f"cohorts[{place}]", cohort, clients)
+        return RecordedState(0)
+
+    def select(
+        self,
+        state: RecordedState,
+        counts: CountsLike,
+        size: int,
+        rng: np.random.Generator,
+        first: int | None = None,
+    ) -> tuple[IntArray, RecordedState]:
+        """The next cohort, whatever `size`; see `Selection.select`. It draws nothing, and can't begin elsewhere."""
+        place = state.round % len(self.cohorts)
+        cohort = check_cohort(f"cohorts[{place}]", self.cohorts[place], len(as_counts(counts)))
+        check_first(first, cohort)
+        return cohort, RecordedState(state.round + 1)
