@@ -7,8 +7,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 
+import fedskew
 from fedskew.errors import ArgumentError
+from fedskew.hooks import RoundEnd
 from fedskew.server_updates import FedEXP, Plain, fedexp_step
 
 quick = settings(deadline=None, derandomize=True, max_examples=60)
@@ -98,3 +101,38 @@ def test_arguments_that_do_not_fit_are_refused_by_name():
         fedexp_step(UPDATES, WEIGHTS[:3], 0.1)
     with pytest.raises(ArgumentError, match=r"^updates: must be finite"):
         fedexp_step(UPDATES * math.inf, WEIGHTS, 0.1)
+
+
+def test_the_average_of_the_last_two_models_is_evaluated_and_training_goes_on_from_the_last():
+    update, models = FedEXP(average_last_two=True), [torch.tensor([float(value), 1.0]) for value in (2, 4, 10)]
+    state = update.init_server(models[0], 5)
+    assert update.evaluated(state, models[0]).tolist() == [2, 1]
+    for old, new, mean in ((models[0], models[1], 3), (models[1], models[2], 7)):
+        nobody = np.zeros(0)
+        state = update.end_round(state, RoundEnd(old, new, torch.zeros(0, 2), nobody, nobody, [], clients=5))
+        assert update.evaluated(state, new).tolist() == [mean, 1]
+
+
+def test_without_the_average_the_last_model_counts_and_nothing_is_kept():
+    model = torch.ones(2)
+    assert FedEXP().init_server(model, 5) == {}
+    assert FedEXP().evaluated({}, model) is model
+
+
+def test_a_run_saves_the_average_and_trains_as_without_it(tmp_path):
+    task = {
+        "data": "digits",
+        "partition": {"rule": "dirichlet_by_class", "clients": 5, "beta": 0.5, "min_size": 1},
+        "model": "logistic",
+        "training": {"rounds": 3, "batch_size": 64},
+    }
+    last = [fedskew.simulate(task, method="fedexp", training={**task["training"], "rounds": n}) for n in (2, 3)]
+    averaged = fedskew.simulate(
+        task, method={"preset": "fedexp", "server_update": {"average_last_two": True}}, out=tmp_path
+    )
+    saved = load_file(averaged.folder / "model.safetensors")
+    for name, value in averaged.model.state_dict().items():
+        assert torch.equal(saved[name], value)
+        torch.testing.assert_close(value, (last[0].model.state_dict()[name] + last[1].model.state_dict()[name]) / 2)
+    assert [record["loss"] for record in averaged.rounds] == [record["loss"] for record in last[1].rounds]
+    assert averaged.rounds[-1]["evaluation"] != last[1].rounds[-1]["evaluation"]

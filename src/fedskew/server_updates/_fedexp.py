@@ -5,8 +5,9 @@ Jhunjhunwala et al., "FedExP: Speeding Up Federated Averaging via Extrapolation"
     eta = max(1, sum_k p_k ||D_k||^2 / (2 (||sum_k p_k D_k||^2 + eps)))        w <- w + eta sum_k p_k D_k
 
 p are the weighting slot's weights; the paper has 1 / M. The authors' code multiplies eps by the number of clients and
-lets it decay with the learning rate, and reports the average of the last two models; here eps is constant and the last
-model counts. Buffers such as batch-norm statistics are not extrapolated (some public code does).
+lets it decay with the learning rate; here eps is constant. The authors report the average of the last two models, which
+is `average_last_two`; without it the last model counts. Buffers such as batch-norm statistics are not extrapolated
+(some public code does).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from fedskew.errors import ArgumentError
+from fedskew.hooks import Hooks, Named, RoundEnd
 from fedskew.server_updates._weighted_sum import FloatArray, as_tensor, as_weights, weighted_sum
 
 
@@ -36,17 +38,22 @@ def fedexp_step(updates: ArrayLike | Tensor, weights: ArrayLike, eps: float) -> 
     return _step(rows, shares, weighted_sum(rows, shares), eps)
 
 
+LAST = "fedexp.last"
+
+
 @dataclass(frozen=True)
-class FedEXP:
+class FedEXP(Hooks):
     """Move the model by FedExP's extrapolated update.
 
     `eps` is 0.001 in the authors' code for CIFAR-10, CIFAR-100 and CINIC-10, 0.1 for EMNIST, and 0.01 in the FedVLS
-    paper.
+    paper. `average_last_two`: the mean of the last two models' parameters is evaluated and saved, with the last one's
+    buffers; training goes on from the last.
     """
 
     paper: ClassVar[str] = "Jhunjhunwala et al., ICLR 2023"
 
     eps: float = 1e-3
+    average_last_two: bool = False
 
     def __post_init__(self) -> None:
         _check_eps(self.eps)
@@ -65,6 +72,18 @@ class FedEXP:
         """The next model; arguments as in `ServerUpdate`. `steps` isn't read."""
         mean = weighted_sum(updates, weights)
         return (parameters + _step(updates, weights, mean, self.eps) * mean).to(parameters.dtype), None
+
+    def init_server(self, parameters: Tensor, clients: int) -> dict[str, Tensor]:
+        """The model itself, where two are averaged."""
+        return {LAST: parameters} if self.average_last_two else {}
+
+    def end_round(self, state: Named, end: RoundEnd) -> dict[str, Tensor]:
+        """The model that was sent, where two are averaged."""
+        return {LAST: end.old} if self.average_last_two else {}
+
+    def evaluated(self, state: Named, parameters: Tensor) -> Tensor:
+        """The mean of the last two models, or the last."""
+        return (parameters + state[LAST]) / 2 if self.average_last_two else parameters
 
 
 def _step(updates: Tensor, weights: FloatArray, mean: Tensor, eps: float) -> float:
