@@ -47,7 +47,11 @@ def options(
 
 
 def main() -> None:
-    """Run the command line; an error of ours is one line and exit status 2."""
+    """Run the command line; an error of ours is one line and exit status 2.
+
+    A user's own `module:Class` is found in the folder that the command is given in, as with `python -m fedskew`.
+    """
+    sys.path.insert(0, "")
     try:
         app()
     except FedskewError as error:

@@ -11,18 +11,6 @@ from rich.console import Console
 if TYPE_CHECKING:
     from fedskew.experiment import Config
 
-EXAMPLE = """
-Train a federation that a TOML file describes, and write its records, model and report.
-
-Examples:
-
-    fedskew run recipes/fedvls-mnist.toml --quick
-
-    fedskew run my.toml --set training.lr=0.05 --seeds 0,1,2
-
-    fedskew run my.toml --method fedavg --method fedvls      (the same task under each, and one report)
-"""
-
 
 def run(
     config: Annotated[Path, typer.Argument(help="The TOML file.", show_default=False)],
@@ -41,22 +29,22 @@ def run(
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
     data_root: Annotated[Path | None, typer.Option(help="Where the data sets are (else FEDSKEW_DATA).")] = None,
 ) -> None:
-    """Train a federation that a TOML file describes."""
+    """Train a federation that a TOML file describes, and write its records, model and report.
+
+    Examples:
+
+        fedskew run recipes/fedvls-mnist-dir0.05.toml --quick
+
+        fedskew run my.toml --set training.lr=0.05 --seeds 0,1,2
+
+        fedskew run my.toml --method fedavg --method fedvls      (the same task under each, and one report)
+    """
+    from fedskew.cli.changes import changed_keys
     from fedskew.cli.progress import Watch
     from fedskew.cli.tables import results_table
-    from fedskew.errors import ConfigError
-    from fedskew.experiment import parse_change, read, run_folder, simulate, write_report
+    from fedskew.experiment import read, run_folder, simulate, write_report
 
-    changed = dict(parse_change(change) for change in changes or [])
-    if seeds is not None:
-        try:
-            changed["seeds"] = [int(seed) for seed in seeds.split(",")]
-        except ValueError:
-            raise ConfigError(f"--seeds {seeds!r}: expected whole numbers separated by commas, such as 0,1,2") from None
-    if device is not None:
-        changed["engine.device"] = device
-    if data_root is not None:
-        changed["data.root"] = str(data_root)
+    changed = changed_keys(changes, seeds, device, data_root)
     whole = read(config, changed, quick)
     configs: list[Config] = [whole.with_method(name) for name in method] if method else [whole]
     console = Console()
@@ -79,6 +67,3 @@ def run(
     if len(results) > 1:
         path = write_report([run for result in results for run in result.runs], out / f"{whole.name}.html", whole.name)
     console.print(f"report: {path}", soft_wrap=True)
-
-
-run.__doc__ = EXAMPLE
