@@ -44,5 +44,7 @@ class MissingPackageError(FedskewError, ImportError):
 def nearest(word: str, known: Iterable[str]) -> str:
     """` (did you mean 'x'?)` where a known word is close to `word`, else a list of the known ones."""
     known = sorted(known)
+    if not known:
+        return " (there are none)"
     close = difflib.get_close_matches(word, known, n=1)
     return f" (did you mean {close[0]!r}?)" if close else f" (known: {', '.join(known)})"

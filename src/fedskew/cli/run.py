@@ -39,6 +39,7 @@ def run(
 
         fedskew run my.toml --method fedavg --method fedvls      (the same task under each, and one report)
     """
+    from fedskew import methods
     from fedskew.cli.changes import changed_keys
     from fedskew.cli.progress import Watch
     from fedskew.cli.tables import results_table
@@ -48,6 +49,9 @@ def run(
     whole = read(config, changed, quick)
     configs: list[Config] = [whole.with_method(name) for name in method] if method else [whole]
     console = Console()
+    for one in configs:
+        for note in methods.check(methods.build(one.method, one.training.momentum)):
+            console.print(f"note on {one.name}: {note}", style="yellow", highlight=False)
     results = []
     with Watch(console, configs) as watch:
         for one in configs:
