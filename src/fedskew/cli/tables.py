@@ -23,12 +23,12 @@ def results_table(results: Sequence[Result], title: str = "Test set, mean of the
     seeds = {len(result.runs) for result in results}
     caption = f"mean ± standard deviation over {min(seeds)} seeds" if min(seeds) > 1 else "one seed: no spread is known"
     table = Table(title=title, caption=caption, title_justify="left", caption_justify="left")
-    table.add_column("run", no_wrap=True)
+    table.add_column("run", overflow="fold")
     rows = [over_seeds([run.summary for run in result.runs])["last10"] for result in results]
     columns = [entry for entry in COLUMNS if any(row[entry[1]]["mean"] is not None for row in rows)]
     for heading, _ in columns:
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("seconds", justify="right")
+    table.add_column("seconds", justify="right", no_wrap=True)
     for result, row in zip(results, rows, strict=True):
         seconds = sum(run.summary["seconds"] for run in result.runs)
         table.add_row(result.config.name, *(percent(row[name]) for _, name in columns), f"{seconds:.1f}")
