@@ -56,10 +56,12 @@ class PartitionSection(Named):
     one (and `target_client`, whether its last client is the target).
 
     `clients` counts a target client too, where the rule has one; rules "natural" and "file" bring their own number.
+    `oracle`: the samples of those that train are dealt again, so that each has the target's mix (FedPALS's Oracle).
     """
 
     rule: str
     clients: Annotated[int, Field(ge=1)] | None = None
+    oracle: bool = False
 
 
 class ModelSection(Named):
@@ -243,7 +245,9 @@ def _whole_partition(section: PartitionSection) -> PartitionSection:
     index = {**partition.INDEX, "file": None}
     naming.find(index, section.rule, "partition.rule")
     rule = naming.fill(partition.INDEX, {"name": section.rule, **section.parameters}, "partition")
-    return PartitionSection(rule=section.rule, clients=section.clients, **dataclasses.asdict(rule))
+    return PartitionSection(
+        rule=section.rule, clients=section.clients, oracle=section.oracle, **dataclasses.asdict(rule)
+    )
 
 
 def parse_change(text: str) -> tuple[str, Any]:
@@ -284,6 +288,12 @@ def _check(config: Config) -> None:
     naming.find(models.INDEX, config.model.name, "model.name")
     if config.training.augmentation is not None:
         naming.find(data.AUGMENTATIONS, config.training.augmentation, "training.augmentation")
+    pipeline = methods.build(config.method).pipeline
+    if pipeline is not None:
+        try:
+            pipeline.split(config.training.rounds)
+        except FedskewError as error:
+            raise ConfigError(f"method.pipeline.{error}") from None
     if config.tune is not None:
         if config.tune.key.split(".")[0] in {"tune", "seeds", "name", "output", "schema", "data"}:
             raise ConfigError(f"tune.key: {config.tune.key!r} can't be tuned; name a key such as method.weighting.ess")
@@ -307,7 +317,8 @@ def _named(tree: Mapping[str, Any]) -> dict[str, Any]:
         plain["method"] = {"preset": plain["method"]}
     elif dataclasses.is_dataclass(plain.get("method")):
         method = plain["method"]
-        plain["method"] = {slot: getattr(method, slot) for slot in methods.SLOTS}
+        fillers = {place: getattr(method, place) for place in methods.PLACES}
+        plain["method"] = {place: filler for place, filler in fillers.items() if filler is not None}
     if isinstance(plain.get("seeds"), int):
         plain["seeds"] = [plain["seeds"]]
     return plain

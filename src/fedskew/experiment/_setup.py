@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -12,14 +12,27 @@ from torch import nn
 
 from fedskew import data, methods, models, naming, partition
 from fedskew.data import Dataset
-from fedskew.engine import ClientStates, Conditions, Federation, LocalTraining, Observer, Sequential, hooked
+from fedskew.engine import (
+    ClientStates,
+    Conditions,
+    Course,
+    FedConcatCourse,
+    Federation,
+    LocalTraining,
+    Observer,
+    Sequential,
+    hooked,
+)
 from fedskew.errors import ArgumentError, ConfigError
 from fedskew.experiment._config import Config
 from fedskew.labels import privatize
 from fedskew.methods import Method
 from fedskew.models import FlatModel, ModelState
 from fedskew.partition import Partition
+from fedskew.pipelines import FedConcat
 from fedskew.randomness import Purpose, generator, stream_key
+from fedskew.server_updates import Plain
+from fedskew.weighting import Uniform
 
 FloatArray = NDArray[np.float64]
 
@@ -46,8 +59,10 @@ def make_task(config: Config, seed: int) -> Task:
     labels = dataset.targets.numpy()
     kept, validation = _hold_out(labels, config.data.validation, generator(seed, Purpose.VALIDATION))
     divided, names, has_target_client = _divide(config, dataset, labels, kept, seed)
+    target = _target(config, dataset, divided.counts.astype(np.float64), has_target_client)
+    if config.partition.oracle:
+        divided = _dealt_again(divided, labels, target, has_target_client, generator(seed, Purpose.ORACLE))
     counts = divided.counts.astype(np.float64)
-    target = _target(config, dataset, counts, has_target_client)
     if has_target_client:
         counts, names = counts[:-1], names[:-1]
     if counts.sum() == 0:
@@ -62,8 +77,8 @@ def make_federation(
     device: torch.device,
     clients: ClientStates,
     observe: Observer | None = None,
-) -> tuple[Federation, ModelState, FlatModel]:
-    """The method on the task's clients, the untrained model as flat vectors, and the model itself."""
+) -> tuple[Course, ModelState, FlatModel]:
+    """The method on the task's clients, the untrained network as flat vectors, and the model that is evaluated."""
     training = config.training
     method = methods.build(config.method, training.momentum)
     model = FlatModel(_adapted(_model(config, seed, task.dataset), config, seed, method).to(device))
@@ -106,7 +121,43 @@ def make_federation(
         weighed=noisy if conditions.count_use == "all" else None,
         clients=clients,
     )
+    if method.pipeline is not None:
+        course = _fedconcat(method.pipeline, config, federation, backend)
+        return course, model.read_state(), course.whole
     return federation, model.read_state(), model
+
+
+def _fedconcat(pipeline: FedConcat, config: Config, federation: Federation, backend: Sequential) -> FedConcatCourse:
+    """The pipeline around a federation that trains the config's network."""
+    seed, network = federation.seed, backend.model
+    counts = federation.counts if federation.seen is None else federation.seen
+    try:
+        cluster_of = pipeline.divide(counts, generator(seed, Purpose.CLUSTERS))
+    except ArgumentError as error:
+        raise ConfigError(f"method.pipeline.{error}") from None
+    drawn = torch.Generator().manual_seed(stream_key(seed, Purpose.MODEL_ADAPT))
+    try:
+        whole = models.Concatenated(network.module, pipeline.clusters, drawn)
+    except ArgumentError as error:
+        raise ConfigError(f"model.name: FedConcat can't take {config.model.name}: {error}") from None
+    whole_model = FlatModel(whole, buffers=False)
+    head = replace(
+        federation,
+        method=replace(federation.method, weighting=Uniform(), server_update=Plain(), pipeline=None),
+        backend=replace(backend, model=whole_model),
+        epochs=pipeline.batches,  # so that a client with a single batch takes as many steps
+        steps=pipeline.batches,
+        conditions=replace(federation.conditions, stragglers=0.0),
+    )
+    return FedConcatCourse(
+        pipeline=pipeline,
+        encoder_rounds=pipeline.split(config.training.rounds),
+        cluster_of=cluster_of,
+        encoders=federation,
+        head=head,
+        network=network,
+        whole=whole_model,
+    )
 
 
 def _noisy(counts: FloatArray, epsilon: float | None, seed: int) -> FloatArray | None:
@@ -177,6 +228,22 @@ def _divide(
     shares = rule.split(labels[kept], section.clients, rng, num_classes=classes)
     names = tuple(map(str, range(section.clients)))
     return Partition.of([kept[rows] for rows in shares], labels, classes, rule), names, rule.target_client
+
+
+def _dealt_again(
+    divided: Partition,
+    labels: NDArray[np.int64],
+    target: FloatArray | None,
+    has_target_client: bool,
+    rng: np.random.Generator,
+) -> Partition:
+    """The partition with the target's mix at every client that trains."""
+    if target is None:
+        raise ConfigError("partition.oracle: the clients get the target's mix, and there is no target; set target.mix")
+    training = len(divided.indices) - has_target_client
+    dealt = partition.oracle(divided.indices[:training], labels, target, rng)
+    rule = f"{divided.rule}, dealt again with the target's mix"
+    return Partition.of([*dealt, *divided.indices[training:]], labels, divided.num_classes, rule)
 
 
 def _target(config: Config, dataset: Dataset, counts: FloatArray, has_target_client: bool) -> FloatArray | None:

@@ -6,6 +6,7 @@ from fedskew.partition._dirichlet_by_class import DirichletByClass
 from fedskew.partition._dirichlet_by_client import DirichletByClient
 from fedskew.partition._iid_and_exclusive import IIDAndExclusive
 from fedskew.partition._natural import Natural, natural_split
+from fedskew.partition._oracle import oracle
 from fedskew.partition._paired_shards import PairedShards
 from fedskew.partition._partition import Partition
 from fedskew.partition._protocol import Rule
@@ -38,4 +39,5 @@ __all__ = [
     "Shards",
     "Sparsity",
     "natural_split",
+    "oracle",
 ]
