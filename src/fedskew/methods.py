@@ -28,12 +28,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fedskew import about, local_steps, objectives, selection, server_updates, weighting
+from fedskew import about, local_steps, objectives, pipelines, selection, server_updates, weighting
 from fedskew.about import Cost
 from fedskew.errors import CombinationError, ConfigError, nearest
 from fedskew.local_steps import LocalStep
 from fedskew.naming import fill, name_of
 from fedskew.objectives import Loss, Objective
+from fedskew.pipelines import FedConcat
 from fedskew.selection import Selection
 from fedskew.server_updates import ServerUpdate
 from fedskew.weighting import Weighting
@@ -43,13 +44,14 @@ Table = dict[str, Any]
 
 @dataclass(frozen=True)
 class Method:
-    """One filler for each slot."""
+    """One filler for each slot; and a pipeline, where its rounds are not all alike."""
 
     selection: Selection
     objective: Objective
     local_step: LocalStep
     weighting: Weighting
     server_update: ServerUpdate
+    pipeline: FedConcat | None = None
 
 
 SLOTS: dict[str, Mapping[str, type]] = {
@@ -59,6 +61,9 @@ SLOTS: dict[str, Mapping[str, type]] = {
     "weighting": weighting.INDEX,
     "server_update": server_updates.INDEX,
 }
+
+PLACES: dict[str, Mapping[str, type]] = {**SLOTS, "pipeline": pipelines.INDEX}
+"""Where a filler may stand: the slots, and the pipeline, which most methods leave empty."""
 
 DEFAULTS: dict[str, Table] = {
     "selection": {"name": "uniform"},
@@ -121,6 +126,7 @@ _DOES = {
     "local_step": "step",
     "weighting": "weigh",
     "server_update": "update",
+    "pipeline": "divide",
 }
 
 
@@ -130,16 +136,17 @@ def expand(tables: Mapping[str, Any]) -> dict[str, Table]:
     Raises ConfigError for an unknown name or key, CombinationError for what makes no sense together.
     """
     for key in tables:
-        if key != "preset" and key not in SLOTS:
-            raise ConfigError(f"method.{key}: no such slot{nearest(key, [*SLOTS, 'preset'])}")
+        if key != "preset" and key not in PLACES:
+            raise ConfigError(f"method.{key}: no such slot{nearest(key, [*PLACES, 'preset'])}")
     named = _compose(str(tables.get("preset", "fedavg")))
     whole: dict[str, Table] = {}
-    for slot in SLOTS:
-        table = DEFAULTS[slot] | named.get(slot, {})
+    for slot in PLACES:
+        table = DEFAULTS.get(slot, {}) | named.get(slot, {})
         if slot in tables:
             own = _own(tables[slot], f"method.{slot}", slot)
             table = own if "name" in own else table | own
-        whole[slot] = _complete(slot, table)
+        if slot in SLOTS or table:
+            whole[slot] = _complete(slot, table)
     build(whole)
     return whole
 
@@ -150,7 +157,8 @@ def build(whole: Mapping[str, Table], momentum: float | None = None) -> Method:
     `momentum`: that of the clients' SGD, for a server update that reckons with it (`local_momentum`); where a config
     gives another, that is an error.
     """
-    fillers = {slot: fill(SLOTS[slot], whole[slot], f"method.{slot}") for slot in SLOTS if slot != "objective"}
+    filled = [slot for slot in PLACES if slot in SLOTS or slot in whole]
+    fillers = {slot: fill(PLACES[slot], whole[slot], f"method.{slot}") for slot in filled if slot != "objective"}
     objective = whole["objective"]
     terms = [
         (float(term["weight"]), fill(SLOTS["objective"], _without(term, "weight"), f"method.objective.terms[{at}]"))
@@ -174,6 +182,8 @@ def check(method: Method) -> list[str]:
     _check_objective(method.objective)
     fillers = [(key_of(slot, filler), filler) for slot, filler in _fillers(method)]
     keys = {key for key, _ in fillers}
+    if method.pipeline is not None:
+        _check_pipeline(method.pipeline, fillers)
     for key, filler in fillers:
         for other, reason in about.refuses(filler).items():
             if other in keys:
@@ -193,7 +203,7 @@ def cost(method: Method) -> Cost:
 
 def exceptions(says: Callable[[Any], Mapping[str, str]]) -> dict[tuple[str, str], str]:
     """Pairs of fillers, as `slot.name`, and why; `says`: `about.refuses` or `about.warns`."""
-    kinds = {f"{slot}.{name}": kind for slot, index in SLOTS.items() for name, kind in index.items()}
+    kinds = {f"{slot}.{name}": kind for slot, index in PLACES.items() for name, kind in index.items()}
     return {
         (key, other): reason for key, kind in kinds.items() for other, reason in says(kind).items() if other in kinds
     }
@@ -201,7 +211,7 @@ def exceptions(says: Callable[[Any], Mapping[str, str]]) -> dict[tuple[str, str]
 
 def key_of(slot: str, filler: Any) -> str:
     """`slot.name` of a filler; a class of one's own that inherits from one of ours goes by that one's name."""
-    names = {kind: name for name, kind in SLOTS[slot].items()}
+    names = {kind: name for name, kind in PLACES[slot].items()}
     own = f"{type(filler).__module__}:{type(filler).__qualname__}"
     return f"{slot}.{next((names[kind] for kind in type(filler).__mro__ if kind in names), own)}"
 
@@ -265,7 +275,7 @@ def _own(table: Any, where: str, slot: str) -> Table:
         terms = [{"weight": weight, **_own(term, where, slot)} for weight, term in table.terms]
         return {**_own(table.loss, where, slot), "terms": terms}
     if dataclasses.is_dataclass(table) and not isinstance(table, type):
-        known = {kind: name for name, kind in SLOTS[slot].items()}
+        known = {kind: name for name, kind in PLACES[slot].items()}
         name = known.get(type(table)) or name_of(type(table), where)
         return {"name": name, **{field.name: getattr(table, field.name) for field in dataclasses.fields(table)}}
     raise ConfigError(f"{where}: expected a table, a name or a filler, got {table!r}")
@@ -288,7 +298,7 @@ def _complete(slot: str, table: Table) -> Table:
 
 
 def _whole(table: Table, slot: str, where: str) -> tuple[Table, Any]:
-    filler = fill(SLOTS[slot], table, where)
+    filler = fill(PLACES[slot], table, where)
     values = {key: value for key, value in dataclasses.asdict(filler).items() if value is not None}
     return {"name": table["name"], **values}, filler
 
@@ -312,7 +322,9 @@ def _told(update: Any, momentum: float) -> Any:
 def _fillers(method: Method) -> list[tuple[str, Any]]:
     """Every filler with its slot; the objective as its loss and its terms."""
     losses: list[Loss] = [method.objective.loss, *(term for _, term in method.objective.terms)]
-    others = [(slot, getattr(method, slot)) for slot in SLOTS if slot != "objective"]
+    others = [
+        (slot, getattr(method, slot)) for slot in PLACES if slot != "objective" and getattr(method, slot) is not None
+    ]
     return [*others, *(("objective", loss) for loss in losses)]
 
 
@@ -345,6 +357,13 @@ def _check_objective(objective: Objective) -> None:
         if type(term) in seen:
             raise CombinationError(f"{where}: {name!r} stands there twice; take it once, with the sum of the weights")
         seen.add(type(term))
+
+
+def _check_pipeline(pipeline: FedConcat, fillers: list[tuple[str, Any]]) -> None:
+    for key, filler in fillers:
+        if reason := pipeline.clash(key.partition(".")[0], filler):
+            name = _short(key_of("pipeline", pipeline))
+            raise CombinationError(f"method.pipeline: {name} doesn't go with {key}: {reason}")
 
 
 def _role(loss: Any) -> str:

@@ -32,6 +32,7 @@ class Purpose(enum.IntEnum):
     TARGET = 13
     MODEL_ADAPT = 14
     ORACLE = 15
+    CLUSTERS = 16
 
 
 _WORD = 1 << 64

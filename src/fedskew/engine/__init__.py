@@ -3,7 +3,9 @@
 from fedskew.engine._backend import Assignment, Backend, LocalTraining, Sent, Update
 from fedskew.engine._clients import ClientStates
 from fedskew.engine._conditions import Conditions
+from fedskew.engine._course import Course
 from fedskew.engine._evaluation import evaluation, plain, predict
+from fedskew.engine._fedconcat import FedConcatCourse, FedConcatState
 from fedskew.engine._federation import Federation, ServerState, hooked
 from fedskew.engine._records import ClientEvaluation, Evaluation, Round
 from fedskew.engine._sequential import Observer, Sequential
@@ -14,7 +16,10 @@ __all__ = [
     "ClientEvaluation",
     "ClientStates",
     "Conditions",
+    "Course",
     "Evaluation",
+    "FedConcatCourse",
+    "FedConcatState",
     "Federation",
     "LocalTraining",
     "Observer",

@@ -31,13 +31,15 @@ class Assignment(NamedTuple):
     """What one client is asked to do in a round.
 
     `state`: what it kept from its last participation (see `fedskew.hooks`); `quota`, `(classes,)`: it trains on so many
-    of its samples of each class, drawn for this round; None: on all of them.
+    of its samples of each class, drawn for this round; None: on all of them. `steps`: it takes so many local steps at
+    the most; None: all of its epochs.
     """
 
     client: int
     epochs: int
     state: Mapping[str, Tensor] = {}
     quota: NDArray[np.float64] | None = None
+    steps: int | None = None
 
 
 class Sent(NamedTuple):

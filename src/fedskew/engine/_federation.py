@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -43,6 +43,38 @@ class ServerState:
     hooks: dict[str, dict[str, Tensor]]
 
 
+class Cohort(NamedTuple):
+    """Who is asked in a round.
+
+    `ids`, `(cohort,)`, in order of choice; `lost`, `(cohort,)`: who vanishes; `counts`, `(cohort, classes)`: label
+    counts of what each trains on, which are `quotas` where the selection gave any.
+    """
+
+    ids: NDArray[np.int64]
+    lost: NDArray[np.bool_]
+    counts: FloatArray
+    quotas: bool
+
+    def take(self, members: NDArray[np.bool_]) -> Cohort:
+        """Some of them."""
+        return Cohort(self.ids[members], self.lost[members], self.counts[members], self.quotas)
+
+
+class Turn(NamedTuple):
+    """What a cohort did in a round.
+
+    `updates`, `counts`, `(answered, classes)`, and `weights`, `(answered,)`: of those who answered; no weights where
+    the model stayed as it was.
+    """
+
+    updates: list[Update]
+    counts: FloatArray
+    weights: FloatArray
+    drift: float | None
+    bytes_up: int
+    bytes_down: int
+
+
 @dataclass(frozen=True)
 class Federation:
     """A method on a pool of clients.
@@ -50,7 +82,8 @@ class Federation:
     `counts`: label counts, `(clients, classes)`, exact; `seen`: the same as the server's selection sees them (with
     noise), None where it sees them exactly; `weighed`: as the weighting sees them. `target`: `(classes,)` label mix, or
     None; `participation`: share of the clients that is asked each round, `max(1, floor(share * clients + 1e-9))` of
-    them; `epochs`: local epochs of each client, where no straggler does less.
+    them; `epochs`: local epochs of each client, where no straggler does less; `steps`: the most local steps of each, or
+    None.
     """
 
     method: Method
@@ -60,6 +93,7 @@ class Federation:
     participation: float
     seed: int
     epochs: int = 1
+    steps: int | None = None
     conditions: Conditions = field(default_factory=Conditions)
     seen: FloatArray | None = None
     weighed: FloatArray | None = None
@@ -104,42 +138,47 @@ class Federation:
     def play(self, state: ServerState) -> tuple[ServerState, Round]:
         """One round: the next state and its record (without evaluations)."""
         began = time.perf_counter()
-        round = state.round + 1
+        cohort, following = self.ask(state)
+        following, turn = self.train(following, cohort)
+        record = self.record(following.round, cohort, turn)
+        record["seconds"] = time.perf_counter() - began
+        return following, record
 
-        # 1. who trains; some of them vanish
+    def ask(self, state: ServerState) -> tuple[Cohort, ServerState]:
+        """Who trains in the next round, some of whom vanish; and the state in that round."""
+        round = state.round + 1
         ids, selection = self._select(state.selection, round)
         lost = self.conditions.vanished(len(ids), self.seed, round)
         quotas = getattr(selection, "quotas", None)
-        trained_on = self.counts[ids] if quotas is None else quotas
+        counts = self.counts[ids] if quotas is None else quotas
+        return Cohort(ids, lost, counts, quotas is not None), replace(state, round=round, selection=selection)
 
-        # 2. they train; whoever diverged is left out
-        sent, cohort = self._orders(state, round, ids[~lost], None if quotas is None else quotas[~lost])
-        replies = self.backend.train(round, cohort, sent)
+    def train(self, state: ServerState, cohort: Cohort) -> tuple[ServerState, Turn]:
+        """This round of a cohort: they train, whoever diverged is left out, the model moves."""
+        here = cohort.take(~cohort.lost)
+        sent, assignments = self._orders(state, here)
+        replies = self.backend.train(state.round, assignments, sent)
         finite = np.array([_is_finite(update) for update in replies], dtype=np.bool_)
         updates = [update for update, fine in zip(replies, finite, strict=True) if fine]
 
-        # 3. how much each counts, now that it is known who answered
-        counts = trained_on[~lost][finite]
-        answered = ids[~lost][finite]
-        weights = self._weigh(answered, counts, quotas is not None, state)
+        # How much each counts, now that it is known who answered.
+        counts, answered = here.counts[finite], here.ids[finite]
+        weights = self._weigh(answered, counts, cohort.quotas, state)
 
-        # 4. how the model moves
-        following, drift = replace(state, round=round, selection=selection), None
-        moved = self._move(following, updates, answered, weights) if len(weights) else None
+        # How the model moves.
+        following, drift = state, None
+        moved = self._move(state, updates, answered, weights) if len(weights) else None
         if moved is not None:
             following, drift = moved
         elif len(weights):  # each update is finite, but not the model they lead to: all of them diverged
             updates, counts, weights = [], counts[:0], weights[:0]
         for update in updates:
-            self.clients.put(update.client, round, update.state)
+            self.clients.put(update.client, state.round, update.state)
 
-        record = self._record(round, ids, lost, updates, trained_on, counts, weights)
         model_bytes = _bytes(state.model._asdict())
         up = sum(model_bytes + _bytes(update.reply) for update in replies)
-        down = (model_bytes + _bytes(sent.broadcast)) * len(ids)
-        record["drift"], record["bytes_up"], record["bytes_down"] = drift, up, down
-        record["seconds"] = time.perf_counter() - began
-        return following, record
+        down = (model_bytes + _bytes(sent.broadcast)) * len(cohort.ids)
+        return following, Turn(updates, counts, weights, drift, up, down)
 
     def evaluated(self, state: ServerState) -> ModelState:
         """The model to evaluate and to save: the state's own, unless a filler says otherwise."""
@@ -148,13 +187,45 @@ class Federation:
             parameters = hooks.evaluated(state.hooks[name], parameters)
         return state.model._replace(parameters=parameters)
 
+    def record(self, round: int, cohort: Cohort, turn: Turn) -> Round:
+        """What is to be kept of a round, without evaluations and time."""
+        ids, lost = cohort.ids, cohort.lost
+        updates, counts, weights = turn.updates, turn.counts, turn.weights
+        answered = [update.client for update in updates]
+        pooled = cohort.counts.sum(axis=0)
+        sizes = counts.sum(axis=1)
+        moved = len(weights) > 0
+        ess = effective_sample_size(weights, sizes) if moved else None
+        distance = metrics.mix_distance(weights, counts, self.target) if moved and self.target is not None else None
+        return {
+            "seed": self.seed,
+            "round": round,
+            "cohort": ids.tolist(),
+            "answered": answered,
+            "dropped": ids[lost].tolist(),
+            "diverged": [client for client in ids[~lost].tolist() if client not in set(answered)],
+            "weights": weights.tolist(),
+            "steps": [update.steps for update in updates],
+            "loss": _known(float(weights @ [update.loss for update in updates])) if moved else None,
+            "entropy": float(entropy(pooled)),
+            "kl": float(kl_to_uniform(pooled)),
+            "ess": ess,
+            "ess_share": None if ess is None else ess / float(sizes.sum()),
+            "target_distance": distance,
+            "drift": turn.drift,
+            "seconds": 0.0,
+            "bytes_up": turn.bytes_up,
+            "bytes_down": turn.bytes_down,
+            "evaluation": None,
+            "validation": None,
+            "clients": None,
+        }
+
     def _select(self, state: Any, round: int) -> tuple[NDArray[np.int64], Any]:
         rng = generator(self.seed, Purpose.SELECTION, round)
         return self.method.selection.select(state, self._seen, self.cohort_size, rng)
 
-    def _orders(
-        self, state: ServerState, round: int, ids: NDArray[np.int64], quotas: FloatArray | None
-    ) -> tuple[Sent, list[Assignment]]:
+    def _orders(self, state: ServerState, cohort: Cohort) -> tuple[Sent, list[Assignment]]:
         """What is sent to everybody, and what each client is asked."""
         hooks = hooked(self.method)
         parameters = state.model.parameters
@@ -162,16 +233,17 @@ class Federation:
             key: value for name, one in hooks.items() for key, value in one.broadcast(state.hooks[name]).items()
         }
         fresh = {key: value for one in hooks.values() for key, value in one.init_client(parameters).items()}
-        cohort = [
+        assignments = [
             Assignment(
                 client=client,
                 epochs=int(self._epochs[client]),
                 state=self.clients.get(client) or fresh,
-                quota=None if quotas is None else quotas[place],
+                quota=cohort.counts[place] if cohort.quotas else None,
+                steps=self.steps,
             )
-            for place, client in enumerate(ids.tolist())
+            for place, client in enumerate(cohort.ids.tolist())
         ]
-        return Sent(state.model, broadcast), cohort
+        return Sent(state.model, broadcast), assignments
 
     def _weigh(self, answered: NDArray[np.int64], counts: FloatArray, by_quota: bool, state: ServerState) -> FloatArray:
         sizes = counts.sum(axis=1)
@@ -213,47 +285,6 @@ class Federation:
         drift = metrics.drift_diversity(changes)
         following = replace(state, model=model, server_update=server_update, hooks=kept)
         return following, _known(drift)  # updates that cancel out have none
-
-    def _record(
-        self,
-        round: int,
-        ids: NDArray[np.int64],
-        lost: NDArray[np.bool_],
-        updates: Sequence[Update],
-        trained_on: FloatArray,
-        counts: FloatArray,
-        weights: FloatArray,
-    ) -> Round:
-        """`trained_on`: label counts of the cohort; `counts`: of those who answered."""
-        answered = [update.client for update in updates]
-        pooled = trained_on.sum(axis=0)
-        sizes = counts.sum(axis=1)
-        moved = len(weights) > 0
-        ess = effective_sample_size(weights, sizes) if moved else None
-        distance = metrics.mix_distance(weights, counts, self.target) if moved and self.target is not None else None
-        return {
-            "seed": self.seed,
-            "round": round,
-            "cohort": ids.tolist(),
-            "answered": answered,
-            "dropped": ids[lost].tolist(),
-            "diverged": [client for client in ids[~lost].tolist() if client not in set(answered)],
-            "weights": weights.tolist(),
-            "steps": [update.steps for update in updates],
-            "loss": _known(float(weights @ [update.loss for update in updates])) if moved else None,
-            "entropy": float(entropy(pooled)),
-            "kl": float(kl_to_uniform(pooled)),
-            "ess": ess,
-            "ess_share": None if ess is None else ess / float(sizes.sum()),
-            "target_distance": distance,
-            "drift": None,
-            "seconds": 0.0,
-            "bytes_up": 0,
-            "bytes_down": 0,
-            "evaluation": None,
-            "validation": None,
-            "clients": None,
-        }
 
 
 def hooked(method: Method) -> dict[str, Hooks]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 import numpy as np
 import torch
@@ -82,7 +83,7 @@ class Sequential:
         augmentation_key = stream_key(self.seed, Purpose.AUGMENTATION, round, client)
         gathered: dict[str, Mapping[str, Tensor]] = {name: {} for name in self.hooks}
         total, seen, steps = torch.zeros((), device=start.device), 0, 0
-        for epoch, batch in self._batches(round, client, rows, task.epochs):
+        for epoch, batch in islice(self._batches(round, client, rows, task.epochs), task.steps):
             for layer in self._dropouts:
                 layer.key.fill_(fold(dropout_key, steps))
             x, y = self.inputs.index_select(0, batch), self.targets.index_select(0, batch)

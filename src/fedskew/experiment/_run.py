@@ -20,6 +20,7 @@ from fedskew.engine import (
     ClientEvaluation,
     ClientStates,
     Evaluation,
+    FedConcatState,
     Round,
     ServerState,
     evaluation,
@@ -50,7 +51,7 @@ class RunState:
     `best_round` is -1 before the first validation. `clients`: which client's state is of which round, `(clients, 2)`.
     """
 
-    server: ServerState
+    server: ServerState | FedConcatState
     best: ModelState
     best_score: float
     best_round: int
@@ -166,6 +167,8 @@ class Run:
     def _evaluated(self, state: RunState, record: Round) -> tuple[RunState, Round]:
         """The record with its evaluations, and the state with the best model by validation so far."""
         model = self.federation.evaluated(state.server)
+        if model is None:
+            return state, record
         self.model.write_state(model)
         record["evaluation"] = self._evaluate(*self._test)
         if not len(self.task.validation):
@@ -213,6 +216,7 @@ class Run:
     def _finish(self, state: RunState) -> SeedRun:
         """The summary, and the models on disk; leaves the final model in memory."""
         final = self.federation.evaluated(state.server)
+        assert final is not None, "a run ends with a model"
         best_round = state.best_round if state.best_round >= 0 else None
         summary = summarise(self.records, best_round) | surroundings(self.config.engine.threads, self.device)
         if self.folder is not None:

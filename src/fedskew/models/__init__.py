@@ -5,6 +5,7 @@ from __future__ import annotations
 from fedskew.models._build import INDEX, build
 from fedskew.models._cnn_mnist import CNNMnist
 from fedskew.models._cnn_w2 import CNNW2
+from fedskew.models._concatenated import Concatenated
 from fedskew.models._dropout import ChannelDropout, Dropout, dropout_keys, swap_dropout
 from fedskew.models._features import with_features
 from fedskew.models._flat import FlatModel, ModelState
@@ -21,6 +22,7 @@ __all__ = [
     "MLP3",
     "CNNMnist",
     "ChannelDropout",
+    "Concatenated",
     "Dropout",
     "FlatModel",
     "LeNet5",

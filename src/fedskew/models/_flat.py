@@ -62,7 +62,8 @@ class FlatModel:
     - `buffers`, `(buffers,)` float32: the floating-point buffers of the state dict (batch norm's running statistics),
       whose tensors become views likewise; `integer_buffers`: the others, by name.
 
-    Frozen parameters, and buffers outside the state dict, stay as they are.
+    Frozen parameters, and buffers outside the state dict, stay as they are; with `buffers` False all buffers do, as in
+    a model whose layers with statistics are frozen.
 
     With `channels_last` (convolution weights stored with channels innermost) values are not in the order of
     `parameters_to_vector`; `views` and `state_dict` speak in names and canonical order either way. It is the default
@@ -75,11 +76,11 @@ class FlatModel:
     the rest, and for a module without trainable parameters.
     """
 
-    def __init__(self, module: nn.Module, *, channels_last: bool = True) -> None:
+    def __init__(self, module: nn.Module, *, channels_last: bool = True, buffers: bool = True) -> None:
         parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
         if not parameters:
             raise ArgumentError("module: has no trainable parameter")
-        state = set(module.state_dict(keep_vars=True))
+        state = set(module.state_dict(keep_vars=True)) if buffers else set()
         held = {name: b for name, b in module.named_buffers() if name in state}
         floating = {name: b for name, b in held.items() if b.is_floating_point() or b.is_complex()}
         _check({**parameters, **floating})

@@ -1,0 +1,156 @@
+"""FedConcat's rounds: encoders by cluster, then one head on all of them (see `fedskew.pipelines.FedConcat`)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedskew.engine._federation import Cohort, Federation, FloatArray, ServerState, Turn
+from fedskew.engine._records import Round
+from fedskew.models import Concatenated, FlatModel, ModelState
+from fedskew.pipelines import FedConcat
+
+
+@dataclass(frozen=True)
+class FedConcatState:
+    """What the server carries from round to round.
+
+    `head`: the head's state, and the selection's from the first round on; `encoders`: each cluster's model and what its
+    server update keeps, by number; `cluster_of`, `(clients,)`.
+    """
+
+    head: ServerState
+    encoders: dict[str, ServerState]
+    cluster_of: NDArray[np.int64]
+
+    @property
+    def round(self) -> int:
+        """The last round."""
+        return self.head.round
+
+    @property
+    def model(self) -> ModelState:
+        """The head."""
+        return self.head.model
+
+
+@dataclass
+class FedConcatCourse:
+    """`encoder_rounds` rounds of one federation for each cluster, then rounds of one for the head.
+
+    `encoders` trains `network`, `head` the head of `whole`; both draw the same cohorts from the same clients.
+    """
+
+    pipeline: FedConcat
+    encoder_rounds: int
+    cluster_of: NDArray[np.int64]
+    encoders: Federation
+    head: Federation
+    network: FlatModel
+    whole: FlatModel
+    _inside: dict[str, ServerState] | None = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._untrained_head = self.whole.read_state()
+
+    def start(self, model: ModelState) -> FedConcatState:
+        """The state before the first round: every cluster begins with a copy of its own of the untrained network."""
+        return FedConcatState(
+            head=self.head.start(self._untrained_head),
+            encoders={
+                str(cluster): replace(
+                    self.encoders.start(ModelState(*(part.clone() for part in model))), selection=None
+                )
+                for cluster in range(self.pipeline.clusters)
+            },
+            cluster_of=self.cluster_of,
+        )
+
+    def play(self, state: FedConcatState) -> tuple[FedConcatState, Round]:
+        """One round of encoders, or of the head."""
+        if state.round < self.encoder_rounds:
+            return self._train_encoders(state)
+        self._put_encoders(state)
+        head, record = self.head.play(state.head)
+        return replace(state, head=head), record
+
+    def evaluated(self, state: FedConcatState) -> ModelState | None:
+        """The head, its encoders in their places; None before the head has been trained."""
+        if state.round <= self.encoder_rounds:
+            return None
+        self._put_encoders(state)
+        return self.head.evaluated(state.head)
+
+    def _train_encoders(self, state: FedConcatState) -> tuple[FedConcatState, Round]:
+        """One round in every cluster that has participants."""
+        began = time.perf_counter()
+        cohort, head = self.head.ask(state.head)
+        encoders, turns = dict(state.encoders), []
+        for name, encoder in state.encoders.items():
+            members = state.cluster_of[cohort.ids] == int(name)
+            if members.any():
+                encoders[name], turn = self.encoders.train(replace(encoder, round=head.round), cohort.take(members))
+                turns.append(turn)
+        if head.round == self.encoder_rounds and self.pipeline.head == "clusters":
+            head = replace(head, model=self._joined_heads(encoders))
+        record = self.encoders.record(head.round, cohort, _together(cohort, turns))
+        record["seconds"] = time.perf_counter() - began
+        return replace(state, head=head, encoders=encoders), record
+
+    def _put_encoders(self, state: FedConcatState) -> None:
+        """The clusters' networks into the whole; once they are trained they stay the same object."""
+        if self._inside is state.encoders:
+            return
+        module = self.whole.module
+        assert isinstance(module, Concatenated), "the whole is encoders and a head"
+        for place, encoder in enumerate(state.encoders.values()):
+            self.network.write_state(self.encoders.evaluated(encoder))
+            module.put(place, self.network.module)
+        self._inside = state.encoders
+
+    def _joined_heads(self, encoders: dict[str, ServerState]) -> ModelState:
+        """The clusters' heads side by side, biases summed."""
+        heads = [self.network.views(self.encoders.evaluated(encoder).parameters) for encoder in encoders.values()]
+        joined = self._untrained_head.parameters.clone()
+        parts = self.whole.views(joined)
+        parts["head.weight"].copy_(torch.cat([head["head.weight"] for head in heads], dim=1))
+        if "head.bias" in parts:
+            parts["head.bias"].copy_(torch.stack([head["head.bias"] for head in heads]).sum(0))
+        return self._untrained_head._replace(parameters=joined)
+
+
+def _together(cohort: Cohort, turns: Sequence[Turn]) -> Turn:
+    """The clusters' turns as one, in the order of the cohort.
+
+    Weights, which have sum 1 in each cluster, count by its share of all samples trained on, so that they have sum 1
+    together: under FedAvg they are those of FedAvg. Drift diversity is the mean over clusters, by the same shares.
+    """
+    place = {client: at for at, client in enumerate(cohort.ids.tolist())}
+    updates = [update for turn in turns for update in turn.updates]
+    order = np.argsort([place[update.client] for update in updates])
+    counts = np.concatenate([turn.counts for turn in turns])[order]
+    weights, drift = np.zeros(0), None
+    if counts.any():
+        shares = [turn.counts.sum() / counts.sum() for turn in turns]
+        weights = np.concatenate([share * _weights(turn) for share, turn in zip(shares, turns, strict=True)])[order]
+        known = [(share, turn.drift) for share, turn in zip(shares, turns, strict=True) if turn.drift is not None]
+        if known:
+            drift = float(sum(share * value for share, value in known) / sum(share for share, _ in known))
+    return Turn(
+        updates=[updates[at] for at in order],
+        counts=counts,
+        weights=weights,
+        drift=drift,
+        bytes_up=sum(turn.bytes_up for turn in turns),
+        bytes_down=sum(turn.bytes_down for turn in turns),
+    )
+
+
+def _weights(turn: Turn) -> FloatArray:
+    """Of those who answered; zeros where none of them has a sample."""
+    return turn.weights if len(turn.weights) else np.zeros(len(turn.updates))
