@@ -13,9 +13,9 @@ from rich.console import Console
 
 from fedskew import catalogue
 from fedskew.errors import CombinationError, ConfigError
-from fedskew.methods import COMBINATIONS, PRESETS, SLOTS, expand
+from fedskew.methods import COMBINATIONS, PLACES, PRESETS, SLOTS, expand
 
-NAMES = sorted({*PRESETS, *COMBINATIONS, *(name for index in SLOTS.values() for name in index)})
+NAMES = sorted({*PRESETS, *COMBINATIONS, *(name for index in PLACES.values() for name in index)})
 
 
 @pytest.mark.parametrize("width", [60, 80, 100])
@@ -102,7 +102,7 @@ def test_the_listing_for_programs_holds_every_method():
     tree = catalogue.listing()
     assert set(tree["presets"]) == set(PRESETS)
     assert [(one["slot"], one["name"]) for one in tree["fillers"]] == [
-        (slot, name) for slot, index in SLOTS.items() for name in index
+        (slot, name) for slot, index in PLACES.items() for name in index
     ]
     by_name = {f"{one['slot']}.{one['name']}": one for one in tree["fillers"]}
     prox = by_name["local_step.fedprox"]
@@ -138,4 +138,4 @@ def test_a_filler_that_says_nothing_of_itself_is_listed_all_the_same(monkeypatch
     assert 'path = "..."' in page
     assert "shares = [0.5, 0.5]" in page
     assert "Paper: none." in page
-    assert catalogue.listing()["fillers"][-1]["slot"] == "server_update"
+    assert catalogue.listing()["fillers"][-1]["slot"] == "pipeline"

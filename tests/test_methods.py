@@ -7,7 +7,7 @@ code: a filler that they don't know fails a test until somebody has decided for 
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import pytest
@@ -16,8 +16,9 @@ from covering import Cell, accepted_pairs, covering_set, pairs_of, whole_product
 from fedskew import about, methods
 from fedskew.errors import CombinationError, ConfigError
 from fedskew.local_steps import FedProx
-from fedskew.methods import COMBINATIONS, DEFAULTS, PRESETS, SLOTS, Method, build, check, cost, expand
+from fedskew.methods import COMBINATIONS, DEFAULTS, PLACES, PRESETS, SLOTS, Method, build, check, cost, expand
 from fedskew.objectives import CrossEntropy, FedKD, FedLC, FedNTD, Objective
+from fedskew.pipelines import FedConcat
 from fedskew.selection import Uniform
 from fedskew.server_updates import FedNova, Plain
 from fedskew.weighting import FedAvg
@@ -30,7 +31,12 @@ KNOWN = {
     "local_step": {"sgd", "fedprox", "fedsam", "scaffold", "fedgf"},
     "weighting": {"fedavg", "uniform", "fedla", "fedpals", "afl"},
     "server_update": {"plain", "fednova", "fedexp"},
+    "pipeline": {"fedconcat"},
 }
+# FedConcat has no model of all clients, so it refuses what compares with one, and what keeps or sends something for it.
+OF_ONE_MODEL = {
+    "vacant_distillation", "fedntd", "fedlmd", "fedkd", "fedekd", "feddkd", "moon", "fpl", "scaffold", "fedgf", "afl",
+}  # fmt: skip
 FROM_NO_PAPER = {"recorded", "function"}
 SAME_COHORT = {"seol_kim", "greedy_kl"}  # what they choose does not depend on the round
 
@@ -68,7 +74,7 @@ def conflicts(cell: Cell) -> set[frozenset[str]]:
 
 def test_every_filler_is_decided_for():
     for slot, known in KNOWN.items():
-        assert set(SLOTS[slot]) <= known, f"decide in this file what the new fillers of {slot} go with"
+        assert set(PLACES[slot]) <= known, f"decide in this file what the new fillers of {slot} go with"
 
 
 def verdict(cell: Cell) -> set[frozenset[str]] | None:
@@ -114,6 +120,19 @@ def test_what_makes_no_sense_is_refused_with_the_reason_and_the_nearest_that_doe
     assert nearest in str(error.value)
 
 
+@pytest.mark.parametrize("slot", SLOTS)
+def test_fedconcat_refuses_what_compares_with_or_keeps_something_for_one_model_of_all_clients(slot):
+    for name in KNOWN[slot] & set(SLOTS[slot]):
+        factor = "terms" if name in TERMS else "loss" if slot == "objective" else slot
+        method = replace(Cell(**{factor: (name,) if factor == "terms" else name}).method(), pipeline=FedConcat())
+        if name in OF_ONE_MODEL:
+            with pytest.raises(CombinationError, match=rf"fedconcat doesn't go with {slot}.{name}: .*; take "):
+                check(method)
+        else:
+            warned = {text.partition(":")[0] for text in check(method)}
+            assert warned == ({"fedconcat with fedpals"} if name == "fedpals" else set())
+
+
 @dataclass(frozen=True)
 class OwnStep:
     """A local step of one's own that says what it does not go with."""
@@ -145,6 +164,8 @@ def test_a_filler_of_ones_own_needs_to_say_nothing_and_is_heard_where_it_does():
 def test_a_term_of_ones_own_goes_by_the_name_of_the_one_that_it_inherits_from():
     assert methods.key_of("objective", OwnKD()) == "objective.fedkd"
     check(own(objective=Objective(CrossEntropy(), ((0.1, FedKD()), (0.1, OwnKD())))))
+    with pytest.raises(CombinationError, match=r"method.pipeline: fedconcat doesn't go with objective.fedkd"):
+        check(own(objective=Objective(CrossEntropy(), ((0.1, OwnKD()),)), pipeline=FedConcat()))
 
 
 def test_a_filler_in_the_wrong_slot_is_refused_before_the_run():
@@ -160,7 +181,7 @@ BRINGS = {
     "fedlmd": {"terms"}, "fedkd": {"terms"}, "fedekd": {"terms"}, "feddkd": {"terms"}, "fedmr": {"terms"},
     "fedprox": {"local_step"}, "fedsam": {"local_step"}, "fedla": {"weighting"}, "fedpals": {"weighting"},
     "fednova": {"server_update"}, "fedexp": {"server_update"}, "moon": {"terms"}, "fpl": {"terms"},
-    "scaffold": {"local_step", "weighting"}, "fedgf": {"local_step"}, "afl": {"weighting"},
+    "scaffold": {"local_step", "weighting"}, "fedgf": {"local_step"}, "afl": {"weighting"}, "fedconcat": {"pipeline"},
 }  # fmt: skip
 YIELDS = {("fedvls", "loss"), ("scaffold", "weighting")}  # FedVLS is its terms too; SCAFFOLD's plain mean is a default
 
@@ -171,6 +192,7 @@ def test_any_two_presets_compose_unless_both_insist_on_the_same_thing():
         shared = (BRINGS[first] & BRINGS[second]) - {"terms"}
         insist = {thing for thing in shared if not {(first, thing), (second, thing)} & YIELDS}
         refused = bool(insist) or {first, second} == {"scaffold", "fednova"}
+        refused |= "fedconcat" in (first, second) and bool({first, second} & {"fedvls", *OF_ONE_MODEL})
         for name in (f"{first}+{second}", f"{second}+{first}"):
             if refused:
                 with pytest.raises(CombinationError):
@@ -182,9 +204,9 @@ def test_any_two_presets_compose_unless_both_insist_on_the_same_thing():
 @pytest.mark.parametrize("name", [*PRESETS, *COMBINATIONS])
 def test_a_preset_expands_to_a_method_that_replays_itself(name):
     whole = expand({"preset": name})
-    assert set(whole) == set(SLOTS)
+    assert set(whole) == set(SLOTS) | ({"pipeline"} if name == "fedconcat" else set())
     assert expand(whole) == whole
-    assert expand({slot: getattr(build(whole), slot) for slot in SLOTS}) == whole
+    assert expand({slot: getattr(build(whole), slot) for slot in whole}) == whole
 
 
 def names(tables) -> tuple:

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from fedskew import about
 from fedskew.errors import ConfigError, nearest
-from fedskew.methods import COMBINATIONS, PRESETS, SLOTS, build, check, cost, exceptions, expand
+from fedskew.methods import COMBINATIONS, PLACES, PRESETS, SLOTS, build, check, cost, exceptions, expand
 
 QUESTIONS = {
     "selection": "who trains this round",
@@ -26,6 +26,7 @@ QUESTIONS = {
     "local_step": "how a client steps",
     "weighting": "how much each update counts",
     "server_update": "how the weighted updates move the model",
+    "pipeline": "how rounds follow each other, where they are not all alike (mostly none)",
 }
 
 COSTS = (
@@ -70,7 +71,7 @@ class Filler(NamedTuple):
 
 def fillers() -> list[Filler]:
     """All of them, by slot."""
-    return [Filler(slot, name, kind) for slot, index in SLOTS.items() for name, kind in index.items()]
+    return [Filler(slot, name, kind) for slot, index in PLACES.items() for name, kind in index.items()]
 
 
 def listing() -> dict[str, Any]:
@@ -276,7 +277,7 @@ def _brought(preset: str) -> tuple[Filler, ...]:
         if filler.role == "term":
             here = any(filler.name == term["name"] for term in whole["objective"]["terms"])
         else:
-            here = filler.name == whole[filler.slot]["name"] and any("name" in table for table in own)
+            here = filler.name == whole.get(filler.slot, {}).get("name") and any("name" in table for table in own)
         if here:
             brought.append(filler)
     return tuple(brought)

@@ -101,6 +101,7 @@ PRESETS: dict[str, dict[str, Table]] = {
     "afl": {"weighting": {"name": "afl"}},
     "fednova": {"server_update": {"name": "fednova"}},
     "fedexp": {"server_update": {"name": "fedexp"}},
+    "fedconcat": {"pipeline": {"name": "fedconcat"}},
 }
 
 GIVES_WAY: dict[str, str] = {"fedvls": "objective", "scaffold": "weighting"}

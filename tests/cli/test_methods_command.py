@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from fedskew.methods import COMBINATIONS, PRESETS, SLOTS
+from fedskew.methods import COMBINATIONS, PLACES, PRESETS
 
-NAMES = sorted({*PRESETS, *COMBINATIONS, *(name for index in SLOTS.values() for name in index)})
+NAMES = sorted({*PRESETS, *COMBINATIONS, *(name for index in PLACES.values() for name in index)})
 
 
 def python(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
