@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedskew.errors import CombinationError, ConfigError
-from fedskew.experiment import parse_change, read, resolve
+from fedskew.experiment import parse_change, read, read_sweep, resolve
 from fedskew.experiment._config import line_of, write
 
 GOOD = """\
@@ -214,5 +214,6 @@ def test_every_recipe_resolves_and_so_does_its_quick_variant():
     recipes = sorted((Path(__file__).parents[2] / "recipes").glob("*.toml"))
     assert len(recipes) >= 9
     for recipe in recipes:
-        read(recipe)
-        read(recipe, quick=True)
+        reader = read_sweep if "[sweep]" in recipe.read_text(encoding="utf-8") else read
+        reader(recipe)
+        reader(recipe, quick=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedskew import methods
 from fedskew.errors import ArgumentError, CombinationError, ConfigError, FedskewError
 from fedskew.experiment import (
     SeedRun,
@@ -216,6 +217,12 @@ def test_what_can_change_the_tables_changes_the_folder(tmp_path):
         ("[sweep.grid]\ntraining.rouds = [1]\n", "cell 'rouds=1': training.rouds: no such key (did you mean 'r"),
         ("[model]\n[sweep]\n", "not valid TOML"),
         (
+            "[sweep]\nmethods = [{label = 'a, b'}, {label = 'a', preset = 'fedla'}]\n[sweep.grid]\n"
+            "partition = [{label = 'c', rule = 'quantity', clients = 9, labels_per_client = 2}, "
+            "{label = 'b, c', rule = 'quantity', clients = 9, labels_per_client = 3}]\n",
+            "2 cells are called 'a, b, c'",
+        ),
+        (
             "[sweep]\nmethods = ['fedavg', 'fedprox']\n[sweep.grid]\nmethod.local_step.mu = [0.1]\n",
             "line 21: cell 'fedavg, mu=0.1': method.local_step.mu: ",
         ),
@@ -231,6 +238,16 @@ def test_a_mistake_in_the_file_is_one_line_that_says_where_and_what_would_be_rig
     assert says in str(raised.value)
     assert "\n" not in str(raised.value)
     assert "small.toml" in str(raised.value)
+
+
+def test_a_mistake_in_the_task_names_its_own_line_and_one_from_outside_none(tmp_path):
+    file = written(tmp_path, "[sweep]\nmethods = ['fedavg']\n")
+    file.write_text(file.read_text().replace("lr = 0.1", "lr = 0"))
+    with pytest.raises(ConfigError, match=r"small.toml, line 17: cell 'fedavg': training.lr: "):
+        read_sweep(file)
+    for key in ("training.lr", "sweep.accuracy"):
+        with pytest.raises(ConfigError, match=rf"small.toml: (cell 'fedavg': )?{key}: "):
+            read_sweep(written(tmp_path, "[sweep]\nmethods = ['fedavg']\n"), {key: -1})
 
 
 def test_a_combination_that_makes_no_sense_is_refused_as_such(tmp_path):
@@ -253,6 +270,13 @@ def test_what_cannot_be_set_up_is_refused_before_anything_runs(tmp_path, monkeyp
         run_sweep(sweep_of(tmp_path, tables), tmp_path / "runs")
     assert says in str(raised.value)
     assert not (tmp_path / "runs").exists()
+
+
+def test_the_comparison_in_the_recipes_names_every_method_and_the_papers_combinations():
+    recipe = Path(__file__).parents[2] / "recipes" / "compare.toml"
+    cells = {cell.label for cell in read_sweep(recipe).cells}
+    assert set(methods.PRESETS) | set(methods.COMBINATIONS) <= cells
+    assert {cell.label for cell in read_sweep(recipe, quick=True).cells} == cells
 
 
 def test_a_number_of_processes_below_one_is_refused(tmp_path):

@@ -133,8 +133,8 @@ class SweepWatch:
             self._task, self._rounds_left[job.name]
         )  # not all are played where a run stops early or fails
         self._bar.update(self._task, description=self._runs())
-        news = "failed" if failure is not None else f"accuracy {100 * self._accuracy[job.name]:.1f} % at its end"
-        self._print(f"{self._runs()}  {job.name}: {news}")
+        known = f"accuracy {100 * self._accuracy[job.name]:.1f} % at its end" if job.name in self._accuracy else "done"
+        self._print(f"{self._runs()}  {job.name}: {known if failure is None else 'failed'}")
 
     def stop(self) -> None:
         """Take the bar off the screen."""

@@ -94,6 +94,22 @@ class _Value:
     changes: dict[str, Any]
 
 
+@dataclass(frozen=True)
+class _Source:
+    """The file, its text, and the dotted keys that were given beside it."""
+
+    path: Path
+    text: str
+    given: frozenset[str]
+
+    def located(self, error: FedskewError, cell: str = "", changed: Mapping[str, Any] | None = None) -> FedskewError:
+        """The error with the file, the line of its key where it has one, and its cell, which changed these keys."""
+        key = re.split(r"[\[:]", str(error), maxsplit=1)[0]
+        written = f"sweep.grid.{key}" if key in (changed or {}) else key
+        line = None if written in self.given else line_of(self.text, written)
+        return type(error)(f"{self.path}{'' if line is None else f', line {line}'}: {cell}{error}")
+
+
 def read_sweep(path: Path, changes: Mapping[str, Any] | None = None, quick: bool = False) -> Sweep:
     """The sweep in a TOML file, every cell checked; `changes` and `quick` as in `read`, `sweep.*` keys included.
 
@@ -104,8 +120,10 @@ def read_sweep(path: Path, changes: Mapping[str, Any] | None = None, quick: bool
     if quick and not isinstance(smaller, dict):
         raise ConfigError(f"{path}: it has no [quick] table of dotted keys, so --quick means nothing here")
     changes = dict(changes or {})
-    for key, value in {**(smaller if quick else {}), **changes}.items():
+    set_from_outside = {**(smaller if quick else {}), **changes}
+    for key, value in set_from_outside.items():
         _put(tree, key, value)
+    source = _Source(path, text, frozenset(set_from_outside))
     if "sweep" not in tree:
         raise ConfigError(f"{path}: it has no [sweep] table, so it is one run: fedskew run {path}")
     section = tree.pop("sweep")
@@ -113,8 +131,8 @@ def read_sweep(path: Path, changes: Mapping[str, Any] | None = None, quick: bool
         axes = _axes(section, tree)
         accuracy = _accuracy(section)
     except FedskewError as error:
-        raise _located(error, path, text) from None
-    cells = [_cell(combination, axes, tree, path, text) for combination in itertools.product(*axes.values())]
+        raise source.located(error) from None
+    cells = [_cell(combination, axes, tree, source) for combination in itertools.product(*axes.values())]
     _check_distinct(cells, path)
     return Sweep(str(tree.get("name", "run")), tuple(cells), accuracy, _command(path, changes, quick))
 
@@ -147,8 +165,7 @@ def _axes(section: Any, tree: dict[str, Any]) -> dict[str, list[_Value]]:
                 "as sweep.grid, such as method.server_update = ['fedexp']"
             )
         axes["method"] = _methods(section["methods"], set(grid))
-    elif any(key.startswith("method.") for key in grid):
-        own = tree.get("method", {})
+    elif any(key.startswith("method.") for key in grid) and isinstance(own := tree.get("method", {}), (str, dict)):
         tree["method"] = methods.expand({"preset": own} if isinstance(own, str) else own)
     short = {key: key.rpartition(".")[2] for key in grid}
     taken = Counter([*short.values(), *axes])
@@ -244,7 +261,7 @@ def _check_labels(values: list[_Value], where: str) -> None:
 
 
 def _cell(
-    combination: tuple[_Value, ...], axes: dict[str, list[_Value]], tree: dict[str, Any], path: Path, text: str
+    combination: tuple[_Value, ...], axes: dict[str, list[_Value]], tree: dict[str, Any], source: _Source
 ) -> Cell:
     values = dict(zip(axes, combination, strict=True))
     label = ", ".join(
@@ -258,18 +275,10 @@ def _cell(
             _put(whole, key, copy.deepcopy(changes[key]))
         config = resolve(whole)
     except FedskewError as error:
-        raise _located(error, path, text, f"cell {label!r}: " if label else "") from None
+        raise source.located(error, f"cell {label!r}: " if label else "", changes) from None
     name = re.sub(r"[^A-Za-z0-9._+-]+", "-", f"{config.name}-{label}")[:80].rstrip("-")
     named = {axis: value.label for axis, value in values.items()} or {"run": config.name}
     return Cell(label or config.name, named, config.model_copy(update={"name": name}))
-
-
-def _located(error: FedskewError, path: Path, text: str, cell: str = "") -> FedskewError:
-    """The error with the file, the line of its key where it has one, and the cell before it."""
-    key = re.split(r"[\[:]", str(error), maxsplit=1)[0]
-    line = line_of(text, f"sweep.grid.{key}") if cell else None
-    line = line or line_of(text, key)
-    return type(error)(f"{path}{'' if line is None else f', line {line}'}: {cell}{error}")
 
 
 def _check_distinct(cells: list[Cell], path: Path) -> None:
@@ -278,6 +287,9 @@ def _check_distinct(cells: list[Cell], path: Path) -> None:
         other = labels.setdefault(cell.config.hash, cell.label)
         if other != cell.label:
             raise ConfigError(f"{path}: cells {other!r} and {cell.label!r} are one and the same run; drop one of them")
+    label, times = Counter(cell.label for cell in cells).most_common(1)[0]
+    if times > 1:
+        raise ConfigError(f"{path}: {times} cells are called {label!r}; give their values other labels")
 
 
 def _command(path: Path, changes: Mapping[str, Any], quick: bool) -> str:

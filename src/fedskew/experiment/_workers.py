@@ -10,6 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,7 @@ def _interrupts_blocked() -> Iterator[None]:
     if sys.platform == "win32":
         yield
         return
+    resource_tracker.ensure_running()  # it is started with the first process, and unblocks the signal
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -154,11 +156,14 @@ def _end_with_parent() -> None:
 
 
 def _listen() -> None:
-    """Answer to the first Ctrl-C; a terminal and the parent may both send it."""
+    """Answer to the first Ctrl-C, and to no other: a terminal and the parent may both send it."""
+    answered = False
 
     def interrupt(number: int, frame: object) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        raise KeyboardInterrupt
+        nonlocal answered
+        if not answered:
+            answered = True
+            raise KeyboardInterrupt
 
     signal.signal(signal.SIGINT, interrupt)
     if sys.platform != "win32":
