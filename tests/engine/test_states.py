@@ -1,0 +1,260 @@
+"""What methods keep between rounds: one state for each client that took part, and nothing lost to a kill."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fedskew
+from fedskew import methods
+from fedskew.engine import Assignment, ClientStates, Federation, Sent, Update
+from fedskew.models import ModelState
+
+
+def state(client: int, round: int) -> dict[str, torch.Tensor]:
+    return {"kept": torch.full((25,), float(client)), "round": torch.tensor(round), "empty": torch.zeros(0)}
+
+
+@dataclass
+class Remembering:
+    """A backend whose clients keep their id and how often they took part."""
+
+    def train(self, round: int, cohort: Sequence[Assignment], sent: Sent) -> list[Update]:
+        updates = []
+        for task in cohort:
+            seen = task.state["times"] + 1 if task.state else torch.tensor([1.0])
+            if task.state:
+                assert task.state["client"].item() == task.client
+            own = {"client": torch.tensor([float(task.client)]), "times": seen}
+            model = sent.model
+            updates.append(
+                Update(task.client, torch.zeros(3), model.buffers, model.integers, 1, 0.0, reply={}, state=own)
+            )
+        return updates
+
+
+def federation(clients: int, size: int, states: ClientStates) -> Federation:
+    counts, method = np.ones((clients, 2)), methods.build(methods.expand({}))
+    return Federation(method, Remembering(), counts, None, size / clients, seed=0, clients=states)
+
+
+def start(one: Federation):
+    return one.start(ModelState(torch.zeros(3), torch.zeros(0), torch.zeros(0, dtype=torch.int64)))
+
+
+def test_a_pool_of_100_000_clients_of_which_1_000_took_part_costs_1_000_states(tmp_path):
+    states = ClientStates(tmp_path / "clients")
+    one = federation(100_000, 250, states)
+    now, seen = start(one), set()
+    for _ in range(4):
+        now, record = one.play(now)
+        seen |= set(record["answered"])
+    assert 990 <= len(seen) <= 1000  # four draws of 250 hardly meet
+    index = states.save()
+    assert set(index[:, 0].tolist()) == seen
+    assert len(list((tmp_path / "clients").iterdir())) == len(seen)
+    assert all(states.get(client) is None for client in set(range(2000)) - seen)
+
+
+@pytest.mark.parametrize("memory", [0, 30, 2**30])
+def test_each_client_gets_its_own_state_back_however_little_memory_there_is(tmp_path, memory):
+    states = ClientStates(tmp_path, memory)
+    one = federation(20, 7, states)
+    now, times = start(one), np.zeros(20)
+    for _ in range(12):
+        now, record = one.play(now)
+        times[record["answered"]] += 1
+    for client in np.flatnonzero(times):
+        assert states.get(client)["times"].item() == times[client]
+
+
+def test_beyond_its_memory_the_longest_unused_are_in_files_and_read_back_the_same(tmp_path):
+    states = ClientStates(tmp_path / "clients", memory=250)
+    for client in range(5):
+        states.put(client, 1, state(client, 1))
+    # Two of 108 bytes stay.
+    assert sorted(path.name for path in (tmp_path / "clients").iterdir()) == [f"{c}-1.safetensors" for c in range(3)]
+    for client in range(5):
+        for name, tensor in state(client, 1).items():
+            assert torch.equal(states.get(client)[name], tensor)
+
+
+def test_without_a_folder_files_are_aside_and_go_with_the_states():
+    states = ClientStates(memory=0)
+    for client in range(3):
+        states.put(client, 1, state(client, 1))
+    folder = states._folder
+    assert len(list(folder.iterdir())) == 2
+    assert states.get(0)["kept"][0] == 0
+    del states
+    assert not folder.exists()
+
+
+def test_a_client_that_keeps_nothing_has_no_state():
+    states = ClientStates()
+    states.put(3, 1, {})
+    assert states.get(3) is None
+    assert len(states.save()) == 0
+    assert states.newest == 0
+
+
+def test_going_back_to_a_checkpoint_forgets_what_came_later(tmp_path):
+    states = ClientStates(tmp_path, memory=0)
+    for client in (0, 1):
+        states.put(client, 1, state(client, 1))
+    kept = states.save()
+    for client in (1, 2, 3):
+        states.put(client, 2, state(client, 2))
+    assert states.newest == 2
+    again = ClientStates(tmp_path, memory=0)
+    again.restore(kept)
+    assert again.newest == 1
+    assert again.get(2) is again.get(3) is None
+    assert [again.get(client)["round"].item() for client in (0, 1)] == [1, 1]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0-1.safetensors", "1-1.safetensors"]
+
+
+def test_replaced_files_go_once_a_checkpoint_stands(tmp_path):
+    states = ClientStates(tmp_path)
+    states.put(0, 1, state(0, 1))
+    states.save()
+    states.put(0, 2, state(0, 2))
+    states.save()
+    assert len(list(tmp_path.iterdir())) == 2
+    states.drop_stale()
+    assert [path.name for path in tmp_path.iterdir()] == ["0-2.safetensors"]
+
+
+TASK = {
+    "name": "states",
+    "data": {"name": "digits"},
+    "partition": {"rule": "dirichlet_by_class", "clients": 8, "beta": 0.3, "min_size": 1},
+    "model": {"name": "mlp3", "width": 16},
+    "training": {"rounds": 6, "participation": 0.4, "epochs": 2, "batch_size": 32, "lr": 0.05, "momentum": 0.9},
+}
+
+METHODS = {
+    "scaffold": {"preset": "scaffold"},
+    "scaffold, option one": {"preset": "scaffold", "local_step": {"option": "one"}},
+    "fedgf": {"local_step": {"name": "fedgf", "threshold": 0.1, "window": 3}},
+    "moon": {"objective": {"name": "cross_entropy", "terms": [{"name": "moon"}]}},
+    "fpl": {"objective": {"name": "cross_entropy", "terms": [{"name": "fpl"}]}},
+    "afl": {"weighting": {"name": "afl"}},
+    "fedexp, averaged": {"server_update": {"name": "fedexp", "average_last_two": True}},
+    "all of them": {
+        "objective": {"name": "cross_entropy", "terms": [{"name": "moon"}, {"name": "fpl"}]},
+        "local_step": {"name": "scaffold"},
+        "weighting": {"name": "afl"},
+        "server_update": {"name": "fedexp", "average_last_two": True},
+    },
+}
+
+every_method = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())
+
+
+class Killed(Exception):  # noqa: N818 (it stands for a process that ends here, not for an error)
+    """Nothing is saved on the way out."""
+
+
+def lines(folder: Path) -> list[dict]:
+    """The records without their times."""
+    records = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in record.items() if key != "seconds"} for record in records]
+
+
+def assert_same(one: Path, other: Path) -> None:
+    assert lines(one) == lines(other)
+    assert (one / "model.safetensors").read_bytes() == (other / "model.safetensors").read_bytes()
+    of_clients = [sorted((folder / "checkpoint" / "clients").glob("*")) for folder in (one, other)]
+    assert [path.name for path in of_clients[0]] == [path.name for path in of_clients[1]]
+    assert all(a.read_bytes() == b.read_bytes() for a, b in zip(*of_clients, strict=True))
+
+
+@every_method
+def test_a_run_killed_between_checkpoint_and_end_resumes_to_the_same_bytes(tmp_path, method):
+    tree = {**TASK, "method": method, "output": {"checkpoint_every": 2}}
+    whole = fedskew.simulate(tree, out=tmp_path / "whole")
+    assert all(not record["diverged"] for record in whole.rounds)
+    # Three times: in the round after a checkpoint, when a whole round is done, and by Ctrl-C.
+    for last, error in ((3, Killed), (5, Killed), (6, KeyboardInterrupt)):
+
+        def stop(record, last=last, error=error):
+            if record["round"] == last:
+                raise error
+
+        with pytest.raises(error):
+            fedskew.simulate(tree, out=tmp_path / "killed", resume=last > 3, progress=stop)
+    resumed = fedskew.simulate(tree, out=tmp_path / "killed", resume=True)
+    assert_same(resumed.folder, whole.folder)
+
+
+class Interrupted(nn.Module):
+    """A network during whose evaluation after round 3 somebody presses Ctrl-C."""
+
+    evaluations = 0
+    press_at: int | None = None
+
+    def __init__(self, num_classes: int, in_shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.head = nn.Linear(int(np.prod(in_shape)), num_classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.training:
+            type(self).evaluations += 1
+            if type(self).evaluations == type(self).press_at:
+                raise KeyboardInterrupt
+        return self.head(x.flatten(1))
+
+
+@pytest.mark.parametrize("every", [1, 4])
+def test_an_interrupt_when_clients_are_ahead_of_the_server_resumes_to_the_same_bytes(tmp_path, every):
+    tree = {**TASK, "model": Interrupted, "method": "scaffold", "output": {"checkpoint_every": every}}
+    whole = fedskew.simulate(tree, out=tmp_path / "whole")
+    Interrupted.evaluations, Interrupted.press_at = 0, 4
+    with pytest.raises(KeyboardInterrupt):
+        fedskew.simulate(tree, out=tmp_path / "stopped")
+    Interrupted.press_at = None
+    resumed = fedskew.simulate(tree, out=tmp_path / "stopped", resume=True)
+    assert_same(resumed.folder, whole.folder)
+
+
+@every_method
+@pytest.mark.parametrize(
+    "odd",
+    [
+        pytest.param({"training": {"participation": 0.01}}, id="one participant"),
+        pytest.param({"training": {"epochs": 0}}, id="no step"),
+        pytest.param({"training": {"batch_size": 1, "lr": 0.005, "participation": 0.2}}, id="batches of one"),
+        pytest.param({"training": {"batch_size": 10_000}}, id="one batch"),
+        pytest.param({"partition": {"rule": "quantity", "clients": 10, "labels_per_client": 1}}, id="single class"),
+        pytest.param({"conditions": {"dropout": 0.7, "dropout_rule": "bernoulli"}}, id="nobody may answer"),
+    ],
+)
+def test_degenerate_federations_train_and_stay_finite(method, odd):
+    training = {**TASK["training"], "rounds": 3, "epochs": 1, **odd.get("training", {})}
+    result = fedskew.simulate({**TASK, **odd, "training": training, "method": method})
+    assert all(not record["diverged"] for record in result.rounds)
+    assert all(value.isfinite().all() for value in result.model.state_dict().values())
+
+
+def test_models_and_traffic_are_what_the_methods_say(tmp_path):
+    tree = {**TASK, "training": {**TASK["training"], "rounds": 2, "epochs": 1}}
+    plain, scaffold, afl, fedgf = (
+        fedskew.simulate({**tree, "method": METHODS.get(name, name)}, out=tmp_path)
+        for name in ("fedavg", "scaffold", "afl", "fedgf")
+    )
+    model, cohort = plain.rounds[1]["bytes_up"] // 3, 3
+    assert scaffold.rounds[1]["bytes_up"] == scaffold.rounds[1]["bytes_down"] == 2 * model * cohort
+    assert afl.rounds[1]["bytes_up"] == (model + 4) * cohort
+    assert fedgf.rounds[1]["bytes_down"] == (2 * model + 4) * cohort
+    took_part = {client for record in scaffold.rounds for client in record["answered"]}
+    files = list((scaffold.folder / "checkpoint" / "clients").iterdir())
+    assert {int(path.name.split("-")[0]) for path in files} == took_part
+    assert not list((afl.folder / "checkpoint").glob("clients/*"))
