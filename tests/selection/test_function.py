@@ -102,8 +102,9 @@ def test_a_function_inside_another_can_not_be_named_in_a_config() -> None:
 
 
 @pytest.mark.parametrize("function", [largest, by_chance])
-def test_a_run_goes_by_it_from_python_and_from_its_config(tmp_path, function) -> None:
-    result = fedskew.simulate(TASK, method={"selection": Function(function)}, out=tmp_path)
+@pytest.mark.parametrize("written", [Function, lambda function: {"name": "function", "function": function}])
+def test_a_run_goes_by_it_from_python_and_from_its_config(tmp_path, function, written) -> None:
+    result = fedskew.simulate(TASK, method={"selection": written(function)}, out=tmp_path)
     assert f'function = "{__name__}:{function.__name__}"' in (result.folder / "config.toml").read_text()
     replayed = fedskew.simulate(result.folder / "config.toml")
     assert [record["cohort"] for record in replayed.rounds] == [record["cohort"] for record in result.rounds]

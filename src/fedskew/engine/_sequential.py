@@ -188,7 +188,7 @@ class _Passes:
     """
 
     value: Tensor
-    batch: Batch
+    _seen: Batch
 
     def __init__(self, backend: Sequential, x: Tensor, y: Tensor, context: Context, previous: _Frozen | None) -> None:
         self._backend, self._x, self._y = backend, x, y
@@ -206,9 +206,13 @@ class _Passes:
         value, batch = self.forward()
         value.backward()  # type: ignore[no-untyped-call]
         if self._first:
-            self.value, self._first = value.detach(), False
-            self.batch = Batch(batch.features.detach(), batch.logits.detach(), batch.targets)
+            self.value, self._seen, self._first = value.detach(), batch, False
         return model.gradient
+
+    @property
+    def batch(self) -> Batch:
+        """The batch as the network saw it, without gradient."""
+        return Batch(self._seen.features.detach(), self._seen.logits.detach(), self._seen.targets)
 
     def forward(self) -> tuple[Tensor, Batch]:
         """The objective's value, 0-d, and what it is of, at the model's own parameters."""

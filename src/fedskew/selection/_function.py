@@ -32,16 +32,15 @@ class Function:
     selection that remembers something is a class of one's own instead.
     """
 
-    function: str
+    function: str | Callable[..., Any]
 
     def __post_init__(self) -> None:
-        given: Any = self.function
-        if callable(given):
-            object.__setattr__(self, "function", naming.name_of(given, "function"))
-        elif ":" not in given:
-            raise ArgumentError(f"function: expected module:name, such as my_package.cohorts:choose, got {given!r}")
+        if callable(self.function):  # kept by name, so that a config can be written
+            object.__setattr__(self, "function", naming.name_of(self.function, "function"))
+        if ":" not in self._name:
+            raise ArgumentError(f"function: expected module:name, such as cohorts:choose, got {self.function!r}")
         if not callable(self._called):
-            raise ArgumentError(f"function: {self.function} is of type {type(self._called).__name__}, not a function")
+            raise ArgumentError(f"function: {self._name} is of type {type(self._called).__name__}, not a function")
 
     def init(self, counts: CountsLike) -> FunctionState:
         """Before the first cohort."""
@@ -62,11 +61,15 @@ class Function:
         check_rng(rng)
         seen = counts.view()
         seen.flags.writeable = False
-        cohort = check_cohort(self.function, self._called(state.round + 1, seen, size, rng), len(counts))
+        cohort = check_cohort(self._name, self._called(state.round + 1, seen, size, rng), len(counts))
         check_first(first, cohort)
         return cohort, FunctionState(state.round + 1)
 
     @property
+    def _name(self) -> str:
+        return str(self.function)
+
+    @property
     def _called(self) -> Callable[..., Any]:
-        function: Callable[..., Any] = naming.find({}, self.function, "function")
+        function: Callable[..., Any] = naming.find({}, self._name, "function")
         return function
