@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedskew import methods
-from fedskew.errors import ArgumentError, CombinationError, ConfigError, FedskewError
+from fedskew.errors import ArgumentError, CombinationError, ConfigError, FedskewError, RunError
 from fedskew.experiment import (
     SeedRun,
     Sweep,
@@ -357,6 +357,13 @@ def test_labels_are_text_in_every_format(tmp_path):
     assert "| a \\| b <i>, [red] | 1 |" in (tmp_path / "table.md").read_text()
     assert "a | b &lt;i&gt;, [red]" in (tmp_path / "table.html").read_text()
     assert '"a | b <i>, [red]",1,' in (tmp_path / "table.csv").read_text()
+
+
+def test_tables_that_cannot_be_written_are_one_line(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    sweep = sweep_of(tmp_path, "[sweep]\n")
+    with pytest.raises(RunError, match="file.*: the tables can't be written: "):
+        write_tables(sweep, [row_of(sweep.cells[0], [], None)], [], tmp_path, tmp_path / "file")
 
 
 OWN = """import os, signal

@@ -14,32 +14,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 if TYPE_CHECKING:
     from fedskew.experiment import Job
 
-HELP = """
-Train every combination of a grid that a TOML file describes, and compare them in one table.
-
-The file is a config of `fedskew run` with one more table:
-
-    [sweep]
-    accuracy = 0.8              # how soon is it reached?
-    methods = [
-        "fedavg",
-        "fedentopt+fedprox",
-        {label = "half", weighting = {name = "fedpals", ess = 0.5}},
-    ]
-
-    [sweep.grid]                # any keys, each with each
-    partition.beta = [0.1, 0.5]
-
-Every cell and seed becomes a run folder like those of `fedskew run`. A sweep that was stopped does only what is
-missing when it is started again; so does one whose grid has grown.
-
-Examples:
-
-    fedskew sweep recipes/compare.toml --quick
-
-    fedskew sweep my.toml --seeds 0,1,2 --processes 4
-"""
-
 
 def sweep(
     config: Annotated[Path, typer.Argument(help="The TOML file.", show_default=False)],
@@ -58,7 +32,30 @@ def sweep(
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
     data_root: Annotated[Path | None, typer.Option(help="Where the data sets are (else FEDSKEW_DATA).")] = None,
 ) -> None:
-    """Train every combination of a grid."""
+    """Train every combination of a grid that a TOML file describes, and compare them in one table.
+
+    The file is a config of `fedskew run` with one more table:
+
+        [sweep]
+        accuracy = 0.8              # how soon is it reached?
+        methods = [
+            "fedavg",
+            "fedentopt+fedprox",
+            {label = "half", weighting = {name = "fedpals", ess = 0.5}},
+        ]
+
+        [sweep.grid]                # any keys, each with each
+        partition.beta = [0.1, 0.5]
+
+    Every cell and seed becomes a run folder like those of `fedskew run`. A sweep that was stopped does only what is
+    missing when it is started again; so does one whose grid has grown.
+
+    Examples:
+
+        fedskew sweep recipes/compare.toml --quick
+
+        fedskew sweep my.toml --seeds 0,1,2 --processes 4
+    """
     from fedskew.cli.changes import changed_keys
     from fedskew.cli.tables import sweep_table
     from fedskew.experiment import notes, read_sweep, run_sweep
@@ -83,9 +80,6 @@ def sweep(
         Console(stderr=True, soft_wrap=True).print(f"failed: {failure}", markup=False, highlight=False, style="red")
     if result.failures:
         raise typer.Exit(1)
-
-
-sweep.__doc__ = HELP
 
 
 class SweepWatch:
@@ -129,9 +123,8 @@ class SweepWatch:
     def ended(self, job: Job, failure: str | None) -> None:
         """See `Watcher`."""
         self._ended += 1
-        self._bar.advance(
-            self._task, self._rounds_left[job.name]
-        )  # not all are played where a run stops early or fails
+        left = self._rounds_left[job.name]  # some, where a run stops early or fails
+        self._bar.advance(self._task, left)
         self._bar.update(self._task, description=self._runs())
         known = f"accuracy {100 * self._accuracy[job.name]:.1f} % at its end" if job.name in self._accuracy else "done"
         self._print(f"{self._runs()}  {job.name}: {known if failure is None else 'failed'}")

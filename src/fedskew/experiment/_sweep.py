@@ -107,18 +107,18 @@ def run_sweep(
         watcher.begin(missing, len(jobs) - len(missing))
     reasons: dict[int, str] = {}
 
-    def progress(number: int, round: int, accuracy: float | None) -> None:
+    def round_ended(number: int, round: int, accuracy: float | None) -> None:
         if watcher is not None:
             watcher.round(missing[number], round, accuracy)
 
-    def ended(number: int, failure: str | None) -> None:
+    def run_ended(number: int, failure: str | None) -> None:
         if failure is not None:
             reasons[number] = failure
         if watcher is not None:
             watcher.ended(missing[number], failure)
 
     configs = [job.config for job in missing]
-    run_all(configs, out, processes or _default_processes(configs), progress, ended)
+    run_all(configs, out, processes or _default_processes(configs), round_ended, run_ended)
     failures = [f"{missing[number].name}: {reasons[number]}" for number in sorted(reasons)]
     runs: list[SeedRun] = []
     for job in jobs:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedskew.errors import RunError
 from fedskew.experiment._folder import write_text
 from fedskew.experiment._grid import Cell, Sweep
 from fedskew.experiment._records import SeedRun
@@ -99,16 +100,27 @@ def notes(sweep: Sweep, rows: Sequence[Row]) -> list[str]:
 
 
 def write_tables(sweep: Sweep, rows: Sequence[Row], runs: Sequence[SeedRun], out: Path, folder: Path) -> None:
-    """`table.csv`, `table.md`, `table.html`, and `runs.csv`, which has a line for each run and names its folder."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """`table.csv`, `table.md`, `table.html`, and `runs.csv`, which has a line for each run and names its folder.
+
+    Raises RunError where they can't be written.
+    """
     headings, body = text_table(sweep, rows)
     remarks = [*notes(sweep, rows), *_origins(sweep, runs)]
-    write_text(folder / "table.csv", _csv(_cell_lines(sweep, rows)))
-    write_text(folder / "runs.csv", _csv(_run_lines(sweep, rows, out)))
-    write_text(folder / "table.md", _markdown(sweep, headings, body, remarks))
     page = _environment().get_template("sweep.html")
-    rendered = page.render(title=sweep.name, axes=len(sweep.axes), headings=headings, rows=body, remarks=remarks)
-    write_text(folder / "table.html", rendered)
+    files = {
+        "table.csv": _csv(_cell_lines(sweep, rows)),
+        "runs.csv": _csv(_run_lines(sweep, rows, out)),
+        "table.md": _markdown(sweep, headings, body, remarks),
+        "table.html": page.render(
+            title=sweep.name, axes=len(sweep.axes), headings=headings, rows=body, remarks=remarks
+        ),
+    }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            write_text(folder / name, text)
+    except OSError as error:
+        raise RunError(f"{folder}: the tables can't be written: {error.strerror}") from None
 
 
 def _figures(run: SeedRun, accuracy: float | None) -> dict[str, float | None]:

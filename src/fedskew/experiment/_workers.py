@@ -22,13 +22,13 @@ from fedskew.experiment._simulate import run_folder, simulate
 
 _SPAWN = multiprocessing.get_context("spawn")  # a forked copy of a process that has used torch's threads can hang
 
-Progress = Callable[[int, int, float | None], None]
+RoundEnded = Callable[[int, int, float | None], None]
 """Called with the number of a run in the list, a round that it has ended, and the test accuracy where evaluated."""
-Ended = Callable[[int, str | None], None]
+RunEnded = Callable[[int, str | None], None]
 """Called with the number of a run in the list, and why it failed, if it did."""
 
 
-def run_all(configs: Sequence[Config], out: Path, processes: int, progress: Progress, ended: Ended) -> None:
+def run_all(configs: Sequence[Config], out: Path, processes: int, round_ended: RoundEnded, run_ended: RunEnded) -> None:
     """Run every config in its folder under `out`, from its checkpoint where it has one, so many at a time.
 
     A run that fails, or whose process is killed, does not stop the others. An interrupt stops all, each after a
@@ -46,9 +46,9 @@ def run_all(configs: Sequence[Config], out: Path, processes: int, progress: Prog
                 worker = workers[connection]  # type: ignore[index]
                 kind, *said = worker.receive()
                 if kind == "round":
-                    progress(worker.job, *said)
+                    round_ended(worker.job, *said)
                     continue
-                ended(worker.job, None if kind == "done" else said[0])
+                run_ended(worker.job, None if kind == "done" else said[0])
                 if kind == "done" and waiting:
                     worker.begin(waiting.popleft(), configs)
                 else:  # after a failure a fresh process goes on: who knows what this one has left behind
