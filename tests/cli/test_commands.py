@@ -117,7 +117,7 @@ def test_control_c_stops_after_a_checkpoint_and_resume_ends_the_run(config, tmp_
     assert len(records.read_text().splitlines()) == 401
 
 
-@pytest.mark.parametrize("command", ["run", "report", "demo", "describe", "weights"])
+@pytest.mark.parametrize("command", ["run", "sweep", "report", "methods", "demo", "describe", "weights"])
 def test_every_command_shows_an_example_in_its_help(command, tmp_path):
     done = fedskew(command, "--help", cwd=tmp_path)
     assert done.returncode == 0

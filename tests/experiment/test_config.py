@@ -127,6 +127,12 @@ def test_a_file_that_is_no_config_is_refused_in_one_line(tmp_path, content, says
         read(file)
 
 
+def test_a_sweep_is_pointed_to_its_own_command():
+    recipe = Path(__file__).parents[2] / "recipes" / "compare.toml"
+    with pytest.raises(ConfigError, match="fedskew sweep"):
+        read(recipe)
+
+
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"none\.toml"):
         read(tmp_path / "none.toml")

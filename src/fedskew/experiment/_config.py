@@ -200,6 +200,8 @@ def read(path: Path, changes: Mapping[str, Any] | None = None, quick: bool = Fal
         tree = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from None
+    if "sweep" in tree:
+        raise ConfigError(f"{path}: it describes many runs; use: fedskew sweep {path}")
     smaller = tree.pop("quick", None)
     if quick and not isinstance(smaller, dict):
         raise ConfigError(f"{path}: it has no [quick] table of dotted keys, so --quick means nothing here")
