@@ -144,7 +144,7 @@ def _fedconcat(pipeline: FedConcat, config: Config, federation: Federation, back
     head = replace(
         federation,
         method=replace(federation.method, weighting=Uniform(), server_update=Plain(), pipeline=None),
-        backend=replace(backend, model=whole_model),
+        backend=replace(backend, model=whole_model, hooks={}),
         epochs=pipeline.batches,  # so that a client with a single batch takes as many steps
         steps=pipeline.batches,
         conditions=replace(federation.conditions, stragglers=0.0),
