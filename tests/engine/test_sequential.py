@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 
 import numpy as np
 import pytest
@@ -121,6 +122,27 @@ def test_the_teacher_is_the_sent_model_in_eval_mode():
     teacher = one._teacher
     assert not teacher._model.module.training
     assert all(torch.equal(held, given) for held, given in zip(teacher._model.read_state(), sent, strict=True))
+
+
+def test_a_teacher_may_be_left_on_batch_statistics():
+    module = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, CLASSES))
+    for left in (False, True):
+        training = dataclasses.replace(TRAINING, teacher_train_mode=left)
+        one, sent = backend("fedvls", module=copy.deepcopy(module), training=training)
+        one.train(1, asked(1), Sent(sent))
+        expected = copy.deepcopy(module).train(left)(INPUTS[:8])
+        torch.testing.assert_close(one._teacher(INPUTS[:8]).logits, expected)
+
+
+def test_momentum_may_persist_between_participations():
+    training = dataclasses.replace(TRAINING, persist_momentum=True, batch_size=100, weight_decay=0.0)
+    one, sent = backend(training=training)
+    (first,) = one.train(1, asked(0, epochs=1), Sent(sent))
+    (second,) = one.train(1, [Assignment(0, 1, state=first.state)], Sent(sent))
+    # One full-batch step from the same model: b' = 0.9 b + g, so the second moves 0.1 * 0.9 b further.
+    torch.testing.assert_close(second.change - first.change, -0.1 * 0.9 * first.state["training.momentum"])
+    (fresh,) = one.train(1, asked(0, epochs=1), Sent(sent))
+    torch.testing.assert_close(fresh.change, first.change)
 
 
 def test_batch_norm_statistics_travel_with_the_client():

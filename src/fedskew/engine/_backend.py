@@ -17,7 +17,9 @@ from fedskew.models import ModelState
 class LocalTraining:
     """How a client trains: shared by all clients, whatever the method.
 
-    The learning rate of round r (from 1) is `lr * lr_decay ** (r - 1)`.
+    The learning rate of round r (from 1) is `lr * lr_decay ** (r - 1)`. Two habits of public code, off by default:
+    `persist_momentum` keeps each client's momentum buffer between its participations (FedVLS's code does for its
+    baselines), and `teacher_train_mode` leaves the teacher's batch norm on batch statistics (FedVLS's code for itself).
     """
 
     batch_size: int = 64
@@ -25,6 +27,8 @@ class LocalTraining:
     lr_decay: float = 1.0
     momentum: float = 0.0
     weight_decay: float = 0.0
+    persist_momentum: bool = False
+    teacher_train_mode: bool = False
 
 
 class Assignment(NamedTuple):

@@ -25,6 +25,7 @@ Observer = Callable[[int, nn.Module], None]
 """Called with a client and its model right after its local training, before the next client's."""
 
 ROWS_AT_ONCE = 1000
+MOMENTUM = "training.momentum"
 
 
 @dataclass
@@ -52,7 +53,8 @@ class Sequential:
     def __post_init__(self) -> None:
         self._network = with_features(self.model.module)
         self._dropouts = [layer for layer in self.model.module.modules() if isinstance(layer, Dropout)]
-        self._teacher = _Frozen(self.model) if "teacher" in self.objective.reads else None
+        batch_statistics = self.training.teacher_train_mode
+        self._teacher = _Frozen(self.model, batch_statistics) if "teacher" in self.objective.reads else None
         self._previous = _Frozen(self.model) if "previous" in self.objective.reads else None
 
     def train(self, round: int, cohort: Sequence[Assignment], sent: Sent) -> list[Update]:
@@ -78,7 +80,7 @@ class Sequential:
         self.model.write_state(sent.model)
         self._network.train()
         previous = self._previous_of(kept, sent)
-        parameters, carried = start, self.local_step.init(start)
+        parameters, carried = start, kept.get(MOMENTUM, self.local_step.init(start))
         dropout_key = stream_key(self.seed, Purpose.DROPOUT_LAYER, round, client)
         augmentation_key = stream_key(self.seed, Purpose.AUGMENTATION, round, client)
         gathered: dict[str, Mapping[str, Tensor]] = {name: {} for name in self.hooks}
@@ -106,6 +108,8 @@ class Sequential:
             self.observe(client, self.model.module)
         reply: dict[str, Tensor] = {}
         state: dict[str, Tensor] = {}
+        if training.persist_momentum and carried is not None:
+            state[MOMENTUM] = carried
         full = _Full(self, rows, context, previous, sent.model.buffers)
         for name, hooks in self.hooks.items():
             own, returned = hooks.end_local(
@@ -166,11 +170,14 @@ class Sequential:
 
 
 class _Frozen:
-    """A copy of the model that only looks: in eval mode, without gradient."""
+    """A copy of the model that only looks: in eval mode (but for batch norm, if asked), without gradient."""
 
-    def __init__(self, model: FlatModel) -> None:
+    def __init__(self, model: FlatModel, batch_statistics: bool = False) -> None:
         self._model = FlatModel(copy.deepcopy(model.module))
         self._network = with_features(self._model.module).eval()
+        for layer in self._network.modules():
+            if batch_statistics and isinstance(layer, nn.modules.batchnorm._BatchNorm):
+                layer.train()
 
     def become(self, state: ModelState) -> None:
         self._model.write_state(state)

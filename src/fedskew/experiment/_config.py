@@ -71,7 +71,10 @@ class ModelSection(Named):
 
 
 class TrainingSection(Section):
-    """Rounds, and what each client does in one."""
+    """Rounds, and what each client does in one.
+
+    `persist_momentum`, `teacher_train_mode`: habits of public code, to compare with it (see `engine.LocalTraining`).
+    """
 
     rounds: Annotated[int, Field(ge=0)]
     participation: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
@@ -81,6 +84,8 @@ class TrainingSection(Section):
     lr_decay: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     momentum: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
     weight_decay: Annotated[float, Field(ge=0.0)] = 0.0
+    persist_momentum: bool = False
+    teacher_train_mode: bool = False
     augmentation: str | None = None
 
 
@@ -292,6 +297,8 @@ def _check(config: Config) -> None:
         naming.find(data.AUGMENTATIONS, config.training.augmentation, "training.augmentation")
     pipeline = methods.build(config.method).pipeline
     if pipeline is not None:
+        if config.training.persist_momentum:
+            raise ConfigError("training.persist_momentum: a pipeline trains several models, each with its own momentum")
         try:
             pipeline.split(config.training.rounds)
         except FedskewError as error:

@@ -100,6 +100,8 @@ def make_federation(
             lr_decay=training.lr_decay,
             momentum=training.momentum,
             weight_decay=training.weight_decay,
+            persist_momentum=training.persist_momentum,
+            teacher_train_mode=training.teacher_train_mode,
         ),
         seed=seed,
         augment=augment,
