@@ -104,7 +104,7 @@ class ConditionsSection(Section):
     """What goes wrong, and how well the server knows the label counts.
 
     `count_epsilon`: counts carry Laplace noise of scale 1 / epsilon, drawn once (None: exact); the server uses them for
-    selection, and with `count_use = "all"` for weights too. Sizes stay exact.
+    selection and FedConcat's clusters, and with `count_use = "all"` for weights too. Sizes stay exact.
     """
 
     dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
