@@ -12,7 +12,7 @@ test: .venv/ready data
 	$(BIN)/mypy
 	$(BIN)/python -m pytest
 
-# Also the whole product of methods: an hour and more.
+# Also the whole product of methods: half an hour more.
 test-all: test
 	$(BIN)/python -m pytest -m whole_product
 
