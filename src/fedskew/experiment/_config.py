@@ -176,7 +176,7 @@ class Config(Section):
     def with_value(self, key: str, value: Any) -> Config:
         """This config with one dotted key changed, checked again."""
         tree = self.tree()
-        _put(tree, key, value)
+        put(tree, key, value)
         return resolve(tree)
 
     def with_method(self, preset: str) -> Config:
@@ -196,29 +196,40 @@ def read(path: Path, changes: Mapping[str, Any] | None = None, quick: bool = Fal
 
     Raises ConfigError naming file, line and key.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise ConfigError(f"{path}: the config can't be read: {reason}") from None
-    try:
-        tree = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: not valid TOML: {error}") from None
+    tree, text, changed = read_tree(path, "config", changes, quick)
     if "sweep" in tree:
         raise ConfigError(f"{path}: it describes many runs; use: fedskew sweep {path}")
-    smaller = tree.pop("quick", None)
-    if quick and not isinstance(smaller, dict):
-        raise ConfigError(f"{path}: it has no [quick] table of dotted keys, so --quick means nothing here")
-    changes = {**(smaller if quick else {}), **(changes or {})}
-    for key, value in changes.items():
-        _put(tree, key, value)
     try:
         return resolve(tree)
     except ConfigError as error:
         key = str(error).split(":", 1)[0]
-        line = None if key in changes else line_of(text, key)
+        line = None if key in changed else line_of(text, key)
         raise type(error)(f"{path}{'' if line is None else f', line {line}'}: {error}") from None
+
+
+def read_tree(
+    path: Path, what: str, changes: Mapping[str, Any] | None, quick: bool
+) -> tuple[dict[str, Any], str, set[str]]:
+    """A TOML file as a tree with dotted keys changed, its text, and the keys that were changed from outside the tables.
+
+    `what` it is, for the message of an error; `quick` first applies its `[quick]` table, which is no part of the tree.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ConfigError(f"{path}: the {what} can't be read: {reason}") from None
+    try:
+        tree = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from None
+    smaller = tree.pop("quick", None)
+    if quick and not isinstance(smaller, dict):
+        raise ConfigError(f"{path}: it has no [quick] table of dotted keys, so --quick means nothing here")
+    changed = {**(smaller if quick else {}), **(changes or {})}
+    for key, value in changed.items():
+        put(tree, key, value)
+    return tree, text, set(changed)
 
 
 def write(config: Config, path: Path) -> None:
@@ -333,7 +344,8 @@ def _named(tree: Mapping[str, Any]) -> dict[str, Any]:
     return plain
 
 
-def _put(tree: dict[str, Any], key: str, value: Any) -> None:
+def put(tree: dict[str, Any], key: str, value: Any) -> None:
+    """Set a dotted key of a tree, in place. Raises ConfigError where a table is expected and a value stands."""
     *tables, last = key.split(".")
     for name in tables:
         tree = tree.setdefault(name, {})

@@ -32,7 +32,6 @@ import itertools
 import json
 import re
 import shlex
-import tomllib
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -41,7 +40,7 @@ from typing import Any
 
 from fedskew import methods
 from fedskew.errors import ConfigError, FedskewError, nearest
-from fedskew.experiment._config import Config, _put, line_of, resolve
+from fedskew.experiment._config import Config, line_of, put, read_tree, resolve
 from fedskew.experiment._flatten import flatten
 
 _KEYS = ("methods", "grid", "accuracy")
@@ -115,15 +114,9 @@ def read_sweep(path: Path, changes: Mapping[str, Any] | None = None, quick: bool
 
     Raises ConfigError naming file, line, key and, for a combination that is refused, the cell.
     """
-    tree, text = _read(path)
-    smaller = tree.pop("quick", None)
-    if quick and not isinstance(smaller, dict):
-        raise ConfigError(f"{path}: it has no [quick] table of dotted keys, so --quick means nothing here")
     changes = dict(changes or {})
-    set_from_outside = {**(smaller if quick else {}), **changes}
-    for key, value in set_from_outside.items():
-        _put(tree, key, value)
-    source = _Source(path, text, frozenset(set_from_outside))
+    tree, text, changed = read_tree(path, "sweep", changes, quick)
+    source = _Source(path, text, frozenset(changed))
     if "sweep" not in tree:
         raise ConfigError(f"{path}: it has no [sweep] table, so it is one run: fedskew run {path}")
     section = tree.pop("sweep")
@@ -135,18 +128,6 @@ def read_sweep(path: Path, changes: Mapping[str, Any] | None = None, quick: bool
     cells = [_cell(combination, axes, tree, source) for combination in itertools.product(*axes.values())]
     _check_distinct(cells, path)
     return Sweep(str(tree.get("name", "run")), tuple(cells), accuracy, _command(path, changes, quick))
-
-
-def _read(path: Path) -> tuple[dict[str, Any], str]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise ConfigError(f"{path}: the sweep can't be read: {reason}") from None
-    try:
-        return tomllib.loads(text), text
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: not valid TOML: {error}") from None
 
 
 def _axes(section: Any, tree: dict[str, Any]) -> dict[str, list[_Value]]:
@@ -272,7 +253,7 @@ def _cell(
     whole = copy.deepcopy(tree)
     try:
         for key in sorted(changes, key=lambda key: key.count(".")):  # a table before what stands in it
-            _put(whole, key, copy.deepcopy(changes[key]))
+            put(whole, key, copy.deepcopy(changes[key]))
         config = resolve(whole)
     except FedskewError as error:
         raise source.located(error, f"cell {label!r}: " if label else "", changes) from None

@@ -43,7 +43,7 @@ def write_report(runs: Sequence[SeedRun], path: Path, title: str) -> Path:
     """
     groups = _grouped(runs)
     page = (
-        _environment()
+        environment()
         .get_template("report.html")
         .render(
             title=title,
@@ -68,7 +68,8 @@ def write_report(runs: Sequence[SeedRun], path: Path, title: str) -> Path:
     return path
 
 
-def _environment() -> jinja2.Environment:
+def environment() -> jinja2.Environment:
+    """Where the templates of all pages are, with escaping on."""
     return jinja2.Environment(
         loader=jinja2.PackageLoader("fedskew.experiment"),
         autoescape=True,

@@ -14,7 +14,7 @@ from fedskew.errors import RunError
 from fedskew.experiment._folder import write_text
 from fedskew.experiment._grid import Cell, Sweep
 from fedskew.experiment._records import SeedRun
-from fedskew.experiment._report import _environment
+from fedskew.experiment._report import environment
 from fedskew.experiment._simulate import run_folder
 from fedskew.experiment._summary import spread
 
@@ -106,7 +106,7 @@ def write_tables(sweep: Sweep, rows: Sequence[Row], runs: Sequence[SeedRun], out
     """
     headings, body = text_table(sweep, rows)
     remarks = [*notes(sweep, rows), *_origins(sweep, runs)]
-    page = _environment().get_template("sweep.html")
+    page = environment().get_template("sweep.html")
     files = {
         "table.csv": _csv(_cell_lines(sweep, rows)),
         "runs.csv": _csv(_run_lines(sweep, rows, out)),
