@@ -301,12 +301,11 @@ def _check(config: Config) -> None:
         raise ConfigError(f"{key}: needs a validation set; set data.validation to a share such as 0.1")
     if len(set(config.seeds)) != len(config.seeds):
         raise ConfigError(f"seeds: {config.seeds} names a seed twice")
-    methods.build(config.method, config.training.momentum)
+    pipeline = methods.build(config.method, config.training.momentum).pipeline
     naming.find(data.INDEX, config.data.name, "data.name")
     naming.find(models.INDEX, config.model.name, "model.name")
     if config.training.augmentation is not None:
         naming.find(data.AUGMENTATIONS, config.training.augmentation, "training.augmentation")
-    pipeline = methods.build(config.method).pipeline
     if pipeline is not None:
         if config.training.persist_momentum:
             raise ConfigError("training.persist_momentum: a pipeline trains several models, each with its own momentum")

@@ -88,7 +88,7 @@ def simulate(
         place = folder if single or folder is None else folder / f"seed-{seed}"
         run, trained = _seed(whole, seed, place, resume, progress)
         runs.append(run)
-        model = model or trained
+        model = trained if model is None else model
     assert model is not None
     summary = runs[0].summary if single else over_seeds([run.summary for run in runs])
     result = Result(whole, tuple(runs), model, summary, folder)
