@@ -21,7 +21,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from fedskew.engine import Assignment, LocalTraining, Sent, Sequential
+from fedskew.engine import Assignment, Divided, LocalTraining, LocalWork, Sent, Sequential
 from fedskew.local_steps import SGD
 from fedskew.models import FlatModel, build
 from fedskew.objectives import CrossEntropy, Objective
@@ -98,17 +98,10 @@ def by_hand(module: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, tune
 
 def ours(module: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> Callable[[], torch.Tensor]:
     model = FlatModel(copy.deepcopy(module))
-    backend = Sequential(
-        model=model,
-        inputs=inputs,
-        targets=targets,
-        samples=[np.arange(IMAGES)],
-        counts=np.bincount(targets.numpy(), minlength=10)[None].astype(float),
-        objective=Objective(CrossEntropy()),
-        local_step=SGD(),
-        training=LocalTraining(BATCH, LR, 1.0, MOMENTUM, DECAY),
-        seed=0,
-    )
+    counts = np.bincount(targets.numpy(), minlength=10)[None].astype(float)
+    data = Divided(inputs, targets, [np.arange(IMAGES)], counts)
+    training = LocalTraining(BATCH, LR, 1.0, MOMENTUM, DECAY)
+    backend = Sequential(model, LocalWork(data, Objective(CrossEntropy()), SGD(), training, seed=0))
     sent = Sent(model.read_state())
 
     def loop() -> torch.Tensor:

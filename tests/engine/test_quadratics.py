@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedskew.engine import Federation, LocalTraining, Sequential, hooked
+from fedskew.engine import Divided, Federation, LocalTraining, LocalWork, Sequential, hooked
 from fedskew.local_steps import SGD, FedGF, FedProx, Scaffold
 from fedskew.local_steps._scaffold import CHANGE, CLIENT, SERVER
 from fedskew.methods import Method
@@ -71,18 +71,15 @@ def at_rest(
     counts = np.array(steps, dtype=np.float64)[:, None]
     method = Method(AnyClients(), Objective(HalfSquare()), local_step, weighting, server_update)
     model = FlatModel(Point())
-    backend = Sequential(
-        model=model,
+    data = Divided(
         inputs=torch.tensor(rows, dtype=torch.float32),
         targets=torch.zeros(len(rows), dtype=torch.int64),
-        samples=np.split(np.arange(len(rows)), np.cumsum(steps)[:-1]),
+        rows=np.split(np.arange(len(rows)), np.cumsum(steps)[:-1]),
         counts=counts,
-        objective=method.objective,
-        local_step=local_step,
-        training=LocalTraining(batch_size=1, lr=lr, momentum=momentum),
-        seed=0,
-        hooks=hooked(method),
     )
+    training = LocalTraining(batch_size=1, lr=lr, momentum=momentum)
+    work = LocalWork(data, method.objective, local_step, training, seed=0, hooks=hooked(method))
+    backend = Sequential(model, work)
     federation = Federation(method, backend, counts, None, participation, seed=0, epochs=epochs)
     state = federation.start(model.read_state())
     for _ in range(rounds):

@@ -117,6 +117,28 @@ def test_finite_updates_that_lead_to_no_finite_model_all_count_as_diverged():
     assert record["answered"] == record["weights"] == []
 
 
+def test_a_round_goes_on_with_those_who_answered_in_whatever_order():
+    one = federation("fedavg")
+    cohort, state = one.ask(start(one))
+    sent, asked = one.orders(state, cohort)
+    replies = {update.client: update for update in one.backend.train(state.round, asked, sent)}
+    following, turn = one.settle(state, cohort, sent, [replies[2], replies[0]])
+    record = one.record(state.round, cohort, turn)
+    assert (record["dropped"], record["diverged"], sorted(record["answered"])) == ([1], [], [0, 2])
+    assert record["answered"] == [client for client in record["cohort"] if client != 1]
+    assert by_client(record) == pytest.approx({0: 1 / 3, 2: 2 / 3})
+    torch.testing.assert_close(following.model.parameters, torch.tensor([10 + 5 / 3, 20 + 4 / 3]))
+
+
+def test_a_round_that_nobody_answers_leaves_the_model_as_it_was():
+    one = federation("fedavg")
+    cohort, state = one.ask(start(one))
+    sent, _ = one.orders(state, cohort)
+    following, turn = one.settle(state, cohort, sent, [])
+    assert torch.equal(following.model.parameters, state.model.parameters)
+    assert one.record(state.round, cohort, turn)["dropped"] == cohort.ids.tolist()
+
+
 def test_huge_updates_have_a_drift():
     _, record = (one := federation("uniform", {0: [1e30, 0.0], 1: [1e30, 0.0], 2: [1e30, 0.0]})).play(start(one))
     assert record["drift"] == pytest.approx(1 / 3)

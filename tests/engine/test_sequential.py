@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from fedskew import methods
-from fedskew.engine import Assignment, LocalTraining, Sent, Sequential
+from fedskew.engine import Assignment, Divided, LocalTraining, LocalWork, Sent, Sequential
 from fedskew.errors import RunError
 from fedskew.models import FlatModel, ModelState, build
 from fedskew.randomness import Purpose, generator
@@ -34,12 +34,11 @@ def backend(preset: str = "fedavg", module: nn.Module | None = None, **changes) 
     method = methods.build(methods.expand({"preset": preset}))
     module = module or build("logistic", CLASSES, (6,), generator=torch.Generator().manual_seed(0))
     model = FlatModel(module)
+    observe = changes.pop("observe", None)
     parts = {"training": TRAINING, "seed": 5} | changes
-    made = Sequential(
-        model=model, inputs=INPUTS, targets=TARGETS, samples=SAMPLES, counts=counts(),
-        objective=method.objective, local_step=method.local_step, **parts,
-    )  # fmt: skip
-    return made, model.read_state()
+    data = Divided(INPUTS, TARGETS, SAMPLES, counts())
+    work = LocalWork(data, method.objective, method.local_step, **parts)
+    return Sequential(model, work, observe), model.read_state()
 
 
 def asked(*clients: int, quota=None, **parts) -> list[Assignment]:
@@ -83,7 +82,7 @@ def test_a_client_with_a_quota_trains_on_so_many_samples_of_each_class():
     one, sent = backend(training=LocalTraining(batch_size=100))
     quota = np.array([3, 0, 2, 0])
     (update,) = one.train(4, asked(0, quota=quota, epochs=1), Sent(sent))
-    rows = one._drawn(4, 0, quota)
+    rows = one.work.samples(4, asked(0, quota=quota)[0]).rows
     assert set(rows) <= set(SAMPLES[0])
     assert np.bincount(TARGETS[torch.from_numpy(rows)].numpy(), minlength=4).tolist() == quota.tolist()
     # One full-batch step: lr 0.1 times the mean gradient over these rows.
@@ -91,7 +90,7 @@ def test_a_client_with_a_quota_trains_on_so_many_samples_of_each_class():
     functional.cross_entropy(module(INPUTS[rows]), TARGETS[rows]).backward()
     gradient = torch.cat([p.grad.flatten() for p in module.parameters()])
     torch.testing.assert_close(update.change, -0.01 * gradient)
-    assert not np.array_equal(rows, one._drawn(5, 0, quota))
+    assert not np.array_equal(rows, one.work.samples(5, asked(0, quota=quota)[0]).rows)
 
 
 def test_a_client_without_samples_returns_the_model_unchanged():

@@ -7,23 +7,28 @@ from fedskew.engine._course import Course
 from fedskew.engine._evaluation import evaluation, plain, predict
 from fedskew.engine._fedconcat import FedConcatCourse, FedConcatState
 from fedskew.engine._federation import Federation, ServerState, hooked
+from fedskew.engine._local_work import ClientData, Divided, LocalWork, Samples
 from fedskew.engine._records import ClientEvaluation, Evaluation, Round
 from fedskew.engine._sequential import Observer, Sequential
 
 __all__ = [
     "Assignment",
     "Backend",
+    "ClientData",
     "ClientEvaluation",
     "ClientStates",
     "Conditions",
     "Course",
+    "Divided",
     "Evaluation",
     "FedConcatCourse",
     "FedConcatState",
     "Federation",
     "LocalTraining",
+    "LocalWork",
     "Observer",
     "Round",
+    "Samples",
     "Sent",
     "Sequential",
     "ServerState",

@@ -142,6 +142,7 @@ def _together(cohort: Cohort, turns: Sequence[Turn]) -> Turn:
         if known:
             drift = float(sum(share * value for share, value in known) / sum(share for share, _ in known))
     return Turn(
+        replied=[client for turn in turns for client in turn.replied],
         updates=[updates[at] for at in order],
         counts=counts,
         weights=weights,

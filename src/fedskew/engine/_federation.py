@@ -63,10 +63,11 @@ class Cohort(NamedTuple):
 class Turn(NamedTuple):
     """What a cohort did in a round.
 
-    `updates`, `counts`, `(answered, classes)`, and `weights`, `(answered,)`: of those who answered; no weights where
-    the model stayed as it was.
+    `replied`: who sent anything back; `updates`, `counts`, `(answered, classes)`, and `weights`, `(answered,)`: of
+    those whose reply counts; no weights where the model stayed as it was.
     """
 
+    replied: list[int]
     updates: list[Update]
     counts: FloatArray
     weights: FloatArray
@@ -155,14 +156,41 @@ class Federation:
 
     def train(self, state: ServerState, cohort: Cohort) -> tuple[ServerState, Turn]:
         """This round of a cohort: they train, whoever diverged is left out, the model moves."""
-        here = cohort.take(~cohort.lost)
-        sent, assignments = self._orders(state, here)
-        replies = self.backend.train(state.round, assignments, sent)
-        finite = np.array([_is_finite(update) for update in replies], dtype=np.bool_)
-        updates = [update for update, fine in zip(replies, finite, strict=True) if fine]
+        sent, assignments = self.orders(state, cohort)
+        return self.settle(state, cohort, sent, self.backend.train(state.round, assignments, sent))
+
+    def orders(self, state: ServerState, cohort: Cohort) -> tuple[Sent, list[Assignment]]:
+        """What is sent to everybody, and what each client that doesn't vanish is asked."""
+        hooks = hooked(self.method)
+        parameters = state.model.parameters
+        broadcast = {
+            key: value for name, one in hooks.items() for key, value in one.broadcast(state.hooks[name]).items()
+        }
+        fresh = {key: value for one in hooks.values() for key, value in one.init_client(parameters).items()}
+        assignments = [
+            Assignment(
+                client=client,
+                epochs=int(self._epochs[client]),
+                state=self.clients.get(client) or fresh,
+                quota=cohort.counts[place] if cohort.quotas else None,
+                steps=self.steps,
+            )
+            for place, client in enumerate(cohort.ids.tolist())
+            if not cohort.lost[place]
+        ]
+        return Sent(state.model, broadcast), assignments
+
+    def settle(
+        self, state: ServerState, cohort: Cohort, sent: Sent, replies: Sequence[Update]
+    ) -> tuple[ServerState, Turn]:
+        """This round once its replies are there, in any order, of all that were asked or of some."""
+        by_client = {update.client: update for update in replies}
+        arrived = [client for client in cohort.ids.tolist() if client in by_client]
+        updates = [by_client[client] for client in arrived if _is_finite(by_client[client])]
+        fine = np.isin(cohort.ids, [update.client for update in updates])
 
         # How much each counts, now that it is known who answered.
-        counts, answered = here.counts[finite], here.ids[finite]
+        counts, answered = cohort.counts[fine], cohort.ids[fine]
         weights = self._weigh(answered, counts, cohort.quotas, state)
 
         # How the model moves.
@@ -178,7 +206,7 @@ class Federation:
         model_bytes = _bytes(state.model._asdict())
         up = sum(model_bytes + _bytes(update.reply) for update in replies)
         down = (model_bytes + _bytes(sent.broadcast)) * len(cohort.ids)
-        return following, Turn(updates, counts, weights, drift, up, down)
+        return following, Turn(arrived, updates, counts, weights, drift, up, down)
 
     def evaluated(self, state: ServerState) -> ModelState:
         """The model to evaluate and to save: the state's own, unless a filler says otherwise."""
@@ -189,7 +217,7 @@ class Federation:
 
     def record(self, round: int, cohort: Cohort, turn: Turn) -> Round:
         """What is to be kept of a round, without evaluations and time."""
-        ids, lost = cohort.ids, cohort.lost
+        ids = cohort.ids.tolist()
         updates, counts, weights = turn.updates, turn.counts, turn.weights
         answered = [update.client for update in updates]
         pooled = cohort.counts.sum(axis=0)
@@ -200,10 +228,10 @@ class Federation:
         return {
             "seed": self.seed,
             "round": round,
-            "cohort": ids.tolist(),
+            "cohort": ids,
             "answered": answered,
-            "dropped": ids[lost].tolist(),
-            "diverged": [client for client in ids[~lost].tolist() if client not in set(answered)],
+            "dropped": [client for client in ids if client not in set(turn.replied)],
+            "diverged": [client for client in turn.replied if client not in set(answered)],
             "weights": weights.tolist(),
             "steps": [update.steps for update in updates],
             "loss": _known(float(weights @ [update.loss for update in updates])) if moved else None,
@@ -224,26 +252,6 @@ class Federation:
     def _select(self, state: Any, round: int) -> tuple[NDArray[np.int64], Any]:
         rng = generator(self.seed, Purpose.SELECTION, round)
         return self.method.selection.select(state, self._seen, self.cohort_size, rng)
-
-    def _orders(self, state: ServerState, cohort: Cohort) -> tuple[Sent, list[Assignment]]:
-        """What is sent to everybody, and what each client is asked."""
-        hooks = hooked(self.method)
-        parameters = state.model.parameters
-        broadcast = {
-            key: value for name, one in hooks.items() for key, value in one.broadcast(state.hooks[name]).items()
-        }
-        fresh = {key: value for one in hooks.values() for key, value in one.init_client(parameters).items()}
-        assignments = [
-            Assignment(
-                client=client,
-                epochs=int(self._epochs[client]),
-                state=self.clients.get(client) or fresh,
-                quota=cohort.counts[place] if cohort.quotas else None,
-                steps=self.steps,
-            )
-            for place, client in enumerate(cohort.ids.tolist())
-        ]
-        return Sent(state.model, broadcast), assignments
 
     def _weigh(self, answered: NDArray[np.int64], counts: FloatArray, by_quota: bool, state: ServerState) -> FloatArray:
         sizes = counts.sum(axis=1)

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedskew.data import Augmentation
-from fedskew.engine._backend import Assignment, LocalTraining, Sent, Update
+from fedskew.engine._backend import Assignment, Sent, Update
+from fedskew.engine._local_work import LocalWork, Samples
 from fedskew.errors import RunError
-from fedskew.hooks import Hooks, LocalEnd
-from fedskew.local_steps import LocalStep, StepSettings
+from fedskew.hooks import LocalEnd
 from fedskew.models import Dropout, FlatModel, ModelState, Outputs, with_features
-from fedskew.objectives import Batch, Context, Objective
-from fedskew.randomness import Purpose, fold, generator, mix, stream_key
+from fedskew.objectives import Batch, Context
+from fedskew.randomness import Purpose, fold, mix, stream_key
 
 Observer = Callable[[int, nn.Module], None]
 """Called with a client and its model right after its local training, before the next client's."""
@@ -30,32 +27,19 @@ MOMENTUM = "training.momentum"
 
 @dataclass
 class Sequential:
-    """Trains a cohort client by client.
-
-    `inputs`, `(samples, ...)`, and `targets`, `(samples,)`, are on the model's device; `samples[k]` are the rows of
-    client k, and `counts[k]` its label counts. Shuffles, dropout and augmentation depend on (seed, round, client) only.
-    `hooks`: the method's fillers that have any, by name.
-    """
+    """Trains a cohort client by client, on `model`, whose device also has the clients' data."""
 
     model: FlatModel
-    inputs: Tensor
-    targets: Tensor
-    samples: Sequence[NDArray[np.int64]]
-    counts: NDArray[np.float64]
-    objective: Objective
-    local_step: LocalStep
-    training: LocalTraining
-    seed: int
-    augment: Augmentation | None = None
+    work: LocalWork
     observe: Observer | None = None
-    hooks: Mapping[str, Hooks] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._network = with_features(self.model.module)
         self._dropouts = [layer for layer in self.model.module.modules() if isinstance(layer, Dropout)]
-        batch_statistics = self.training.teacher_train_mode
-        self._teacher = _Frozen(self.model, batch_statistics) if "teacher" in self.objective.reads else None
-        self._previous = _Frozen(self.model) if "previous" in self.objective.reads else None
+        reads = self.work.objective.reads
+        batch_statistics = self.work.training.teacher_train_mode
+        self._teacher = _Frozen(self.model, batch_statistics) if "teacher" in reads else None
+        self._previous = _Frozen(self.model) if "previous" in reads else None
 
     def train(self, round: int, cohort: Sequence[Assignment], sent: Sent) -> list[Update]:
         """See `Backend.train`."""
@@ -64,40 +48,33 @@ class Sequential:
         return [self._train(round, task, sent) for task in cohort]
 
     def _train(self, round: int, task: Assignment, sent: Sent) -> Update:
-        start, training, client = sent.model.parameters, self.training, task.client
+        work, start, client = self.work, sent.model.parameters, task.client
         kept = {name: value.to(start.device) for name, value in task.state.items()}  # those from files are on the CPU
-        settings = StepSettings(
-            start=start,
-            lr=training.lr * training.lr_decay ** (round - 1),
-            momentum=training.momentum,
-            weight_decay=training.weight_decay,
-            broadcast=sent.broadcast,
-            client=kept,
-        )
-        rows = self.samples[client] if task.quota is None else self._drawn(round, client, task.quota)
-        held = self.counts[client] if task.quota is None else task.quota
-        context = Context(torch.as_tensor(held, dtype=start.dtype, device=start.device), broadcast=sent.broadcast)
+        settings = work.settings(round, sent, kept)
+        samples = work.samples(round, task)
+        held = torch.as_tensor(samples.counts, dtype=start.dtype, device=start.device)
+        context = Context(held, broadcast=sent.broadcast)
         self.model.write_state(sent.model)
         self._network.train()
         previous = self._previous_of(kept, sent)
-        parameters, carried = start, kept.get(MOMENTUM, self.local_step.init(start))
-        dropout_key = stream_key(self.seed, Purpose.DROPOUT_LAYER, round, client)
-        augmentation_key = stream_key(self.seed, Purpose.AUGMENTATION, round, client)
-        gathered: dict[str, Mapping[str, Tensor]] = {name: {} for name in self.hooks}
+        parameters, carried = start, kept.get(MOMENTUM, work.local_step.init(start))
+        dropout_key = stream_key(work.seed, Purpose.DROPOUT_LAYER, round, client)
+        augmentation_key = stream_key(work.seed, Purpose.AUGMENTATION, round, client)
+        gathered: dict[str, Mapping[str, Tensor]] = {name: {} for name in work.hooks}
         total, seen, steps = torch.zeros((), device=start.device), 0, 0
-        for epoch, batch in islice(self._batches(round, client, rows, task.epochs), task.steps):
+        for epoch, batch in islice(self._batches(round, task, samples), task.steps):
             for layer in self._dropouts:
                 layer.key.fill_(fold(dropout_key, steps))
-            x, y = self.inputs.index_select(0, batch), self.targets.index_select(0, batch)
-            if self.augment is not None:
-                x = self.augment(x, mix(torch.arange(len(batch), device=x.device), augmentation_key, steps))
+            x, y = samples.inputs.index_select(0, batch), samples.targets.index_select(0, batch)
+            if work.augment is not None:
+                x = work.augment(x, mix(torch.arange(len(batch), device=x.device), augmentation_key, steps))
             passes = _Passes(self, x, y, context, previous)
             try:
-                parameters, carried = self.local_step.step(parameters, passes.gradient, carried, settings)
+                parameters, carried = work.local_step.step(parameters, passes.gradient, carried, settings)
             except (RuntimeError, ValueError) as error:
                 where = f"round {round}, client {client}, step {steps} ({len(batch)} samples)"
                 raise RunError(f"{where}: local training failed: {' '.join(str(error).split())}") from error
-            for name, hooks in self.hooks.items():
+            for name, hooks in work.hooks.items():
                 gathered[name] = hooks.gather(gathered[name], passes.batch, epoch == task.epochs - 1)
             total += passes.value * len(batch)
             seen += len(batch)
@@ -108,10 +85,10 @@ class Sequential:
             self.observe(client, self.model.module)
         reply: dict[str, Tensor] = {}
         state: dict[str, Tensor] = {}
-        if training.persist_momentum and carried is not None:
+        if work.training.persist_momentum and carried is not None:
             state[MOMENTUM] = carried
-        full = _Full(self, rows, context, previous, sent.model.buffers)
-        for name, hooks in self.hooks.items():
+        full = _Full(self, samples, context, previous, sent.model.buffers)
+        for name, hooks in work.hooks.items():
             own, returned = hooks.end_local(
                 LocalEnd(
                     start=start,
@@ -148,24 +125,12 @@ class Sequential:
         self._previous.become(state)
         return self._previous
 
-    def _drawn(self, round: int, client: int, quota: NDArray[np.float64]) -> NDArray[np.int64]:
-        """As many of a client's samples of each class as its quota says."""
-        samples = self.samples[client]
-        labels = self.targets[torch.from_numpy(samples).to(self.targets.device)].cpu().numpy()
-        rng = generator(self.seed, Purpose.QUOTA, round, client)
-        drawn = [rng.permutation(samples[labels == label])[: int(share)] for label, share in enumerate(quota)]
-        return np.concatenate(drawn)
-
-    def _batches(
-        self, round: int, client: int, samples: NDArray[np.int64], epochs: int
-    ) -> Iterator[tuple[int, Tensor]]:
-        """Rows of every batch of every epoch, in a fresh order each epoch; the last short batch is kept."""
-        if len(samples) == 0:
+    def _batches(self, round: int, task: Assignment, samples: Samples) -> Iterator[tuple[int, Tensor]]:
+        """Rows of every batch of every epoch; the last short batch is kept."""
+        if len(samples.rows) == 0:
             return
-        rng = generator(self.seed, Purpose.SHUFFLE, round, client)
-        for epoch in range(epochs):
-            order = torch.from_numpy(samples[rng.permutation(len(samples))]).to(self.inputs.device)
-            for batch in torch.split(order, self.training.batch_size):
+        for epoch, order in enumerate(self.work.orders(round, task.client, samples.rows, task.epochs)):
+            for batch in torch.split(torch.from_numpy(order).to(samples.targets.device), self.work.training.batch_size):
                 yield epoch, batch
 
 
@@ -225,7 +190,7 @@ class _Passes:
         """The objective's value, 0-d, and what it is of, at the model's own parameters."""
         features, logits = self._backend._network(self._x)
         batch = Batch(features, logits, self._y)
-        return self._backend.objective.value(batch, self._context), batch
+        return self._backend.work.objective.value(batch, self._context), batch
 
 
 class _Full:
@@ -234,12 +199,12 @@ class _Full:
     def __init__(
         self,
         backend: Sequential,
-        rows: NDArray[np.int64],
+        samples: Samples,
         context: Context,
         previous: _Frozen | None,
         buffers: Tensor,
     ) -> None:
-        self._backend, self._rows, self._context, self._previous = backend, rows, context, previous
+        self._backend, self._samples, self._context, self._previous = backend, samples, context, previous
         self._buffers = buffers
 
     def gradient(self, parameters: Tensor) -> Tensor:
@@ -261,7 +226,8 @@ class _Full:
         backend = self._backend
         backend._network.eval()
         backend.model.write_buffers(self._buffers)
-        for rows in torch.split(torch.from_numpy(self._rows).to(backend.inputs.device), ROWS_AT_ONCE):
+        inputs, targets, own = self._samples.inputs, self._samples.targets, self._samples.rows
+        for rows in torch.split(torch.from_numpy(own).to(targets.device), ROWS_AT_ONCE):
             if len(rows):
-                x, y = backend.inputs.index_select(0, rows), backend.targets.index_select(0, rows)
-                yield _Passes(backend, x, y, self._context, self._previous), len(rows) / len(self._rows)
+                x, y = inputs.index_select(0, rows), targets.index_select(0, rows)
+                yield _Passes(backend, x, y, self._context, self._previous), len(rows) / len(own)

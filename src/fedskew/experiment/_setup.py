@@ -16,14 +16,16 @@ from fedskew.engine import (
     ClientStates,
     Conditions,
     Course,
+    Divided,
     FedConcatCourse,
     Federation,
     LocalTraining,
+    LocalWork,
     Observer,
-    Sequential,
     hooked,
 )
 from fedskew.errors import ArgumentError, ConfigError
+from fedskew.experiment._backends import make_backend
 from fedskew.experiment._config import Config
 from fedskew.labels import privatize
 from fedskew.methods import Method
@@ -86,12 +88,10 @@ def make_federation(
     if training.augmentation is not None:
         augmentation = naming.find(data.AUGMENTATIONS, training.augmentation, "training.augmentation")()
         augment = augmentation.bind(task.dataset.mean, task.dataset.std)
-    backend = Sequential(
-        model=model,
-        inputs=task.dataset.inputs.to(device),
-        targets=task.dataset.targets.to(device),
-        samples=task.partition.indices,
-        counts=task.counts,
+    work = LocalWork(
+        data=Divided(
+            task.dataset.inputs.to(device), task.dataset.targets.to(device), task.partition.indices, task.counts
+        ),
         objective=method.objective,
         local_step=method.local_step,
         training=LocalTraining(
@@ -105,14 +105,13 @@ def make_federation(
         ),
         seed=seed,
         augment=augment,
-        observe=observe,
         hooks=hooked(method),
     )
     conditions = config.conditions
     noisy = _noisy(task.counts, conditions.count_epsilon, seed)
     federation = Federation(
         method=method,
-        backend=backend,
+        backend=make_backend(config.engine, model, work, observe),
         counts=task.counts,
         target=_told(task.target, config.target.noise, seed),
         participation=training.participation,
@@ -124,14 +123,21 @@ def make_federation(
         clients=clients,
     )
     if method.pipeline is not None:
-        course = _fedconcat(method.pipeline, config, federation, backend)
+        course = _fedconcat(method.pipeline, config, federation, model, work, observe)
         return course, model.read_state(), course.whole
     return federation, model.read_state(), model
 
 
-def _fedconcat(pipeline: FedConcat, config: Config, federation: Federation, backend: Sequential) -> FedConcatCourse:
+def _fedconcat(
+    pipeline: FedConcat,
+    config: Config,
+    federation: Federation,
+    network: FlatModel,
+    work: LocalWork,
+    observe: Observer | None,
+) -> FedConcatCourse:
     """The pipeline around a federation that trains the config's network."""
-    seed, network = federation.seed, backend.model
+    seed = federation.seed
     counts = federation.counts if federation.seen is None else federation.seen
     try:
         cluster_of = pipeline.divide(counts, generator(seed, Purpose.CLUSTERS))
@@ -146,7 +152,7 @@ def _fedconcat(pipeline: FedConcat, config: Config, federation: Federation, back
     head = replace(
         federation,
         method=replace(federation.method, weighting=Uniform(), server_update=Plain(), pipeline=None),
-        backend=replace(backend, model=whole_model, hooks={}),
+        backend=make_backend(config.engine, whole_model, replace(work, hooks={}), observe),
         epochs=pipeline.batches,  # so that a client with a single batch takes as many steps
         steps=pipeline.batches,
         conditions=replace(federation.conditions, stragglers=0.0),
