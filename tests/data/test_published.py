@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fedskew import data
-from fedskew.data._cifar10 import _Unpickler
+from fedskew.data._pickles import _Unpickler
 from fedskew.errors import DataError
 
 FOLDERS = {

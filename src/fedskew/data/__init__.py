@@ -7,6 +7,7 @@ from fedskew.data._dataset import Dataset
 from fedskew.data._fedentopt import JitterFlipGrey
 from fedskew.data._load import INDEX, Reader, load
 from fedskew.data._protocol import Augmentation, Augmenter
+from fedskew.data._stored import Inputs, Stored, take
 
 AUGMENTATIONS: dict[str, type[Augmenter]] = {
     "fedentopt": JitterFlipGrey,
@@ -21,7 +22,10 @@ __all__ = [
     "Augmenter",
     "CropFlip",
     "Dataset",
+    "Inputs",
     "JitterFlipGrey",
     "Reader",
+    "Stored",
     "load",
+    "take",
 ]

@@ -9,28 +9,33 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedskew.data._stored import Inputs
 from fedskew.errors import ArgumentError
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Training and test samples as tensors, normalised once.
+    """Training and test samples, normalised once.
 
-    - `inputs`, `(samples, *in_shape)` float32, and `targets`, `(samples,)` int64; `test_inputs` and `test_targets`
-      alike.
+    - `inputs`, `(samples, *in_shape)`, and `targets`, `(samples,)` int64; `test_inputs` and `test_targets` alike.
+      Inputs are a tensor of float32, or of int64 token ids (0 pads), or a `Stored`, which delivers such tensors.
     - `classes`: names, by class id. `mean` and `std`: what inputs were normalised by, one value a channel (a feature,
       where they are no pictures); empty where they were not.
     - `clients`, `(samples,)` int64: the natural client of each training sample, where there are such; `client_names`
       by id.
+    - `domains`, `(samples,)` int64, and `test_domains`: where each sample comes from, in a data set of several sources;
+      `domain_names` by id.
+    - `validation`, `(rows,)` int64: training samples that the data set itself sets aside. They are nobody's: their
+      client may be -1.
     - `target`, `(classes,)` float64: the label mix that the task itself asks for, where it does.
 
     Raises ArgumentError naming the field whose shape, dtype or values don't fit.
     """
 
     name: str
-    inputs: Tensor
+    inputs: Inputs
     targets: Tensor
-    test_inputs: Tensor
+    test_inputs: Inputs
     test_targets: Tensor
     classes: tuple[str, ...]
     mean: tuple[float, ...] = ()
@@ -38,6 +43,10 @@ class Dataset:
     clients: NDArray[np.int64] | None = None
     client_names: tuple[str, ...] = ()
     target: NDArray[np.float64] | None = None
+    domains: NDArray[np.int64] | None = None
+    test_domains: NDArray[np.int64] | None = None
+    domain_names: tuple[str, ...] = ()
+    validation: NDArray[np.int64] | None = None
 
     def __post_init__(self) -> None:
         for part in ("", "test_"):
@@ -48,8 +57,7 @@ class Dataset:
             )
         if len(self.mean) != len(self.std) or len(self.mean) not in (0, self.inputs.shape[1]):
             raise ArgumentError(f"mean, std: expected {self.inputs.shape[1]} values each, or none")
-        if self.clients is not None:
-            _check_ids("clients", torch.as_tensor(self.clients), len(self.targets), len(self.client_names))
+        self._check_sources()
         if self.target is not None and (
             self.target.shape != (self.num_classes,)
             or not (self.target >= 0).all()
@@ -69,20 +77,53 @@ class Dataset:
 
     def _check_part(self, inputs_name: str, targets_name: str) -> None:
         inputs, targets = getattr(self, inputs_name), getattr(self, targets_name)
-        if inputs.dtype != torch.float32 or inputs.dim() < 2 or not inputs.numel():
-            raise ArgumentError(
-                f"{inputs_name}: expected float32 samples, (samples, ...), at least one; "
-                f"got {tuple(inputs.shape)} {inputs.dtype}"
-            )
-        low, high = inputs.aminmax()
-        if not (low.isfinite() and high.isfinite()):
-            raise ArgumentError(f"{inputs_name}: has a value that is NaN or infinite")
+        if isinstance(inputs, Tensor):
+            _check_tensor(inputs_name, inputs)
+        elif len(inputs.shape) < 2 or not len(inputs):
+            raise ArgumentError(f"{inputs_name}: expected samples, (samples, ...), at least one; got {inputs.shape}")
         _check_ids(targets_name, targets, len(inputs), self.num_classes)
+
+    def _check_sources(self) -> None:
+        """Clients, domains, and what is set aside."""
+        samples, clients = len(self.targets), self.clients
+        if self.validation is not None:
+            rows = torch.as_tensor(self.validation)
+            _check_ids("validation", rows, len(rows), samples)
+            if len(np.unique(self.validation)) != len(rows):
+                raise ArgumentError("validation: names a row twice")
+            if clients is not None and clients.shape == (samples,):
+                clients = clients.copy()
+                clients[self.validation] = np.maximum(clients[self.validation], 0)  # -1 is nobody
+        if (self.domains is None) != (self.test_domains is None):
+            raise ArgumentError("domains, test_domains: expected both, or none")
+        for name, ids, size, names in (
+            ("clients", clients, samples, self.client_names),
+            ("domains", self.domains, samples, self.domain_names),
+            ("test_domains", self.test_domains, len(self.test_targets), self.domain_names),
+        ):
+            if ids is not None:
+                _check_ids(name, torch.as_tensor(ids), size, len(names))
+
+
+def _check_tensor(name: str, inputs: Tensor) -> None:
+    if inputs.dtype not in (torch.float32, torch.int64) or inputs.dim() < 2 or not inputs.numel():
+        raise ArgumentError(
+            f"{name}: expected float32 samples, or int64 token ids, (samples, ...), at least one; "
+            f"got {tuple(inputs.shape)} {inputs.dtype}"
+        )
+    low, high = inputs.aminmax()
+    if inputs.dtype == torch.int64:
+        if low < 0:
+            raise ArgumentError(f"{name}: token ids must not be negative; found {int(low)}")
+    elif not (low.isfinite() and high.isfinite()):
+        raise ArgumentError(f"{name}: has a value that is NaN or infinite")
 
 
 def _check_ids(name: str, ids: Tensor, samples: int, known: int) -> None:
     if ids.dtype != torch.int64 or ids.shape != (samples,):
         raise ArgumentError(f"{name}: expected int64, ({samples},); got {tuple(ids.shape)} {ids.dtype}")
+    if not samples:
+        return
     low, high = int(ids.min()), int(ids.max())
     if low < 0 or high >= known:
         raise ArgumentError(f"{name}: ids must lie in 0 to {known - 1}; found {low if low < 0 else high}")

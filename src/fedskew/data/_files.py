@@ -11,21 +11,24 @@ from fedskew.errors import DataError
 
 
 def read(path: Path, expected: str, page: str) -> bytes:
-    """The bytes of a file. Raises DataError, with the expected checksum and the authors' page, where there is none."""
+    """The bytes of a file. Raises DataError, with what is expected and the authors' page, where there is none."""
     try:
         return path.read_bytes()
     except FileNotFoundError:
-        raise DataError(f"{path} is missing (expected {expected}); its authors publish it at {page}") from None
+        raise missing(path, expected, page) from None
     except OSError as error:
         raise DataError(f"{path} can't be read: {error.strerror}") from None
 
 
-def read_checked(path: Path, md5: str, page: str) -> bytes:
-    """The bytes of a file whose MD5 is as published.
+def read_checked(path: Path, md5: str | None, page: str) -> bytes:
+    """The bytes of a file whose MD5 is as published; with `md5` None, of any file.
 
-    Always checked: that takes a third of a second for all of CIFAR-10, and a file that is not what it claims to be
-    would otherwise train a model. Raises DataError, with the expected checksum and the authors' page.
+    Checked unless the user says otherwise: that takes a third of a second for all of CIFAR-10, and a file that is not
+    what it claims to be would otherwise train a model. Raises DataError, with the expected checksum and the authors'
+    page.
     """
+    if md5 is None:
+        return read(path, "of any checksum", page)
     content = read(path, f"MD5 {md5}", page)
     found = hashlib.md5(content, usedforsecurity=False).hexdigest()
     if found != md5:
@@ -42,6 +45,11 @@ def unpacked(path: Path, content: bytes, expected: str, page: str) -> bytes:
     except (OSError, EOFError, zlib.error) as error:
         reason = str(error)
     raise damaged(path, f"{reason}; expected {expected}", page)
+
+
+def missing(path: Path, expected: str, page: str) -> DataError:
+    """The error for a file or folder that is not there."""
+    return DataError(f"{path} is missing (expected {expected}); its authors publish it at {page}")
 
 
 def damaged(path: Path, what: str, page: str) -> DataError:

@@ -1,4 +1,4 @@
-"""MNIST and Fashion-MNIST, in the IDX format (LeCun, Cortes, Burges).
+"""MNIST, Fashion-MNIST and EMNIST, in the IDX format (LeCun, Cortes, Burges).
 
 An IDX file is a big-endian header (a magic number whose last byte is the number of dimensions, then one 32-bit size
 each), then uint8 values in row order.
@@ -6,7 +6,9 @@ each), then uint8 values in row order.
 
 from __future__ import annotations
 
+import math
 import struct
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +16,8 @@ import torch
 from torch import Tensor
 
 from fedskew.data._dataset import Dataset
-from fedskew.data._files import read_checked, unpacked
+from fedskew.data._files import damaged, read_checked, unpacked
+from fedskew.data._pixels import normalised, statistics
 
 # For each file: the MD5 of the gzip file as published, and that of its content, for files that were unpacked.
 _MNIST = {
@@ -29,63 +32,110 @@ _FASHION_MNIST = {
     "t10k-images-idx3-ubyte": ("bef4ecab320f06d8554ea6380940ec79", "8181f5470baa50b63fa0f6fddb340f0a"),
     "t10k-labels-idx1-ubyte": ("bb300cfdad3c16e7a12a480ee83cd310", "15d484375f8d13e6eb1aabb0c3f46965"),
 }
+# Its authors publish one archive of all parts of EMNIST, and no checksum of a single file.
+_EMNIST = {
+    f"emnist-balanced-{part}-{kind}-ubyte": (None, None)
+    for part in ("train", "test")
+    for kind in ("images-idx3", "labels-idx1")
+}
+_MNIST_PAGE = "http://yann.lecun.com/exdb/mnist/"
+_EMNIST_PAGE = "https://www.nist.gov/itl/products-and-services/emnist-dataset"
+_DIGITS = tuple("0123456789")
 _GARMENTS = (
     "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
 )  # fmt: skip
+_CHARACTERS = tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabdefghnqrt")
+
+Arrays = tuple[Tensor, Tensor, Tensor, Tensor]
+"""Pictures, `(samples, 1, height, width)` uint8, and int64 labels, of the training part, then of the test part."""
 
 
-def mnist(root: Path) -> Dataset:
+def mnist(root: Path, verify: bool = True) -> Dataset:
     """MNIST (LeCun, Bottou, Bengio, Haffner 1998): 60,000 and 10,000 grey pictures of 28 x 28, digits 0 to 9.
 
-    Reads `root/MNIST/raw/*-ubyte.gz`, or the same without `.gz`. Normalised by mean 0.1307 and deviation 0.3081.
+    Reads `root/MNIST/raw/*-ubyte.gz`, or the same without `.gz`. Normalised by mean 0.1307 and deviation 0.3081, those
+    of the training pixels. `verify`: hold files to their published MD5; false takes other files in this format too.
     """
-    page = "http://yann.lecun.com/exdb/mnist/"
-    return _read("mnist", root / "MNIST" / "raw", _MNIST, page, tuple("0123456789"), 0.1307, 0.3081)
+    return _dataset("mnist", mnist_arrays(root, verify), _DIGITS, (0.1307,), (0.3081,))
 
 
-def fashion_mnist(root: Path) -> Dataset:
+def mnist_arrays(root: Path, verify: bool = True) -> Arrays:
+    """MNIST as it is in its files."""
+    return _read(root / "MNIST" / "raw", _MNIST, _MNIST_PAGE, verify)
+
+
+def fashion_mnist(root: Path, verify: bool = True) -> Dataset:
     """Fashion-MNIST (Xiao, Rasul, Vollgraf 2017): 60,000 and 10,000 grey pictures of 28 x 28, ten garments.
 
-    Reads `root/FashionMNIST/raw/*-ubyte.gz`, or the same without `.gz`. Normalised by mean 0.2860 and deviation 0.3530.
+    Reads `root/FashionMNIST/raw/*-ubyte.gz`, or the same without `.gz`. Normalised by mean 0.2860 and deviation 0.3530,
+    those of the training pixels. `verify`: hold files to their published MD5; false takes other files in this format.
     """
     page = "https://github.com/zalandoresearch/fashion-mnist"
-    return _read("fashion_mnist", root / "FashionMNIST" / "raw", _FASHION_MNIST, page, _GARMENTS, 0.2860, 0.3530)
+    arrays = _read(root / "FashionMNIST" / "raw", _FASHION_MNIST, page, verify)
+    return _dataset("fashion_mnist", arrays, _GARMENTS, (0.2860,), (0.3530,))
 
 
-def _read(
-    name: str,
-    folder: Path,
-    files: dict[str, tuple[str, str]],
-    page: str,
-    classes: tuple[str, ...],
-    mean: float,
-    std: float,
+def emnist_balanced(root: Path, verify: bool = True) -> Dataset:
+    """EMNIST, balanced (Cohen, Afshar, Tapson, van Schaik 2017): 112,800 and 18,800 grey pictures of 28 x 28.
+
+    47 classes of 2,400 and 400: digits, upper-case letters, and the eleven lower-case letters that don't look like
+    theirs. Reads `root/EMNIST/raw/emnist-balanced-*-ubyte.gz`, or the same without `.gz`, as the authors' gzip.zip
+    holds them. Its pictures are stored column by column; they are turned here so that characters stand upright (much
+    public code leaves them lying). Normalised by mean and deviation of the training pixels, taken from the files.
+    `verify`: hold the files to the published sizes (single files have no published checksum).
+    """
+    folder = root / "EMNIST" / "raw"
+    train, train_labels, test, test_labels = _read(folder, _EMNIST, _EMNIST_PAGE, verify)
+    if verify:
+        for part, labels, each in (("train", train_labels, 2400), ("test", test_labels, 400)):
+            if labels.bincount().tolist() != [each] * len(_CHARACTERS):
+                path = folder / f"emnist-balanced-{part}-labels-idx1-ubyte"
+                raise damaged(
+                    path, f"it does not hold {each} labels of each of {len(_CHARACTERS)} classes", _EMNIST_PAGE
+                )
+    arrays = train.transpose(2, 3).contiguous(), train_labels, test.transpose(2, 3).contiguous(), test_labels
+    return _dataset("emnist_balanced", arrays, _CHARACTERS, *statistics(arrays[0]))
+
+
+def _dataset(
+    name: str, arrays: Arrays, classes: tuple[str, ...], mean: tuple[float, ...], std: tuple[float, ...]
 ) -> Dataset:
-    arrays = [torch.from_numpy(_values(folder / file, *checksums, page)) for file, checksums in files.items()]
-
-    def normalised(pixels: Tensor) -> Tensor:
-        return pixels.unsqueeze(1).float().div_(255).sub_(mean).div_(std)
-
     inputs, targets, test_inputs, test_targets = arrays
     return Dataset(
         name=name,
-        inputs=normalised(inputs),
-        targets=targets.long(),
-        test_inputs=normalised(test_inputs),
-        test_targets=test_targets.long(),
+        inputs=normalised(inputs, mean, std),
+        targets=targets,
+        test_inputs=normalised(test_inputs, mean, std),
+        test_targets=test_targets,
         classes=classes,
-        mean=(mean,),
-        std=(std,),
+        mean=mean,
+        std=std,
     )
 
 
-def _values(path: Path, packed_md5: str, plain_md5: str, page: str) -> np.ndarray:
+def _read(folder: Path, files: Mapping[str, tuple[str | None, str | None]], page: str, verify: bool) -> Arrays:
+    values = [_values(folder / file, *(md5s if verify else (None, None)), page) for file, md5s in files.items()]
+    names = list(files)
+    for file, images, labels in zip(names[::2], values[::2], values[1::2], strict=True):
+        if images.ndim != 3 or labels.shape != images.shape[:1]:
+            raise damaged(folder / file, f"its pictures are {images.shape}, their labels {labels.shape}", page)
+    train, train_labels, test, test_labels = map(torch.from_numpy, values)
+    return train.unsqueeze(1), train_labels.long(), test.unsqueeze(1), test_labels.long()
+
+
+def _values(path: Path, packed_md5: str | None, plain_md5: str | None, page: str) -> np.ndarray:
     """The array in an IDX file of uint8, packed or not."""
     packed = path.with_name(path.name + ".gz")
     if path.exists() and not packed.exists():
         content = read_checked(path, plain_md5, page)
     else:
-        content = unpacked(packed, read_checked(packed, packed_md5, page), f"MD5 {packed_md5}", page)
-    dimensions = content[3]
+        path, expected = packed, "an IDX file" if packed_md5 is None else f"MD5 {packed_md5}"
+        content = unpacked(packed, read_checked(packed, packed_md5, page), expected, page)
+    dimensions = content[3] if content[:3] == b"\x00\x00\x08" else 0
+    start = 4 + 4 * dimensions
+    if not dimensions or len(content) < start:
+        raise damaged(path, "it is no IDX file of uint8", page)
     shape = struct.unpack_from(f">{dimensions}I", content, 4)
-    return np.frombuffer(content, dtype=np.uint8, offset=4 + 4 * dimensions).reshape(shape).copy()
+    if len(content) != start + math.prod(shape):
+        raise damaged(path, f"its header says {shape}, and {len(content) - start} values follow", page)
+    return np.frombuffer(content, dtype=np.uint8, offset=start).reshape(shape).copy()

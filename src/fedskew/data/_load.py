@@ -11,12 +11,16 @@ from typing import Any
 import numpy as np
 import pydantic
 
+from fedskew.data._ag_news import ag_news
 from fedskew.data._cifar10 import cifar10
+from fedskew.data._cifar100 import cifar100
 from fedskew.data._csv import csv
 from fedskew.data._dataset import Dataset
+from fedskew.data._digit_domains import digit_domains
 from fedskew.data._digits import digits
 from fedskew.data._folder import folder
-from fedskew.data._idx import fashion_mnist, mnist
+from fedskew.data._idx import emnist_balanced, fashion_mnist, mnist
+from fedskew.data._mat import svhn, syn_digits
 from fedskew.data._npz import npz
 from fedskew.data._synthetic import synthetic
 from fedskew.data._usps import usps
@@ -29,8 +33,14 @@ INDEX: dict[str, Reader] = {
     "digits": digits,
     "mnist": mnist,
     "fashion_mnist": fashion_mnist,
+    "emnist_balanced": emnist_balanced,
     "cifar10": cifar10,
+    "cifar100": cifar100,
     "usps": usps,
+    "svhn": svhn,
+    "syn_digits": syn_digits,
+    "digit_domains": digit_domains,
+    "ag_news": ag_news,
     "synthetic": synthetic,
     "folder": folder,
     "npz": npz,

@@ -26,14 +26,14 @@ _TEST = (
 )
 
 
-def usps(root: Path) -> Dataset:
+def usps(root: Path, verify: bool = True) -> Dataset:
     """7,291 and 2,007 grey pictures of 16 x 16, digits 0 to 9, values in [-1, 1] as published (mean, deviation 0.5).
 
-    Reads `root/usps/zip.train.gz` and `zip.test.gz`. Copies of these archives are compressed differently, so what is
-    held to a checksum is the values in them.
+    Reads `root/usps/zip.train.gz` and `zip.test.gz`. `verify`: hold them to the published values (copies of these
+    archives are compressed differently, so it is not the archives that are held to a checksum); false takes other
+    files in this format too.
     """
-    inputs, targets = _read(root / "usps", *_TRAIN)
-    test_inputs, test_targets = _read(root / "usps", *_TEST)
+    inputs, targets, test_inputs, test_targets = usps_arrays(root, verify)
     return Dataset(
         name="usps",
         inputs=inputs,
@@ -46,7 +46,12 @@ def usps(root: Path) -> Dataset:
     )
 
 
-def _read(folder: Path, file: str, sha256: str, digest: str) -> tuple[Tensor, Tensor]:
+def usps_arrays(root: Path, verify: bool = True) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Pictures, `(samples, 1, 16, 16)` float32 in [-1, 1], and int64 labels: training part, then test part."""
+    return *_read(root / "usps", *_TRAIN, verify), *_read(root / "usps", *_TEST, verify)
+
+
+def _read(folder: Path, file: str, sha256: str, digest: str, verify: bool) -> tuple[Tensor, Tensor]:
     """One sample a line: the digit, then 256 values."""
     path, expected = folder / file, f"sha256 {sha256}, or the same values compressed anew"
     content = unpacked(path, read(path, expected, _PAGE), expected, _PAGE)
@@ -54,6 +59,8 @@ def _read(folder: Path, file: str, sha256: str, digest: str) -> tuple[Tensor, Te
         table = np.loadtxt(io.BytesIO(content), dtype=np.float32, ndmin=2)
     except ValueError as error:
         raise damaged(path, f"{error}; expected {expected}", _PAGE) from None
-    if hashlib.sha256(table.tobytes()).hexdigest() != digest:
+    if verify and hashlib.sha256(table.tobytes()).hexdigest() != digest:
         raise damaged(path, f"its values are not those published; expected {expected}", _PAGE)
+    if table.shape[1] != 257:
+        raise damaged(path, f"a line holds {table.shape[1]} values, not a digit and 256", _PAGE)
     return torch.from_numpy(table[:, 1:].copy()).view(-1, 1, 16, 16), torch.from_numpy(table[:, 0].astype(np.int64))

@@ -11,23 +11,33 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedskew import metrics
+from fedskew.data import Inputs
 from fedskew.engine._records import Evaluation
 
 BATCH = 1000
 
 
 @torch.inference_mode()
-def predict(network: nn.Module, inputs: Tensor, targets: Tensor, num_classes: int) -> tuple[NDArray[np.int64], float]:
+def predict(network: nn.Module, inputs: Inputs, targets: Tensor, num_classes: int) -> tuple[NDArray[np.int64], float]:
     """The confusion matrix, `(classes, classes)`, rows truth, and the mean cross-entropy; sets eval mode."""
     network.eval()
     confusion = torch.zeros(num_classes * num_classes, dtype=torch.int64, device=targets.device)
     loss = torch.zeros((), dtype=torch.float64, device=targets.device)
-    for x, y in zip(torch.split(inputs, BATCH), torch.split(targets, BATCH), strict=True):
+    for start in range(0, len(targets), BATCH):
+        y = targets[start : start + BATCH]
+        x = _samples(inputs, start, len(y))
         logits = network(x)
         loss += functional.cross_entropy(logits, y, reduction="sum").double()
         confusion += torch.bincount(y * num_classes + logits.argmax(1), minlength=num_classes * num_classes)
     table = confusion.reshape(num_classes, num_classes).cpu().numpy()
     return table, float(loss) / max(len(targets), 1)
+
+
+def _samples(inputs: Inputs, start: int, size: int) -> Tensor:
+    """Some samples in a row; of a tensor, a view."""
+    if isinstance(inputs, Tensor):
+        return inputs[start : start + size]
+    return inputs.index_select(0, torch.arange(start, start + size, device=inputs.device))
 
 
 def evaluation(confusion: NDArray[np.int64], loss: float, target: NDArray[np.float64] | None) -> Evaluation:

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedskew.data import Augmentation
+from fedskew.data import Augmentation, Inputs
 from fedskew.engine._backend import Assignment, LocalTraining, Sent
 from fedskew.hooks import Hooks
 from fedskew.local_steps import LocalStep, StepSettings
@@ -26,7 +26,7 @@ class Samples(NamedTuple):
     device that trains and may hold other clients' samples too; `counts`, `(classes,)`: how many of each class.
     """
 
-    inputs: Tensor
+    inputs: Inputs
     targets: Tensor
     rows: NDArray[np.int64]
     counts: NDArray[np.float64]
@@ -43,7 +43,7 @@ class ClientData(Protocol):
 class Divided:
     """One data set, held once, of which client k has the rows `rows[k]` with label counts `counts[k]`."""
 
-    inputs: Tensor
+    inputs: Inputs
     targets: Tensor
     rows: Sequence[NDArray[np.int64]]
     counts: NDArray[np.float64]

@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from fedskew import metrics
+from fedskew.data import Inputs, take
 from fedskew.engine import (
     ClientEvaluation,
     ClientStates,
@@ -80,7 +81,7 @@ class Run:
         self._watching = False
         dataset, held = self.task.dataset, torch.from_numpy(self.task.validation)
         self._test = dataset.test_inputs.to(self.device), dataset.test_targets.to(self.device)
-        self._validation = dataset.inputs[held].to(self.device), dataset.targets[held].to(self.device)
+        self._validation = take(dataset.inputs, held).to(self.device), dataset.targets[held].to(self.device)
 
     def go(self, resume: bool = False, progress: Progress | None = None) -> SeedRun:
         """Train to the end. An interrupt leaves a checkpoint: of the last whole round, or the one before it."""
@@ -180,7 +181,7 @@ class Run:
             ), record
         return dataclasses.replace(state, stale=state.stale + 1), record
 
-    def _evaluate(self, inputs: Tensor, targets: Tensor) -> Evaluation:
+    def _evaluate(self, inputs: Inputs, targets: Tensor) -> Evaluation:
         confusion, loss = predict(self.model.module, inputs, targets, self.task.dataset.num_classes)
         return evaluation(confusion, loss, self.task.target)
 

@@ -1,0 +1,128 @@
+"""Inputs that stay as they are stored, and become floats batch by batch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class Stored(Protocol):
+    """What stands in place of a tensor of inputs, `(samples, *in_shape)`, that would be too large.
+
+    Reading is deterministic, and safe from several threads and in forked processes; pickled, it names its files
+    instead of carrying their content.
+    """
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """`(samples, *in_shape)`."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where batches are delivered."""
+
+    def __len__(self) -> int: ...
+
+    def index_select(self, dim: int, index: Tensor, /) -> Tensor:
+        """The samples of these int64 rows, `(rows, *in_shape)`, on `device`; `dim` is 0. A new tensor each time."""
+
+    def to(self, device: torch.device | str, /) -> Stored:
+        """The same samples, delivered elsewhere."""
+
+
+Inputs = Tensor | Stored
+"""A data set's inputs. Training asks only for `shape`, `len`, `index_select(0, rows)`, `device` and `to(device)`."""
+
+
+def take(inputs: Inputs, rows: Tensor) -> Inputs:
+    """Some of the samples, by their int64 rows: copied from a tensor, only listed of what is stored."""
+    return inputs.index_select(0, rows.to(inputs.device)) if isinstance(inputs, Tensor) else Rows(inputs, rows)
+
+
+class Rows:
+    """Some rows of stored inputs."""
+
+    def __init__(self, inputs: Stored, rows: Tensor) -> None:
+        self._inputs, self._rows = inputs, rows.to(inputs.device)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """`(rows, *in_shape)`."""
+        return len(self._rows), *self._inputs.shape[1:]
+
+    @property
+    def device(self) -> torch.device:
+        """Where batches are delivered."""
+        return self._inputs.device
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def index_select(self, dim: int, index: Tensor, /) -> Tensor:
+        """See `Stored.index_select`."""
+        return self._inputs.index_select(dim, self._rows.index_select(0, index))
+
+    def to(self, device: torch.device | str, /) -> Rows:
+        """See `Stored.to`."""
+        return Rows(self._inputs.to(device), self._rows)
+
+
+class Bytes:
+    """Pictures of 8 bits a channel in memory: a quarter of what floats take.
+
+    `pixels`: `(samples, channels, height, width)` uint8. A batch is scaled to [0, 1] and normalised by channel.
+    """
+
+    def __init__(
+        self, pixels: Tensor, mean: tuple[float, ...], std: tuple[float, ...], device: torch.device | str | None = None
+    ) -> None:
+        self.pixels, self.mean, self.std = pixels, mean, std
+        self._device = pixels.device if device is None else torch.device(device)
+        self._shift, self._scale = (torch.tensor(values, device=self._device).view(-1, 1, 1) for values in (mean, std))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """`(samples, channels, height, width)`."""
+        return tuple(self.pixels.shape)
+
+    @property
+    def device(self) -> torch.device:
+        """Where batches are delivered."""
+        return self._device
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def index_select(self, dim: int, index: Tensor, /) -> Tensor:
+        """See `Stored.index_select`."""
+        batch = self.pixels.index_select(dim, index.to(self.pixels.device)).to(self._device)
+        return batch.float().div_(255).sub_(self._shift).div_(self._scale)
+
+    def to(self, device: torch.device | str, /) -> Bytes:
+        """The pixels themselves on another device."""
+        return Bytes(self.pixels.to(device), self.mean, self.std)
+
+
+class Mapped(Bytes):
+    """Pictures as `Bytes`, memory-mapped from a `.npy` file of uint8."""
+
+    def __init__(
+        self, path: Path, mean: tuple[float, ...], std: tuple[float, ...], device: torch.device | str = "cpu"
+    ) -> None:
+        # copy-on-write: torch takes no read-only memory, and nothing may write to the file
+        super().__init__(torch.from_numpy(np.load(path, mmap_mode="c")), mean, std, device)
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Mapped, (self.path, self.mean, self.std, self.device)
+
+    def to(self, device: torch.device | str, /) -> Bytes:
+        """On a GPU, the pixels themselves where they take at most half of its free memory, else batch by batch."""
+        device = torch.device(device)
+        if device.type == "cuda" and self.pixels.nbytes <= torch.cuda.mem_get_info(device)[0] // 2:
+            return super().to(device)
+        return Mapped(self.path, self.mean, self.std, device)
