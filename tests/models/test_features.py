@@ -9,14 +9,13 @@ import torch
 from torch import nn
 
 from fedskew.errors import ArgumentError
-from fedskew.models import INDEX, Outputs, build, swap_dropout, with_features
+from fedskew.models import Outputs, build, swap_dropout, with_features
 
 X = torch.randn(5, 1, 16, 16, generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize("name", sorted(INDEX))
-def test_our_networks_give_features_and_logits(name):
-    model = build(name, 3, (1, 16, 16)).eval()
+def test_a_network_of_ours_gives_what_its_head_reads():
+    model = build("lenet5", 3, (1, 16, 16)).eval()
     outputs = with_features(model)(X)
     assert isinstance(outputs, Outputs)
     torch.testing.assert_close(outputs.features, model.features(X))

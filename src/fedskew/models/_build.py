@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-import inspect
-import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_type_hints
 
+import pydantic
 import torch
-from torch import nn
 
 from fedskew.errors import ArgumentError, nearest
 from fedskew.models._cnn_mnist import CNNMnist
 from fedskew.models._cnn_w2 import CNNW2
-from fedskew.models._dropout import Dropout, swap_dropout
+from fedskew.models._dropout import swap_dropout
+from fedskew.models._fasttext import FastText
+from fedskew.models._fedla_cifar import FedLACifar
 from fedskew.models._lenet5 import LeNet5
 from fedskew.models._logistic import Logistic
 from fedskew.models._mlp3 import MLP3
+from fedskew.models._mobilenetv2 import MobileNetV2
 from fedskew.models._network import Network
+from fedskew.models._resnet import ResNet18, ResNet50
+from fedskew.models._resnet32 import ResNet32
+from fedskew.models._vgg11 import VGG11
 
 INDEX: dict[str, type[Network]] = {
     "logistic": Logistic,
@@ -25,6 +29,13 @@ INDEX: dict[str, type[Network]] = {
     "cnn_mnist": CNNMnist,
     "lenet5": LeNet5,
     "cnn_w2": CNNW2,
+    "vgg11": VGG11,
+    "mobilenetv2": MobileNetV2,
+    "resnet18": ResNet18,
+    "resnet32": ResNet32,
+    "resnet50": ResNet50,
+    "fedla_cifar": FedLACifar,
+    "fasttext": FastText,
 }
 """The networks by the name that a config gives them."""
 
@@ -39,8 +50,9 @@ def build(
 ) -> Network:
     """An untrained network for inputs of `in_shape` (without the batch) on the CPU; `options` are the network's own.
 
-    Weights and biases come from PyTorch's default distributions, drawn from `generator`; without one, from a fresh
-    generator seeded 0. torch's global generator is neither read nor set. Raises ArgumentError naming the argument.
+    Weights and biases come from PyTorch's default distributions, where the network doesn't name its own, drawn from
+    `generator`; without one, from a fresh generator seeded 0. torch's global generator is neither read nor set. Raises
+    ArgumentError naming the argument, DataError for a file of weights that can't be read.
     """
     if name not in INDEX:
         raise ArgumentError(f"name: no model is called {name!r}{nearest(name, INDEX)}")
@@ -49,29 +61,20 @@ def build(
     if not in_shape or min(in_shape) < 1:
         raise ArgumentError(f"in_shape: must be positive sizes without the batch, got {tuple(in_shape)}")
     network = INDEX[name]
-    known = inspect.signature(network).parameters
-    for option in options:
-        if option not in known:
-            raise ArgumentError(f"{option}: model {name!r} has no such option{nearest(option, known)}")
+    given = {option: _checked(network, name, option, value) for option, value in options.items()}
     with torch.device("meta"):  # no storage and no draws: weights are drawn once, below
-        model = network(num_classes, tuple(in_shape), **options)
+        model = network(num_classes, tuple(in_shape), **given)
     model = model.to_empty(device="cpu")
-    draw_weights(model, generator or torch.Generator().manual_seed(0))
+    model.draw(generator or torch.Generator().manual_seed(0))
     swap_dropout(model)
     return model
 
 
-@torch.no_grad()
-def draw_weights(model: nn.Module, generator: torch.Generator) -> None:
-    """PyTorch's default initialisation, in the order of the layers."""
-    for layer in model.modules():
-        if isinstance(layer, nn.Linear | nn.Conv2d):
-            # What kaiming_uniform_ with a = sqrt(5) comes to, for weights and biases alike.
-            bound = 1.0 / math.sqrt(layer.weight[0].numel())
-            layer.weight.uniform_(-bound, bound, generator=generator)
-            if layer.bias is not None:
-                layer.bias.uniform_(-bound, bound, generator=generator)
-        elif isinstance(layer, Dropout):
-            layer.key.zero_()
-        elif any(True for _ in layer.parameters(recurse=False)) or any(True for _ in layer.buffers(recurse=False)):
-            raise NotImplementedError(f"no initialisation for {type(layer).__name__}")
+def _checked(network: type[Network], name: str, option: str, value: Any) -> Any:
+    known = get_type_hints(network.__init__)
+    if option not in known:
+        raise ArgumentError(f"{option}: model {name!r} has no such option{nearest(option, known)}")
+    try:
+        return pydantic.TypeAdapter(known[option]).validate_python(value)
+    except pydantic.ValidationError as error:
+        raise ArgumentError(f"{option}: {error.errors()[0]['msg']} (got {value!r})") from None

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from fedskew.errors import ArgumentError
-from fedskew.models._build import draw_weights
 from fedskew.models._network import Network
+from fedskew.models._weights import draw_weights
 
 
 class Concatenated(Network):

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from abc import abstractmethod
 
+import torch
 from torch import Tensor, nn
 
 from fedskew.errors import ArgumentError
+from fedskew.models._weights import draw_weights
 
 
 class Network(nn.Module):
     """Features, then a linear head: `model(x)` is `model.head(model.features(x))`, raw logits `(batch, classes)`.
 
     No network ends in a softmax or log-softmax, whatever its paper's code does: the losses of this project read logits.
+    `note`: what a user should know about how this one starts; empty where there is nothing.
     """
 
     head: nn.Linear
+    note: str = ""
 
     @abstractmethod
     def features(self, x: Tensor) -> Tensor:
@@ -25,6 +29,10 @@ class Network(nn.Module):
         """Raw logits, `(batch, classes)`."""
         logits: Tensor = self.head(self.features(x))
         return logits
+
+    def draw(self, generator: torch.Generator) -> None:
+        """Give every weight its first value, in place, by PyTorch's default initialisation."""
+        draw_weights(self, generator)
 
 
 def picture(name: str, in_shape: tuple[int, ...], smallest: int) -> tuple[int, int, int]:

@@ -1,0 +1,117 @@
+"""Pre-trained weights from files in torchvision's format."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+import safetensors.torch
+import torch
+
+from fedskew.errors import ArgumentError, DataError
+from fedskew.models import build
+
+NORM = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+
+
+def torchvision_names() -> set[str]:
+    """The state dict's names of torchvision.models.resnet50, written down here without it."""
+    names = {"conv1.weight", "fc.weight", "fc.bias", *(f"bn1.{part}" for part in NORM)}
+    for layer, blocks in enumerate((3, 4, 6, 3), start=1):
+        for block in range(blocks):
+            for number in (1, 2, 3):
+                names.add(f"layer{layer}.{block}.conv{number}.weight")
+                names |= {f"layer{layer}.{block}.bn{number}.{part}" for part in NORM}
+        names.add(f"layer{layer}.0.downsample.0.weight")
+        names |= {f"layer{layer}.0.downsample.1.{part}" for part in NORM}
+    return names
+
+
+@pytest.fixture(scope="module")
+def published() -> dict[str, torch.Tensor]:
+    """A state dict as torchvision saves it, for 1000 classes, with values of its own."""
+    model = build("resnet50", 1000, (3, 64, 64), generator=torch.Generator().manual_seed(5))
+    model.bn1.running_mean += 0.5
+    return {name.replace("head.", "fc."): value for name, value in model.state_dict().items()}
+
+
+def test_resnet50_has_torchvisions_names_and_shapes(published):
+    assert set(published) == torchvision_names()
+    assert sum(value.numel() for name, value in published.items() if "running" not in name and "num_" not in name) == (
+        25_557_032
+    )
+    shapes = {
+        "conv1.weight": (64, 3, 7, 7),
+        "layer1.0.conv1.weight": (64, 64, 1, 1),
+        "layer1.0.downsample.0.weight": (256, 64, 1, 1),
+        "layer1.1.conv1.weight": (64, 256, 1, 1),
+        "layer2.0.conv2.weight": (128, 128, 3, 3),
+        "layer2.0.downsample.0.weight": (512, 256, 1, 1),
+        "layer4.2.conv3.weight": (2048, 512, 1, 1),
+        "fc.weight": (1000, 2048),
+    }
+    assert {name: tuple(published[name].shape) for name in shapes} == shapes
+
+
+def test_a_file_for_other_classes_gives_all_but_the_head(published, tmp_path):
+    path = tmp_path / "resnet50.pth"
+    # Files from before PyTorch 0.4.1 have no counters.
+    torch.save({name: value for name, value in published.items() if "num_batches" not in name}, path)
+    model = build("resnet50", 7, (3, 64, 64), weights=str(path))
+    drawn = build("resnet50", 7, (3, 64, 64))
+    state = model.state_dict()
+    for name, value in published.items():
+        if not name.startswith("fc."):
+            assert torch.equal(state[name], value), name
+    assert torch.equal(model.head.weight, drawn.head.weight)
+    assert torch.equal(model.head.bias, drawn.head.bias)
+    assert model.note == f"resnet50 starts from {path}, with a new head for 7 classes instead of the file's 1000"
+    assert drawn.note == "resnet50 starts from random weights, not pre-trained ones (model.weights = a local file)"
+
+
+def test_a_safetensors_file_of_the_same_classes_gives_the_head_too(published, tmp_path):
+    path = tmp_path / "resnet50.safetensors"
+    state = published | {"fc.weight": torch.ones(7, 2048), "fc.bias": torch.arange(7.0)}
+    safetensors.torch.save_file(state, path)
+    model = build("resnet50", 7, (3, 64, 64), weights=path)
+    assert torch.equal(model.layer4[2].conv3.weight, published["layer4.2.conv3.weight"])
+    assert torch.equal(model.head.weight, torch.ones(7, 2048))
+    assert torch.equal(model.head.bias, torch.arange(7.0))
+    assert model.note == f"resnet50 starts from {path}"
+
+
+def test_a_file_of_another_network_is_refused(tmp_path):
+    path = tmp_path / "small.pth"
+    torch.save({"fc.weight": torch.zeros(10, 512), "fc.bias": torch.zeros(10)}, path)
+    with pytest.raises(ArgumentError, match="weights: .*small.pth is of another network .*conv1.weight"):
+        build("resnet50", 10, (3, 64, 64), weights=str(path))
+
+
+def test_files_that_can_not_be_read_are_one_line(tmp_path):
+    with pytest.raises(DataError, match=r"there is no such weights file"):
+        build("resnet50", 10, (3, 64, 64), weights=str(tmp_path / "none.safetensors"))
+    for name in ("damaged.pth", "damaged.safetensors"):
+        (tmp_path / name).write_bytes(b"not weights at all")
+        with pytest.raises(DataError, match=f"{name}: is not a readable weights file"):
+            build("resnet50", 10, (3, 64, 64), weights=str(tmp_path / name))
+    torch.save([torch.zeros(1)], tmp_path / "list.pth")
+    with pytest.raises(DataError, match="list.pth: does not hold a state dict"):
+        build("resnet50", 10, (3, 64, 64), weights=str(tmp_path / "list.pth"))
+
+
+class _Writes:
+    """Unpickling this would write a file."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __reduce__(self):
+        return (open, (self._path, "w"))
+
+
+def test_a_file_that_brings_code_is_refused_and_not_executed(tmp_path):
+    path, trace = tmp_path / "evil.pth", tmp_path / "trace"
+    path.write_bytes(pickle.dumps({"conv1.weight": _Writes(str(trace))}))
+    with pytest.raises(DataError, match="evil.pth: is not a readable weights file"):
+        build("resnet50", 10, (3, 64, 64), weights=str(path))
+    assert not trace.exists()
