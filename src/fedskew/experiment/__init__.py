@@ -1,6 +1,6 @@
 """Configs, runs, their folders, and what is shown of them."""
 
-from fedskew.experiment._config import Config, parse_change, read, resolve
+from fedskew.experiment._config import Config, parse_change, put, read, resolve
 from fedskew.experiment._folder import read_runs
 from fedskew.experiment._grid import Cell, Sweep, read_sweep
 from fedskew.experiment._records import SeedRun
@@ -22,6 +22,7 @@ __all__ = [
     "notes",
     "over_seeds",
     "parse_change",
+    "put",
     "read",
     "read_runs",
     "read_sweep",

@@ -114,19 +114,19 @@ class Points:
 
 
 @contextmanager
-def _styled() -> Iterator[None]:
+def styled() -> Iterator[None]:
     """Our own settings whatever the user has set, put back afterwards; names in any script are left to the browser."""
     with matplotlib.style.context(["default", _RC]), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font")
         yield
 
 
-@_styled()
+@styled()
 def curves(lines: Sequence[Curve], unit: str, alt: str, *, reference: float | None = None) -> str:
     """Lines over rounds with bands of one standard deviation; `reference` is drawn as a dashed level."""
     figure, axes = _drawing(250, unit)
     for line in lines:
-        color, dashes, marker = _look(line.style)
+        color, dashes, marker = look(line.style)
         thin = np.where(line.whole, np.nan, line.mean)
         # the thin part begins where the whole one ends
         thin[:-1] = np.where(line.whole[:-1] & ~line.whole[1:], line.mean[:-1], thin[:-1])
@@ -161,7 +161,7 @@ def curves(lines: Sequence[Curve], unit: str, alt: str, *, reference: float | No
     return _svg(figure, alt)
 
 
-@_styled()
+@styled()
 def per_class(series: Sequence[Dots], class_names: Sequence[str], alt: str) -> str:
     """Accuracy by class in percent: a row a class or, where there are many, classes from worst to best along x.
 
@@ -171,7 +171,7 @@ def per_class(series: Sequence[Dots], class_names: Sequence[str], alt: str) -> s
         return _ranked(series, alt)
     figure, axes, offsets = _class_rows(len(series), class_names, "accuracy, %")
     for dots, offset in zip(series, offsets, strict=True):
-        color, _, marker = _look(dots.style)
+        color, _, marker = look(dots.style)
         rows = np.arange(len(class_names)) + offset
         if dots.std is not None:
             axes.hlines(rows, (dots.mean - dots.std).clip(0), (dots.mean + dots.std).clip(0, 100), color, linewidth=1)
@@ -186,7 +186,7 @@ def per_class(series: Sequence[Dots], class_names: Sequence[str], alt: str) -> s
 def _ranked(series: Sequence[Dots], alt: str) -> str:
     figure, axes = _drawing(280, "accuracy, %")
     for dots in series:
-        color, dashes, _ = _look(dots.style)
+        color, dashes, _ = look(dots.style)
         order = np.argsort(dots.mean)  # NaN last
         mean = dots.mean[order]
         ranks = np.arange(1, len(mean) + 1)
@@ -201,7 +201,7 @@ def _ranked(series: Sequence[Dots], alt: str) -> str:
     return _svg(figure, alt)
 
 
-@_styled()
+@styled()
 def label_mix(
     series: Sequence[Dots], pooled: Floats, target: Floats | None, class_names: Sequence[str], alt: str
 ) -> str:
@@ -214,7 +214,7 @@ def label_mix(
         axes.barh(rows, 100 * target, height=0.86, color=_GRID)
     axes.vlines(100 * pooled, rows - 0.43, rows + 0.43, color=_INK, linewidth=1.4)
     for dots, offset in zip(series, offsets, strict=True):
-        color, _, marker = _look(dots.style)
+        color, _, marker = look(dots.style)
         axes.plot(dots.mean, rows + offset, marker, color=color, markersize=5)
     axes.set_xlim(left=0)
     return _svg(figure, alt)
@@ -227,7 +227,7 @@ def _mix_lines(series: Sequence[Dots], pooled: Floats, target: Floats | None, al
         axes.stairs(100 * target, edges, fill=True, color=_GRID)
     axes.stairs(100 * pooled, edges, baseline=None, color=_INK, linewidth=1)
     for dots in series:
-        color, _, marker = _look(dots.style)
+        color, _, marker = look(dots.style)
         axes.plot(np.arange(len(dots.mean)), dots.mean, marker, color=color, markersize=2.5)
     axes.set_xlabel("class")
     axes.set_ylim(bottom=0)
@@ -235,7 +235,7 @@ def _mix_lines(series: Sequence[Dots], pooled: Floats, target: Floats | None, al
     return _svg(figure, alt)
 
 
-@_styled()
+@styled()
 def who_holds_what(counts: Ints, client_names: Sequence[str], class_names: Sequence[str], alt: str) -> str:
     """Samples of each class (rows) at each client (columns), log colour, with the clients' sizes on top."""
     clients, classes = counts.shape
@@ -272,14 +272,14 @@ def who_holds_what(counts: Ints, client_names: Sequence[str], class_names: Seque
     return _svg(figure, alt)
 
 
-@_styled()
+@styled()
 def participation(rows: Sequence[Attendance], alt: str) -> str:
     """Share of the rounds in which each client was chosen: a strip of bars a run, its diverged rounds in ink."""
     figure = Figure(figsize=(_WIDTH / 72, (40 + 84 * len(rows)) / 72), layout="constrained")
     strips = figure.subplots(len(rows), 1, squeeze=False)[:, 0]
     top = max(100 * float(row.chosen.max(initial=0.0)) for row in rows) or 1.0
     for axes, row in zip(strips, rows, strict=True):
-        _bars(axes, 100 * row.chosen, _look(row.style)[0])
+        _bars(axes, 100 * row.chosen, look(row.style)[0])
         _bars(axes, 100 * row.diverged, _INK)
         axes.axhline(100 * float(row.chosen.mean()), color=_MUTED, linewidth=1, linestyle=(0, (4, 3)))
         axes.set_ylim(0, top)
@@ -291,13 +291,13 @@ def participation(rows: Sequence[Attendance], alt: str) -> str:
     return _svg(figure, alt)
 
 
-@_styled()
+@styled()
 def weights(clouds: Sequence[Points], alt: str) -> str:
     """Each client's mean weight, in percent, against what FedAvg would have given it in the same rounds."""
     figure, axes = _drawing(300, "mean weight given, %")
     top = 0.0
     for cloud in clouds:
-        color, _, marker = _look(cloud.style)
+        color, _, marker = look(cloud.style)
         axes.plot(100 * cloud.fedavg, 100 * cloud.given, marker, color=color, markersize=5, alpha=0.7, mew=0)
         top = max(top, 100 * float(cloud.fedavg.max(initial=0.0)))
     axes.axline((0, 0), (top or 1, top or 1), color=_MUTED, linewidth=1, linestyle=(0, (4, 3)))
@@ -310,10 +310,10 @@ def weights(clouds: Sequence[Points], alt: str) -> str:
     return _svg(figure, alt)
 
 
-@_styled()
+@styled()
 def key(style: int) -> str:
     """A small picture of how this style is drawn, for a legend."""
-    color, dashes, marker = _look(style)
+    color, dashes, marker = look(style)
     figure = Figure(figsize=(26 / 72, 12 / 72))
     axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
     axes.axis("off")
@@ -325,7 +325,7 @@ def key(style: int) -> str:
     return _svg(figure, f"line and marker {style}")
 
 
-def _look(style: int) -> tuple[str, tuple[float, ...], str]:
+def look(style: int) -> tuple[str, tuple[float, ...], str]:
     turn, color = divmod(style, len(_SERIES))
     return _SERIES[color], _DASHES[turn % len(_DASHES)], _MARKERS[style % len(_MARKERS)]
 

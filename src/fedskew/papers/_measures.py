@@ -1,0 +1,71 @@
+"""What a table or figure reads from a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedskew.errors import ConfigError
+from fedskew.experiment import SeedRun
+from fedskew.labels import projection_distance
+
+_SUMMARIES = {
+    "last10": "mean of the last 10 rounds",
+    "max": "maximum over the rounds, picked on the test set",
+    "best_by_validation": "of the round that validation picks",
+    "final": "of the last round",
+}
+_FIGURES = {
+    "accuracy": "test accuracy",
+    "target_accuracy": "accuracy on the target mix",
+    "macro_f1": "macro F1 on the test set",
+}
+
+
+def value_of(run: SeedRun, measure: str, reading: Mapping[str, str] | None = None) -> float | None:
+    """One number of a run, in the unit that `unit_of` names; None where the run has none.
+
+    `measure`: a moment and a figure of its summary, such as "last10.accuracy"; "last." and a key of the last round's
+    record, such as "last.drift"; or "projection_distance", the squared distance from the target to the hull of the
+    clients' label mixes. `reading`: "rounds" reads "max.accuracy" as if the run had ended there.
+    """
+    reading = reading or {}
+    if measure == "projection_distance":
+        return None if run.target is None else projection_distance(run.counts, run.target)
+    moment, _, figure = measure.partition(".")
+    if moment == "last":
+        found: Any = next((record for record in reversed(run.rounds) if record["round"]), None)
+        value = None if found is None else found[figure]
+    elif measure == "max.accuracy" and "rounds" in reading:
+        value = _max_until(run, int(reading["rounds"]))
+    else:
+        if moment not in _SUMMARIES:
+            raise ConfigError(f"measure: {measure!r} is none of {', '.join(_SUMMARIES)} with a figure, last., ...")
+        value = (run.summary[moment] or {}).get(figure)
+    return None if value is None else float(value) * (100.0 if unit_of(measure) == "%" else 1.0)
+
+
+def unit_of(measure: str) -> str:
+    """The unit in words; "" for a number without one."""
+    return "%" if measure.endswith(("accuracy", "worst_class")) else ""
+
+
+def describe_measure(measure: str) -> str:
+    """A measure in words."""
+    if measure == "projection_distance":
+        return "squared distance from the target to the hull of the clients' label mixes"
+    if measure == "last.drift":
+        return "drift diversity of the updates in the last round"
+    moment, _, figure = measure.partition(".")
+    unit = " in %" if unit_of(measure) else ""
+    return f"{_FIGURES.get(figure, figure)}{unit}, {_SUMMARIES.get(moment, moment)}"
+
+
+def _max_until(run: SeedRun, last: int) -> float | None:
+    if run.rounds[-1]["round"] < last:
+        return None
+    return max(
+        record["evaluation"]["accuracy"]
+        for record in run.rounds
+        if record["evaluation"] is not None and record["round"] <= last
+    )
