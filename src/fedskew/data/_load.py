@@ -14,15 +14,19 @@ import pydantic
 from fedskew.data._ag_news import ag_news
 from fedskew.data._cifar10 import cifar10
 from fedskew.data._cifar100 import cifar100
+from fedskew.data._cinic10 import cinic10
 from fedskew.data._csv import csv
 from fedskew.data._dataset import Dataset
 from fedskew.data._digit_domains import digit_domains
 from fedskew.data._digits import digits
 from fedskew.data._folder import folder
 from fedskew.data._idx import emnist_balanced, fashion_mnist, mnist
+from fedskew.data._iwildcam import iwildcam
 from fedskew.data._mat import svhn, syn_digits
 from fedskew.data._npz import npz
+from fedskew.data._pacs import pacs
 from fedskew.data._synthetic import synthetic
+from fedskew.data._tiny_imagenet import tiny_imagenet
 from fedskew.data._usps import usps
 from fedskew.errors import ArgumentError, DataError, nearest
 
@@ -36,10 +40,14 @@ INDEX: dict[str, Reader] = {
     "emnist_balanced": emnist_balanced,
     "cifar10": cifar10,
     "cifar100": cifar100,
+    "cinic10": cinic10,
+    "tiny_imagenet": tiny_imagenet,
     "usps": usps,
     "svhn": svhn,
     "syn_digits": syn_digits,
     "digit_domains": digit_domains,
+    "pacs": pacs,
+    "iwildcam": iwildcam,
     "ag_news": ag_news,
     "synthetic": synthetic,
     "folder": folder,

@@ -1,0 +1,112 @@
+"""iWildCam 2020 as WILDS divides it (Beery et al. 2020; Koh et al., "WILDS", ICML 2021), version 2.0."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+
+from fedskew.data._dataset import Dataset
+from fedskew.data._files import damaged, read
+from fedskew.data._pictures import IMAGENET_MEAN, IMAGENET_STD, Pictures, check_count, stored
+from fedskew.errors import ArgumentError
+
+_PAGE = "https://wilds.stanford.edu/datasets/#iwildcam"
+_SPLITS = {"train": 129_809, "val": 14_961, "test": 42_791, "id_val": 7_314, "id_test": 8_154}
+_CLASSES = 182
+
+
+class _Row(NamedTuple):
+    split: str
+    camera: int
+    label: int
+    file: str
+
+
+def iwildcam(
+    root: Path,
+    validation_split: Literal["val", "id_val"] | None = "val",
+    test: Literal["test", "id_test"] = "test",
+    size: int = 448,
+    packed: bool = False,
+    verify: bool = True,
+) -> Dataset:
+    """Colour pictures from camera traps in 182 classes (one is "empty"): 129,809 from 243 cameras train.
+
+    Reads `root/iwildcam_v2.0/`: `metadata.csv`, `categories.csv` for names where it is there, and the pictures, which
+    all lie in `train/`. Each training camera (`location_remapped`) is a natural client. `validation_split` is what the
+    data set sets aside itself: 14,961 pictures of 32 other cameras ("val"), 7,314 of the training cameras ("id_val"),
+    or nothing. `test`: 42,791 of 48 other cameras, or 8,154 of the training cameras ("id_test"). The label mix of the
+    test part is the target.
+
+    Pictures are resized to `size` x `size` (WILDS: 448) and normalised by ImageNet's means 0.485, 0.456, 0.406 and
+    deviations 0.229, 0.224, 0.225. They are decoded batch by batch; `packed`: once into one file (see
+    `data/_pictures.py`), which at 448 takes 112 GB. `verify`: hold the splits to their published sizes.
+    """
+    if size < 1:
+        raise ArgumentError(f"size: must be a side in pixels, got {size}")
+    folder = root / "iwildcam_v2.0"
+    rows = _rows(folder / "metadata.csv")
+    if verify:
+        for split, expected in _SPLITS.items():
+            check_count(folder, sum(row.split == split for row in rows), expected, _PAGE)
+    kept, held, tested = ([row for row in rows if row.split == split] for split in ("train", validation_split, test))
+    if not kept or not tested:
+        raise damaged(folder / "metadata.csv", "it has no row of split train, or none of the test split", _PAGE)
+    cameras = sorted({row.camera for row in kept})
+    client = {camera: index for index, camera in enumerate(cameras)}
+    classes = max(row.label for row in rows) + 1
+    if verify and classes != _CLASSES:
+        raise damaged(folder / "metadata.csv", f"it has {classes} classes, expected {_CLASSES}", _PAGE)
+
+    def pictures(found: list[_Row]) -> Pictures:
+        names = tuple(f"train/{row.file}" for row in found)
+        return Pictures(folder, names, (size, size), IMAGENET_MEAN, IMAGENET_STD, _PAGE)
+
+    test_labels = [row.label for row in tested]
+    return Dataset(
+        name="iwildcam",
+        inputs=stored(pictures(kept + held), "train", packed),
+        targets=torch.tensor([row.label for row in kept + held]),
+        test_inputs=stored(pictures(tested), test, packed),
+        test_targets=torch.tensor(test_labels),
+        classes=_names(folder / "categories.csv", classes),
+        mean=IMAGENET_MEAN,
+        std=IMAGENET_STD,
+        clients=np.array([client[row.camera] for row in kept] + [-1] * len(held)),
+        client_names=tuple(f"camera {camera}" for camera in cameras),
+        target=np.bincount(test_labels, minlength=classes).astype(np.float64),
+        validation=np.arange(len(kept), len(kept) + len(held)) if held else None,
+    )
+
+
+def _rows(path: Path) -> list[_Row]:
+    found = []
+    for line, row in enumerate(_table(path), start=2):
+        try:
+            found.append(_Row(row["split"], int(row["location_remapped"]), int(row["y"]), row["filename"]))
+        except (KeyError, TypeError, ValueError):
+            columns = "split, location_remapped, y, filename"
+            raise damaged(path, f"line {line} lacks one of {columns}, or holds no number", _PAGE) from None
+        if found[-1].label < 0 or not found[-1].file:
+            raise damaged(path, f"line {line} has label {found[-1].label} and file {found[-1].file!r}", _PAGE)
+    return found
+
+
+def _names(path: Path, classes: int) -> tuple[str, ...]:
+    """By class id; the id itself where there is no name."""
+    rows = _table(path) if path.exists() else []
+    found = {row.get("y"): row.get("name") for row in rows}
+    return tuple(found.get(str(label)) or str(label) for label in range(classes))
+
+
+def _table(path: Path) -> list[dict[str, str]]:
+    text = read(path, "a CSV file", _PAGE).decode("utf-8", "replace")
+    try:
+        return list(csv.DictReader(io.StringIO(text, newline="")))
+    except csv.Error as error:
+        raise damaged(path, f"it can't be read as CSV ({error})", _PAGE) from None

@@ -1,0 +1,138 @@
+"""PACS (Li, Yang, Song, Hospedales, "Deeper, Broader and Artier Domain Generalization", ICCV 2017)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from fedskew.data._dataset import Dataset
+from fedskew.data._files import damaged, read
+from fedskew.data._pictures import IMAGENET_MEAN, IMAGENET_STD, Pictures, check_count, listed, stored
+from fedskew.errors import ArgumentError
+
+_PAGE = "https://domaingeneralization.github.io"
+_DOMAINS = {"art_painting": 2_048, "cartoon": 2_344, "photo": 1_670, "sketch": 3_929}
+_CLASSES = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
+
+
+class _Part(NamedTuple):
+    """Pictures with their labels and domains."""
+
+    names: list[str]
+    labels: list[int]
+    domains: list[int]
+
+    def without(self, left_out: Sequence[str]) -> _Part:
+        part = _Part([], [], [])
+        for name, label, domain in zip(*self, strict=True):
+            if _CLASSES[label] not in left_out:
+                part.extend([name], [label], domain)
+        return part
+
+    def extend(self, names: list[str], labels: list[int], domain: int) -> None:
+        self.names.extend(names)
+        self.labels.extend(labels)
+        self.domains.extend([domain] * len(names))
+
+
+def pacs(
+    root: Path,
+    train: tuple[str, ...] = ("sketch", "cartoon"),
+    validation_domain: str | None = "art_painting",
+    test: str = "photo",
+    leave_out: tuple[str, ...] = (),
+    kfold: bool = False,
+    size: int = 224,
+    packed: bool = False,
+    verify: bool = True,
+) -> Dataset:
+    """9,991 pictures of seven classes from four domains: art_painting, cartoon, photo, sketch; one domain is the test.
+
+    Reads `root/PACS/DOMAIN/CLASS/`. The domains in `train` are the training samples; `validation_domain` is what the
+    data set sets aside itself (None: nothing), and `test` the test part; the default is FedPALS's choice. `leave_out`:
+    classes that the validation and test parts lose (FedPALS: giraffe). The label mix of the test part is the target.
+    `kfold`: only the pictures of `root/PACS/DOMAIN_train_kfold.txt` train, those of `DOMAIN_test_kfold.txt` are the
+    test part, and without a validation domain the `DOMAIN_crossval_kfold.txt` of the training domains are set aside:
+    the authors' division.
+
+    Pictures are resized to `size` x `size` and normalised by ImageNet's means 0.485, 0.456, 0.406 and deviations 0.229,
+    0.224, 0.225. `packed`: decode once into one file (see `data/_pictures.py`), 1.5 GB, else batch by batch. `verify`:
+    hold the folders to the published numbers of pictures.
+    """
+    used = [*train, *([validation_domain] if validation_domain is not None else []), test]
+    if not train or len(set(used)) != len(used) or not set(used) <= set(_DOMAINS):
+        raise ArgumentError(
+            f"train, validation_domain, test: expected domains among {', '.join(_DOMAINS)}, each once; got {used}"
+        )
+    for option, unknown in (("leave_out", set(leave_out) - set(_CLASSES)), ("size", {size} if size < 1 else set())):
+        if unknown:
+            raise ArgumentError(f"{option}: got {unknown.pop()!r}, expected {_EXPECTED[option]}")
+    folder = root / "PACS"
+    kept = _read(folder, train, "train" if kfold else None, verify)
+    held = _Part([], [], [])
+    if validation_domain is not None:
+        held = _read(folder, [validation_domain], None, verify)
+    elif kfold:
+        held = _read(folder, train, "crossval", verify)
+    held, tested = held.without(leave_out), _read(folder, [test], "test" if kfold else None, verify).without(leave_out)
+    all_rows = _Part(kept.names + held.names, kept.labels + held.labels, kept.domains + held.domains)
+
+    def pictures(part: _Part, name: str) -> Pictures:
+        return Pictures(folder, tuple(part.names), (size, size), IMAGENET_MEAN, IMAGENET_STD, _PAGE)
+
+    return Dataset(
+        name="pacs",
+        inputs=stored(pictures(all_rows, "train"), "train", packed),
+        targets=torch.tensor(all_rows.labels),
+        test_inputs=stored(pictures(tested, "test"), "test", packed),
+        test_targets=torch.tensor(tested.labels),
+        classes=_CLASSES,
+        mean=IMAGENET_MEAN,
+        std=IMAGENET_STD,
+        target=np.bincount(tested.labels, minlength=len(_CLASSES)).astype(np.float64),
+        domains=np.array(all_rows.domains),
+        test_domains=np.array(tested.domains),
+        domain_names=tuple(_DOMAINS),
+        validation=np.arange(len(kept.names), len(all_rows.names)) if held.names else None,
+    )
+
+
+_EXPECTED = {"leave_out": f"class names among {', '.join(_CLASSES)}", "size": "a side in pixels"}
+
+
+def _read(folder: Path, domains: Sequence[str], fold: str | None, verify: bool) -> _Part:
+    """All pictures of some domains, or those that one of their files of folds lists."""
+    part = _Part([], [], [])
+    for domain in domains:
+        names, labels = _whole(folder, domain, verify) if fold is None else _fold(folder, domain, fold)
+        part.extend(names, labels, list(_DOMAINS).index(domain))
+    return part
+
+
+def _whole(folder: Path, domain: str, verify: bool) -> tuple[list[str], list[int]]:
+    names: list[str] = []
+    labels: list[int] = []
+    for label, name in enumerate(_CLASSES):
+        found = listed(folder, f"{domain}/{name}", _PAGE)
+        names += found
+        labels += [label] * len(found)
+    if verify:
+        check_count(folder / domain, len(names), _DOMAINS[domain], _PAGE)
+    return names, labels
+
+
+def _fold(folder: Path, domain: str, fold: str) -> tuple[list[str], list[int]]:
+    """A line is a path below the folder and a label from 1."""
+    path = folder / f"{domain}_{fold}_kfold.txt"
+    names, labels = [], []
+    for line, row in enumerate(read(path, "a text file", _PAGE).decode("utf-8", "replace").splitlines(), start=1):
+        name, _, label = row.strip().rpartition(" ")
+        if label not in "1234567" or len(label) != 1 or not name:
+            raise damaged(path, f"line {line} is no picture and label from 1 to 7", _PAGE)
+        names.append(name)
+        labels.append(int(label) - 1)
+    return names, labels
