@@ -154,12 +154,11 @@ def test_batch_norm_statistics_travel_with_the_client():
 
 
 def test_an_observer_sees_each_client_after_its_own_training():
-    seen = {}
-    one, sent = backend(observe=lambda client, module: seen.__setitem__(client, one.model.read()))
-    updates = one.train(1, asked(1, 0), Sent(sent))
-    assert list(seen) == [1, 0]
+    one, sent = backend(observe=lambda round, client, module: (round, client, one.model.read()))
+    updates = one.train(3, asked(1, 0), Sent(sent))
+    assert [update.observed[:2] for update in updates] == [(3, 1), (3, 0)]
     for update in updates:
-        torch.testing.assert_close(seen[update.client] - sent.parameters, update.change)
+        torch.testing.assert_close(update.observed[2] - sent.parameters, update.change)
 
 
 def test_an_error_inside_local_training_names_round_client_and_step():

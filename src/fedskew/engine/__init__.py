@@ -1,6 +1,6 @@
 """Runs rounds: the algorithm once, and the backends that train a cohort."""
 
-from fedskew.engine._backend import Assignment, Backend, LocalTraining, Sent, Update
+from fedskew.engine._backend import Assignment, Backend, LocalTraining, Observer, Sent, Update
 from fedskew.engine._clients import ClientStates
 from fedskew.engine._conditions import Conditions
 from fedskew.engine._course import Course
@@ -9,7 +9,7 @@ from fedskew.engine._fedconcat import FedConcatCourse, FedConcatState
 from fedskew.engine._federation import Federation, ServerState, hooked
 from fedskew.engine._local_work import ClientData, Divided, LocalWork, Samples
 from fedskew.engine._records import ClientEvaluation, Evaluation, Round
-from fedskew.engine._sequential import Observer, Sequential
+from fedskew.engine._sequential import Sequential
 
 __all__ = [
     "Assignment",

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedskew.models import ModelState
 
@@ -58,7 +58,7 @@ class Update(NamedTuple):
 
     `change`: its parameters minus those that were sent, `(parameters,)`; `buffers` and `integers`: its own; `loss`:
     mean objective over its local training; `reply`: what fillers return beside the update; `state`: what the client
-    keeps, which does not travel.
+    keeps, which does not travel; `observed`: what the simulation's observer made of its model, if there is one.
     """
 
     client: int
@@ -69,6 +69,12 @@ class Update(NamedTuple):
     loss: float
     reply: Mapping[str, Tensor] = {}
     state: Mapping[str, Tensor] = {}
+    observed: Any = None
+
+
+Observer = Callable[[int, int, nn.Module], Any]
+"""Called with the round, a client and its model right after its local training; it returns what is to be kept of it,
+plain values or None, as `Update.observed`. It is pickled where clients train in other processes."""
 
 
 class Backend(Protocol):

@@ -246,7 +246,7 @@ class Federation:
             "bytes_down": turn.bytes_down,
             "evaluation": None,
             "validation": None,
-            "clients": None,
+            "clients": [update.observed for update in updates if update.observed is not None] or None,
         }
 
     def _select(self, state: Any, round: int) -> tuple[NDArray[np.int64], Any]:

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
 import torch
 from torch import Tensor, nn
 
-from fedskew.engine._backend import Assignment, Sent, Update
+from fedskew.engine._backend import Assignment, Observer, Sent, Update
 from fedskew.engine._local_work import LocalWork, Samples
 from fedskew.errors import RunError
 from fedskew.hooks import LocalEnd
 from fedskew.models import Dropout, FlatModel, ModelState, Outputs, with_features
 from fedskew.objectives import Batch, Context
 from fedskew.randomness import Purpose, fold, mix, stream_key
-
-Observer = Callable[[int, nn.Module], None]
-"""Called with a client and its model right after its local training, before the next client's."""
 
 ROWS_AT_ONCE = 1000
 MOMENTUM = "training.momentum"
@@ -81,8 +78,7 @@ class Sequential:
             steps += 1
         self.model.write(parameters)
         trained = self.model.read_state()
-        if self.observe is not None:
-            self.observe(client, self.model.module)
+        observed = None if self.observe is None else self.observe(round, client, self.model.module)
         reply: dict[str, Tensor] = {}
         state: dict[str, Tensor] = {}
         if work.training.persist_momentum and carried is not None:
@@ -115,6 +111,7 @@ class Sequential:
             loss=float(total) / seen if seen else 0.0,
             reply=reply,
             state=state,
+            observed=observed,
         )
 
     def _previous_of(self, kept: Mapping[str, Tensor], sent: Sent) -> _Frozen | None:

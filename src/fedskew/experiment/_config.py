@@ -186,6 +186,10 @@ class Config(Section):
             del tree["tune"]
         return resolve({**tree, "method": {"preset": preset}, "name": f"{self.name}-{preset}"})
 
+    def is_evaluated(self, round: int) -> bool:
+        """Whether a round ends with an evaluation: every so many, and the last."""
+        return round % self.evaluation.every == 0 or round == self.training.rounds
+
     def for_seed(self, seed: int) -> Config:
         """This config for one seed."""
         return self.model_copy(update={"seeds": [seed]})

@@ -13,23 +13,21 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
-from fedskew import metrics
 from fedskew.data import Inputs, take
 from fedskew.engine import (
-    ClientEvaluation,
     ClientStates,
     Evaluation,
     FedConcatState,
     Round,
     ServerState,
     evaluation,
-    plain,
     predict,
 )
 from fedskew.errors import ConfigError, RunError
 from fedskew.experiment import _checkpoint
+from fedskew.experiment._client_evaluations import ClientEvaluations
 from fedskew.experiment._config import Config, write
 from fedskew.experiment._folder import RunFolder, plain_json, task_json, write_text
 from fedskew.experiment._records import SeedRun
@@ -72,16 +70,14 @@ class Run:
         self.device = choose_device(config.engine.device)
         self.task: Task = make_task(self.config, seed)
         self._clients = ClientStates(None if folder is None else folder / "checkpoint" / "clients")
-        observe = self._watch if config.evaluation.clients else None
+        dataset, held = self.task.dataset, torch.from_numpy(self.task.validation)
+        self._test = dataset.test_inputs.to(self.device), dataset.test_targets.to(self.device)
+        self._validation = take(dataset.inputs, held).to(self.device), dataset.targets[held].to(self.device)
+        observe = ClientEvaluations(config, *self._test, self.task.counts) if config.evaluation.clients else None
         self.federation, self._untrained, self.model = make_federation(
             self.config, seed, self.task, self.device, self._clients, observe
         )
         self.records: list[Round] = []
-        self._watched: list[ClientEvaluation] = []
-        self._watching = False
-        dataset, held = self.task.dataset, torch.from_numpy(self.task.validation)
-        self._test = dataset.test_inputs.to(self.device), dataset.test_targets.to(self.device)
-        self._validation = take(dataset.inputs, held).to(self.device), dataset.targets[held].to(self.device)
 
     def go(self, resume: bool = False, progress: Progress | None = None) -> SeedRun:
         """Train to the end. An interrupt leaves a checkpoint: of the last whole round, or the one before it."""
@@ -154,14 +150,10 @@ class Run:
 
     def _round(self, state: RunState) -> tuple[RunState, Round]:
         """One round, its evaluation where one is due, and its line on disk."""
-        upcoming = state.server.round + 1
-        due = upcoming % self.config.evaluation.every == 0 or upcoming == self.config.training.rounds
-        self._watching, self._watched = due, []
         server, record = self.federation.play(state.server)
         state = dataclasses.replace(state, server=server)
-        if due:
+        if self.config.is_evaluated(record["round"]):
             state, record = self._evaluated(state, record)
-            record["clients"] = self._watched if self.config.evaluation.clients else None
         self._keep(record)
         return state, record
 
@@ -184,25 +176,6 @@ class Run:
     def _evaluate(self, inputs: Inputs, targets: Tensor) -> Evaluation:
         confusion, loss = predict(self.model.module, inputs, targets, self.task.dataset.num_classes)
         return evaluation(confusion, loss, self.task.target)
-
-    def _watch(self, client: int, module: nn.Module) -> None:
-        """A client's model after its local training, by the classes that it holds many of, few of, none of."""
-        if not self._watching:
-            return
-        confusion, _ = predict(module, *self._test, self.task.dataset.num_classes)
-        accuracy = metrics.per_class_accuracy(confusion)
-        groups = metrics.class_groups(self.task.counts[client])
-        means = [_mean_known(accuracy[ids]) for ids in (groups.majority, groups.minority, groups.vacant)]
-        self._watched.append(
-            {
-                "client": client,
-                "per_class": plain(accuracy),
-                "confusion": confusion.tolist(),
-                "majority": means[0],
-                "minority": means[1],
-                "vacant": means[2],
-            }
-        )
 
     def _keep(self, record: Round) -> None:
         self.records.append(record)
@@ -269,11 +242,6 @@ def _save_model(model: FlatModel, state: ModelState, path: Path) -> None:
     aside = path.with_suffix(".part")
     save_file(model.state_dict(), aside)
     aside.replace(path)
-
-
-def _mean_known(values: NDArray[np.float64]) -> float | None:
-    known = values[~np.isnan(values)]
-    return float(known.mean()) if len(known) else None
 
 
 def _untrained_round(seed: int) -> Round:
