@@ -14,6 +14,7 @@ from fedskew.partition import (
     DirichletByClass,
     DirichletByClient,
     IIDAndExclusive,
+    OneLabelMissing,
     PairedShards,
     Quantity,
     Rule,
@@ -31,6 +32,7 @@ RULES = [
     PairedShards(2),
     Sparsity(3),
     IIDAndExclusive(0.3, 2, 1000),
+    OneLabelMissing(0.1),
 ]
 USES_ALL = (DirichletByClass, DirichletByClient, Quantity, Shards, PairedShards)
 
@@ -129,10 +131,12 @@ def test_refuses_a_seed_in_place_of_a_generator(rule: Rule) -> None:
             Shards(3),
             PairedShards(1),
             PairedShards(2, low=0.0, high=1.0),
+            PairedShards(2, low=0.0, high=0.5),
             Sparsity(1),
             Sparsity(3),
             IIDAndExclusive(0.5, 1, 2),
             IIDAndExclusive(1.0, 1, 1),
+            OneLabelMissing(0.3),
         ]
     ),
 )
@@ -156,8 +160,10 @@ def test_the_index_names_every_rule() -> None:
     assert sorted(INDEX) == [
         "dirichlet_by_class",
         "dirichlet_by_client",
+        "dirichlet_within_domains",
         "iid_and_exclusive",
         "natural",
+        "one_label_missing",
         "paired_shards",
         "quantity",
         "shards",

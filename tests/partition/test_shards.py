@@ -83,10 +83,43 @@ def test_a_class_of_one_sample_goes_to_the_second() -> None:
     np.testing.assert_array_equal(counts, [[0], [1]])
 
 
-@pytest.mark.parametrize("clients", [8, 9, 12, 20])
-def test_refuses_clients_or_classes_left_over(clients: int) -> None:
-    with pytest.raises(PartitionError, match=rf"occupy 5 pairs, not {clients} clients: take 10 clients"):
+@pytest.mark.parametrize(("clients", "left"), [(8, 3), (9, 4), (12, 2)])
+def test_refuses_clients_left_over(clients: int, left: int) -> None:
+    # floor(2 * 8 / 10) = floor(2 * 9 / 10) = 1: each class to one client, five clients; with 12 clients five pairs.
+    with pytest.raises(PartitionError, match=rf"leave {left} clients and 0 classes over: take 10 clients \(5 pairs\)"):
         PairedShards(2).split(CIFAR_LABELS, clients, np.random.default_rng(0))
+
+
+def test_refuses_classes_left_over() -> None:
+    with pytest.raises(PartitionError, match="leave 3 clients and 10 classes over"):
+        PairedShards(2).split(CIFAR_LABELS, 3, np.random.default_rng(0))
+
+
+def test_ag_news_is_shared_by_two_groups_of_five() -> None:
+    # floor(10 * 2 / 4) = 5 holders; each but the last gets from a tenth of the equal part of 600 up to just below it.
+    labels, rng = np.repeat(np.arange(4), 3000), np.random.default_rng(0)
+    splits = [counts_of(PairedShards(2).split(labels, 10, rng), labels, 4) for _ in range(40)]
+    for counts in splits:
+        np.testing.assert_array_equal(counts > 0, np.repeat([[1, 1, 0, 0], [0, 0, 1, 1]], 5, axis=0))
+        np.testing.assert_array_equal(counts.sum(axis=0), 3000)
+    firsts = np.concatenate([counts[[0, 1, 2, 3]][:, :2].ravel() for counts in splits])
+    assert firsts.min() >= 60
+    assert firsts.max() <= 599
+    assert firsts.mean() == pytest.approx((60 + 599) / 2, rel=0.06)
+
+
+def test_twice_as_many_clients_make_groups_of_four_and_half_as_many_share_nothing() -> None:
+    counts = counts_of(PairedShards(2).split(CIFAR_LABELS, 20, np.random.default_rng(0)), CIFAR_LABELS)
+    np.testing.assert_array_equal((counts > 0).sum(axis=0), 4)
+    alone = counts_of(PairedShards(2).split(CIFAR_LABELS, 5, np.random.default_rng(0)), CIFAR_LABELS)
+    np.testing.assert_array_equal(alone, np.kron(np.eye(5, dtype=int), [[5000, 5000]]))
+
+
+def test_refuses_shares_that_larger_groups_can_not_all_have() -> None:
+    labels = np.repeat(np.arange(4), 3000)
+    with pytest.raises(PartitionError, match=r"5 clients share a class.*lower high to 0\.625 or less"):
+        PairedShards(2, high=1.0).split(labels, 10, np.random.default_rng(0))
+    PairedShards(2, high=0.625).split(labels, 10, np.random.default_rng(0))
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.5, 0.5), (-0.1, 0.5), (0.5, 1.1), (float("nan"), 0.5)])

@@ -229,12 +229,17 @@ def _divide(
             )
         names = dataset.client_names
         shares = partition.natural_split(dataset.clients[kept], len(names))
+        if section.clients is not None:
+            shares, names = partition.grouped(shares, section.clients), tuple(map(str, range(section.clients)))
         return Partition.of([kept[rows] for rows in shares], labels, classes, "natural"), names, False
     assert section.clients is not None, "the config has been checked"
     rule = naming.fill(partition.INDEX, {"name": section.rule, **section.parameters}, "partition")
     rng = generator(seed, Purpose.PARTITION)
-    shares = rule.split(labels[kept], section.clients, rng, num_classes=classes)
     names = tuple(map(str, range(section.clients)))
+    if isinstance(rule, partition.DomainRule) and dataset.domains is not None:
+        shares = rule.split_domains(labels[kept], dataset.domains[kept], section.clients, rng, num_classes=classes)
+    else:
+        shares = rule.split(labels[kept], section.clients, rng, num_classes=classes)
     return Partition.of([kept[rows] for rows in shares], labels, classes, rule), names, rule.target_client
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from fedskew.partition._dirichlet_by_class import DirichletByClass
 from fedskew.partition._dirichlet_by_client import DirichletByClient
+from fedskew.partition._dirichlet_within_domains import DirichletWithinDomains
 from fedskew.partition._iid_and_exclusive import IIDAndExclusive
-from fedskew.partition._natural import Natural, natural_split
+from fedskew.partition._natural import Natural, grouped, natural_split
+from fedskew.partition._one_label_missing import OneLabelMissing
 from fedskew.partition._oracle import oracle
 from fedskew.partition._paired_shards import PairedShards
 from fedskew.partition._partition import Partition
-from fedskew.partition._protocol import Rule
+from fedskew.partition._protocol import DomainRule, Rule
 from fedskew.partition._quantity import Quantity
 from fedskew.partition._shards import Shards
 from fedskew.partition._sparsity import Sparsity
@@ -22,6 +24,8 @@ INDEX: dict[str, type] = {
     "paired_shards": PairedShards,
     "sparsity": Sparsity,
     "iid_and_exclusive": IIDAndExclusive,
+    "one_label_missing": OneLabelMissing,
+    "dirichlet_within_domains": DirichletWithinDomains,
     "natural": Natural,
 }
 """The rules by the name that a config gives them."""
@@ -30,14 +34,18 @@ __all__ = [
     "INDEX",
     "DirichletByClass",
     "DirichletByClient",
+    "DirichletWithinDomains",
+    "DomainRule",
     "IIDAndExclusive",
     "Natural",
+    "OneLabelMissing",
     "PairedShards",
     "Partition",
     "Quantity",
     "Rule",
     "Shards",
     "Sparsity",
+    "grouped",
     "natural_split",
     "oracle",
 ]

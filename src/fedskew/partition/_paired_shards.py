@@ -1,9 +1,11 @@
-"""Clients in pairs: both of a pair hold the same classes, nobody else does, and the parts are unequal.
+"""Small groups of clients: all of a group hold the same classes, nobody else does, and the parts are unequal.
 
-The "s" partition of FedVLS, read in its authors' code (the paper cites FedNTD, whose rule is another: `Shards`). Class
-after class goes to the first two clients that may still take one, so that clients 2p and 2p + 1 share the same
-`classes_per_client` classes. Of each class with n samples the first gets a whole number drawn uniformly from
-[low * n, high * n), the second the rest. The authors take low 1/20, high 1/2, but high 1 for CIFAR-10.
+The "s" partition of FedVLS, read in its authors' code (the paper cites FedNTD, whose rule is another: `Shards`). With
+K clients, C classes and s classes a client, a class goes to the first floor(K s / C) clients that may still take one.
+With two such holders, as in all of the paper's picture tasks, clients 2p and 2p + 1 share the same s classes; AG News
+with 10 clients and s = 2 has groups of five. Of a class with n samples and h holders each but the last gets a whole
+number drawn uniformly from [low * 2n/h, high * 2n/h), and the last the rest. The authors take low 1/20, high 1/2 (from
+a tenth of the equal part to the equal part), but high 1 for CIFAR-10.
 """
 
 from __future__ import annotations
@@ -22,7 +24,10 @@ from fedskew.partition._protocol import IntArray
 
 @dataclass(frozen=True)
 class PairedShards:
-    """Pairs of clients that share `classes_per_client` classes exclusively and unequally."""
+    """Pairs, or larger groups, of clients that share `classes_per_client` classes exclusively and unequally.
+
+    `low` and `high`: between which shares of a class the first of a pair gets; in larger groups, of two equal parts.
+    """
 
     target_client: ClassVar[bool] = False
 
@@ -41,18 +46,38 @@ class PairedShards:
         """Divide all samples. See `Rule.split`; refuses where a client or a class would be left over."""
         labels, class_sizes = check_samples(labels, clients, rng, num_classes)
         classes = len(class_sizes)
-        pairs = -(-classes // self.classes_per_client)
-        if clients != 2 * pairs:
+        held = self._held(clients, classes)
+        holders = held.sum(axis=0)
+        if (self.high * 2 * (holders - 1) > holders).any():
             raise PartitionError(
-                f"{classes} classes at {self.classes_per_client} a client occupy {pairs} pairs, not {clients} clients: "
-                f"take {2 * pairs} clients, or another classes_per_client"
+                f"{holders.max()} clients share a class, and all but the last may ask for more than there is: lower "
+                f"high to {holders.max() / (2 * (holders.max() - 1)):.3g} or less, or take another number of clients"
             )
-        least = np.floor(self.low * class_sizes + 1e-9).astype(np.int64)
-        end = np.floor(self.high * class_sizes + 1e-9).astype(np.int64)
-        # Where the class is too small for the interval to hold a whole number, its lower end.
-        first = rng.integers(least, np.maximum(end, least + 1))
-        pair = np.arange(classes) // self.classes_per_client
+        # Every holder of a class but its last, class after class.
+        last = held.shape[0] - 1 - held[::-1].argmax(axis=0)
+        of_class, client = np.nonzero((held & (np.arange(clients)[:, None] != last)).T)
+        part = class_sizes[of_class] * 2 / holders[of_class]
+        least = np.floor(self.low * part + 1e-9).astype(np.int64)
+        end = np.floor(self.high * part + 1e-9).astype(np.int64)
         counts = np.zeros((clients, classes), dtype=np.int64)
-        counts[2 * pair, np.arange(classes)] = first
-        counts[2 * pair + 1, np.arange(classes)] = class_sizes - first
+        # Where the class is too small for the interval to hold a whole number, its lower end.
+        counts[client, of_class] = rng.integers(least, np.maximum(end, least + 1))
+        counts[last, np.arange(classes)] = class_sizes - counts.sum(axis=0)
         return deal(labels, counts, rng)
+
+    def _held(self, clients: int, classes: int) -> np.ndarray[tuple[int, int], np.dtype[np.bool_]]:
+        """Which client holds which class, `(clients, classes)`."""
+        group = self.classes_per_client * clients // classes
+        held = np.zeros((clients, classes), dtype=np.bool_)
+        for label in range(classes):
+            free = np.flatnonzero(held.sum(axis=1) < self.classes_per_client)[:group]
+            held[free, label] = True
+        busy, taken = int(held.any(axis=1).sum()), int(held.any(axis=0).sum())
+        if busy < clients or taken < classes:
+            groups = -(-classes // self.classes_per_client)
+            raise PartitionError(
+                f"{clients} clients with {self.classes_per_client} of {classes} classes each leave {clients - busy} "
+                f"clients and {classes - taken} classes over: take {2 * groups} clients ({groups} pairs), or another "
+                "classes_per_client"
+            )
+        return held

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -26,3 +26,18 @@ class Rule(Protocol):
         The result depends on these arguments and the state of `rng` only. Raises `ArgumentError` for a bad argument,
         `PartitionError` where the rule can't divide these labels among so many clients.
         """
+
+
+@runtime_checkable
+class DomainRule(Protocol):
+    """A rule that also asks where each sample comes from; its `split` alone raises `PartitionError`."""
+
+    def split_domains(
+        self,
+        labels: ArrayLike,
+        domains: ArrayLike,
+        clients: int,
+        rng: np.random.Generator,
+        num_classes: int | None = None,
+    ) -> list[IntArray]:
+        """As `Rule.split`; `domains`: `(samples,)` integers, the domain of each sample."""
