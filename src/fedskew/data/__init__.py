@@ -5,6 +5,7 @@ from __future__ import annotations
 from fedskew.data._crop_flip import CropFlip
 from fedskew.data._dataset import Dataset
 from fedskew.data._fedentopt import JitterFlipGrey
+from fedskew.data._huggingface import from_huggingface
 from fedskew.data._load import INDEX, Reader, load
 from fedskew.data._protocol import Augmentation, Augmenter
 from fedskew.data._stored import Inputs, Stored, take
@@ -26,6 +27,7 @@ __all__ = [
     "JitterFlipGrey",
     "Reader",
     "Stored",
+    "from_huggingface",
     "load",
     "take",
 ]

@@ -12,12 +12,11 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from fedskew.data._dataset import Dataset
+from fedskew.data._image import as_floats, is_grey, sides
 from fedskew.data._own import Samples, make
-from fedskew.errors import ArgumentError, DataError
+from fedskew.errors import DataError
 
 _SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"}
-_GREY = {"1", "L", "LA", "La"}
-_DEEP = {"I", "I;16", "I;16L", "I;16B", "I;16N"}
 
 
 class _Picture(NamedTuple):
@@ -56,7 +55,7 @@ def folder(
     train = _tree(root / "train" if split else root, client_level)
     test = _tree(root / "test", client_level) if split and (root / "test").is_dir() else None
     pictures = train.pictures + (test.pictures if test else [])
-    shape = _shape([picture.path for picture in pictures], _sides(size))
+    shape = _shape([picture.path for picture in pictures], sides(size))
     return make(
         "folder",
         _samples(train, shape, client_level),
@@ -93,31 +92,21 @@ def _folders(top: Path) -> Iterator[Path]:
     return (path for path in sorted(top.iterdir()) if path.is_dir() and not path.name.startswith("."))
 
 
-def _sides(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
-    """(height, width)."""
-    if size is None:
-        return None
-    sides = (size, size) if isinstance(size, int) else tuple(size)
-    if len(sides) != 2 or not all(isinstance(side, int) and side > 0 for side in sides):
-        raise ArgumentError(f"size: must be a side or (height, width) in pixels, got {size!r}")
-    return sides
-
-
-def _shape(paths: list[Path], sides: tuple[int, int] | None) -> tuple[int, int, int]:
+def _shape(paths: list[Path], wanted: tuple[int, int] | None) -> tuple[int, int, int]:
     """(channels, height, width) of all pictures, from their headers."""
     channels, first = 1, None
     for path in paths:
         mode, width, height = _header(path)
-        if mode not in _GREY | _DEEP:
+        if not is_grey(mode):
             channels = 3
-        if sides is None:
+        if wanted is None:
             first = first or (height, width)
             if (height, width) != first:
                 raise DataError(
                     f"{path}: is {height} x {width} pixels, but {paths[0]} is {first[0]} x {first[1]}; "
                     "set size to resize all"
                 )
-    height, width = sides or first or (0, 0)
+    height, width = wanted or first or (0, 0)
     return channels, height, width
 
 
@@ -140,16 +129,8 @@ def _samples(tree: _Tree, shape: tuple[int, int, int], client_level: bool) -> Sa
 
 def _pixels(path: Path, shape: tuple[int, int, int]) -> Tensor:
     """Values in [0, 1], `(channels or 1, height, width)`."""
-    channels, height, width = shape
     try:
         with Image.open(path) as image:
-            deep = image.mode in _DEEP
-            flat = image.convert("F" if deep else "L" if channels == 1 else "RGB")
+            return as_floats(image, shape, path)
     except (OSError, SyntaxError) as error:
         raise DataError(f"{path}: can't be read as a picture: {error}") from None
-    if flat.size != (width, height):
-        flat = flat.resize((width, height), Image.Resampling.BILINEAR)
-    pixels = torch.from_numpy(np.asarray(flat, dtype=np.float32) / (65535 if deep else 255))
-    if pixels.max() > 1:
-        raise DataError(f"{path}: is deeper than 16 bits")
-    return pixels.permute(2, 0, 1) if pixels.dim() == 3 else pixels.unsqueeze(0)

@@ -20,6 +20,7 @@ from fedskew.data._dataset import Dataset
 from fedskew.data._digit_domains import digit_domains
 from fedskew.data._digits import digits
 from fedskew.data._folder import folder
+from fedskew.data._huggingface import huggingface
 from fedskew.data._idx import emnist_balanced, fashion_mnist, mnist
 from fedskew.data._iwildcam import iwildcam
 from fedskew.data._mat import svhn, syn_digits
@@ -53,6 +54,7 @@ INDEX: dict[str, Reader] = {
     "folder": folder,
     "npz": npz,
     "csv": csv,
+    "huggingface": huggingface,
 }
 """The readers by the name that a config gives them."""
 

@@ -17,7 +17,10 @@ from fedskew.errors import ArgumentError, DataError
 
 @dataclass
 class Samples:
-    """One part of a data set as it was read: `inputs`, `(samples, ...)` floats, and the names of labels and clients."""
+    """One part of a data set as it was read.
+
+    `inputs`, `(samples, ...)` floats or token ids, and the names of their labels and clients.
+    """
 
     inputs: Tensor
     labels: Sequence[str]
@@ -37,23 +40,25 @@ def make(
     rng: np.random.Generator | None,
     classes: Iterable[str] = (),
     clients: Iterable[str] = (),
+    numbered: Sequence[str] = (),
 ) -> Dataset:
     """The data set; inputs standardised by channel with the mean and deviation of the training part.
 
-    Without a test part, one is held out by `hold_out`. `classes` and `clients` name some that may have no sample.
-    Inputs are changed in place.
+    Without a test part, one is held out by `hold_out`. `classes` and `clients` name some that may have no sample;
+    `numbered` names all classes in the order of their ids, where the data has such. Inputs are changed in place; token
+    ids stay as they are.
     """
     if test is None:
         kept, held = hold_out(train.labels, test_share, rng)
         train, test = train.take(kept), train.take(held)
-    names = ordered({*classes, *train.labels, *test.labels})
+    names = tuple(numbered) or ordered({*classes, *train.labels, *test.labels})
     client_names = ordered({*clients, *(train.clients or ())})
-    mean, std = _standardise(train.inputs, test.inputs)
+    mean, std = _standardise(train.inputs, test.inputs) if train.inputs.is_floating_point() else ((), ())
     return Dataset(
         name=name,
-        inputs=train.inputs.float(),
+        inputs=_held(train.inputs),
         targets=torch.from_numpy(_ids(train.labels, names)),
-        test_inputs=test.inputs.float(),
+        test_inputs=_held(test.inputs),
         test_targets=torch.from_numpy(_ids(test.labels, names)),
         classes=names,
         mean=mean,
@@ -90,6 +95,11 @@ def ordered(names: Iterable[str]) -> tuple[str, ...]:
     if all(re.fullmatch(r"-?\d+", name) for name in names):
         return tuple(sorted(names, key=lambda name: (int(name), name)))
     return tuple(sorted(names))
+
+
+def _held(inputs: Tensor) -> Tensor:
+    """As a data set holds them: float32, or token ids."""
+    return inputs.float() if inputs.is_floating_point() else inputs
 
 
 def _ids(values: Sequence[str], names: tuple[str, ...]) -> NDArray[np.int64]:

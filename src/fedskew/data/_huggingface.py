@@ -1,0 +1,237 @@
+"""A user's own data in an object of Hugging Face's package `datasets`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedskew.data._dataset import Dataset
+from fedskew.data._image import as_floats, is_grey, sides
+from fedskew.data._own import Samples, hold_out, make
+from fedskew.data._words import token_ids, vocabulary
+from fedskew.errors import ArgumentError, DataError, MissingPackageError, nearest
+
+Table = Any
+"""A `datasets.Dataset`."""
+
+_NUMBERS = ("int", "uint", "float", "bool", "double")
+
+
+def huggingface(
+    root: Path,
+    rng: np.random.Generator | None,
+    inputs: str | None = None,
+    label: str = "label",
+    client: str | None = None,
+    test: str = "test",
+    test_share: float = 0.2,
+    size: int | tuple[int, int] | None = None,
+    vocabulary_size: int = 98_635,
+    length: int = 200,
+) -> Dataset:
+    """`root` is a folder that `save_to_disk` of the package `datasets` wrote; the rest as for `from_huggingface`."""
+    package = _package()
+    try:
+        table = package.load_from_disk(str(root))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{root}: is no folder that save_to_disk of datasets wrote ({error})") from None
+    return from_huggingface(
+        table,
+        inputs=inputs,
+        label=label,
+        client=client,
+        test=test,
+        test_share=test_share,
+        size=size,
+        vocabulary_size=vocabulary_size,
+        length=length,
+        rng=rng,
+    )
+
+
+def from_huggingface(
+    table: Any,
+    *,
+    inputs: str | None = None,
+    label: str = "label",
+    client: str | None = None,
+    test: str = "test",
+    test_share: float = 0.2,
+    size: int | tuple[int, int] | None = None,
+    vocabulary_size: int = 98_635,
+    length: int = 200,
+    rng: np.random.Generator | None = None,
+) -> Dataset:
+    """A `datasets.Dataset`, or a `DatasetDict` whose parts are "train" and, where there is one, `test`.
+
+    `inputs` names the column to learn from: pictures, text, an array, or a number. Without it, the one column of
+    pictures, else the one of text, else all columns of numbers together. `label` and `client` name columns of labels
+    and of natural clients (a column called "client" is taken for it). Classes keep the ids of a `ClassLabel`. Without a
+    test part, `test_share` of every class is drawn with `rng` and held out.
+
+    Pictures: grey where all are, else RGB, of one size or resized (bilinear) to `size`, a side or (height, width).
+    Arrays: `(features,)`, `(height, width)` or `(channels, height, width)`; uint8 is scaled to [0, 1]. Both, and
+    numbers, are standardised by channel or feature with mean and deviation of the training part. Text: token ids
+    `(samples, length)` by a vocabulary of the training text, as for `ag_news`. All is read into memory.
+
+    Raises MissingPackageError without the package, DataError for a table that does not fit, ArgumentError for the rest.
+    """
+    package = _package()
+    parts = dict(table) if isinstance(table, package.DatasetDict) else {"train": table}
+    if "train" not in parts:
+        raise DataError(f"table: has no part 'train' (found: {', '.join(parts)})")
+    for name, part in parts.items():
+        if not isinstance(part, package.Dataset):
+            raise DataError(f"table: {name} is a {type(part).__name__}; expected a datasets.Dataset, not streamed")
+    train = parts["train"].with_format(None)
+    columns = _columns(train, label, client, inputs)
+    if client is None and "client" in train.column_names and "client" not in (label, inputs):
+        client = "client"
+    if test in parts:
+        held = parts[test].with_format(None)
+        if absent := {*columns, label} - set(held.column_names):
+            raise DataError(f"table: its part {test!r} has no column {sorted(absent)[0]!r}")
+    else:
+        kept_rows, held_rows = hold_out(_names(train, label), test_share, rng)
+        train, held = train.select(kept_rows), train.select(held_rows)
+    features = train.features[label]
+    values, held_values = _read(package, train, held, columns, size, vocabulary_size, length)
+    return make(
+        "huggingface",
+        Samples(values, _names(train, label), None if client is None else _names(train, client)),
+        Samples(held_values, _names(held, label)),
+        test_share,
+        rng,
+        numbered=features.names if isinstance(features, package.ClassLabel) else (),
+    )
+
+
+def _package() -> Any:
+    try:
+        return import_module("datasets")
+    except ImportError:
+        raise MissingPackageError("data set 'huggingface' needs datasets: pip install 'fedskew[hf]'") from None
+
+
+def _kind(feature: Any) -> str:
+    """What a column holds: "picture", "text", "number", "array" or "other"."""
+    kind = type(feature).__name__
+    if kind == "Image":
+        return "picture"
+    if kind == "Value":
+        return "text" if "string" in feature.dtype else "number" if feature.dtype.startswith(_NUMBERS) else "other"
+    return "array" if kind in ("Sequence", "List", "LargeList", "Array2D", "Array3D", "list") else "other"
+
+
+def _columns(table: Table, label: str, client: str | None, inputs: str | None) -> list[str]:
+    """The columns to learn from."""
+    names = table.column_names
+    for option, name in (("label", label), ("client", client), ("inputs", inputs)):
+        if name is not None and name not in names:
+            raise ArgumentError(f"{option}: the table has no column {name!r}{nearest(name, names)}")
+    kinds = {name: _kind(table.features[name]) for name in names if name not in (label, client, "client")}
+    if inputs is not None:
+        if _kind(table.features[inputs]) == "other":
+            raise ArgumentError(
+                f"inputs: column {inputs!r} holds {table.features[inputs]}, which can't be learned from"
+            )
+        return [inputs]
+    for kind in ("picture", "text", "array"):
+        found = [name for name in kinds if kinds[name] == kind]
+        if len(found) == 1:
+            return found
+        if found:
+            raise ArgumentError(f"inputs: say which column to learn from: {', '.join(found)} all hold {kind}s")
+    numbers = [name for name in kinds if kinds[name] == "number"]
+    if not numbers:
+        raise ArgumentError(f"inputs: no column to learn from (found: {', '.join(names)})")
+    return numbers
+
+
+def _names(table: Table, column: str) -> list[str]:
+    """The values of a column as names; a ClassLabel's by its own."""
+    feature, values = table.features[column], list(table[column])
+    if None in values:
+        raise DataError(f"table: {column!r} is empty in row {values.index(None)}")
+    if hasattr(feature, "int2str"):
+        try:
+            return [str(feature.int2str(value)) for value in values]
+        except ValueError as error:
+            raise DataError(f"table: {column!r}: {error}") from None
+    return [str(value) for value in values]
+
+
+def _read(
+    package: Any,
+    train: Table,
+    held: Table,
+    columns: list[str],
+    size: int | tuple[int, int] | None,
+    vocabulary_size: int,
+    length: int,
+) -> tuple[Tensor, Tensor]:
+    """Inputs of both parts."""
+    kind = _kind(train.features[columns[0]])
+    if kind == "text":
+        texts, held_texts = ([value or "" for value in part[columns[0]]] for part in (train, held))
+        ids = vocabulary(texts, vocabulary_size)
+        return token_ids(texts, ids, length), token_ids(held_texts, ids, length)
+    if kind == "picture":
+        shape = _shape([train, held], columns[0], sides(size))
+        return _pictures(train, columns[0], shape), _pictures(held, columns[0], shape)
+    values, held_values = (_arrays(part, columns) for part in (train, held))
+    if values.shape[1:] != held_values.shape[1:]:
+        raise DataError(
+            f"table: training samples are {tuple(values.shape[1:])}, test ones {tuple(held_values.shape[1:])}"
+        )
+    return values, held_values
+
+
+def _shape(tables: Sequence[Table], column: str, wanted: tuple[int, int] | None) -> tuple[int, int, int]:
+    """(channels, height, width) of all pictures."""
+    channels, first = 1, None
+    for table in tables:
+        for row, image in enumerate(table[column]):
+            if image is None:
+                raise DataError(f"table: {column!r} is empty in row {row}")
+            if not is_grey(image.mode):
+                channels = 3
+            first = first or image.size
+            if wanted is None and image.size != first:
+                raise DataError(
+                    f"table: {column!r} in row {row} is {image.size[1]} x {image.size[0]} pixels, the first "
+                    f"{first[1]} x {first[0]}; set size to resize all"
+                )
+    width, height = first or (0, 0)
+    return channels, *(wanted or (height, width))
+
+
+def _pictures(table: Table, column: str, shape: tuple[int, int, int]) -> Tensor:
+    values = torch.empty(len(table), *shape)
+    for row, image in enumerate(table[column]):
+        values[row] = as_floats(image, shape, f"table: {column!r} in row {row}")
+    return values
+
+
+def _arrays(table: Table, columns: list[str]) -> Tensor:
+    """`(samples, features)`, or `(samples, channels, height, width)`."""
+    try:
+        found = [np.asarray(table.with_format("numpy")[column][:]) for column in columns]
+        array = found[0] if len(found) == 1 else np.stack(found, axis=1)
+        whole = array.dtype == np.uint8
+        values = torch.from_numpy(array.astype(np.float32 if array.ndim > 2 else np.float64))
+    except (TypeError, ValueError) as error:
+        raise DataError(f"table: {', '.join(columns)}: not all samples are numbers of one shape ({error})") from None
+    if values.dim() == 1:
+        values = values.unsqueeze(1)
+    if values.dim() > 4 or not torch.isfinite(values).all():
+        raise DataError(f"table: {', '.join(columns)}: has an empty value, NaN, or more than three dimensions")
+    if whole and values.dim() > 2:
+        values.div_(255)
+    return values.unsqueeze(1) if values.dim() == 3 else values
