@@ -6,6 +6,7 @@ import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,12 +15,35 @@ from fedskew.engine._backend import Assignment, Observer, Sent, Update
 from fedskew.engine._local_work import LocalWork, Samples
 from fedskew.errors import RunError
 from fedskew.hooks import LocalEnd
+from fedskew.local_steps import StepSettings
 from fedskew.models import Dropout, FlatModel, ModelState, Outputs, with_features
 from fedskew.objectives import Batch, Context
 from fedskew.randomness import Purpose, fold, mix, stream_key
 
 ROWS_AT_ONCE = 1000
 MOMENTUM = "training.momentum"
+
+
+class Started(NamedTuple):
+    """A client before its first local step; `kept`: its state from its last participation, on the training device."""
+
+    round: int
+    task: Assignment
+    sent: Sent
+    kept: Mapping[str, Tensor]
+    samples: Samples
+    settings: StepSettings
+    context: Context
+
+
+class Ended(NamedTuple):
+    """A client after its last local step; `gathered`: what each filler's hooks made of its batches, by name."""
+
+    model: ModelState
+    carried: Tensor | None
+    steps: int
+    loss: float
+    gathered: Mapping[str, Mapping[str, Tensor]]
 
 
 @dataclass
@@ -42,30 +66,81 @@ class Sequential:
         """See `Backend.train`."""
         if self._teacher is not None:
             self._teacher.become(sent.model)
-        return [self._train(round, task, sent) for task in cohort]
+        updates = []
+        for task in cohort:
+            started = self.begin(round, task, sent)
+            updates.append(self.end(started, self._train(started)))
+        return updates
 
-    def _train(self, round: int, task: Assignment, sent: Sent) -> Update:
-        work, start, client = self.work, sent.model.parameters, task.client
+    def begin(self, round: int, task: Assignment, sent: Sent) -> Started:
+        """A client before its first step."""
+        start = sent.model.parameters
         kept = {name: value.to(start.device) for name, value in task.state.items()}  # those from files are on the CPU
-        settings = work.settings(round, sent, kept)
-        samples = work.samples(round, task)
+        samples = self.work.samples(round, task)
         held = torch.as_tensor(samples.counts, dtype=start.dtype, device=start.device)
-        context = Context(held, broadcast=sent.broadcast)
-        self.model.write_state(sent.model)
+        settings = self.work.settings(round, sent, kept)
+        return Started(round, task, sent, kept, samples, settings, Context(held, broadcast=sent.broadcast))
+
+    def end(self, started: Started, ended: Ended) -> Update:
+        """What a client sends and keeps after its last step."""
+        work, start = self.work, started.settings.start
+        observed = None
+        if self.observe is not None:
+            self.model.write_state(ended.model)
+            observed = self.observe(started.round, started.task.client, self.model.module)
+        reply: dict[str, Tensor] = {}
+        state: dict[str, Tensor] = {}
+        if work.training.persist_momentum and ended.carried is not None:
+            state[MOMENTUM] = ended.carried
+        full = _Full(self, started)
+        for name, hooks in work.hooks.items():
+            own, returned = hooks.end_local(
+                LocalEnd(
+                    start=start,
+                    parameters=ended.model.parameters,
+                    buffers=ended.model.buffers,
+                    steps=ended.steps,
+                    lr=started.settings.lr,
+                    momentum=started.settings.momentum,
+                    client=started.kept,
+                    broadcast=started.sent.broadcast,
+                    gathered=ended.gathered[name],
+                    full_gradient=full.gradient,
+                    full_loss=full.loss,
+                )
+            )
+            state |= own
+            reply |= returned
+        return Update(
+            client=started.task.client,
+            change=ended.model.parameters - start,
+            buffers=ended.model.buffers,
+            integers=ended.model.integers,
+            steps=ended.steps,
+            loss=ended.loss,
+            reply=reply,
+            state=state,
+            observed=observed,
+        )
+
+    def _train(self, started: Started) -> Ended:
+        work, settings = self.work, started.settings
+        round, task, samples, client = started.round, started.task, started.samples, started.task.client
+        self.model.write_state(started.sent.model)
         self._network.train()
-        previous = self._previous_of(kept, sent)
-        parameters, carried = start, kept.get(MOMENTUM, work.local_step.init(start))
+        previous = self._previous_of(started)
+        parameters, carried = settings.start, started.kept.get(MOMENTUM, work.local_step.init(settings.start))
         dropout_key = stream_key(work.seed, Purpose.DROPOUT_LAYER, round, client)
         augmentation_key = stream_key(work.seed, Purpose.AUGMENTATION, round, client)
         gathered: dict[str, Mapping[str, Tensor]] = {name: {} for name in work.hooks}
-        total, seen, steps = torch.zeros((), device=start.device), 0, 0
+        total, seen, steps = torch.zeros((), device=settings.start.device), 0, 0
         for epoch, batch in islice(self._batches(round, task, samples), task.steps):
             for layer in self._dropouts:
                 layer.key.fill_(fold(dropout_key, steps))
             x, y = samples.inputs.index_select(0, batch), samples.targets.index_select(0, batch)
             if work.augment is not None:
                 x = work.augment(x, mix(torch.arange(len(batch), device=x.device), augmentation_key, steps))
-            passes = _Passes(self, x, y, context, previous)
+            passes = _Passes(self, x, y, started.context, previous)
             try:
                 parameters, carried = work.local_step.step(parameters, passes.gradient, carried, settings)
             except (RuntimeError, ValueError) as error:
@@ -77,48 +152,14 @@ class Sequential:
             seen += len(batch)
             steps += 1
         self.model.write(parameters)
-        trained = self.model.read_state()
-        observed = None if self.observe is None else self.observe(round, client, self.model.module)
-        reply: dict[str, Tensor] = {}
-        state: dict[str, Tensor] = {}
-        if work.training.persist_momentum and carried is not None:
-            state[MOMENTUM] = carried
-        full = _Full(self, samples, context, previous, sent.model.buffers)
-        for name, hooks in work.hooks.items():
-            own, returned = hooks.end_local(
-                LocalEnd(
-                    start=start,
-                    parameters=parameters,
-                    buffers=trained.buffers,
-                    steps=steps,
-                    lr=settings.lr,
-                    momentum=settings.momentum,
-                    client=kept,
-                    broadcast=sent.broadcast,
-                    gathered=gathered[name],
-                    full_gradient=full.gradient,
-                    full_loss=full.loss,
-                )
-            )
-            state |= own
-            reply |= returned
-        return Update(
-            client=client,
-            change=parameters - start,
-            buffers=trained.buffers,
-            integers=trained.integers,
-            steps=steps,
-            loss=float(total) / seen if seen else 0.0,
-            reply=reply,
-            state=state,
-            observed=observed,
-        )
+        return Ended(self.model.read_state(), carried, steps, float(total) / seen if seen else 0.0, gathered)
 
-    def _previous_of(self, kept: Mapping[str, Tensor], sent: Sent) -> _Frozen | None:
+    def _previous_of(self, started: Started) -> _Frozen | None:
         """The model that this client ended its last participation with; None at its first."""
+        kept = started.kept
         if self._previous is None or "previous.parameters" not in kept:
             return None
-        state = ModelState(kept["previous.parameters"], kept["previous.buffers"], sent.model.integers)
+        state = ModelState(kept["previous.parameters"], kept["previous.buffers"], started.sent.model.integers)
         self._previous.become(state)
         return self._previous
 
@@ -193,16 +234,8 @@ class _Passes:
 class _Full:
     """The objective over all of a client's samples: in eval mode and not augmented, so that nothing is random."""
 
-    def __init__(
-        self,
-        backend: Sequential,
-        samples: Samples,
-        context: Context,
-        previous: _Frozen | None,
-        buffers: Tensor,
-    ) -> None:
-        self._backend, self._samples, self._context, self._previous = backend, samples, context, previous
-        self._buffers = buffers
+    def __init__(self, backend: Sequential, started: Started) -> None:
+        self._backend, self._started = backend, started
 
     def gradient(self, parameters: Tensor) -> Tensor:
         """The gradient of the mean objective, `(parameters,)`; zeros for a client without samples."""
@@ -222,9 +255,10 @@ class _Full:
     def _parts(self) -> Iterator[tuple[_Passes, float]]:
         backend = self._backend
         backend._network.eval()
-        backend.model.write_buffers(self._buffers)
-        inputs, targets, own = self._samples.inputs, self._samples.targets, self._samples.rows
+        backend.model.write_buffers(self._started.sent.model.buffers)
+        previous = backend._previous_of(self._started)
+        inputs, targets, own, _ = self._started.samples
         for rows in torch.split(torch.from_numpy(own).to(targets.device), ROWS_AT_ONCE):
             if len(rows):
                 x, y = inputs.index_select(0, rows), targets.index_select(0, rows)
-                yield _Passes(backend, x, y, self._context, self._previous), len(rows) / len(own)
+                yield _Passes(backend, x, y, self._started.context, previous), len(rows) / len(own)

@@ -92,7 +92,8 @@ class FlatModel:
         device = next(iter(parameters.values())).device
         self.vector = _gather(parameters, self._slices, device)
         self.gradient = torch.zeros_like(self.vector)
-        self.buffers = _gather(floating, _lay_out(floating, False), device)
+        self._buffer_slices = _lay_out(floating, False)
+        self.buffers = _gather(floating, self._buffer_slices, device)
         for name, gradient in self.views(self.gradient).items():
             parameters[name].grad = gradient
         self._places = [_place(module, name) for name in (*parameters, *floating)]
@@ -141,6 +142,13 @@ class FlatModel:
     def views(self, vector: Tensor) -> dict[str, Tensor]:
         """Named parameters as views of any vector of this layout, as `torch.func.functional_call` takes them."""
         return {part.name: part.of(vector) for part in self._slices}
+
+    def buffer_views(self, buffers: Tensor, integers: Tensor) -> dict[str, Tensor]:
+        """The same for buffers and integer buffers."""
+        whole = _lay_out(self.integer_buffers, False)
+        return {part.name: part.of(buffers) for part in self._buffer_slices} | {
+            part.name: part.of(integers) for part in whole
+        }
 
     def state_dict(self) -> dict[str, Tensor]:
         """The module's state dict, frozen parameters and integer buffers included, as contiguous copies."""
