@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from torch import Tensor, nn
-from torch.nn.functional import max_pool2d, relu
+from torch.nn.functional import relu
 
+from fedskew.models._conv_pool import conv_pool_relu
 from fedskew.models._network import Network, picture, side_after
 
 
@@ -27,6 +28,6 @@ class LeNet5(Network):
 
     def features(self, x: Tensor) -> Tensor:
         """The second linear layer after ReLU, `(batch, 84)`."""
-        x = relu(max_pool2d(self.conv1(x), 2))
-        x = relu(max_pool2d(self.conv2(x), 2))
+        x = conv_pool_relu(self.conv1, x)
+        x = conv_pool_relu(self.conv2, x)
         return relu(self.fc2(relu(self.fc1(x.flatten(1)))))

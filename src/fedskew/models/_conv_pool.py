@@ -1,0 +1,128 @@
+"""Convolution, 2 x 2 max-pooling and ReLU as one operation, faster on CPUs than one after another.
+
+The same function and the same gradient as `relu(max_pool2d(conv(x), 2))`, ties included. A CPU convolution works on 16
+channels at once and PyTorch's max-pooling is vectorised over channels too, so layers of few channels leave both idle:
+
+- **Few output channels.** Two rows of outputs are taken as twice the channels (the kernel and the kernel shifted down
+  by one, stride 2), and windows are reduced by the larger of two slices, twice, with two masks of what came whence.
+- **Few input channels.** Their gradient is a convolution of the padded gradient of the output, again two rows at once.
+
+ReLU comes last, on a quarter of the values. What it gains is in docs/performance.md.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import conv2d, max_pool2d, pad, relu
+
+FEW = 8
+"""So many channels fit twice into a register of 16 float32 values (AVX-512)."""
+ROWS = 32
+"""The smallest batch for which this is faster: below, an operation costs more than what it computes."""
+
+
+def conv_pool_relu(layer: nn.Conv2d, x: Tensor) -> Tensor:
+    """`relu(max_pool2d(layer(x), 2))`, `(batch, channels, rows, columns)`; the layer has a bias, no padding, no stride.
+
+    Only layers of few channels and batches of at least 32 on a CPU, outside `torch.func` transforms, are done otherwise
+    than by just that.
+    """
+    if x.device.type != "cpu" or len(x) < ROWS or torch._C._are_functorch_transforms_active():
+        return relu(max_pool2d(layer(x), 2))
+    sides = [side - kernel + 1 for side, kernel in zip(x.shape[2:], layer.kernel_size, strict=True)]
+    if layer.out_channels <= FEW and sides[0] % 2 == sides[1] % 2 == 0:
+        pooled: Tensor = _FewOut.apply(x, layer.weight, layer.bias)  # type: ignore[no-untyped-call]
+        return pooled
+    if layer.in_channels <= FEW and x.shape[2] % 2 == 0:
+        return relu(max_pool2d(_FewIn.apply(x, layer.weight, layer.bias), 2))  # type: ignore[no-untyped-call]
+    return relu(max_pool2d(layer(x), 2))
+
+
+class _FewOut(torch.autograd.Function):
+    """Convolution, pooling and ReLU. Inside, channels are innermost: `(batch, rows, columns, channels)`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        x = x.contiguous(memory_format=torch.channels_last)
+        kernel = _two_rows(weight).contiguous(memory_format=torch.channels_last)
+        y = conv2d(x, kernel, torch.cat([bias, bias]), stride=(2, 1)).permute(0, 2, 3, 1).contiguous()
+        batch, rows, columns, channels = y.shape
+        left, right = y.view(batch, rows, columns // 2, 2, channels).unbind(3)
+        larger = torch.maximum(left, right)
+        top, bottom = larger.chunk(2, dim=3)
+        pooled = torch.maximum(top, bottom).clamp_min_(0)
+        if any(ctx.needs_input_grad):
+            ctx.save_for_backward(x, kernel, pooled, _is_first(left, right), _is_first(top, bottom))
+        return pooled.permute(0, 3, 1, 2)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x, kernel, pooled, is_left, is_top = ctx.saved_tensors
+        for_pooled = torch.ops.aten.threshold_backward(gradients[0].permute(0, 2, 3, 1), pooled, 0)
+        batch, rows, columns, channels = is_left.shape
+        for_larger = torch.empty(batch, rows, columns, channels)
+        _share(for_pooled, is_top, *for_larger.chunk(2, dim=3))
+        for_y = torch.empty(batch, rows, columns, 2, channels)
+        _share(for_larger, is_left, *for_y.unbind(3))
+        for_y = for_y.view(batch, rows, 2 * columns, channels).permute(0, 3, 1, 2)
+        for_x, for_kernel, for_bias = _convolution_backward(for_y, x, kernel, (2, 1), ctx.needs_input_grad)
+        if ctx.needs_input_grad[1]:
+            upper, lower = for_kernel.chunk(2)
+            for_kernel = upper[:, :, :-1] + lower[:, :, 1:]
+        if ctx.needs_input_grad[2]:
+            for_bias = for_bias.view(2, -1).sum(0)
+        return for_x, for_kernel, for_bias
+
+
+class _FewIn(torch.autograd.Function):
+    """Convolution alone, for its input's gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        x = x.contiguous(memory_format=torch.channels_last)
+        ctx.save_for_backward(x, weight)
+        return conv2d(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        gradient = gradients[0]
+        needs_x, *needs = ctx.needs_input_grad
+        _, for_weight, for_bias = _convolution_backward(gradient, x, weight, (1, 1), (False, *needs))
+        if not needs_x:
+            return None, for_weight, for_bias
+        batch, channels, height, width = x.shape
+        high, wide = weight.shape[2:]
+        kernel = _two_rows(weight.flip(2, 3).transpose(0, 1)).contiguous()
+        # Channels outermost: oneDNN takes half the time so, copies included.
+        pairs = conv2d(gradient.contiguous(), kernel, stride=(2, 1), padding=(high - 1, wide - 1))
+        rows = pairs.view(batch, 2, channels, height // 2, width).permute(0, 3, 1, 4, 2)
+        return rows.reshape(batch, height, width, channels).permute(0, 3, 1, 2), for_weight, for_bias
+
+
+def _two_rows(kernel: Tensor) -> Tensor:
+    """The kernel of twice the channels that, at stride 2, gives a row of outputs and the next."""
+    return torch.cat([pad(kernel, (0, 0, 0, 1)), pad(kernel, (0, 0, 1, 0))])
+
+
+def _is_first(first: Tensor, second: Tensor) -> Tensor:
+    """1.0 where the first is at least the second, else 0.0: floats, which multiply twice as fast as bools."""
+    return torch.ge(first, second, out=torch.empty(first.shape))
+
+
+def _share(gradient: Tensor, is_first: Tensor, first: Tensor, second: Tensor) -> None:
+    """Write each gradient to the one of two places that its value came from, and 0 to the other."""
+    torch.mul(gradient, is_first, out=first)
+    torch.sub(gradient, first, out=second)
+
+
+def _convolution_backward(
+    gradient: Tensor, x: Tensor, kernel: Tensor, stride: tuple[int, int], needs: tuple[bool, ...]
+) -> Any:
+    """The gradients, where needed, of a convolution's input, kernel and bias."""
+    return torch.ops.aten.convolution_backward(
+        gradient, x, kernel, [len(kernel)], stride, (0, 0), (1, 1), False, (0, 0), 1, needs
+    )
