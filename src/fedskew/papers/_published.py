@@ -13,6 +13,9 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fedskew.errors import ConfigError, nearest
 
 
@@ -59,3 +62,8 @@ def published(name: str) -> Table:
         known = {axis: label for axis, label in zip(axes, labels, strict=True) if label is not None}
         rows.append(Printed(known, mean, std))
     return Table(table["metric"], table["unit"], axes, tuple(rows))
+
+
+def printed_counts() -> NDArray[np.int64]:
+    """The label counts of FedVLS's table 7, `(clients, classes)`."""
+    return np.array(_tables()["fedvls-table7"]["counts"], dtype=np.int64)

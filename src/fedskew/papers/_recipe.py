@@ -15,7 +15,8 @@
     [[deviations]]                      # what differs from the paper, for the rows that it names (none: for all)
     says = "..."
 
-An item names its rows by these labels. It may have tables of its own of each kind, which come after the paper's:
+An item names its rows by these labels. It may have tables of its own of each kind, which come after all of the paper's
+(a label that it explains itself is not looked up there):
 
     title = "..."
     measure = "last10.accuracy"         # see `fedskew.papers.value_of`
@@ -204,26 +205,8 @@ def read_recipe(name: str) -> Recipe:
 
 
 def _recipe(name: str, paper: str, settings: dict[str, Any], own: dict[str, Any]) -> Recipe:
-    values: dict[str, dict[str, Any]] = {}
-    for table in (settings, own):
-        for axis, labels in table.get("values", {}).items():
-            values.setdefault(axis, {}).update(labels)
-    rules = [*settings.get("where", []), *own.get("where", [])]
-    base = flatten(settings.get("config", {})) | flatten(own.get("config", {}))
     relative = own.get("relative", {})
-    rows = []
-    for labels in _combinations(own, relative):
-        tree: dict[str, Any] = {}
-        changes = [base]
-        for axis, label in labels.items():
-            if label not in values.get(axis, {}):
-                raise ConfigError(f"axes.{axis}: {label!r} is not explained{nearest(label, values.get(axis, {}))}")
-            changes.append(flatten(values[axis][label]))
-        changes += [flatten(rule["set"]) for rule in rules if _matches(_listed(rule, "set"), labels)]
-        for change in changes:
-            for key, value in change.items():
-                put(tree, key, copy.deepcopy(value))
-        rows.append(Row(labels, tree))
+    rows = [Row(labels, _tree(labels, settings, own)) for labels in _combinations(own, relative)]
     return Recipe(
         name=name,
         paper=settings["title"],
@@ -239,6 +222,27 @@ def _recipe(name: str, paper: str, settings: dict[str, Any], own: dict[str, Any]
             for table in [*settings.get("deviations", []), *own.get("deviations", [])]
         ),
     )
+
+
+def _tree(labels: Labels, settings: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    """What the paper says of these labels, then what the item says; its own meaning of a label replaces the paper's."""
+    own_values = own.get("values", {})
+    changes = []
+    for table in (settings, own):
+        changes.append(table.get("config", {}))
+        for axis, label in labels.items():
+            own_label = label in own_values.get(axis, {})
+            if own_label == (table is own) and label in table.get("values", {}).get(axis, {}):
+                changes.append(table["values"][axis][label])
+            elif not own_label and table is settings:
+                known = [*table.get("values", {}).get(axis, {}), *own_values.get(axis, {})]
+                raise ConfigError(f"axes.{axis}: {label!r} is not explained{nearest(label, known)}")
+        changes += [rule["set"] for rule in table.get("where", []) if _matches(_listed(rule, "set"), labels)]
+    tree: dict[str, Any] = {}
+    for change in changes:
+        for key, value in flatten(change).items():
+            put(tree, key, copy.deepcopy(value))
+    return tree
 
 
 def _combinations(own: dict[str, Any], relative: Mapping[str, str]) -> list[Labels]:
