@@ -44,11 +44,12 @@ class Named(BaseModel):
 
 
 class DataSection(Named):
-    """Which data set; `validation`: share of the training samples held out, for early stop and choices."""
+    """Which data set; `validation`: share of the training samples held out, for early stop and choices, or "own", those
+    that the data set itself sets aside (which are never trained on, whatever this says)."""
 
     name: str
     root: str | None = None
-    validation: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    validation: Annotated[float, Field(ge=0.0, lt=1.0)] | Literal["own"] = 0.0
 
 
 class PartitionSection(Named):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import torch
@@ -59,7 +60,7 @@ def make_task(config: Config, seed: int) -> Task:
     """Load and divide the data. Raises DataError, PartitionError or ConfigError."""
     dataset = _load(config, seed)
     labels = dataset.targets.numpy()
-    kept, validation = _hold_out(labels, config.data.validation, generator(seed, Purpose.VALIDATION))
+    kept, validation = _hold_out(dataset, config.data.validation, generator(seed, Purpose.VALIDATION))
     divided, names, has_target_client = _divide(config, dataset, labels, kept, seed)
     target = _target(config, dataset, divided.counts.astype(np.float64), has_target_client)
     if config.partition.oracle:
@@ -196,16 +197,27 @@ def _load(config: Config, seed: int) -> Dataset:
 
 
 def _hold_out(
-    labels: NDArray[np.int64], share: float, rng: np.random.Generator
+    dataset: Dataset, share: float | Literal["own"], rng: np.random.Generator
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Rows kept and rows held out: the same share of every class, rounded down."""
+    """Rows to train on and rows held out: the data set's own, or the same share of every class, rounded down.
+
+    What the data set sets aside is in neither where it isn't held out.
+    """
+    own, labels = dataset.validation, dataset.targets.numpy()
+    free = np.arange(len(labels)) if own is None else np.setdiff1d(np.arange(len(labels)), own)
+    if share == "own":
+        if own is None:
+            raise ConfigError(
+                f"data.validation: data set {dataset.name!r} sets nothing aside; give a share such as 0.1"
+            )
+        return free, np.sort(own)
     held = [np.empty(0, dtype=np.int64)]
     if share > 0:
-        for label in np.unique(labels):
-            rows = np.flatnonzero(labels == label)
+        for label in np.unique(labels[free]):
+            rows = free[labels[free] == label]
             held.append(rng.permutation(rows)[: int(share * len(rows))])
     validation = np.sort(np.concatenate(held))
-    return np.setdiff1d(np.arange(len(labels)), validation), validation
+    return np.setdiff1d(free, validation), validation
 
 
 def _divide(
