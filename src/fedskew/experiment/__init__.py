@@ -1,14 +1,23 @@
-"""Configs, runs, their folders, and what is shown of them."""
+"""Configs, runs, their folders, and what is shown of them.
 
-from fedskew.experiment._config import Config, parse_change, put, read, resolve
-from fedskew.experiment._folder import read_runs
-from fedskew.experiment._grid import Cell, Sweep, read_sweep
-from fedskew.experiment._records import SeedRun
-from fedskew.experiment._report import write_report
-from fedskew.experiment._simulate import Result, run_folder, simulate
-from fedskew.experiment._summary import over_seeds
-from fedskew.experiment._sweep import Job, SweepResult, Watcher, run_sweep
-from fedskew.experiment._sweep_tables import notes, text_table
+Each module is imported when the first of its names is used, so that a site of a real federation, which only reads its
+config, need not wait for the libraries that draw reports.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedskew.experiment._config import Config, parse_change, put, read, resolve
+    from fedskew.experiment._folder import read_runs
+    from fedskew.experiment._grid import Cell, Sweep, read_sweep
+    from fedskew.experiment._records import SeedRun
+    from fedskew.experiment._report import write_report
+    from fedskew.experiment._simulate import Result, run_folder, simulate
+    from fedskew.experiment._summary import over_seeds
+    from fedskew.experiment._sweep import Job, SweepResult, Watcher, run_sweep
+    from fedskew.experiment._sweep_tables import notes, text_table
 
 __all__ = [
     "Cell",
@@ -33,3 +42,35 @@ __all__ = [
     "text_table",
     "write_report",
 ]
+
+_LATE = {
+    "Cell": "_grid",
+    "Config": "_config",
+    "Job": "_sweep",
+    "Result": "_simulate",
+    "SeedRun": "_records",
+    "Sweep": "_grid",
+    "SweepResult": "_sweep",
+    "Watcher": "_sweep",
+    "notes": "_sweep_tables",
+    "over_seeds": "_summary",
+    "parse_change": "_config",
+    "put": "_config",
+    "read": "_config",
+    "read_runs": "_folder",
+    "read_sweep": "_grid",
+    "resolve": "_config",
+    "run_folder": "_simulate",
+    "run_sweep": "_sweep",
+    "simulate": "_simulate",
+    "text_table": "_sweep_tables",
+    "write_report": "_report",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATE:
+        raise AttributeError(f"module 'fedskew.experiment' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(f"fedskew.experiment.{_LATE[name]}"), name)
