@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from fedskew.errors import ArgumentError
+from fedskew.labels import LabelCounts
 from fedskew.selection import INDEX, FedEntOpt, Function, GreedyKL, Recorded, Selection, SeolKim, Uniform
 
 COUNTS = np.random.default_rng(0).integers(0, 9, (20, 4)).astype(float)
@@ -26,6 +27,15 @@ def test_gives_different_clients_in_order_of_choice(selection: Selection) -> Non
         assert len(cohort) == len(set(cohort.tolist())) <= 5
         assert cohort.min() >= 0
         assert cohort.max() < 20
+
+
+@every_selection
+def test_label_counts_are_taken_as_the_array_is(selection: Selection) -> None:
+    record = LabelCounts(COUNTS)
+    selection.check(record, 5)
+    plain, _ = selection.select(selection.init(COUNTS), COUNTS, 5, np.random.default_rng(0))
+    named, _ = selection.select(selection.init(record), record, 5, np.random.default_rng(0))
+    assert plain.tolist() == named.tolist()
 
 
 @every_selection
@@ -63,6 +73,8 @@ def test_changes_neither_counts_nor_state(selection: Selection) -> None:
 def test_refuses_a_cohort_of_that_size(selection: Selection, size) -> None:
     with pytest.raises(ArgumentError, match="size: must be a whole number from 1 to the 20 clients"):
         selection.select(selection.init(COUNTS), COUNTS, size, np.random.default_rng(0))
+    with pytest.raises(ArgumentError, match="size: must be a whole number from 1 to the 20 clients"):
+        selection.check(COUNTS, size)
 
 
 @every_selection
@@ -91,7 +103,7 @@ def test_the_index_names_every_selection() -> None:
     by_default = {name: kind() for name, kind in INDEX.items() if name not in ("recorded", "function")}
     assert by_default == {
         "uniform": Uniform(),
-        "fedentopt": FedEntOpt(buffer=0.5),
+        "fedentopt": FedEntOpt(buffer=0.5, candidates=None),
         "seol_kim": SeolKim(threshold=0.01),
         "greedy_kl": GreedyKL(normalise=False),
     }

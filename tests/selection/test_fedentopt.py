@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedskew.errors import ArgumentError
-from fedskew.labels import LabelCounts
 from fedskew.partition import DirichletByClass, Quantity
 from fedskew.selection import FedEntOpt, FedEntOptState, Uniform
 
@@ -185,14 +184,6 @@ def test_empty_clients_are_legal_and_come_last() -> None:
     assert sorted(nobody) == [0, 1, 2]
 
 
-def test_label_counts_are_taken_as_they_are() -> None:
-    counts = split_counts(DirichletByClass(0.1), 2)
-    plain, _ = FedEntOpt().select(FedEntOpt().init(counts), counts, 10, np.random.default_rng(0))
-    record = LabelCounts(counts)
-    named, _ = FedEntOpt().select(FedEntOpt().init(record), record, 10, np.random.default_rng(0))
-    assert plain.tolist() == named.tolist()
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_cohorts_of_two_labels_a_client_are_nearly_uniform(seed: int) -> None:
     # FedEntOpt, figure 1: #C = 2, CIFAR-10, 100 clients, 10 a round, buffer 70 %. On average above log2(9) = 3.17 bits.
@@ -230,6 +221,9 @@ def test_refuses_a_buffer_that_leaves_too_few_and_names_the_largest_that_works()
     message = r"buffer: 0.95 keeps 95 of 100 clients out, .* cohort of 10; the largest that works is 0\.9"
     with pytest.raises(ArgumentError, match=message):
         FedEntOpt(0.95).select(FedEntOpt(0.95).init(counts), counts, 10, np.random.default_rng(0))
+    with pytest.raises(ArgumentError, match=message):
+        FedEntOpt(0.95).check(counts, 10)
+    FedEntOpt(0.9).check(counts, 10)
     FedEntOpt(0.9).select(FedEntOpt(0.9).init(counts), counts, 10, np.random.default_rng(0))
 
 
@@ -239,6 +233,49 @@ def test_a_share_that_floats_can_not_hold_is_not_rounded_down_by_one() -> None:
     state = FedEntOptState(np.arange(29))
     _, following = FedEntOpt(0.29).select(state, counts, 1, np.random.default_rng(0))
     assert len(following.buffer) == 29
+
+
+def test_a_choice_among_all_candidates_is_the_choice() -> None:
+    counts = split_counts(DirichletByClass(0.1), 0)
+    state = FedEntOptState(np.arange(50))
+    plain, _ = FedEntOpt().select(state, counts, 10, np.random.default_rng(0))
+    among_all, _ = FedEntOpt(candidates=50).select(state, counts, 10, np.random.default_rng(0))
+    assert among_all.tolist() == plain.tolist()
+
+
+def test_candidates_are_drawn_uniformly_from_those_outside_the_buffer() -> None:
+    # As many candidates as are asked: the cohort is the draw. Clients 0 to 4 are out; each of the others is in 2/5.
+    counts = np.ones((10, 2))
+    state, rng = FedEntOptState(np.arange(5)), np.random.default_rng(0)
+    selection = FedEntOpt(candidates=2)
+    took_part = np.bincount(np.concatenate([selection.select(state, counts, 2, rng)[0] for _ in range(2000)]))
+    assert not took_part[:5].any()
+    np.testing.assert_allclose(took_part[5:], 800, atol=110)  # 5 standard deviations
+    with_first = [selection.select(state, counts, 2, rng, first=7)[0].tolist() for _ in range(2000)]
+    assert {first for first, _ in with_first} == {7}
+    np.testing.assert_allclose(np.bincount([other for _, other in with_first])[[5, 6, 8, 9]], 500, atol=97)
+
+
+def test_the_choice_among_candidates_is_greedy() -> None:
+    counts = split_counts(DirichletByClass(0.1), 0)
+    bits = {}
+    for candidates in (10, 30, None):
+        entropies, _ = play(FedEntOpt(0, candidates), counts, 50)
+        bits[candidates] = entropies.mean()
+    uniform, _ = play(Uniform(), counts, 50)
+    assert bits[10] == pytest.approx(uniform.mean(), abs=0.1)
+    assert bits[10] + 0.3 < bits[30] < bits[None]
+
+
+@pytest.mark.parametrize("candidates", [0, -3, 2.5, True])
+def test_refuses_candidates_that_are_no_number_of_clients(candidates) -> None:
+    with pytest.raises(ArgumentError, match="candidates: must be a whole number"):
+        FedEntOpt(candidates=candidates)
+
+
+def test_refuses_fewer_candidates_than_the_cohort() -> None:
+    with pytest.raises(ArgumentError, match="candidates: 9 are fewer than the cohort of 10"):
+        FedEntOpt(candidates=9).check(np.ones((100, 2)), 10)
 
 
 @pytest.mark.parametrize("buffer", [-0.1, 1.0, float("nan")])

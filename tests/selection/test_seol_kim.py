@@ -15,6 +15,51 @@ def choose(counts, size, threshold=0.0, **options) -> tuple[list[int], list[list
     return cohort.tolist(), state.quotas.tolist()
 
 
+def algorithm_2(counts, size, threshold, first=None) -> tuple[list[int], np.ndarray]:
+    """Seol and Kim's Algorithm 2, one client after another."""
+    by_size = sorted(range(len(counts)), key=lambda client: -counts[client].sum())
+    cohort = [by_size[0] if first is None else first]
+    used = counts[cohort[0]]
+    quotas, most = [used], used.max()
+
+    def enough() -> bool:
+        shares = used[used > 0] / used.sum()
+        return len(cohort) == size or np.log2(len(used)) + (shares * np.log2(shares)).sum() < threshold
+
+    joined = True
+    while joined and not enough():
+        joined = False
+        for client in [client for client in by_size if client not in cohort]:
+            rarest = np.argmax(used <= used.min() + 1e-12)
+            quota = np.minimum(most - used, counts[client])
+            if counts[client, rarest] > 0 and quota.any() and not enough():
+                cohort.append(client)
+                quotas.append(quota)
+                used, joined = used + quota, True
+    return cohort, np.stack(quotas)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_is_algorithm_2(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    clients, classes = int(rng.integers(1, 300)), int(rng.integers(1, 7))
+    counts = np.floor(rng.dirichlet(np.full(classes, 0.3), clients) * rng.integers(1, 60, (clients, 1)))
+    counts[rng.integers(0, clients)] += 1
+    size, threshold = int(rng.integers(1, clients + 1)), float(rng.choice([0, 0.01, 0.2]))
+    cohort, quotas = choose(counts, size, threshold)
+    expected, expected_quotas = algorithm_2(counts, size, threshold)
+    assert cohort == expected
+    np.testing.assert_array_equal(quotas, expected_quotas)
+
+
+def test_the_one_who_adds_something_is_found_among_many() -> None:
+    # The largest has (9, 1); all others but the last but two hold class 0 alone, which is full.
+    counts = np.zeros((50_000, 2))
+    counts[:, 0] = 3
+    counts[7], counts[49_997] = (9, 1), (0, 2)
+    assert choose(counts, 5) == ([7, 49_997], [[9, 1], [0, 2]])
+
+
 def test_a_worked_example() -> None:
     # By size: 0 (12), 1 (10), 2 (6), 3 (4). Client 0 gives (8, 4, 0), m = 8. The rarest class is 2: client 1 has none
     # of it and is skipped, client 2 joins with min(8 - (8, 4, 0), (2, 1, 3)) = (0, 1, 3), so v = (8, 5, 3). Class 2 is
@@ -86,6 +131,8 @@ def test_quotas_are_held_and_never_exceed_the_first_clients_largest_class(counts
 def test_refuses_a_federation_without_samples() -> None:
     with pytest.raises(ArgumentError, match="counts: client 0, which comes first, has no sample"):
         choose(np.zeros((3, 2)), 2)
+    with pytest.raises(ArgumentError, match="counts: no client holds a sample"):
+        SeolKim().check(np.zeros((3, 2)), 2)
 
 
 @pytest.mark.parametrize("threshold", [-0.1, float("nan"), float("inf")])

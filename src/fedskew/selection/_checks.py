@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from numbers import Integral
+from typing import TypeGuard
 
 import numpy as np
 
@@ -10,7 +11,7 @@ from fedskew.errors import ArgumentError
 from fedskew.selection._protocol import IntArray
 
 
-def check_round(clients: int, size: object, first: object) -> None:
+def check_round(clients: int, size: object, first: object = None) -> None:
     """Raise unless `size` different ones of so many clients can be drawn, beginning with `first` where it is given."""
     if not _is_whole_in(size, 1, clients):
         raise ArgumentError(f"size: must be a whole number from 1 to the {clients} clients there are, not {size!r}")
@@ -43,5 +44,10 @@ def check_first(first: int | None, cohort: IntArray) -> None:
         raise ArgumentError(f"first: the cohort begins with client {cohort[0]} and can't begin with {first!r}")
 
 
+def is_whole(value: object) -> TypeGuard[int]:
+    """A whole number, of Python or numpy; True and False are none."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
 def _is_whole_in(value: object, least: int, most: int) -> bool:
-    return not isinstance(value, bool) and isinstance(value, Integral) and least <= int(value) <= most
+    return is_whole(value) and least <= value <= most

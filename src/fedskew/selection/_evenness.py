@@ -1,15 +1,39 @@
-"""The greedy way to a cohort whose pooled labels are even."""
+"""The greedy way to a cohort whose pooled labels are even.
+
+With p the pooled labels, S their sum, x a client's labels, n theirs, and g(t) = t log2 t, the entropy of both is
+
+    H = log2(S + n) - (sum_c g(p_c) + b) / (S + n),      b = sum_c [g(p_c + x_c) - g(p_c)] .
+
+Three things make a choice cheap. A client that joins changes p in the few classes that it holds, so that each b is
+brought up to date in those alone. Counts are whole numbers as a rule, and far fewer different ones than clients: then
+what a class adds to b is looked up. And a client far from even can't bring a nearly even pool nearer to even: with r
+the distance of x from n / C in every class, e that of p from S / C, and N = C |r - e| / (S + n),
+
+    log2 C - H  >=  N^2 / (2 C ln 2 (1 + N / 3)) ,
+
+so clients are looked at in blocks of like r, the most promising block first, as long as one may hold the best. (With
+u_c = C (p_c + x_c) / (S + n) - 1, of norm N at least, log2 C - H is the mean of (1 + u) ln(1 + u) - u over ln 2, which
+is at least that of u^2 / 2 / (1 + u / 3): Bernstein's inequality.)
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+
 import numpy as np
+from numpy.typing import NDArray
 
 from fedskew.selection._protocol import FloatArray, IntArray
 
 TIE = 1e-12
 """What differs by less is the same, so that rounding does not choose: entropies in bits, numbers of samples."""
 
-_BLOCK = 1 << 16  # numbers at a time: they stay in the cache, and memory does not grow with the clients
+_ROUNDING = 2e-13  # entropies brought up to date are at most so far from those computed anew
+_FRESH = 64  # after so many updates they are computed anew
+_ROWS = 1 << 15  # clients in a block: what is computed for them stays in the cache
+_NUMBERS = 1 << 16  # counts that are read at a time, for the same reason
+_TINY = np.finfo(np.float64).tiny  # in place of 0 where a logarithm is taken, or a quotient
 
 
 def even_cohort(counts: FloatArray, candidates: IntArray, size: int, first: int | None = None) -> IntArray:
@@ -17,31 +41,152 @@ def even_cohort(counts: FloatArray, candidates: IntArray, size: int, first: int 
 
     `counts`: `(clients, classes)`; `candidates`: client ids, ascending; `first`: the one to begin with. Every choice
     maximises the entropy of the pooled labels, or, which is the same, minimises their KL divergence to uniform; the
-    lowest id of those within `TIE` bits of the maximum. It is one pass over the candidates' counts.
+    lowest id of those within `TIE` bits of the maximum. Beside the counts it needs a quarter of the candidates' memory
+    at most where these are whole numbers, else as much again.
     """
     cohort = np.empty(size, dtype=np.int64)
     pooled = np.zeros(counts.shape[1])
+    pool = _Candidates(counts, candidates)
     for turn in range(size):
-        if turn == 0 and first is not None:
-            cohort[turn] = first
-        else:
-            entropies = _pooled_entropies(counts, candidates, pooled)
-            cohort[turn] = candidates[np.argmax(entropies >= entropies.max() - TIE)]
-        candidates = candidates[candidates != cohort[turn]]
+        cohort[turn] = pool.most_even(pooled) if turn or first is None else first
+        pool.remove(cohort[turn])
         pooled += counts[cohort[turn]]
     return cohort
 
 
-def _pooled_entropies(counts: FloatArray, candidates: IntArray, pooled: FloatArray) -> FloatArray:
-    """The entropy of pooled + counts[candidate] for every candidate, in bits; 0 where there is no sample."""
-    entropies = np.zeros(len(candidates))
-    rows = max(1, _BLOCK // counts.shape[1])
-    for start in range(0, len(candidates), rows):
-        block = counts[candidates[start : start + rows]] + pooled
-        # H = log2 S - (1/S) sum of x log2 x. The floor makes 0 log 0 = 0.
-        logs = np.log2(np.maximum(block, np.finfo(np.float64).tiny))
+class _Candidates:
+    """Those who may still be chosen, in blocks of clients about as far from even."""
+
+    def __init__(self, counts: FloatArray, ids: IntArray) -> None:
+        self._counts = counts
+        sizes, distances = np.empty(len(ids)), np.empty(len(ids))
+        for part in _parts(len(ids), max(1, _NUMBERS // counts.shape[1])):
+            rows = counts[ids[part]]
+            sizes[part] = rows.sum(axis=1)
+            distances[part] = _norms(rows - sizes[part, None] / rows.shape[1])
+        order = np.argsort(distances, kind="stable")
+        self._blocks = [_Block(counts, ids[order[part]], sizes[order[part]]) for part in _parts(len(ids), _ROWS)]
+        bounds = [distances[order[part]] for part in _parts(len(ids), _ROWS)]
+        self._nearest = np.array([part[0] for part in bounds])
+        self._furthest = np.array([part[-1] for part in bounds])
+        self._largest = np.array([block.sizes.max() for block in self._blocks])
+
+    def most_even(self, pooled: FloatArray) -> np.int64:
+        """The lowest id of those who make the most even pool, up to a tie."""
+        best, near = -math.inf, []
+        most = self._most(pooled)
+        for place in np.argsort(-most, kind="stable"):
+            if most[place] < best - 2 * TIE:
+                break
+            block = self._blocks[place]
+            entropies = block.entropies(pooled)
+            best = max(best, float(entropies.max()))
+            rows = np.flatnonzero(entropies >= best - 2 * TIE)
+            near.append((block.ids[rows], entropies[rows]))
+        ids = np.concatenate([found for found, _ in near])
+        below = best - np.concatenate([found for _, found in near])
+        sure: np.int64 = ids[below <= TIE - _ROUNDING].min()
+        if not np.any((ids < sure) & (below <= TIE + _ROUNDING)):
+            return sure
+        entropies = _pooled_entropies(self._counts, ids, pooled)
+        lowest: np.int64 = ids[entropies >= entropies.max() - TIE].min()
+        return lowest
+
+    def remove(self, client: np.int64) -> None:
+        """Choose this one no more."""
+        for block in self._blocks:
+            block.remove(client)
+
+    def _most(self, pooled: FloatArray) -> FloatArray:
+        """The largest entropy that a client of each block may lead to, `(blocks,)`: see above."""
+        classes, total = len(pooled), pooled.sum()
+        here = _norms(pooled[None] - total / classes)[0]
+        apart = np.maximum(np.maximum(self._nearest - here, here - self._furthest), 0.0)
+        norm = classes * apart / np.maximum(total + self._largest, _TINY)
+        most: FloatArray = math.log2(classes) - norm**2 / (2 * classes * math.log(2) * (1 + norm / 3))
+        return most
+
+
+class _Block:
+    """Some clients, `ids`, their `sizes`, and what each would add to sum_c g(p_c): `gains`, infinite once removed."""
+
+    def __init__(self, counts: FloatArray, ids: IntArray, sizes: FloatArray) -> None:
+        self.ids, self.sizes, self.gains = ids, sizes, np.zeros(len(ids))
+        rows = counts[ids]
+        most = rows.max(axis=0)
+        self._codes = _codes(rows, int(most.max()))
+        # Of each class: the different numbers that one may hold, to which codes point, or what each client holds.
+        self._values = [np.arange(top + 1) for top in most] if self._codes is not None else list(rows.T.copy())
+        self._pooled = np.full(len(most), np.nan)  # the pool that gains are for; none yet
+        self._updates = 0
+
+    def entropies(self, pooled: FloatArray) -> FloatArray:
+        """The entropy of `pooled` and each client's labels, in bits; 0 without a sample, -infinity once removed."""
+        self._update(pooled)
+        total = self.sizes + pooled.sum()
+        total[total == 0] = 1
+        part = self.gains + _terms(pooled).sum()
+        part /= total
+        entropies: FloatArray = np.log2(total, out=total)
+        entropies -= part
+        return entropies
+
+    def remove(self, client: np.int64) -> None:
+        """Who is chosen is chosen no more."""
+        self.gains[np.flatnonzero(self.ids == client)] = np.inf
+
+    def _update(self, pooled: FloatArray) -> None:
+        old = self._pooled
+        changed = np.flatnonzero(pooled != old)
+        anew = self._updates == _FRESH or 2 * len(changed) > len(pooled)
+        if anew:
+            self.gains[self.gains < np.inf] = 0
+        for label in range(len(pooled)) if anew else changed:
+            more = _gains(self._values[label], pooled[label : label + 1])
+            if not anew:
+                more -= _gains(self._values[label], old[label : label + 1])
+            self.gains += more if self._codes is None else more.take(self._codes[label])
+        self._updates = 0 if anew else self._updates + 1
+        self._pooled = pooled.copy()
+
+
+def _codes(rows: FloatArray, most: int) -> NDArray[np.unsignedinteger] | None:
+    """Counts as small whole numbers, `(classes, clients)`; None where that would change them, or save nothing."""
+    if most >= min(len(rows), 1 << 16):
+        return None
+    codes = rows.astype(np.min_scalar_type(most))
+    return np.ascontiguousarray(codes.T) if np.array_equal(codes, rows) else None
+
+
+def _gains(held: FloatArray, pooled: FloatArray) -> FloatArray:
+    """By how much samples of one class raise g of the pooled ones, `(1,)`."""
+    return _terms(held + pooled) - _terms(pooled)
+
+
+def _terms(amounts: FloatArray) -> FloatArray:
+    """g(t) = t log2 t, with g(0) = 0."""
+    terms: FloatArray = np.log2(np.maximum(amounts, _TINY))
+    terms *= amounts
+    return terms
+
+
+def _pooled_entropies(counts: FloatArray, ids: IntArray, pooled: FloatArray) -> FloatArray:
+    """The entropy of pooled + counts[id] for every id, in bits; 0 where there is no sample."""
+    entropies = np.zeros(len(ids))
+    for part in _parts(len(ids), max(1, _NUMBERS // counts.shape[1])):
+        block = counts[ids[part]] + pooled
+        logs = np.log2(np.maximum(block, _TINY))
         total = block.sum(axis=1)
         held = total > 0
-        part = np.einsum("ij,ij->i", block, logs)
-        entropies[start : start + rows][held] = np.log2(total[held]) - part[held] / total[held]
+        terms = np.einsum("ij,ij->i", block, logs)
+        entropies[part][held] = np.log2(total[held]) - terms[held] / total[held]
     return entropies
+
+
+def _parts(length: int, most: int) -> Iterator[slice]:
+    return (slice(start, start + most) for start in range(0, length, most))
+
+
+def _norms(rows: FloatArray) -> FloatArray:
+    norms: FloatArray = np.sqrt(np.einsum("ij,ij->i", rows, rows))
+    return norms

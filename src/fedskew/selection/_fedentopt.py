@@ -9,6 +9,10 @@ the buffer drops during a round may be chosen in the next one. The paper leaves 
 memory), when Q and the cohort together exceed the clients (refused), on ties (lowest id within 1e-12 bits), and with an
 empty pool (entropy 0). The paper tries Q of 50 to 80 % of the clients and finds 50 % best for Dirichlet splits, 70 %
 for a fixed number of labels.
+
+Where there are very many clients, `candidates` (ours, off by default) shows the greedy choice so many of those who may
+be chosen, drawn anew and uniformly each round. A cohort then costs what these cost, and loses little evenness as long
+as they are many more than the cohort.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ import numpy as np
 from fedskew.about import LABEL_COUNTS, Cost
 from fedskew.errors import ArgumentError
 from fedskew.labels import CountsLike, as_counts
-from fedskew.selection._checks import check_rng, check_round
+from fedskew.selection._checks import check_rng, check_round, is_whole
 from fedskew.selection._evenness import even_cohort
 from fedskew.selection._protocol import IntArray
 
@@ -36,21 +40,41 @@ class FedEntOptState:
 
 @dataclass(frozen=True)
 class FedEntOpt:
-    """Greedy maximisation of the cohort's label entropy. `buffer`: Q as a share of the clients, rounded down."""
+    """Greedy maximisation of the cohort's label entropy.
+
+    `buffer`: Q as a share of the clients, rounded down. `candidates`: the choice is among so many clients, drawn
+    uniformly each round from those outside the buffer; None: among all of these.
+    """
 
     paper: ClassVar[str] = "Lutz et al., arXiv 2411.01240"
     cost: ClassVar[Cost] = LABEL_COUNTS
 
     buffer: float = 0.5
+    candidates: int | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.buffer < 1:
             raise ArgumentError(f"buffer: must be a share of the clients, from 0 to below 1, not {self.buffer!r}")
+        if self.candidates is not None and (not is_whole(self.candidates) or self.candidates < 1):
+            raise ArgumentError(f"candidates: must be a whole number of clients, or none, not {self.candidates!r}")
 
     def init(self, counts: CountsLike) -> FedEntOptState:
         """An empty buffer."""
         as_counts(counts)
         return FedEntOptState(np.empty(0, dtype=np.int64))
+
+    def check(self, counts: CountsLike, size: int) -> None:
+        """See `Selection.check`."""
+        clients = len(as_counts(counts))
+        check_round(clients, size)
+        capacity = self._capacity(clients)
+        if capacity + size > clients:
+            raise ArgumentError(
+                f"buffer: {self.buffer:g} keeps {capacity} of {clients} clients out, which leaves fewer than the "
+                f"cohort of {size}; the largest that works is {(clients - size) / clients:.12g}"
+            )
+        if self.candidates is not None and self.candidates < size:
+            raise ArgumentError(f"candidates: {self.candidates} are fewer than the cohort of {size}")
 
     def select(
         self,
@@ -62,18 +86,25 @@ class FedEntOpt:
     ) -> tuple[IntArray, FedEntOptState]:
         """See `Selection.select`. Raises `ArgumentError` where the buffer leaves fewer than `size` clients."""
         counts = as_counts(counts)
-        clients = len(counts)
-        check_round(clients, size, first)
+        check_round(len(counts), size, first)
         check_rng(rng)
-        capacity = math.floor(self.buffer * clients + 1e-9)
-        if capacity + size > clients:
-            raise ArgumentError(
-                f"buffer: {self.buffer:g} keeps {capacity} of {clients} clients out, which leaves fewer than the "
-                f"cohort of {size}; the largest that works is {(clients - size) / clients:.12g}"
-            )
+        self.check(counts, size)
         if first in state.buffer:
             raise ArgumentError(f"first: client {first} is in the buffer, so it can't be chosen this round")
-        candidates = np.delete(np.arange(clients), state.buffer)
+        candidates = np.delete(np.arange(len(counts)), state.buffer)
+        if self.candidates is not None and self.candidates < len(candidates):
+            candidates = _drawn(candidates, self.candidates, rng, first)
         cohort = even_cohort(counts, candidates, size, rng.choice(candidates) if first is None else first)
         remembered = np.concatenate([state.buffer, cohort])
-        return cohort, FedEntOptState(remembered[max(0, len(remembered) - capacity) :])
+        return cohort, FedEntOptState(remembered[max(0, len(remembered) - self._capacity(len(counts))) :])
+
+    def _capacity(self, clients: int) -> int:
+        return math.floor(self.buffer * clients + 1e-9)
+
+
+def _drawn(clients: IntArray, number: int, rng: np.random.Generator, first: int | None) -> IntArray:
+    """So many of the clients, ascending, each set as likely as any other; with `first` where it is given."""
+    if first is None:
+        return np.sort(rng.choice(clients, number, replace=False, shuffle=False))
+    others = rng.choice(clients[clients != first], number - 1, replace=False, shuffle=False)
+    return np.sort(np.append(others, first))

@@ -47,6 +47,10 @@ class Function:
         as_counts(counts)
         return FunctionState(0)
 
+    def check(self, counts: CountsLike, size: int) -> None:
+        """Asks the function for a first cohort; see `Selection.check`."""
+        self.select(self.init(counts), counts, size, np.random.default_rng(0))
+
     def select(
         self,
         state: FunctionState,

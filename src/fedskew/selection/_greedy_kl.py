@@ -42,6 +42,10 @@ class GreedyKL:
     def init(self, counts: CountsLike) -> None:
         """There is nothing to remember."""
 
+    def check(self, counts: CountsLike, size: int) -> None:
+        """See `Selection.check`."""
+        check_round(len(as_counts(counts)), size)
+
     def select(
         self,
         state: None,

@@ -35,10 +35,14 @@ class Recorded:
 
     def init(self, counts: CountsLike) -> RecordedState:
         """Before the first cohort. Raises ArgumentError where any cohort names a client that isn't there, or twice."""
+        self.check(counts, 0)
+        return RecordedState(0)
+
+    def check(self, counts: CountsLike, size: int) -> None:
+        """Whatever `size`, of every cohort; see `Selection.check`."""
         clients = len(as_counts(counts))
         for place, cohort in enumerate(self.cohorts):
             check_cohort(f"cohorts[{place}]", cohort, clients)
-        return RecordedState(0)
 
     def select(
         self,

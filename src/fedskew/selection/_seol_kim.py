@@ -55,6 +55,13 @@ class SeolKim:
         """No cohort yet."""
         return SeolKimState(np.zeros((0, as_counts(counts).shape[1])))
 
+    def check(self, counts: CountsLike, size: int) -> None:
+        """See `Selection.check`."""
+        counts = as_counts(counts)
+        check_round(len(counts), size)
+        if not counts.any():
+            raise ArgumentError("counts: no client holds a sample")
+
     def select(
         self,
         state: SeolKimState,
@@ -66,31 +73,46 @@ class SeolKim:
         """At most `size` clients; the next state carries their quotas. See `Selection.select`. It draws nothing."""
         counts = as_counts(counts)
         check_round(len(counts), size, first)
-        by_size = np.argsort(-counts.sum(axis=1), kind="stable")
-        cohort = [int(by_size[0]) if first is None else int(first)]
+        waiting = np.argsort(-counts.sum(axis=1), kind="stable")
+        cohort = [int(waiting[0]) if first is None else int(first)]
         quotas = [counts[cohort[0]]]
         if not quotas[0].any():
             raise ArgumentError(f"counts: client {cohort[0]}, which comes first, has no sample")
         used = quotas[0]
         most = used.max()
 
-        waiting = [int(client) for client in by_size if client != cohort[0]]
-        joined, over = True, self._is_enough(cohort, used, size)
-        while joined and not over:
-            joined = False
-            for client in tuple(waiting):
-                rarest = np.argmax(used <= used.min() + TIE)
+        waiting = waiting[waiting != cohort[0]]
+        place, joined = 0, 0
+        while not (len(cohort) == size or float(kl_to_uniform(used)) < self.threshold):
+            place = _next(counts, waiting, place, used, most)
+            if place < len(waiting):
+                client = waiting[place]
                 filled = np.minimum(used + counts[client], most)
-                if counts[client, rarest] == 0 or not (filled > used).any():
-                    continue
-                cohort.append(client)
+                cohort.append(int(client))
                 quotas.append(filled - used)
-                waiting.remove(client)
-                used, joined = filled, True
-                over = self._is_enough(cohort, used, size)
-                if over:
-                    break
+                used = filled
+                waiting[place] = -1
+                place, joined = place + 1, joined + 1
+            elif joined:  # the next scan
+                waiting = waiting[waiting >= 0]
+                place, joined = 0, 0
+            else:
+                break
         return np.array(cohort, dtype=np.int64), SeolKimState(np.stack(quotas))
 
-    def _is_enough(self, cohort: list[int], used: FloatArray, size: int) -> bool:
-        return len(cohort) == size or float(kl_to_uniform(used)) < self.threshold
+
+def _next(counts: FloatArray, waiting: IntArray, start: int, used: FloatArray, most: np.float64) -> int:
+    """The first place from `start` on of a client that holds the rarest class and would add something; else the end.
+
+    More and more clients are looked at together: mostly the next ones will do, and where none does there are many.
+    """
+    rarest = np.argmax(used <= used.min() + TIE)
+    many = 16
+    while start < len(waiting):
+        ids = waiting[start : start + many]
+        holders = np.flatnonzero((ids >= 0) & (counts[ids, rarest] > 0))
+        adds = (np.minimum(used + counts[ids[holders]], most) > used).any(axis=1)
+        if adds.any():
+            return start + int(holders[np.argmax(adds)])
+        start, many = start + len(ids), min(4 * many, 1 << 14)
+    return len(waiting)

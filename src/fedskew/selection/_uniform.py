@@ -21,6 +21,10 @@ class Uniform:
     def init(self, counts: CountsLike) -> None:
         """There is nothing to remember."""
 
+    def check(self, counts: CountsLike, size: int) -> None:
+        """See `Selection.check`."""
+        check_round(len(as_counts(counts)), size)
+
     def select(
         self,
         state: None,
