@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from fedskew.cli import demo, labels, methods, report, reproduce, run, sweep
+from fedskew.cli import demo, labels, methods, recipes, report, reproduce, run, sweep
 from fedskew.errors import FedskewError
 
 app = typer.Typer(
@@ -24,6 +24,7 @@ app.command()(labels.weights)
 app.command()(methods.methods)
 app.command()(run.run)
 app.command()(sweep.sweep)
+app.command()(recipes.recipes)
 app.command()(reproduce.reproduce)
 app.command()(report.report)
 app.command()(demo.demo)

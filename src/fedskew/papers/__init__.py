@@ -2,6 +2,7 @@
 
 from fedskew.papers._datasets import DATASETS, absent
 from fedskew.papers._drawing import Drawing
+from fedskew.papers._estimate import estimate, in_words
 from fedskew.papers._measures import value_of
 from fedskew.papers._printed_counts import PrintedCounts
 from fedskew.papers._published import published
@@ -16,6 +17,8 @@ __all__ = [
     "Reproduction",
     "Row",
     "absent",
+    "estimate",
+    "in_words",
     "names",
     "plan",
     "published",

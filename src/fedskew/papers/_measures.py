@@ -19,6 +19,7 @@ _FIGURES = {
     "accuracy": "test accuracy",
     "target_accuracy": "accuracy on the target mix",
     "macro_f1": "macro F1 on the test set",
+    "domain_accuracy": "test accuracy of a domain",
 }
 
 
@@ -27,7 +28,8 @@ def value_of(run: SeedRun, measure: str, reading: Mapping[str, str] | None = Non
 
     `measure`: a moment and a figure of its summary, such as "last10.accuracy"; "last." and a key of the last round's
     record, such as "last.drift"; or "projection_distance", the squared distance from the target to the hull of the
-    clients' label mixes. `reading`: "rounds" reads "max.accuracy" as if the run had ended there.
+    clients' label mixes. `reading`: "rounds" reads "max.accuracy" as if the run had ended there, "domain" says of which
+    domain "final.domain_accuracy" is.
     """
     reading = reading or {}
     if measure == "projection_distance":
@@ -38,6 +40,8 @@ def value_of(run: SeedRun, measure: str, reading: Mapping[str, str] | None = Non
         value = None if found is None else found[figure]
     elif measure == "max.accuracy" and "rounds" in reading:
         value = _max_until(run, int(reading["rounds"]))
+    elif measure == "final.domain_accuracy":
+        value = run.summary["final"]["domains"][reading["domain"].lower()]
     else:
         if moment not in _SUMMARIES:
             raise ConfigError(f"measure: {measure!r} is none of {', '.join(_SUMMARIES)} with a figure, last., ...")

@@ -46,6 +46,7 @@ from typing import Any
 from fedskew.errors import ConfigError, FedskewError, nearest
 from fedskew.experiment import Config, put, resolve
 from fedskew.experiment._flatten import flatten
+from fedskew.papers._datasets import facts_of
 from fedskew.papers._drawing import Drawing
 
 Labels = dict[str, str]
@@ -75,8 +76,8 @@ class Row:
 
     @property
     def data(self) -> str:
-        """The name of its data set in a config."""
-        return str(self.tree["data"]["name"])
+        """Its data set, as people call it."""
+        return facts_of(self.tree["data"]).title
 
     def config(self, changes: Mapping[str, Any] | None = None) -> Config:
         """Its config, checked, with dotted keys changed. Raises ConfigError naming the row."""

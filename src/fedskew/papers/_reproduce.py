@@ -15,7 +15,8 @@ from typing import Any
 from fedskew.errors import ConfigError, RunError
 from fedskew.experiment import Cell, Config, Job, SeedRun, Sweep, Watcher, read_runs, run_sweep
 from fedskew.experiment._flatten import flatten
-from fedskew.papers._datasets import missing_data
+from fedskew.papers._datasets import check_data
+from fedskew.papers._domains import domain_accuracies
 from fedskew.papers._figure import draw
 from fedskew.papers._measures import describe_measure, unit_of, value_of
 from fedskew.papers._published import Printed, published
@@ -100,7 +101,7 @@ def reproduce(
     """
     rows = recipe.rows if rows is None else tuple(rows)
     planned = plan(rows, changes, rounds)
-    missing_data(recipe, planned)
+    check_data(recipe, planned)
     unique: dict[str, Cell] = {}
     for row, config in planned:
         labels = {axis: row.labels.get(axis, "-") for axis in recipe.axes if axis not in recipe.readings}
@@ -109,7 +110,7 @@ def reproduce(
         recipe.name, tuple(unique.values()), None, command or shlex.join(["fedskew", "reproduce", recipe.name])
     )
     result = run_sweep(sweep, out, processes, watcher)
-    runs = [(row, _finished(unique[config.hash], Path(out))) for row, config in planned]
+    runs = [(row, _finished(recipe, unique[config.hash], Path(out))) for row, config in planned]
     lines = _lines(recipe, runs)
     notes = [*_reading(recipe, lines), *_smaller(recipe, rows, planned), *_deviations(recipe, rows), *_origin(runs)]
     folder = result.folder
@@ -119,10 +120,15 @@ def reproduce(
     return Reproduction(**{**vars(done), "files": tuple(files)})
 
 
-def _finished(cell: Cell, out: Path) -> list[SeedRun]:
+def _finished(recipe: Recipe, cell: Cell, out: Path) -> list[SeedRun]:
     """The runs of a cell that came to their end."""
-    jobs = [Job(cell, seed) for seed in cell.config.seeds]
-    return [run for job in jobs if job.is_finished(out) for run in read_runs(job.folder(out), cell.label)]
+    found: list[SeedRun] = []
+    for job in (Job(cell, seed) for seed in cell.config.seeds):
+        if job.is_finished(out):
+            found += read_runs(job.folder(out), cell.label)
+            if "domain" in recipe.readings:
+                found[-1].summary["final"]["domains"] = domain_accuracies(job.config, job.seed, job.folder(out))
+    return found
 
 
 def _lines(recipe: Recipe, runs: Sequence[tuple[Row, Sequence[SeedRun]]]) -> list[Line]:

@@ -1,0 +1,114 @@
+"""`fedskew recipes`: the papers' tables and figures, and what each of them needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from fedskew.papers import Recipe
+
+
+def recipes(
+    name: Annotated[str | None, typer.Argument(help="One of them, to see its rows.", show_default=False)] = None,
+    rows: Annotated[str | None, typer.Option(help="Only rows with these labels.", metavar="LABELS")] = None,
+    config: Annotated[bool, typer.Option("--config", help="Print the config of the first row, for `run`.")] = False,
+    estimate: Annotated[
+        bool, typer.Option("--estimate", help="Measure steps here, and say how long each would take: a minute or two.")
+    ] = False,
+    data_root: Annotated[Path | None, typer.Option(help="Where the data sets are (else FEDSKEW_DATA).")] = None,
+) -> None:
+    """List the papers' tables and figures with the data they need; or show one: its rows, settings, what deviates.
+
+    Examples:
+
+        fedskew recipes --data-root DATA
+
+        fedskew recipes fedentopt-table1 --estimate
+
+        fedskew recipes fedentopt-table1 --rows cifar10,dir0.1,fedentopt --config > my.toml
+    """
+    from fedskew.papers import names, read_recipe
+
+    console = Console()
+    wide = console if console.is_terminal else Console(width=160)  # a log has no edge to keep to
+    if name is None:
+        _list(wide, [read_recipe(one) for one in names()], estimate, data_root)
+        return
+    recipe = read_recipe(name)
+    if config:
+        import tomli_w
+
+        chosen = recipe.rows if rows is None else recipe.choose(rows)
+        typer.echo(tomli_w.dumps(chosen[0].config().tree()), nl=False)
+        return
+    _show(wide, recipe, rows, estimate, data_root)
+
+
+def _list(console: Console, found: list[Recipe], with_cost: bool, root: Path | None) -> None:
+    from fedskew.papers import estimate, in_words
+
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for heading in ("recipe", "runs", "data", *(["about"] if with_cost else []), "what"):
+        table.add_column(heading, justify="right" if heading in {"runs", "about"} else "left", overflow="fold")
+    with console.status("measuring") if with_cost else console.status("reading"):
+        for recipe in found:
+            cost = [in_words(estimate(recipe.rows))] if with_cost else []
+            table.add_row(recipe.name, str(_runs(recipe)), _data(recipe, root), *cost, Text(recipe.title))
+    console.print(table)
+    console.print("Data: ✓ is there, ✗ is not (--data-root or FEDSKEW_DATA says where). Runs: rows times seeds.")
+    if with_cost:
+        console.print("About: all runs one after another on this machine's CPU, from a few measured steps.")
+    console.print("One of them: fedskew recipes NAME; run it: fedskew reproduce NAME.", markup=False)
+
+
+def _show(console: Console, recipe: Recipe, words: str | None, with_cost: bool, root: Path | None) -> None:
+    from fedskew.papers import estimate, in_words, published
+
+    rows = recipe.rows if words is None else recipe.choose(words)
+    console.print(Text(f"{recipe.paper}: {recipe.title}", style="bold"))
+    printed = None if recipe.published is None else published(recipe.published)
+    if printed is not None:
+        console.print(f"Printed: {printed.metric}; {printed.unit}.", markup=False, highlight=False)
+    axes = [axis for axis in recipe.axes if axis not in recipe.readings]
+    seeds = sorted({len(row.tree["seeds"]) for row in rows})
+    console.print(f"{len(rows)} rows of {' or '.join(map(str, seeds))} seeds. Labels, for --rows:", highlight=False)
+    for axis in axes:
+        labels = dict.fromkeys(row.labels[axis] for row in rows if axis in row.labels)
+        console.print(f"  {axis}: {', '.join(labels)}", markup=False, highlight=False, soft_wrap=True)
+    for axis, read in recipe.readings.items():
+        console.print(f"  read for {axis}: {', '.join(read)}", markup=False, highlight=False)
+    console.print(f"Data: {_data(recipe, root)}", markup=False, highlight=False)
+    if with_cost:
+        console.print(f"About {in_words(estimate(rows))}, one run after another on this machine's CPU.", markup=False)
+    for text in recipe.deviating(rows):
+        console.print(f"Differs from the paper: {text}", markup=False, highlight=False)
+    first = rows[0]
+    console.print(f"Settings of the first row ({first.name}):", markup=False, highlight=False)
+    for key, value in _settings(first.config().tree()):
+        console.print(f"  {key} = {value}", markup=False, highlight=False, soft_wrap=True)
+    console.print(f"Run it: fedskew reproduce {recipe.name}", markup=False, highlight=False)
+
+
+def _settings(tree: dict[str, object]) -> list[tuple[str, object]]:
+    from fedskew.experiment._flatten import flatten
+
+    hidden = ("schema", "name", "output.", "engine.")
+    return [(key, value) for key, value in flatten(tree).items() if not key.startswith(hidden)]
+
+
+def _data(recipe: Recipe, root: Path | None) -> str:
+    from fedskew.papers import absent
+
+    tables = {row.data: row.tree["data"] for row in recipe.rows}
+    return ", ".join(f"{title} {'✗' if absent(table, root) else '✓'}" for title, table in tables.items())
+
+
+def _runs(recipe: Recipe) -> int:
+    return sum(len(row.tree["seeds"]) for row in recipe.rows)
