@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 
 from fedskew import data, methods, models, naming, partition
 from fedskew.data import Dataset
@@ -20,16 +18,14 @@ from fedskew.engine import (
     Divided,
     FedConcatCourse,
     Federation,
-    LocalTraining,
     LocalWork,
     Observer,
-    hooked,
 )
 from fedskew.errors import ArgumentError, ConfigError
 from fedskew.experiment._backends import make_backend
 from fedskew.experiment._config import Config
+from fedskew.experiment._work import make_network, make_work
 from fedskew.labels import privatize
-from fedskew.methods import Method
 from fedskew.models import FlatModel, ModelState
 from fedskew.partition import Partition
 from fedskew.pipelines import FedConcat
@@ -82,32 +78,11 @@ def make_federation(
     observe: Observer | None = None,
 ) -> tuple[Course, ModelState, FlatModel]:
     """The method on the task's clients, the untrained network as flat vectors, and the model that is evaluated."""
-    training = config.training
+    training, dataset = config.training, task.dataset
     method = methods.build(config.method, training.momentum)
-    model = FlatModel(_adapted(_model(config, seed, task.dataset), config, seed, method).to(device))
-    augment = None
-    if training.augmentation is not None:
-        augmentation = naming.find(data.AUGMENTATIONS, training.augmentation, "training.augmentation")()
-        augment = augmentation.bind(task.dataset.mean, task.dataset.std)
-    work = LocalWork(
-        data=Divided(
-            task.dataset.inputs.to(device), task.dataset.targets.to(device), task.partition.indices, task.counts
-        ),
-        objective=method.objective,
-        local_step=method.local_step,
-        training=LocalTraining(
-            batch_size=training.batch_size,
-            lr=training.lr,
-            lr_decay=training.lr_decay,
-            momentum=training.momentum,
-            weight_decay=training.weight_decay,
-            persist_momentum=training.persist_momentum,
-            teacher_train_mode=training.teacher_train_mode,
-        ),
-        seed=seed,
-        augment=augment,
-        hooks=hooked(method),
-    )
+    model = FlatModel(make_network(config, seed, method, dataset.num_classes, dataset.in_shape).to(device))
+    samples = Divided(dataset.inputs.to(device), dataset.targets.to(device), task.partition.indices, task.counts)
+    work = make_work(config, seed, method, samples, dataset.mean, dataset.std)
     conditions = config.conditions
     noisy = _noisy(task.counts, conditions.count_epsilon, seed)
     federation = Federation(
@@ -302,39 +277,3 @@ def _target(config: Config, dataset: Dataset, counts: FloatArray, has_target_cli
             )
     shares: FloatArray = values / values.sum()
     return shares
-
-
-def _model(config: Config, seed: int, dataset: Dataset) -> nn.Module:
-    """The untrained network, its dropout layers ours; torch's global generator is as it was."""
-    make = naming.find(models.INDEX, config.model.name, "model.name")
-    options, key = config.model.parameters, stream_key(seed, Purpose.MODEL_INIT)
-    if ":" not in config.model.name:
-        try:
-            inspect.signature(make).bind_partial(**options)
-        except TypeError as error:
-            raise ConfigError(f"model: {config.model.name}: {error}") from None
-        return models.build(
-            config.model.name,
-            dataset.num_classes,
-            dataset.in_shape,
-            generator=torch.Generator().manual_seed(key),
-            **options,
-        )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(key)
-        module = make(num_classes=dataset.num_classes, in_shape=dataset.in_shape, **options)
-    if not isinstance(module, nn.Module):
-        raise ConfigError(f"model.name: {config.model.name} returned {type(module).__name__}, not an nn.Module")
-    return models.swap_dropout(module)
-
-
-def _adapted(module: nn.Module, config: Config, seed: int, method: Method) -> nn.Module:
-    """The network as the method's fillers change it."""
-    drawn = torch.Generator().manual_seed(stream_key(seed, Purpose.MODEL_ADAPT))
-    for filler in hooked(method).values():
-        try:
-            module = filler.adapt(module, drawn)
-        except ArgumentError as error:
-            name = type(filler).__name__
-            raise ConfigError(f"model.name: {name} can't adapt {config.model.name}: {error}") from None
-    return module
