@@ -33,6 +33,7 @@ _ROUNDING = 2e-13  # entropies brought up to date are at most so far from those 
 _FRESH = 64  # after so many updates they are computed anew
 _ROWS = 1 << 15  # clients in a block: what is computed for them stays in the cache
 _NUMBERS = 1 << 16  # counts that are read at a time, for the same reason
+_SHORTER = 16  # so many times fewer different numbers than clients make looking up worth its while
 _TINY = np.finfo(np.float64).tiny  # in place of 0 where a logarithm is taken, or a quotient
 
 
@@ -112,12 +113,8 @@ class _Block:
 
     def __init__(self, counts: FloatArray, ids: IntArray, sizes: FloatArray) -> None:
         self.ids, self.sizes, self.gains = ids, sizes, np.zeros(len(ids))
-        rows = counts[ids]
-        most = rows.max(axis=0)
-        self._codes = _codes(rows, int(most.max()))
-        # Of each class: the different numbers that one may hold, to which codes point, or what each client holds.
-        self._values = [np.arange(top + 1) for top in most] if self._codes is not None else list(rows.T.copy())
-        self._pooled = np.full(len(most), np.nan)  # the pool that gains are for; none yet
+        self._held = _Coded.of(counts[ids]) or _Plain(counts[ids])
+        self._pooled = np.full(counts.shape[1], np.nan)  # the pool that gains are for; none yet
         self._updates = 0
 
     def entropies(self, pooled: FloatArray) -> FloatArray:
@@ -141,25 +138,53 @@ class _Block:
         anew = self._updates == _FRESH or 2 * len(changed) > len(pooled)
         if anew:
             self.gains[self.gains < np.inf] = 0
-        for label in range(len(pooled)) if anew else changed:
-            more = _gains(self._values[label], pooled[label : label + 1])
-            if not anew:
-                more -= _gains(self._values[label], old[label : label + 1])
-            self.gains += more if self._codes is None else more.take(self._codes[label])
+        labels = np.arange(len(pooled)) if anew else changed
+        self._held.add(self.gains, labels, pooled, None if anew else old)
         self._updates = 0 if anew else self._updates + 1
         self._pooled = pooled.copy()
 
 
-def _codes(rows: FloatArray, most: int) -> NDArray[np.unsignedinteger] | None:
-    """Counts as small whole numbers, `(classes, clients)`; None where that would change them, or save nothing."""
-    if most >= min(len(rows), 1 << 16):
-        return None
-    codes = rows.astype(np.min_scalar_type(most))
-    return np.ascontiguousarray(codes.T) if np.array_equal(codes, rows) else None
+class _Plain:
+    """What some clients hold, `(clients, classes)`."""
+
+    def __init__(self, rows: FloatArray) -> None:
+        self._columns = np.ascontiguousarray(rows.T)
+
+    def add(self, gains: FloatArray, labels: IntArray, pooled: FloatArray, old: FloatArray | None) -> None:
+        """Add to `gains` what each client's samples of these classes add beside `pooled`, less what beside `old`."""
+        for part in _parts(len(labels), max(1, _NUMBERS // len(gains))):
+            held, here = self._columns[labels[part]], labels[part, None]
+            gains += _gains(held, pooled[here]).sum(axis=0)
+            if old is not None:
+                gains -= _gains(held, old[here]).sum(axis=0)
+
+
+class _Coded:
+    """The same where clients are many and counts are small whole numbers: what these add is computed once for each."""
+
+    def __init__(self, codes: NDArray[np.unsignedinteger], most: FloatArray) -> None:
+        self._codes, self._values = codes, [np.arange(top + 1) for top in most]
+
+    @classmethod
+    def of(cls, rows: FloatArray) -> _Coded | None:
+        """None where that would change the counts, or save nothing."""
+        most = rows.max(axis=0)
+        if most.max() * _SHORTER >= len(rows):
+            return None
+        codes = rows.astype(np.min_scalar_type(int(most.max())))
+        return cls(np.ascontiguousarray(codes.T), most) if np.array_equal(codes, rows) else None
+
+    def add(self, gains: FloatArray, labels: IntArray, pooled: FloatArray, old: FloatArray | None) -> None:
+        """See `_Plain.add`."""
+        for label in labels:
+            more = _gains(self._values[label], pooled[[label]])
+            if old is not None:
+                more -= _gains(self._values[label], old[[label]])
+            gains += more.take(self._codes[label])
 
 
 def _gains(held: FloatArray, pooled: FloatArray) -> FloatArray:
-    """By how much samples of one class raise g of the pooled ones, `(1,)`."""
+    """By how much samples of a class raise g of the pooled ones."""
     return _terms(held + pooled) - _terms(pooled)
 
 
