@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fedskew.data._autoaugment import AutoAugment, CropFlipAutoAugment
 from fedskew.data._crop_flip import CropFlip
 from fedskew.data._dataset import Dataset
 from fedskew.data._fedentopt import JitterFlipGrey
@@ -13,6 +14,8 @@ from fedskew.data._stored import Inputs, Stored, take
 AUGMENTATIONS: dict[str, type[Augmenter]] = {
     "fedentopt": JitterFlipGrey,
     "crop_flip": CropFlip,
+    "autoaugment": AutoAugment,
+    "crop_flip_autoaugment": CropFlipAutoAugment,
 }
 """The augmentations by the name that a config gives them."""
 
@@ -21,7 +24,9 @@ __all__ = [
     "INDEX",
     "Augmentation",
     "Augmenter",
+    "AutoAugment",
     "CropFlip",
+    "CropFlipAutoAugment",
     "Dataset",
     "Inputs",
     "JitterFlipGrey",

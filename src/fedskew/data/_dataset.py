@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -103,6 +104,13 @@ class Dataset:
         ):
             if ids is not None:
                 _check_ids(name, torch.as_tensor(ids), size, len(names))
+
+
+def label_mix(labels: Sequence[int], classes: int) -> NDArray[np.float64]:
+    """The share of each class among labels, `(classes,)`: what a data set gives as its target."""
+    counts = np.bincount(labels, minlength=classes).astype(np.float64)
+    mix: NDArray[np.float64] = counts / max(counts.sum(), 1.0)
+    return mix
 
 
 def _check_tensor(name: str, inputs: Tensor) -> None:

@@ -224,7 +224,6 @@ def _arrays(table: Table, columns: list[str]) -> Tensor:
     try:
         found = [np.asarray(table.with_format("numpy")[column][:]) for column in columns]
         array = found[0] if len(found) == 1 else np.stack(found, axis=1)
-        whole = array.dtype == np.uint8
         values = torch.from_numpy(array.astype(np.float32 if array.ndim > 2 else np.float64))
     except (TypeError, ValueError) as error:
         raise DataError(f"table: {', '.join(columns)}: not all samples are numbers of one shape ({error})") from None
@@ -232,6 +231,14 @@ def _arrays(table: Table, columns: list[str]) -> Tensor:
         values = values.unsqueeze(1)
     if values.dim() > 4 or not torch.isfinite(values).all():
         raise DataError(f"table: {', '.join(columns)}: has an empty value, NaN, or more than three dimensions")
-    if whole and values.dim() > 2:
+    # the numbers' own type, as the numpy format widens bytes
+    if values.dim() > 2 and _dtype(table.features[columns[0]]) == "uint8":
         values.div_(255)
     return values.unsqueeze(1) if values.dim() == 3 else values
+
+
+def _dtype(feature: Any) -> str:
+    """Of the numbers in a column, however deep its lists."""
+    if isinstance(feature, list):
+        return _dtype(feature[0])
+    return _dtype(feature.feature) if hasattr(feature, "feature") else str(feature.dtype)

@@ -116,9 +116,9 @@ def _dataset(
 def _read(folder: Path, files: Mapping[str, tuple[str | None, str | None]], page: str, verify: bool) -> Arrays:
     values = [_values(folder / file, *(md5s if verify else (None, None)), page) for file, md5s in files.items()]
     names = list(files)
-    for file, images, labels in zip(names[::2], values[::2], values[1::2], strict=True):
+    for file, images, labels in zip(names[1::2], values[::2], values[1::2], strict=True):
         if images.ndim != 3 or labels.shape != images.shape[:1]:
-            raise damaged(folder / file, f"its pictures are {images.shape}, their labels {labels.shape}", page)
+            raise damaged(folder / file, f"it holds labels {labels.shape}, and the pictures are {images.shape}", page)
     train, train_labels, test, test_labels = map(torch.from_numpy, values)
     return train.unsqueeze(1), train_labels.long(), test.unsqueeze(1), test_labels.long()
 

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import torch
 
-from fedskew.data._dataset import Dataset
+from fedskew.data._dataset import Dataset, label_mix
 from fedskew.data._files import damaged, read
 from fedskew.data._pictures import IMAGENET_MEAN, IMAGENET_STD, Pictures, check_count, stored
 from fedskew.errors import ArgumentError
@@ -79,7 +79,7 @@ def iwildcam(
         std=IMAGENET_STD,
         clients=np.array([client[row.camera] for row in kept] + [-1] * len(held)),
         client_names=tuple(f"camera {camera}" for camera in cameras),
-        target=np.bincount(test_labels, minlength=classes).astype(np.float64),
+        target=label_mix(test_labels, classes),
         validation=np.arange(len(kept), len(kept) + len(held)) if held else None,
     )
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from fedskew.data._dataset import Dataset
+from fedskew.data._dataset import Dataset, label_mix
 from fedskew.data._files import damaged, read
 from fedskew.data._pictures import IMAGENET_MEAN, IMAGENET_STD, Pictures, check_count, listed, stored
 from fedskew.errors import ArgumentError
@@ -93,7 +93,7 @@ def pacs(
         classes=_CLASSES,
         mean=IMAGENET_MEAN,
         std=IMAGENET_STD,
-        target=np.bincount(tested.labels, minlength=len(_CLASSES)).astype(np.float64),
+        target=label_mix(tested.labels, len(_CLASSES)),
         domains=np.array(all_rows.domains),
         test_domains=np.array(tested.domains),
         domain_names=tuple(_DOMAINS),

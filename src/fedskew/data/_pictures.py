@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from collections.abc import Iterable
@@ -115,7 +116,8 @@ def _pack(pictures: Pictures, path: Path) -> None:
             "be written, or packed = false to decode them batch by batch"
         ) from None
     finally:
-        aside.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            aside.unlink()
 
 
 def _hash(pictures: Pictures) -> str:

@@ -1,0 +1,220 @@
+"""AutoAugment's policy for CIFAR-10.
+
+Cubuk, Zoph, Mane, Vasudevan, Le, "AutoAugment: Learning Augmentation Strategies from Data", CVPR 2019, table 7: 25
+sub-policies of two operations, each with its probability and a level from 0 to 9. One sub-policy is drawn for each
+picture. FedVLS trains with it on CIFAR, after `CropFlip`, and on Tiny ImageNet, alone.
+
+What a level means is not in the paper, and public code differs. Here it is as in torchvision: the level picks one of
+ten equal steps from nothing to a shear of 0.3, a translation by 150/331 of the side, a rotation by 30 degrees, an
+enhancement by 1 +- 0.9, posterising to 4 bits, and solarising from 0 on; shears, translations, rotations and
+enhancements take either sign equally often; pixels are the nearest ones, and black from outside. Each operation is
+Pillow's, on whole grey levels. (FedVLS' repository imports its AutoAugment from a file that it does not hold. If that
+is FedDecorr's, whose data code it ports, a level is an interval of the range from minus to plus, drawn from uniformly,
+so that it also gives the sign; and shears, translations and rotations interpolate by splines.)
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import hardtanh_
+
+from fedskew.data._crop_flip import CropFlip
+from fedskew.data._pixels import check, per_channel
+from fedskew.data._protocol import Augmentation
+from fedskew.randomness import uniform
+
+POLICY = (
+    # operation, probability, level; twice
+    (("invert", 0.1, 0), ("contrast", 0.2, 6)),
+    (("rotate", 0.7, 2), ("translate_x", 0.3, 9)),
+    (("sharpness", 0.8, 1), ("sharpness", 0.9, 3)),
+    (("shear_y", 0.5, 8), ("translate_y", 0.7, 9)),
+    (("auto_contrast", 0.5, 0), ("equalize", 0.9, 0)),
+    (("shear_y", 0.2, 7), ("posterize", 0.3, 7)),
+    (("color", 0.4, 3), ("brightness", 0.6, 7)),
+    (("sharpness", 0.3, 9), ("brightness", 0.7, 9)),
+    (("equalize", 0.6, 0), ("equalize", 0.5, 0)),
+    (("contrast", 0.6, 7), ("sharpness", 0.6, 5)),
+    (("color", 0.7, 7), ("translate_x", 0.5, 8)),
+    (("equalize", 0.3, 0), ("auto_contrast", 0.4, 0)),
+    (("translate_y", 0.4, 3), ("sharpness", 0.2, 6)),
+    (("brightness", 0.9, 6), ("color", 0.2, 8)),
+    (("solarize", 0.5, 2), ("invert", 0.0, 0)),
+    (("equalize", 0.2, 0), ("auto_contrast", 0.6, 0)),
+    (("equalize", 0.2, 0), ("equalize", 0.6, 0)),
+    (("color", 0.9, 9), ("equalize", 0.6, 0)),
+    (("auto_contrast", 0.8, 0), ("solarize", 0.2, 8)),
+    (("brightness", 0.1, 3), ("color", 0.7, 0)),
+    (("solarize", 0.4, 5), ("auto_contrast", 0.9, 0)),
+    (("translate_y", 0.9, 9), ("translate_y", 0.7, 9)),
+    (("auto_contrast", 0.9, 0), ("solarize", 0.8, 3)),
+    (("equalize", 0.8, 0), ("invert", 0.1, 0)),
+    (("translate_y", 0.7, 9), ("auto_contrast", 0.9, 0)),
+)
+"""The 25 sub-policies; operations without a strength have level 0 (the paper prints one, which means nothing)."""
+
+_FIRST_DRAW = 3  # CropFlip takes 0, 1 and 2 of the same key
+
+# An operation is a row of numbers, each of which does nothing in most rows:
+#   what may take either sign: shear, translation (shares of the side), angle, and how far 1 is left in enhancing;
+#   flags: enhance from grey (colour), from the mean (contrast), from the smooth picture (sharpness; brightness: none);
+#   flags: stretch (auto-contrast), equalise; step of levels (posterise); first level that is inverted.
+_SIGNED = ("shear_y", "translate_x", "translate_y", "rotate", "enhance")
+_COLUMNS = (*_SIGNED, "color", "contrast", "sharpness", "auto_contrast", "equalize", "posterize", "invert")
+_NOTHING = dict.fromkeys(_COLUMNS, 0.0) | {"posterize": 1.0, "invert": 256.0}
+
+
+def _row(name: str, level: int) -> list[float]:
+    """The numbers of one operation, in the order of `_COLUMNS`."""
+    share = level / 9
+    strength = {
+        "shear_y": {"shear_y": 0.3 * share},
+        "translate_x": {"translate_x": 150 / 331 * share},
+        "translate_y": {"translate_y": 150 / 331 * share},
+        "rotate": {"rotate": math.radians(30 * share)},
+        "brightness": {"enhance": 0.9 * share},
+        "color": {"enhance": 0.9 * share, "color": 1.0},
+        "contrast": {"enhance": 0.9 * share, "contrast": 1.0},
+        "sharpness": {"enhance": 0.9 * share, "sharpness": 1.0},
+        "auto_contrast": {"auto_contrast": 1.0},
+        "equalize": {"equalize": 1.0},
+        "posterize": {"posterize": 2.0 ** round(4 * share)},
+        "solarize": {"invert": 255 * (1 - share)},
+        "invert": {"invert": 0.0},
+    }
+    return list((_NOTHING | strength[name]).values())
+
+
+_ROWS = torch.tensor(
+    [_row(name, level) for sub_policy in POLICY for name, _, level in sub_policy] + [list(_NOTHING.values())],
+    dtype=torch.float64,
+)
+_PROBABILITIES = torch.tensor([[probability for _, probability, _ in sub_policy] for sub_policy in POLICY])
+
+
+@dataclass(frozen=True)
+class AutoAugment:
+    """The policy alone: on each picture two operations, by what its key draws. Pixels are rounded to 256 levels."""
+
+    def apply(self, batch: Tensor, keys: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
+        """The batch augmented; `mean` and `std` by channel are what it was normalised by (empty: not at all)."""
+        check(batch, keys, "autoaugment")
+        shift, scale = per_channel(mean, batch, 0.0), per_channel(std, batch, 1.0)
+        rows, probabilities = _ROWS.to(batch.device), _PROBABILITIES.to(batch.device)
+        draws = uniform(keys.unsqueeze(1), _FIRST_DRAW + torch.arange(5, device=keys.device))
+        policy = (draws[:, :1] * len(POLICY)).long()
+        happens = draws[:, 1:3] < probabilities[policy.squeeze(1)]
+        row = torch.where(happens, 2 * policy + torch.arange(2, device=policy.device), 2 * len(POLICY))
+        sign = torch.where(draws[:, 3:] < 0.5, 1, -1)
+        x = hardtanh_((batch * (255 * scale)).add_(255 * shift).round_(), 0, 255)
+        for turn in (0, 1):
+            x = operate(x, rows[row[:, turn]], sign[:, turn])
+        return x.mul_(1 / 255).sub_(shift).div_(scale)
+
+    def bind(self, mean: tuple[float, ...], std: tuple[float, ...]) -> Augmentation:
+        """`apply` for data normalised by these."""
+        return functools.partial(self.apply, mean=mean, std=std)
+
+
+@dataclass(frozen=True)
+class CropFlipAutoAugment:
+    """`CropFlip`, then `AutoAugment`: what FedVLS trains with on CIFAR."""
+
+    pad: int = 4
+    flip: float = 0.5
+
+    def __post_init__(self) -> None:
+        CropFlip(self.pad, self.flip)
+
+    def apply(self, batch: Tensor, keys: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
+        """The batch augmented; `mean` and `std` by channel are what it was normalised by (empty: not at all)."""
+        return AutoAugment().apply(CropFlip(self.pad, self.flip).apply(batch, keys, mean, std), keys, mean, std)
+
+    def bind(self, mean: tuple[float, ...], std: tuple[float, ...]) -> Augmentation:
+        """`apply` for data normalised by these."""
+        return functools.partial(self.apply, mean=mean, std=std)
+
+
+def operate(x: Tensor, rows: Tensor, sign: Tensor) -> Tensor:
+    """One operation on each picture, to the grey level as Pillow does it.
+
+    `x`: `(batch, 1 or 3, height, width)`, whole numbers from 0 to 255 as floats; `rows`: `(batch, columns)` of
+    float64, the numbers of each picture's operation; `sign`: `(batch,)`, 1 or -1. Every kind is computed for every
+    picture: which one a picture gets must not decide the shape of anything.
+    """
+    signed = rows[:, : len(_SIGNED)] * sign.unsqueeze(1)
+    signed[:, -1] += 1  # before rounding to the picture's precision, as Pillow
+    values = torch.cat([signed, rows[:, len(_SIGNED) :]], dim=1).to(x.dtype)
+    numbers = dict(zip(_COLUMNS, values.view(*values.shape, 1, 1, 1).unbind(1), strict=True))
+    return _enhanced(_mapped(_moved(x, numbers), numbers), numbers)
+
+
+def _moved(x: Tensor, numbers: dict[str, Tensor]) -> Tensor:
+    """Shear, translation and rotation: each pixel is the nearest of the old picture, black where there is none."""
+    size, channels, height, width = x.shape
+    right = width / 2 + torch.trunc(width * numbers["translate_x"])
+    down = height / 2 + torch.trunc(height * numbers["translate_y"])
+    cosine, sine = torch.cos(numbers["rotate"]), torch.sin(numbers["rotate"])
+    across = torch.arange(0.5 - width / 2, width / 2, dtype=x.dtype, device=x.device)
+    along = torch.arange(0.5 - height / 2, height / 2, dtype=x.dtype, device=x.device).view(-1, 1)
+    column = torch.floor(cosine * across + (sine * along + right))
+    row = torch.floor(cosine * along + ((numbers["shear_y"] - sine) * across + (down + numbers["shear_y"] * width / 2)))
+    nearest_column, nearest_row = column.clamp(0, width - 1), row.clamp(0, height - 1)
+    inside = ((column == nearest_column) & (row == nearest_row)).to(x.dtype)
+    pixel = (nearest_row * width + nearest_column).long().flatten(2).expand(-1, channels, -1)
+    return x.flatten(2).gather(2, pixel).view(size, channels, height, width).mul_(inside)
+
+
+def _mapped(x: Tensor, numbers: dict[str, Tensor]) -> Tensor:
+    """Auto-contrast, equalise, posterise, solarise and invert: a new level for each of 256, by channel."""
+    pixels = x.flatten(2)
+    levels = pixels.long()
+    stretch, equalize, step, first = (
+        numbers[name].flatten(2) for name in ("auto_contrast", "equalize", "posterize", "invert")
+    )
+    ones = pixels.new_ones(()).expand_as(levels)
+    histogram = pixels.new_zeros(*levels.shape[:2], 256).scatter_add_(2, levels, ones)
+    low, high = pixels.amin(2, keepdim=True), pixels.amax(2, keepdim=True)
+
+    # In double precision, where Pillow's rounding errors are the same: it maps the highest level to 254 at times.
+    stretch = (stretch * (high > low)).double()
+    all_levels = torch.full_like(stretch, 255)  # a number divided by a tensor is rounded twice
+    per_level = all_levels / torch.where(stretch == 1, high.double() - low.double(), all_levels)
+    level = torch.arange(256, dtype=torch.float64, device=x.device)
+    table = hardtanh_((level * per_level - stretch * low * per_level).floor_(), 0, 255).to(x.dtype)
+
+    most = levels.shape[2] - histogram.gather(2, high.long())
+    share = torch.floor(most / 255)  # of the pixels, to each new level
+    below = histogram.cumsum(2) - histogram
+    equal = hardtanh_(((torch.floor(share / 2) + below) / share.clamp(min=1)).floor_(), 0, 255)
+    table = torch.lerp(table, equal, equalize * (share > 0))
+
+    table = (table / step).floor_() * step
+    table = torch.where(table >= first, 255 - table, table)
+    return table.gather(2, levels).view(x.shape)
+
+
+def _enhanced(x: Tensor, numbers: dict[str, Tensor]) -> Tensor:
+    """Colour, contrast, brightness and sharpness: away from a grey, flat, black or smooth picture, or towards it."""
+    grey = x
+    if x.shape[1] == 3:
+        red, green, blue = x[:, :1], x[:, 1:2], x[:, 2:]
+        grey = ((19595 * red + 38470 * green + 7471 * blue + 32768) / 65536).floor_()
+    flat = torch.floor(grey.mean((-2, -1), keepdim=True) + 0.5) * numbers["contrast"]
+    plain = torch.lerp(flat.expand_as(grey), grey, numbers["color"]).expand_as(x)
+    start = torch.lerp(plain, _smooth(x), numbers["sharpness"])
+    return hardtanh_((x - start).mul_(numbers["enhance"]).add_(start), 0, 255).floor_()
+
+
+def _smooth(x: Tensor) -> Tensor:
+    """Each pixel, five times, and its eight neighbours, by 13; the border stays."""
+    rows = x[..., :-2, :] + x[..., 1:-1, :] + x[..., 2:, :]
+    total = rows[..., :-2] + rows[..., 1:-1] + rows[..., 2:] + 4 * x[..., 1:-1, 1:-1]
+    smooth = x.clone()
+    smooth[..., 1:-1, 1:-1] = total.mul_(1 / 13).add_(0.5).floor_()
+    return smooth

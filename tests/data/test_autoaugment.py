@@ -1,0 +1,205 @@
+"""AutoAugment's operations against Pillow's, its policy against the published table, and what a key draws."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageEnhance, ImageOps
+
+from fedskew.data import AutoAugment, CropFlip, CropFlipAutoAugment
+from fedskew.data._autoaugment import _PROBABILITIES, _ROWS, _row, operate
+from fedskew.errors import ArgumentError
+from fedskew.randomness import mix
+
+# Cubuk et al., table 7, with the levels that it prints for operations without a strength too.
+PUBLISHED = """
+Invert 0.1 7, Contrast 0.2 6
+Rotate 0.7 2, TranslateX 0.3 9
+Sharpness 0.8 1, Sharpness 0.9 3
+ShearY 0.5 8, TranslateY 0.7 9
+AutoContrast 0.5 8, Equalize 0.9 2
+ShearY 0.2 7, Posterize 0.3 7
+Color 0.4 3, Brightness 0.6 7
+Sharpness 0.3 9, Brightness 0.7 9
+Equalize 0.6 5, Equalize 0.5 1
+Contrast 0.6 7, Sharpness 0.6 5
+Color 0.7 7, TranslateX 0.5 8
+Equalize 0.3 7, AutoContrast 0.4 8
+TranslateY 0.4 3, Sharpness 0.2 6
+Brightness 0.9 6, Color 0.2 8
+Solarize 0.5 2, Invert 0.0 3
+Equalize 0.2 0, AutoContrast 0.6 0
+Equalize 0.2 8, Equalize 0.6 4
+Color 0.9 9, Equalize 0.6 6
+AutoContrast 0.8 4, Solarize 0.2 8
+Brightness 0.1 3, Color 0.7 0
+Solarize 0.4 5, AutoContrast 0.9 3
+TranslateY 0.9 9, TranslateY 0.7 9
+AutoContrast 0.9 2, Solarize 0.8 3
+Equalize 0.8 8, Invert 0.1 3
+TranslateY 0.7 9, AutoContrast 0.9 1
+"""
+NAMES = {
+    "ShearY": "shear_y", "TranslateX": "translate_x", "TranslateY": "translate_y", "Rotate": "rotate",
+    "Brightness": "brightness", "Color": "color", "Contrast": "contrast", "Sharpness": "sharpness",
+    "AutoContrast": "auto_contrast", "Equalize": "equalize", "Posterize": "posterize", "Solarize": "solarize",
+    "Invert": "invert",
+}  # fmt: skip
+MEAN, STD = (0.4914, 0.4822, 0.4465), (0.247, 0.2435, 0.2616)
+
+
+def published() -> list[list[tuple[str, float, int]]]:
+    parts = [[part.split() for part in line.split(", ")] for line in PUBLISHED.strip().splitlines()]
+    return [[(NAMES[name], float(probability), int(level)) for name, probability, level in pair] for pair in parts]
+
+
+NO_STRENGTH = ("invert", "auto_contrast", "equalize")
+USED = sorted({(name, 0 if name in NO_STRENGTH else level) for pair in published() for name, _, level in pair})
+
+
+def pillow(image: Image.Image, name: str, level: int, sign: int) -> Image.Image:
+    """One operation as Pillow does it, at the strengths of torchvision."""
+    width, height = image.size
+    signed = sign * level / 9
+    affine = {
+        "shear_y": lambda: (1, 0, 0, 0.3 * signed, 1, 0),
+        "translate_x": lambda: (1, 0, math.trunc(150 / 331 * width * signed), 0, 1, 0),
+        "translate_y": lambda: (1, 0, 0, 0, 1, math.trunc(150 / 331 * height * signed)),
+    }
+    enhance = {
+        "brightness": ImageEnhance.Brightness, "color": ImageEnhance.Color,
+        "contrast": ImageEnhance.Contrast, "sharpness": ImageEnhance.Sharpness,
+    }  # fmt: skip
+    if name in affine:
+        return image.transform(image.size, Image.Transform.AFFINE, affine[name](), Image.Resampling.NEAREST)
+    if name in enhance:
+        return enhance[name](image).enhance(1 + 0.9 * signed)
+    if name == "rotate":
+        return image.rotate(-30 * signed, Image.Resampling.NEAREST)
+    if name == "posterize":
+        return ImageOps.posterize(image, 8 - round(4 * level / 9))
+    if name == "solarize":
+        return ImageOps.solarize(image, 255 - 255 * level / 9)
+    if name == "invert":
+        return ImageOps.invert(image)
+    return ImageOps.autocontrast(image) if name == "auto_contrast" else ImageOps.equalize(image)
+
+
+def image(pixels: np.ndarray) -> Image.Image:
+    """From (channels, height, width) in 0 to 255."""
+    whole = pixels.round().astype(np.uint8)
+    return Image.fromarray(whole[0] if len(whole) == 1 else whole.transpose(1, 2, 0))
+
+
+def pixels(image: Image.Image) -> np.ndarray:
+    array = np.asarray(image, dtype=np.float64)
+    return array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
+
+
+def samples(channels: int, height: int, width: int) -> torch.Tensor:
+    """Noise; smooth pictures, of full and of little contrast; few levels; a constant one; a black one with one dot."""
+    rng = np.random.default_rng(0)
+    noise = rng.integers(0, 256, (4, channels, height, width))
+    y, x = np.mgrid[:height, :width] / max(height, width)
+    waves = np.stack([np.sin(7 * x + 5 * y + shift) for shift in range(channels)])
+    smooth = [127 + 127 * waves, 90 + 30 * waves, 200 + 3 * waves, 127 + 100 * np.sign(waves)]
+    flat = [np.full((channels, height, width), 77.0), np.zeros((channels, height, width))]
+    flat[1][:, height // 2, width // 2] = 200
+    return torch.from_numpy(np.concatenate([noise, np.round(smooth), flat])).float()
+
+
+def rows(name: str, level: int, size: int = 1) -> torch.Tensor:
+    return torch.tensor([_row(name, level)] * size, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(("channels", "height", "width"), [(3, 32, 32), (1, 32, 32), (3, 20, 36)])
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize(("name", "level"), USED)
+def test_an_operation_is_pillows_to_the_grey_level(name, level, sign, channels, height, width):
+    batch = samples(channels, height, width)
+    out = operate(batch, rows(name, level, len(batch)), torch.full((len(batch),), float(sign)))
+    expected = np.stack([pixels(pillow(image(one.numpy()), name, level, sign)) for one in batch])
+    np.testing.assert_array_equal(out.numpy(), expected)
+
+
+def test_the_policy_is_the_published_one():
+    # Operations by the numbers that stand for them, so that the levels that mean nothing don't count.
+    pairs = published()
+    assert len(pairs) == 25
+    assert torch.equal(_ROWS[:50], torch.cat([rows(name, level) for pair in pairs for name, _, level in pair]))
+    assert torch.equal(_PROBABILITIES, torch.tensor([[probability for _, probability, _ in pair] for pair in pairs]))
+
+
+def test_strengths_at_a_glance():
+    # A white picture of 12 x 9: a translation by 9 takes trunc(12 * 150/331) = 5 columns, trunc(9 * 150/331) = 4 rows.
+    white = torch.full((1, 1, 9, 12), 255.0)
+    for name, lost in (("translate_x", 5 * 9), ("translate_y", 4 * 12)):
+        out = operate(white, rows(name, 9), torch.ones(1))
+        assert int((out == 0).sum()) == lost
+    levels = torch.arange(256.0).view(1, 1, 16, 16)
+    # Level 7 posterises by round(4 * 7/9) = 3 bits: 32 levels are left. Level 3 solarises from 170 on.
+    assert len(operate(levels, rows("posterize", 7), torch.ones(1)).unique()) == 32
+    solarised = operate(levels, rows("solarize", 3), torch.ones(1)).flatten().tolist()
+    assert solarised == [*range(170), *(255 - level for level in range(170, 256))]
+
+
+def hashed(*words: int) -> float:
+    """`randomness.uniform` in plain integers."""
+    value = 0
+    for word in words:
+        value = (value * 0x01000193 + word + 0x1E3779B9) % 2**32
+        value = (value ^ (value >> 16)) * 0x21F0AAAD % 2**32
+        value = (value ^ (value >> 15)) * 0x735A2D97 % 2**32
+        value ^= value >> 15
+    return (value >> 8) / 2**24
+
+
+def by_pillow(picture: np.ndarray, key: int) -> tuple[np.ndarray, int]:
+    """The policy on one picture, by the draws 3 to 7 of its key; and how many operations happened."""
+    draws = [hashed(key, number) for number in range(3, 8)]
+    pair, one, done = published()[int(draws[0] * 25)], image(picture), 0
+    for turn, (name, probability, level) in enumerate(pair):
+        if draws[1 + turn] < probability:
+            one, done = pillow(one, name, level, 1 if draws[3 + turn] < 0.5 else -1), done + 1
+    return pixels(one), done
+
+
+def normalised(batch: torch.Tensor) -> torch.Tensor:
+    return (batch / 255 - torch.tensor(MEAN).view(-1, 1, 1)) / torch.tensor(STD).view(-1, 1, 1)
+
+
+def levels(batch: torch.Tensor) -> torch.Tensor:
+    return 255 * (batch * torch.tensor(STD).view(-1, 1, 1) + torch.tensor(MEAN).view(-1, 1, 1))
+
+
+def test_a_key_draws_a_sub_policy_whether_each_operation_happens_and_its_sign():
+    batch = samples(3, 32, 32)[:8].repeat(60, 1, 1, 1)
+    keys = mix(torch.arange(len(batch)), 11)
+    out = levels(AutoAugment().apply(normalised(batch), keys, MEAN, STD)).numpy()
+    assert np.abs(out - out.round()).max() < 1e-3
+    same, happened = 0, []
+    for place, key in enumerate(keys.tolist()):
+        expected, done = by_pillow(batch[place].numpy(), key)
+        happened.append(done)
+        same += bool(np.abs(out[place] - expected).max() < 1e-3)
+    assert {0, 1, 2} == set(happened)
+    assert same == len(batch)
+
+
+def test_crop_and_flip_come_first():
+    batch, keys = normalised(samples(3, 32, 32)), mix(torch.arange(10), 5)
+    expected = AutoAugment().apply(CropFlip().apply(batch, keys, MEAN, STD), keys, MEAN, STD)
+    assert torch.equal(CropFlipAutoAugment().apply(batch, keys, MEAN, STD), expected)
+    with pytest.raises(ArgumentError, match="pad:"):
+        CropFlipAutoAugment(pad=-1)
+
+
+def test_pixels_that_are_not_normalised_are_taken_as_they_are():
+    batch, keys = samples(1, 28, 28) / 255, mix(torch.arange(10), 5)
+    out = 255 * AutoAugment().apply(batch, keys, (), ())
+    for place, key in enumerate(keys.tolist()):
+        expected, _ = by_pillow(255 * batch[place].numpy(), key)
+        np.testing.assert_allclose(out[place].numpy(), expected, atol=1e-3)

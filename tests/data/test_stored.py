@@ -1,0 +1,227 @@
+"""Inputs that stay stored deliver what a tensor would."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import fedskew
+from fedskew import data
+from fedskew.data._pictures import Pictures, stored
+from fedskew.data._stored import Bytes, Mapped
+from fedskew.errors import ArgumentError, DataError
+from published_formats import picture, write
+
+MEAN, STD = (0.5, 0.25, 0.125), (0.5, 0.25, 0.2)
+
+
+@pytest.fixture
+def pixels() -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, (7, 3, 4, 5), dtype=np.uint8)
+
+
+def by_hand(pixels: np.ndarray) -> torch.Tensor:
+    """(level / 255 - mean) / deviation."""
+    shift, scale = (np.reshape(values, (3, 1, 1)) for values in (MEAN, STD))
+    return torch.from_numpy((pixels / 255 - shift) / scale).float()
+
+
+def make(kind: str, pixels: np.ndarray, tmp_path) -> data.Stored:
+    if kind == "bytes":
+        return Bytes(torch.from_numpy(pixels), MEAN, STD)
+    if kind == "mapped":
+        np.save(tmp_path / "p.npy", pixels)
+        return Mapped(tmp_path / "p.npy", MEAN, STD)
+    names = tuple(f"{row}.png" for row in range(len(pixels)))
+    for name, one in zip(names, pixels, strict=True):
+        Image.fromarray(one.transpose(1, 2, 0)).save(tmp_path / name)
+    return Pictures(tmp_path, names, (4, 5), MEAN, STD, "its page")
+
+
+@pytest.fixture(params=["bytes", "mapped", "pictures"])
+def inputs(request, pixels, tmp_path) -> data.Stored:
+    return make(request.param, pixels, tmp_path)
+
+
+def test_batches_are_the_normalised_pictures_in_the_order_asked_for(inputs, pixels):
+    assert inputs.shape == (7, 3, 4, 5)
+    assert len(inputs) == 7
+    rows = torch.tensor([6, 0, 0, 3])
+    batch = inputs.index_select(0, rows)
+    assert batch.dtype == torch.float32
+    torch.testing.assert_close(batch, by_hand(pixels[rows]))
+
+
+def test_a_batch_is_the_caller_s_own(inputs):
+    rows = torch.tensor([1, 2])
+    before = inputs.index_select(0, rows)
+    inputs.index_select(0, rows).zero_()
+    assert torch.equal(inputs.index_select(0, rows), before)
+
+
+def test_some_rows_of_stored_inputs_are_listed_and_not_read(inputs, pixels):
+    some = data.take(inputs, torch.tensor([5, 2, 4]))
+    assert not isinstance(some, torch.Tensor)
+    assert some.shape == (3, 3, 4, 5)
+    torch.testing.assert_close(some.index_select(0, torch.tensor([1, 0])), by_hand(pixels[[2, 5]]))
+
+
+def test_they_deliver_to_another_device(inputs):
+    moved = inputs.to("meta")
+    assert moved.device == torch.device("meta")
+    if not isinstance(moved, Bytes) or isinstance(moved, Mapped):
+        assert moved.index_select(0, torch.tensor([0])).device.type == "meta"
+    assert inputs.device == torch.device("cpu")
+
+
+def test_a_worker_gets_the_files_names_and_reads_the_same(inputs):
+    rows = torch.tensor([0, 6])
+    again = pickle.loads(pickle.dumps(inputs))
+    assert torch.equal(again.index_select(0, rows), inputs.index_select(0, rows))
+
+
+def test_what_lies_in_files_is_not_pickled(tmp_path):
+    pixels = np.zeros((50, 3, 32, 32), dtype=np.uint8)
+    for kind in ("mapped", "pictures"):
+        assert len(pickle.dumps(make(kind, pixels, tmp_path))) < 3000
+
+
+def test_pictures_are_the_same_whatever_the_threads(pixels, tmp_path):
+    inputs, rows = make("pictures", pixels, tmp_path), torch.arange(7)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        alone = inputs.index_select(0, rows)
+        torch.set_num_threads(4)
+        assert torch.equal(inputs.index_select(0, rows), alone)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_pictures_of_another_size_are_resized_and_grey_ones_become_colour(tmp_path):
+    Image.fromarray(np.full((8, 8), 51, dtype=np.uint8)).save(tmp_path / "grey.png")
+    inputs = Pictures(tmp_path, ("grey.png",), (4, 6), (0.0,) * 3, (1.0,) * 3, "its page")
+    batch = inputs.index_select(0, torch.tensor([0]))
+    torch.testing.assert_close(batch, torch.full((1, 3, 4, 6), 0.2))
+
+
+def test_a_missing_or_damaged_picture_is_named_when_it_is_read(tmp_path):
+    picture(tmp_path / "a.png", np.random.default_rng(0), 4, 4)
+    inputs = Pictures(tmp_path, ("a.png", "b.png"), (4, 4), MEAN, STD, "its page")
+    with pytest.raises(DataError, match=r"b\.png is missing .*its page"):
+        inputs.index_select(0, torch.tensor([1]))
+    (tmp_path / "b.png").write_bytes((tmp_path / "a.png").read_bytes()[:40])
+    with pytest.raises(DataError, match=r"b\.png is damaged: it can't be read as a picture") as raised:
+        inputs.index_select(0, torch.tensor([1]))
+    assert "\n" not in str(raised.value)
+
+
+def test_packed_pictures_are_the_same_and_made_once(pixels, tmp_path):
+    inputs = make("pictures", pixels, tmp_path)
+    packed = stored(inputs, "train", packed=True)
+    assert torch.equal(packed.index_select(0, torch.arange(7)), inputs.index_select(0, torch.arange(7)))
+    (file,) = (tmp_path / ".packed").iterdir()
+    made = file.stat().st_mtime_ns
+    stored(inputs, "train", packed=True)
+    assert file.stat().st_mtime_ns == made
+
+
+def test_other_pictures_never_pass_for_those_that_were_packed(pixels, tmp_path):
+    inputs = make("pictures", pixels, tmp_path)
+    stored(inputs, "train", packed=True)
+    Image.fromarray(np.full((40, 50, 3), 255, dtype=np.uint8)).save(tmp_path / "0.png")
+    again = stored(inputs, "train", packed=True)
+    torch.testing.assert_close(again.index_select(0, torch.tensor([0])), by_hand(np.full((1, 3, 4, 5), 255)))
+
+
+def test_where_packed_pictures_go_can_be_said(pixels, tmp_path, monkeypatch):
+    (tmp_path / "pictures").mkdir()
+    inputs = make("pictures", pixels, tmp_path / "pictures")
+    monkeypatch.setenv("FEDSKEW_CACHE", str(tmp_path / "cache"))
+    stored(inputs, "train", packed=True)
+    assert len(list((tmp_path / "cache").iterdir())) == 1
+    assert not (tmp_path / "pictures" / ".packed").exists()
+    (tmp_path / "a file").write_text("")
+    monkeypatch.setenv("FEDSKEW_CACHE", str(tmp_path / "a file"))
+    with pytest.raises(DataError, match=r"can't be kept there .*; set FEDSKEW_CACHE .*, or packed = false"):
+        stored(inputs, "train", packed=True)
+
+
+def test_a_damaged_packed_file_says_what_to_do(pixels, tmp_path):
+    inputs = make("pictures", pixels, tmp_path)
+    stored(inputs, "train", packed=True)
+    (file,) = (tmp_path / ".packed").iterdir()
+    file.write_bytes(file.read_bytes()[:-10])
+    with pytest.raises(DataError, match="delete it, and it is made again"):
+        stored(inputs, "train", packed=True)
+
+
+def test_what_can_t_be_packed_leaves_nothing_behind(pixels, tmp_path):
+    inputs = make("pictures", pixels, tmp_path)
+    (tmp_path / "6.png").write_text("no picture")
+    with pytest.raises(DataError, match=r"6\.png is damaged"):
+        stored(inputs, "train", packed=True)
+    assert list((tmp_path / ".packed").iterdir()) == []
+
+
+def test_a_data_set_of_stored_inputs_is_checked_without_reading_them(tmp_path):
+    inputs = Pictures(tmp_path, ("gone.png",) * 3, (4, 4), MEAN, STD, "its page")
+    labels = torch.tensor([0, 1, 0])
+    dataset = data.Dataset("own", inputs, labels, inputs, labels, ("a", "b"), MEAN, STD)
+    assert dataset.in_shape == (3, 4, 4)
+    with pytest.raises(ArgumentError, match=r"targets: expected int64, \(3,\)"):
+        data.Dataset("own", inputs, labels[:2], inputs, labels, ("a", "b"))
+
+
+def svhn_as_tensors(folder: str) -> data.Dataset:
+    found = data.load("svhn", folder, verify=False)
+    parts = [part.index_select(0, torch.arange(len(part))) for part in (found.inputs, found.test_inputs)]
+    return data.Dataset("tensors", parts[0], found.targets, parts[1], found.test_targets, found.classes)
+
+
+def test_training_is_the_same_on_stored_inputs_as_on_the_tensor_that_they_stand_for(tmp_path):
+    write("svhn", tmp_path, train=12, test=4)
+    settings = {
+        "partition": {"rule": "quantity", "clients": 10, "labels_per_client": 3},
+        "model": "lenet5",
+        "method": "fedvls",
+        "training": {"rounds": 2, "lr": 0.05},
+    }
+    from_files = {"name": "svhn", "root": str(tmp_path), "verify": False, "validation": 0.2}
+    first = fedskew.simulate(data=from_files, **settings)
+    second = fedskew.simulate(data={"name": svhn_as_tensors, "folder": str(tmp_path), "validation": 0.2}, **settings)
+    for one, other in zip(first.rounds, second.rounds, strict=True):
+        assert one["evaluation"] == other["evaluation"]
+        assert one["validation"] == other["validation"]
+
+
+def test_what_a_data_set_sets_aside_is_validated_on_and_never_trained_on(tmp_path):
+    write("pacs", tmp_path, train=2, test=1)
+    options = {"name": "pacs", "root": str(tmp_path), "verify": False, "size": 32, "leave_out": ["giraffe"]}
+    result = fedskew.simulate(
+        data=options | {"validation": "own"},
+        partition={"rule": "shards", "clients": 3, "per_client": 7},
+        model="lenet5",
+        method="fedpals",
+        training={"rounds": 1},
+    )
+    # 3 pictures of each class and domain: two domains train; of the validation domain, six classes are left
+    assert result.runs[0].counts.sum() == 2 * 7 * 3
+    assert np.sum(result.rounds[0]["validation"]["confusion"]) == 6 * 3
+    # the target is the test part's mix, which has no giraffe
+    assert result.runs[0].target.tolist() == pytest.approx([1 / 6, 1 / 6, 0, 1 / 6, 1 / 6, 1 / 6, 1 / 6])
+
+
+def test_own_validation_samples_are_refused_where_there_are_none():
+    with pytest.raises(fedskew.errors.ConfigError, match="data.validation: data set 'digits' sets nothing aside"):
+        fedskew.simulate(
+            data={"name": "digits", "validation": "own"},
+            partition={"rule": "quantity", "clients": 10, "labels_per_client": 5},
+            model="logistic",
+            method="fedavg",
+            training={"rounds": 0},
+        )
