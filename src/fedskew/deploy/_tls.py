@@ -1,0 +1,114 @@
+"""Who is who on the wire: a certificate authority of one's own, the server's certificate, and a key for every site.
+
+Private keys are files that only their owner may read (0600), written whole or not at all, and never written over.
+"""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from fedskew.errors import ConfigError
+
+DAYS = 825
+"""How long the certificates are good for: the most that common TLS clients accept of a server's."""
+
+
+def write_certificates(folder: Path, hosts: Sequence[str]) -> None:
+    """`ca.crt`, which every site gets, and the server's `server.crt` and `server.key` for these names and addresses.
+
+    The authority's own key signs the one certificate and is not kept: a new server certificate means a new authority.
+    """
+    authority = ec.generate_private_key(ec.SECP384R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedskew federation")])
+    signed = (
+        _certificate(name, name, authority.public_key())
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(key_cert_sign=True, crl_sign=True), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(authority.public_key()), critical=False)
+        .sign(authority, hashes.SHA384())
+    )
+    server = ec.generate_private_key(ec.SECP384R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedskew server")])
+    certificate = (
+        _certificate(subject, name, server.public_key())
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(digital_signature=True), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key()), critical=False)
+        .sign(authority, hashes.SHA384())
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    write_secret(folder / "server.key", _pem(server, serialization.PrivateFormat.PKCS8))
+    (folder / "ca.crt").write_bytes(signed.public_bytes(serialization.Encoding.PEM))
+    (folder / "server.crt").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+
+
+def write_node_key(path: Path) -> None:
+    """A site's key in OpenSSH's format, as `ssh-keygen -t ecdsa -b 384` makes it: `path`, and the public `path`.pub."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_secret(path, _pem(key, serialization.PrivateFormat.OpenSSH))
+    path.with_name(path.name + ".pub").write_bytes(public + b"\n")
+
+
+def write_secret(path: Path, content: bytes) -> None:
+    """A new file that only its owner may read. Raises ConfigError where there is one already."""
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        raise ConfigError(f"{path}: is there already, and a private key is not written over; move it away") from None
+    with os.fdopen(handle, "wb") as file:
+        file.write(content)
+
+
+def _certificate(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
+    now = datetime.datetime.now(datetime.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(minutes=5))  # clocks of sites may be a little behind
+        .not_valid_after(now + datetime.timedelta(days=DAYS))
+    )
+
+
+def _usage(digital_signature: bool = False, key_cert_sign: bool = False, crl_sign: bool = False) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=digital_signature,
+        key_cert_sign=key_cert_sign,
+        crl_sign=crl_sign,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _host(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        pass
+    try:
+        return x509.DNSName(host)
+    except ValueError:
+        raise ConfigError(f"{host!r}: no name or address of a host; plain ASCII, such as server.example.org") from None
+
+
+def _pem(key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat) -> bytes:
+    return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
