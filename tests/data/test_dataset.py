@@ -23,6 +23,10 @@ def fields(**changes):
         "clients": np.array([0, 0, 1, 1]),
         "client_names": ("north", "south"),
         "target": np.array([0.5, 0.5, 0.0, 0.0]),
+        "domains": np.array([0, 0, 0, 1]),
+        "test_domains": np.array([1, 1]),
+        "domain_names": ("photo", "sketch"),
+        "validation": np.array([3]),
     } | changes
 
 
@@ -30,6 +34,20 @@ def test_a_good_one_knows_its_sizes():
     dataset = Dataset(**fields())
     assert dataset.num_classes == 4
     assert dataset.in_shape == (1, 3, 3)
+
+
+def test_token_ids_are_inputs_too():
+    tokens = torch.tensor([[1, 2, 0], [3, 0, 0]])
+    labels = torch.tensor([0, 1])
+    assert Dataset("text", tokens, labels, tokens, labels, ("a", "b")).in_shape == (3,)
+    with pytest.raises(ArgumentError, match="inputs: token ids must not be negative; found -1"):
+        Dataset("text", tokens - 1, labels, tokens, labels, ("a", "b"))
+
+
+def test_only_samples_that_are_set_aside_may_be_nobody_s():
+    assert Dataset(**fields(clients=np.array([0, 0, 1, -1]))).validation.tolist() == [3]
+    with pytest.raises(ArgumentError, match="clients: .*found -1"):
+        Dataset(**fields(clients=np.array([0, -1, 1, -1])))
 
 
 BAD = [
@@ -45,6 +63,11 @@ BAD = [
     ("mean", (0.5, 0.5), "mean, std: expected 1 values"),
     ("clients", np.array([0, 0, 1]), "clients: expected int64"),
     ("clients", np.array([0, 0, 1, 2]), "clients: ids must lie in 0 to 1; found 2"),
+    ("domains", np.array([0, 0, 0, 2]), "domains: ids must lie in 0 to 1; found 2"),
+    ("test_domains", np.array([0, 0, 1]), r"test_domains: expected int64, \(2,\)"),
+    ("test_domains", None, "domains, test_domains: expected both"),
+    ("validation", np.array([4]), "validation: ids must lie in 0 to 3; found 4"),
+    ("validation", np.array([2, 2]), "validation: names a row twice"),
     ("target", np.array([0.5, 0.5]), "target: expected 4 shares"),
     ("target", np.array([0.5, -0.5, 1.0, 0.0]), "target: expected 4 shares"),
     ("target", np.array([np.nan, 0.5, 0.5, 0.0]), "target: expected 4 shares"),

@@ -20,6 +20,7 @@ FOLDERS = {
     "mnist": "MNIST/raw",
     "fashion_mnist": "FashionMNIST/raw",
     "cifar10": "cifar-10-batches-py",
+    "cifar100": "cifar-100-python",
     "usps": "usps",
 }
 SHAPES = {
@@ -27,6 +28,7 @@ SHAPES = {
     "mnist": (60_000, 10_000, (1, 28, 28)),
     "fashion_mnist": (60_000, 10_000, (1, 28, 28)),
     "cifar10": (50_000, 10_000, (3, 32, 32)),
+    "cifar100": (50_000, 10_000, (3, 32, 32)),
     "usps": (7_291, 2_007, (1, 16, 16)),
 }
 
@@ -43,7 +45,7 @@ def test_samples_are_as_many_and_as_large_as_published(published):
     assert published.inputs.shape == (samples, *shape)
     assert published.test_inputs.shape == (test_samples, *shape)
     assert published.in_shape == shape
-    assert published.num_classes == len(published.classes) == 10
+    assert published.num_classes == len(published.classes) == (100 if published.name == "cifar100" else 10)
     assert published.inputs.dtype == torch.float32
     assert published.clients is None
     assert published.target is None
@@ -75,6 +77,13 @@ def test_labels_are_the_published_counts(published):
         # the first pictures of the training and test sets are a frog and a cat
         assert published.classes[published.targets[0]] == "frog"
         assert published.classes[published.test_targets[0]] == "cat"
+    elif published.name == "cifar100":
+        assert counts == [500] * 100
+        assert test_counts == [100] * 100
+        assert published.classes[:2] == ("apple", "aquarium_fish")
+        # the first pictures of the training and test sets are cattle and a mountain
+        assert published.classes[published.targets[0]] == "cattle"
+        assert published.classes[published.test_targets[0]] == "mountain"
     elif published.name == "fashion_mnist":
         assert counts == [6000] * 10
         assert test_counts == [1000] * 10
@@ -122,6 +131,7 @@ FILES = [
     ("fashion_mnist", "train-labels-idx1-ubyte.gz", "25c81989df183df01b3e8a0aad5dffbe", "zalandoresearch"),
     ("cifar10", "data_batch_3", "54ebc095f3ab1f0389bbae665268c751", "cs.toronto.edu"),
     ("cifar10", "batches.meta", "5ff9c542aee3614f3951f8cda6e48888", "cs.toronto.edu"),
+    ("cifar100", "test", "f0ef6b0ae62326f3e7ffdfab6717acfc", "cs.toronto.edu"),
     ("usps", "zip.train.gz", "ce03cd1b0eaa9ebffefb68780ccc947e6fd4ac92e2271c084ef1f57678ac49d3", "hastie"),
 ]
 
@@ -157,6 +167,35 @@ def test_usps_values_that_differ_in_the_last_place_are_refused_and_a_new_compres
     path.write_bytes(gzip.compress(text.replace(b"-0.948", b"minus", 1)))
     with pytest.raises(DataError, match=r"zip.test.gz is damaged"):
         data.load("usps", tmp_path)
+
+
+def test_cifar100_s_superclasses_are_twenty_of_five_classes_each(data_root):
+    if not (data_root / FOLDERS["cifar100"]).is_dir():
+        pytest.skip("no cifar-100-python in the data folder")
+    coarse = data.load("cifar100", data_root, superclasses=True)
+    published = pickle.loads((data_root / "cifar-100-python/test").read_bytes(), encoding="latin1")
+    names = pickle.loads((data_root / "cifar-100-python/meta").read_bytes(), encoding="latin1")["fine_label_names"]
+    assert coarse.targets.bincount().tolist() == [2500] * 20
+    # as the authors' page lists them: trees are maple, oak, palm, pine and willow
+    fine = np.array(published["fine_labels"])[coarse.test_targets.numpy() == coarse.classes.index("trees")]
+    assert [names[label] for label in np.unique(fine)] == [
+        "maple_tree", "oak_tree", "palm_tree", "pine_tree", "willow_tree",
+    ]  # fmt: skip
+
+
+def test_the_subset_of_ag_news_is_as_its_note_says(data_root):
+    if not (data_root / "ag_news_csv").is_dir():
+        pytest.skip("no ag_news_csv in the data folder")
+    news = data.load("ag_news", data_root, subset=True)
+    assert news.inputs.shape == (8815, 200)
+    assert news.targets.bincount().tolist() == [3163, 1257, 1281, 3114]
+    assert news.test_targets.bincount().tolist() == [1900] * 4
+    assert news.classes == ("World", "Sports", "Business", "Sci/Tech")
+    # the most frequent words of English news, and no text without words
+    assert (news.inputs == 2).sum() > (news.inputs == 3).sum() > 10_000
+    assert (news.inputs[:, 0] > 0).all()
+    with pytest.raises(DataError, match="set subset = true"):
+        data.load("ag_news", data_root)
 
 
 class Malicious:

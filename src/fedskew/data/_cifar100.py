@@ -9,9 +9,9 @@ from fedskew.data._pickles import entry, labels, pictures, unpickle
 from fedskew.data._pixels import normalised
 
 _MD5 = {
-    "train": "16019d7e3df5f24257cddd939b257f8d",
-    "test": "f0ef6b0ae62326f3e7ffdfab6717acfc",
     "meta": "7973b15100ade9c7d40fb424638fde48",
+    "test": "f0ef6b0ae62326f3e7ffdfab6717acfc",
+    "train": "16019d7e3df5f24257cddd939b257f8d",
 }
 _MEAN, _STD = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
 
