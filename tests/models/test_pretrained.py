@@ -9,7 +9,7 @@ import safetensors.torch
 import torch
 
 from fedskew.errors import ArgumentError, DataError
-from fedskew.models import build
+from fedskew.models import build, note
 
 NORM = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
 
@@ -65,8 +65,6 @@ def test_a_file_for_other_classes_gives_all_but_the_head(published, tmp_path):
             assert torch.equal(state[name], value), name
     assert torch.equal(model.head.weight, drawn.head.weight)
     assert torch.equal(model.head.bias, drawn.head.bias)
-    assert model.note == f"resnet50 starts from {path}, with a new head for 7 classes instead of the file's 1000"
-    assert drawn.note == "resnet50 starts from random weights, not pre-trained ones (model.weights = a local file)"
 
 
 def test_a_safetensors_file_of_the_same_classes_gives_the_head_too(published, tmp_path):
@@ -77,7 +75,13 @@ def test_a_safetensors_file_of_the_same_classes_gives_the_head_too(published, tm
     assert torch.equal(model.layer4[2].conv3.weight, published["layer4.2.conv3.weight"])
     assert torch.equal(model.head.weight, torch.ones(7, 2048))
     assert torch.equal(model.head.bias, torch.arange(7.0))
-    assert model.note == f"resnet50 starts from {path}"
+
+
+def test_a_run_says_where_the_weights_come_from():
+    assert note("resnet50", {}).startswith("resnet50 starts from random weights")
+    said = note("resnet50", {"weights": "r50.pth"})
+    assert said == "resnet50 starts from r50.pth; its head is drawn anew where that is for other classes"
+    assert note("resnet18", {}) == note("module:own", {}) == ""
 
 
 def test_a_file_of_another_network_is_refused(tmp_path):

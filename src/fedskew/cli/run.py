@@ -39,7 +39,7 @@ def run(
 
         fedskew run my.toml --method fedavg --method fedvls      (the same task under each, and one report)
     """
-    from fedskew import methods
+    from fedskew import methods, models
     from fedskew.cli.changes import changed_keys
     from fedskew.cli.progress import Watch
     from fedskew.cli.tables import results_table
@@ -50,7 +50,8 @@ def run(
     configs: list[Config] = [whole.with_method(name) for name in method] if method else [whole]
     console = Console()
     for one in configs:
-        for note in methods.check(methods.build(one.method, one.training.momentum)):
+        notes = methods.check(methods.build(one.method, one.training.momentum))
+        for note in filter(None, [*notes, models.note(one.model.name, one.model.parameters)]):
             console.print(f"note on {one.name}: {note}", style="yellow", highlight=False)
     results = []
     with Watch(console, configs) as watch:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedskew.models._build import INDEX, build
+from fedskew.models._build import INDEX, build, note
 from fedskew.models._cnn_mnist import CNNMnist
 from fedskew.models._cnn_w2 import CNNW2
 from fedskew.models._concatenated import Concatenated
@@ -46,6 +46,7 @@ __all__ = [
     "ResNet50",
     "build",
     "dropout_keys",
+    "note",
     "swap_dropout",
     "with_features",
     "with_projection",

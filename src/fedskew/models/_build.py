@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, get_type_hints
 
 import pydantic
@@ -68,6 +68,14 @@ def build(
     model.draw(generator or torch.Generator().manual_seed(0))
     swap_dropout(model)
     return model
+
+
+def note(name: str, options: Mapping[str, Any]) -> str:
+    """What a user should know before network `name` with these options is trained; empty where there is nothing.
+
+    A user's own network, `module:attribute`, has none.
+    """
+    return INDEX[name].note(options) if name in INDEX else ""
 
 
 def _checked(network: type[Network], name: str, option: str, value: Any) -> Any:

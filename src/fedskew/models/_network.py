@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,11 +17,9 @@ class Network(nn.Module):
     """Features, then a linear head: `model(x)` is `model.head(model.features(x))`, raw logits `(batch, classes)`.
 
     No network ends in a softmax or log-softmax, whatever its paper's code does: the losses of this project read logits.
-    `note`: what a user should know about how this one starts; empty where there is nothing.
     """
 
     head: nn.Linear
-    note: str = ""
 
     @abstractmethod
     def features(self, x: Tensor) -> Tensor:
@@ -29,6 +29,11 @@ class Network(nn.Module):
         """Raw logits, `(batch, classes)`."""
         logits: Tensor = self.head(self.features(x))
         return logits
+
+    @classmethod
+    def note(cls, options: Mapping[str, Any]) -> str:
+        """What a user should know before a network with these options is trained; empty where there is nothing."""
+        return ""
 
     def draw(self, generator: torch.Generator) -> None:
         """Give every weight its first value, in place, by PyTorch's default initialisation."""

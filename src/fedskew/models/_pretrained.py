@@ -13,28 +13,26 @@ from fedskew.errors import ArgumentError, DataError
 from fedskew.models._network import Network
 
 
-def read_pretrained(network: Network, path: str | Path) -> str:
+def read_pretrained(network: Network, path: str | Path) -> None:
     """Set a network's weights and running statistics from a file, in place.
 
     `path`: a state dict by torchvision's names, as `.safetensors` or as `.pth` (read with weights_only=True, so that
     nothing in it is executed). Its last layer "fc" goes to `network.head`, unless it is for another number of classes:
-    then the head stays as it is, and the return value says so (", ..."; empty otherwise). Raises DataError for a file
-    that can't be read, ArgumentError for one that is of another network.
+    then the head stays as it is. Raises DataError for a file that can't be read, ArgumentError for one of another
+    network.
     """
     state = {
         ("head." + name.removeprefix("fc.") if name.startswith("fc.") else name): value
         for name, value in _read(Path(path)).items()
     }
-    held, said = state.get("head.weight"), ""
+    held = state.get("head.weight")
     if held is not None and len(held) != network.head.out_features:
-        said = f", with a new head for {network.head.out_features} classes instead of the file's {len(held)}"
         state["head.weight"], state["head.bias"] = network.head.weight.data, network.head.bias.data
     try:
         network.load_state_dict(state)
     except RuntimeError as error:
         reason = " ".join(str(error).split())
         raise ArgumentError(f"weights: {path} is of another network ({reason[:200]})") from None
-    return said
 
 
 def _read(path: Path) -> dict[str, Tensor]:

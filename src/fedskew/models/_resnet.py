@@ -6,8 +6,9 @@ as in torchvision ("v1.5"). Parameters have torchvision's names, but for its las
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -113,7 +114,7 @@ class ResNet50(_ResNet):
 
     `weights`: a local file with torchvision's state dict, `.pth` (read without executing anything in it) or
     `.safetensors`. Where its head has another number of classes, the head is left as drawn. Without it all weights are
-    random. `note` says which.
+    random, and a run says so.
     """
 
     def __init__(self, num_classes: int, in_shape: tuple[int, ...], weights: str | Path | None = None) -> None:
@@ -124,10 +125,16 @@ class ResNet50(_ResNet):
     def draw(self, generator: torch.Generator) -> None:
         """As torchvision; then the values of the file, if one was given."""
         super().draw(generator)
-        if self._weights is None:
-            self.note = "resnet50 starts from random weights, not pre-trained ones (model.weights = a local file)"
-        else:
-            self.note = f"resnet50 starts from {self._weights}" + read_pretrained(self, self._weights)
+        if self._weights is not None:
+            read_pretrained(self, self._weights)
+
+    @classmethod
+    def note(cls, options: Mapping[str, Any]) -> str:
+        """Where the weights come from."""
+        path = options.get("weights")
+        if path is None:
+            return "resnet50 starts from random weights, not from pre-trained ones (model.weights = a local file)"
+        return f"resnet50 starts from {path}; its head is drawn anew where that is for other classes"
 
 
 def _projection(channels: int, out: int, stride: int) -> nn.Module:
