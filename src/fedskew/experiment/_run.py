@@ -134,15 +134,17 @@ class Run:
                     f"{path}: this run is there already; add --resume to go on with it (a finished one is only read), "
                     "or write elsewhere with --out"
                 )
-            stored = path / "partition.npz"
-            if stored.exists() and Partition.load(stored).hash != self.task.partition.hash:
-                raise RunError(
-                    f"{stored}: not the partition that this config makes now; the data or the code has changed"
-                )
         path.mkdir(parents=True, exist_ok=True)
+        self._keep_division(path)
         write(self.config, path / "config.toml")
-        self.task.partition.save(path / "partition.npz")
         write_text(path / "task.json", task_json(self._seed_run({})))
+
+    def _keep_division(self, folder: Path) -> None:
+        """Write who holds what, or check that the folder's is this very run's."""
+        stored = folder / "partition.npz"
+        if stored.exists() and Partition.load(stored).hash != self.task.partition.hash:
+            raise RunError(f"{stored}: not the partition that this config makes now; the data or the code has changed")
+        self.task.partition.save(stored)
 
     def _is_over(self, state: RunState) -> bool:
         patience = self.config.evaluation.patience
@@ -163,15 +165,19 @@ class Run:
         if model is None:
             return state, record
         self.model.write_state(model)
-        record["evaluation"] = self._evaluate(*self._test)
-        if not len(self.task.validation):
+        record["evaluation"], record["validation"] = self._judge(record["round"])
+        validation = record["validation"]
+        if validation is None:
             return state, record
-        record["validation"] = validation = self._evaluate(*self._validation)
         if score(validation) > state.best_score:
             return dataclasses.replace(
                 state, best=model, best_score=score(validation), best_round=record["round"], stale=0
             ), record
         return dataclasses.replace(state, stale=state.stale + 1), record
+
+    def _judge(self, round: int) -> tuple[Evaluation | None, Evaluation | None]:
+        """The model in memory on test and validation set, each None where there is none."""
+        return self._evaluate(*self._test), self._evaluate(*self._validation) if len(self.task.validation) else None
 
     def _evaluate(self, inputs: Inputs, targets: Tensor) -> Evaluation:
         confusion, loss = predict(self.model.module, inputs, targets, self.task.dataset.num_classes)
