@@ -47,7 +47,7 @@ SEED = 0
 
 @dataclass(frozen=True)
 class Workload:
-    """`dirichlet`: the concentration of each class's split; None: every client has as many samples. `rounds`: in a turn."""
+    """`dirichlet`: concentration of the split of each class; None: equal shares. `rounds`: in one turn."""
 
     model: str
     clients: int
@@ -265,7 +265,7 @@ def python_of(environment: str, wheels: Path | None) -> Path:
 
 
 def agreement(folder: Path, names: list[str]) -> dict[str, float | None]:
-    """How far each trained model is from the plain loop's: the largest difference of a parameter, None where unknown."""
+    """How far each trained model is from the plain loop's: the largest difference of a parameter."""
     kept = {name: folder / f"trained-{name}.npz" for name in names}
     models_of = {name: dict(np.load(path)) for name, path in kept.items() if path.exists()}
     plain = models_of.get("plain")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 
-import torch
 from task import Task, Turns
 
 import fedskew

@@ -1,4 +1,4 @@
-"""FedAvg written by hand, as a researcher writes it; tuned, with channels-last and fused SGD; in one process or more."""
+"""FedAvg written by hand, as a researcher writes it; tuned, with channels-last and fused SGD; in any processes."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ MAIN = os.environ.get("RANK", "0") == "0"
 
 
 class Pause(HyperParam, TrainingProcessCallback):
-    """Waits for the benchmark's turn after every round, where the first process alone does; and is the cohort's size."""
+    """Waits for the benchmark's turn after every round, as the first process alone does; and is the cohort's size."""
 
     def __init__(self, turns: Turns, sizes: list[int]) -> None:
         self.turns, self.sizes, self.round = turns, sizes, 0

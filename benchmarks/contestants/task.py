@@ -1,8 +1,8 @@
 """What every contestant is given, and how it is told to play. Needs numpy and PyTorch only, as pfl's and Flower's
 environments have no fedskew.
 
-A task is a folder: `settings.json`, `inputs.npy`, `targets.npy`, `clients.npz` (one index array per client), `cohorts.json`
-(one list of clients per round) and `weights.npz` (the untrained network).
+A task is a folder: `settings.json`, `inputs.npy`, `targets.npy`, `clients.npz` (one index array per client),
+`cohorts.json` (one list of clients per round) and `weights.npz` (the untrained network).
 """
 
 from __future__ import annotations
