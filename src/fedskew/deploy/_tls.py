@@ -1,6 +1,6 @@
 """Who is who on the wire: a certificate authority of one's own, the server's certificate, and a key for every site.
 
-Private keys are files that only their owner may read (0600), written whole or not at all, and never written over.
+Private keys are files that only their owner may read (0600) and that are never written over.
 """
 
 from __future__ import annotations

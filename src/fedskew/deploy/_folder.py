@@ -1,0 +1,129 @@
+"""The folder of a federation, as `fedskew deploy init` writes it.
+
+README.md                  who does what, with the commands
+app/                       what `flwr run` sends to the server and to every site
+    pyproject.toml         what Flower wants to know
+    run.toml, deploy.toml  the config that was simulated, and the agreement
+    federation/            server.py and site.py: Flower's two apps, a line each
+server/                    stays with the server: ca.crt, server.crt, server.key, superlink.sh, run.sh; later state.db
+                           and runs/
+sites/NAME/                goes to that site and to nobody else: ca.crt, key, key.pub, data.toml, supernode.sh
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Mapping
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+from typing import NamedTuple
+
+import tomli_w
+
+from fedskew import __version__
+from fedskew.deploy._agreement import Agreement, check_config
+from fedskew.deploy._tls import write_certificates, write_node_key
+from fedskew.errors import ConfigError
+from fedskew.experiment._config import Config, write
+
+CONNECTION = "fedskew"
+"""What the SuperLink is called in Flower's own configuration."""
+
+
+LOOPBACK = ("localhost", "127.0.0.1")
+
+
+class Address(NamedTuple):
+    """Where sites reach the server."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def write_federation(
+    folder: Path, config: Config, agreement: Agreement, address: Address, data: Mapping[str, object]
+) -> None:
+    """A new federation in `folder`, with TLS and a key for every site; `data`: what a site's `data.toml` begins with.
+
+    Raises ConfigError where the folder is not empty, or the config can't be deployed under the agreement.
+    """
+    check_config(config, agreement)
+    for name in agreement.sites:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", name):
+            raise ConfigError(f"sites: {name!r} names a folder and a key; letters, digits, '.', '_' and '-', please")
+    if folder.exists() and any(folder.iterdir()):
+        raise ConfigError(f"{folder}: is not empty, and keys are not written over; name a new folder")
+    fields = {
+        "NAME": config.name,
+        "ADDRESS": str(address),
+        "LISTEN": address.host if address.host in LOOPBACK else "0.0.0.0",
+        "PORT": str(address.port),
+        "CONNECTION": CONNECTION,
+        "SITES": " ".join(agreement.names),
+    }
+    app, server = folder / "app", folder / "server"
+    _write_app(app, config, agreement)
+    write_certificates(server, [*dict.fromkeys([address.host, *LOOPBACK])])
+    home = server / "flower"
+    home.mkdir()
+    connection = {"address": str(address), "root-certificates": str((server / "ca.crt").resolve())}
+    (home / "config.toml").write_text(tomli_w.dumps({"superlink": {"default": CONNECTION, CONNECTION: connection}}))
+    for script in ("superlink.sh", "register.sh", "run.sh"):
+        _fill(script, server / script, fields)
+    for name in agreement.names:
+        site = folder / "sites" / name
+        write_node_key(site / "key")
+        for path in (server / "ca.crt", app / "run.toml", app / "deploy.toml"):
+            shutil.copyfile(path, site / path.name)
+        (site / "data.toml").write_text(tomli_w.dumps({"state": "state", "data": dict(data)}), encoding="utf-8")
+        _fill("supernode.sh", site / "supernode.sh", fields)
+    _fill("README.md", folder / "README.md", fields)
+
+
+def _write_app(app: Path, config: Config, agreement: Agreement) -> None:
+    """What `flwr run` sends."""
+    package = app / "federation"
+    package.mkdir(parents=True)
+    write(config, app / "run.toml")
+    agreement.write(app / "deploy.toml")
+    (app / "pyproject.toml").write_text(tomli_w.dumps(_flower_app(config.name)), encoding="utf-8")
+    (package / "__init__.py").write_text('"""A federation, as `fedskew deploy init` wrote it."""\n', encoding="utf-8")
+    for script in ("server.py", "site.py"):
+        _fill(script, package / script, {})
+
+
+def _fill(template: str, path: Path, fields: Mapping[str, str]) -> None:
+    text = files("fedskew.deploy").joinpath("templates", template).read_text(encoding="utf-8")
+    path.write_text(Template(text).substitute(fields), encoding="utf-8")
+
+
+def _flower_app(name: str) -> dict[str, object]:
+    """The `pyproject.toml` of the app folder."""
+    return {
+        "project": {
+            "name": _project_name(name),
+            "version": "1.0.0",
+            "license": "Apache-2.0",
+            "dependencies": [f"fedskew[flower]>={__version__}"],
+        },
+        "tool": {
+            "flwr": {
+                "app": {
+                    "publisher": "fedskew",
+                    "components": {"serverapp": "federation.server:server", "clientapp": "federation.site:site"},
+                    "config": {"runs": "runs"},
+                }
+            }
+        },
+    }
+
+
+def _project_name(name: str) -> str:
+    """A config's name as a project may be called."""
+    kept = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in name.lower()).strip("-")
+    return kept or "federation"

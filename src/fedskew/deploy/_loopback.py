@@ -1,0 +1,136 @@
+"""A whole federation on this machine: SuperLink and SuperNodes on loopback, with TLS and node keys, by the scripts that
+`fedskew deploy init` writes for real ones."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+from fedskew.errors import RunError
+
+PATIENCE = 60.0
+"""Seconds that a process gets to begin, or to end, before it is an error, or it is killed."""
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens on now."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port: int = one.getsockname()[1]
+        return port
+
+
+class Loopback:
+    """The processes of one federation folder, whose server listens on 127.0.0.1 at `port`.
+
+    Entered, the SuperLink runs, every site is registered and joins. Left, in whatever way, every process has ended.
+    Each process writes to `logs/NAME.log` in the folder.
+    """
+
+    def __init__(self, folder: Path, port: int, sites: tuple[str, ...]) -> None:
+        self.folder = folder.resolve()
+        self.port = port
+        self.sites = sites
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def __enter__(self) -> Loopback:
+        try:
+            self.start_server()
+            self.wait("register", self.start("register", "server/register.sh"), PATIENCE)
+            for name in self.sites:
+                self.start_site(name)
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start_server(self) -> None:
+        """The SuperLink, until it listens. Raises RunError where it doesn't."""
+        process = self.start("superlink", "server/superlink.sh")
+        until = time.monotonic() + PATIENCE
+        while process.poll() is None and time.monotonic() < until:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1):
+                return
+            time.sleep(0.1)
+        raise RunError(f"the SuperLink did not start: {self.last_words('superlink')}")
+
+    def start_site(self, name: str) -> subprocess.Popen[bytes]:
+        """A site's SuperNode."""
+        return self.start(name, f"sites/{name}/supernode.sh", {"PORT": str(free_port())})
+
+    def run(self) -> subprocess.Popen[bytes]:
+        """The training, which ends by itself."""
+        return self.start("run", "server/run.sh")
+
+    def start(self, name: str, script: str, environment: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+        """One of the folder's scripts, in a process group of its own."""
+        log = self.log(name)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+        with log.open("ab") as out:
+            self.processes[name] = _popen(self.folder / script, out, {"PATH": path, **(environment or {})})
+        return self.processes[name]
+
+    def wait(self, name: str, process: subprocess.Popen[bytes], seconds: float) -> None:
+        """Until a process has ended well. Raises RunError with its last words."""
+        try:
+            status = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise RunError(f"{name} did not end within {seconds:.0f} s; see {self.log(name)}") from None
+        if status != 0:
+            raise RunError(f"{name} failed: {self.last_words(name)}; see {self.log(name)}")
+
+    def stop(self) -> None:
+        """End all of it: the sites, then the server."""
+        self.end([name for name in self.processes if name != "superlink"])
+        self.end(list(self.processes))
+
+    def end(self, names: list[str], how: signal.Signals = signal.SIGTERM) -> None:
+        """End some processes, and what they started; by force those that take too long."""
+        ending = [self.processes.pop(name) for name in names]
+        for process in ending:
+            _signal(process, how)
+        for process in ending:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(PATIENCE / 4)
+            _signal(process, signal.SIGKILL)  # it, or children that outlived it
+            process.wait()
+
+    def log(self, name: str) -> Path:
+        """What a process wrote."""
+        return self.folder / "logs" / f"{name}.log"
+
+    def last_words(self, name: str) -> str:
+        """The last line that a process wrote."""
+        lines = self.log(name).read_text(errors="replace").split("\n") if self.log(name).exists() else []
+        return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
+
+
+def _popen(script: Path, out: IO[bytes], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        ["sh", str(script)],
+        stdin=subprocess.DEVNULL,
+        stdout=out,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, **environment},
+        start_new_session=True,
+    )
+
+
+def _signal(process: subprocess.Popen[bytes], how: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, how)
