@@ -1,7 +1,7 @@
 """A run on disk.
 
     config.toml         everything, defaults included: this file alone replays the run
-    partition.npz       rows and label counts of every client
+    partition.npz       rows and label counts of every client; deployment.json where these are real sites
     rounds.jsonl        one line a round
     checkpoint/         the server's state
     model.safetensors   the final model; best.safetensors where a validation set exists
@@ -78,7 +78,12 @@ def write_text(path: Path, text: str) -> None:
 def _read_run(path: Path, label: str | None) -> SeedRun:
     config = read(path / "config.toml")
     task = json.loads((path / "task.json").read_text(encoding="utf-8"))
-    counts = Partition.load(path / "partition.npz").counts
+    deployment = path / "deployment.json"
+    counts = (
+        np.array(json.loads(deployment.read_text(encoding="utf-8"))["label_counts"], dtype=np.float64).astype(np.int64)
+        if deployment.exists()
+        else Partition.load(path / "partition.npz").counts
+    )
     summary = path / "summary.json"
     return SeedRun(
         label=label or config.name,

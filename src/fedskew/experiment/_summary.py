@@ -34,17 +34,17 @@ def figures(evaluation: Evaluation) -> dict[str, float | None]:
 def summarise(rounds: Sequence[Round], best_round: int | None) -> dict[str, Any]:
     """The final figures, the mean of the last 10 rounds, the round that validation chose, and the best on the test set.
 
-    `last10` is over the evaluations of the last 10 rounds. `max` picks its round on the test set, so it is optimistic.
+    `last10` is over the evaluations of the last 10 rounds; None where nothing was evaluated. `max` picks its round on the test set, so it is optimistic.
     """
     evaluated = [(record["round"], record["evaluation"]) for record in rounds if record["evaluation"] is not None]
     evaluations = [evaluation for _, evaluation in evaluated]
     last = [figures(evaluation) for round, evaluation in evaluated if round > rounds[-1]["round"] - 10]
     chosen = next((evaluation for round, evaluation in evaluated if round == best_round), None)
     return {
-        "final": figures(evaluations[-1]),
+        "final": figures(evaluations[-1]) if evaluations else None,
         "last10": {name: _mean([entry[name] for entry in last]) for name in FIGURES},
         "best_by_validation": None if chosen is None else {**figures(chosen), "round": best_round},
-        "max": figures(max(evaluations, key=score)),
+        "max": figures(max(evaluations, key=score)) if evaluations else None,
         "rounds": rounds[-1]["round"],
         "seconds": sum(record["seconds"] for record in rounds),
         "bytes_up": sum(record["bytes_up"] for record in rounds),
