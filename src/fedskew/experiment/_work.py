@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-
 import torch
 from torch import nn
 
@@ -63,13 +61,15 @@ def _network(config: Config, seed: int, num_classes: int, in_shape: tuple[int, .
     make = naming.find(models.INDEX, config.model.name, "model.name")
     options, key = config.model.parameters, stream_key(seed, Purpose.MODEL_INIT)
     if ":" not in config.model.name:
+        for option in ("num_classes", "in_shape", "generator"):
+            if option in options:
+                raise ConfigError(f"model.{option}: is no option; data set and seed say it")
         try:
-            inspect.signature(make).bind_partial(**options)
-        except TypeError as error:
-            raise ConfigError(f"model: {config.model.name}: {error}") from None
-        return models.build(
-            config.model.name, num_classes, in_shape, generator=torch.Generator().manual_seed(key), **options
-        )
+            return models.build(
+                config.model.name, num_classes, in_shape, generator=torch.Generator().manual_seed(key), **options
+            )
+        except ArgumentError as error:
+            raise ConfigError(f"model: {error}") from None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(key)
         module = make(num_classes=num_classes, in_shape=in_shape, **options)
