@@ -80,6 +80,9 @@ def from_huggingface(
     numbers, are standardised by channel or feature with mean and deviation of the training part. Text: token ids
     `(samples, length)` by a vocabulary of the training text, as for `ag_news`. All is read into memory.
 
+    To train on it, let a function at the top level of a module return it, and give that function as the data's name; or
+    save the table with `save_to_disk` and name "huggingface" and the folder as root.
+
     Raises MissingPackageError without the package, DataError for a table that does not fit, ArgumentError for the rest.
     """
     package = _package()

@@ -103,12 +103,13 @@ def _pack(pictures: Pictures, path: Path) -> None:
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        pixels = np.lib.format.open_memmap(aside, mode="w+", dtype=np.uint8, shape=pictures.shape)
-        for start in range(0, len(pictures), _ROWS_AT_ONCE):
-            rows = range(start, min(start + _ROWS_AT_ONCE, len(pictures)))
-            pixels[start : rows.stop] = pictures.decode(rows)
-        pixels.flush()
-        del pixels
+        # written, not memory-mapped: on a full disk that would end the process without an error
+        with aside.open("wb") as file:
+            header = {"descr": "|u1", "fortran_order": False, "shape": pictures.shape}
+            np.lib.format.write_array_header_1_0(file, header)
+            for start in range(0, len(pictures), _ROWS_AT_ONCE):
+                rows = range(start, min(start + _ROWS_AT_ONCE, len(pictures)))
+                file.write(pictures.decode(rows).data)
         aside.replace(path)
     except OSError as error:
         raise DataError(
