@@ -1,4 +1,4 @@
-"""What a server and its sites agree on beside the config: `deploy.toml` in the app folder, which is the same for all."""
+"""What a server and its sites agree on beside the config: `deploy.toml` in the app folder, the same for all."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class Agreement(BaseModel):
 
     - `sites`: the names under which the sites' keys are registered at the SuperLink. Client k of the method is the k-th
       of the sorted names; nobody else ever trains.
-    - `classes`: names by class id; `shape`: of one sample; `tokens`: whether samples are token ids, not floats. `mean` and `std`, one value a channel: what every site
-      normalises its samples by, in place of its own (empty: not at all).
+    - `classes`: names by class id; `shape`: of one sample; `tokens`: whether samples are token ids, not floats.
+    - `mean` and `std`, one value a channel: what every site normalises its samples by, in place of its own (empty: not
+      at all).
     - `label_counts`: what a site tells of its labels before training: "exact", "noisy" (Laplace noise for `epsilon`,
       drawn at the site by a secure mechanism; the extra `fedskew[dp]`), or "withheld" (its number of samples only).
       `neighbours`: what epsilon protects, one sample more or less, or one replaced (see `labels.privatize`).
-    - `target`: a file with the target mix, beside `deploy.toml` (see `labels.read_target`), instead of `target.mix`.
     - `start_timeout`: seconds that the server waits for all sites' label counts before it begins with those it has, at
       least `min_sites` of them; `round_timeout`: seconds for a round's replies, then it goes on with who answered.
     - `norm_limit`: an update whose norm is more than so many times the median of its cohort is reported, and left out
@@ -54,7 +54,6 @@ class Agreement(BaseModel):
     label_counts: Literal["exact", "noisy", "withheld"] = "exact"
     epsilon: Positive | None = None
     neighbours: Literal["add-remove", "replace"] = "add-remove"
-    target: str | None = None
     min_sites: Annotated[int, Field(ge=1)] = 1
     start_timeout: Positive = 600.0
     round_timeout: Positive = 3600.0
@@ -120,8 +119,11 @@ def agree(tree: Mapping[str, Any]) -> Agreement:
         raise ConfigError(f"{key}: {message}" if key else message) from None
 
 
-def check_config(config: Config, agreement: Agreement) -> None:
-    """Whether a config can be deployed under an agreement. Raises ConfigError naming the key and the reason."""
+def check_config(config: Config, agreement: Agreement, has_target: bool = False) -> None:
+    """Whether a config can be deployed under an agreement; `has_target`: the server has a file with the target mix.
+
+    Raises ConfigError naming the key and the reason.
+    """
     if len(config.seeds) != 1:
         raise ConfigError(f"seeds: a federation of real sites runs one seed, not {config.seeds}")
     for key, given, reason in (
@@ -141,17 +143,18 @@ def check_config(config: Config, agreement: Agreement) -> None:
     ):
         if given:
             raise ConfigError(f"{key}: can't be deployed: {reason}")
-    _check_target(config, agreement)
+    if not has_target:
+        _check_target(config, agreement)
     if agreement.label_counts != "exact":
         _check_private(config, agreement)
 
 
 def _check_target(config: Config, agreement: Agreement) -> None:
     mix = config.target.mix
-    if mix in ("client", "data") and agreement.target is None:
+    if mix in ("client", "data"):
         raise ConfigError(
-            f"target.mix: {mix!r} is taken from data, and the server has none; give a file, target in deploy.toml, "
-            "or the shares as a list"
+            f"target.mix: {mix!r} is taken from data, and the server has none; give a file (target in the app's config "
+            "for Flower), or the shares as a list"
         )
     if mix == "pooled" and agreement.label_counts == "withheld":
         raise ConfigError("target.mix: 'pooled' is made of label counts, which this federation withholds")

@@ -62,8 +62,8 @@ def decode(record: ArrayRecord, expected: Mapping[str, Form], what: str) -> dict
     """The arrays of a record, which are just the expected ones, all finite.
 
     What a record says of its arrays is not believed: the bytes' own header is read, without evaluating it, and values
-    only where it and the number of bytes are as expected; so nothing is allocated that wasn't agreed on. Raises RefusedError
-    naming `what` and the first thing that is wrong.
+    only where it and the number of bytes are as expected; so nothing is allocated that wasn't agreed on. Raises
+    RefusedError naming `what` and the first thing that is wrong.
     """
     missing, extra = sorted(set(expected) - set(record)), sorted(set(record) - set(expected))
     if missing or extra:

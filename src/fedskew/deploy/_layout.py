@@ -104,6 +104,5 @@ def _lay_out(forms: Mapping[str, Form]) -> dict[str, _Part]:
 
 
 def _joined(arrays: list[AnyArray], dtype: torch.dtype) -> Tensor:
-    return torch.cat(
-        [torch.zeros(0, dtype=dtype), *(torch.from_numpy(array).reshape(-1).to(dtype) for array in arrays)]
-    )
+    flat = [torch.from_numpy(array).reshape(-1).to(dtype) for array in arrays]
+    return torch.cat([torch.zeros(0, dtype=dtype), *flat])

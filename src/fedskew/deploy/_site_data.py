@@ -96,7 +96,7 @@ def _read(table: dict[str, Any], beside: Path) -> Dataset:
 
 def _fitted(dataset: Dataset, agreement: Agreement, state: Path) -> SiteData:
     unknown = [name for name in dataset.classes if name not in agreement.classes]
-    used = {dataset.classes[label] for label in torch.cat([dataset.targets, dataset.test_targets]).unique().tolist()}
+    used = {dataset.classes[label] for label in set(torch.cat([dataset.targets, dataset.test_targets]).tolist())}
     strange = sorted(used & set(unknown))
     if strange:
         raise DataError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypedDict
+from typing import Any, NotRequired, TypedDict
 
 
 class Evaluation(TypedDict):
@@ -52,3 +52,4 @@ class Round(TypedDict):
     evaluation: Evaluation | None
     validation: Evaluation | None
     clients: list[ClientEvaluation] | None
+    deployment: NotRequired[dict[str, Any]]  # what happened to sites and their replies, where these are real
