@@ -270,13 +270,18 @@ def test_padding_is_left_out_of_a_texts_mean():
     assert not words.grad[0].any()
 
 
+def test_a_token_beyond_the_vocabulary_is_the_unknown_word():
+    model = build("fasttext", 4, (3,), vocabulary=10, dim=3)
+    assert torch.equal(model(torch.tensor([[2, 10, 99]])), model(torch.tensor([[2, 1, 1]])))
+
+
 @pytest.mark.parametrize(
     ("name", "in_shape", "options", "message"),
     [
         ("vgg11", (3, 28, 28), {}, "vgg11 takes pictures.* at least 32 x 32"),
         ("vgg11", (3, 32, 32), {"width": 0.0}, "width: must be above 0"),
         ("fasttext", (3, 32, 32), {}, "in_shape: fasttext takes texts"),
-        ("fasttext", (200,), {"vocabulary": 0}, "vocabulary: must be at least 1"),
+        ("fasttext", (200,), {"vocabulary": 0}, "vocabulary: must be at least 2"),
     ],
 )
 def test_what_a_network_can_not_be_is_refused_by_name(name, in_shape, options, message):
