@@ -34,7 +34,8 @@ def figures(evaluation: Evaluation) -> dict[str, float | None]:
 def summarise(rounds: Sequence[Round], best_round: int | None) -> dict[str, Any]:
     """The final figures, the mean of the last 10 rounds, the round that validation chose, and the best on the test set.
 
-    `last10` is over the evaluations of the last 10 rounds; None where nothing was evaluated. `max` picks its round on the test set, so it is optimistic.
+    `last10` is over the evaluations of the last 10 rounds; None: nothing was evaluated. `max` picks its round on the
+    test set, so it is optimistic.
     """
     evaluated = [(record["round"], record["evaluation"]) for record in rounds if record["evaluation"] is not None]
     evaluations = [evaluation for _, evaluation in evaluated]
