@@ -28,7 +28,7 @@ def read_checked(path: Path, md5: str | None, page: str) -> bytes:
     page.
     """
     if md5 is None:
-        return read(path, "of any checksum", page)
+        return read(path, "a file with any checksum", page)
     content = read(path, f"MD5 {md5}", page)
     found = hashlib.md5(content, usedforsecurity=False).hexdigest()
     if found != md5:

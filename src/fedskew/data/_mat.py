@@ -35,8 +35,7 @@ def svhn(root: Path, extra: bool = False, verify: bool = True) -> Dataset:
     and deviation of the training pixels, taken from the files. `verify`: hold files to their published MD5; false takes
     other files in this format too.
     """
-    parts = svhn_parts(root, verify, extra)
-    return _dataset("svhn", *parts)
+    return _dataset("svhn", *svhn_parts(root, verify, extra))
 
 
 def svhn_parts(root: Path, verify: bool = True, extra: bool = False) -> tuple[Part, Part]:
