@@ -8,6 +8,7 @@ from fedskew.engine._evaluation import evaluation, plain, predict
 from fedskew.engine._fedconcat import FedConcatCourse, FedConcatState
 from fedskew.engine._federation import Federation, ServerState, hooked
 from fedskew.engine._local_work import ClientData, Divided, LocalWork, Samples
+from fedskew.engine._processes import Processes
 from fedskew.engine._records import ClientEvaluation, Evaluation, Round
 from fedskew.engine._sequential import Sequential
 
@@ -27,6 +28,7 @@ __all__ = [
     "LocalTraining",
     "LocalWork",
     "Observer",
+    "Processes",
     "Round",
     "Samples",
     "Sent",

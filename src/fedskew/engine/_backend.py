@@ -36,7 +36,8 @@ class Assignment(NamedTuple):
 
     `state`: what it kept from its last participation (see `fedskew.hooks`); `quota`, `(classes,)`: it trains on so many
     of its samples of each class, drawn for this round; None: on all of them. `steps`: it takes so many local steps at
-    the most; None: all of its epochs.
+    the most; None: all of its epochs. `samples`: how many it trains on as far as the server knows, by which backends
+    deal out work.
     """
 
     client: int
@@ -44,6 +45,7 @@ class Assignment(NamedTuple):
     state: Mapping[str, Tensor] = {}
     quota: NDArray[np.float64] | None = None
     steps: int | None = None
+    samples: int = 0
 
 
 class Sent(NamedTuple):
@@ -78,7 +80,15 @@ plain values or None, as `Update.observed`. It is pickled where clients train in
 
 
 class Backend(Protocol):
-    """Where a cohort trains."""
+    """Where a cohort trains. It may hold processes or memory from `open`, or its first round, to `close`."""
 
     def train(self, round: int, cohort: Sequence[Assignment], sent: Sent) -> list[Update]:
         """Each client of `cohort` trained from what was sent; updates in the order of `cohort`."""
+
+    def open(self) -> None:
+        """Get ready; called once before the first round, so that starting may overlap with other work."""
+        return
+
+    def close(self) -> None:
+        """Let go of everything; `open` or `train` may follow."""
+        return

@@ -11,6 +11,12 @@ from fedskew.models import ModelState
 class Course(Protocol):
     """Rounds, one after another; a state has the number of its last `round`, and the `model` that is trained."""
 
+    def open(self) -> None:
+        """Get the backend ready."""
+
+    def close(self) -> None:
+        """Let go of what the backend holds."""
+
     def start(self, model: ModelState) -> Any:
         """The state before the first round, from the untrained model."""
 

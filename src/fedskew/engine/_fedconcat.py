@@ -58,6 +58,15 @@ class FedConcatCourse:
     def __post_init__(self) -> None:
         self._untrained_head = self.whole.read_state()
 
+    def open(self) -> None:
+        """See `Backend.open`; the head's is sent the encoders, so it waits until they are trained."""
+        self.encoders.open()
+
+    def close(self) -> None:
+        """See `Backend.close`."""
+        self.encoders.close()
+        self.head.close()
+
     def start(self, model: ModelState) -> FedConcatState:
         """The state before the first round: every cluster begins with a copy of its own of the untrained network."""
         return FedConcatState(

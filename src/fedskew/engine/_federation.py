@@ -123,6 +123,14 @@ class Federation:
         """Local epochs of every client."""
         return self.conditions.epochs(len(self.counts), self.epochs, self.seed)
 
+    def open(self) -> None:
+        """See `Backend.open`."""
+        self.backend.open()
+
+    def close(self) -> None:
+        """See `Backend.close`."""
+        self.backend.close()
+
     def start(self, model: ModelState) -> ServerState:
         """The state before the first round."""
         return ServerState(
@@ -174,6 +182,7 @@ class Federation:
                 state=self.clients.get(client) or fresh,
                 quota=cohort.counts[place] if cohort.quotas else None,
                 steps=self.steps,
+                samples=int(cohort.counts[place].sum()),
             )
             for place, client in enumerate(cohort.ids.tolist())
             if not cohort.lost[place]

@@ -91,6 +91,11 @@ class LocalWork:
         drawn = [rng.permutation(rows[labels == label])[: int(share)] for label, share in enumerate(task.quota)]
         return samples._replace(rows=np.concatenate(drawn), counts=task.quota)
 
+    def expected_samples(self, task: Assignment) -> int:
+        """How many samples a client passes through the model, as far as the server knows: what its time grows with."""
+        seen = task.epochs * task.samples
+        return seen if task.steps is None else min(seen, task.steps * self.training.batch_size)
+
     def orders(self, round: int, client: int, rows: NDArray[np.int64], epochs: int) -> Iterator[NDArray[np.int64]]:
         """The client's rows in a fresh order for every epoch."""
         rng = generator(self.seed, Purpose.SHUFFLE, round, client)

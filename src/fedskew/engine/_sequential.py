@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fedskew.engine._backend import Assignment, Observer, Sent, Update
+from fedskew.engine._backend import Assignment, Backend, Observer, Sent, Update
 from fedskew.engine._local_work import LocalWork, Samples
 from fedskew.errors import RunError
 from fedskew.hooks import LocalEnd
@@ -47,7 +47,7 @@ class Ended(NamedTuple):
 
 
 @dataclass
-class Sequential:
+class Sequential(Backend):
     """Trains a cohort client by client, on `model`, whose device also has the clients' data."""
 
     model: FlatModel

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 import re
 import tomllib
 import typing
@@ -132,11 +133,22 @@ class TuneSection(Section):
 
 
 class EngineSection(Section):
-    """Where the cohort trains. `threads` is part of the result: sums inside a convolution depend on it."""
+    """Where the cohort trains.
 
-    backend: Literal["sequential"] = "sequential"
+    `threads`, in every process, are part of the result: sums inside a convolution depend on them. `processes`, for the
+    backend of that name, are not (None: as many as the cores allow).
+    """
+
+    backend: Literal["sequential", "processes"] = "sequential"
+    processes: Annotated[int, Field(ge=1)] | None = None
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: Annotated[int, Field(ge=1)] = 1
+
+    def number_of_processes(self) -> int:
+        """How many train at a time: 1, but for the backend `processes`."""
+        if self.backend != "processes":
+            return 1
+        return self.processes or max(1, cores() // self.threads)
 
 
 class OutputSection(Section):
@@ -172,6 +184,9 @@ class Config(Section):
     def hash(self) -> str:
         """Eight hex digits that change with anything that can change the run's model or records."""
         tree = {key: value for key, value in self.tree().items() if key not in {"name", "output"}}
+        tree["engine"].pop("processes", None)
+        if tree["engine"]["backend"] == "processes":  # the same bits
+            tree["engine"]["backend"] = "sequential"
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:8]
 
     def with_value(self, key: str, value: Any) -> Config:
@@ -194,6 +209,11 @@ class Config(Section):
     def for_seed(self, seed: int) -> Config:
         """This config for one seed."""
         return self.model_copy(update={"seeds": [seed]})
+
+
+def cores() -> int:
+    """The processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def read(path: Path, changes: Mapping[str, Any] | None = None, quick: bool = False) -> Config:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -80,9 +80,14 @@ class Run:
         self.records: list[Round] = []
 
     def go(self, resume: bool = False, progress: Progress | None = None) -> SeedRun:
-        """Train to the end. An interrupt leaves a checkpoint: of the last whole round, or the one before it."""
+        """Train to the end.
+
+        An interrupt, or a client that can't be trained, leaves a checkpoint: of the last whole round, or the one before
+        it.
+        """
         listeners = [progress] if progress else []
-        with threads(self.config.engine.threads):
+        with threads(self.config.engine.threads), closing(self.federation):
+            self.federation.open()
             state = self._begin(resume)
             for record in self.records:
                 for listen in listeners:
@@ -98,7 +103,7 @@ class Run:
                         listen(record)
                     if state.server.round % self.config.output.checkpoint_every == 0 or self._is_over(state):
                         self._save(state)
-            except KeyboardInterrupt:
+            except (KeyboardInterrupt, RunError):
                 # Inside a round clients may be ahead of the server's state; the last checkpoint is whole.
                 if self._clients.newest <= state.server.round:
                     self._save(state)

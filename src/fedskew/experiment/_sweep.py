@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ import torch
 
 from fedskew.engine import ClientStates
 from fedskew.errors import ArgumentError, FedskewError
-from fedskew.experiment._config import Config
+from fedskew.experiment._config import Config, cores
 from fedskew.experiment._folder import read_runs
 from fedskew.experiment._grid import Cell, Sweep
 from fedskew.experiment._records import SeedRun
@@ -159,5 +158,5 @@ def _check(jobs: Sequence[Job], out: Path) -> None:
 def _default_processes(configs: Sequence[Config]) -> int:
     if any(choose_device(config.engine.device).type == "cuda" for config in configs):
         return 1
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // max((config.engine.threads for config in configs), default=1))
+    engines = [config.engine for config in configs]
+    return max(1, cores() // max((engine.threads * engine.number_of_processes() for engine in engines), default=1))

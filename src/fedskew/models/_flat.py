@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -85,6 +86,7 @@ class FlatModel:
         floating = {name: b for name, b in held.items() if b.is_floating_point() or b.is_complex()}
         _check({**parameters, **floating})
         self.module = module
+        self._options: dict[str, Any] = {"channels_last": channels_last, "buffers": buffers}
         self.integer_buffers = {name: b for name, b in held.items() if name not in floating}
         self._slices = _lay_out(parameters, channels_last)
         self.names = tuple(parameters)
@@ -98,6 +100,10 @@ class FlatModel:
             parameters[name].grad = gradient
         self._places = [_place(module, name) for name in (*parameters, *floating)]
         self._addresses = [place.addresses() for place in self._places]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled as its module, and laid out again as it is here."""
+        return partial(FlatModel, **self._options), (self.module,)
 
     def read(self) -> Tensor:
         """A copy of `vector`. Raises ArgumentError where the module is cut off."""

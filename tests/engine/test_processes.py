@@ -1,0 +1,228 @@
+"""A cohort in several processes: the bits of one client after another, and no process left behind."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fedskew
+from fedskew import methods
+from fedskew.engine import Assignment, Divided, LocalTraining, LocalWork, Processes, Sent, Sequential
+from fedskew.errors import ArgumentError, ConfigError, RunError
+from fedskew.models import FlatModel, build
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="memory is shared by file descriptors")
+
+TASK = {
+    "name": "task",
+    "data": "digits",
+    "partition": {"rule": "dirichlet_by_class", "clients": 8, "beta": 0.3, "min_size": 1},
+    "model": {"name": "mlp3", "width": 16},
+    "training": {"rounds": 3, "participation": 0.6, "epochs": 2, "batch_size": 32, "lr": 0.05, "momentum": 0.5},
+    "conditions": {"stragglers": 0.5, "dropout": 0.2},
+}
+EVERYTHING_KEPT_AND_SENT = {
+    "selection": {"name": "seol_kim"},
+    "objective": {
+        "name": "fedvls_calibration",
+        "terms": [{"name": "moon"}, {"name": "fpl"}, {"name": "vacant_distillation"}],
+    },
+    "local_step": {"name": "scaffold"},
+}
+"""Quotas by client, a teacher, a previous model, states of two fillers, replies of two, prototypes for everybody."""
+
+
+def tree(processes: int | None = None, **tables) -> dict:
+    engine = {} if processes is None else {"backend": "processes", "processes": processes}
+    return {**TASK, **tables, "engine": engine}
+
+
+def bits(result: fedskew.Result) -> tuple:
+    """Everything that a run leaves, seconds aside."""
+    records = [{**record, "seconds": None} for record in result.rounds]
+    return records, [value.numpy().tobytes() for value in result.model.state_dict().values()]
+
+
+@pytest.mark.parametrize(
+    ("processes", "tables"),
+    [
+        (1, {"method": {"pipeline": {"name": "fedconcat", "clusters": 2}}}),
+        (2, {"method": {"local_step": {"name": "fedgf"}}, "training": TASK["training"] | {"persist_momentum": True}}),
+        (3, {"method": EVERYTHING_KEPT_AND_SENT, "evaluation": {"clients": True, "every": 2}}),
+    ],
+    ids=["one with FedConcat", "two with FedGF", "three with everything"],
+)
+def test_any_number_of_processes_gives_the_bits_of_one_client_after_another(processes, tables):
+    assert bits(fedskew.simulate(tree(processes, **tables))) == bits(fedskew.simulate(tree(**tables)))
+
+
+def test_the_number_of_processes_is_no_part_of_a_runs_name(tmp_path):
+    names = {
+        fedskew.experiment.run_folder(fedskew.experiment.resolve(tree(processes)), tmp_path)
+        for processes in (None, 1, 7)
+    }
+    assert len(names) == 1
+
+
+class Fragile(nn.Module):
+    """A linear model that ends a process that trains it, as the kernel does for want of memory, while a file exists."""
+
+    def __init__(self, num_classes: int, in_shape: tuple[int, ...], flag: str) -> None:
+        super().__init__()
+        self.layer = nn.Linear(int(np.prod(in_shape)), num_classes)
+        self.flag = Path(flag)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if multiprocessing.parent_process() is not None and self.flag.exists():
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.layer(x.flatten(1))
+
+
+def test_a_run_whose_process_is_killed_says_so_and_goes_on_with_another_number_from_its_checkpoint(tmp_path):
+    flag = tmp_path / "flag"
+    model = {"name": f"{__name__}:Fragile", "flag": str(flag)}
+
+    def lift(record):
+        if record["round"] == 1:
+            flag.touch()
+
+    with pytest.raises(
+        RunError, match=r"round 2, client \d: the process that trained it ended early \(SIGKILL, perhaps"
+    ):
+        fedskew.simulate(tree(2, model=model), out=tmp_path, progress=lift)
+    assert not multiprocessing.active_children()
+    flag.unlink()
+    resumed = fedskew.simulate(tree(1, model=model), out=tmp_path, resume=True)
+    assert bits(resumed) == bits(fedskew.simulate(tree(model=model)))
+
+
+ROWS = [np.arange(0, 20), np.arange(20, 60), np.arange(60, 65)]
+
+
+def backend(objective=None, observe=None, processes: int = 1) -> tuple[Processes, Sequential, Sent]:
+    method = methods.build(methods.expand({"preset": "fedavg"}))
+    inputs = torch.from_numpy(np.random.default_rng(0).normal(size=(65, 300)).astype(np.float32))
+    targets = torch.arange(65) % 4
+    model = FlatModel(build("logistic", 4, (300,), generator=torch.Generator().manual_seed(0)))
+    data = Divided(inputs, targets, ROWS, np.full((3, 4), 5.0))
+    work = LocalWork(data, objective or method.objective, method.local_step, LocalTraining(batch_size=8), seed=1)
+    return Processes(model, work, processes, observe), Sequential(model, work, observe), Sent(model.read_state())
+
+
+def process_and_threads(round: int, client: int, module: nn.Module) -> tuple[int, int]:
+    return os.getpid(), torch.get_num_threads()
+
+
+def test_a_cohort_is_dealt_out_over_processes_that_compute_with_as_many_threads_as_this_one():
+    several, alone, sent = backend(observe=process_and_threads, processes=2)
+    cohort = [Assignment(client, 300, samples=len(ROWS[client])) for client in (0, 1, 2, 0)]
+    try:
+        updates = several.train(1, cohort, sent)
+        assert [update.client for update in updates] == [0, 1, 2, 0]
+        for one, other in zip(updates, alone.train(1, cohort, sent), strict=True):
+            assert torch.equal(one.change, other.change)
+        ids, threads = zip(*(update.observed for update in updates), strict=True)
+        assert len(set(ids)) == 2
+        assert os.getpid() not in ids
+        assert set(threads) == {torch.get_num_threads()}
+        assert several.train(1, [], sent) == []
+    finally:
+        several.close()
+    assert not multiprocessing.active_children()
+
+
+class Broken:
+    """An objective with a mistake in it."""
+
+    reads = frozenset()
+
+    def value(self, batch, context):
+        return batch.logits.sum() + [][1]
+
+
+def test_a_mistake_in_a_users_own_code_is_the_error_that_it_is_elsewhere_with_its_traceback():
+    several, alone, sent = backend(Broken())
+    with pytest.raises(IndexError) as here:
+        alone.train(1, [Assignment(0, 1)], sent)
+    with pytest.raises(IndexError) as there:
+        several.train(1, [Assignment(0, 1)], sent)
+    assert str(there.value) == str(here.value)
+    assert "return batch.logits.sum() + [][1]" in str(there.value.__cause__)
+    assert not multiprocessing.active_children()
+
+
+def test_what_cannot_be_sent_to_another_process_is_refused_in_one_line():
+    several, _, sent = backend(observe=lambda round, client, module: None)
+    with pytest.raises(RunError, match=r"engine.backend: .*at the top level of a module, or use the backend 'seq"):
+        several.train(1, [Assignment(0, 1)], sent)
+    assert not multiprocessing.active_children()
+
+
+def test_senseless_numbers_of_processes_are_refused():
+    with pytest.raises(ArgumentError, match="processes: must be at least 1, not 0"):
+        backend(processes=0)
+    with pytest.raises(ConfigError, match="engine.processes"):
+        fedskew.experiment.resolve(tree(0))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_no_process_outlives_its_run(number, tmp_path):
+    (tmp_path / "task.toml").write_text(
+        """
+        schema = 1
+        data.name = "digits"
+        partition = {rule = "quantity", clients = 10, labels_per_client = 2}
+        model.name = "mlp3"
+        training = {rounds = 100_000, epochs = 3}
+        engine = {backend = "processes", processes = 2}
+        """
+    )
+    command = [sys.executable, "-m", "fedskew", "run", "task.toml"]
+    run = subprocess.Popen(
+        command, cwd=tmp_path, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    try:
+        _wait_until(lambda: any(len(_lines(path)) > 2 for path in tmp_path.glob("runs/*/rounds.jsonl")))
+        family = [int(child) for child in Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()]
+        assert len(family) >= 2
+        if number == signal.SIGINT:
+            os.killpg(run.pid, number)  # as a terminal does it
+        else:
+            run.kill()
+        said, _ = run.communicate(timeout=30)
+        _wait_until(lambda: not any(_is_running(child) for child in family))
+    finally:
+        run.kill()
+    if number == signal.SIGINT:
+        assert run.returncode == 130
+        assert "stopped; go on with --resume" in said
+        assert "Traceback" not in said
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text().splitlines()
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def _wait_until(condition, seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "did not happen in time"
+        time.sleep(0.05)
