@@ -64,7 +64,9 @@ def _list(console: Console, found: list[Recipe], with_cost: bool, root: Path | N
     console.print(table)
     console.print("Data: ✓ is there, ✗ is not (--data-root or FEDSKEW_DATA says where). Runs: rows times seeds.")
     if with_cost:
-        console.print("About: all runs one after another on this machine's CPU, from a few measured steps.")
+        console.print(
+            "About: all runs one after another on this machine's CPU, from a few measured steps, all samples dealt."
+        )
     console.print("One of them: fedskew recipes NAME; run it: fedskew reproduce NAME.", markup=False)
 
 

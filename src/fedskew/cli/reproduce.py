@@ -77,6 +77,7 @@ def reproduce(
             console.print("stopped; the same command goes on from here")
             raise typer.Exit(130) from None
     wide = console if console.is_terminal else Console(width=160)  # a log has no edge to keep to
+    wide.print(Text(f"{recipe.paper}: {recipe.title}", style="bold"))
     wide.print(comparison_table(done))
     for note in done.notes:
         wide.print(note, markup=False, highlight=False)
@@ -92,11 +93,10 @@ def comparison_table(done: Reproduction) -> Table:
     """Ours, theirs and the difference, a line a row."""
     from fedskew.papers import text_lines
 
-    headings, body = text_lines(done)
-    title = Text(f"{done.recipe.paper}: {done.recipe.title}")
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    headings, body, labels = text_lines(done)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for at, heading in enumerate(headings):
-        number = at >= len(headings) - 3
+        number = at >= labels
         table.add_column(Text(heading), justify="right" if number else "left", no_wrap=number, overflow="fold")
     for cells in body:
         table.add_row(*map(Text, cells))

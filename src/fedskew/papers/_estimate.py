@@ -17,8 +17,8 @@ from fedskew.experiment import simulate
 from fedskew.papers._datasets import facts_of
 from fedskew.papers._recipe import Row
 
-_VALUES_AT_ONCE = 400_000  # of a batch: larger ones are measured in part
-_STEPS = 3
+_VALUES_AT_ONCE = 100_000  # of a batch: larger ones are measured in part
+_STEPS = 2
 
 
 def estimate(rows: Iterable[Row]) -> float:

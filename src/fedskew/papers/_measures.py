@@ -14,12 +14,16 @@ _SUMMARIES = {
     "max": "maximum over the rounds, picked on the test set",
     "best_by_validation": "of the round that validation picks",
     "final": "of the last round",
+    "last": "in the last round",
 }
 _FIGURES = {
     "accuracy": "test accuracy",
     "target_accuracy": "accuracy on the target mix",
     "macro_f1": "macro F1 on the test set",
-    "domain_accuracy": "test accuracy of a domain",
+    "domain_accuracy": "test accuracy by domain",
+    "entropy": "label entropy of the cohort in bits",
+    "drift": "drift diversity of the updates",
+    "ess_share": "share of effective samples",
 }
 
 
@@ -42,10 +46,10 @@ def value_of(run: SeedRun, measure: str, reading: Mapping[str, str] | None = Non
         value = _max_until(run, int(reading["rounds"]))
     elif measure == "final.domain_accuracy":
         value = run.summary["final"]["domains"][reading["domain"].lower()]
-    else:
-        if moment not in _SUMMARIES:
-            raise ConfigError(f"measure: {measure!r} is none of {', '.join(_SUMMARIES)} with a figure, last., ...")
+    elif moment in _SUMMARIES:
         value = (run.summary[moment] or {}).get(figure)
+    else:
+        raise ConfigError(f"measure: {measure!r} is none of {', '.join(_SUMMARIES)} with a figure, or those described")
     return None if value is None else float(value) * (100.0 if unit_of(measure) == "%" else 1.0)
 
 
@@ -58,8 +62,6 @@ def describe_measure(measure: str) -> str:
     """A measure in words."""
     if measure == "projection_distance":
         return "squared distance from the target to the hull of the clients' label mixes"
-    if measure == "last.drift":
-        return "drift diversity of the updates in the last round"
     moment, _, figure = measure.partition(".")
     unit = " in %" if unit_of(measure) else ""
     return f"{_FIGURES.get(figure, figure)}{unit}, {_SUMMARIES.get(moment, moment)}"

@@ -207,7 +207,8 @@ def read_recipe(name: str) -> Recipe:
 
 def _recipe(name: str, paper: str, settings: dict[str, Any], own: dict[str, Any]) -> Recipe:
     relative = own.get("relative", {})
-    rows = [Row(labels, _tree(labels, settings, own)) for labels in _combinations(own, relative)]
+    order = list(dict.fromkeys([*settings.get("values", {}), *own.get("values", {})]))
+    rows = [Row(labels, _tree(labels, settings, own)) for labels in _combinations(own, relative, order)]
     return Recipe(
         name=name,
         paper=settings["title"],
@@ -246,12 +247,15 @@ def _tree(labels: Labels, settings: dict[str, Any], own: dict[str, Any]) -> dict
     return tree
 
 
-def _combinations(own: dict[str, Any], relative: Mapping[str, str]) -> list[Labels]:
-    """The labels of every row, in order, each once; a method that others are relative to first among its fellows."""
+def _combinations(own: dict[str, Any], relative: Mapping[str, str], order: Sequence[str]) -> list[Labels]:
+    """The labels of every row, each once, axes in this order; a method that others are relative to before them."""
     found: dict[tuple[tuple[str, str], ...], Labels] = {}
     common = own.get("axes", {})
     for block in own.get("rows", [{}]):
         axes = {axis: [labels] if isinstance(labels, str) else labels for axis, labels in (common | block).items()}
+        if unknown := [axis for axis in axes if axis not in order]:
+            raise ConfigError(f"axes.{unknown[0]}: no such axis{nearest(unknown[0], order)}")
+        axes = {axis: axes[axis] for axis in order if axis in axes}
         if "method" in axes:
             needed = [relative[label] for label in axes["method"] if label in relative]
             axes["method"] = list(dict.fromkeys([*needed, *axes["method"]]))

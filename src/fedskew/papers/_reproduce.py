@@ -226,11 +226,11 @@ def _write(done: Reproduction, command: str) -> list[Path]:
     writer.writerow([*done.axes, "seeds", "ours_mean", "ours_std", "theirs_mean", "theirs_std", "difference"])
     for line in done.lines:
         theirs = (None, None) if line.theirs is None else (line.theirs.mean, line.theirs.std)
-        labels = [line.labels.get(axis, "") for axis in done.axes]
-        writer.writerow([*labels, len(line.ours), line.mean, line.std, *theirs, line.difference])
-    headings, body = text_lines(done)
-    rule = ["---"] * (len(headings) - 3) + ["---:"] * 3
-    table = ["| " + " | ".join(cells) + " |" for cells in [headings, rule, *body]]
+        cells = [line.labels.get(axis, "") for axis in done.axes]
+        writer.writerow([*cells, len(line.ours), line.mean, line.std, *theirs, line.difference])
+    headings, body, labels = text_lines(done)
+    rule = ["---"] * labels + ["---:"] * (len(headings) - labels)
+    table = ["| " + " | ".join(entries) + " |" for entries in [headings, rule, *body]]
     title = f"# {done.recipe.paper}: {done.recipe.title}"
     page = "\n".join([title, "", f"    {command}", "", *table, "", *(f"- {note}" for note in done.notes), ""])
     files = {"comparison.csv": text.getvalue(), "comparison.md": page}
@@ -243,19 +243,25 @@ def _write(done: Reproduction, command: str) -> list[Path]:
     return [done.folder / name for name in files]
 
 
-def text_lines(done: Reproduction) -> tuple[list[str], list[list[str]]]:
-    """Headings and cells as a person reads them; axes on which all lines agree are left out."""
+def text_lines(done: Reproduction) -> tuple[list[str], list[list[str]], int]:
+    """Headings and cells as a person reads them, and how many columns are labels.
+
+    Axes on which all lines agree are left out, and so is what the paper prints where it prints nothing.
+    """
     axes = [axis for axis in done.axes if len({line.labels.get(axis) for line in done.lines}) > 1]
     if not axes:
         axes = ["method"] if "method" in done.axes else list(done.axes[:1])
     unit = f", {done.unit}" if done.unit else ""
+    printed = any(line.theirs is not None for line in done.lines)
     body = []
     for line in done.lines:
-        theirs = "" if line.theirs is None else spread(line.theirs.mean, line.theirs.std)
-        difference = "" if line.difference is None else f"{line.difference:+.2f}"
-        labels = [line.labels.get(axis, "") for axis in axes]
-        body.append([*labels, spread(line.mean, line.std), theirs, difference])
-    return [*axes, f"ours{unit}", f"theirs{unit}", "difference"], body
+        cells = [*(line.labels.get(axis, "") for axis in axes), spread(line.mean, line.std)]
+        if printed:
+            cells.append("" if line.theirs is None else spread(line.theirs.mean, line.theirs.std))
+            cells.append("" if line.difference is None else f"{line.difference:+.2f}")
+        body.append(cells)
+    values = [f"ours{unit}", *([f"theirs{unit}", "difference"] if printed else [])]
+    return [*axes, *values], body, len(axes)
 
 
 def spread(mean: float | None, std: float | None) -> str:

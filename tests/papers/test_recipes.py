@@ -1,0 +1,126 @@
+"""What the recipes say: all rows make sense, all printed values have a row, labels are found as they are typed."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedskew.errors import ConfigError, PartitionError
+from fedskew.papers import DATASETS, PrintedCounts, names, published, read_recipe
+from fedskew.papers._published import _tables
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+TABLES_WITH_VALUES = [name for name, table in _tables().items() if "rows" in table]
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_row_of_a_recipe_is_a_config_that_can_be_run(name: str):
+    recipe = read_recipe(name)
+    hashes: dict[str, str] = {}
+    for row in recipe.rows:
+        config = row.config()
+        assert hashes.setdefault(config.hash, row.name) == row.name or name == "fedpals-fig8"  # 1 epoch, 10 clients
+        assert row.tree["data"]["name"] in DATASETS
+
+
+@pytest.mark.parametrize("name", TABLES_WITH_VALUES)
+def test_every_printed_value_has_a_row(name: str):
+    recipe, table = read_recipe(name), published(name)
+    assert recipe.published == name
+    read = [dict(zip(recipe.readings, labels, strict=True)) for labels in itertools.product(*recipe.readings.values())]
+    found = [table.find({**row.labels, **reading}) for row in recipe.rows for reading in read]
+    missing = [printed.labels for printed in table.rows if printed not in found]
+    assert missing == []
+
+
+def test_every_table_and_figure_that_holds_an_experiment_is_there():
+    fedpals = [f"table{n}" for n in range(1, 5)] + [f"fig{n}" for n in (2, 3, 4, 5, 6, 7, 8, 9)]
+    fedentopt = [f"table{n}" for n in range(1, 5)] + [f"fig{n}" for n in range(1, 7)]
+    fedla = [f"fig{n}" for n in range(5, 10)]
+    fedvls = [f"table{n}" for n in (1, 2, 3, 4, 5, 6, 11, 13, 14, 15, 16, 17)] + [f"fig{n}" for n in (1, 2, 3, 4, 8, 9)]
+    asked = {"fedpals": fedpals, "fedentopt": fedentopt, "fedla": fedla, "fedvls": fedvls}
+    assert {f"{paper}-{item}" for paper, items in asked.items() for item in items} <= set(names())
+
+
+def test_a_printed_value_is_as_in_the_paper():
+    table = published("fedentopt-table1")
+    found = table.find({"dataset": "CIFAR-10", "partition": "Dir(0.1)", "method": "FedEntOpt"})
+    assert found is not None
+    assert (found.mean, found.std) == (52.80, 0.03)
+    assert table.find({"dataset": "CIFAR-10", "partition": "Dir(0.1)"}) is None
+
+
+def test_settings_of_the_paper_reach_the_rows():
+    (row,) = read_recipe("fedentopt-table1").choose("CIFAR-100, C=3, FedEntOpt")
+    config = row.config()
+    assert config.data.parameters == {"superclasses": True}
+    assert config.training.participation == 0.08
+    assert config.training.lr_decay == 0.98
+    assert config.method["selection"] == {"name": "fedentopt", "buffer": 0.7}
+    (row,) = read_recipe("fedvls-table6").choose("cifar100,fedsam+fedvls")
+    terms = row.config().method["objective"]["terms"]
+    assert [(term["name"], term["weight"]) for term in terms] == [("vacant_distillation", 0.5), ("suppression", 0.005)]
+    (row,) = read_recipe("fedentopt-table4").choose("cifar10,dir0.1,fedconcat")
+    assert row.config().training.rounds == 980
+    assert row.config().training.weight_decay == 1e-3
+
+
+def test_runs_are_named_by_what_they_are_so_that_recipes_share_them():
+    (one,) = read_recipe("fedentopt-table1").choose("cifar10,dir0.1,fedentopt")
+    (other,) = read_recipe("fedentopt-fig2").choose("cifar10,fedentopt")
+    assert (one.config().name, one.config().hash) == (other.config().name, other.config().hash)
+
+
+def test_labels_are_found_as_they_are_typed_and_those_of_one_axis_are_alternatives():
+    recipe = read_recipe("fedentopt-table1")
+    chosen = recipe.choose("cifar10, CIFAR-100, dir0.1, FEDAVG")
+    assert [row.labels["dataset"] for row in chosen] == ["CIFAR-10", "CIFAR-100"]
+    assert len(recipe.choose("cifar10")) == 40
+
+
+def test_a_row_that_another_is_relative_to_comes_with_it():
+    chosen = read_recipe("fedentopt-table2").choose("cifar10,c2,fedrs+fedentopt")
+    assert [row.labels["method"] for row in chosen] == ["FedRS", "FedRS + FedEntOpt"]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [("cifar11", "did you mean 'cifar10'"), ("c2,dir0.1,kll", "did you mean 'kl'"), ("c5", "has no row 'c5'")],
+)
+def test_a_word_that_is_no_label_is_refused_with_the_nearest(words: str, says: str):
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        read_recipe("fedentopt-table1").choose(words)
+
+
+def test_labels_that_never_meet_are_refused():
+    with pytest.raises(ConfigError, match="no row with all of"):
+        read_recipe("fedvls-table2").choose("cifar10,s20")
+
+
+def test_an_unknown_recipe_is_refused_with_the_nearest():
+    with pytest.raises(ConfigError, match="did you mean 'fedpals-table1'"):
+        read_recipe("fedpals-tabel1")
+
+
+def test_the_printed_partition_is_dealt_as_printed():
+    labels = np.repeat(np.arange(10), 5000)
+    shares = PrintedCounts().split(labels, 10, np.random.default_rng(0))
+    # client 0 of the table: 141 samples of class 3, 1471 of 5, 1360 of 8, 366 of 9
+    assert np.bincount(labels[shares[0]], minlength=10).tolist() == [0, 0, 0, 141, 0, 1471, 0, 0, 1360, 366]
+    assert sum(map(len, shares)) == 50_000
+    assert len(np.unique(np.concatenate(shares))) == 50_000
+    with pytest.raises(PartitionError, match="10 clients"):
+        PrintedCounts().split(labels, 9, np.random.default_rng(0))
+
+
+def test_the_page_on_reproducing_names_every_recipe_and_everything_that_deviates():
+    page = (REPOSITORY / "docs" / "reproducing.md").read_text(encoding="utf-8")
+    for name in names():
+        recipe = read_recipe(name)
+        assert f"`{name}`" in page
+        for text in recipe.deviating(recipe.rows):
+            assert text[1:] in page, f"{name}: {text}"

@@ -1,0 +1,139 @@
+"""Ours beside theirs: what is read from runs, what is said about it, what is drawn."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedskew.errors import ConfigError, DataError
+from fedskew.experiment import SeedRun
+from fedskew.papers import absent, estimate, in_words, plan, read_recipe, reproduce, text_lines, value_of
+from fedskew.papers._figure import number_in
+from fedskew.papers._recipe import Deviation, Recipe, Row
+
+DIGITS = {
+    "schema": 1,
+    "seeds": [0, 1],
+    "data": {"name": "digits"},
+    "partition": {"rule": "quantity", "clients": 10, "labels_per_client": 2},
+    "model": {"name": "logistic"},
+    "training": {"rounds": 3, "epochs": 1},
+}
+
+
+def row(method: str, **tables: Any) -> Row:
+    return Row({"dataset": "CIFAR-10", "partition": "Dir(0.1)", "method": method}, {**DIGITS, **tables})
+
+
+@pytest.fixture
+def digits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The embedded digits stand for a data set of the papers."""
+    from fedskew.papers import _datasets
+
+    known = {**_datasets.DATASETS, "digits": _datasets.Facts("digits", (), (64,), 1437, 360, 10)}
+    monkeypatch.setattr(_datasets, "DATASETS", known)
+
+
+def run_of(rounds: list[dict[str, Any]], **summary: Any) -> SeedRun:
+    return SeedRun("run", 0, {}, rounds, None, (), (), None, summary)  # type: ignore[arg-type]
+
+
+def test_a_measure_reads_a_summary_or_a_round():
+    accuracies = [0.1, 0.5, 0.4, 0.7]
+    records = [
+        {"round": number, "evaluation": {"accuracy": value}, "drift": number / 4}
+        for number, value in enumerate(accuracies)
+    ]
+    run = run_of(records, last10={"accuracy": 0.425}, best_by_validation=None)
+    assert value_of(run, "last10.accuracy") == pytest.approx(42.5)
+    assert value_of(run, "best_by_validation.target_accuracy") is None
+    assert value_of(run, "last.drift") == 0.75
+    assert value_of(run, "max.accuracy", {"rounds": "2"}) == 50.0
+    assert value_of(run, "max.accuracy", {"rounds": "9"}) is None
+    with pytest.raises(ConfigError, match="measure"):
+        value_of(run, "best.accuracy")
+
+
+def test_ours_stands_beside_theirs_and_what_was_smaller_is_said(digits: None, tmp_path: Path):
+    fedavg, fedentopt = row("FedAvg"), row("FedEntOpt", method={"preset": "fedentopt"}, seeds=[0, 1])
+    for one in (fedavg, fedentopt):
+        one.tree["training"]["participation"] = 0.5
+    recipe = Recipe(
+        "fedentopt-table1", "FedEntOpt", "Table I", "last10.accuracy", "fedentopt-table1", (fedavg, fedentopt),
+        deviations=(Deviation({"method": ["KL"]}, "not here"), Deviation({}, "digits are not CIFAR-10.")),
+    )  # fmt: skip
+    done = reproduce(recipe, out=tmp_path, rounds=2, changes={"seeds": [0]})
+    assert done.failures == ()
+    # FedEntOpt's table I, CIFAR-10, Dir(0.1): FedAvg 46.61, FedEntOpt 52.80
+    assert [line.theirs and line.theirs.mean for line in done.lines] == [46.61, 52.80]
+    assert done.lines[0].difference == pytest.approx(done.lines[0].ours[0] - 46.61)
+    assert "Not the whole: seeds 0 instead of 0, 1; training.rounds = 2 instead of 3." in done.notes
+    assert "Differs from the paper: digits are not CIFAR-10." in done.notes
+    assert not any("not here" in note for note in done.notes)
+    headings, body, _ = text_lines(done)
+    assert headings == ["method", "ours, %", "theirs, %", "difference"]
+    assert [cells[0] for cells in body] == ["FedAvg", "FedEntOpt"]
+    with (done.folder / "comparison.csv").open() as file:
+        lines = list(csv.DictReader(file))
+    assert float(lines[1]["theirs_mean"]) == 52.80
+    assert float(lines[1]["ours_mean"]) == pytest.approx(done.lines[1].mean)
+
+    again = reproduce(recipe, out=tmp_path, rounds=2, changes={"seeds": [0]})  # nothing is run twice
+    assert [line.ours for line in again.lines] == [line.ours for line in done.lines]
+
+
+def test_a_change_against_another_row_is_taken_seed_by_seed(digits: None, tmp_path: Path):
+    recipe = Recipe(
+        "some-table", "Some", "Table", "last10.accuracy", None,
+        (row("FedAvg"), row("Both", training={"rounds": 1, "epochs": 0})), relative={"Both": "FedAvg"},
+    )  # fmt: skip
+    done = reproduce(recipe, out=tmp_path, rounds=1)
+    (line,) = done.lines
+    whole = reproduce(Recipe("other", "Some", "Table", "last10.accuracy", None, recipe.rows), out=tmp_path, rounds=1)
+    first, second = (entry.ours for entry in whole.lines)
+    assert line.ours == pytest.approx({seed: second[seed] - first[seed] for seed in (0, 1)})
+    assert line.std is not None
+    assert any("change of" in note for note in done.notes)
+
+
+def test_fewer_rounds_cut_both_parts_of_fedconcat():
+    rows = read_recipe("fedentopt-table1").choose("cifar10,dir0.1,fedconcat,fedavg")
+    (_, fedavg), (_, fedconcat) = plan(rows, rounds=98)
+    assert fedavg.training.rounds == fedconcat.training.rounds == 98
+    assert fedconcat.method["pipeline"]["encoder_rounds"] == 48  # 480 of 980
+    assert plan(rows, rounds=10_000)[0][1].training.rounds == 500
+
+
+def test_missing_data_is_named_with_the_rows_that_can_be_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("FEDSKEW_DATA", raising=False)
+    for name in ("data_batch_1", "test_batch"):
+        (tmp_path / "cifar-10-batches-py").mkdir(exist_ok=True)
+        (tmp_path / "cifar-10-batches-py" / name).touch()
+    recipe = read_recipe("fedentopt-table1")
+    assert absent({"name": "cifar10"}, tmp_path) is None
+    with pytest.raises(DataError, match=r"CINIC-10 is missing: .*cinic-10.* --rows 'CIFAR-10'"):
+        reproduce(recipe, out=tmp_path / "runs", changes={"data.root": str(tmp_path)})
+    with pytest.raises(DataError, match="FEDSKEW_DATA"):
+        reproduce(recipe, out=tmp_path / "runs")
+
+
+def test_an_estimate_grows_with_rounds_seeds_and_a_methods_passes(digits: None):
+    base = estimate([row("FedAvg")])
+    assert 0 < base < 60
+    assert estimate([row("FedAvg", seeds=[0])]) == pytest.approx(base / 2)
+    assert estimate([row("FedSAM", method={"preset": "fedsam"})]) > base
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(3, "3 s"), (120, "2 min"), (7200, "2 h"), (2e5, "2 days"), (1e8, "3 years")]
+)
+def test_seconds_in_words(seconds: float, words: str):
+    assert in_words(seconds) == words
+
+
+@pytest.mark.parametrize(("label", "number"), [("Dir(0.1)", 0.1), ("5 %", 5), ("7 of 150", 7), ("C=10", 10)])
+def test_a_label_holds_its_number(label: str, number: float):
+    assert number_in(label) == number
