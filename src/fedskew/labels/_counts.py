@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -12,6 +13,8 @@ from numpy.typing import ArrayLike, NDArray
 from fedskew.errors import ArgumentError
 
 FloatArray: TypeAlias = NDArray[np.float64]
+
+_NUMBERS = 1 << 16
 
 
 class LabelCounts:
@@ -76,8 +79,11 @@ class LabelCounts:
         wrong = rows[(rows < 0) | (rows >= len(self))]
         if len(wrong):
             raise ArgumentError(f"ids: there is no client {wrong[0]}; ids go from 0 to {len(self) - 1}")
-        clients = None if self._clients is None and len(np.unique(rows)) < len(rows) else self.clients
-        names = None if clients is None else [clients[row] for row in rows]
+        names = None
+        if self._clients is not None:
+            names = [self._clients[row] for row in rows]
+        elif len(np.unique(rows)) == len(rows):
+            names = [str(row) for row in rows]
         return LabelCounts(self._counts[rows], names, self._classes)
 
     @classmethod
@@ -175,6 +181,12 @@ def check_amounts(array: FloatArray, name: str) -> None:
     raise ArgumentError(f"{name}: every number must be finite and not negative, but {name}[{place}] is {array[where]}")
 
 
+def row_blocks(array: FloatArray) -> Iterator[slice]:
+    """Rows a few at a time, so that what is computed of them stays in the cache and needs no memory of the whole."""
+    rows = max(1, _NUMBERS // array.shape[1])
+    return (slice(start, start + rows) for start in range(0, len(array), rows))
+
+
 def _names(names: Iterable[str] | None, size: int, argument: str) -> tuple[str, ...] | None:
     if names is None:
         return None
@@ -182,6 +194,6 @@ def _names(names: Iterable[str] | None, size: int, argument: str) -> tuple[str, 
     if len(listed) != size:
         raise ArgumentError(f"{argument}: {len(listed)} names for {size} {argument}")
     if len(set(listed)) < size:
-        twice = next(name for place, name in enumerate(listed) if name in listed[:place])
+        twice = next(name for name, times in Counter(listed).items() if times > 1)
         raise ArgumentError(f"{argument}: the name {twice!r} stands twice")
     return listed

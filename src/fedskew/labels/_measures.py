@@ -6,7 +6,16 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedskew.errors import ArgumentError
-from fedskew.labels._counts import CountsLike, FloatArray, LabelCounts, as_counts, as_floats, as_target, check_amounts
+from fedskew.labels._counts import (
+    CountsLike,
+    FloatArray,
+    LabelCounts,
+    as_counts,
+    as_floats,
+    as_target,
+    check_amounts,
+    row_blocks,
+)
 from fedskew.labels.ascent import Mixes
 from fedskew.labels.hull import project
 
@@ -18,12 +27,21 @@ def entropy(counts: CountsLike) -> float | FloatArray:
     for NaN, negative counts, or another number of axes. (FedEntOpt, section III.)
     """
     array = _vector_or_counts(counts)
-    sizes = array.sum(axis=-1, keepdims=True)
-    shares = np.divide(array, sizes, out=np.zeros_like(array), where=sizes > 0)
+    if array.ndim == 1:
+        return float(_entropies(array[None])[0])
+    bits = np.empty(len(array))
+    for part in row_blocks(array):
+        bits[part] = _entropies(array[part])
+    return bits
+
+
+def _entropies(rows: FloatArray) -> FloatArray:
+    sizes = rows.sum(axis=1, keepdims=True)
+    shares = np.divide(rows, sizes, out=np.zeros_like(rows), where=sizes > 0)
     logs = np.log2(shares, out=np.zeros_like(shares), where=shares > 0)
     logs *= shares
-    bits = np.maximum(-logs.sum(axis=-1), 0.0)
-    return float(bits) if array.ndim == 1 else bits
+    bits: FloatArray = np.maximum(-logs.sum(axis=1), 0.0)
+    return bits
 
 
 def kl_to_uniform(counts: CountsLike) -> float | FloatArray:
@@ -78,8 +96,11 @@ def class_group_matrix(counts: CountsLike) -> NDArray[np.int8]:
     empty client every class is vacant.
     """
     held = as_counts(counts)
-    groups: NDArray[np.int8] = (held > 0).astype(np.int8)
-    groups += held * held.shape[1] > held.sum(axis=1, keepdims=True)
+    groups = np.empty(held.shape, dtype=np.int8)
+    for part in row_blocks(held):
+        rows = held[part]
+        groups[part] = rows > 0
+        groups[part] += rows * rows.shape[1] > rows.sum(axis=1, keepdims=True)
     return groups
 
 

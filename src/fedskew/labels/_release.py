@@ -55,10 +55,11 @@ def privatize(
     if rng is None:
         noisy = _securely(held, scale)
     elif isinstance(rng, np.random.Generator):
-        noisy = held + rng.laplace(scale=scale, size=held.shape)
+        noisy = rng.laplace(scale=scale, size=held.shape)
+        noisy += held
     else:
         raise ArgumentError(f"rng: must be a numpy.random.Generator or None, not {type(rng).__name__}")
-    released = np.maximum(noisy, 0.0)
+    released = np.maximum(noisy, 0.0, out=noisy)
     if isinstance(counts, LabelCounts):
         return LabelCounts(released, counts.clients, counts.classes)
     return released

@@ -9,16 +9,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedskew.errors import ArgumentError
-from fedskew.labels._counts import CountsLike, FloatArray, LabelCounts, as_target
-from fedskew.labels._measures import GROUPS, class_group_matrix, entropy, kl_to_uniform
+from fedskew.labels._counts import CountsLike, FloatArray, LabelCounts, as_target, row_blocks
+from fedskew.labels._measures import GROUPS, class_group_matrix, entropy
 from fedskew.labels.ascent import Mixes
 from fedskew.labels.hull import project
+
+Pairs: TypeAlias = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 EXACT_PAIRS = 500_000
 """Up to so many pairs of clients a mean over pairs is exact; beyond, it is over a sample."""
@@ -232,25 +234,25 @@ def describe(counts: CountsLike, target: ArrayLike | None = None) -> SkewReport:
     record = counts if isinstance(counts, LabelCounts) else LabelCounts(counts)
     if not record.counts.max() > 0:
         raise ArgumentError("counts: no client holds a sample")
-    present = record.counts[record.sizes > 0] if (record.sizes == 0).any() else record.counts
-    mixes = present / present.sum(axis=1, keepdims=True)
-    pairs, sampled = _pairs(len(mixes))
+    present = np.flatnonzero(record.sizes)
+    pairs, sampled = _pairs(len(present))
+    bits = np.asarray(entropy(record))
     return SkewReport(
         counts=record,
-        label_distribution=_label_distribution(record),
-        client_consistency=_client_consistency(mixes, pairs, sampled),
-        inter_client=_inter_client(record, mixes, pairs, sampled),
+        label_distribution=_label_distribution(record, bits),
+        client_consistency=_client_consistency(record, present, pairs, sampled),
+        inter_client=_inter_client(record, present, pairs, sampled),
         quantity=_quantity(record.sizes),
         groups=class_group_matrix(record),
-        kl_to_uniform=np.asarray(kl_to_uniform(record)),
+        kl_to_uniform=np.maximum(math.log2(record.counts.shape[1]) - bits, 0.0),
         target=None if target is None else _coverage(record, target),
     )
 
 
-def _label_distribution(record: LabelCounts) -> LabelDistribution:
+def _label_distribution(record: LabelCounts, client_bits: FloatArray) -> LabelDistribution:
     pooled, sizes = record.pooled, record.sizes
     classes, samples = len(pooled), float(sizes.sum())
-    bits, client_bits = float(entropy(pooled)), np.asarray(entropy(record))
+    bits = float(entropy(pooled))
     most = math.log2(classes) if classes > 1 else 1.0
     information = max(bits - float(sizes @ client_bits) / samples, 0.0)
     # For a random division the information is chi-square to first order: (clients - 1)(labels - 1) / (2 n ln 2) bits.
@@ -280,39 +282,50 @@ def _cohort_entropy(record: LabelCounts) -> float:
 
 
 def _client_consistency(
-    mixes: FloatArray, pairs: tuple[NDArray[np.int64], NDArray[np.int64]], sampled: bool
+    record: LabelCounts, present: NDArray[np.int64], pairs: Pairs, sampled: bool
 ) -> ClientConsistency:
-    clients, drawn = len(mixes), len(pairs[0])
+    clients, drawn = len(present), len(pairs[0])
     if clients < 2:
         return ClientConsistency(math.nan, math.nan, 0, False)
-    ordered = np.sort(mixes, axis=1)[:, ::-1]
-    roots = np.sqrt(ordered)
-    overlap = _over_pairs(pairs, lambda one, other: np.einsum("ij,ij->i", roots[one], roots[other]))
+    counts, (members, among) = record.counts, _members(pairs)
+    roots = np.empty((len(members), counts.shape[1]))
+    for part in row_blocks(roots):
+        np.sqrt(_sorted_mixes(counts[present[members[part]]]), out=roots[part])
+    overlap = _over_pairs(among, lambda one, other: np.einsum("ij,ij->i", roots[one], roots[other]))
     hellinger = float(np.sqrt(np.maximum(1 - overlap, 0)).mean())
+    cumulated = np.empty((counts.shape[1], clients))
+    for part in row_blocks(counts):
+        cumulated[:, part] = np.cumsum(_sorted_mixes(counts[present[part]]), axis=1).T
     # The mean of |x_i - x_j| over pairs follows from the sorted x: the k-th smallest is the larger of k pairs.
-    cumulated = np.sort(np.cumsum(ordered, axis=1), axis=0)
     signs = 2 * np.arange(clients) - clients + 1
-    emd = float((signs @ cumulated).sum() / (clients * (clients - 1) / 2))
+    emd = float(sum(signs @ np.sort(shares) for shares in cumulated) / (clients * (clients - 1) / 2))
     return ClientConsistency(hellinger, max(emd, 0.0), drawn, sampled)
 
 
+def _sorted_mixes(rows: FloatArray) -> FloatArray:
+    """The mixes of clients with samples, from each one's largest share to its smallest."""
+    mixes: FloatArray = np.sort(rows, axis=1)[:, ::-1] / rows.sum(axis=1, keepdims=True)
+    return mixes
+
+
 def _inter_client(
-    record: LabelCounts, mixes: FloatArray, pairs: tuple[NDArray[np.int64], NDArray[np.int64]], sampled: bool
+    record: LabelCounts, present: NDArray[np.int64], pairs: Pairs, sampled: bool
 ) -> InterClientDistribution:
-    holders = np.count_nonzero(record.counts, axis=0)
-    shared = float((mixes @ (holders > 1).astype(np.float64)).mean())
+    counts, sizes, pooled = record.counts, record.sizes, record.pooled
+    holders = np.count_nonzero(counts, axis=0)
+    shared = float(((counts @ (holders > 1).astype(np.float64))[present] / sizes[present]).mean())
     jaccard = math.nan
-    if len(mixes) > 1:
-        held = mixes > 0
+    if len(present) > 1:
+        members, among = _members(pairs)
+        held = counts[present[members]] > 0
 
         def similarity(one: NDArray[np.int64], other: NDArray[np.int64]) -> FloatArray:
             both = np.count_nonzero(held[one] & held[other], axis=1)
             either: FloatArray = both / np.count_nonzero(held[one] | held[other], axis=1)
             return either
 
-        jaccard = float(_over_pairs(pairs, similarity).mean())
-    pooled = record.pooled
-    largest = np.divide(record.counts.max(axis=0), pooled, out=np.zeros_like(pooled), where=pooled > 0)
+        jaccard = float(_over_pairs(among, similarity).mean())
+    largest = np.divide(counts.max(axis=0), pooled, out=np.zeros_like(pooled), where=pooled > 0)
     return InterClientDistribution(shared, jaccard, len(pairs[0]), sampled, holders, largest)
 
 
@@ -349,7 +362,7 @@ def _coverage(record: LabelCounts, target: ArrayLike) -> TargetCoverage:
     )
 
 
-def _pairs(clients: int) -> tuple[tuple[NDArray[np.int64], NDArray[np.int64]], bool]:
+def _pairs(clients: int) -> tuple[Pairs, bool]:
     """Pairs of different clients: all of them, or a fixed sample where they are many; and whether it is a sample."""
     if clients * (clients - 1) // 2 <= EXACT_PAIRS:
         one, other = np.triu_indices(clients, 1)
@@ -359,10 +372,14 @@ def _pairs(clients: int) -> tuple[tuple[NDArray[np.int64], NDArray[np.int64]], b
     return (first, (first + rng.integers(1, clients, size=SAMPLED_PAIRS)) % clients), True
 
 
-def _over_pairs(
-    pairs: tuple[NDArray[np.int64], NDArray[np.int64]],
-    measure: Callable[[NDArray[np.int64], NDArray[np.int64]], FloatArray],
-) -> FloatArray:
+def _members(pairs: Pairs) -> tuple[NDArray[np.int64], Pairs]:
+    """Those who are in a pair, and the pairs as places among them."""
+    members, places = np.unique(np.stack(pairs), return_inverse=True)
+    one, other = places.reshape(2, -1)
+    return members, (one, other)
+
+
+def _over_pairs(pairs: Pairs, measure: Callable[[NDArray[np.int64], NDArray[np.int64]], FloatArray]) -> FloatArray:
     """A measure of each pair, block by block, so that memory does not grow with the pairs times the classes."""
     one, other = pairs
     blocks = range(0, len(one), PAIRS_AT_ONCE)
