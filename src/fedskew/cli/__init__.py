@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from fedskew.cli import demo, labels, methods, recipes, report, reproduce, run, sweep
+from fedskew.cli import demo, deploy, labels, methods, recipes, report, reproduce, run, sweep
 from fedskew.errors import FedskewError
 
 app = typer.Typer(
@@ -28,6 +28,7 @@ app.command()(recipes.recipes)
 app.command()(reproduce.reproduce)
 app.command()(report.report)
 app.command()(demo.demo)
+app.add_typer(deploy.app, name="deploy")
 
 
 def _version(asked: bool) -> None:

@@ -27,11 +27,13 @@ from fedskew.deploy._agreement import Agreement, check_config
 from fedskew.deploy._tls import write_certificates, write_node_key
 from fedskew.errors import ConfigError
 from fedskew.experiment._config import Config, write
+from fedskew.labels import read_target
 
 CONNECTION = "fedskew"
 """What the SuperLink is called in Flower's own configuration."""
 
 
+TARGET = "target.csv"
 LOOPBACK = ("localhost", "127.0.0.1")
 
 
@@ -46,13 +48,23 @@ class Address(NamedTuple):
 
 
 def write_federation(
-    folder: Path, config: Config, agreement: Agreement, address: Address, data: Mapping[str, object]
+    folder: Path,
+    config: Config,
+    agreement: Agreement,
+    address: Address,
+    data: Mapping[str, object],
+    target: Path | None = None,
 ) -> None:
-    """A new federation in `folder`, with TLS and a key for every site; `data`: what a site's `data.toml` begins with.
+    """A new federation in `folder`, with TLS and a key for every site.
+
+    `data`: what a site's `data.toml` begins with; `target`: a file with the target mix (see `labels.read_target`), of
+    which the server gets a copy.
 
     Raises ConfigError where the folder is not empty, or the config can't be deployed under the agreement.
     """
-    check_config(config, agreement)
+    check_config(config, agreement, has_target=target is not None)
+    if target is not None:
+        read_target(target, agreement.classes)
     for name in agreement.sites:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", name):
             raise ConfigError(f"sites: {name!r} names a folder and a key; letters, digits, '.', '_' and '-', please")
@@ -65,10 +77,13 @@ def write_federation(
         "PORT": str(address.port),
         "CONNECTION": CONNECTION,
         "SITES": " ".join(agreement.names),
+        "TARGET": "" if target is None else f' target=\\"$PWD/{TARGET}\\"',
     }
     app, server = folder / "app", folder / "server"
     _write_app(app, config, agreement)
     write_certificates(server, [*dict.fromkeys([address.host, *LOOPBACK])])
+    if target is not None:
+        shutil.copyfile(target, server / TARGET)
     home = server / "flower"
     home.mkdir()
     connection = {"address": str(address), "root-certificates": str((server / "ca.crt").resolve())}
@@ -116,7 +131,7 @@ def _flower_app(name: str) -> dict[str, object]:
                 "app": {
                     "publisher": "fedskew",
                     "components": {"serverapp": "federation.server:server", "clientapp": "federation.site:site"},
-                    "config": {"runs": "runs"},
+                    "config": {"out": "runs", "target": ""},
                 }
             }
         },

@@ -45,7 +45,7 @@ class RunFolder:
 
     def keep_rounds(self, last: int) -> list[Round]:
         """The records up to round `last`; later ones, and a line cut short by a kill, are dropped from the file."""
-        kept = [record for record in _whole_lines(self.rounds) if record["round"] <= last]
+        kept = [record for record in whole_lines(self.rounds) if record["round"] <= last]
         write_text(self.rounds, "".join(json.dumps(record) + "\n" for record in kept))
         return kept
 
@@ -89,7 +89,7 @@ def _read_run(path: Path, label: str | None) -> SeedRun:
         label=label or config.name,
         seed=config.seeds[0],
         config=config.tree(),
-        rounds=list(_whole_lines(path / "rounds.jsonl")),
+        rounds=list(whole_lines(path / "rounds.jsonl")),
         counts=counts[: len(task["clients"])],
         client_names=tuple(task["clients"]),
         class_names=tuple(task["classes"]),
@@ -104,7 +104,8 @@ def task_json(run: SeedRun) -> str:
     return json.dumps({"clients": run.client_names, "classes": run.class_names, "target": target}, indent=1)
 
 
-def _whole_lines(path: Path) -> Sequence[Round]:
+def whole_lines(path: Path) -> Sequence[Round]:
+    """The records in a `rounds.jsonl`, but for a line that is being written."""
     lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
     return [json.loads(line) for line in lines]
 

@@ -54,7 +54,7 @@ class Task:
 
 def make_task(config: Config, seed: int) -> Task:
     """Load and divide the data. Raises DataError, PartitionError or ConfigError."""
-    dataset = _load(config, seed)
+    dataset = load_dataset(config, seed)
     labels = dataset.targets.numpy()
     kept, validation = _hold_out(dataset, config.data.validation, generator(seed, Purpose.VALIDATION))
     divided, names, has_target_client = _divide(config, dataset, labels, kept, seed)
@@ -158,7 +158,8 @@ def _told(target: FloatArray | None, noise: float, seed: int) -> FloatArray | No
     return shares
 
 
-def _load(config: Config, seed: int) -> Dataset:
+def load_dataset(config: Config, seed: int) -> Dataset:
+    """The config's data. Raises DataError or ConfigError."""
     load = naming.find(data.INDEX, config.data.name, "data.name")
     options, rng = config.data.parameters, generator(seed, Purpose.DATA)
     if ":" not in config.data.name:
