@@ -2,6 +2,7 @@
 
 from fedskew.engine._backend import Assignment, Backend, LocalTraining, Observer, Sent, Update
 from fedskew.engine._clients import ClientStates
+from fedskew.engine._cohort import Cohort
 from fedskew.engine._conditions import Conditions
 from fedskew.engine._course import Course
 from fedskew.engine._evaluation import evaluation, plain, predict
@@ -18,6 +19,7 @@ __all__ = [
     "ClientData",
     "ClientEvaluation",
     "ClientStates",
+    "Cohort",
     "Conditions",
     "Course",
     "Divided",

@@ -256,6 +256,8 @@ class _Full:
         backend = self._backend
         backend._network.eval()
         backend.model.write_buffers(self._started.sent.model.buffers)
+        if backend._teacher is not None:
+            backend._teacher.become(self._started.sent.model)
         previous = backend._previous_of(self._started)
         inputs, targets, own, _ = self._started.samples
         for rows in torch.split(torch.from_numpy(own).to(targets.device), ROWS_AT_ONCE):

@@ -1,0 +1,86 @@
+"""A whole cohort in lock-step: parameters stacked, one local step of all clients at once."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, NamedTuple
+
+from fedskew.engine._backend import Assignment, Backend, Observer, Sent, Update
+from fedskew.engine._cohort_layers import MappedNetwork
+from fedskew.engine._cohort_stack import Member, Networks, Stack
+from fedskew.engine._local_work import LocalWork
+from fedskew.engine._sequential import Ended, Sequential
+from fedskew.models import FlatModel
+
+
+@dataclass
+class Cohort(Backend):
+    """Trains a cohort together, on the device of `model`.
+
+    At most `chunk` clients are stacked at a time (None: all); clients are taken in the order of their numbers of steps,
+    and leave the stack when they are done. Losses, draws, replies and states are those of `Sequential`, to
+    floating-point tolerance. Losses and local steps are mapped over clients by `torch.func.vmap`, and short batches are
+    padded: they must not branch on values, and a loss must leave out the rows that `Batch.mask` does.
+    """
+
+    model: FlatModel
+    work: LocalWork
+    observe: Observer | None = None
+    chunk: int | None = None
+
+    def __post_init__(self) -> None:
+        self.alone = Sequential(self.model, self.work, self.observe)
+        reads, batch_statistics = self.work.objective.reads, self.work.training.teacher_train_mode
+        self.networks = Networks(
+            train=MappedNetwork(self.model, train=True),
+            teacher=MappedNetwork(self.model, False, batch_statistics) if "teacher" in reads else None,
+            previous=MappedNetwork(self.model, False) if "previous" in reads else None,
+        )
+
+    def train(self, round: int, cohort: Sequence[Assignment], sent: Sent) -> list[Update]:
+        """See `Backend.train`."""
+        return train_together([Request(self, round, cohort, sent)])[0]
+
+    def end(self, member: Member, ended: Ended) -> Update:
+        """What a client sends and keeps after its last step."""
+        return self.alone.end(member.started, ended)
+
+
+class Request(NamedTuple):
+    """One round of one federation."""
+
+    backend: Cohort
+    round: int
+    cohort: Sequence[Assignment]
+    sent: Sent
+
+
+def train_together(requests: Sequence[Request]) -> list[list[Update]]:
+    """Rounds of federations that differ in nothing but their data and seed, as one cohort; each one's updates.
+
+    They are stacked as the first one's backend says.
+    """
+    first = requests[0].backend
+    members = [
+        Member(request.backend.work, request.backend.alone.begin(request.round, task, request.sent))
+        for request in requests
+        for task in request.cohort
+    ]
+    alike: defaultdict[Any, list[Member]] = defaultdict(list)
+    for member in members:
+        alike[member.kind].append(member)
+    ended: dict[Member, Ended] = {}
+    for some in alike.values():
+        some.sort(key=lambda member: -member.steps)
+        size = first.chunk or len(some)
+        for start in range(0, len(some), size):
+            chunk = some[start : start + size]
+            ended |= dict(zip(chunk, Stack(first.networks, chunk).train(), strict=True))
+    own = iter(members)
+    return [
+        [request.backend.end(member, ended.pop(member)) for member in islice(own, len(request.cohort))]
+        for request in requests
+    ]

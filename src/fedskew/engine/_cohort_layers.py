@@ -1,0 +1,246 @@
+"""A network whose forward pass can be mapped over clients, each with its own parameters, buffers and short batches."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.nn import functional
+
+from fedskew.engine._cohort_rule import convolution_form
+from fedskew.models import FlatModel, Outputs, dropout_keys, with_features
+
+_INSIDE = "inside.model."
+
+
+class MappedNetwork:
+    """The forward pass of one client at any parameters, to be mapped by `torch.func.vmap`.
+
+    Frozen tensors are those of `model` itself. Batch norm reads the statistics of the client's real rows only, and
+    returns the running ones instead of writing them; it has them written by hand, as PyTorch's own knows no mask.
+    `train`: as in training; else in eval mode, but for batch norm where `batch_statistics`.
+    """
+
+    def __init__(self, model: FlatModel, train: bool, batch_statistics: bool = False) -> None:
+        self.batch_statistics = batch_statistics
+        self._model = model
+        self._rows = _Rows()
+        own = {id(tensor): tensor for tensor in chain(model.module.parameters(), model.module.buffers())}
+        module = _swapped(copy.deepcopy(model.module, own), self._rows)
+        self._keys = [_INSIDE + name for name in dropout_keys(module)]
+        views = model.buffer_views(model.buffers, model.read_state().integers)
+        self._network = _Whole(module, list(views)).train(train)
+        if batch_statistics:
+            for layer in self._network.modules():
+                if isinstance(layer, _BatchNorm):
+                    layer.train()
+
+    def __call__(
+        self,
+        parameters: Mapping[str, Tensor],
+        buffers: Tensor,
+        integers: Tensor,
+        x: Tensor,
+        key: Tensor | None = None,
+        mask: Tensor | None = None,
+        fewest: int = 0,
+    ) -> tuple[Outputs, Tensor, Tensor]:
+        """What the network returns for `x`, `(batch, ...)`, and its buffers and integer buffers afterwards.
+
+        `parameters`: by name; `key`: of its dropout; `mask`: real rows, `(batch,)`; `fewest`: how many of them a client
+        has at least.
+        """
+        views = {**parameters, **self._model.buffer_views(buffers, integers)}
+        tensors = {_INSIDE + name: tensor for name, tensor in views.items()}
+        if key is not None:
+            tensors |= dict.fromkeys(self._keys, key)
+        self._rows.mask, self._rows.fewest = mask, len(x) if mask is None else fewest
+        outputs, after = functional_call(self._network, tensors, (x,))
+        names = self._model.integer_buffers
+        floating = [value.reshape(-1) for name, value in after.items() if name not in names]
+        whole = [value.reshape(-1) for name, value in after.items() if name in names]
+        return outputs, torch.cat(floating) if floating else buffers, torch.cat(whole) if whole else integers
+
+    def views(self, parameters: Tensor) -> dict[str, Tensor]:
+        """A vector, or a stack of vectors, `(clients, parameters)`, as named views, `(clients, ...)`."""
+        return self._model.views(parameters) if parameters.dim() == 1 else vmap(self._model.views)(parameters)
+
+    @property
+    def has_dropout(self) -> bool:
+        """Whether it reads a key."""
+        return bool(self._keys)
+
+
+@dataclass
+class _Rows:
+    """Which rows of the batch in work are real."""
+
+    mask: Tensor | None = None
+    fewest: int = 0
+
+
+class _Whole(nn.Module):
+    """The network, which also returns the buffers that it ends with."""
+
+    def __init__(self, module: nn.Module, buffers: list[str]) -> None:
+        super().__init__()
+        self.inside = with_features(module)
+        owners = ((name, name.rpartition(".")) for name in buffers)
+        self._places = [(name, module.get_submodule(path), key) for name, (path, _, key) in owners]
+
+    def forward(self, x: Tensor) -> tuple[Outputs, dict[str, Tensor]]:
+        outputs = self.inside(x)
+        return outputs, {name: getattr(owner, key) for name, owner, key in self._places}
+
+
+def on_stacks(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+    """Inside a mapped function: `function` of the whole stacks, `(clients, ...)`, of these tensors; it returns one."""
+    result: Tensor = _OnStacks.apply(function, *tensors)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _OnStacks(torch.autograd.Function):
+    """PyTorch's way to say by hand how something is mapped."""
+
+    @staticmethod
+    def forward(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+        return function(*(tensor.unsqueeze(0) for tensor in tensors)).squeeze(0)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        pass
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], function: Callable[..., Tensor], *tensors: Tensor
+    ) -> tuple[Tensor, int]:
+        stacks = [
+            tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+            for tensor, dim in zip(tensors, in_dims[1:], strict=True)
+        ]
+        return function(*stacks), 0
+
+
+def _swapped(module: nn.Module, rows: _Rows) -> nn.Module:
+    """`module`, in place, with the layers of this file in place of PyTorch's."""
+    swapped: dict[nn.Module, nn.Module] = {}
+    for layer in module.modules():
+        if type(layer) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm):
+            swapped[layer] = _BatchNorm(layer, rows)
+        elif type(layer) is nn.Conv2d and layer.weight.requires_grad and layer.padding_mode == "zeros":
+            swapped[layer] = _Conv2d(layer)
+    for parent in list(module.modules()):
+        for name, child in parent._modules.items():
+            if child in swapped:
+                setattr(parent, name, swapped[child])
+    return swapped.get(module, module)
+
+
+class _BatchNorm(nn.Module):
+    """Batch norm over the real rows of one client."""
+
+    weight: Tensor | None
+    bias: Tensor | None
+    running_mean: Tensor | None
+    running_var: Tensor | None
+    num_batches_tracked: Tensor | None
+
+    def __init__(self, layer: Any, rows: _Rows) -> None:
+        super().__init__()
+        _take_over(self, layer)
+        self._eps, self._momentum = layer.eps, layer.momentum
+        self._rows = rows
+
+    def forward(self, x: Tensor) -> Tensor:
+        along = [0, *range(2, x.dim())]
+        shape = [1, -1, *[1] * (x.dim() - 2)]
+        if self.training or self.running_mean is None or self.running_var is None:
+            mean, var = self._statistics(x, along)
+        else:
+            mean, var = self.running_mean, self.running_var
+        scale: Tensor = (var + self._eps).rsqrt()
+        if self.weight is not None:
+            scale = scale * self.weight
+        shift = -mean * scale if self.bias is None else self.bias - mean * scale
+        return x * scale.view(shape) + shift.view(shape)
+
+    def _statistics(self, x: Tensor, along: list[int]) -> tuple[Tensor, Tensor]:
+        """Mean and variance by channel; renews the running ones."""
+        rows, each = self._rows, x[0, 0].numel()
+        if self.training and rows.fewest * each == 1:
+            raise ValueError("Expected more than 1 value per channel when training, got 1")
+        if rows.mask is None:
+            number: Tensor | int = len(x) * each
+            var, mean = torch.var_mean(x, along, correction=0)
+        else:
+            real = rows.mask.view(-1, *[1] * (x.dim() - 1))
+            number = rows.mask.sum() * each
+            mean = torch.where(real, x, 0).sum(along) / number
+            centred = torch.where(real, x - mean.view(1, -1, *[1] * (x.dim() - 2)), 0)
+            var = centred.square().sum(along) / number
+        if self.training and self.running_mean is not None and self.running_var is not None:
+            assert self.num_batches_tracked is not None, "it is there where the running statistics are"
+            self.num_batches_tracked = self.num_batches_tracked + 1
+            share = 1.0 / self.num_batches_tracked if self._momentum is None else self._momentum
+            unbiased = var.detach() * (number / (number - 1))
+            self.running_mean = (1 - share) * self.running_mean + share * mean.detach()
+            self.running_var = (1 - share) * self.running_var + share * unbiased
+        return mean, var
+
+
+class _Conv2d(nn.Module):
+    """A convolution in the form that is fastest for its shape (see `convolution_form`)."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __init__(self, layer: nn.Conv2d) -> None:
+        super().__init__()
+        _take_over(self, layer)
+        self._stride, self._padding, self._dilation = layer.stride, layer.padding, layer.dilation
+        self._groups = layer.groups
+
+    def forward(self, x: Tensor) -> Tensor:
+        form = convolution_form(x.device.type, self._groups, isinstance(self._padding, str))
+        if form == "grouped":
+            return self._convolve(x, self.weight, self.bias)
+        together = self._one_by_one if form == "each" else self._as_columns
+        return on_stacks(together, x, self.weight, *([] if self.bias is None else [self.bias]))
+
+    def _convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return functional.conv2d(x, weight, bias, self._stride, self._padding, self._dilation, self._groups)
+
+    def _one_by_one(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """One client's after another's. The pictures' channels stay innermost, as CPUs like them."""
+        biases = [None] * len(x) if bias is None else bias.unbind()
+        pictures = [self._convolve(*own) for own in zip(x.unbind(), weight.unbind(), biases, strict=True)]
+        return torch.stack([picture.permute(0, 2, 3, 1) for picture in pictures]).permute(0, 1, 4, 2, 3)
+
+    def _as_columns(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """All clients' in one batched product of their patches, `(clients, batch * places, patch)`, and weights."""
+        assert not isinstance(self._padding, str), "the rule takes another form then"
+        clients, batch = x.shape[:2]
+        outs, side = weight.shape[1], (weight.shape[3], weight.shape[4])
+        patches = functional.unfold(x.flatten(0, 1), side, self._dilation, self._padding, self._stride)
+        patches = patches.view(clients, batch, patches.shape[1], -1).transpose(2, 3).flatten(1, 2)
+        out = patches @ weight.reshape(clients, outs, -1).transpose(1, 2)
+        if bias is not None:
+            out = out + bias.unsqueeze(1)
+        padded = x.shape[3] + 2 * self._padding[0]
+        rows = (padded - self._dilation[0] * (side[0] - 1) - 1) // self._stride[0] + 1
+        return out.view(clients, batch, rows, -1, outs).permute(0, 1, 4, 2, 3)
+
+
+def _take_over(new: nn.Module, old: nn.Module) -> None:
+    """The parameters, buffers and mode of a layer, the very same tensors."""
+    for name, parameter in old._parameters.items():
+        new.register_parameter(name, parameter)
+    for name, buffer in old._buffers.items():
+        new.register_buffer(name, buffer, persistent=name not in old._non_persistent_buffers_set)
+    new.train(old.training)
