@@ -1,8 +1,10 @@
 # Two commands for a newcomer: make demo, make test. Each makes .venv by itself.
 PYTHON ?= python3
 BIN := .venv/bin
+# Test processes, each on one thread.
+JOBS ?= auto
 
-.PHONY: demo test test-all bench data lock
+.PHONY: demo test test-all test-faults bench data lock
 demo: .venv/ready
 	$(BIN)/fedskew demo
 
@@ -10,11 +12,15 @@ test: .venv/ready data
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS)
 
 # Also the whole product of methods: half an hour more.
 test-all: test
 	$(BIN)/python -m pytest -m whole_product
+
+# Real federations whose sites, server or replies fail: some minutes more.
+test-faults: .venv/ready
+	$(BIN)/python -m pytest -m faults tests/deploy
 
 bench: .venv/ready data
 	$(BIN)/python benchmarks/round_loop.py
