@@ -21,7 +21,7 @@ from fedskew.engine._conditions import Conditions
 from fedskew.engine._records import Round
 from fedskew.errors import ArgumentError
 from fedskew.hooks import Hooks, RoundEnd
-from fedskew.labels import effective_sample_size, entropy, kl_to_uniform
+from fedskew.labels import LabelCounts, effective_sample_size, entropy, kl_to_uniform
 from fedskew.methods import Method
 from fedskew.models import ModelState
 from fedskew.randomness import Purpose, generator
@@ -106,17 +106,19 @@ class Federation:
                 f"target: {type(self.method.weighting).__name__} weighs clients towards a target label mix, and none "
                 "is given; set [target] mix, or choose another weighting"
             )
-        # A rehearsal: a selection that can't choose such cohorts says so before anything is trained.
-        self._select(self.method.selection.init(self._seen), 0)
+        check = getattr(self.method.selection, "check", None)  # a selection of one's own may have none
+        if check is not None:
+            check(self._seen, self.cohort_size)
 
     @property
     def cohort_size(self) -> int:
         """How many clients are asked each round."""
         return max(1, math.floor(self.participation * len(self.counts) + 1e-9))
 
-    @property
-    def _seen(self) -> FloatArray:
-        return self.counts if self.seen is None else self.seen
+    @cached_property
+    def _seen(self) -> LabelCounts:
+        """What the selection sees: a record, so that a million clients' values are checked once, not every round."""
+        return LabelCounts(self.counts if self.seen is None else self.seen)
 
     @cached_property
     def _epochs(self) -> NDArray[np.int64]:
@@ -239,8 +241,8 @@ class Federation:
             "round": round,
             "cohort": ids,
             "answered": answered,
-            "dropped": [client for client in ids if client not in set(turn.replied)],
-            "diverged": [client for client in turn.replied if client not in set(answered)],
+            "dropped": _without(ids, turn.replied),
+            "diverged": _without(turn.replied, answered),
             "weights": weights.tolist(),
             "steps": [update.steps for update in updates],
             "loss": _known(float(weights @ [update.loss for update in updates])) if moved else None,
@@ -315,6 +317,11 @@ def hooked(method: Method) -> dict[str, Hooks]:
         "server_update": method.server_update,
     }
     return {name: filler for name, filler in places.items() if isinstance(filler, Hooks)}
+
+
+def _without(clients: Sequence[int], some: Sequence[int]) -> list[int]:
+    members = frozenset(some)
+    return [client for client in clients if client not in members]
 
 
 def _is_finite(update: Update) -> bool:
