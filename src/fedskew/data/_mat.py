@@ -88,7 +88,7 @@ def _dataset(name: str, train: Part, test: Part) -> Dataset:
 
 
 def _read(path: Path, md5: str | None, page: str) -> Part:
-    from scipy.io import loadmat  # type: ignore[import-untyped]
+    from scipy.io import loadmat
 
     content = read_checked(path, md5, page)
     try:
