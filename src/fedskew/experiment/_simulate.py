@@ -14,7 +14,6 @@ from fedskew.errors import ConfigError, MissingPackageError
 from fedskew.experiment._config import Config, read, resolve, write
 from fedskew.experiment._folder import plain_json, write_text
 from fedskew.experiment._records import SeedRun
-from fedskew.experiment._report import write_report
 from fedskew.experiment._run import Progress, Run
 from fedskew.experiment._summary import over_seeds, score
 
@@ -52,6 +51,8 @@ class Result:
 
     def report(self, path: str | Path) -> Path:
         """Write the report page of these runs."""
+        from fedskew.experiment._report import write_report  # what draws takes half a second to import
+
         return write_report(self.runs, Path(path), self.config.name)
 
 
