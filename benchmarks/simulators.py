@@ -11,8 +11,8 @@ the machine does falls on all of them. Printed: one JSON line for each, and a ta
 ratios to the plain loop in the same turn, and the time from a process's start to the end of its first round.
 
 CIFAR-10 is read from $FEDSKEW_DATA, --data or .data/; where it is absent, random images of its shape are as good for
-speed. pfl and Flower are installed by pip into .bench/ in environments of their own when first needed; `--wheels`, a
-folder, takes pfl from there instead, into this Python. A contestant that fails is left out, with its reason.
+speed. pfl and Flower are installed by pip into .bench/ in environments of their own when first needed, with this
+PyTorch; with `--installed` they are taken from this Python. A contestant that fails is left out, with its reason.
 """
 
 from __future__ import annotations
@@ -119,7 +119,8 @@ class Player:
         self.contestant, self.log = contestant, folder / f"{contestant.name}.log"
         script = str(HERE / "contestants" / f"{contestant.script}.py")
         command = [str(python), *contestant.launcher, script, str(folder), contestant.name, *contestant.options]
-        environment = dict(os.environ, OMP_NUM_THREADS="1", PYTHONPATH=str(HERE.parent / "src"))
+        paths = [str(HERE.parent / "src"), os.environ.get("PYTHONPATH", "")]
+        environment = dict(os.environ, OMP_NUM_THREADS="1", PYTHONPATH=os.pathsep.join(filter(None, paths)))
         began = time.perf_counter()
         self.process = subprocess.Popen(
             command,
@@ -164,7 +165,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--rounds", type=int, help="rounds in a turn")
     parser.add_argument("--data", help="where CIFAR-10 lies; 'random' for random images")
-    parser.add_argument("--wheels", type=Path, help="a folder of wheels with pfl and what it needs")
+    parser.add_argument("--installed", action="store_true", help="pfl and Flower are in this Python already")
     arguments = parser.parse_args()
     workload = WORKLOADS[arguments.workload]
     turns = 1 if arguments.quick else arguments.turns
@@ -183,7 +184,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=_made(CACHE)) as place:
         folder = Path(place)
         source = prepare(workload, 1 + turns * workload.rounds, arguments.data, folder)
-        players, seconds = play(asked, turns, workload.rounds, folder, arguments.wheels)
+        players, seconds = play(asked, turns, workload.rounds, folder, arguments.installed)
         agree = agreement(folder, [player.contestant.name for player in players])
     report(arguments.workload, arguments.quick, workload, source, players, seconds, agree, arguments.device)
 
@@ -227,13 +228,13 @@ def images(samples: int, root: str | None) -> tuple[NDArray[np.float32], NDArray
 
 
 def play(
-    asked: list[Contestant], turns: int, rounds: int, folder: Path, wheels: Path | None
+    asked: list[Contestant], turns: int, rounds: int, folder: Path, installed: bool
 ) -> tuple[list[Player], dict[str, list[float]]]:
     """Everybody's seconds a round, by turn."""
     players: list[Player] = []
     for contestant in asked:
         try:
-            players.append(Player(contestant, python_of(contestant.environment, wheels), folder))
+            players.append(Player(contestant, python_of(contestant.environment, installed), folder))
         except (RuntimeError, OSError, subprocess.CalledProcessError) as error:
             print(json.dumps({"contestant": contestant.name, "left_out": " ".join(str(error).split())}), flush=True)
     seconds: dict[str, list[float]] = {player.contestant.name: [] for player in players}
@@ -249,9 +250,9 @@ def play(
     return players, seconds
 
 
-def python_of(environment: str, wheels: Path | None) -> Path:
+def python_of(environment: str, installed: bool) -> Path:
     """The Python of an environment, made and filled when it is not there yet."""
-    if environment == "fedskew" or wheels is not None:
+    if environment == "fedskew" or installed:
         return Path(sys.executable)
     python = CACHE / environment / "bin" / "python"
     if not (CACHE / environment / "ready").exists():
