@@ -31,7 +31,8 @@ class ClientStates:
         self._held: OrderedDict[int, Named] = OrderedDict()
         self._bytes = 0
         self._rounds: dict[int, int] = {}
-        self._written: set[tuple[int, int]] = set()
+        self._unwritten: set[int] = set()
+        self._stale: list[Path] = []
 
     def get(self, client: int) -> Named | None:
         """A client's state; None before its first participation."""
@@ -47,7 +48,10 @@ class ClientStates:
         if not state:
             return
         self._drop(client)
+        if self._rounds.get(client, round) != round and client not in self._unwritten:
+            self._stale.append(self._path(client, self._rounds[client]))
         self._rounds[client] = round
+        self._unwritten.add(client)
         self._hold(client, state)
 
     @property
@@ -57,25 +61,26 @@ class ClientStates:
 
     def save(self) -> NDArray[np.int64]:
         """Write what isn't on disk yet, and return which client's state is of which round, `(clients, 2)`."""
-        for client, round in self._rounds.items():
-            self._write(client, round)
-        return np.array(sorted(self._rounds.items()), dtype=np.int64).reshape(-1, 2)
+        for client in sorted(self._unwritten):
+            self._write(client)
+        rounds = np.array([[*self._rounds], [*self._rounds.values()]], dtype=np.int64)
+        return rounds.T[np.argsort(rounds[0])]
 
     def restore(self, rounds: NDArray[np.int64]) -> None:
         """Go back to the states that `save` returned; later files are dropped."""
         self._held.clear()
         self._bytes = 0
         self._rounds = {int(client): int(round) for client, round in rounds}
-        self._written = set(self._rounds.items())
+        self._unwritten.clear()
+        kept = {self._path(client, round) for client, round in self._rounds.items()}
+        self._stale = [path for path in self._folder.glob("*.safetensors") if path not in kept]
         self.drop_stale()
 
     def drop_stale(self) -> None:
         """Delete the files of states that have been replaced; to be called once a checkpoint stands."""
-        for path in self._folder.glob("*.safetensors"):
-            client, _, round = path.stem.partition("-")
-            if self._rounds.get(int(client)) != int(round):
-                path.unlink()
-        self._written &= set(self._rounds.items())
+        for path in self._stale:
+            path.unlink(missing_ok=True)
+        self._stale.clear()
 
     @cached_property
     def _folder(self) -> Path:
@@ -91,22 +96,22 @@ class ClientStates:
         self._bytes += _size(state)
         while self._bytes > self._memory and len(self._held) > 1:
             oldest = next(iter(self._held))
-            self._write(oldest, self._rounds[oldest])
+            self._write(oldest)
             self._drop(oldest)
 
     def _drop(self, client: int) -> None:
         if client in self._held:
             self._bytes -= _size(self._held.pop(client))
 
-    def _write(self, client: int, round: int) -> None:
-        if (client, round) in self._written:
+    def _write(self, client: int) -> None:
+        if client not in self._unwritten:
             return
         self._folder.mkdir(parents=True, exist_ok=True)
-        path = self._path(client, round)
+        path = self._path(client, self._rounds[client])
         aside = path.with_suffix(".part")
         save_file({name: tensor.detach().cpu().contiguous() for name, tensor in self._held[client].items()}, aside)
         aside.replace(path)
-        self._written.add((client, round))
+        self._unwritten.remove(client)
 
     def _path(self, client: int, round: int) -> Path:
         return self._folder / f"{client}-{round}.safetensors"
