@@ -74,10 +74,10 @@ class Site:
         backend = Sequential(self.model, self.work, lambda *_: encode(self.model.state_dict()))
         (update,) = backend.train(task.round, [task.assignment(kept)], sent)
 
-        if update.state:
-            if states is None:
-                raise ConfigError("data: this method keeps something between rounds; give the site a folder (state)")
-            states.keep(task.round, update.state)
+        if states is not None:
+            states.keep(task.round, update.state)  # also where that is nothing, so that a loss is noticed
+        elif update.state:
+            raise ConfigError("data: this method keeps something between rounds; give the site a folder (state)")
         return self._reply(update, task, ours=given is not None)
 
     def evaluate(self, content: RecordDict) -> RecordDict:

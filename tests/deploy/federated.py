@@ -1,0 +1,165 @@
+"""A federation in this process: Flower's grid, without Flower's transport, on sites that are folders on disk."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import tomli_w
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
+
+from fedskew.data import load
+from fedskew.deploy import Agreement, site_app
+from fedskew.experiment import Config, resolve
+
+NAMES = ("ash", "birch", "cedar")
+CLASSES = [str(digit) for digit in range(10)]
+Tamper = Callable[[Message, Message], Message | None]
+"""From a question and an honest answer to what is sent in its place; None: nothing."""
+
+
+@dataclass
+class LocalGrid(Grid):
+    """Answers every question at once, by the app of the node that it is for. `tamper`: by node."""
+
+    apps: dict[int, tuple[str, ClientApp, dict[str, Any]]]
+    offline: set[int] = field(default_factory=set)
+    tamper: dict[int, Tamper] = field(default_factory=dict)
+    asked: list[Message] = field(default_factory=list)
+    answered: dict[str, Message] = field(default_factory=dict)
+
+    def get_nodes(self) -> Iterable[Any]:
+        return [
+            SimpleNamespace(node_id=node, name=name)
+            for node, (name, _, _) in self.apps.items()
+            if node not in self.offline
+        ]
+
+    def get_node_ids(self) -> Iterable[int]:
+        return [node.node_id for node in self.get_nodes()]
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        ids = []
+        for message in messages:
+            name = f"message-{len(self.asked)}"
+            message.metadata.__dict__["_message_id"] = name
+            self.asked.append(message)
+            ids.append(name)
+            answer = self._answer(message)
+            if answer is not None:
+                self.answered[name] = answer
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        return [self.answered.pop(name) for name in message_ids if name in self.answered]
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        return self.pull_messages(self.push_messages(messages))
+
+    def create_message(self, *given: Any, **named: Any) -> Message:
+        raise NotImplementedError
+
+    def set_run(self, run: Any) -> None:
+        raise NotImplementedError
+
+    @property
+    def run(self) -> Any:
+        raise NotImplementedError
+
+    def _answer(self, message: Message) -> Message | None:
+        node = message.metadata.dst_node_id
+        _, app, settings = self.apps[node]
+        context = Context(run_id=1, node_id=node, node_config=settings, state=RecordDict(), run_config={})
+        try:
+            answer = app(message, context)
+        except Exception as error:  # as Flower's own runtime does
+            answer = Message(Error(code=0, reason=f"{type(error).__name__}: {error}"), reply_to=message)
+        return self.tamper[node](message, answer) if node in self.tamper else answer
+
+
+def tree(method: Mapping[str, Any] | str, **training: Any) -> dict[str, Any]:
+    """A config on the digits, for a few rounds of a small network, whose clients are the data's own."""
+    return {
+        "name": "digits-sites",
+        "seeds": [3],
+        "data": {"name": "npz"},
+        "partition": {"rule": "natural"},
+        "model": {"name": "mlp3"},
+        "method": {"preset": method} if isinstance(method, str) else dict(method),
+        "training": {"rounds": 3, "lr": 0.05, "momentum": 0.5, "batch_size": 32, **training},
+    }
+
+
+@dataclass(frozen=True)
+class Federated:
+    """The same samples twice: as one file with three natural clients, and as three sites' own files."""
+
+    config: Config
+    agreement: Agreement
+    folder: Path
+
+    @property
+    def app(self) -> Path:
+        return self.folder / "app"
+
+    def data_of(self, name: str) -> Path:
+        return self.folder / name / "data.toml"
+
+    def grid(self) -> LocalGrid:
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1  # as Flower's runtime says
+        app = site_app(self.app)
+        # Node ids are Flower's to draw: here they are not in the order of the names.
+        nodes = {900 - 7 * place: name for place, name in enumerate(NAMES)}
+        return LocalGrid({node: (name, app, {"data": str(self.data_of(name))}) for node, name in nodes.items()})
+
+    def node(self, name: str) -> int:
+        return 900 - 7 * NAMES.index(name)
+
+
+def federate(folder: Path, config: Mapping[str, Any], **agreed: Any) -> Federated:
+    """Digits at three sites that hold few classes each, and the app folder of their federation."""
+    digits = load("digits", rng=np.random.default_rng(0))
+    pixels, test_pixels = digits.inputs.numpy(), digits.test_inputs.numpy()
+    labels, test_labels = digits.targets.numpy(), digits.test_targets.numpy()
+    shares = (((0, 1, 2, 3), 150), ((3, 4, 5), 90), ((6, 7, 8, 9), 210))
+    rows = [np.flatnonzero(np.isin(labels, held))[:limit] for held, limit in shares]
+    folder.mkdir(parents=True, exist_ok=True)
+    order = np.concatenate(rows)
+    clients = np.repeat(NAMES, [len(held) for held in rows])
+    whole = folder / "whole.npz"
+    np.savez(whole, x=pixels[order], y=labels[order], client=clients, x_test=test_pixels, y_test=test_labels)
+    resolved = resolve({**config, "data": {"name": "npz", "root": str(whole)}})
+    pooled = load("npz", whole, rng=None)
+    thirds = np.array_split(np.arange(len(test_labels)), 3)
+    for name, own, test in zip(NAMES, rows, thirds, strict=True):
+        site = folder / name
+        site.mkdir()
+        np.savez(site / "own.npz", x=pixels[own], y=labels[own], x_test=test_pixels[test], y_test=test_labels[test])
+        table = {"state": "state", "data": {"name": "npz", "root": "own.npz"}}
+        (site / "data.toml").write_text(tomli_w.dumps(table))
+    agreement = Agreement(
+        **{
+            "sites": list(NAMES),
+            "classes": CLASSES,
+            "shape": list(pooled.in_shape),
+            "mean": list(pooled.mean),
+            "std": list(pooled.std),
+            "start_timeout": 5.0,
+            "round_timeout": 5.0,
+            **agreed,
+        }
+    )
+    app = folder / "app"
+    app.mkdir()
+    (app / "run.toml").write_text(tomli_w.dumps(resolved.tree()))
+    agreement.write(app / "deploy.toml")
+    assert tomllib.loads((app / "deploy.toml").read_text())["sites"] == list(NAMES)
+    return Federated(resolved, agreement, folder)
