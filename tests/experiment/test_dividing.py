@@ -36,8 +36,9 @@ def task(**partition):
     return make_task(resolve(tree | {"training": {"rounds": 1}}), seed=0)
 
 
-def test_natural_clients_keep_their_names():
-    made = task(rule="natural")
+@pytest.mark.parametrize("number", [{}, {"clients": 6}])
+def test_natural_clients_keep_their_order_and_names(number):
+    made = task(rule="natural", **number)
     assert made.counts.sum(axis=1).tolist() == [60, 50, 40, 30, 20, 10]
     assert made.client_names == tuple(f"camera {number}" for number in range(6))
 

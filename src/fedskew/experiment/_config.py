@@ -57,7 +57,8 @@ class PartitionSection(Named):
     """How the training samples are divided: a rule and its parameters, or rule "file" with the `path` of a saved
     one (and `target_client`, whether its last client is the target).
 
-    `clients` counts a target client too, where the rule has one; rules "natural" and "file" bring their own number.
+    `clients` counts a target client too, where the rule has one; rules "natural" and "file" bring their own number
+    ("natural" puts whole clients together to fewer, where a number is given).
     `oracle`: the samples of those that train are dealt again, so that each has the target's mix (FedPALS's Oracle).
     """
 

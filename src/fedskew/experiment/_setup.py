@@ -217,7 +217,7 @@ def _divide(
             )
         names = dataset.client_names
         shares = partition.natural_split(dataset.clients[kept], len(names))
-        if section.clients is not None:
+        if section.clients not in (None, len(names)):
             shares, names = partition.grouped(shares, section.clients), tuple(map(str, range(section.clients)))
         return Partition.of([kept[rows] for rows in shares], labels, classes, "natural"), names, False
     assert section.clients is not None, "the config has been checked"
