@@ -8,9 +8,11 @@ device, and for one client or a whole cohort at once. No global generator is rea
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -61,11 +63,34 @@ def mix(*words: Tensor | int) -> Tensor:
     Each word is folded in by a 32-bit finaliser (Wellons' `lowbias32`). It computes in int64 with masks, so that it is
     the same on every device and under `torch.func.vmap`; at least one word must be a tensor.
     """
+    if _is_on_cpu(words):
+        return torch.from_numpy(_mix_on_cpu(words).astype(np.int64))
     value: Tensor | int = 0
     for word in words:
         value = _finalise((value * 0x01000193 + word + 0x1E3779B9) & 0xFFFFFFFF)
     assert isinstance(value, Tensor), "one word at least must be a tensor"
     return value
+
+
+def _is_on_cpu(words: Sequence[Tensor | int]) -> bool:
+    """Whether all tensors lie on the CPU, and none is of a `torch.func` transform."""
+    if torch._C._are_functorch_transforms_active():
+        return False
+    return all(word.device.type == "cpu" for word in words if isinstance(word, Tensor))
+
+
+def _mix_on_cpu(words: Sequence[Tensor | int]) -> NDArray[np.uint32]:
+    """The same numbers, three times as fast: unsigned arithmetic wraps by itself."""
+    value = np.zeros((), dtype=np.uint32)
+    for word in words:
+        own = word.numpy().astype(np.uint32) if isinstance(word, Tensor) else np.asarray(word % (1 << 32), np.uint32)
+        # One dimension at least: numpy warns of a scalar that wraps, and an array does so silently.
+        value = np.atleast_1d(value) * np.uint32(0x01000193) + own
+        value += np.uint32(0x1E3779B9)
+        for shift, factor in ((16, 0x21F0AAAD), (15, 0x735A2D97), (15, 1)):
+            value ^= value >> np.uint32(shift)
+            value *= np.uint32(factor)
+    return value.reshape(np.broadcast_shapes(*(tuple(word.shape) for word in words if isinstance(word, Tensor))))
 
 
 def fold(*words: int) -> int:
@@ -81,4 +106,6 @@ def _finalise(value: Tensor | int) -> Tensor | int:
 
 def uniform(*words: Tensor | int) -> Tensor:
     """`mix` as float32 in [0, 1), in steps of 2**-24."""
+    if _is_on_cpu(words):
+        return torch.from_numpy((_mix_on_cpu(words) >> np.uint32(8)).astype(np.float32)) * (1.0 / (1 << 24))
     return (mix(*words) >> 8).to(torch.float32) * (1.0 / (1 << 24))
