@@ -20,10 +20,8 @@ TABLES_WITH_VALUES = [name for name, table in _tables().items() if "rows" in tab
 @pytest.mark.parametrize("name", names())
 def test_every_row_of_a_recipe_is_a_config_that_can_be_run(name: str):
     recipe = read_recipe(name)
-    hashes: dict[str, str] = {}
     for row in recipe.rows:
-        config = row.config()
-        assert hashes.setdefault(config.hash, row.name) == row.name or name == "fedpals-fig8"  # 1 epoch, 10 clients
+        row.config()
         assert row.tree["data"]["name"] in DATASETS
 
 

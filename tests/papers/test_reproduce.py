@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from fedskew.experiment import SeedRun
 from fedskew.papers import absent, estimate, in_words, plan, read_recipe, reproduce, text_lines, value_of
 from fedskew.papers._figure import number_in
 from fedskew.papers._recipe import Deviation, Recipe, Row
+from fedskew.papers._reproduce import _lines
 
 DIGITS = {
     "schema": 1,
@@ -24,8 +26,9 @@ DIGITS = {
 }
 
 
-def row(method: str, **tables: Any) -> Row:
-    return Row({"dataset": "CIFAR-10", "partition": "Dir(0.1)", "method": method}, {**DIGITS, **tables})
+def row(label: str, **tables: Any) -> Row:
+    labels = {"dataset": "CIFAR-10", "partition": "Dir(0.1)", "method": label}
+    return Row(labels, copy.deepcopy({**DIGITS, **tables}))
 
 
 @pytest.fixture
@@ -33,12 +36,12 @@ def digits(monkeypatch: pytest.MonkeyPatch) -> None:
     """The embedded digits stand for a data set of the papers."""
     from fedskew.papers import _datasets
 
-    known = {**_datasets.DATASETS, "digits": _datasets.Facts("digits", (), (64,), 1437, 360, 10)}
+    known = {**_datasets.DATASETS, "digits": _datasets.Facts("digits", (), (1, 8, 8), 1437, 360, 10)}
     monkeypatch.setattr(_datasets, "DATASETS", known)
 
 
-def run_of(rounds: list[dict[str, Any]], **summary: Any) -> SeedRun:
-    return SeedRun("run", 0, {}, rounds, None, (), (), None, summary)  # type: ignore[arg-type]
+def run_of(rounds: list[dict[str, Any]], seed: int = 0, **summary: Any) -> SeedRun:
+    return SeedRun("run", seed, {}, rounds, None, (), (), None, summary)  # type: ignore[arg-type]
 
 
 def test_a_measure_reads_a_summary_or_a_round():
@@ -85,18 +88,18 @@ def test_ours_stands_beside_theirs_and_what_was_smaller_is_said(digits: None, tm
     assert [line.ours for line in again.lines] == [line.ours for line in done.lines]
 
 
-def test_a_change_against_another_row_is_taken_seed_by_seed(digits: None, tmp_path: Path):
+def test_a_change_against_another_row_is_taken_seed_by_seed():
+    rows = row("Both"), row("FedAvg")
     recipe = Recipe(
-        "some-table", "Some", "Table", "last10.accuracy", None,
-        (row("FedAvg"), row("Both", training={"rounds": 1, "epochs": 0})), relative={"Both": "FedAvg"},
+        "some-table", "Some", "Table", "last10.accuracy", None, rows, relative={"Both": "FedAvg"},
     )  # fmt: skip
-    done = reproduce(recipe, out=tmp_path, rounds=1)
-    (line,) = done.lines
-    whole = reproduce(Recipe("other", "Some", "Table", "last10.accuracy", None, recipe.rows), out=tmp_path, rounds=1)
-    first, second = (entry.ours for entry in whole.lines)
-    assert line.ours == pytest.approx({seed: second[seed] - first[seed] for seed in (0, 1)})
-    assert line.std is not None
-    assert any("change of" in note for note in done.notes)
+    runs = [
+        (rows[0], [run_of([], seed=seed, last10={"accuracy": value}) for seed, value in enumerate([0.45, 0.50, 0.60])]),
+        (rows[1], [run_of([], seed=seed, last10={"accuracy": value}) for seed, value in enumerate([0.40, 0.42])]),
+    ]
+    (line,) = _lines(recipe, runs)
+    assert line.ours == pytest.approx({0: 5.0, 1: 8.0})  # seed 2 has nothing to stand against
+    assert (line.mean, line.std) == (pytest.approx(6.5), pytest.approx(4.5**0.5))
 
 
 def test_fewer_rounds_cut_both_parts_of_fedconcat():

@@ -136,21 +136,21 @@ def _lines(recipe: Recipe, runs: Sequence[tuple[Row, Sequence[SeedRun]]]) -> lis
     readings: list[Labels] = [{}]
     for axis, of_axis in recipe.readings.items():
         readings = [{**reading, axis: label} for reading in readings for label in of_axis]
-    values: dict[tuple[tuple[str, str], ...], Mapping[int, float]] = {}
-    lines = []
+    values: dict[tuple[tuple[str, str], ...], dict[int, float]] = {}
     for row, seeds in runs:
         for reading in readings:
             found = {run.seed: value_of(run, recipe.measure, reading) for run in seeds}
-            labels = {**row.labels, **reading}
-            ours = {seed: value for seed, value in found.items() if value is not None}
-            values[_key(labels)] = ours
-            if recipe.relative:
-                basis = recipe.relative.get(labels["method"])
-                if basis is None:
-                    continue
-                other = values.get(_key({**labels, "method": basis}), {})
-                ours = {seed: value - other[seed] for seed, value in ours.items() if seed in other}
-            lines.append(Line(labels, ours, None if table is None else table.find(labels)))
+            values[_key({**row.labels, **reading})] = {seed: x for seed, x in found.items() if x is not None}
+    lines = []
+    for key, ours in values.items():
+        labels = dict(key)
+        if recipe.relative:
+            basis = recipe.relative.get(labels["method"])
+            if basis is None:
+                continue
+            other = values.get(_key({**labels, "method": basis}), {})
+            ours = {seed: value - other[seed] for seed, value in ours.items() if seed in other}
+        lines.append(Line(labels, ours, None if table is None else table.find(labels)))
     return lines
 
 
