@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -66,15 +69,14 @@ def init(
 
         fedskew deploy init shops --config run.toml --sites a,b --classes shoe,hat --shape 3,32,32
     """
+    _need_flower()
     from fedskew.cli.changes import changed_keys
     from fedskew.deploy._folder import Address, write_federation
     from fedskew.errors import ConfigError
     from fedskew.experiment import read
 
+    place = Address.parse(address)
     whole = read(config, changed_keys(changes, None, None, data_root))
-    host, colon, port = address.rpartition(":")
-    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise ConfigError(f"--address: expected HOST:PORT, such as fl.example.org:9092; got {address!r}")
     if (classes is None) != (shape is None):
         raise ConfigError("--classes, --shape: give both, or neither where the config's data is here")
     agreed: dict[str, Any] = {"sites": _names(sites, "--sites"), "label_counts": label_counts, "epsilon": epsilon}
@@ -82,8 +84,7 @@ def init(
         agreed |= {"classes": _names(classes, "--classes"), "shape": _numbers(shape)}
     else:
         agreed |= _kind(_dataset(whole))
-    named = {"name": "folder", "root": "pictures"}
-    write_federation(folder, whole, _agreement(agreed), Address(host.strip("[]"), int(port)), named, target)
+    write_federation(folder, whole, _agreement(agreed), place, _pictures(whole), target)
     Console().print(
         f"{folder}/README.md says who does what; {folder}/sites/NAME goes to that site alone", soft_wrap=True
     )
@@ -112,7 +113,7 @@ def site(
     data = load_site(check, agreed)
     console = Console()
     console.print(held_table(data, agreed))
-    console.print(leaving_table(leaving(config, agreed, data)))
+    console.print(leaving_table(leaving(config, agreed), agreed))
 
 
 @app.command()
@@ -139,16 +140,16 @@ def local(
 
         fedskew deploy local trial --config run.toml --set training.rounds=3
     """
+    _need_flower()
     from fedskew.cli.changes import changed_keys
     from fedskew.deploy._folder import Address, write_federation
     from fedskew.deploy._loopback import Loopback, free_port
-    from fedskew.deploy._shares import write_pictures
+    from fedskew.deploy._shares import site_names, write_pictures
+    from fedskew.errors import ConfigError
     from fedskew.experiment import put, read, resolve
     from fedskew.experiment._setup import make_task
 
     changed = changed_keys(changes, None, None, data_root)
-    if sites is not None:
-        changed["partition.clients"] = sites
     if config is not None:
         whole = read(config, changed)
     else:
@@ -156,21 +157,43 @@ def local(
         for key, value in changed.items():
             put(tree, key, value)
         whole = resolve(tree)
+    if sites is not None and whole.partition.clients is not None:
+        whole = whole.with_value("partition.clients", sites)
     task = make_task(whole, whole.seeds[0])
-    width = len(str(len(task.counts) - 1))
-    names = [f"site-{place:0{width}d}" for place in range(len(task.counts))]
+    names = site_names(task.client_names)
+    if sites not in (None, len(names)):
+        raise ConfigError(f"--sites: the config's data has {len(names)} clients of its own, not {sites}; leave it out")
     agreed = {"sites": names, "label_counts": label_counts, "epsilon": epsilon} | _kind(task.dataset)
     port = free_port()
-    write_federation(
-        folder, whole, _agreement(agreed), Address("127.0.0.1", port), {"name": "folder", "root": "pictures"}
-    )
     shares = task.partition.indices[: len(names)]
+    write_federation(folder, whole, _agreement(agreed), Address("127.0.0.1", port), _pictures(whole))
     write_pictures(task.dataset, shares, [folder / "sites" / name / "pictures" for name in names])
-    console = Console()
-    console.print(f"{len(names)} sites, {sum(map(len, shares))} pictures; starting server and sites ...")
-    with Loopback(folder, port, tuple(names)) as federation:
-        _train(console, federation, whole)
-    console.print(f"run, report and models: {folder / 'server' / 'runs'}", soft_wrap=True)
+    console = Console(soft_wrap=True, highlight=False)
+    console.print(f"{len(names)} sites with {sum(map(len, shares))} pictures to train on, in {folder / 'sites'}")
+    try:
+        with _stopped_by_signals(), Loopback(folder, port, tuple(names)) as federation:
+            console.print(f"server and sites run, with TLS and node keys; what they say is in {folder / 'logs'}")
+            summary = _train(console, federation)
+    except KeyboardInterrupt:
+        console.print(f"stopped, server and sites too; {folder} keeps what was trained")
+        raise typer.Exit(130) from None
+    console.print(_result(summary))
+    console.print(f"report: {next((folder / 'server' / 'runs').glob('*/report.html'))}")
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def superlink(context: typer.Context) -> None:
+    """Flower's flower-superlink, with its options, that takes commands (register a node, run an app) from this machine
+    only. Flower's own takes them from whoever reaches its port.
+
+    Example:
+
+        fedskew deploy superlink --host 0.0.0.0 --port 9092 --enable-supernode-auth ...      (see server/superlink.sh)
+    """
+    _need_flower()
+    from fedskew.deploy._superlink import run
+
+    run(context.args)
 
 
 def _names(text: str, option: str) -> list[str]:
@@ -224,15 +247,50 @@ def _agreement(tree: dict[str, Any]) -> Agreement:
     return agree({key: value for key, value in tree.items() if value is not None})
 
 
-def _train(console: Console, federation: Loopback, config: Config) -> None:
-    """The rounds of a run as they come. Raises RunError where it, the server or a site ended early."""
+def _pictures(config: Config) -> dict[str, object]:
+    """What a site's `data.toml` begins with: pictures, of the size that the config asks for."""
+    table: dict[str, object] = {"name": "folder", "root": "pictures"}
+    size = config.data.parameters.get("size") if config.data.name == "folder" else None
+    return table if size is None else table | {"size": size}
+
+
+def _need_flower() -> None:
+    """Raises MissingPackageError."""
+    from importlib.util import find_spec
+
+    from fedskew.errors import MissingPackageError
+
+    if find_spec("flwr") is None:
+        raise MissingPackageError("Flower is not installed: pip install 'fedskew[flower]'")
+
+
+@contextmanager
+def _stopped_by_signals() -> Iterator[None]:
+    """A polite kill, or a terminal that is closed, is a Ctrl-C: so what was started is stopped."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _train(console: Console, federation: Loopback) -> dict[str, Any]:
+    """The rounds of a run as they come, and its summary. Raises RunError where it, the server or a site ended early."""
+    import json
+
     from fedskew.cli.progress import Watch
-    from fedskew.cli.tables import percent
-    from fedskew.experiment import read_runs, run_folder
+    from fedskew.errors import RunError
+    from fedskew.experiment import read, run_folder
     from fedskew.experiment._folder import whole_lines
 
-    process = federation.run()
+    config = read(federation.folder / "app" / "run.toml")
     folder = run_folder(config, federation.folder / "server" / "runs")
+    process = federation.run()
     seen = 0
     with Watch(console, [config]) as watch:
         listen = watch.start(config)
@@ -244,8 +302,20 @@ def _train(console: Console, federation: Loopback, config: Config) -> None:
             seen = len(records)
             if over:
                 break
+            federation.check()
             time.sleep(0.5)
-    federation.wait("run", process, 1.0)
-    (run,) = read_runs(folder)
-    last = run.summary["last10"]
-    console.print(f"accuracy on the sites' test samples, mean of the last rounds: {percent(last['accuracy'])} %")
+    if not (folder / "summary.json").exists():  # Flower's own command may end well all the same
+        raise RunError(f"the run ended early: {federation.last_words('run')}; see {federation.log('run')}")
+    summary: dict[str, Any] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    return summary
+
+
+def _result(summary: dict[str, Any]) -> str:
+    """One line."""
+    final, trained = summary["final"], f"{summary['rounds']} rounds in {summary['seconds']:.0f} s"
+    if final is None or final["accuracy"] is None:
+        return (
+            f"{trained}; no accuracy is known, as sites that don't tell their label counts don't tell results by class"
+        )
+    worst = "" if final["worst_class"] is None else f" (worst class {100 * final['worst_class']:.1f} %)"
+    return f"{trained}; accuracy on the sites' own test pictures {100 * final['accuracy']:.1f} %{worst}"

@@ -27,6 +27,7 @@ class Watch:
             TimeRemainingColumn(),
             console=console,
             transient=True,
+            speed_estimate_period=3600.0,  # rounds may take minutes
             disable=not console.is_terminal,
         )
         self._task = self._bar.add_task("", total=sum(map(rounds_of, configs)), news="")

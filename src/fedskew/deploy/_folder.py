@@ -7,11 +7,13 @@ app/                       what `flwr run` sends to the server and to every site
     federation/            server.py and site.py: Flower's two apps, a line each
 server/                    stays with the server: ca.crt, server.crt, server.key, superlink.sh, run.sh; later state.db
                            and runs/
-sites/NAME/                goes to that site and to nobody else: ca.crt, key, key.pub, data.toml, supernode.sh
+sites/NAME/                goes to that site and to nobody else: ca.crt, key, key.pub, data.toml, supernode.sh,
+                           run.toml, deploy.toml (copies, for `deploy site --check`); later state/, what it remembers
 """
 
 from __future__ import annotations
 
+import ipaddress
 import re
 import shutil
 from collections.abc import Mapping
@@ -32,19 +34,47 @@ from fedskew.labels import read_target
 CONNECTION = "fedskew"
 """What the SuperLink is called in Flower's own configuration."""
 
+SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+"""It names a folder, and a key at the SuperLink."""
 
 TARGET = "target.csv"
-LOOPBACK = ("localhost", "127.0.0.1")
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+"""Names and addresses that the server's certificate holds for beside its own."""
 
 
 class Address(NamedTuple):
-    """Where sites reach the server."""
+    """Where sites reach the server: a name or an IP address, and a port."""
 
     host: str
     port: int
 
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        """From `HOST:PORT`, or `[HOST]:PORT` for an IPv6 address. Raises ConfigError."""
+        host, _, port = text.rpartition(":")
+        if host.startswith("[") and host.endswith("]"):
+            host = host[1:-1]
+            named = False
+        else:
+            named = re.fullmatch(r"(?=.{1,253}$)(?!-)[A-Za-z0-9-]{1,63}(\.(?!-)[A-Za-z0-9-]{1,63})*", host) is not None
+        if not (named or _is_ipv6(host)) or not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) < 65536:
+            raise ConfigError(f"address: expected HOST:PORT, such as fl.example.org:9092; got {text!r}")
+        return cls(host, int(port))
+
+    @property
+    def listen(self) -> str:
+        """What the server binds: all of its addresses, or loopback where nobody else is to reach it."""
+        if self.host in LOOPBACK:
+            return self.local
+        return "::" if _is_ipv6(self.host) else "0.0.0.0"
+
+    @property
+    def local(self) -> str:
+        """Where the server's own machine reaches it."""
+        return "::1" if _is_ipv6(self.host) else "127.0.0.1"
+
     def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return f"[{self.host}]:{self.port}" if _is_ipv6(self.host) else f"{self.host}:{self.port}"
 
 
 def write_federation(
@@ -66,14 +96,15 @@ def write_federation(
     if target is not None:
         read_target(target, agreement.classes)
     for name in agreement.sites:
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", name):
-            raise ConfigError(f"sites: {name!r} names a folder and a key; letters, digits, '.', '_' and '-', please")
+        if not SITE_NAME.fullmatch(name):
+            raise ConfigError(f"sites: {name!r}: a site's name is made of letters, digits, '.', '_' and '-'")
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"{folder}: is not empty, and keys are not written over; name a new folder")
     fields = {
         "NAME": config.name,
         "ADDRESS": str(address),
-        "LISTEN": address.host if address.host in LOOPBACK else "0.0.0.0",
+        "LISTEN": address.listen,
+        "LOCAL": str(address._replace(host=address.local)),
         "PORT": str(address.port),
         "CONNECTION": CONNECTION,
         "SITES": " ".join(agreement.names),
@@ -81,17 +112,15 @@ def write_federation(
     }
     app, server = folder / "app", folder / "server"
     _write_app(app, config, agreement)
+    _private(server)
     write_certificates(server, [*dict.fromkeys([address.host, *LOOPBACK])])
     if target is not None:
         shutil.copyfile(target, server / TARGET)
-    home = server / "flower"
-    home.mkdir()
-    connection = {"address": str(address), "root-certificates": str((server / "ca.crt").resolve())}
-    (home / "config.toml").write_text(tomli_w.dumps({"superlink": {"default": CONNECTION, CONNECTION: connection}}))
     for script in ("superlink.sh", "register.sh", "run.sh"):
         _fill(script, server / script, fields)
     for name in agreement.names:
         site = folder / "sites" / name
+        _private(site)
         write_node_key(site / "key")
         for path in (server / "ca.crt", app / "run.toml", app / "deploy.toml"):
             shutil.copyfile(path, site / path.name)
@@ -100,11 +129,18 @@ def write_federation(
     _fill("README.md", folder / "README.md", fields)
 
 
+def _private(folder: Path) -> None:
+    """A folder that only its owner may enter: the server's has every model, a site's its data and its key."""
+    folder.mkdir(parents=True)
+    folder.chmod(0o700)
+
+
 def _write_app(app: Path, config: Config, agreement: Agreement) -> None:
     """What `flwr run` sends."""
     package = app / "federation"
     package.mkdir(parents=True)
-    write(config, app / "run.toml")
+    nowhere = config.data.model_copy(update={"root": None})  # where the data was simulated is nobody's business
+    write(config.model_copy(update={"data": nowhere}), app / "run.toml")
     agreement.write(app / "deploy.toml")
     (app / "pyproject.toml").write_text(tomli_w.dumps(_flower_app(config.name)), encoding="utf-8")
     (package / "__init__.py").write_text('"""A federation, as `fedskew deploy init` wrote it."""\n', encoding="utf-8")
@@ -123,6 +159,7 @@ def _flower_app(name: str) -> dict[str, object]:
         "project": {
             "name": _project_name(name),
             "version": "1.0.0",
+            "description": f"{name}, a federation by fedskew",
             "license": "Apache-2.0",
             "dependencies": [f"fedskew[flower]>={__version__}"],
         },
@@ -136,6 +173,13 @@ def _flower_app(name: str) -> dict[str, object]:
             }
         },
     }
+
+
+def _is_ipv6(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).version == 6
+    except ValueError:
+        return False
 
 
 def _project_name(name: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -18,7 +19,15 @@ from typing import IO
 from fedskew.errors import RunError
 
 PATIENCE = 60.0
-"""Seconds that a process gets to begin, or to end, before it is an error, or it is killed."""
+"""Seconds that a process gets to begin before it is an error."""
+
+GRACE = 15.0
+"""Seconds that processes get to end before they are killed."""
+
+_DECORATION = re.compile(r"\x1b\[[0-9;]*m|^\s*(?:\S+Z )?(?:INFO|WARNING|ERROR)\s*:\s*|^INFO:\s+")
+_CHATTER = re.compile(
+    r"|.*(?:terminated gracefully|Shutting down|[Aa]pplication s(?:hutdown|tartup)|Finished server process|lifespan).*"
+)
 
 
 def free_port() -> int:
@@ -45,7 +54,7 @@ class Loopback:
     def __enter__(self) -> Loopback:
         try:
             self.start_server()
-            self.wait("register", self.start("register", "server/register.sh"), PATIENCE)
+            self.wait("register", self.start("register", "server/register.sh"), PATIENCE * len(self.sites))
             for name in self.sites:
                 self.start_site(name)
         except BaseException:
@@ -94,30 +103,43 @@ class Loopback:
         if status != 0:
             raise RunError(f"{name} failed: {self.last_words(name)}; see {self.log(name)}")
 
+    def check(self) -> None:
+        """Raises RunError where the server or a site has ended, with its last words."""
+        for name, process in self.processes.items():
+            if name in ("superlink", *self.sites) and process.poll() is not None:
+                raise RunError(f"{name} ended: {self.last_words(name)}; see {self.log(name)}")
+
     def stop(self) -> None:
-        """End all of it: the sites, then the server."""
-        self.end([name for name in self.processes if name != "superlink"])
-        self.end(list(self.processes))
+        """End all of it: the sites, then the server; at once where that is interrupted."""
+        try:
+            self.end([name for name in self.processes if name != "superlink"])
+            self.end(list(self.processes))
+        except BaseException:
+            self.end(list(self.processes), signal.SIGKILL)
+            raise
 
     def end(self, names: list[str], how: signal.Signals = signal.SIGTERM) -> None:
         """End some processes, and what they started; by force those that take too long."""
-        ending = [self.processes.pop(name) for name in names]
-        for process in ending:
+        ending = {name: self.processes[name] for name in names}
+        for process in ending.values():
             _signal(process, how)
-        for process in ending:
+        until = time.monotonic() + GRACE
+        for name, process in ending.items():
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(PATIENCE / 4)
+                process.wait(max(0.0, until - time.monotonic()))
             _signal(process, signal.SIGKILL)  # it, or children that outlived it
             process.wait()
+            del self.processes[name]
 
     def log(self, name: str) -> Path:
         """What a process wrote."""
         return self.folder / "logs" / f"{name}.log"
 
     def last_words(self, name: str) -> str:
-        """The last line that a process wrote."""
-        lines = self.log(name).read_text(errors="replace").split("\n") if self.log(name).exists() else []
-        return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
+        """The last line that a process wrote which says something."""
+        text = self.log(name).read_text(encoding="utf-8", errors="replace") if self.log(name).exists() else ""
+        lines = [_DECORATION.sub("", _DECORATION.sub("", line)).strip() for line in text.split("\n")]
+        return next((line for line in reversed(lines) if not _CHATTER.fullmatch(line)), "it said nothing")
 
 
 def _popen(script: Path, out: IO[bytes], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:

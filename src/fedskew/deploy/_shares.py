@@ -12,7 +12,16 @@ from PIL import Image
 from torch import Tensor
 
 from fedskew.data import Dataset, Inputs
+from fedskew.deploy._folder import SITE_NAME
 from fedskew.errors import ConfigError
+
+
+def site_names(clients: Sequence[str]) -> list[str]:
+    """A site's name for each client, sorted as the clients are (see `Agreement.names`): its own, or a number."""
+    width = len(str(len(clients) - 1))
+    fit = all(SITE_NAME.fullmatch(name) and not name.isdecimal() for name in clients)
+    own = fit and sorted(set(clients)) == list(clients)
+    return list(clients) if own else [f"site-{place:0{width}d}" for place in range(len(clients))]
 
 
 def write_pictures(dataset: Dataset, shares: Sequence[NDArray[np.int64]], folders: Sequence[Path]) -> None:

@@ -2,5 +2,12 @@
 # On the server: what sites connect to. Keep it running; started again, it knows its sites and goes on.
 cd "$$(dirname "$$0")" || exit
 export FLWR_HOME="$$PWD/flower" FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
-exec flower-superlink --host $LISTEN --port $PORT --enable-supernode-auth --database state.db \
+mkdir -p flower && cat > flower/config.toml <<END || exit
+[superlink]
+default = "$CONNECTION"
+[superlink.$CONNECTION]
+address = "$LOCAL"
+root-certificates = "$$PWD/ca.crt"
+END
+exec fedskew deploy superlink --host "$LISTEN" --port $PORT --enable-supernode-auth --database state.db \
     --ssl-certfile server.crt --ssl-keyfile server.key --ssl-ca-certfile ca.crt --disable-runtime-dependency-installation

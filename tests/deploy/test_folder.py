@@ -1,0 +1,217 @@
+"""`fedskew deploy init`: the folder of a federation, its keys and certificates, and what it refuses to write."""
+
+from __future__ import annotations
+
+import shutil
+import stat
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from fedskew.cli import app
+from fedskew.deploy import read_agreement
+from fedskew.deploy._folder import Address
+from fedskew.errors import ConfigError, DataError, FedskewError
+from fedskew.experiment import read
+
+CONFIG = """\
+name = "shops"
+[data]
+name = "digits"
+root = "/somewhere/private"
+[partition]
+rule = "quantity"
+clients = 3
+labels_per_client = 4
+[model]
+name = "mlp3"
+[method]
+preset = "fedla"
+[training]
+rounds = 3
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "run.toml"
+    path.write_text(CONFIG.replace('root = "/somewhere/private"\n', ""))
+    return path
+
+
+def deploy(*words: object) -> None:
+    """A command as a person types it, whose errors are exceptions."""
+    app(["deploy", *map(str, words)], standalone_mode=False)
+
+
+def init(config: Path, folder: Path, *more: object) -> Path:
+    deploy("init", folder, "--config", config, "--sites", "north,south", *more)
+    return folder
+
+
+def permissions(path: Path) -> str:
+    return oct(stat.S_IMODE(path.stat().st_mode))
+
+
+def test_private_keys_and_their_folders_are_their_owners_alone(config, tmp_path):
+    folder = init(config, tmp_path / "fed")
+    keys = {path for path in folder.rglob("*") if path.is_file() and b"PRIVATE KEY" in path.read_bytes()}
+    assert keys == {folder / "server" / "server.key", *(folder / "sites" / name / "key" for name in ("north", "south"))}
+    assert {permissions(key) for key in keys} == {"0o600"}
+    assert {permissions(key.parent) for key in keys} == {"0o700"}
+    # Nothing private is in what Flower sends to everybody.
+    assert not any(key.is_relative_to(folder / "app") for key in keys)
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
+def test_the_servers_certificate_is_one_to_openssl(config, tmp_path):
+    server = init(config, tmp_path / "fed", "--address", "fl.example.org:9092") / "server"
+
+    def verify(*more: str) -> int:
+        words = ["openssl", "verify", "-x509_strict", "-purpose", "sslserver", "-CAfile", "ca.crt", *more, "server.crt"]
+        return subprocess.run(words, cwd=server, capture_output=True, check=False).returncode
+
+    for name in ("fl.example.org", "localhost"):
+        assert verify("-verify_hostname", name) == 0
+    assert verify("-verify_ip", "127.0.0.1") == 0
+    assert verify("-verify_hostname", "elsewhere.example.org") != 0
+    # The certificate is of the key beside it.
+    asked = (["x509", "-in", "server.crt", "-noout", "-pubkey"], ["pkey", "-in", "server.key", "-pubout"])
+    halves = [subprocess.run(["openssl", *one], cwd=server, capture_output=True, check=True).stdout for one in asked]
+    assert halves[0] == halves[1]
+
+
+@pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="ssh-keygen is not installed")
+def test_a_sites_key_is_one_to_ssh_keygen(config, tmp_path):
+    sites = init(config, tmp_path / "fed") / "sites"
+    public = {}
+    for name in ("north", "south"):
+        done = subprocess.run(["ssh-keygen", "-y", "-f", sites / name / "key"], capture_output=True, check=True)
+        public[name] = done.stdout.split()[:2]
+        assert public[name] == (sites / name / "key.pub").read_bytes().split()[:2]
+    assert public["north"] != public["south"]
+
+
+def test_the_app_is_the_config_and_the_agreement(config, tmp_path):
+    app_folder = init(config, tmp_path / "fed", "--label-counts", "noisy", "--epsilon", "0.5") / "app"
+    assert read(app_folder / "run.toml") == read(config)
+    agreement = read_agreement(app_folder / "deploy.toml")
+    assert agreement.names == ("north", "south")
+    assert (agreement.label_counts, agreement.epsilon) == ("noisy", 0.5)
+    assert (agreement.classes, agreement.shape) == ([str(digit) for digit in range(10)], [1, 8, 8])
+    project = tomllib.loads((app_folder / "pyproject.toml").read_text())
+    assert {"name", "version", "description", "license"} <= set(project["project"])  # what `flwr run` would warn of
+    components = project["tool"]["flwr"]["app"]["components"]
+    assert components == {"serverapp": "federation.server:server", "clientapp": "federation.site:site"}
+
+
+def test_where_the_simulated_data_was_is_not_told(tmp_path):
+    (tmp_path / "run.toml").write_text(CONFIG)
+    folder = init(tmp_path / "run.toml", tmp_path / "fed", "--classes", "shoe,hat", "--shape", "3,32,32")
+    written = [path.read_text() for path in folder.rglob("*") if path.is_file()]
+    assert not any("/somewhere/private" in text or str(tmp_path) in text for text in written)
+
+
+def test_tls_and_node_keys_are_on(config, tmp_path):
+    folder = init(config, tmp_path / "fed")
+    superlink = (folder / "server" / "superlink.sh").read_text()
+    assert {"--enable-supernode-auth", "--ssl-certfile", "--ssl-keyfile", "--database"} <= set(superlink.split())
+    for name in ("north", "south"):
+        supernode = (folder / "sites" / name / "supernode.sh").read_text()
+        assert {"--root-certificates", "--auth-supernode-private-key"} <= set(supernode.split())
+    assert not any("--insecure" in path.read_text() for path in folder.rglob("*.sh"))
+
+
+SCRIPTS = ("server/superlink.sh", "server/register.sh", "server/run.sh", "sites/north/supernode.sh")
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_scripts_are_what_sh_reads(config, tmp_path, script):
+    folder = init(config, tmp_path / "a folder")
+    assert subprocess.run(["sh", "-n", folder / script], check=False).returncode == 0
+    assert "$$" not in (folder / script).read_text()
+
+
+def test_a_folder_that_holds_anything_is_left_as_it_is(config, tmp_path):
+    folder = init(config, tmp_path / "fed")
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with pytest.raises(ConfigError, match="not empty"):
+        init(config, folder)
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+def test_the_target_mix_stays_at_the_server(config, tmp_path):
+    target = tmp_path / "mix.csv"
+    target.write_text("class,share\n" + "".join(f"{digit},{digit + 1}\n" for digit in range(10)))
+    folder = init(config, tmp_path / "fed", "--target", target)
+    assert [path.relative_to(folder) for path in folder.rglob("*.csv")] == [Path("server/target.csv")]
+    assert "target.csv" in (folder / "server" / "run.sh").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--sites", "north,,south"], "--sites"),
+        (["--sites", "north,north"], "sites names one twice"),
+        (["--sites", "../north"], "'../north'"),
+        (["--sites", "a b"], "'a b'"),
+        (["--address", "fl.example.org"], "HOST:PORT"),
+        (["--address", "fl.example.org:99999"], "HOST:PORT"),
+        (["--address", "fl.example.org;reboot:9092"], "HOST:PORT"),
+        (["--address", "$(reboot):9092"], "HOST:PORT"),
+        (["--label-counts", "some"], "label_counts"),
+        (["--label-counts", "noisy"], "epsilon"),
+        (["--epsilon", "1"], "epsilon"),
+        (["--label-counts", "noisy", "--epsilon", "-1"], "epsilon"),
+        (["--label-counts", "withheld"], "fedla"),
+        (["--classes", "a,b"], "--shape"),
+        (["--classes", "a,b", "--shape", "3,x"], "--shape"),
+        (["--classes", "a,a", "--shape", "3,8,8"], "classes names one twice"),
+        (["--set", "seeds=[0,1]"], "seeds"),
+        (["--set", "conditions.dropout=0.5"], "conditions.dropout"),
+        (["--set", "data.validation=0.1"], "data.validation"),
+        (["--set", "method.preset=fedvsl"], "fedvls"),
+    ],
+)
+def test_a_mistake_is_one_line_and_writes_nothing(config, tmp_path, words, says):
+    with pytest.raises(FedskewError) as error:
+        init(config, tmp_path / "fed", *words)
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "fed").exists()
+
+
+def test_data_that_is_not_here_can_be_described(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text(CONFIG.replace('"digits"', '"folder"'))
+    with pytest.raises(DataError, match="--classes cat,dog --shape 3,32,32"):
+        init(path, tmp_path / "fed")
+    folder = init(path, tmp_path / "fed", "--classes", "shoe,hat", "--shape", "3,32,32")
+    agreement = read_agreement(folder / "app" / "deploy.toml")
+    assert (agreement.classes, agreement.shape) == (["shoe", "hat"], [3, 32, 32])
+
+
+@pytest.mark.parametrize(
+    ("text", "listen", "local"),
+    [
+        ("fl.example.org:9092", "0.0.0.0", "127.0.0.1"),
+        ("203.0.113.7:9092", "0.0.0.0", "127.0.0.1"),
+        ("localhost:9092", "127.0.0.1", "127.0.0.1"),
+        ("127.0.0.1:9092", "127.0.0.1", "127.0.0.1"),
+        ("[2001:db8::1]:9092", "::", "::1"),
+        ("[::1]:9092", "::1", "::1"),
+    ],
+)
+def test_an_address_says_who_can_reach_the_server(text, listen, local):
+    address = Address.parse(text)
+    assert (str(address), address.listen, address.local) == (text, listen, local)
+
+
+@pytest.mark.parametrize(
+    "text", ["", ":", ":9092", "host:", "host:0", "host:9x", "-a:1", "a..b:1", "[host]:1", "a:b:1"]
+)
+def test_what_is_no_address_is_refused(text):
+    with pytest.raises(ConfigError, match="HOST:PORT"):
+        Address.parse(text)
