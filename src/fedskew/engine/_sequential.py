@@ -15,7 +15,7 @@ from fedskew.engine._backend import Assignment, Backend, Observer, Sent, Update
 from fedskew.engine._local_work import LocalWork, Samples
 from fedskew.errors import RunError
 from fedskew.hooks import LocalEnd
-from fedskew.local_steps import StepSettings
+from fedskew.local_steps import InPlace, StepSettings
 from fedskew.models import Dropout, FlatModel, ModelState, Outputs, with_features
 from fedskew.objectives import Batch, Context
 from fedskew.randomness import Purpose, fold, mix, stream_key
@@ -129,7 +129,8 @@ class Sequential(Backend):
         self.model.write_state(started.sent.model)
         self._network.train()
         previous = self._previous_of(started)
-        parameters, carried = settings.start, started.kept.get(MOMENTUM, work.local_step.init(settings.start))
+        step, parameters = work.local_step, settings.start
+        carried = started.kept[MOMENTUM].clone() if MOMENTUM in started.kept else step.init(parameters)
         dropout_key = stream_key(work.seed, Purpose.DROPOUT_LAYER, round, client)
         augmentation_key = stream_key(work.seed, Purpose.AUGMENTATION, round, client)
         gathered: dict[str, Mapping[str, Tensor]] = {name: {} for name in work.hooks}
@@ -142,7 +143,11 @@ class Sequential(Backend):
                 x = work.augment(x, mix(torch.arange(len(batch), device=x.device), augmentation_key, steps))
             passes = _Passes(self, x, y, started.context, previous)
             try:
-                parameters, carried = work.local_step.step(parameters, passes.gradient, carried, settings)
+                if isinstance(step, InPlace):
+                    parameters = self.model.vector
+                    step.step_in_place(parameters, passes.gradient(parameters), carried, settings)
+                else:
+                    parameters, carried = step.step(parameters, passes.gradient, carried, settings)
             except (RuntimeError, ValueError) as error:
                 where = f"round {round}, client {client}, step {steps} ({len(batch)} samples)"
                 raise RunError(f"{where}: local training failed: {' '.join(str(error).split())}") from error
@@ -212,9 +217,8 @@ class _Passes:
         """The objective's gradient, `(parameters,)`: the model's own vector, which holds until the next call."""
         model = self._backend.model
         model.write(parameters)
-        model.zero_gradient()
         value, batch = self.forward()
-        value.backward()  # type: ignore[no-untyped-call]
+        model.differentiate(value)
         if self._first:
             self.value, self._seen, self._first = value.detach(), batch, False
         return model.gradient

@@ -3,10 +3,10 @@
 from fedskew.local_steps._fedgf import FedGF
 from fedskew.local_steps._fedprox import FedProx
 from fedskew.local_steps._fedsam import FedSAM
-from fedskew.local_steps._protocol import Gradient, LocalStep, StepSettings
+from fedskew.local_steps._protocol import Gradient, InPlace, LocalStep, StepSettings
 from fedskew.local_steps._scaffold import Scaffold
 from fedskew.local_steps._sgd import SGD
 
 INDEX: dict[str, type] = {"sgd": SGD, "fedprox": FedProx, "scaffold": Scaffold, "fedsam": FedSAM, "fedgf": FedGF}
 
-__all__ = ["INDEX", "SGD", "FedGF", "FedProx", "FedSAM", "Gradient", "LocalStep", "Scaffold", "StepSettings"]
+__all__ = ["INDEX", "SGD", "FedGF", "FedProx", "FedSAM", "Gradient", "InPlace", "LocalStep", "Scaffold", "StepSettings"]

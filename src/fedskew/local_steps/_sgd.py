@@ -44,3 +44,14 @@ class SGD:
     ) -> tuple[Tensor, Tensor | None]:
         """One step along the gradient at `parameters`; no argument is written to."""
         return descend(parameters, gradient(parameters), carried, settings)
+
+    def step_in_place(
+        self, parameters: Tensor, gradient: Tensor, carried: Tensor | None, settings: StepSettings
+    ) -> None:
+        """`step` to the bit, without a new vector; see `InPlace`."""
+        if settings.weight_decay:
+            gradient.add_(parameters, alpha=settings.weight_decay)
+        if settings.momentum:
+            assert carried is not None, "momentum needs the buffer that init() gives"
+            gradient = carried.mul_(settings.momentum).add_(gradient)
+        parameters.sub_(gradient, alpha=settings.lr)

@@ -57,8 +57,8 @@ class ModelState(NamedTuple):
 class FlatModel:
     """The trainable parameters of `module` as one vector, of which the module's own parameters become views.
 
-    - `vector`, `(parameters,)` float32, and `gradient`, the same shape: every parameter's `.grad` is a view of it, so
-      that `loss.backward()` adds to it.
+    - `vector`, `(parameters,)` float32, and `gradient`, the same shape, which `differentiate` sets: every parameter's
+      `.grad` is a view of it, so that `loss.backward()` adds to it.
     - `names` and `shapes`: the parameters' own, in the order of the vector. A tied parameter counts once.
     - `buffers`, `(buffers,)` float32: the floating-point buffers of the state dict (batch norm's running statistics),
       whose tensors become views likewise; `integer_buffers`: the others, by name.
@@ -96,8 +96,9 @@ class FlatModel:
         self.gradient = torch.zeros_like(self.vector)
         self._buffer_slices = _lay_out(floating, False)
         self.buffers = _gather(floating, self._buffer_slices, device)
-        for name, gradient in self.views(self.gradient).items():
-            parameters[name].grad = gradient
+        self._parameters, self._gradients = list(parameters.values()), list(self.views(self.gradient).values())
+        for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
+            parameter.grad = gradient
         self._places = [_place(module, name) for name in (*parameters, *floating)]
         self._addresses = [place.addresses() for place in self._places]
 
@@ -144,6 +145,15 @@ class FlatModel:
     def zero_gradient(self) -> None:
         """Set the gradient to zero, in place."""
         self.gradient.zero_()
+
+    def differentiate(self, value: Tensor) -> None:
+        """Set `gradient` to that of `value`, 0-d, by a backward pass; zero for parameters that it does not depend on.
+
+        One copy, where zeros and `backward`, which adds, would go over the vector three times.
+        """
+        gradients = torch.autograd.grad(value, self._parameters, allow_unused=True)
+        for held, gradient in zip(self._gradients, gradients, strict=True):
+            held.zero_() if gradient is None else held.copy_(gradient)
 
     def views(self, vector: Tensor) -> dict[str, Tensor]:
         """Named parameters as views of any vector of this layout, as `torch.func.functional_call` takes them."""
