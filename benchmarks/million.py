@@ -6,7 +6,7 @@ Every case runs in a process of its own, on one thread unless OMP_NUM_THREADS sa
 its own: `counts_mb` are the label counts, `extra_mb` what the part needed beyond them. Each prints a JSON line; tables
 follow, with the slope of time on logarithmic axes between the last two sizes.
 
-choice          FedEntOpt: the preparation and one choice among all clients outside the buffer
+choice          FedEntOpt: the preparation and one choice among all clients; `each`: one of the next ten choices
 cohort          FedEntOpt: a whole cohort, the preparation included
 candidates      the same with a draw of 20,000 candidates (20 for each of the cohort where that is more)
 seol_kim        Seol and Kim's cohort
@@ -140,17 +140,22 @@ def timed(part: Callable[[], object]) -> dict[str, float]:
     return {"seconds": time.perf_counter() - began}
 
 
+def choice(record: LabelCounts) -> dict[str, float]:
+    one, eleven = (timed(lambda: chosen(FedEntOpt(), record, size, first=0))["seconds"] for size in (2, 12))
+    return {"seconds": one, "each": (eleven - one) / 10}
+
+
 def chosen(selection: Selection, record: LabelCounts, cohort: int, first: int | None = None) -> object:
     return selection.select(selection.init(record), record, cohort, np.random.default_rng(0), first)
 
 
 def measure(case: Case, stored: str) -> dict[str, Any]:
-    counts = np.load(stored).astype(np.float64)
+    counts = np.load(stored)
     cohort = case["cohort"]
     target = np.random.default_rng(1).dirichlet(np.ones(counts.shape[1]))
     record = LabelCounts(counts)
     parts: dict[str, Callable[[], dict[str, float]]] = {
-        "choice": lambda: timed(lambda: chosen(FedEntOpt(), record, 2, first=0)),
+        "choice": lambda: choice(record),
         "cohort": lambda: timed(lambda: chosen(FedEntOpt(), record, cohort)),
         "candidates": lambda: timed(lambda: chosen(FedEntOpt(candidates=max(20_000, 20 * cohort)), record, cohort)),
         "seol_kim": lambda: timed(lambda: chosen(SeolKim(threshold=0), record, cohort)),
@@ -210,9 +215,7 @@ def main() -> None:
     parser.add_argument("--only", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.make:
-        made = federation(**json.loads(arguments.make[0]))
-        whole = np.array_equal(made.astype(np.uint16), made)
-        np.save(arguments.make[1], made.astype(np.uint16) if whole else made)
+        np.save(arguments.make[1], federation(**json.loads(arguments.make[0])))
     elif arguments.only:
         print(json.dumps(measure(json.loads(arguments.only[0]), arguments.only[1])))
     else:

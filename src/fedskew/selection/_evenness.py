@@ -113,7 +113,7 @@ class _Block:
 
     def __init__(self, counts: FloatArray, ids: IntArray, sizes: FloatArray) -> None:
         self.ids, self.sizes, self.gains = ids, sizes, np.zeros(len(ids))
-        self._held = _Coded.of(counts[ids]) or _Plain(counts[ids])
+        self._held = _Coded.of(counts, ids) or _Plain(counts[ids])
         self._pooled = np.full(counts.shape[1], np.nan)  # the pool that gains are for; none yet
         self._updates = 0
 
@@ -162,25 +162,30 @@ class _Plain:
 class _Coded:
     """The same where clients are many and counts are small whole numbers: what these add is computed once for each."""
 
-    def __init__(self, codes: NDArray[np.unsignedinteger], most: FloatArray) -> None:
-        self._codes, self._values = codes, [np.arange(top + 1) for top in most]
+    def __init__(self, codes: NDArray[np.uint16]) -> None:
+        self._codes, self._amounts = codes, np.arange(codes.max() + 1.0)
 
     @classmethod
-    def of(cls, rows: FloatArray) -> _Coded | None:
+    def of(cls, counts: FloatArray, ids: IntArray) -> _Coded | None:
         """None where that would change the counts, or save nothing."""
-        most = rows.max(axis=0)
-        if most.max() * _SHORTER >= len(rows):
-            return None
-        codes = rows.astype(np.min_scalar_type(int(most.max())))
-        return cls(np.ascontiguousarray(codes.T), most) if np.array_equal(codes, rows) else None
+        codes = np.empty((counts.shape[1], len(ids)), dtype=np.uint16)
+        for part in _parts(len(ids), max(1, _NUMBERS // counts.shape[1])):
+            rows = counts[ids[part]]
+            if rows.max() * _SHORTER >= min(len(ids), 1 << 16):
+                return None
+            codes[:, part] = rows.T
+            if not np.array_equal(codes[:, part].T, rows):
+                return None
+        return cls(codes)
 
     def add(self, gains: FloatArray, labels: IntArray, pooled: FloatArray, old: FloatArray | None) -> None:
         """See `_Plain.add`."""
-        for label in labels:
-            more = _gains(self._values[label], pooled[[label]])
-            if old is not None:
-                more -= _gains(self._values[label], old[[label]])
-            gains += more.take(self._codes[label])
+        added = _gains(self._amounts, pooled[labels, None])
+        if old is not None:
+            added -= _gains(self._amounts, old[labels, None])
+        here = np.empty_like(gains)
+        for label, amounts in zip(labels, added, strict=True):
+            gains += amounts.take(self._codes[label], out=here, mode="clip")  # unchecked: codes are within
 
 
 def _gains(held: FloatArray, pooled: FloatArray) -> FloatArray:
