@@ -1,0 +1,64 @@
+"""The loops that fedskew is timed against train the same model as it does, so that their times can be compared."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+pytestmark = pytest.mark.skipif(not BENCHMARKS.is_dir(), reason="benchmarks are in the repository only")
+
+
+@pytest.fixture
+def task(tmp_path, monkeypatch):
+    """A folder with a small task of the first workload: 4 clients, 400 random images, 2 rounds of 2 clients."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    import dataclasses
+
+    import simulators
+
+    small = dataclasses.replace(simulators.WORKLOADS["w1"], clients=4, cohort=2, samples=400, epochs=1, dirichlet=None)
+    assert simulators.prepare(small, 2, "random", tmp_path) == "random images"
+    return tmp_path
+
+
+def play(task, script, name, *options):
+    """The trained parameters of a contestant that is told to play both rounds, one turn each."""
+    done = subprocess.run(
+        [sys.executable, str(BENCHMARKS / "contestants" / script), str(task), name, *options],
+        input="1\n1\n",
+        capture_output=True,
+        text=True,
+        cwd=BENCHMARKS / "contestants",
+        env={**os.environ, "PYTHONPATH": str(BENCHMARKS.parent / "src"), "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert sum(line.startswith("@ ") for line in done.stdout.splitlines()) == 2
+    return dict(np.load(task / f"trained-{name}.npz"))
+
+
+def test_the_hand_written_loops_and_fedskew_train_the_same_model(task):
+    plain = play(task, "by_hand.py", "plain")
+    others = {
+        "tuned": play(task, "by_hand.py", "tuned", "--tuned"),
+        "processes": play(task, "by_hand.py", "processes", "--processes", "2"),
+        "fedskew": play(task, "by_fedskew.py", "fedskew"),
+    }
+    untrained = dict(np.load(task / "weights.npz"))
+    assert max(np.abs(plain[key] - untrained[key]).max() for key in plain) > 5e-4
+    for values in others.values():
+        for key in plain:
+            # A ReLU's or a pool's choice may flip by rounding; without that the largest difference is 1e-7.
+            np.testing.assert_allclose(values[key], plain[key], atol=2e-5)
+
+
+def test_two_parts_of_a_cohort_have_about_as_much_work(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS / "contestants")
+    from by_hand import shares
+
+    assert shares([0, 1, 2, 3], [5, 100, 60, 50], 2) == [[1, 0], [2, 3]]
