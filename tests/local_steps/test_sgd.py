@@ -26,6 +26,25 @@ def test_it_is_torch_optim_sgd_to_the_bit(momentum, weight_decay, dtype):
         assert torch.equal(ours, theirs.detach())
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("weight_decay", [0.0, 5e-4])
+def test_in_place_it_is_the_same_to_the_bit_and_gradients_stay_as_they_are(momentum, weight_decay):
+    generator = torch.Generator().manual_seed(0)
+    start = torch.randn(2, 37, generator=generator)
+    settings = StepSettings(start, 0.03, momentum, weight_decay)
+    theirs, ours = start, start.clone()
+    carried, own_carried = SGD().init(start), SGD().init(start)
+    for _ in range(3):
+        # Two parameters that have one gradient between them, as those of a sum have.
+        gradient = torch.randn(37, generator=generator)
+        given = gradient.clone()
+        theirs, carried = SGD().step(theirs, lambda _, both=gradient.expand(2, 37): both, carried, settings)
+        SGD().step_in_place(list(ours), [given, given], list(own_carried), settings)
+        assert torch.equal(ours, theirs)
+        assert torch.equal(own_carried, carried)
+        assert torch.equal(given, gradient)
+
+
 def test_two_steps_worked_out_by_hand():
     # theta 1, gradient 2 theta, lr 0.1, momentum 0.5, weight decay 1.
     # d = 2 + 1 = 3, b = 3, theta = 0.7. Then d = 1.4 + 0.7 = 2.1, b = 0.5 * 3 + 2.1 = 3.6, theta = 0.7 - 0.36 = 0.34.

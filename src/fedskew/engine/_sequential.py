@@ -131,6 +131,10 @@ class Sequential(Backend):
         previous = self._previous_of(started)
         step, parameters = work.local_step, settings.start
         carried = started.kept[MOMENTUM].clone() if MOMENTUM in started.kept else step.init(parameters)
+        own = list(self.model.views(self.model.vector).values())
+        carried_parts = [] if carried is None else list(self.model.views(carried).values())
+        if isinstance(step, InPlace):
+            parameters = self.model.vector
         dropout_key = stream_key(work.seed, Purpose.DROPOUT_LAYER, round, client)
         augmentation_key = stream_key(work.seed, Purpose.AUGMENTATION, round, client)
         gathered: dict[str, Mapping[str, Tensor]] = {name: {} for name in work.hooks}
@@ -144,8 +148,7 @@ class Sequential(Backend):
             passes = _Passes(self, x, y, started.context, previous)
             try:
                 if isinstance(step, InPlace):
-                    parameters = self.model.vector
-                    step.step_in_place(parameters, passes.gradient(parameters), carried, settings)
+                    step.step_in_place(own, passes.gradients(), carried_parts, settings)
                 else:
                     parameters, carried = step.step(parameters, passes.gradient, carried, settings)
             except (RuntimeError, ValueError) as error:
@@ -222,6 +225,12 @@ class _Passes:
         if self._first:
             self.value, self._seen, self._first = value.detach(), batch, False
         return model.gradient
+
+    def gradients(self) -> list[Tensor]:
+        """The objective's gradient at the model's own parameters, in parts; see `FlatModel.gradients`."""
+        value, batch = self.forward()
+        self.value, self._seen, self._first = value.detach(), batch, False
+        return self._backend.model.gradients(value)
 
     @property
     def batch(self) -> Batch:

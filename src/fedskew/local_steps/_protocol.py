@@ -49,13 +49,14 @@ class LocalStep(Protocol):
 class InPlace(Protocol):
     """A local step that takes one gradient, at the parameters themselves, can also write over what it is given.
 
-    For a large model with small batches that is a fifth of the time, as memory is what such a step waits for.
+    For a large model with small batches, where memory is what a step waits for, that saves a fifth of the time.
     """
 
     def step_in_place(
-        self, parameters: Tensor, gradient: Tensor, carried: Tensor | None, settings: StepSettings
+        self, parameters: list[Tensor], gradients: list[Tensor], carried: list[Tensor], settings: StepSettings
     ) -> None:
         """Make of `parameters` the next ones, and of `carried` what is carried to the next step.
 
-        `gradient`: that at `parameters`, `(parameters,)`; it may be written over too.
+        All are parts of the vectors, one for each of the network's parameters; `carried` is empty where nothing is.
+        `gradients`, which may share memory with each other, are not to be written to.
         """

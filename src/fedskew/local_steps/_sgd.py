@@ -46,12 +46,13 @@ class SGD:
         return descend(parameters, gradient(parameters), carried, settings)
 
     def step_in_place(
-        self, parameters: Tensor, gradient: Tensor, carried: Tensor | None, settings: StepSettings
+        self, parameters: list[Tensor], gradients: list[Tensor], carried: list[Tensor], settings: StepSettings
     ) -> None:
         """`step` to the bit, without a new vector; see `InPlace`."""
         if settings.weight_decay:
-            gradient.add_(parameters, alpha=settings.weight_decay)
+            gradients = list(torch._foreach_add(gradients, parameters, alpha=settings.weight_decay))
         if settings.momentum:
-            assert carried is not None, "momentum needs the buffer that init() gives"
-            gradient = carried.mul_(settings.momentum).add_(gradient)
-        parameters.sub_(gradient, alpha=settings.lr)
+            torch._foreach_mul_(carried, settings.momentum)
+            torch._foreach_add_(carried, gradients)
+            gradients = carried
+        torch._foreach_sub_(parameters, gradients, alpha=settings.lr)

@@ -147,13 +147,20 @@ class FlatModel:
         self.gradient.zero_()
 
     def differentiate(self, value: Tensor) -> None:
-        """Set `gradient` to that of `value`, 0-d, by a backward pass; zero for parameters that it does not depend on.
+        """Set `gradient` to that of `value`, 0-d, by a backward pass.
 
         One copy, where zeros and `backward`, which adds, would go over the vector three times.
         """
+        for held, gradient in zip(self._gradients, self.gradients(value), strict=True):
+            held.copy_(gradient)
+
+    def gradients(self, value: Tensor) -> list[Tensor]:
+        """The gradient of `value`, 0-d, of each parameter in the order of `names`; zeros where it has none."""
         gradients = torch.autograd.grad(value, self._parameters, allow_unused=True)
-        for held, gradient in zip(self._gradients, gradients, strict=True):
-            held.zero_() if gradient is None else held.copy_(gradient)
+        return [
+            torch.zeros_like(parameter) if gradient is None else gradient
+            for parameter, gradient in zip(self._parameters, gradients, strict=True)
+        ]
 
     def views(self, vector: Tensor) -> dict[str, Tensor]:
         """Named parameters as views of any vector of this layout, as `torch.func.functional_call` takes them."""
