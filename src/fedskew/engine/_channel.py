@@ -171,7 +171,7 @@ class _Packer(pickle.Pickler):
             start = value.data_ptr() - block.memory.data_ptr()
             return _Place(block.number, start, value.dtype, tuple(value.shape), value.stride())
         if id(value) not in self._placed:
-            strides = torch.empty_like(value, device="meta").stride()  # its own, or others if it has gaps
+            strides = torch.empty_like(value).stride()  # its own, or others if it has gaps
             place = _Place(_OWN, self.size, value.dtype, tuple(value.shape), strides)
             self.loose.append((value, place))
             self._placed[id(value)] = place

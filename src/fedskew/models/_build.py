@@ -64,7 +64,8 @@ def build(
     given = {option: _checked(network, name, option, value) for option, value in options.items()}
     with torch.device("meta"):  # no storage and no draws: weights are drawn once, below
         model = network(num_classes, tuple(in_shape), **given)
-    model = model.to_empty(device="cpu")
+    # `to_empty`, which would import sympy for half a second.
+    model = model._apply(lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype))
     model.draw(generator or torch.Generator().manual_seed(0))
     swap_dropout(model)
     return model
