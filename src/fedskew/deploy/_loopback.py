@@ -16,6 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
+from fedskew.deploy._descendants import descendants
+from fedskew.deploy._descendants import end as end_all
 from fedskew.errors import RunError
 
 PATIENCE = 60.0
@@ -24,9 +26,12 @@ PATIENCE = 60.0
 GRACE = 15.0
 """Seconds that processes get to end before they are killed."""
 
-_DECORATION = re.compile(r"\x1b\[[0-9;]*m|^\s*(?:\S+Z )?(?:INFO|WARNING|ERROR)\s*:\s*|^INFO:\s+")
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_LEVEL = re.compile(r"^\s*(?:INFO|WARNING|ERROR)\s*:\s*")
+_REASON = re.compile(r"ERROR|\[code: \d+\]|\w(?:Error|Exception)\b|_FAILED\b")
 _CHATTER = re.compile(
-    r"|.*(?:terminated gracefully|Shutting down|[Aa]pplication s(?:hutdown|tartup)|Finished server process|lifespan).*"
+    r"|For more information.*|.*(?:terminated gracefully|Shutting down|[Ll]ifespan|Finished server process|SuperExec"
+    r"|[Aa]pplication (?:shutdown|startup)|retrying in).*"
 )
 
 
@@ -107,7 +112,7 @@ class Loopback:
         """Raises RunError where the server or a site has ended, with its last words."""
         for name, process in self.processes.items():
             if name in ("superlink", *self.sites) and process.poll() is not None:
-                raise RunError(f"{name} ended: {self.last_words(name)}; see {self.log(name)}")
+                raise RunError(f"{name} ended{_how(process)}: {self.last_words(name)}; see {self.log(name)}")
 
     def stop(self) -> None:
         """End all of it: the sites, then the server; at once where that is interrupted."""
@@ -121,25 +126,34 @@ class Loopback:
     def end(self, names: list[str], how: signal.Signals = signal.SIGTERM) -> None:
         """End some processes, and what they started; by force those that take too long."""
         ending = {name: self.processes[name] for name in names}
+        # Flower starts processes in sessions of their own, some of which outlive it for a while.
+        theirs = descendants([process.pid for process in ending.values()])
         for process in ending.values():
             _signal(process, how)
         until = time.monotonic() + GRACE
         for name, process in ending.items():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, until - time.monotonic()))
-            _signal(process, signal.SIGKILL)  # it, or children that outlived it
+            _signal(process, signal.SIGKILL)
             process.wait()
             del self.processes[name]
+        end_all(theirs, GRACE)
 
     def log(self, name: str) -> Path:
         """What a process wrote."""
         return self.folder / "logs" / f"{name}.log"
 
     def last_words(self, name: str) -> str:
-        """The last line that a process wrote which says something."""
+        """The last line that a process wrote which gives a reason, or else says anything."""
         text = self.log(name).read_text(encoding="utf-8", errors="replace") if self.log(name).exists() else ""
-        lines = [_DECORATION.sub("", _DECORATION.sub("", line)).strip() for line in text.split("\n")]
-        return next((line for line in reversed(lines) if not _CHATTER.fullmatch(line)), "it said nothing")
+        lines = [line for line in text.split("\n")[-40:] if not _CHATTER.fullmatch(_plain(line))]
+        last = next((line for line in reversed(lines) if _REASON.search(line)), lines[-1] if lines else "")
+        return _plain(last) or "it said nothing"
+
+
+def _plain(line: str) -> str:
+    """A line of a log without colour and level."""
+    return _LEVEL.sub("", _COLOUR.sub("", line)).strip()
 
 
 def _popen(script: Path, out: IO[bytes], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
@@ -151,6 +165,11 @@ def _popen(script: Path, out: IO[bytes], environment: Mapping[str, str]) -> subp
         env={**os.environ, **environment},
         start_new_session=True,
     )
+
+
+def _how(process: subprocess.Popen[bytes]) -> str:
+    code = process.returncode
+    return f" by {signal.Signals(-code).name}" if code < 0 else ""
 
 
 def _signal(process: subprocess.Popen[bytes], how: signal.Signals) -> None:

@@ -1,0 +1,284 @@
+"""Real processes on loopback: `fedskew deploy local` from beginning to end, and who is turned away."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fedskew.cli.deploy import LOCAL
+from fedskew.deploy._agreement import agree
+from fedskew.deploy._descendants import descendants
+from fedskew.deploy._folder import Address, write_federation
+from fedskew.deploy._loopback import Loopback, free_port
+from fedskew.deploy._superlink import Door, is_local
+from fedskew.deploy._tls import write_certificates, write_node_key
+from fedskew.errors import RunError
+from fedskew.experiment import resolve
+
+AGREED = {"sites": ["north", "south"], "classes": [str(digit) for digit in range(10)], "shape": [1, 8, 8]}
+
+
+def deploy_local(folder: Path, *more: str) -> subprocess.Popen[str]:
+    words = ["deploy", "local", str(folder), "--sites", "2", "--set", "training.rounds=1", *more]
+    return subprocess.Popen(
+        [sys.executable, "-m", "fedskew", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+
+
+def running(folder: Path) -> list[str]:
+    """Processes of this machine that were started for a federation's folder."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if str(folder).encode() in path.read_bytes():
+                found.append((path.parent / "cmdline").read_text())
+        except OSError:
+            continue
+    return found
+
+
+def test_a_whole_federation_in_one_command(tmp_path: Path) -> None:
+    folder = tmp_path / "trial"
+    process = deploy_local(folder)
+    said, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, said
+    assert "accuracy on the sites' own test pictures" in said
+    (page,) = folder.glob("server/runs/*/report.html")
+    assert str(page) in said
+    record = json.loads((page.parent / "rounds.jsonl").read_text().split("\n")[1])
+    assert record["answered"] == [0, 1]
+    assert record["deployment"] == {"refused": {}, "failed": {}, "offline": [], "silent": [], "out_of_line": {}}
+    # Sites joined with their keys, over TLS: the registrations are of the two keys, and the port speaks nothing else.
+    superlink = (folder / "logs" / "superlink.log").read_text()
+    assert "https://127.0.0.1" in superlink
+    assert "authentication is disabled" not in superlink
+    assert running(folder) == []
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loopback]:
+    """A server that knows the keys of two sites, none of which is there."""
+    folder, port = tmp_path_factory.mktemp("federation") / "fed", free_port()
+    table = {"name": "folder", "root": "pictures"}
+    write_federation(folder, resolve(LOCAL), agree(AGREED), Address("127.0.0.1", port), table)
+    federation = Loopback(folder, port, ("north", "south"))
+    try:
+        federation.start_server()
+        federation.wait("register", federation.start("register", "server/register.sh"), 120.0)
+        yield federation
+    finally:
+        federation.stop()
+
+
+def join(federation: Loopback, name: str, *options: str) -> subprocess.Popen[bytes]:
+    """Somebody's SuperNode, with these options."""
+    script = federation.folder / f"{name}.sh"
+    words = ["flower-supernode", "--superlink", f"127.0.0.1:{federation.port}", "--port", str(free_port()), *options]
+    home = federation.folder / name
+    script.write_text(
+        f"export FLWR_HOME={home} FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1\n" + " ".join(words)
+    )
+    return federation.start(name, script.name)
+
+
+def joined(federation: Loopback) -> int:
+    """How often a node was let in."""
+    return federation.log("superlink").read_text().count("[Fleet.ActivateNode]")
+
+
+@pytest.mark.faults
+def test_a_registered_site_is_let_in_and_comes_back(server: Loopback) -> None:
+    for times in (1, 2):
+        server.start_site("north")
+        _until(lambda: joined(server) == times, 60)  # noqa: B023
+        server.end(["north"])
+
+
+@pytest.mark.faults
+def test_an_unknown_key_is_turned_away(server: Loopback) -> None:
+    write_node_key(server.folder / "stranger" / "key")
+    before = joined(server)
+    ca, key = server.folder / "server" / "ca.crt", server.folder / "stranger" / "key"
+    process = join(server, "stranger", "--root-certificates", str(ca), "--auth-supernode-private-key", str(key))
+    assert process.wait(60) != 0
+    assert "2004" in server.last_words("stranger")
+    assert joined(server) == before
+
+
+@pytest.mark.faults
+def test_a_node_without_a_key_is_turned_away(server: Loopback) -> None:
+    before = joined(server)
+    process = join(server, "keyless", "--root-certificates", str(server.folder / "server" / "ca.crt"))
+    assert process.wait(60) != 0
+    assert "2001" in server.last_words("keyless")
+    assert joined(server) == before
+
+
+@pytest.mark.faults
+def test_a_node_without_tls_never_gets_in(server: Loopback) -> None:
+    before = joined(server)
+    join(server, "plain", "--insecure", "--max-wait-time", "8")
+    time.sleep(15)
+    assert joined(server) == before
+    server.end(["plain"])
+
+
+@pytest.mark.faults
+def test_a_site_leaves_a_server_whose_certificate_it_does_not_know(server: Loopback) -> None:
+    write_certificates(server.folder / "impostor", ["127.0.0.1"])
+    before = joined(server)
+    ca, key = server.folder / "impostor" / "ca.crt", server.folder / "sites" / "south" / "key"
+    process = join(server, "misled", "--root-certificates", str(ca), "--auth-supernode-private-key", str(key))
+    assert process.wait(60) != 0
+    assert "CERTIFICATE_VERIFY_FAILED" in server.last_words("misled")
+    assert joined(server) == before
+
+
+@pytest.mark.faults
+def test_commands_are_taken_from_the_servers_own_machine_only(server: Loopback) -> None:
+    here = _own_address()
+
+    def asked(path: str, source: str) -> int:
+        context = ssl.create_default_context(cafile=server.folder / "server" / "ca.crt")
+        connection = http.client.HTTPSConnection(
+            "127.0.0.1", server.port, timeout=10, context=context, source_address=(source, 0)
+        )
+        connection.request("POST", path, body=b"", headers={"X-Forwarded-For": "127.0.0.1"})
+        status = connection.getresponse().status
+        connection.close()
+        return status
+
+    for path in ("/v1/control/list-runs", "/v1/control/start-run", "/v1/runtime/acquire-task", "/docs"):
+        assert asked(path, here) == 403
+        assert asked(path, "127.0.0.1") != 403
+    assert asked("/v1/fleet/register-node", here) != 403
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_whatever_stops_it_stops_all_of_it(tmp_path: Path, how: signal.Signals) -> None:
+    folder = tmp_path / "trial"
+    process = deploy_local(folder, "--set", "training.rounds=50")
+    _until(lambda: any(folder.glob("server/runs/*/rounds.jsonl")), 180)
+    assert running(folder)
+    process.send_signal(how)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "stopped, server and sites too" in said
+    assert "Traceback" not in said
+    assert running(folder) == []
+
+
+@pytest.mark.faults
+def test_a_site_that_dies_ends_it_with_a_line(tmp_path: Path) -> None:
+    folder = tmp_path / "trial"
+    process = deploy_local(folder, "--set", "training.rounds=50")
+    _until(lambda: any(folder.glob("server/runs/*/rounds.jsonl")), 180)
+    for child in descendants([process.pid]):
+        try:
+            words = Path(f"/proc/{child}/cmdline").read_text()
+        except OSError:
+            continue
+        if "flower-supernode" in words and "sites/site-1/" in words:
+            os.kill(child, signal.SIGKILL)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert "site-1 ended by SIGKILL" in said
+    assert "Traceback" not in said
+    assert running(folder) == []
+
+
+def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
+    folder = tmp_path / "fed"
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        table = {"name": "folder", "root": "pictures"}
+        write_federation(folder, resolve(LOCAL), agree(AGREED), Address("127.0.0.1", port), table)
+        with pytest.raises(RunError, match="the SuperLink did not start: .*address already in use"):
+            Loopback(folder, port, ("north", "south")).__enter__()
+
+
+CLIENTS = (
+    ("127.0.0.1", "127.0.0.1", True),
+    ("::1", "::1", True),
+    ("::ffff:127.0.0.1", "::ffff:127.0.0.1", True),
+    ("203.0.113.7", "203.0.113.7", True),  # this machine, by its own address
+    ("203.0.113.8", "203.0.113.7", False),
+    ("10.0.0.1", "127.0.0.1", False),
+    ("2001:db8::1", "::1", False),
+    ("unknown", "127.0.0.1", False),
+)
+
+
+@pytest.mark.parametrize(("client", "server", "local"), CLIENTS)
+def test_the_door_tells_this_machine_from_others(client: str, server: str, local: bool) -> None:
+    assert is_local({"client": (client, 5000), "server": (server, 9092)}) is local
+
+
+@pytest.mark.parametrize(
+    ("path", "passes"),
+    [
+        ("/v1/fleet/pull-messages", True),
+        ("/v1/control/start-run", False),
+        ("/v1/fleet", False),
+        ("/v1/fleetx/pull-messages", False),
+        ("//v1/fleet/pull-messages", False),
+        ("/V1/FLEET/pull-messages", False),
+        ("/docs", False),
+        ("/", False),
+        ("", False),
+    ],
+)
+def test_from_elsewhere_the_door_is_open_to_supernodes_only(path: str, passes: bool) -> None:
+    reached, sent = [], []
+
+    async def behind(scope, receive, send):  # type: ignore[no-untyped-def]
+        reached.append(scope["path"])
+
+    async def send(message):  # type: ignore[no-untyped-def]
+        sent.append(message)
+
+    async def receive():  # type: ignore[no-untyped-def]
+        return {}
+
+    elsewhere = {"client": ("203.0.113.8", 5000), "server": ("203.0.113.7", 9092), "path": path}
+    asyncio.run(Door(behind)({"type": "http", **elsewhere}, receive, send))
+    assert bool(reached) is passes
+    assert [message.get("status") for message in sent] == ([] if passes else [403, None])
+    asyncio.run(Door(behind)({"type": "websocket", **elsewhere, "path": "/v1/control/x"}, receive, send))
+    assert sent[-1] == {"type": "websocket.close", "code": 1008}
+
+
+def _until(done, seconds: float) -> None:  # type: ignore[no-untyped-def]
+    deadline = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < deadline, f"not within {seconds} s"
+        time.sleep(0.2)
+
+
+def _own_address() -> str:
+    """An address of this machine that is not loopback."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
+        try:
+            one.connect(("192.0.2.1", 9))  # a datagram socket sends nothing by this
+        except OSError:
+            pytest.skip("this machine has no address but loopback")
+        address: str = one.getsockname()[0]
+    return address
