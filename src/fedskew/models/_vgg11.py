@@ -32,7 +32,7 @@ class VGG11(Network):
         layers: list[nn.Module] = []
         for size in _CONFIG_A:
             if size == _POOL:
-                layers.insert(-1, nn.MaxPool2d(2))
+                layers.insert(-1, nn.MaxPool2d(2))  # before the ReLU that came last
                 rows, columns = rows // 2, columns // 2
                 continue
             out = _scaled(size, width)
