@@ -18,6 +18,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedskew.data import load
 from fedskew.deploy import Agreement, site_app
+from fedskew.deploy._server import DeployedRun
 from fedskew.experiment import Config, resolve
 
 NAMES = ("ash", "birch", "cedar")
@@ -119,6 +120,14 @@ class Federated:
         # Node ids are Flower's to draw: here they are not in the order of the names.
         nodes = {900 - 7 * place: name for place, name in enumerate(NAMES)}
         return LocalGrid({node: (name, app, {"data": str(self.data_of(name))}) for node, name in nodes.items()})
+
+    @property
+    def run_folder(self) -> Path:
+        return self.folder / "run"
+
+    def run(self, grid: LocalGrid, target: Path | None = None) -> DeployedRun:
+        """The server's run, as `serve` makes it but for its report."""
+        return DeployedRun(self.config, self.agreement, grid, self.run_folder, target)
 
     def node(self, name: str) -> int:
         return 900 - 7 * NAMES.index(name)

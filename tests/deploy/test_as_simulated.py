@@ -9,8 +9,7 @@ import pytest
 from federated import federate, tree
 from safetensors.numpy import load_file
 
-from fedskew import simulate
-from fedskew.deploy._server import serve
+from fedskew.experiment._run import Run
 
 FEDPALS = {"preset": "fedpals", "weighting": {"name": "fedpals", "ess": 0.5}}
 
@@ -36,9 +35,9 @@ def test_sites_train_what_was_simulated(tmp_path: Path, method: object, more: di
     config = tree(method, **more)  # type: ignore[arg-type]
     config["target"] = {"mix": "uniform"}
     federation = federate(tmp_path, config)
-    simulated = simulate(federation.config, out=tmp_path / "simulated")
+    simulated = Run(federation.config, 3, tmp_path / "simulated").go()
 
-    deployed = serve(federation.grid(), federation.config, federation.agreement, tmp_path / "deployed")
+    deployed = federation.run(federation.grid()).go(resume=True)
 
     assert len(deployed.rounds) == len(simulated.rounds) == 4
     for here, there in zip(simulated.rounds, deployed.rounds, strict=True):
@@ -51,7 +50,7 @@ def test_sites_train_what_was_simulated(tmp_path: Path, method: object, more: di
         assert there["evaluation"] is not None
         assert np.abs(np.subtract(there["evaluation"]["confusion"], here["evaluation"]["confusion"])).sum() <= 2
         assert there["evaluation"]["loss"] == pytest.approx(here["evaluation"]["loss"], rel=1e-4)
-    (folder,) = (tmp_path / "deployed").iterdir()
-    ours, theirs = load_file(simulated.folder / "model.safetensors"), load_file(folder / "model.safetensors")  # type: ignore[operator]
+    ours = load_file(tmp_path / "simulated" / "model.safetensors")
+    theirs = load_file(federation.run_folder / "model.safetensors")
     for name, values in ours.items():
         np.testing.assert_allclose(theirs[name], values, rtol=1e-4, atol=1e-5)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -187,6 +187,12 @@ def _check_private(config: Config, agreement: Agreement) -> None:
                 "method.selection: selection.seol_kim gives each client quotas of its own samples, which noisy label "
                 "counts don't; choose another, or label_counts = 'exact' in deploy.toml"
             )
+
+
+def needs_label_counts(method: methods.Method, slots: Collection[str] = ("selection", "weighting")) -> bool:
+    """Whether any of a method's fillers of these slots works with label counts at the server."""
+    fillers = [(methods.key_of(slot, filler), filler) for slot in slots for filler in [getattr(method, slot)]]
+    return any(_needs_counts(name, filler) for name, filler in fillers)
 
 
 def _needs_counts(name: str, filler: Any) -> bool:

@@ -19,7 +19,19 @@ from fedskew import methods, models
 from fedskew.deploy._agreement import Agreement, check_config, read_agreement
 from fedskew.deploy._arrays import decode, encode
 from fedskew.deploy._check import CONFUSION, COUNTS, EVALUATION_LOSS, LOSS, SAMPLES
-from fedskew.deploy._instruction import ARRAYS, BROADCAST, CLIENT, CONFIG, METRICS, REPLY, ROUND, STEPS, Task, task_of
+from fedskew.deploy._instruction import (
+    ARRAYS,
+    BROADCAST,
+    CLIENT,
+    CONFIG,
+    METRICS,
+    REPLY,
+    ROUND,
+    STEPS,
+    TELL,
+    Task,
+    task_of,
+)
 from fedskew.deploy._layout import ModelLayout
 from fedskew.deploy._site_data import SiteData, load_site
 from fedskew.deploy._site_state import SiteStates, released_once
@@ -78,7 +90,8 @@ class Site:
             states.keep(task.round, update.state)  # also where that is nothing, so that a loss is noticed
         elif update.state:
             raise ConfigError("data: this method keeps something between rounds; give the site a folder (state)")
-        return self._reply(update, task, ours=given is not None)
+        ours = given is not None
+        return self._reply(update, task, ours, tells=not ours or (TELL in config and self.label_counts != "noisy"))
 
     def evaluate(self, content: RecordDict) -> RecordDict:
         """The reply to an evaluation: the confusion matrix of the test samples, or to a stock server the accuracy."""
@@ -119,11 +132,11 @@ class Site:
         released: NDArray[np.float64] = privatize(self.data.counts, self.epsilon, neighbours=self.neighbours)
         return released
 
-    def _reply(self, update: Update, task: Task, ours: bool) -> RecordDict:
+    def _reply(self, update: Update, task: Task, ours: bool, tells: bool) -> RecordDict:
         figures: dict[str, Any] = {LOSS: update.loss}
         if ours:
             figures |= {CLIENT: task.client, ROUND: task.round, STEPS: update.steps}
-        else:
+        if tells:
             figures[SAMPLES] = len(self.data.targets)
         content = RecordDict({ARRAYS: update.observed, METRICS: MetricRecord(figures)})
         if update.reply:

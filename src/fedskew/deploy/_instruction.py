@@ -2,7 +2,8 @@
 
     arrays      ArrayRecord     the model: the network's state dict
     broadcast   ArrayRecord     what the method sends beside the model; absent where that is nothing
-    config      ConfigRecord    server-round, and for a site of ours: run, client, epochs, counted, steps, quota
+    config      ConfigRecord    server-round, and for a site of ours: fedskew-run, -client, -epochs, -counted, and
+                                -steps, -quota where there are any
 
 A stock Flower server sends the first and the last with `server-round`, and a stock Flower client reads just those.
 """
@@ -10,7 +11,7 @@ A stock Flower server sends the first and the last with `server-round`, and a st
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
@@ -21,15 +22,12 @@ from fedskew.engine import Assignment
 from fedskew.errors import RunError
 
 ARRAYS, BROADCAST, CONFIG, METRICS, REPLY = "arrays", "broadcast", "config", "metrics", "reply"
-ROUND, RUN, CLIENT, EPOCHS, COUNTED, STEPS, QUOTA = (
-    "server-round",
-    "run",
-    "client",
-    "epochs",
-    "counted",
-    "steps",
-    "quota",
+ROUND = "server-round"
+RUN, CLIENT, EPOCHS, COUNTED, STEPS, QUOTA = (
+    f"fedskew-{key}" for key in ("run", "client", "epochs", "counted", "steps", "quota")
 )
+TELL = "fedskew-tell-samples"
+"""Asks for the number of samples with the reply, of a site that may tell it."""
 
 
 class Task(NamedTuple):
@@ -60,7 +58,7 @@ class Task(NamedTuple):
 
 
 def instruction(
-    task: Task, arrays: ArrayRecord, broadcast: Mapping[str, Tensor], config: ConfigRecord | None = None
+    task: Task, arrays: ArrayRecord, broadcast: Mapping[str, Tensor], config: Mapping[str, Any] | None = None
 ) -> RecordDict:
     """The records of a training task; `config`: what else a user's ServerApp tells its clients."""
     told = ConfigRecord(dict(config or {}))

@@ -10,7 +10,7 @@ from torch import Tensor
 from fedskew.deploy._agreement import Agreement
 from fedskew.deploy._arrays import Form, forms
 from fedskew.deploy._site_data import SiteData
-from fedskew.engine import Assignment, Sent, Sequential, hooked
+from fedskew.engine import Assignment, LocalWork, Sent, Sequential
 from fedskew.experiment._config import Config
 from fedskew.experiment._work import make_network, make_work
 from fedskew.methods import Method
@@ -31,11 +31,16 @@ def _returned(config: Config, agreement: Agreement, method: Method, samples: int
     targets = torch.arange(samples) % classes
     data = SiteData(inputs, targets, inputs[:0], targets[:0], classes, Path())
     work = make_work(config, seed, method, data, tuple(agreement.mean), tuple(agreement.std))
+    return trained_forms(model, work, len(agreement.sites))
+
+
+def trained_forms(model: FlatModel, work: LocalWork, clients: int) -> Forms:
+    """The arrays that one client returns beside the model."""
     start = model.read_state()
     sent: dict[str, Tensor] = {}
     kept: dict[str, Tensor] = {}
-    for hooks in hooked(method).values():
-        sent |= hooks.broadcast(hooks.init_server(start.parameters, len(agreement.sites)))
+    for hooks in work.hooks.values():
+        sent |= hooks.broadcast(hooks.init_server(start.parameters, clients))
         kept |= hooks.init_client(start.parameters)
     (update,) = Sequential(model, work).train(1, [Assignment(0, 1, kept)], Sent(start, sent))
     return forms(update.reply)

@@ -1,0 +1,160 @@
+"""What an existing Flower project changes to use a method: two lines on its server, or its ClientApp."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from federated import NAMES, Federated, LocalGrid, federate, tree
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAvg
+from torch import nn
+from torch.nn import functional
+
+from fedskew import deploy, weighting
+from fedskew.deploy import SiteData, client_app, load_site, strategy
+from fedskew.engine import LocalTraining
+from fedskew.errors import ConfigError
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+
+
+def first_arrays() -> ArrayRecord:
+    torch.manual_seed(0)
+    return ArrayRecord(network().state_dict())
+
+
+def project(federation: Federated) -> ClientApp:
+    """A ClientApp as Flower's users write them: it knows nothing of us, but answers a query with its label counts."""
+    app = ClientApp()
+
+    def samples(context: Context) -> SiteData:
+        return load_site(Path(str(context.node_config["data"])), federation.agreement)
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        model, held = network(), samples(context)
+        model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        optimizer = torch.optim.SGD(model.parameters(), lr=float(message.content["config"]["lr"]))
+        loss = functional.cross_entropy(model(held.inputs), held.targets)
+        loss.backward()
+        optimizer.step()
+        metrics = {"train_loss": loss.item(), "num-examples": len(held.targets)}
+        content = RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": MetricRecord(metrics)})
+        return Message(content, reply_to=message)
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        model, held = network(), samples(context)
+        model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        right = model(held.test_inputs).argmax(1) == held.test_targets
+        metrics = {"accuracy": float(right.float().mean()), "num-examples": len(right)}
+        return Message(RecordDict({"metrics": MetricRecord(metrics)}), reply_to=message)
+
+    @app.query()
+    def query(message: Message, context: Context) -> Message:
+        counts = samples(context).counts.astype(int).tolist()
+        return Message(RecordDict({"metrics": MetricRecord({"label-counts": counts})}), reply_to=message)
+
+    return app
+
+
+def with_app(grid: LocalGrid, app: ClientApp) -> LocalGrid:
+    grid.apps = {node: (name, app, settings) for node, (name, _, settings) in grid.apps.items()}
+    return grid
+
+
+def start(grid: LocalGrid, chosen: Any, rounds: int = 2) -> Any:
+    config = ConfigRecord({"lr": 0.5})
+    return chosen.start(grid=grid, initial_arrays=first_arrays(), num_rounds=rounds, timeout=5, train_config=config)
+
+
+def test_a_stock_project_weighs_by_fedavg_as_it_did_before(tmp_path: Path) -> None:
+    federation = federate(tmp_path, tree("fedavg"))
+    before = start(with_app(federation.grid(), project(federation)), FedAvg())
+    after = start(with_app(federation.grid(), project(federation)), strategy("fedavg"))
+    for name, array in before.arrays.items():
+        np.testing.assert_allclose(after.arrays[name].numpy(), array.numpy(), rtol=1e-5, atol=1e-6)
+    assert after.evaluate_metrics_clientapp[2]["accuracy"] == pytest.approx(
+        before.evaluate_metrics_clientapp[2]["accuracy"]
+    )
+
+
+def test_a_stock_project_takes_a_selection_and_a_weighting_by_two_lines(tmp_path: Path) -> None:
+    federation = federate(tmp_path, tree("fedavg"))
+    grid = with_app(federation.grid(), project(federation))
+    chosen = strategy("fedentopt+fedla", participation=0.67)
+    start(grid, chosen, rounds=3)
+    counts = np.array([load_site(federation.data_of(name), federation.agreement).counts for name in NAMES])
+    record = chosen.record
+    assert len(record["cohort"]) == 2
+    np.testing.assert_allclose(record["weights"], weighting.fedla(counts[record["answered"]]), rtol=1e-9)
+    assert [message.metadata.message_type for message in grid.asked][:3] == ["query"] * 3
+
+
+def test_label_counts_may_come_as_a_metric_of_every_reply(tmp_path: Path) -> None:
+    federation = federate(tmp_path, tree("fedavg"))
+    grid = with_app(federation.grid(), project(federation))
+
+    def with_counts(question: Message, answer: Message) -> Message:
+        if question.metadata.message_type == "train":
+            name = grid.apps[question.metadata.dst_node_id][0]
+            counts = load_site(federation.data_of(name), federation.agreement).counts.astype(int).tolist()
+            answer.content["metrics"]["label-counts"] = counts
+        return answer
+
+    grid.tamper = dict.fromkeys(grid.apps, with_counts)
+    chosen = strategy("fedpals", target=np.ones(10), label_counts="metric")
+    start(grid, chosen)
+    counts = np.array([load_site(federation.data_of(name), federation.agreement).counts for name in NAMES])
+    answered = chosen.record["answered"]
+    np.testing.assert_allclose(chosen.record["weights"], weighting.fedpals(counts[answered], np.ones(10)), rtol=1e-6)
+    assert {message.metadata.message_type for message in grid.asked} == {"train", "evaluate"}
+
+
+def test_an_objective_comes_with_our_client_app_under_stock_fedavg(tmp_path: Path) -> None:
+    federation = federate(tmp_path, tree("fedavg"))
+
+    def data(context: Context) -> SiteData:
+        return load_site(Path(str(context.node_config["data"])), federation.agreement)
+
+    results = [
+        start(with_app(federation.grid(), client_app(network, data, method, training=LocalTraining(lr=0.1))), FedAvg())
+        for method in ("fedavg", "fedvls", "fedlc")
+    ]
+    assert [result.evaluate_metrics_clientapp[2]["accuracy"] > 0.2 for result in results] == [True] * 3
+    weights = [result.arrays["1.weight"].numpy() for result in results]
+    assert not np.allclose(weights[0], weights[1])
+    assert not np.allclose(weights[0], weights[2])
+
+
+def test_scaffold_needs_both_sides_and_says_so(tmp_path: Path) -> None:
+    federation = federate(tmp_path, tree("fedavg"))
+
+    def data(context: Context) -> SiteData:
+        return load_site(Path(str(context.node_config["data"])), federation.agreement)
+
+    ours = client_app(network, data, "scaffold", training=LocalTraining(lr=0.1))
+    both = start(with_app(federation.grid(), ours), strategy("scaffold", model=network()), rounds=3)
+    assert both.train_metrics_clientapp[3]["counted"] == 3
+    stock = start(with_app(federation.grid(), project(federation)), strategy("scaffold", model=network()))
+    assert stock.train_metrics_clientapp[2]["counted"] == 0
+    np.testing.assert_array_equal(stock.arrays["1.weight"].numpy(), first_arrays()["1.weight"].numpy())
+    with pytest.raises(ConfigError, match="model: Scaffold needs the network"):
+        strategy("scaffold")
+
+
+def test_what_a_strategy_cant_do_is_said_before_training() -> None:
+    with pytest.raises(ConfigError, match="use 'query'"):
+        strategy("fedentopt", label_counts="metric")
+    with pytest.raises(ConfigError, match="unknown name"):
+        strategy("fedavgg")
+    with pytest.raises(ConfigError, match="FedConcat"):
+        strategy("fedconcat")
+    assert set(deploy.__all__) == {name for name in deploy.__all__ if getattr(deploy, name)}
