@@ -65,7 +65,7 @@ def build(
     with torch.device("meta"):  # no storage and no draws: weights are drawn once, below
         model = network(num_classes, tuple(in_shape), **given)
     # `to_empty`, which would import sympy for half a second.
-    model = model._apply(lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype))
+    model._apply(lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype))  # type: ignore[no-untyped-call]
     model.draw(generator or torch.Generator().manual_seed(0))
     swap_dropout(model)
     return model
