@@ -38,7 +38,8 @@ def test_in_place_it_is_the_same_to_the_bit_and_gradients_stay_as_they_are(momen
         # Two parameters that have one gradient between them, as those of a sum have.
         gradient = torch.randn(37, generator=generator)
         given = gradient.clone()
-        theirs, carried = SGD().step(theirs, lambda _, both=gradient.expand(2, 37): both, carried, settings)
+        both = gradient.expand(2, 37)
+        theirs, carried = SGD().step(theirs, lambda _, both=both: both, carried, settings)
         SGD().step_in_place(list(ours), [given, given], list(own_carried), settings)
         assert torch.equal(ours, theirs)
         assert torch.equal(own_carried, carried)
