@@ -16,6 +16,14 @@ def test_a_generator_depends_on_every_one_of_its_four_numbers():
         assert not np.array_equal(same, generator(*other).random(4))
 
 
+def test_a_generator_is_numpy_s_philox_with_its_documented_key_and_counter():
+    ours = generator(-1, Purpose.SHUFFLE, 2**40, 9)
+    key = np.array([2**64 - 1, Purpose.SHUFFLE], dtype=np.uint64)
+    numpys = np.random.Generator(np.random.Philox(key=key, counter=np.array([0, 0, 2**40, 9], dtype=np.uint64)))
+    np.testing.assert_array_equal(ours.random(9), numpys.random(9))
+    np.testing.assert_array_equal(ours.permutation(50), numpys.permutation(50))
+
+
 def test_streams_of_neighbouring_rounds_and_clients_do_not_overlap():
     draws = [
         generator(0, Purpose.SHUFFLE, round, client).integers(2**63, size=100)
