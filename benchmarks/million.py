@@ -40,8 +40,18 @@ import torch
 from numpy.typing import NDArray
 
 from fedskew import methods, models
-from fedskew.engine import Assignment, Backend, Federation, LocalTraining, LocalWork, Sent, Sequential, Update, hooked
-from fedskew.engine._local_work import Samples
+from fedskew.engine import (
+    Assignment,
+    Backend,
+    Cohort,
+    Federation,
+    LocalTraining,
+    LocalWork,
+    Samples,
+    Sent,
+    Update,
+    hooked,
+)
 from fedskew.experiment import _checkpoint
 from fedskew.labels import LabelCounts, describe, privatize
 from fedskew.models import FlatModel
@@ -110,7 +120,7 @@ def play(counts: NDArray[np.float64], cohort: int, preset: str) -> dict[str, flo
     )
     target = np.random.default_rng(1).dirichlet(np.ones(classes))
     began = time.perf_counter()
-    backend = Timed(Sequential(model, work))
+    backend = Timed(Cohort(model, work, chunk=200))
     asked = Federation(method, backend, counts, target, participation=cohort / len(counts), seed=0)
     state, _ = asked.play(asked.start(model.read_state()))
     first = time.perf_counter() - began
