@@ -65,16 +65,7 @@ class FedEntOpt:
 
     def check(self, counts: CountsLike, size: int) -> None:
         """See `Selection.check`."""
-        clients = len(as_counts(counts))
-        check_round(clients, size)
-        capacity = self._capacity(clients)
-        if capacity + size > clients:
-            raise ArgumentError(
-                f"buffer: {self.buffer:g} keeps {capacity} of {clients} clients out, which leaves fewer than the "
-                f"cohort of {size}; the largest that works is {(clients - size) / clients:.12g}"
-            )
-        if self.candidates is not None and self.candidates < size:
-            raise ArgumentError(f"candidates: {self.candidates} are fewer than the cohort of {size}")
+        self._check(len(as_counts(counts)), size)
 
     def select(
         self,
@@ -88,7 +79,7 @@ class FedEntOpt:
         counts = as_counts(counts)
         check_round(len(counts), size, first)
         check_rng(rng)
-        self.check(counts, size)
+        self._check(len(counts), size)
         if first in state.buffer:
             raise ArgumentError(f"first: client {first} is in the buffer, so it can't be chosen this round")
         candidates = np.delete(np.arange(len(counts)), state.buffer)
@@ -97,6 +88,17 @@ class FedEntOpt:
         cohort = even_cohort(counts, candidates, size, rng.choice(candidates) if first is None else first)
         remembered = np.concatenate([state.buffer, cohort])
         return cohort, FedEntOptState(remembered[max(0, len(remembered) - self._capacity(len(counts))) :])
+
+    def _check(self, clients: int, size: int) -> None:
+        check_round(clients, size)
+        capacity = self._capacity(clients)
+        if capacity + size > clients:
+            raise ArgumentError(
+                f"buffer: {self.buffer:g} keeps {capacity} of {clients} clients out, which leaves fewer than the "
+                f"cohort of {size}; the largest that works is {(clients - size) / clients:.12g}"
+            )
+        if self.candidates is not None and self.candidates < size:
+            raise ArgumentError(f"candidates: {self.candidates} are fewer than the cohort of {size}")
 
     def _capacity(self, clients: int) -> int:
         return math.floor(self.buffer * clients + 1e-9)
