@@ -291,7 +291,7 @@ def _train(console: Console, federation: Loopback) -> dict[str, Any]:
     config = read(federation.folder / "app" / "run.toml")
     folder = run_folder(config, federation.folder / "server" / "runs")
     process = federation.run()
-    seen = 0
+    seen, warned = 0, 0
     with Watch(console, [config]) as watch:
         listen = watch.start(config)
         while True:
@@ -300,6 +300,10 @@ def _train(console: Console, federation: Loopback) -> dict[str, Any]:
             for record in records[seen:]:
                 listen(record)
             seen = len(records)
+            warnings = federation.warnings("run")
+            for warning in warnings[warned:]:
+                console.print(warning, style="yellow", markup=False)
+            warned = len(warnings)
             if over:
                 break
             federation.check()

@@ -28,6 +28,7 @@ GRACE = 15.0
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _LEVEL = re.compile(r"^\s*(?:INFO|WARNING|ERROR)\s*:\s*")
+_WARNING = re.compile(r"^\s*(?:WARNING|ERROR)\s*:")
 _REASON = re.compile(r"ERROR|\[code: \d+\]|\w(?:Error|Exception)\b|_FAILED\b")
 _CHATTER = re.compile(
     r"|For more information.*|.*(?:terminated gracefully|Shutting down|[Ll]ifespan|Finished server process|SuperExec"
@@ -145,10 +146,18 @@ class Loopback:
 
     def last_words(self, name: str) -> str:
         """The last line that a process wrote which gives a reason, or else says anything."""
-        text = self.log(name).read_text(encoding="utf-8", errors="replace") if self.log(name).exists() else ""
-        lines = [line for line in text.split("\n")[-40:] if not _CHATTER.fullmatch(_plain(line))]
+        lines = [line for line in self._lines(name)[-40:] if not _CHATTER.fullmatch(_plain(line))]
         last = next((line for line in reversed(lines) if _REASON.search(line)), lines[-1] if lines else "")
         return _plain(last) or "it said nothing"
+
+    def warnings(self, name: str) -> list[str]:
+        """What a process warned of, each once."""
+        found = (line for line in self._lines(name)[:-1] if _WARNING.match(_COLOUR.sub("", line)))
+        return list(dict.fromkeys(map(_plain, found)))
+
+    def _lines(self, name: str) -> list[str]:
+        log = self.log(name)
+        return log.read_text(encoding="utf-8", errors="replace").split("\n") if log.exists() else []
 
 
 def _plain(line: str) -> str:

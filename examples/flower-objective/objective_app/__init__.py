@@ -1,0 +1,1 @@
+"""A Flower project that trains by an objective of fedskew."""

@@ -1,0 +1,1 @@
+"""A Flower project that takes its cohorts and weights from fedskew."""
