@@ -156,6 +156,25 @@ def test_a_hundred_thousand_clients_need_no_matrix_of_clients() -> None:
     assert report.target.covered == pytest.approx(1)
 
 
+def test_figures_of_many_clients_are_those_of_few() -> None:
+    # Half of 20,000 clients hold one label, half two evenly, one in ten nothing. Sorted and cumulated these mixes are
+    # (1, 1, ...) and (1/2, 1, ...): 1/2 rank apart, in a share n / (2 (n - 1)) of the pairs of n clients.
+    counts = np.zeros((20_000, 8))
+    counts[::2, 0] = 6
+    counts[1::2, 3] = counts[1::2, 5] = 2
+    counts[::10] = counts[5::10] = 0
+    report = describe(counts)
+    assert report.client_consistency.emd == pytest.approx(0.5 * 16_000 / (2 * 15_999))
+    assert report.client_consistency.sampled
+    # sqrt(1 - sqrt(1/2)) between unlike mixes, half of the pairs
+    assert report.client_consistency.hellinger == pytest.approx(math.sqrt(1 - math.sqrt(0.5)) / 2, abs=0.01)
+    assert report.inter_client.jaccard == pytest.approx(0.5, abs=0.01)
+    for client in (1, 2, 10, 19_998, 19_999):
+        alone = describe(counts[[client, 1]])
+        assert report.kl_to_uniform[client] == alone.kl_to_uniform[0]
+        assert report.groups[client].tolist() == alone.groups[0].tolist()
+
+
 def test_a_random_division_is_hardly_skewed_and_disjoint_labels_are_wholly() -> None:
     even = np.random.default_rng(0).multinomial(200, np.full(10, 0.1), size=50)
     found = describe(even).label_distribution
