@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -30,15 +31,21 @@ from fedskew.experiment import resolve
 AGREED = {"sites": ["north", "south"], "classes": [str(digit) for digit in range(10)], "shape": [1, 8, 8]}
 
 
-def deploy_local(folder: Path, *more: str) -> subprocess.Popen[str]:
-    words = ["deploy", "local", str(folder), "--sites", "2", "--set", "training.rounds=1", *more]
-    return subprocess.Popen(
+@contextmanager
+def deploy_local(folder: Path, rounds: int) -> Iterator[subprocess.Popen[str]]:
+    """The command, with two sites; interrupted where a test leaves it running."""
+    words = ["deploy", "local", str(folder), "--sites", "2", "--set", f"training.rounds={rounds}"]
+    with subprocess.Popen(
         [sys.executable, "-m", "fedskew", *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.send_signal(signal.SIGINT)  # nothing to a process that has ended
 
 
 def running(folder: Path) -> list[str]:
@@ -55,8 +62,8 @@ def running(folder: Path) -> list[str]:
 
 def test_a_whole_federation_in_one_command(tmp_path: Path) -> None:
     folder = tmp_path / "trial"
-    process = deploy_local(folder)
-    said, _ = process.communicate(timeout=300)
+    with deploy_local(folder, rounds=1) as process:
+        said, _ = process.communicate(timeout=300)
     assert process.returncode == 0, said
     assert "accuracy on the sites' own test pictures" in said
     (page,) = folder.glob("server/runs/*/report.html")
@@ -174,11 +181,11 @@ def test_commands_are_taken_from_the_servers_own_machine_only(server: Loopback) 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_whatever_stops_it_stops_all_of_it(tmp_path: Path, how: signal.Signals) -> None:
     folder = tmp_path / "trial"
-    process = deploy_local(folder, "--set", "training.rounds=50")
-    _until(lambda: any(folder.glob("server/runs/*/rounds.jsonl")), 180)
-    assert running(folder)
-    process.send_signal(how)
-    said, _ = process.communicate(timeout=60)
+    with deploy_local(folder, rounds=50) as process:
+        _until(lambda: any(folder.glob("server/runs/*/rounds.jsonl")), 180)
+        assert running(folder)
+        process.send_signal(how)
+        said, _ = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "stopped, server and sites too" in said
     assert "Traceback" not in said
@@ -188,16 +195,16 @@ def test_whatever_stops_it_stops_all_of_it(tmp_path: Path, how: signal.Signals) 
 @pytest.mark.faults
 def test_a_site_that_dies_ends_it_with_a_line(tmp_path: Path) -> None:
     folder = tmp_path / "trial"
-    process = deploy_local(folder, "--set", "training.rounds=50")
-    _until(lambda: any(folder.glob("server/runs/*/rounds.jsonl")), 180)
-    for child in descendants([process.pid]):
-        try:
-            words = Path(f"/proc/{child}/cmdline").read_text()
-        except OSError:
-            continue
-        if "flower-supernode" in words and "sites/site-1/" in words:
-            os.kill(child, signal.SIGKILL)
-    said, _ = process.communicate(timeout=60)
+    with deploy_local(folder, rounds=50) as process:
+        _until(lambda: any(folder.glob("server/runs/*/rounds.jsonl")), 180)
+        for child in descendants([process.pid]):
+            try:
+                words = Path(f"/proc/{child}/cmdline").read_text()
+            except OSError:
+                continue
+            if "flower-supernode" in words and "sites/site-1/" in words:
+                os.kill(child, signal.SIGKILL)
+        said, _ = process.communicate(timeout=60)
     assert process.returncode == 2
     assert "site-1 ended by SIGKILL" in said
     assert "Traceback" not in said

@@ -1,0 +1,178 @@
+"""`fedskew deploy site --check`: what a site holds and what will leave it, or one line of what does not fit."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tomli_w
+from PIL import Image
+
+from fedskew.cli import app
+from fedskew.deploy._agreement import agree
+from fedskew.deploy._folder import Address, write_federation
+from fedskew.errors import FedskewError
+from fedskew.experiment import resolve
+
+CONFIG = {
+    "name": "shops",
+    "data": {"name": "folder"},
+    "partition": {"rule": "natural"},
+    "model": {"name": "logistic"},
+    "method": {"preset": "fedavg"},
+    "training": {"rounds": 3},
+}
+HELD = {"shoe": 6, "hat": 2, "glove": 0}
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal that breaks no line."""
+    monkeypatch.setenv("COLUMNS", "300")
+
+
+def paint(folder: Path, held: dict[str, int], size: int = 8, mode: str = "RGB") -> None:
+    """Pictures in class folders."""
+    rng = np.random.default_rng(0)
+    for name, count in held.items():
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        for row in range(count):
+            pixels = rng.integers(0, 256, (size, size, 3), dtype=np.uint8)
+            Image.fromarray(pixels).convert(mode).save(folder / name / f"{row}.png")
+
+
+def site(tmp_path: Path, method: str = "fedavg", **agreed: object) -> Path:
+    """A site's folder in a federation of three classes, with its pictures."""
+    terms = agree({"sites": ["north", "south"], "classes": ["glove", "hat", "shoe"], "shape": [3, 8, 8], **agreed})
+    config = resolve({**CONFIG, "method": {"preset": method}})
+    write_federation(
+        tmp_path / "fed", config, terms, Address("localhost", 9092), {"name": "folder", "root": "pictures"}
+    )
+    folder = tmp_path / "fed" / "sites" / "north"
+    paint(folder / "pictures" / "train", HELD)
+    paint(folder / "pictures" / "test", {"shoe": 1, "hat": 1})
+    return folder
+
+
+def check(folder: Path, capsys: pytest.CaptureFixture[str], *more: object) -> str:
+    """What the command prints, on one line."""
+    app(["deploy", "site", "--check", str(folder / "data.toml"), *map(str, more)], standalone_mode=False)
+    return " ".join(re.sub(r"[^\w\s.,:;%()'-]", " ", capsys.readouterr().out).split())
+
+
+def test_it_says_what_the_site_holds(tmp_path, capsys):
+    said = check(site(tmp_path), capsys)
+    assert "8 samples to train on, 2 to test; 3 x 8 x 8" in said
+    assert re.search(r"glove 0 none 0 hat 2 1 shoe 6 1", said)
+
+
+def test_it_says_what_will_leave(tmp_path, capsys):
+    said = check(site(tmp_path), capsys)
+    assert "number of its training samples of each of 3 classes" in said
+    assert f"{(3 * 8 * 8 + 1) * 3 * 4:,}" in said  # a logistic regression in float32
+    assert "confusion matrix" in said
+    assert "never samples" in said
+
+
+def test_noisy_counts_say_their_epsilon_and_no_confusion_matrix_leaves(tmp_path, capsys):
+    said = check(site(tmp_path, label_counts="noisy", epsilon=0.5), capsys)
+    assert "epsilon 0.5" in said
+    assert "confusion" not in said
+    assert "exactly" in said
+
+
+def test_withheld_counts_are_not_told(tmp_path, capsys):
+    said = check(site(tmp_path, label_counts="withheld"), capsys)
+    assert "of each of 3 classes" not in said
+    assert "label counts" in said.partition("never")[2]
+
+
+def test_what_a_method_needs_is_among_it(tmp_path, capsys):
+    assert "scaffold" in check(site(tmp_path, method="scaffold"), capsys)
+
+
+def test_looking_changes_nothing(tmp_path, capsys):
+    folder = site(tmp_path, label_counts="noisy", epsilon=0.5)
+    before = set(folder.rglob("*"))
+    check(folder, capsys)
+    assert set(folder.rglob("*")) == before
+
+
+def test_the_agreement_may_be_elsewhere(tmp_path, capsys):
+    folder = site(tmp_path)
+    (folder / "deploy.toml").unlink()
+    (folder / "run.toml").unlink()
+    assert "8 samples" in check(folder, capsys, "--agreement", tmp_path / "fed" / "app")
+
+
+def other_class(folder: Path) -> None:
+    paint(folder / "pictures" / "train", {"glvoe": 2})
+
+
+def other_shape(folder: Path) -> None:
+    for part in ("train", "test"):
+        paint(folder / "pictures" / part, HELD, size=9)
+
+
+def grey(folder: Path) -> None:
+    for part in ("train", "test"):
+        paint(folder / "pictures" / part, HELD, mode="L")
+
+
+def no_pictures(folder: Path) -> None:
+    (folder / "pictures").rename(folder / "elsewhere")
+
+
+def no_picture(folder: Path) -> None:
+    (folder / "pictures" / "train" / "hat" / "0.png").write_text("not a picture")
+
+
+def no_agreement(folder: Path) -> None:
+    (folder / "deploy.toml").unlink()
+
+
+def no_data_file(folder: Path) -> None:
+    (folder / "data.toml").unlink()
+
+
+def no_table(folder: Path) -> None:
+    (folder / "data.toml").write_text('state = "state"\n')
+
+
+def wrong_key(folder: Path) -> None:
+    (folder / "data.toml").write_text(tomli_w.dumps({"stat": "x", "data": {"name": "folder", "root": "pictures"}}))
+
+
+def wrong_reader(folder: Path) -> None:
+    (folder / "data.toml").write_text(tomli_w.dumps({"data": {"name": "foldre", "root": "pictures"}}))
+
+
+def no_toml(folder: Path) -> None:
+    (folder / "data.toml").write_text("[data\n")
+
+
+@pytest.mark.parametrize(
+    ("mistake", "says"),
+    [
+        (other_class, ["'glvoe'", "did you mean 'glove'"]),
+        (other_shape, ["(3, 9, 9)", "(3, 8, 8)"]),
+        (grey, ["(1, 8, 8)", "(3, 8, 8)"]),
+        (no_pictures, ["pictures does not exist"]),
+        (no_picture, ["0.png", "picture"]),
+        (no_agreement, ["deploy.toml"]),
+        (no_data_file, ["data.toml"]),
+        (no_table, ["[data]"]),
+        (wrong_key, ["stat", "did you mean 'state'"]),
+        (wrong_reader, ["foldre", "folder"]),
+        (no_toml, ["data.toml"]),
+    ],
+)
+def test_what_does_not_fit_is_one_line(tmp_path, capsys, mistake, says):
+    folder = site(tmp_path)
+    mistake(folder)
+    with pytest.raises(FedskewError) as error:
+        check(folder, capsys)
+    assert all(word in str(error.value) for word in says), error.value
+    assert "\n" not in str(error.value)
