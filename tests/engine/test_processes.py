@@ -43,7 +43,7 @@ EVERYTHING_KEPT_AND_SENT = {
 
 
 def tree(processes: int | None = None, **tables) -> dict:
-    engine = {} if processes is None else {"backend": "processes", "processes": processes}
+    engine = {"backend": "sequential"} if processes is None else {"backend": "processes", "processes": processes}
     return {**TASK, **tables, "engine": engine}
 
 

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from fedskew import torchrun
 from fedskew.cli import demo, deploy, labels, methods, recipes, report, reproduce, run, sweep
 from fedskew.errors import FedskewError
 
@@ -60,8 +61,9 @@ def main() -> None:
     except FedskewError as error:
         if "--debug" in sys.argv:
             raise
-        Console(stderr=True, soft_wrap=True).print(f"fedskew: {error}", markup=False, highlight=False, style="red")
+        console = Console(stderr=True, soft_wrap=True, quiet=torchrun.rank() > 0)
+        console.print(f"fedskew: {error}", markup=False, highlight=False, style="red")
         sys.exit(2)
     except KeyboardInterrupt:
-        Console(stderr=True).print("stopped")
+        Console(stderr=True, quiet=torchrun.rank() > 0).print("stopped")
         sys.exit(130)

@@ -38,8 +38,10 @@ def run(
         fedskew run my.toml --set training.lr=0.05 --seeds 0,1,2
 
         fedskew run my.toml --method fedavg --method fedvls      (the same task under each, and one report)
+
+        torchrun --nproc-per-node 4 -m fedskew run my.toml      (each cohort over four processes, or GPUs)
     """
-    from fedskew import methods, models
+    from fedskew import methods, models, torchrun
     from fedskew.cli.changes import changed_keys
     from fedskew.cli.progress import Watch
     from fedskew.cli.tables import results_table
@@ -48,7 +50,7 @@ def run(
     changed = changed_keys(changes, seeds, device, data_root)
     whole = read(config, changed, quick)
     configs: list[Config] = [whole.with_method(name) for name in method] if method else [whole]
-    console = Console()
+    console = Console(quiet=torchrun.rank() > 0)
     for one in configs:
         notes = methods.check(methods.build(one.method, one.training.momentum))
         for note in filter(None, [*notes, models.note(one.model.name, one.model.parameters)]):
@@ -69,6 +71,6 @@ def run(
                 f"{result.config.name}: {diverged} updates diverged and were left out; try a smaller training.lr"
             )
     path = results[0].folder / "report.html" if results[0].folder else out
-    if len(results) > 1:
+    if len(results) > 1 and torchrun.rank() == 0:
         path = write_report([run for result in results for run in result.runs], out / f"{whole.name}.html", whole.name)
     console.print(f"report: {path}", soft_wrap=True)

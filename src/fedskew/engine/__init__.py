@@ -10,6 +10,7 @@ from fedskew.engine._fedconcat import FedConcatCourse, FedConcatState
 from fedskew.engine._federation import Federation, ServerState, hooked
 from fedskew.engine._local_work import ClientData, Divided, LocalWork, Samples
 from fedskew.engine._processes import Processes
+from fedskew.engine._ranks import Ranks, from_the_first
 from fedskew.engine._records import ClientEvaluation, Evaluation, Round
 from fedskew.engine._sequential import Sequential
 
@@ -31,6 +32,7 @@ __all__ = [
     "LocalWork",
     "Observer",
     "Processes",
+    "Ranks",
     "Round",
     "Samples",
     "Sent",
@@ -38,6 +40,7 @@ __all__ = [
     "ServerState",
     "Update",
     "evaluation",
+    "from_the_first",
     "hooked",
     "plain",
     "predict",

@@ -18,6 +18,8 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from fedskew.errors import RunError
+
 _ALIGNMENT = 64  # bytes; some kernels compute alike only where data are aligned alike
 _LARGE = 2**16  # bytes; what is smaller is copied as quickly as looked up
 _OWN = -1
@@ -131,6 +133,36 @@ class Channel:
         return _Unpacker(self.connection.recv_bytes(), memory, copy=True).load()
 
 
+def sendable(error: Exception) -> Exception:
+    """The error itself, or what it says where it can't be pickled."""
+    try:
+        again = pickle.loads(pickle.dumps(error))
+    except Exception:
+        again = None
+    return error if type(again) is type(error) else RunError(f"{type(error).__name__}: {error}")
+
+
+def pack(message: Any) -> Tensor:
+    """What can be pickled, its tensors on the CPU byte for byte, as a row of int32."""
+    packer = _Packer()
+    packer.dump(message)
+    text = packer.stream.getbuffer()
+    start = _aligned(8 + len(text))
+    row = torch.zeros(_aligned(start + packer.size), dtype=torch.uint8)
+    row[:8] = torch.tensor([len(text)]).view(torch.uint8)
+    row[8 : 8 + len(text)] = torch.frombuffer(text, dtype=torch.uint8)
+    for tensor, place in packer.loose:
+        place.of(row[start:]).copy_(tensor.detach())
+    return row.view(torch.int32)
+
+
+def unpack(row: Tensor) -> Any:
+    """What was packed; its tensors are copies."""
+    memory = row.clone().view(torch.uint8)
+    text = memory[8 : 8 + int(memory[:8].view(torch.int64))]
+    return _Unpacker(text.numpy().tobytes(), {_OWN: memory[_aligned(8 + len(text)) :]}, copy=True).load()
+
+
 class _Place(NamedTuple):
     """Where a tensor lies: in which block, from which byte on, and how."""
 
@@ -175,7 +207,7 @@ class _Packer(pickle.Pickler):
             place = _Place(_OWN, self.size, value.dtype, tuple(value.shape), strides)
             self.loose.append((value, place))
             self._placed[id(value)] = place
-            self.size += -(-max(value.nbytes, 1) // _ALIGNMENT) * _ALIGNMENT
+            self.size += _aligned(value.nbytes)
         return self._placed[id(value)]
 
 
@@ -189,6 +221,10 @@ class _Unpacker(pickle.Unpickler):
     def persistent_load(self, place: _Place) -> Tensor:
         view = place.of(self._memory[place.block])
         return view.clone() if self._copy and place.block == _OWN else view
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
 def _anonymous_file(size: int) -> int:

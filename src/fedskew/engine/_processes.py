@@ -17,7 +17,7 @@ import torch
 
 from fedskew.children import Child
 from fedskew.engine._backend import Assignment, Backend, Observer, Sent, Update
-from fedskew.engine._channel import Block, Channel, Desk, share
+from fedskew.engine._channel import Block, Channel, Desk, sendable, share
 from fedskew.engine._local_work import LocalWork
 from fedskew.engine._sequential import Sequential
 from fedskew.errors import ArgumentError, RunError
@@ -144,17 +144,8 @@ def _work(connection: Connection, threads: int) -> None:
         except EOFError:
             return
         except Exception as error:
-            answer = None, _sendable(error), traceback.format_exc()
+            answer = None, sendable(error), traceback.format_exc()
         channel.send(answer)
-
-
-def _sendable(error: Exception) -> Exception:
-    """The error itself, or what it says where it can't be pickled."""
-    try:
-        again = pickle.loads(pickle.dumps(error))
-    except Exception:
-        again = None
-    return error if type(again) is type(error) else RunError(f"{type(error).__name__}: {error}")
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from safetensors.torch import save_file
 from torch import Tensor
 
+from fedskew import torchrun
 from fedskew.data import Inputs, take
 from fedskew.engine import (
     ClientStates,
@@ -234,7 +235,7 @@ def choose_device(name: str) -> torch.device:
     if name == "cpu" or not has_gpu:
         return torch.device("cpu")
     torch.backends.cudnn.allow_tf32 = False
-    return torch.device("cuda")
+    return torch.device("cuda", torchrun.local_rank()) if torchrun.launched() else torch.device("cuda")
 
 
 @contextmanager

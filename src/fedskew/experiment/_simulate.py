@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from fedskew import torchrun
 from fedskew.engine import Round
 from fedskew.errors import ConfigError, MissingPackageError
 from fedskew.experiment._config import Config, read, resolve, write
 from fedskew.experiment._folder import plain_json, write_text
+from fedskew.experiment._mirror import own_place
 from fedskew.experiment._records import SeedRun
 from fedskew.experiment._run import Progress, Run
 from fedskew.experiment._summary import over_seeds, score
@@ -64,7 +66,7 @@ def simulate(
     progress: Progress | None = None,
     **tables: Any,
 ) -> Result:
-    """Train a federation on this machine.
+    """Train a federation on this machine, or on all ranks of `torchrun`, of which the first writes.
 
     `config`: the path of a TOML file, a tree, or None with the tree's tables as keyword arguments (which replace the
     config's own where both are given). In a tree from Python, a filler, a class or a function may stand where a name
@@ -85,15 +87,16 @@ def simulate(
     runs: list[SeedRun] = []
     model: nn.Module | None = None
     single = len(whole.seeds) == 1 and whole.tune is None
-    for seed in whole.seeds:
-        place = folder if single or folder is None else folder / f"seed-{seed}"
-        run, trained = _seed(whole, seed, place, resume, progress)
-        runs.append(run)
-        model = trained if model is None else model
+    with own_place(whole, folder, resume) as (here, place):
+        for seed in whole.seeds:
+            part = place if single or place is None else place / f"seed-{seed}"
+            run, trained = _seed(here, seed, part, resume, progress)
+            runs.append(run)
+            model = trained if model is None else model
     assert model is not None
     summary = runs[0].summary if single else over_seeds([run.summary for run in runs])
     result = Result(whole, tuple(runs), model, summary, folder)
-    if folder is not None:
+    if folder is not None and torchrun.rank() == 0:
         if not single:
             write(whole, folder / "config.toml")
             parts = [f"seed-{seed}" for seed in whole.seeds]

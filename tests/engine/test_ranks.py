@@ -1,0 +1,135 @@
+"""A cohort over the ranks of torchrun, started for real: the bits of one process, and no hang when a rank dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import fedskew
+from fedskew.engine._channel import pack, unpack
+from fedskew.engine._ranks import deal
+
+CONFIG = """
+schema = 1
+name = "task"
+data.name = "digits"
+partition = {rule = "dirichlet_by_class", clients = 8, beta = 0.3, min_size = 1}
+model = {name = "fragile:Fragile", flag = "flag"}
+training = {rounds = 4, participation = 0.6, epochs = 2, batch_size = 32, lr = 0.05, momentum = 0.5}
+conditions = {stragglers = 0.5, dropout = 0.2}
+evaluation = {clients = true, every = 2}
+engine = {backend = "sequential", device = "cpu"}
+output = {checkpoint_every = 3}
+
+[method]
+selection = {name = "seol_kim"}
+objective = {name = "fedvls_calibration", terms = [{name = "moon"}, {name = "fpl"}, {name = "vacant_distillation"}]}
+local_step = {name = "scaffold"}
+"""
+"""Quotas, a teacher, a previous model, states of two fillers, replies of two, and evaluations of every client."""
+
+FRAGILE = """
+import os, pathlib, signal
+from torch import nn
+
+
+class Fragile(nn.Module):
+    def __init__(self, num_classes, in_shape, flag):
+        super().__init__()
+        self.layer, self.head = nn.Linear(64, 12), nn.Linear(12, num_classes)
+        self.passes, self.flag = 0, pathlib.Path(flag)
+
+    def features(self, x):
+        self.passes += self.training
+        if os.environ.get("RANK") == "1" and self.flag.exists() and self.passes > 60:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.layer(x.flatten(1)).relu()
+
+    def forward(self, x):
+        return self.head(self.features(x))
+"""
+"""A model that ends the second rank after some 60 steps, as the kernel does for want of memory, while a file exists."""
+
+
+def run(folder: Path, ranks: int, *words: str) -> subprocess.CompletedProcess[str]:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
+    command = [*torchrun, "-m", "fedskew", "run", "task.toml", *words]
+    return subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, timeout=100, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+
+
+def left(folder: Path) -> tuple:
+    """What a run leaves behind, seconds aside."""
+    (place,) = folder.glob("task-*")
+    records = [json.loads(line) | {"seconds": None} for line in (place / "rounds.jsonl").read_text().splitlines()]
+    return records, (place / "model.safetensors").read_bytes()
+
+
+def test_a_run_whose_rank_is_killed_ends_and_goes_on_over_another_number_with_the_bits_of_one_process(
+    tmp_path, monkeypatch
+):
+    (tmp_path / "task.toml").write_text(CONFIG)
+    (tmp_path / "fragile.py").write_text(FRAGILE)
+    (tmp_path / "flag").touch()
+    killed = run(tmp_path, 2)
+    assert killed.returncode != 0
+    told = [line for line in killed.stderr.splitlines() if line.startswith("fedskew: ")]
+    assert len(told) == 1, killed.stderr
+    assert "another rank has" in told[0]
+    assert "with --resume, on any number of ranks" in told[0]
+    (place,) = (tmp_path / "runs").iterdir()
+    assert (place / "checkpoint" / "state.safetensors").exists()
+    assert not (place / "model.safetensors").exists()
+
+    (tmp_path / "flag").unlink()
+    resumed = run(tmp_path, 3, "--resume")
+    assert resumed.returncode == 0, resumed.stderr
+    assert resumed.stdout.count("report:") == 1
+    assert (place / "report.html").exists()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    fedskew.simulate("task.toml", out="alone")
+    assert left(tmp_path / "runs") == left(tmp_path / "alone")
+    assert json.loads((place / "summary.json").read_text())["backend"] == {"name": "sequential", "ranks": 3}
+
+
+def test_clients_are_dealt_to_the_rank_with_least_work_the_longest_first():
+    # 9 to the first, 5 to the second, which has less and gets 4 too; of two with 9, the first gets the last.
+    assert deal([4, 9, 1, 5], 2) == [[1, 2], [3, 0]]
+    assert deal([], 3) == [[], [], []]
+
+
+@given(work=st.lists(st.integers(0, 100)), ranks=st.integers(1, 9))
+def test_every_client_is_dealt_once_and_no_rank_has_more_than_another_by_over_one_client(work, ranks):
+    dealt = deal(work, ranks)
+    assert sorted(place for own in dealt for place in own) == list(range(len(work)))
+    loads = [sum(work[place] for place in own) for own in dealt]
+    assert max(loads) - min(loads) <= max(work, default=0)
+
+
+def test_what_is_packed_comes_back_bit_for_bit():
+    not_a_number = torch.tensor([0x7FC12345, -1, 0], dtype=torch.int32).view(torch.float32)
+    message = {
+        "floats": not_a_number,
+        "wide": torch.arange(6, dtype=torch.float64).view(2, 3).t(),
+        "counts": torch.tensor(2**40),
+        "none": torch.zeros(0, 3),
+        "flags": torch.tensor([True, False, True]),
+        "plain": (1.1, "text", None),
+    }
+    row = pack(message)
+    assert row.dtype == torch.int32
+    back = unpack(torch.cat([row, torch.zeros(7, dtype=torch.int32)]))
+    assert back["plain"] == message["plain"]
+    assert torch.equal(back["floats"].view(torch.int32), not_a_number.view(torch.int32))
+    for name in ("wide", "counts", "none", "flags"):
+        torch.testing.assert_close(back[name], message[name], rtol=0, atol=0)
+    assert back["wide"].stride() == message["wide"].stride()
