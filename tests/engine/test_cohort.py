@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -12,18 +13,25 @@ from torch.nn.functional import relu
 
 from covering import Cell, covering_set
 from fedskew import methods
+from fedskew.data import AUGMENTATIONS
 from fedskew.engine import (
+    Assignment,
     Cohort,
     Conditions,
     Divided,
     Federation,
     LocalTraining,
     LocalWork,
+    Samples,
+    Sent,
     Sequential,
+    Update,
+    _cohort_layers,
     hooked,
 )
+from fedskew.errors import RunError
 from fedskew.methods import Method
-from fedskew.models import FlatModel, swap_dropout
+from fedskew.models import FlatModel, ModelState, build, swap_dropout
 from fedskew.models._network import Network
 
 ROWS, FEATURES, CLASSES, CLIENTS = 120, 5, 4, 8
@@ -64,24 +72,69 @@ def data() -> Divided:
     return Divided(torch.from_numpy(inputs.astype(np.float32)), torch.from_numpy(targets), rows, counts)
 
 
-def federations(method: Method, network: type[Network] = Plain, chunk: int | None = None, **training):
-    """The same federation on two backends, and its untrained model."""
-    torch.manual_seed(3)
-    module = swap_dropout(network())
+def backends(method: Method, module: nn.Module, divided: Divided | None = None, chunk: int | None = None, **parts):
+    """One client after another, the cohort at once, and the untrained model."""
     drawn = torch.Generator().manual_seed(1)
     for filler in hooked(method).values():
         module = filler.adapt(module, drawn)
-    divided = data()
-    settings = LocalTraining(**{"batch_size": 8, "lr": 0.05, "momentum": 0.5, "weight_decay": 0.01} | training)
-    work = LocalWork(divided, method.objective, method.local_step, settings, seed=4, hooks=hooked(method))
-    backends = [make(FlatModel(copy.deepcopy(module)), work) for make in (Sequential, Cohort)]
-    backends[1].chunk = chunk
+    settings = {"batch_size": 8, "lr": 0.05, "momentum": 0.5, "weight_decay": 0.01}
+    augment, observe = parts.pop("augment", None), parts.pop("observe", None)
+    work = LocalWork(
+        divided or data(),
+        method.objective,
+        method.local_step,
+        LocalTraining(**settings | parts),
+        seed=4,
+        augment=augment,
+        hooks=hooked(method),
+    )
+    alone = Sequential(FlatModel(copy.deepcopy(module)), work, observe)
+    return alone, Cohort(FlatModel(module), work, observe, chunk), alone.model.read_state()
+
+
+def network(kind: type[Network] = Plain) -> Network:
+    torch.manual_seed(3)
+    return swap_dropout(kind())
+
+
+def sent_by(method: Method, model: ModelState) -> Sent:
+    """What the server sends in the first round."""
+    broadcast = {}
+    for hooks in hooked(method).values():
+        broadcast |= hooks.broadcast(hooks.init_server(model.parameters, CLIENTS))
+    return Sent(model, broadcast)
+
+
+def fresh(method: Method, model: ModelState) -> dict[str, Tensor]:
+    """What a client keeps before its first participation."""
+    return {
+        key: value for hooks in hooked(method).values() for key, value in hooks.init_client(model.parameters).items()
+    }
+
+
+def assert_close_updates(ours: Sequence[Update], theirs: Sequence[Update], **close) -> None:
+    assert [update.client for update in ours] == [update.client for update in theirs]
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.steps == other.steps
+        assert one.loss == pytest.approx(other.loss, rel=1e-4, abs=1e-6)
+        assert torch.equal(one.integers, other.integers)
+        for part in ("change", "buffers"):
+            torch.testing.assert_close(getattr(one, part), getattr(other, part), **close or CLOSE)
+        for part in ("reply", "state"):
+            named, expected = getattr(one, part), getattr(other, part)
+            assert named.keys() == expected.keys()
+            for name, value in expected.items():
+                torch.testing.assert_close(named[name], value, **close or CLOSE)
+
+
+def federations(method: Method):
+    """The same federation on two backends, and its untrained model."""
+    *both, model = backends(method, network())
     conditions = Conditions(dropout=0.2, stragglers=0.5)
-    whole = [
-        Federation(method, one, divided.counts, TARGET, 0.5, seed=4, epochs=2, conditions=conditions)
-        for one in backends
-    ]
-    return (*whole, backends[0].model.read_state())
+    return *(
+        Federation(method, one, one.work.data.counts, TARGET, 0.5, seed=4, epochs=2, conditions=conditions)
+        for one in both
+    ), model
 
 
 def play(federation: Federation, model, rounds: int):
@@ -111,3 +164,174 @@ def assert_close_runs(one, other) -> None:
 def test_every_accepted_pair_of_fillers_trains_as_one_client_after_another(cell: Cell):
     alone, together, model = federations(methods.build(methods.expand(cell.tables()), 0.5))
     assert_close_runs(play(together, model, 2), play(alone, model, 2))
+
+
+def built(**tables) -> Method:
+    return methods.build(methods.expand(tables), 0.5)
+
+
+TEACHING = {"name": "fedvls_calibration", "terms": [{"name": "vacant_distillation"}, {"name": "suppression"}]}
+UNEVEN = [Assignment(client, 3) for client in (2, 0, 7, 3, 5)]
+
+
+@pytest.mark.parametrize("step", ["sgd", "fedsam"])
+@pytest.mark.parametrize("left", [False, True], ids=["teacher in eval mode", "teacher on batch statistics"])
+def test_batch_norm_is_each_clients_own_and_sees_real_rows_only(step, left):
+    method = built(objective=TEACHING, local_step={"name": step})
+    # The asked have 17, 40, 27, 0 and 24 samples: batches of 9, of 8, 6 and 4, none of a single row.
+    alone, together, model = backends(method, network(Normed), batch_size=9, teacher_train_mode=left)
+    ours = together.train(1, UNEVEN, Sent(model))
+    assert_close_updates(ours, alone.train(1, UNEVEN, Sent(model)))
+    assert all(torch.equal(update.buffers, model.buffers) == (update.steps == 0) for update in ours)
+
+
+def test_batch_norm_of_a_single_value_is_refused_as_one_client_after_another_refuses_it():
+    _, together, model = backends(built(), network(Normed), batch_size=13)
+    with pytest.raises(RunError, match=r"round 1, clients 0, 7, step 2: .*more than 1 value"):
+        together.train(1, [Assignment(client, 2) for client in (7, 0, 3)], Sent(model))
+
+
+def test_a_padded_row_and_a_finished_step_change_nothing():
+    alone, together, model = backends(built(objective=TEACHING), network(), weight_decay=0.1)
+    # 3 and 1 samples beside 40: their single batches are padded to 8 rows, and 4 of 5 steps pass them by.
+    for client in (1, 6):
+        (beside, _) = together.train(2, [Assignment(client, 1), Assignment(0, 1)], Sent(model))
+        (by_itself,) = alone.train(2, [Assignment(client, 1)], Sent(model))
+        assert_close_updates([beside], [by_itself], rtol=1e-5, atol=1e-7)
+        assert beside.steps == 1
+
+
+def test_what_a_padded_row_holds_does_not_matter():
+    divided = data()
+    other = data()
+    other.inputs[divided.rows[0]] = 1e6  # client 0's: it diverges, and nobody else notices
+    results = []
+    for one in (divided, other):
+        _, together, model = backends(built(), network(), one)
+        results.append(together.train(2, [Assignment(0, 2), Assignment(2, 2), Assignment(1, 2)], Sent(model))[1:])
+    assert all(torch.equal(one.change, two.change) for one, two in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3])
+def test_order_and_size_of_the_stack_change_results_by_rounding_only(chunk):
+    _, together, model = backends(built(objective=TEACHING), network())
+    everybody = [Assignment(client, 2) for client in range(CLIENTS)]
+    whole = together.train(1, everybody, Sent(model))
+    _, chunked, _ = backends(built(objective=TEACHING), network(), chunk=chunk)
+    assert_close_updates(chunked.train(1, everybody[::-1], Sent(model))[::-1], whole, rtol=1e-4, atol=1e-6)
+
+
+def test_quotas_steps_and_stragglers_are_those_of_one_client_after_another():
+    alone, together, model = backends(built(), network())
+    asked = [
+        Assignment(0, 2, quota=np.array([3.0, 0.0, 5.0, 1.0])),
+        Assignment(2, 5, steps=4),
+        Assignment(5, 1),
+        Assignment(7, 0),
+        Assignment(4, 3, steps=0),
+    ]
+    ours = together.train(3, asked, Sent(model))
+    assert_close_updates(ours, alone.train(3, asked, Sent(model)))
+    assert [update.steps for update in ours] == [4, 4, 3, 0, 0]
+
+
+def test_clients_that_kept_something_train_beside_those_that_did_not():
+    method = built(objective={"name": "cross_entropy", "terms": [{"name": "moon"}]}, local_step={"name": "scaffold"})
+    alone, together, model = backends(method, network(), persist_momentum=True)
+    sent, new = sent_by(method, model), fresh(method, model)
+    first = together.train(1, [Assignment(client, 1, new) for client in (0, 1)], sent)
+    moved = sent._replace(model=model._replace(parameters=model.parameters + 0.1))
+    asked = [Assignment(0, 1, first[0].state), Assignment(2, 1, new), Assignment(1, 2, first[1].state)]
+    assert "previous.parameters" in first[0].state
+    assert_close_updates(together.train(2, asked, moved), alone.train(2, asked, moved))
+
+
+def test_an_observer_sees_each_client_after_its_own_training():
+    def observe(round, client, module):
+        return round, client, [value.clone() for value in module.state_dict().values()]
+
+    alone, together, model = backends(built(), network(Normed), batch_size=9, observe=observe)
+    for ours, theirs in zip(together.train(3, UNEVEN, Sent(model)), alone.train(3, UNEVEN, Sent(model)), strict=True):
+        assert ours.observed[:2] == theirs.observed[:2] == (3, ours.client)
+        torch.testing.assert_close(ours.observed[2], theirs.observed[2], **CLOSE)
+
+
+@pytest.mark.parametrize("augmentation", [None, "crop_flip", "fedentopt"])
+@pytest.mark.parametrize("name", ["lenet5", "cnn_mnist", "cnn_w2"])
+def test_convolutions_channel_dropout_and_augmentation_are_each_clients_own(name, augmentation):
+    shape = (1, 16, 16) if name == "cnn_mnist" else (3, 16, 16)
+    flat = data()
+    inputs = torch.from_numpy(np.random.default_rng(5).random((ROWS, *shape)).astype(np.float32))
+    divided = Divided(inputs, flat.targets, flat.rows, flat.counts)
+    augment = None if augmentation is None else AUGMENTATIONS[augmentation]().bind((), ())
+    module = build(name, CLASSES, shape)
+    alone, together, model = backends(built(objective=TEACHING), module, divided, augment=augment)
+    asked = [Assignment(client, 2) for client in (1, 2, 5)]
+    assert_close_updates(together.train(2, asked, Sent(model)), alone.train(2, asked, Sent(model)))
+
+
+@pytest.mark.parametrize("form", ["each", "columns", "grouped"])
+@pytest.mark.parametrize("options", [{}, {"stride": 2, "padding": (1, 2)}, {"padding": "same"}, {"groups": 2}], ids=str)
+def test_every_form_of_a_convolution_is_the_convolution(form, options, monkeypatch):
+    if form == "columns" and ("groups" in options or options.get("padding") == "same"):
+        pytest.skip("the rule never takes it there")
+    monkeypatch.setattr(_cohort_layers, "convolution_form", lambda *_: form)
+    flat = data()
+    inputs = torch.from_numpy(np.random.default_rng(5).normal(size=(ROWS, 2, 9, 7)).astype(np.float32))
+    divided = Divided(inputs, flat.targets, flat.rows, flat.counts)
+    torch.manual_seed(0)
+    module = nn.Sequential(
+        nn.Conv2d(2, 4, 3, bias=False), nn.ReLU(), nn.Conv2d(4, 6, 3, **options), nn.Flatten(), nn.LazyLinear(CLASSES)
+    )
+    module(inputs[:2])
+    alone, together, model = backends(built(), module, divided)
+    assert_close_updates(together.train(1, UNEVEN, Sent(model)), alone.train(1, UNEVEN, Sent(model)))
+
+
+def test_layers_of_a_users_own_that_write_buffers_are_each_clients_own():
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(FEATURES, CLASSES)
+            self.register_buffer("seen", torch.zeros(1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.seen.add_(x.abs().mean().detach())
+            out: Tensor = self.fc(x)
+            return out
+
+    alone, together, model = backends(built(), Counting(), batch_size=1)  # batches without padding
+    asked = [Assignment(client, 1) for client in (1, 4, 6)]
+    assert_close_updates(together.train(1, asked, Sent(model)), alone.train(1, asked, Sent(model)))
+
+
+def test_a_client_that_diverges_leaves_the_others_as_they_are():
+    _, together, model = backends(built(), network(), lr=0.05)
+    calm = together.train(1, [Assignment(2, 1), Assignment(5, 1)], Sent(model))
+    divided = data()
+    divided.inputs[divided.rows[5]] = float("inf")
+    _, together, _ = backends(built(), network(), divided)
+    mixed = together.train(1, [Assignment(2, 1), Assignment(5, 1)], Sent(model))
+    assert torch.equal(mixed[0].change, calm[0].change)
+    assert not mixed[1].change.isfinite().all()
+
+
+def test_samples_may_lie_in_data_sets_of_their_own():
+    class Apart:
+        def of(self, client: int) -> Samples:
+            inputs, targets, rows, counts = data().of(client)
+            own = torch.from_numpy(rows)
+            return Samples(inputs[own], targets[own], np.arange(len(rows)), counts)
+
+    _, together, model = backends(built(), network())
+    _, apart, _ = backends(built(), network(), Apart())
+    pairs = zip(apart.train(1, UNEVEN, Sent(model)), together.train(1, UNEVEN, Sent(model)), strict=True)
+    assert all(torch.equal(one.change, other.change) for one, other in pairs)
+
+
+def test_training_leaves_the_global_generator_and_the_model_sent_alone():
+    _, together, model = backends(built(objective=TEACHING), network(Normed), batch_size=9)
+    before, copies = torch.get_rng_state(), [part.clone() for part in model]
+    together.train(1, UNEVEN, Sent(model))
+    assert torch.equal(before, torch.get_rng_state())
+    assert all(torch.equal(part, copied) for part, copied in zip(model, copies, strict=True))

@@ -3,11 +3,12 @@
 from fedskew.engine._backend import Assignment, Backend, LocalTraining, Observer, Sent, Update
 from fedskew.engine._clients import ClientStates
 from fedskew.engine._cohort import Cohort
+from fedskew.engine._cohort_rule import faster_together
 from fedskew.engine._conditions import Conditions
 from fedskew.engine._course import Course
 from fedskew.engine._evaluation import evaluation, plain, predict
 from fedskew.engine._fedconcat import FedConcatCourse, FedConcatState
-from fedskew.engine._federation import Federation, ServerState, hooked
+from fedskew.engine._federation import Federation, ServerState, cohort_size, hooked
 from fedskew.engine._local_work import ClientData, Divided, LocalWork, Samples
 from fedskew.engine._processes import Processes
 from fedskew.engine._ranks import Ranks, from_the_first
@@ -39,7 +40,9 @@ __all__ = [
     "Sequential",
     "ServerState",
     "Update",
+    "cohort_size",
     "evaluation",
+    "faster_together",
     "from_the_first",
     "hooked",
     "plain",

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from typing import Any, NamedTuple
 
 from fedskew.engine._backend import Assignment, Backend, Observer, Sent, Update
 from fedskew.engine._cohort_layers import MappedNetwork
+from fedskew.engine._cohort_rule import stack_size
 from fedskew.engine._cohort_stack import Member, Networks, Stack
 from fedskew.engine._local_work import LocalWork
 from fedskew.engine._sequential import Ended, Sequential
@@ -20,10 +22,10 @@ from fedskew.models import FlatModel
 class Cohort(Backend):
     """Trains a cohort together, on the device of `model`.
 
-    At most `chunk` clients are stacked at a time (None: all); clients are taken in the order of their numbers of steps,
-    and leave the stack when they are done. Losses, draws, replies and states are those of `Sequential`, to
-    floating-point tolerance. Losses and local steps are mapped over clients by `torch.func.vmap`, and short batches are
-    padded: they must not branch on values, and a loss must leave out the rows that `Batch.mask` does.
+    At most `chunk` clients are stacked at a time (None: as many as `stack_size` says); they are taken in the order of
+    their numbers of steps, and leave the stack when they are done. Losses, draws, replies and states are those of
+    `Sequential`, to floating-point tolerance. Losses and local steps are mapped over clients by `torch.func.vmap`, and
+    short batches are padded: they must not branch on values, and a loss must leave out the rows that `Batch.mask` does.
     """
 
     model: FlatModel
@@ -43,6 +45,11 @@ class Cohort(Backend):
     def train(self, round: int, cohort: Sequence[Assignment], sent: Sent) -> list[Update]:
         """See `Backend.train`."""
         return train_together([Request(self, round, cohort, sent)])[0]
+
+    @cached_property
+    def most(self) -> int:
+        """How many clients are stacked at a time, at the most."""
+        return self.chunk or stack_size(self.model, self.work)
 
     def end(self, member: Member, ended: Ended) -> Update:
         """What a client sends and keeps after its last step."""
@@ -75,9 +82,8 @@ def train_together(requests: Sequence[Request]) -> list[list[Update]]:
     ended: dict[Member, Ended] = {}
     for some in alike.values():
         some.sort(key=lambda member: -member.steps)
-        size = first.chunk or len(some)
-        for start in range(0, len(some), size):
-            chunk = some[start : start + size]
+        for start in range(0, len(some), first.most):
+            chunk = some[start : start + first.most]
             ended |= dict(zip(chunk, Stack(first.networks, chunk).train(), strict=True))
     own = iter(members)
     return [

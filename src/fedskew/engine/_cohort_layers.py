@@ -135,6 +135,8 @@ def _swapped(module: nn.Module, rows: _Rows) -> nn.Module:
             swapped[layer] = _BatchNorm(layer, rows)
         elif type(layer) is nn.Conv2d and layer.weight.requires_grad and layer.padding_mode == "zeros":
             swapped[layer] = _Conv2d(layer)
+        elif type(layer) is nn.Linear and layer.weight.requires_grad:
+            swapped[layer] = _Linear(layer)
     for parent in list(module.modules()):
         for name, child in parent._modules.items():
             if child in swapped:
@@ -192,6 +194,26 @@ class _BatchNorm(nn.Module):
             self.running_mean = (1 - share) * self.running_mean + share * mean.detach()
             self.running_var = (1 - share) * self.running_var + share * unbiased
         return mean, var
+
+
+class _Linear(nn.Linear):
+    """A linear layer whose gradient comes out as its weights lie in memory.
+
+    As PyTorch maps it, the gradient of all clients' weights is transposed, and copying it takes as long as the product.
+    """
+
+    def __init__(self, layer: nn.Linear) -> None:
+        nn.Module.__init__(self)
+        _take_over(self, layer)
+        self.in_features, self.out_features = layer.in_features, layer.out_features
+
+    def forward(self, x: Tensor) -> Tensor:
+        return on_stacks(self._multiply, x, self.weight, *([] if self.bias is None else [self.bias]))
+
+    def _multiply(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        rows = x.flatten(1, -2).transpose(1, 2)
+        out = weight @ rows if bias is None else torch.baddbmm(bias.unsqueeze(2), weight, rows)
+        return out.transpose(1, 2).view(*x.shape[:-1], -1)
 
 
 class _Conv2d(nn.Module):

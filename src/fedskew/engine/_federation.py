@@ -113,7 +113,7 @@ class Federation:
     @property
     def cohort_size(self) -> int:
         """How many clients are asked each round."""
-        return max(1, math.floor(self.participation * len(self.counts) + 1e-9))
+        return cohort_size(self.participation, len(self.counts))
 
     @cached_property
     def _seen(self) -> LabelCounts:
@@ -304,6 +304,11 @@ class Federation:
         drift = metrics.drift_diversity(changes)
         following = replace(state, model=model, server_update=server_update, hooks=kept)
         return following, _known(drift)  # updates that cancel out have none
+
+
+def cohort_size(participation: float, clients: int) -> int:
+    """How many of so many clients a share of them is."""
+    return max(1, math.floor(participation * clients + 1e-9))
 
 
 def hooked(method: Method) -> dict[str, Hooks]:

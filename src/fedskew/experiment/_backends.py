@@ -2,20 +2,37 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fedskew import torchrun
-from fedskew.engine import Backend, LocalWork, Observer, Processes, Ranks, Sequential
+from fedskew.engine import (
+    Backend,
+    Cohort,
+    Course,
+    FedConcatCourse,
+    LocalWork,
+    Observer,
+    Processes,
+    Ranks,
+    Sequential,
+    faster_together,
+)
 from fedskew.errors import ConfigError
 from fedskew.experiment._config import EngineSection
 from fedskew.models import FlatModel
 
 
-def make_backend(engine: EngineSection, model: FlatModel, work: LocalWork, observe: Observer | None) -> Backend:
-    """Where cohorts train, on the device that the model is on; under `torchrun`, over its ranks."""
-    local = _local(engine, model, work, observe)
+def make_backend(
+    engine: EngineSection, model: FlatModel, work: LocalWork, observe: Observer | None, clients: int
+) -> Backend:
+    """Where cohorts of so many clients train, on the device that the model is on; under `torchrun`, over its ranks."""
+    local = _local(engine, model, work, observe, -(-clients // torchrun.ranks()))
     return Ranks(local, work) if torchrun.launched() else local
 
 
-def _local(engine: EngineSection, model: FlatModel, work: LocalWork, observe: Observer | None) -> Backend:
+def _local(engine: EngineSection, model: FlatModel, work: LocalWork, observe: Observer | None, clients: int) -> Backend:
+    if engine.backend == "cohort" or (engine.backend == "auto" and faster_together(model, work, clients)):
+        return Cohort(model, work, observe, engine.chunk)
     if engine.backend == "processes":
         if model.vector.device.type != "cpu":
             raise ConfigError(
@@ -24,3 +41,16 @@ def _local(engine: EngineSection, model: FlatModel, work: LocalWork, observe: Ob
             )
         return Processes(model, work, engine.number_of_processes(), observe)
     return Sequential(model, work, observe)
+
+
+def describe(course: Course) -> dict[str, Any]:
+    """What a run's record says of its backend: its name, how many clients are stacked, and over how many ranks."""
+    backend = course.encoders.backend if isinstance(course, FedConcatCourse) else getattr(course, "backend", None)
+    if isinstance(backend, Ranks):
+        return _named(backend.local) | {"ranks": torchrun.ranks()}
+    return _named(backend)
+
+
+def _named(backend: object) -> dict[str, Any]:
+    stacked = {"stacked": backend.most} if isinstance(backend, Cohort) else {}
+    return {"name": type(backend).__name__.lower(), **stacked}

@@ -136,11 +136,15 @@ class TuneSection(Section):
 class EngineSection(Section):
     """Where the cohort trains.
 
+    `backend`: "sequential", one client after another; "processes", several at a time, the same bits; "cohort", all at
+    once, equal to floating-point tolerance, at most `chunk` of them stacked (None: by their memory); "auto" is "cohort"
+    where that is known to be faster (`engine.faster_together`), and "sequential" elsewhere. The summary says which.
     `threads`, in every process, are part of the result: sums inside a convolution depend on them. `processes`, for the
     backend of that name, are not (None: as many as the cores allow).
     """
 
-    backend: Literal["sequential", "processes"] = "sequential"
+    backend: Literal["auto", "sequential", "processes", "cohort"] = "auto"
+    chunk: Annotated[int, Field(ge=1)] | None = None
     processes: Annotated[int, Field(ge=1)] | None = None
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: Annotated[int, Field(ge=1)] = 1

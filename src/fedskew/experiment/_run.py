@@ -28,6 +28,7 @@ from fedskew.engine import (
 )
 from fedskew.errors import ConfigError, RunError
 from fedskew.experiment import _checkpoint
+from fedskew.experiment._backends import describe
 from fedskew.experiment._client_evaluations import ClientEvaluations
 from fedskew.experiment._config import Config, write
 from fedskew.experiment._folder import RunFolder, plain_json, task_json, write_text
@@ -205,6 +206,7 @@ class Run:
         assert final is not None, "a run ends with a model"
         best_round = state.best_round if state.best_round >= 0 else None
         summary = summarise(self.records, best_round) | surroundings(self.config.engine.threads, self.device)
+        summary["backend"] = describe(self.federation)
         if self.folder is not None:
             if best_round is not None:
                 _save_model(self.model, state.best, self.folder.path / "best.safetensors")

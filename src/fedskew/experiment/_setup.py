@@ -20,6 +20,7 @@ from fedskew.engine import (
     Federation,
     LocalWork,
     Observer,
+    cohort_size,
 )
 from fedskew.errors import ArgumentError, ConfigError
 from fedskew.experiment._backends import make_backend
@@ -85,9 +86,12 @@ def make_federation(
     work = make_work(config, seed, method, samples, dataset.mean, dataset.std)
     conditions = config.conditions
     noisy = _noisy(task.counts, conditions.count_epsilon, seed)
+    size = cohort_size(training.participation, len(task.counts))
+    if method.pipeline is not None:
+        size //= method.pipeline.clusters  # each cluster's part of a cohort trains apart
     federation = Federation(
         method=method,
-        backend=make_backend(config.engine, model, work, observe),
+        backend=make_backend(config.engine, model, work, observe, size),
         counts=task.counts,
         target=_told(task.target, config.target.noise, seed),
         participation=training.participation,
@@ -128,7 +132,7 @@ def _fedconcat(
     head = replace(
         federation,
         method=replace(federation.method, weighting=Uniform(), server_update=Plain(), pipeline=None),
-        backend=make_backend(config.engine, whole_model, replace(work, hooks={}), observe),
+        backend=make_backend(config.engine, whole_model, replace(work, hooks={}), observe, federation.cohort_size),
         epochs=pipeline.batches,  # so that a client with a single batch takes as many steps
         steps=pipeline.batches,
         conditions=replace(federation.conditions, stragglers=0.0),
