@@ -57,7 +57,7 @@ def test_mistakes_are_one_line(tmp_path: Path):
         ("reproduce", "fedpals-fig99"): "did you mean 'fedpals-fig9'?",
         ("reproduce", "fedvls-table1", "--rows", "mnits"): "did you mean 'mnist'?",
         ("reproduce", "fedvls-table1", "--rows", "mnist"): "MNIST/raw/train-images-idx3-ubyte is not there",
-        ("reproduce", "fedpals-fig9", "--rounds", "0"): "--rounds 0: must be at least 1",
+        ("reproduce", "fedpals-fig9", "--rounds", "0"): "rounds: must be at least 1, not 0",
     }
     for words, says in mistakes.items():
         done = fedskew(*words, cwd=tmp_path)

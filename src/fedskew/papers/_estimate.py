@@ -18,7 +18,8 @@ from fedskew.papers._datasets import facts_of
 from fedskew.papers._recipe import Row
 
 _VALUES_AT_ONCE = 100_000  # of a batch: larger ones are measured in part
-_STEPS = 2
+_STEPS = {True: 2, False: 10}  # of large pictures, and of small ones
+_LARGE = 50_000
 
 
 def estimate(rows: Iterable[Row]) -> float:
@@ -81,6 +82,7 @@ def _measured(
 ) -> tuple[float, float]:
     """Seconds of one step of this batch, and of the evaluation of one sample."""
     batch = max(2, min(batch_size, _VALUES_AT_ONCE // math.prod(shape)))
+    steps = _STEPS[math.prod(shape) > _LARGE]
     ends: list[tuple[float, Round]] = []
     simulate(
         {
@@ -88,7 +90,7 @@ def _measured(
                 "name": "fedskew.papers._estimate:random_samples",
                 "shape": list(shape),
                 "classes": classes,
-                "samples": _STEPS * batch,
+                "samples": steps * batch,
             },
             "partition": {"rule": "natural"},
             "model": {"name": model, **dict(options)},
@@ -98,8 +100,8 @@ def _measured(
         progress=lambda record: ends.append((time.perf_counter(), record)),
     )
     before, (after, last) = ends[-2][0], ends[-1]
-    step = last["seconds"] / _STEPS
-    return step * batch_size / batch, max(after - before - last["seconds"], 0.0) / (_STEPS * batch)
+    step = last["seconds"] / steps
+    return step * batch_size / batch, max(after - before - last["seconds"], 0.0) / (steps * batch)
 
 
 def random_samples(shape: list[int], classes: int, samples: int) -> Dataset:

@@ -67,6 +67,8 @@ def plan(
     rows: Sequence[Row], changes: Mapping[str, Any] | None = None, rounds: int | None = None
 ) -> list[tuple[Row, Config]]:
     """Each row's config, changed; `rounds`: no run has more. Raises ConfigError naming the row."""
+    if rounds is not None and rounds < 1:
+        raise ConfigError(f"rounds: must be at least 1, not {rounds}")
     planned = []
     for row in rows:
         own = dict(changes or {})
@@ -269,9 +271,3 @@ def spread(mean: float | None, std: float | None) -> str:
     if mean is None:
         return "-"
     return f"{mean:.2f}" if std is None else f"{mean:.2f} ± {std:.2f}"
-
-
-def check_rounds(rounds: int | None) -> None:
-    """Raises ConfigError where `--rounds` makes no sense."""
-    if rounds is not None and rounds < 1:
-        raise ConfigError(f"--rounds {rounds}: must be at least 1")
