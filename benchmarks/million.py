@@ -3,8 +3,9 @@
     python benchmarks/million.py [--largest 1000000] [--parts choice cohort ...]
 
 Every case runs in a process of its own, on one thread unless OMP_NUM_THREADS says otherwise, so that its peak memory is
-its own: `counts_mb` are the label counts, `extra_mb` what the part needed beyond them. Each prints a JSON line; tables
-follow, with the slope of time on logarithmic axes between the last two sizes.
+its own: `counts_mb` are the label counts, `extra_mb` what the part needed beyond them; `cpu` are seconds of the
+processor, which a busy machine lengthens less. Each prints a JSON line; tables follow, with the slope of time on
+logarithmic axes between the last two sizes.
 
 choice          FedEntOpt: the preparation and one choice among all clients; `each`: one of the next ten choices
 cohort          FedEntOpt: a whole cohort, the preparation included
@@ -125,7 +126,7 @@ def play(counts: NDArray[np.float64], cohort: int, preset: str) -> dict[str, flo
     state, _ = asked.play(asked.start(model.read_state()))
     first = time.perf_counter() - began
     with tempfile.TemporaryDirectory() as folder:
-        began = time.perf_counter()
+        began, busy = time.perf_counter(), time.process_time()
         chosen, state = asked.ask(state)
         select = time.perf_counter() - began
         state, turn = asked.train(state, chosen)
@@ -136,6 +137,7 @@ def play(counts: NDArray[np.float64], cohort: int, preset: str) -> dict[str, flo
     assert len(json.loads(record)["answered"]) == cohort
     return {
         "seconds": seconds,
+        "cpu": time.process_time() - busy,
         "start_and_first": first,
         "select": select,
         "train": backend.seconds,
@@ -145,15 +147,15 @@ def play(counts: NDArray[np.float64], cohort: int, preset: str) -> dict[str, flo
 
 
 def timed(part: Callable[[], object]) -> dict[str, float]:
-    began = time.perf_counter()
+    began, busy = time.perf_counter(), time.process_time()
     part()
-    return {"seconds": time.perf_counter() - began}
+    return {"seconds": time.perf_counter() - began, "cpu": time.process_time() - busy}
 
 
 def choice(record: LabelCounts) -> dict[str, float]:
-    one = timed(lambda: chosen(FedEntOpt(), record, 2, first=0))["seconds"]
-    eleven = timed(lambda: chosen(FedEntOpt(), record, 12, first=0))["seconds"]
-    return {"seconds": one, "each": (eleven - one) / 10}
+    one = timed(lambda: chosen(FedEntOpt(), record, 2, first=0))
+    eleven = timed(lambda: chosen(FedEntOpt(), record, 12, first=0))
+    return one | {"each": (eleven["seconds"] - one["seconds"]) / 10}
 
 
 def chosen(selection: Selection, record: LabelCounts, cohort: int, first: int | None = None) -> object:
@@ -270,9 +272,10 @@ def child(*arguments: str) -> str:
 def table(part: str, varies: str, rows: Sequence[Case]) -> str:
     fixed = {name: rows[0][name] for name in ("sizes", "pool", "cohort", "classes") if name != varies and rows[0][name]}
     lines = [f"{part}, {', '.join(f'{name} {value}' for name, value in fixed.items())}"]
-    lines.append(f"  {varies:>9}  {'seconds':>9}  {'extra MB':>8}  {'peak MB':>8}")
+    lines.append(f"  {varies:>9}  {'seconds':>9}  {'cpu':>9}  {'extra MB':>8}  {'peak MB':>8}")
     lines += [
-        f"  {row[varies]:>9,}  {row['seconds']:>9.4g}  {row['extra_mb']:>8,}  {row['peak_mb']:>8,}" for row in rows
+        f"  {row[varies]:>9,}  {row['seconds']:>9.4g}  {row['cpu']:>9.4g}  {row['extra_mb']:>8,}  {row['peak_mb']:>8,}"
+        for row in rows
     ]
     if len(rows) > 1:
         last, before = rows[-1], rows[-2]
