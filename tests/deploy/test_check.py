@@ -144,9 +144,11 @@ def test_a_reply_over_the_agreed_size_is_refused_before_it_is_read() -> None:
         check_reply(content, EXPECTED)
 
 
-anything = st.one_of(
-    st.integers(), st.floats(), st.lists(st.integers(), max_size=12), st.lists(st.floats(), max_size=12)
-)
+FIGURES = ["fedskew-client", "server-round", "fedskew-steps", "train-loss"]
+TOLD = ["label-counts", "num-examples", "confusion", "eval-loss", "server-round"]
+
+numbers = st.one_of(st.integers(), st.floats())
+anything = st.one_of(numbers, st.lists(st.integers(), max_size=12), st.lists(st.floats(), max_size=12))
 dtypes = st.sampled_from(["float32", "float64", "float16", "int64", "int8", "bool", "complex64", "U3", "S2", ">f4"])
 shapes = st.lists(st.integers(0, 4), max_size=3).map(tuple)
 
@@ -172,16 +174,8 @@ def arrays(draw: st.DrawFn) -> Array:
 names = st.one_of(st.sampled_from([*MODEL, "change"]), st.text(max_size=5))
 records = st.one_of(
     st.dictionaries(names, arrays(), max_size=4).map(ArrayRecord),
-    st.dictionaries(
-        st.one_of(
-            st.sampled_from(["fedskew-client", "server-round", "fedskew-steps", "train-loss"]), st.text(max_size=5)
-        ),
-        anything,
-        max_size=5,
-    ).map(MetricRecord),
-    st.dictionaries(st.text(max_size=5), st.one_of(st.text(), st.binary(), st.booleans()), max_size=3).map(
-        ConfigRecord
-    ),
+    st.dictionaries(st.one_of(st.sampled_from(FIGURES), st.text(max_size=5)), anything, max_size=5).map(MetricRecord),
+    st.dictionaries(st.text(max_size=5), st.one_of(st.text(), st.binary()), max_size=3).map(ConfigRecord),
 )
 
 

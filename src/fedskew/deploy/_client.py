@@ -129,7 +129,7 @@ class Site:
 
     def _noisy(self) -> NDArray[np.float64]:
         assert self.epsilon is not None, "the release has been checked"
-        released: NDArray[np.float64] = privatize(self.data.counts, self.epsilon, neighbours=self.neighbours)
+        released: NDArray[np.float64] = privatize(self.data.counts[None], self.epsilon, neighbours=self.neighbours)[0]
         return released
 
     def _reply(self, update: Update, task: Task, ours: bool, tells: bool) -> RecordDict:

@@ -27,6 +27,9 @@ from fedskew.labels._release import SENSITIVITY
 LOG = logging.getLogger("flwr")
 FILE = "deployment.json"
 PAUSE = 2.0
+ASK_AGAIN = 30.0
+"""Seconds after which a site is asked again that did not tell."""
+
 NOISE_SPREAD = 40.0
 """Laplace noise is beyond so many times its scale once in 10^17 draws."""
 
@@ -45,6 +48,7 @@ class Roster:
         self.run: str = kept["run"] if kept else secrets.token_hex(8)
         self._told: dict[str, dict[str, Any]] = kept["sites"] if kept else {}
         self._nodes: dict[int, int] = {}
+        self._ask_again: dict[int, float] = {}
 
     @property
     def counts(self) -> NDArray[np.float64]:
@@ -109,9 +113,15 @@ class Roster:
     def ask_newcomers(self) -> bool:
         """Ask the sites that are there and have told nothing yet; whether any told."""
         online = self.online()
-        asked = {node: self.names[client] for client, node in online.items() if self.names[client] not in self._told}
+        now = time.monotonic()
+        asked = {
+            node: self.names[client]
+            for client, node in online.items()
+            if self.names[client] not in self._told and now >= self._ask_again.get(client, now)
+        }
         if not asked:
             return False
+        self._ask_again |= {client: now + ASK_AGAIN for client, node in online.items() if node in asked}
         content = RecordDict({CONFIG: ConfigRecord({ROUND: 0})})
         answers = exchange(
             self._grid, dict.fromkeys(asked, content), MessageType.QUERY, self._agreement.start_timeout, "0"

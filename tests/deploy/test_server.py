@@ -1,0 +1,319 @@
+"""The server's run, with what goes wrong at its sites."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from federated import NAMES, federate, tree
+from flwr.app import Array, Message
+from safetensors.numpy import load_file
+
+from fedskew.deploy import Agreement, check_config
+from fedskew.errors import ConfigError, RunError
+from fedskew.experiment import read_runs, resolve
+
+
+def trained(tamper: Callable[[Message], None], kind: str = "train") -> Callable[[Message, Message], Message]:
+    """Answers of one kind, tampered with in place."""
+
+    def change(question: Message, answer: Message) -> Message:
+        if question.metadata.message_type == kind:
+            tamper(answer)
+        return answer
+
+    return change
+
+
+def spoil(value: float) -> Callable[[Message], None]:
+    def change(answer: Message) -> None:
+        for name, array in list(answer.content["arrays"].items()):
+            answer.content["arrays"][name] = Array(np.full(array.shape, value, np.float32))
+
+    return change
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+
+
+def model(folder: Path) -> dict[str, np.ndarray[Any, Any]]:
+    return load_file(folder / "model.safetensors")
+
+
+def test_a_reply_of_nan_is_refused_and_counted_and_touches_nothing(tmp_path: Path, caplog: Any) -> None:
+    federation = federate(tmp_path / "a", tree("fedavg", rounds=1))
+    grid = federation.grid()
+    grid.tamper[federation.node("birch")] = trained(spoil(float("nan")))
+    federation.run(grid).go(resume=True)
+
+    without = federate(tmp_path / "b", tree("fedavg", rounds=1))
+    silent = without.grid()
+    silent.tamper[without.node("birch")] = lambda question, answer: (
+        None if question.metadata.message_type == "train" else answer
+    )
+    without.run(silent).go(resume=True)
+
+    record = lines(federation.run_folder)[1]
+    assert list(record["deployment"]["refused"]) == ["birch"]
+    assert "NaN" in record["deployment"]["refused"]["birch"]
+    assert record["answered"] == [client for client in record["cohort"] if client != 1]
+    assert [entry.message for entry in caplog.records if "refused the reply of birch" in entry.message]
+    for name, values in model(federation.run_folder).items():
+        np.testing.assert_array_equal(values, model(without.run_folder)[name])
+    assert lines(without.run_folder)[1]["deployment"]["silent"] == ["birch"]
+
+
+def test_an_update_out_of_line_is_reported_and_left_out_if_so_agreed(tmp_path: Path) -> None:
+    for action, answered in (("report", 3), ("leave_out", 2)):
+        federation = federate(tmp_path / action, tree("fedavg", rounds=1), norm_action=action, norm_limit=5.0)
+        grid = federation.grid()
+        grid.tamper[federation.node("cedar")] = trained(spoil(50.0))
+        federation.run(grid).go(resume=True)
+        record = lines(federation.run_folder)[1]
+        assert len(record["answered"]) == answered
+        assert list(record["deployment"]["out_of_line"]) == ["cedar"]
+        assert record["deployment"]["out_of_line"]["cedar"] > 5
+
+
+def test_a_reply_to_an_earlier_round_or_of_another_client_is_refused(tmp_path: Path) -> None:
+    federation = federate(tmp_path, tree("fedavg", rounds=2))
+    grid = federation.grid()
+    first: list[Message] = []
+
+    def replay(question: Message, answer: Message) -> Message:
+        if question.metadata.message_type != "train":
+            return answer
+        first.append(answer)
+        return Message(first[0].content, reply_to=question)
+
+    def as_ash(answer: Message) -> None:
+        answer.content["metrics"]["fedskew-client"] = 0
+
+    grid.tamper = {federation.node("birch"): replay, federation.node("cedar"): trained(as_ash)}
+    federation.run(grid).go(resume=True)
+    _, one, two = lines(federation.run_folder)
+    assert one["deployment"]["refused"] == {"cedar": "the reply is of fedskew-client 0, not 2"}
+    assert two["deployment"]["refused"]["birch"] == "the reply is of server-round 1, not 2"
+    assert two["answered"] == [0]
+
+
+def test_a_site_that_is_gone_costs_its_update_only_and_may_come_back(tmp_path: Path) -> None:
+    federation = federate(tmp_path, tree("scaffold", rounds=3))
+    grid = federation.grid()
+    run = federation.run(grid)
+    node = federation.node("ash")
+    grid.offline.add(node)
+
+    def back(record: Any) -> None:
+        if record["round"] == 2:
+            grid.offline.clear()
+
+    run.go(resume=True, progress=back)
+    records = lines(federation.run_folder)
+    assert [record["deployment"]["offline"] for record in records[1:]] == [["ash"], ["ash"], []]
+    assert sorted(records[3]["answered"]) == [0, 1, 2]
+
+
+def test_nobody_there_leaves_the_model_and_plays_no_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    federation = federate(tmp_path, tree("fedavg", rounds=2))
+    grid = federation.grid()
+    run = federation.run(grid)
+    naps: list[float] = []
+
+    def nap(seconds: float) -> None:
+        naps.append(seconds)
+        if len(naps) == 3:
+            grid.offline.clear()
+
+    monkeypatch.setattr("fedskew.deploy._server.time.sleep", nap)
+
+    def gone(record: Any) -> None:
+        if record["round"] == 1:
+            grid.offline.update(grid.apps)
+
+    run.go(resume=True, progress=gone)
+    assert len(naps) == 3
+    assert [record["round"] for record in lines(federation.run_folder)] == [0, 1, 2]
+    assert [entry.message for entry in caplog.records if "stays as after round 1" in entry.message]
+
+
+class KilledError(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("method", ["fedavg", "scaffold", "moon"])
+def test_a_server_killed_in_a_round_goes_on_at_it_and_no_round_counts_twice(tmp_path: Path, method: str) -> None:
+    whole, cut = federate(tmp_path / "whole", tree(method)), federate(tmp_path / "cut", tree(method))
+    whole.run(whole.grid()).go(resume=True)
+
+    grid = cut.grid()
+
+    def die(question: Message, answer: Message) -> Message:
+        if question.metadata.message_type == "train" and question.content["config"]["server-round"] == 2:
+            raise KilledError  # after the sites have trained this round, and written what they keep of it
+        return answer
+
+    grid.tamper[cut.node("cedar")] = die
+    with pytest.raises(KilledError):
+        cut.run(grid).go(resume=True)
+    cut.run(cut.grid()).go(resume=True)
+
+    assert [record["round"] for record in lines(cut.run_folder)] == [0, 1, 2, 3]
+    for name, values in model(whole.run_folder).items():
+        np.testing.assert_array_equal(model(cut.run_folder)[name], values)
+    queries = [message for message in grid.asked if message.metadata.message_type == "query"]
+    assert len(queries) == len(NAMES)
+
+
+def test_what_a_site_keeps_of_an_uncounted_round_is_not_believed(tmp_path: Path) -> None:
+    """SCAFFOLD's control variate of a refused round must not outlive it: as if the site had been away."""
+    refused, away = federate(tmp_path / "refused", tree("scaffold")), federate(tmp_path / "away", tree("scaffold"))
+    grid = refused.grid()
+
+    def in_round_two(question: Message, answer: Message) -> Message:
+        if question.metadata.message_type == "train" and question.content["config"]["server-round"] == 2:
+            spoil(float("inf"))(answer)
+        return answer
+
+    grid.tamper[refused.node("ash")] = in_round_two
+    refused.run(grid).go(resume=True)
+
+    other = away.grid()
+    absent = away.node("ash")
+
+    def leave(record: Any) -> None:
+        other.offline = {absent} if record["round"] == 1 else set()
+
+    away.run(other).go(resume=True, progress=leave)
+    for name, values in model(away.run_folder).items():
+        np.testing.assert_array_equal(model(refused.run_folder)[name], values)
+
+
+def test_a_site_that_comes_late_tells_its_counts_then_and_joins(tmp_path: Path) -> None:
+    federation = federate(tmp_path, tree("fedavg"), start_timeout=0.1)
+    grid = federation.grid()
+    grid.offline.add(federation.node("cedar"))
+    run = federation.run(grid)
+    assert run.roster.counts[2].sum() == 0
+
+    def come(record: Any) -> None:
+        if record["round"] == 1:
+            grid.offline.clear()
+
+    run.go(resume=True, progress=come)
+    records = lines(federation.run_folder)
+    assert sorted(records[1]["answered"]) == [0, 1]
+    assert sorted(records[3]["answered"]) == [0, 1, 2]
+    (written,) = read_runs(federation.run_folder)
+    assert written.counts.sum(axis=1).tolist() == [150, 90, 210]
+
+
+def test_two_nodes_of_one_name_are_neither(tmp_path: Path) -> None:
+    federation = federate(tmp_path, tree("fedavg", rounds=1), start_timeout=0.1)
+    grid = federation.grid()
+    grid.apps[5] = grid.apps[federation.node("ash")]
+    grid.apps[6] = ("somebody", *grid.apps[5][1:])
+    run = federation.run(grid)
+    run.go(resume=True)
+    assert sorted(lines(federation.run_folder)[1]["answered"]) == [1, 2]
+    assert {message.metadata.dst_node_id for message in grid.asked} == {
+        federation.node("birch"),
+        federation.node("cedar"),
+    }
+
+
+def test_withheld_counts_serve_methods_that_need_none(tmp_path: Path) -> None:
+    federation = federate(tmp_path, tree("fedavg", rounds=1), label_counts="withheld")
+    grid = federation.grid()
+    federation.run(grid).go(resume=True)
+    record = lines(federation.run_folder)[1]
+    sizes = {0: 150, 1: 90, 2: 210}
+    np.testing.assert_allclose(record["weights"], [sizes[client] / 450 for client in record["answered"]])
+    assert record["entropy"] is None
+    assert record["evaluation"] is None
+    kept = json.loads((federation.run_folder / "deployment.json").read_text())
+    assert kept["sites"]["ash"]["counts"] is None
+    assert kept["sites"]["ash"]["samples"] == 150
+    assert {message.metadata.message_type for message in grid.asked} == {"query", "train"}
+
+
+def test_noisy_counts_are_drawn_once_and_stored_with_their_epsilon(tmp_path: Path) -> None:
+    pytest.importorskip("opendp")
+    agreed = {"label_counts": "noisy", "epsilon": 0.5}
+    federation = federate(tmp_path, tree("fedentopt+fedla", rounds=2, participation=0.67), **agreed)
+    federation.run(federation.grid()).go(resume=True)
+    kept = json.loads((federation.run_folder / "deployment.json").read_text())
+    told = np.array([kept["sites"][name]["counts"] for name in NAMES])
+    assert (told >= 0).all()
+    assert (told != np.round(told)).any()
+    assert kept["sites"]["ash"]["epsilon"] == 0.5
+    again = federation.run_folder.with_name("again")
+    (federation.run_folder).rename(again)
+    federation.run(federation.grid())
+    asked_again = json.loads((federation.run_folder / "deployment.json").read_text())
+    assert asked_again["sites"]["ash"]["counts"] == kept["sites"]["ash"]["counts"]
+
+
+def test_a_target_comes_from_a_file(tmp_path: Path) -> None:
+    federation = federate(tmp_path, tree("fedpals", rounds=1))
+    shares = np.arange(1, 11) / 55
+    file = tmp_path / "target.csv"
+    file.write_text("class,share\n" + "".join(f"{digit},{share}\n" for digit, share in enumerate(shares)))
+    run = federation.run(federation.grid(), file)
+    np.testing.assert_allclose(run.target, shares)
+    run.go(resume=True)
+    assert lines(federation.run_folder)[1]["target_distance"] is not None
+
+
+def test_a_run_of_another_agreement_is_not_gone_on_with(tmp_path: Path) -> None:
+    federation = federate(tmp_path, tree("fedavg", rounds=1))
+    federation.run(federation.grid()).go(resume=True)
+    other = federation.agreement.model_copy(update={"label_counts": "withheld"})
+    object.__setattr__(federation, "agreement", other)
+    with pytest.raises(RunError, match="label_counts = exact"):
+        federation.run(federation.grid())
+
+
+def test_a_site_whose_data_does_not_fit_says_so_and_the_others_go_on(tmp_path: Path) -> None:
+    federation = federate(tmp_path, tree("fedavg", rounds=1), start_timeout=0.1)
+    own = dict(np.load(tmp_path / "cedar" / "own.npz"))
+    own["y"] = np.where(own["y"] == 9, 42, own["y"])
+    np.savez(tmp_path / "cedar" / "own.npz", **own)
+    federation.run(federation.grid()).go(resume=True)
+    record = lines(federation.run_folder)[1]
+    assert sorted(record["answered"]) == [0, 1]
+    assert "DataError" in record["deployment"]["failed"]["cedar"]
+
+
+AGREED: dict[str, Any] = {"sites": ["a", "b"], "classes": [str(c) for c in range(10)], "shape": [64]}
+
+
+@pytest.mark.parametrize(
+    ("config", "agreed", "message"),
+    [
+        (tree("fedentopt"), {"label_counts": "withheld"}, "selection.fedentopt needs the clients' label counts"),
+        (tree("fedla"), {"label_counts": "withheld"}, "weighting.fedla needs the clients' label counts"),
+        (tree("fpl"), {"label_counts": "noisy", "epsilon": 1.0}, "returns every round how many samples of each class"),
+        (tree("seol_kim"), {"label_counts": "noisy", "epsilon": 1.0}, "quotas"),
+        (tree("fedconcat"), {}, "FedConcat's stages are not deployed"),
+        (tree("fedavg") | {"seeds": [0, 1]}, {}, "runs one seed"),
+        (tree("fedavg") | {"conditions": {"dropout": 0.5}}, {}, "drop out by themselves"),
+        (tree("fedpals") | {"target": {"mix": [0.5, 0.5]}}, {}, "expected 10 shares"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_cant_be_deployed_is_refused_with_the_reason(config: Any, agreed: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check_config(resolve(config), Agreement(**AGREED, **agreed))
+
+
+@pytest.mark.parametrize("method", ["fedavg", "uniform", "fedprox", "fedvls", "fedrs", "scaffold", "moon", "fedexp"])
+def test_methods_that_need_no_counts_may_withhold_them(method: str) -> None:
+    check_config(resolve(tree(method)), Agreement(**AGREED, label_counts="withheld"))
