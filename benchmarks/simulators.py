@@ -164,9 +164,11 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these contestants beside plain")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--rounds", type=int, help="rounds in a turn")
+    parser.add_argument("--budget", type=float, default=float("inf"), help="seconds after which no turn is begun")
     parser.add_argument("--data", help="where CIFAR-10 lies; 'random' for random images")
     parser.add_argument("--installed", action="store_true", help="pfl and Flower are in this Python already")
     arguments = parser.parse_args()
+    until = time.perf_counter() + arguments.budget
     workload = WORKLOADS[arguments.workload]
     turns = 1 if arguments.quick else arguments.turns
     if arguments.quick:
@@ -184,7 +186,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=_made(CACHE)) as place:
         folder = Path(place)
         source = prepare(workload, 1 + turns * workload.rounds, arguments.data, folder)
-        players, seconds = play(asked, turns, workload.rounds, folder, arguments.installed)
+        players, seconds = play(asked, turns, until, workload.rounds, folder, arguments.installed)
         agree = agreement(folder, [player.contestant.name for player in players])
     report(arguments.workload, arguments.quick, workload, source, players, seconds, agree, arguments.device)
 
@@ -228,7 +230,7 @@ def images(samples: int, root: str | None) -> tuple[NDArray[np.float32], NDArray
 
 
 def play(
-    asked: list[Contestant], turns: int, rounds: int, folder: Path, installed: bool
+    asked: list[Contestant], turns: int, until: float, rounds: int, folder: Path, installed: bool
 ) -> tuple[list[Player], dict[str, list[float]]]:
     """Everybody's seconds a round, by turn."""
     players: list[Player] = []
@@ -238,13 +240,16 @@ def play(
         except (RuntimeError, OSError, subprocess.CalledProcessError) as error:
             print(json.dumps({"contestant": contestant.name, "left_out": " ".join(str(error).split())}), flush=True)
     seconds: dict[str, list[float]] = {player.contestant.name: [] for player in players}
-    for _ in range(turns):
+    for turn in range(turns):
+        if turn and time.perf_counter() > until:
+            break
         for player in list(players):
             try:
                 seconds[player.contestant.name].append(player.play(rounds) / rounds)
             except (RuntimeError, OSError) as error:
                 players.remove(player)
                 print(json.dumps({"contestant": player.contestant.name, "left_out": str(error)}), flush=True)
+        print({name: round(own[-1], 3) for name, own in seconds.items() if own}, file=sys.stderr, flush=True)
     for player in players:
         player.end()
     return players, seconds
