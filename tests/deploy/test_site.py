@@ -1,0 +1,143 @@
+"""A site by itself: what it imports, what it remembers, what it refuses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from federated import federate, tree
+
+from fedskew.deploy import leaving, load_site
+from fedskew.deploy._site_state import SiteStates, released_once
+from fedskew.errors import ConfigError, DataError
+
+TRAIN_ONCE = """
+import json, sys
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+from fedskew.deploy import site_app
+from fedskew.deploy._client import agreed_site
+from fedskew.deploy._instruction import Task, instruction
+from pathlib import Path
+app_folder, data = Path(sys.argv[1]), sys.argv[2]
+app = site_app(app_folder)
+from fedskew.deploy._agreement import read_agreement
+from fedskew.deploy._layout import ModelLayout
+from fedskew.deploy._site_data import load_site
+from fedskew.experiment._config import read
+agreement = read_agreement(app_folder / "deploy.toml")
+site = agreed_site(read(app_folder / "run.toml"), agreement, load_site(Path(data), agreement))
+arrays = ModelLayout(site.model).record(site.model.read_state())
+message = Message(instruction(Task("0a", 1, 0, 1, 0), arrays, {}), 5, "train")
+reply = app(message, Context(1, 5, {"data": data}, RecordDict(), {}))
+assert reply.has_content()
+print(json.dumps(sorted(sys.modules)))
+"""
+
+
+def test_a_sites_process_imports_only_what_it_trains_with(tmp_path: Path) -> None:
+    federation = federate(tmp_path, tree("fedvls"))
+    done = subprocess.run(
+        [sys.executable, "-c", TRAIN_ONCE, str(federation.app), str(federation.data_of("ash"))],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    modules = {name.partition(".")[0] for name in json.loads(done.stdout.splitlines()[-1])}
+    assert "torch" in modules
+    assert modules & {"matplotlib", "sklearn", "scipy", "pandas", "jinja2", "opendp", "mlflow", "wandb"} == set()
+
+
+def test_a_site_goes_on_from_the_round_that_counted(tmp_path: Path) -> None:
+    states = SiteStates(tmp_path, "0a")
+    assert states.load(0) == {}
+    states.keep(1, {"kept": torch.ones(2)})
+    states.keep(2, {"kept": torch.full((2,), 2.0)})
+    assert states.newest == 2
+    assert states.load(1)["kept"].tolist() == [1.0, 1.0]
+    assert states.newest == 1  # round 2 was not counted, and is no more
+    assert SiteStates(tmp_path, "0b").load(0) == {}
+    assert states.load(1)["kept"].tolist() == [1.0, 1.0]
+
+
+def test_a_site_that_lost_what_it_kept_begins_anew_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    states = SiteStates(tmp_path, "0a")
+    states.keep(3, {"kept": torch.ones(2)})
+    (tmp_path / "0a" / "3.safetensors").write_bytes(b"half a file")
+    assert states.load(3) == {}
+    assert "begins anew" in caplog.text
+
+
+def test_noise_is_drawn_once_for_the_same_data_and_privacy(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    counts, how = np.array([5.0, 0.0]), {"epsilon": 1.0, "neighbours": "replace"}
+    draws = iter([np.array([5.5, 0.25]), np.array([4.0, 1.0])])
+    first = released_once(tmp_path, counts, how, lambda: next(draws))
+    assert released_once(tmp_path, counts, how, lambda: next(draws)).tolist() == first.tolist() == [5.5, 0.25]
+    assert released_once(tmp_path, counts, how | {"epsilon": 2.0}, lambda: next(draws)).tolist() == [4.0, 1.0]
+    assert "costs epsilon once more" in caplog.text
+
+
+def test_a_sites_data_gets_the_federations_class_ids_and_normalisation(tmp_path: Path) -> None:
+    federation = federate(tmp_path, tree("fedavg"))
+    site = load_site(federation.data_of("cedar"), federation.agreement)
+    raw = np.load(tmp_path / "cedar" / "own.npz")
+    assert site.targets.tolist() == raw["y"].tolist()  # its own reader would call class 6 number 0
+    assert site.counts[:6].sum() == 0
+    mean, std = np.array(federation.agreement.mean), np.array(federation.agreement.std)
+    whole = raw["x"].reshape(site.inputs.shape)  # type: ignore[union-attr]
+    shape = (1, -1, *(1,) * (whole.ndim - 2))
+    expected = (whole - mean.reshape(shape)) / std.reshape(shape)
+    np.testing.assert_allclose(np.asarray(site.inputs), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("agreed", "message"),
+    [
+        (
+            {"classes": ["0", "1", "2", "3", "4", "5", "6", "7", "8", "nine"]},
+            "class '9' is not one of the federation's",
+        ),
+        ({"shape": [32], "mean": [], "std": []}, r"the federation's are \(32,\)"),
+        ({"tokens": True, "mean": [], "std": []}, "the federation's are token ids"),
+    ],
+)
+def test_data_that_does_not_fit_is_refused_with_the_reason(
+    tmp_path: Path, agreed: dict[str, object], message: str
+) -> None:
+    federation = federate(tmp_path, tree("fedavg"))
+    other = federation.agreement.model_copy(update=agreed)
+    with pytest.raises(DataError, match=message):
+        load_site(federation.data_of("cedar"), other)
+
+
+def test_a_wrong_data_file_is_one_line(tmp_path: Path) -> None:
+    federation = federate(tmp_path, tree("fedavg"))
+    path = federation.data_of("ash")
+    path.write_text('[dat]\nname = "npz"\n')
+    with pytest.raises(ConfigError, match=r"data\.toml: dat: no such key \(did you mean 'data'\?\)"):
+        load_site(path, federation.agreement)
+    path.write_text('[data]\nname = "npzz"\n')
+    with pytest.raises(ConfigError, match="npzz"):
+        load_site(path, federation.agreement)
+
+
+def test_what_leaves_a_site_is_said_in_full(tmp_path: Path) -> None:
+    federation = federate(tmp_path, tree("scaffold"))
+    words = [thing.what for thing in leaving(federation.config, federation.agreement)]
+    assert any("number of its training samples of each of 10 classes" in what for what in words)
+    assert any("scaffold.change" in what for what in words)
+    assert any("confusion matrix" in what for what in words)
+    withheld = federation.agreement.model_copy(update={"label_counts": "withheld"})
+    words = [thing.what for thing in leaving(federation.config, withheld)]
+    assert words[0] == "the number of its training samples"
+    assert not any("confusion" in what for what in words)
