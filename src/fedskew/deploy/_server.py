@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from fedskew import methods
 from fedskew.deploy._agreement import Agreement, check_config, read_agreement
+from fedskew.deploy._alone import alone
 from fedskew.deploy._layout import ModelLayout
 from fedskew.deploy._returned import returned_forms
 from fedskew.deploy._roster import Roster
@@ -67,8 +68,8 @@ def serve(grid: Grid, config: Config, agreement: Agreement, out: Path, target: P
     config = config.model_copy(update={"output": config.output.model_copy(update={"checkpoint_every": 1})})
     folder = run_folder(config, out)
     LOG.info("run folder: %s", folder.absolute())
-    run = DeployedRun(config, agreement, grid, folder, target)
-    finished = run.go(resume=True, progress=_tell)
+    with alone(folder):
+        finished = DeployedRun(config, agreement, grid, folder, target).go(resume=True, progress=_tell)
     from fedskew.experiment import write_report
 
     LOG.info("report: %s", write_report([finished], folder / "report.html", config.name).absolute())
