@@ -71,7 +71,8 @@ def _figure(drawing: Drawing, shown: Runs) -> Figure:
         }
     columns = min(len(panels), 4 if apart else 3)
     high = -(-len(panels) // columns)
-    figure = Figure(figsize=(max(5.0, columns * _PANEL[0]), high * _PANEL[1] + 0.9), layout="constrained")
+    wide = max(5.6, columns * _PANEL[0])
+    figure = Figure(figsize=(wide, high * _PANEL[1] + 0.9), layout="constrained")
     grid = figure.subplots(high, columns, squeeze=False)
     styles = {
         label: at for at, label in enumerate(dict.fromkeys(row.labels.get(drawing.lines, "") for row, _ in shown))
@@ -81,11 +82,16 @@ def _figure(drawing: Drawing, shown: Runs) -> Figure:
     for axes, (key, rows) in zip(grid.flat, panels.items(), strict=False):
         _DRAW[drawing.kind](axes, drawing, rows, styles)
         axes.set_title(", ".join(filter(None, key)))
-    figure.suptitle(drawing.title)
+    figure.suptitle(drawing.title, fontsize=13, wrap=True)
     handles, labels = _legend(grid.flat)
     if len(labels) > 1 or (labels and not apart):
         figure.legend(
-            handles, labels, loc="outside lower center", ncols=min(5, len(labels)), frameon=False, fontsize=10
+            handles,
+            labels,
+            loc="outside lower center",
+            ncols=min(int(wide // 1.4), len(labels)),
+            frameon=False,
+            fontsize=10,
         )
     return figure
 
@@ -153,6 +159,8 @@ def _against(axes: Axes, drawing: Drawing, rows: Runs, styles: dict[str, int]) -
             line.set_dashes(dashes)
         if std.any():
             axes.fill_between(x, mean - std, mean + std, color=color, alpha=0.15, lw=0)
+    if named := sorted({row.labels[drawing.x] for row, _ in rows if drawing.x in row.labels}, key=number_in):
+        axes.set_xticks([number_in(label) for label in named], named, fontsize=9)
     axes.set_xlabel(_name(drawing.x))
     axes.set_ylabel(_name(drawing.value))
     axes.grid(axis="y")
