@@ -59,7 +59,7 @@ def forms(tensors: Mapping[str, Tensor]) -> dict[str, Form]:
 
 
 def decode(record: ArrayRecord, expected: Mapping[str, Form], what: str) -> dict[str, AnyArray]:
-    """The arrays of a record, which are just the expected ones, all finite.
+    """The arrays of a record, which are just the expected ones, all finite; read-only.
 
     What a record says of its arrays is not believed: the bytes' own header is read, without evaluating it, and values
     only where it and the number of bytes are as expected; so nothing is allocated that wasn't agreed on. Raises
@@ -90,11 +90,11 @@ def _decode(array: Array, expected: Form, what: str) -> AnyArray:
     start = buffer.tell()
     if len(data) - start != expected.bytes:
         raise RefusedError(f"{what} has {len(data) - start} bytes of values; expected {expected.bytes}")
-    flat = np.frombuffer(data, dtype, expected.size, start).copy()
-    values: AnyArray = flat.reshape(shape, order="F" if fortran else "C")
-    if expected.is_float and not np.isfinite(values).all():
+    flat = np.frombuffer(data, dtype, expected.size, start)
+    if expected.is_float and not np.isfinite(flat).all():
         raise RefusedError(f"{what} has a value that is NaN or infinite")
-    return np.ascontiguousarray(values).reshape(shape)
+    values: AnyArray = flat.reshape(shape, order="F" if fortran else "C")
+    return values
 
 
 def _short(text: object) -> str:

@@ -12,7 +12,7 @@ from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedskew.deploy._arrays import Form, encode
+from fedskew.deploy._arrays import Form, encode, forms
 from fedskew.models import FlatModel, ModelState
 
 AnyArray = NDArray[np.generic]
@@ -40,10 +40,11 @@ class ModelLayout:
 
     def __init__(self, model: FlatModel) -> None:
         self._model = FlatModel(copy.deepcopy(model.module).cpu())
-        self.forms: Mapping[str, Form] = {
-            name: Form(tuple(value.shape), str(value.dtype).removeprefix("torch."))
-            for name, value in self._model.state_dict().items()
-        }
+        state = self._model.state_dict()
+        self.forms: Mapping[str, Form] = forms(state)
+        buffers = {name: buffer for name, buffer in self._model.module.named_buffers() if name in state}
+        self._buffers = [name for name, buffer in buffers.items() if buffer.is_floating_point()]
+        self._integers = list(self._model.integer_buffers)
 
     def record(self, state: ModelState) -> ArrayRecord:
         """See `Layout.record`."""
@@ -52,8 +53,14 @@ class ModelLayout:
 
     def flat(self, arrays: Mapping[str, AnyArray]) -> ModelState:
         """See `Layout.flat`."""
-        self._model.load_state_dict({name: torch.from_numpy(array) for name, array in arrays.items()})
-        return self._model.read_state()
+        vector = torch.empty_like(self._model.vector)
+        for name, view in self._model.views(vector).items():
+            np.copyto(view.numpy(), arrays[name])
+        return ModelState(
+            vector,
+            _joined([arrays[name] for name in self._buffers], np.float32),
+            _joined([arrays[name] for name in self._integers], np.int64),
+        )
 
 
 class _Part(NamedTuple):
@@ -89,9 +96,9 @@ class ArraysLayout:
     def flat(self, arrays: Mapping[str, AnyArray]) -> ModelState:
         """See `Layout.flat`."""
         return ModelState(
-            _joined([arrays[name] for name in self._floats], torch.float32),
+            _joined([arrays[name] for name in self._floats], np.float32),
             torch.zeros(0),
-            _joined([arrays[name] for name in self._integers], torch.int64),
+            _joined([arrays[name] for name in self._integers], np.int64),
         )
 
 
@@ -103,6 +110,5 @@ def _lay_out(forms: Mapping[str, Form]) -> dict[str, _Part]:
     return parts
 
 
-def _joined(arrays: list[AnyArray], dtype: torch.dtype) -> Tensor:
-    flat = [torch.from_numpy(array).reshape(-1).to(dtype) for array in arrays]
-    return torch.cat([torch.zeros(0, dtype=dtype), *flat])
+def _joined(arrays: list[AnyArray], dtype: type[np.generic]) -> Tensor:
+    return torch.from_numpy(np.concatenate([np.zeros(0, dtype), *(array.reshape(-1) for array in arrays)], dtype=dtype))

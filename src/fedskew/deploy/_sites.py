@@ -99,7 +99,7 @@ class Judge:
         trained = self.layout.flat(reply.arrays)
         return Update(
             client=client,
-            change=trained.parameters - sent.parameters,
+            change=trained.parameters.sub_(sent.parameters),
             buffers=trained.buffers,
             integers=trained.integers,
             steps=reply.steps,
@@ -217,4 +217,4 @@ def _counted(task: Assignment) -> int:
 
 
 def _tensor(array: AnyArray) -> torch.Tensor:
-    return torch.from_numpy(array)
+    return torch.from_numpy(array.copy())
