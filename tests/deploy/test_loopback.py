@@ -60,6 +60,7 @@ def running(folder: Path) -> list[str]:
     return found
 
 
+@pytest.mark.faults  # test_real_federation.py is the one that always runs
 def test_a_whole_federation_in_one_command(tmp_path: Path) -> None:
     folder = tmp_path / "trial"
     with deploy_local(folder, rounds=1) as process:
