@@ -143,7 +143,8 @@ def test_scaffold_needs_both_sides_and_says_so(tmp_path: Path) -> None:
     ours = client_app(network, data, "scaffold", training=LocalTraining(lr=0.1))
     both = start(with_app(federation.grid(), ours), strategy("scaffold", model=network()), rounds=3)
     assert both.train_metrics_clientapp[3]["counted"] == 3
-    stock = start(with_app(federation.grid(), project(federation)), strategy("scaffold", model=network()))
+    grid = with_app(federation.grid(), project(federation))
+    stock = start(grid, strategy("scaffold", model=network()))
     assert stock.train_metrics_clientapp[2]["counted"] == 0
     np.testing.assert_array_equal(stock.arrays["1.weight"].numpy(), first_arrays()["1.weight"].numpy())
     with pytest.raises(ConfigError, match="model: Scaffold needs the network"):
@@ -157,4 +158,6 @@ def test_what_a_strategy_cant_do_is_said_before_training() -> None:
         strategy("fedavgg")
     with pytest.raises(ConfigError, match="FedConcat"):
         strategy("fedconcat")
+    with pytest.raises(ConfigError, match="MOON changes the network"):
+        strategy("moon", model=network())
     assert set(deploy.__all__) == {name for name in deploy.__all__ if getattr(deploy, name)}

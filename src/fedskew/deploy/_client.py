@@ -39,6 +39,7 @@ from fedskew.engine import LocalTraining, LocalWork, Sent, Sequential, Update, h
 from fedskew.errors import ArgumentError, ConfigError, FedskewError, RunError
 from fedskew.experiment._config import read
 from fedskew.experiment._work import make_network, make_work
+from fedskew.hooks import Hooks
 from fedskew.labels import privatize
 from fedskew.methods import Method
 from fedskew.models import FlatModel
@@ -167,9 +168,10 @@ def client_app(
     are confusion matrices told.
 
     Under a stock Flower strategy such as FedAvg it takes any objective that needs nothing from the server beside the
-    model; replies carry `arrays` and `num-examples`. Under `fedskew.deploy.strategy` it takes every method. A method
-    that keeps something at its clients (MOON, SCAFFOLD) needs `SiteData.state`. Raises ConfigError for a method that
-    can't be; what a message brings that does not fit is an error reply, whose reason the site's own log tells.
+    model; replies carry `arrays` and `num-examples`. Under `fedskew.deploy.strategy` it takes every method but those
+    that change the network (MOON). A method that keeps something at its clients (SCAFFOLD) needs `SiteData.state`.
+    Raises ConfigError for a method that can't be; what a message brings that does not fit is an error reply, whose
+    reason the site's own log tells.
     """
     chosen = as_method(method, (training or LocalTraining()).momentum)
 
@@ -224,14 +226,21 @@ def agreed_site(config: Any, agreement: Agreement, data: SiteData) -> Site:
 
 
 def as_method(method: str | Mapping[str, Any] | Method, momentum: float | None = None) -> Method:
-    """A method by a preset's name, by tables, or itself. Raises ConfigError for one that can't be deployed."""
+    """A method by a preset's name, by tables, or itself.
+
+    Raises ConfigError for one that can't stand in somebody else's app.
+    """
     if isinstance(method, Method):
         methods.check(method)
-        return method
-    tables = {"preset": method} if isinstance(method, str) else method
-    built = methods.build(methods.expand(tables), momentum)
+        built = method
+    else:
+        built = methods.build(methods.expand({"preset": method} if isinstance(method, str) else method), momentum)
     if built.pipeline is not None:
         raise ConfigError("method: FedConcat's stages are not deployed; simulate it")
+    for filler in hooked(built).values():
+        if type(filler).adapt is not Hooks.adapt:
+            name = type(filler).__name__
+            raise ConfigError(f"method: {name} changes the network, so server and sites must be ours; use server_app")
     return built
 
 

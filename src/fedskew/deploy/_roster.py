@@ -65,6 +65,14 @@ class Roster:
         return rows
 
     @property
+    def shown(self) -> tuple[tuple[str, ...], NDArray[np.int64]]:
+        """Class names and label counts for a report: of labels that are withheld and not evaluated, one class."""
+        counts, agreement = self.counts, self._agreement
+        if agreement.label_counts == "withheld" and not agreement.evaluates:
+            return ("labels withheld",), np.rint(counts.sum(axis=1, keepdims=True)).astype(np.int64)
+        return tuple(agreement.classes), np.rint(counts).astype(np.int64)
+
+    @property
     def slack(self) -> float:
         """Samples that a site may have beyond what it told, where that was noisy."""
         if self._agreement.epsilon is None:
@@ -172,6 +180,6 @@ class Roster:
             "run": self.run,
             "agreement": self._agreement.tree(),
             "sites": self._told,
-            "label_counts": self.counts.tolist(),
+            "label_counts": self.shown[1].tolist(),
         }
         write_text(self._path, plain_json(kept))

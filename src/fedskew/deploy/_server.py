@@ -141,14 +141,15 @@ class DeployedRun(Run):
         """Nothing: who holds what is in the roster's own file."""
 
     def _seed_run(self, summary: dict[str, Any]) -> SeedRun:
+        classes, counts = self.roster.shown
         return SeedRun(
             label=self.config.name,
             seed=self.seed,
             config=self.config.tree(),
             rounds=self.records,
-            counts=self.roster.counts.astype(np.int64),
+            counts=counts,
             client_names=self.roster.names,
-            class_names=tuple(self.agreement.classes),
+            class_names=classes,
             target=self.target,
             summary=summary,
         )

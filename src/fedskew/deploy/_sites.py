@@ -25,6 +25,7 @@ from fedskew.engine import Assignment, Backend, Sent, Update
 from fedskew.models import ModelState
 
 LOG = logging.getLogger("flwr")
+PAUSE = 2.0
 COUNTED = "deployed.counted"
 """What the server keeps of a client: the last round that it counted (see `_site_state`)."""
 
@@ -150,7 +151,7 @@ class Sites(Backend):
         """See `Backend.train`; of those that answered in time with what was expected."""
         judge, names = self.judge, self.judge.names
         judge.notes = no_notes()
-        online = self.online()
+        online = self._there(round, [task.client for task in cohort])
         arrays = judge.layout.record(sent.model)
         tasks = {online[task.client]: task for task in cohort if task.client in online}
         judge.notes["offline"] = [names[task.client] for task in cohort if task.client not in online]
@@ -173,6 +174,19 @@ class Sites(Backend):
         kept = judge.in_line(round, updates)
         self.own_seconds = time.perf_counter() - began
         return kept
+
+    def _there(self, round: int, clients: Sequence[int]) -> Mapping[int, int]:
+        """Who is there: at once where some of a cohort are, else when one of them comes, or the round's time is over.
+
+        So rounds don't fly by while only others are there.
+        """
+        deadline, said = time.monotonic() + self.timeout, False
+        while not (online := self.online()).keys() & set(clients) and time.monotonic() < deadline:
+            if not said:
+                LOG.warning("round %d: none of its %d sites is there; waiting", round, len(clients))
+                said = True
+            time.sleep(PAUSE)
+        return online
 
     def evaluate(self, round: int, model: ModelState, classes: int) -> tuple[NDArray[np.int64], float, int] | None:
         """The summed confusion matrix of all sites that answer, `(classes, classes)`, rows truth; the mean loss of

@@ -47,6 +47,7 @@ from fedskew.errors import ArgumentError, ConfigError, RunError
 from fedskew.labels import as_target
 from fedskew.methods import Method
 from fedskew.models import FlatModel
+from fedskew.objectives import FPL
 
 LOG = logging.getLogger("flwr")
 PAUSE = 1.0
@@ -98,7 +99,7 @@ def strategy(
     if hooks and model is None:
         name = type(next(iter(hooks.values()))).__name__
         raise ConfigError(f"model: {name} needs the network; give strategy(model=...)")
-    if any(type(filler).__name__ == "FPL" for filler in hooks.values()):
+    if any(isinstance(filler, FPL) for filler in hooks.values()):
         raise ConfigError("method: FPL's prototypes are known in size where the data is; deploy it by server_app")
     rules = Rules(norm_limit, norm_action, max_reply)
     return MethodStrategy(

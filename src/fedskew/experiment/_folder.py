@@ -80,7 +80,7 @@ def _read_run(path: Path, label: str | None) -> SeedRun:
     task = json.loads((path / "task.json").read_text(encoding="utf-8"))
     deployment = path / "deployment.json"
     counts = (
-        np.array(json.loads(deployment.read_text(encoding="utf-8"))["label_counts"], dtype=np.float64).astype(np.int64)
+        np.array(json.loads(deployment.read_text(encoding="utf-8"))["label_counts"], dtype=np.int64)
         if deployment.exists()
         else Partition.load(path / "partition.npz").counts
     )
