@@ -42,7 +42,18 @@ from fedskew.deploy._refusal import RefusedError
 from fedskew.deploy._returned import Forms, trained_forms
 from fedskew.deploy._site_data import SiteData
 from fedskew.deploy._sites import COUNTED, Judge, Rules, no_notes
-from fedskew.engine import Assignment, Backend, Federation, LocalTraining, LocalWork, Sent, ServerState, Update, hooked
+from fedskew.engine import (
+    Assignment,
+    Backend,
+    Federation,
+    LocalTraining,
+    LocalWork,
+    Round,
+    Sent,
+    ServerState,
+    Update,
+    hooked,
+)
 from fedskew.errors import ArgumentError, ConfigError, RunError
 from fedskew.labels import as_target
 from fedskew.methods import Method
@@ -117,7 +128,13 @@ def strategy(
 
 
 class MethodStrategy(FedAvg):
-    """See `strategy`."""
+    """See `strategy`.
+
+    `record`: of the last round, as a line of a run's `rounds.jsonl`; `own_seconds`: that the last round took here. The
+    arrays of a result are those that training would go on from, also where a method judges others (FedEXP).
+    """
+
+    record: Round
 
     def __init__(
         self,
