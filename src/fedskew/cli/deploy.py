@@ -316,7 +316,8 @@ def _train(console: Console, federation: Loopback) -> dict[str, Any]:
 
 def _result(summary: dict[str, Any]) -> str:
     """One line."""
-    final, trained = summary["final"], f"{summary['rounds']} rounds in {summary['seconds']:.0f} s"
+    final, rounds = summary["final"], summary["rounds"]
+    trained = f"{rounds} round{'' if rounds == 1 else 's'} in {summary['seconds']:.0f} s"
     if final is None or final["accuracy"] is None:
         return (
             f"{trained}; no accuracy is known, as sites that don't tell their label counts don't tell results by class"
