@@ -8,7 +8,8 @@
 
 All contestants are started first and play one round, which is not counted; then they take turns, so that whatever else
 the machine does falls on all of them. Printed: one JSON line for each, and a table with medians over turns of seconds,
-ratios to the plain loop in the same turn, and the time from a process's start to the end of its first round.
+ratios to the plain loop in the same turn, and the time from a process's start to the end of its first round. CPU
+seconds, of all its processes, hardly depend on what else the machine does (but threads that wait for each other count).
 
 CIFAR-10 is read from $FEDSKEW_DATA, --data or .data/; where it is absent, random images of its shape are as good for
 speed. pfl and Flower are installed by pip into .bench/ in environments of their own when first needed, with this
@@ -133,6 +134,7 @@ class Player:
         )
         self.play(1)
         self.start = time.perf_counter() - began
+        self.cpu: list[float] = []
 
     def play(self, rounds: int) -> float:
         """Seconds of the next rounds. Raises RuntimeError where the contestant ended."""
@@ -145,6 +147,26 @@ class Player:
                 return float(json.loads(line[2:])["seconds"])
         said = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
         raise RuntimeError(said[-1] if said else "it ended without a word")
+
+    def cpu_seconds(self) -> float:
+        """What it and all its processes have used; 0 where /proc is not there."""
+        parents: dict[int, int] = {}
+        used: dict[int, float] = {}
+        for path in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                fields = path.read_text().rpartition(")")[2].split()
+            except OSError:  # it has just ended
+                continue
+            process = int(path.parent.name)
+            parents[process] = int(fields[1])
+            used[process] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        total = 0.0
+        for process, seconds in used.items():
+            ancestor = process
+            while ancestor > 1 and ancestor != self.process.pid:
+                ancestor = parents.get(ancestor, 0)
+            total += seconds * (ancestor == self.process.pid)
+        return total
 
     def end(self) -> None:
         """Let it save its model and end."""
@@ -245,7 +267,9 @@ def play(
             break
         for player in list(players):
             try:
+                before = player.cpu_seconds()
                 seconds[player.contestant.name].append(player.play(rounds) / rounds)
+                player.cpu.append((player.cpu_seconds() - before) / rounds)
             except (RuntimeError, OSError) as error:
                 players.remove(player)
                 print(json.dumps({"contestant": player.contestant.name, "left_out": str(error)}), flush=True)
@@ -306,6 +330,7 @@ def report(
             "ratio": round(statistics.median(ratios), 3),
             "ratio_spread": [round(min(ratios), 3), round(max(ratios), 3)],
             "seconds_a_round": [round(value, 4) for value in own],
+            "cpu_seconds_a_round": [round(value, 3) for value in player.cpu],
             "start_to_first_round": round(player.start, 2),
             "from_plain": agree.get(player.contestant.name),
         }
@@ -314,14 +339,15 @@ def report(
     where = torch.cuda.get_device_name() if device == "cuda" else f"{cpu()}, {os.cpu_count()} cores"
     print(f"\n{name.upper()}{' (quick)' if quick else ''}: {source}; {where}; PyTorch {torch.__version__}; medians of "
           f"{len(rows[0]['seconds_a_round'])} turns of {workload.rounds} rounds\n")  # fmt: skip
-    print("| contestant | at work | rounds / s | ratio of time to plain | start to end of round 1, s | from plain |")
-    print("| --- | --- | ---: | ---: | ---: | ---: |")
+    print("| contestant | at work | rounds / s | time, plain = 1 | CPU s a round | start to round 1, s | from plain |")
+    print("| --- | --- | ---: | ---: | ---: | ---: | ---: |")
     for row in sorted(rows, key=lambda one: one["ratio"]):
         low, high = row["ratio_spread"]
         distance = "-" if row["from_plain"] is None else f"{row['from_plain']:.1e}"
         print(
             f"| {row['contestant']} | {row['work']} | {row['rounds_per_second']:.3g} | {row['ratio']:.2f} "
-            f"({low:.2f} to {high:.2f}) | {row['start_to_first_round']:.1f} | {distance} |"
+            f"({low:.2f} to {high:.2f}) | {statistics.median(row['cpu_seconds_a_round']):.2f} | "
+            f"{row['start_to_first_round']:.1f} | {distance} |"
         )
 
 

@@ -41,9 +41,16 @@ class Pause(HyperParam, TrainingProcessCallback):
         self, aggregate_metrics: Metrics, model: PyTorchModel, *, central_iteration: int
     ) -> tuple[bool, Metrics]:
         self.round = central_iteration + 1
-        if MAIN and self.round < len(self.sizes):
-            self.turns.wait()
+        if self.round < len(self.sizes):
+            self.wait()
         return False, Metrics()
+
+    def wait(self) -> None:
+        """Nobody begins before the first process is told to."""
+        if MAIN:
+            self.turns.wait()
+        if torch.distributed.is_initialized():
+            torch.distributed.barrier()
 
 
 def main() -> None:
@@ -67,8 +74,7 @@ def main() -> None:
     backend = SimulatedBackend(training_data=users, val_data=None, postprocessors=[WeightByDatapoints()])
     turns = Turns()
     pause = Pause(turns, [len(cohort) for cohort in task.cohorts])
-    if MAIN:
-        turns.wait()
+    pause.wait()
     FederatedAveraging().run(
         NNAlgorithmParams(
             central_num_iterations=len(task.cohorts),
