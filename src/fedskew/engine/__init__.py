@@ -4,6 +4,7 @@ from fedskew.engine._backend import Assignment, Backend, LocalTraining, Observer
 from fedskew.engine._clients import ClientStates
 from fedskew.engine._cohort import Cohort
 from fedskew.engine._cohort_rule import faster_together
+from fedskew.engine._cohort_seeds import play_together
 from fedskew.engine._conditions import Conditions
 from fedskew.engine._course import Course
 from fedskew.engine._evaluation import evaluation, plain, predict
@@ -46,5 +47,6 @@ __all__ = [
     "from_the_first",
     "hooked",
     "plain",
+    "play_together",
     "predict",
 ]

@@ -137,14 +137,16 @@ class EngineSection(Section):
     """Where the cohort trains.
 
     `backend`: "sequential", one client after another; "processes", several at a time, the same bits; "cohort", all at
-    once, equal to floating-point tolerance, at most `chunk` of them stacked (None: by their memory); "auto" is "cohort"
-    where that is known to be faster (`engine.faster_together`), and "sequential" elsewhere. The summary says which.
+    once, equal to floating-point tolerance, at most `chunk` of them stacked (None: by their memory), with
+    `seeds_together` those of all seeds; "auto" is "cohort" where that is known to be faster (`engine.faster_together`),
+    and "sequential" elsewhere. The summary says which.
     `threads`, in every process, are part of the result: sums inside a convolution depend on them. `processes`, for the
     backend of that name, are not (None: as many as the cores allow).
     """
 
     backend: Literal["auto", "sequential", "processes", "cohort"] = "auto"
     chunk: Annotated[int, Field(ge=1)] | None = None
+    seeds_together: bool = False
     processes: Annotated[int, Field(ge=1)] | None = None
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: Annotated[int, Field(ge=1)] = 1
@@ -325,6 +327,11 @@ def line_of(text: str, key: str) -> int | None:
 
 def _check(config: Config) -> None:
     """What no single section can see."""
+    if config.engine.seeds_together and config.engine.backend != "cohort":
+        raise ConfigError(
+            f"engine.seeds_together: seeds train together as one cohort; set engine.backend to 'cohort' (it is "
+            f"{config.engine.backend!r})"
+        )
     validated = config.tune is not None or config.evaluation.patience > 0
     if validated and config.data.validation == 0:
         key = "tune.key" if config.tune is not None else "evaluation.patience"
@@ -336,6 +343,8 @@ def _check(config: Config) -> None:
     naming.find(models.INDEX, config.model.name, "model.name")
     if config.training.augmentation is not None:
         naming.find(data.AUGMENTATIONS, config.training.augmentation, "training.augmentation")
+    if config.engine.seeds_together and (pipeline is not None or config.tune is not None):
+        raise ConfigError("engine.seeds_together: not with a pipeline, nor where a key is tuned")
     if pipeline is not None:
         if config.training.persist_momentum:
             raise ConfigError("training.persist_momentum: a pipeline trains several models, each with its own momentum")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -19,6 +19,7 @@ from fedskew import torchrun
 from fedskew.data import Inputs, take
 from fedskew.engine import (
     ClientStates,
+    Course,
     Evaluation,
     FedConcatState,
     Round,
@@ -43,6 +44,12 @@ NOBODY = np.zeros((0, 2), dtype=np.int64)
 
 Progress = Callable[[Round], None]
 """Called with every record, as soon as its round is over."""
+
+Played = tuple[Any, Round]
+"""What comes of a round: the server's next state and the record."""
+
+Play = Callable[[Sequence[Course], Sequence[Any]], list[Played]]
+"""The next round of each course from its state."""
 
 
 @dataclass(frozen=True)
@@ -87,32 +94,34 @@ class Run:
         An interrupt, or a client that can't be trained, leaves a checkpoint: of the last whole round, or the one before
         it.
         """
+        return go_on([self], one_by_one, resume, progress)[0]
+
+    def rounds(self, resume: bool, progress: Progress | None) -> Generator[Any, Played, SeedRun]:
+        """The run without its training: gives the state before each round, and takes what comes of it."""
         listeners = [progress] if progress else []
-        with threads(self.config.engine.threads), closing(self.federation):
-            self.federation.open()
-            state = self._begin(resume)
-            for record in self.records:
+        state = self._begin(resume)
+        for record in self.records:
+            for listen in listeners:
+                listen(record)
+        trackers = make_trackers(self.config.output.trackers, self.folder.path) if self.folder else []
+        for tracker in trackers:
+            tracker.start(self.config.tree())
+            listeners.append(tracker.log)
+        try:
+            while not self._is_over(state):
+                state, record = self._round(state, *(yield state.server))
                 for listen in listeners:
                     listen(record)
-            trackers = make_trackers(self.config.output.trackers, self.folder.path) if self.folder else []
-            for tracker in trackers:
-                tracker.start(self.config.tree())
-                listeners.append(tracker.log)
-            try:
-                while not self._is_over(state):
-                    state, record = self._round(state)
-                    for listen in listeners:
-                        listen(record)
-                    if state.server.round % self.config.output.checkpoint_every == 0 or self._is_over(state):
-                        self._save(state)
-            except (KeyboardInterrupt, RunError):
-                # Inside a round clients may be ahead of the server's state; the last checkpoint is whole.
-                if self._clients.newest <= state.server.round:
+                if state.server.round % self.config.output.checkpoint_every == 0 or self._is_over(state):
                     self._save(state)
-                raise
-            finished = self._finish(state)
-            for tracker in trackers:
-                tracker.finish(finished.summary)
+        except (KeyboardInterrupt, RunError):
+            # Inside a round clients may be ahead of the server's state; the last checkpoint is whole.
+            if self._clients.newest <= state.server.round:
+                self._save(state)
+            raise
+        finished = self._finish(state)
+        for tracker in trackers:
+            tracker.finish(finished.summary)
         return finished
 
     def _begin(self, resume: bool) -> RunState:
@@ -135,12 +144,11 @@ class Run:
     def _open(self, folder: RunFolder, resume: bool) -> None:
         """Make the folder, or check that it holds this very run."""
         path = folder.path
-        if path.exists() and any(path.iterdir()):
-            if not resume:
-                raise RunError(
-                    f"{path}: this run is there already; add --resume to go on with it (a finished one is only read), "
-                    "or write elsewhere with --out"
-                )
+        if path.exists() and any(path.iterdir()) and not resume:
+            raise RunError(
+                f"{path}: this run is there already; add --resume to go on with it (a finished one is only read), "
+                "or write elsewhere with --out"
+            )
         path.mkdir(parents=True, exist_ok=True)
         self._keep_division(path)
         write(self.config, path / "config.toml")
@@ -157,9 +165,8 @@ class Run:
         patience = self.config.evaluation.patience
         return state.server.round >= self.config.training.rounds or 0 < patience <= state.stale
 
-    def _round(self, state: RunState) -> tuple[RunState, Round]:
-        """One round, its evaluation where one is due, and its line on disk."""
-        server, record = self.federation.play(state.server)
+    def _round(self, state: RunState, server: Any, record: Round) -> tuple[RunState, Round]:
+        """What comes of one round, its evaluation where one is due, and its line on disk."""
         state = dataclasses.replace(state, server=server)
         if self.config.is_evaluated(record["round"]):
             state, record = self._evaluated(state, record)
@@ -227,6 +234,39 @@ class Run:
             target=self.task.target,
             summary=summary,
         )
+
+
+def go_on(runs: Sequence[Run], play: Play, resume: bool = False, progress: Progress | None = None) -> list[SeedRun]:
+    """Train runs of one config to the end, in step; those that are further than others, after an interrupt, wait."""
+    finished: dict[Run, SeedRun] = {}
+    with threads(runs[0].config.engine.threads), ExitStack() as stack:
+        for run in runs:
+            stack.enter_context(closing(run.federation)).open()
+        going = {run: run.rounds(resume, progress) for run in runs}
+        states: dict[Run, Any] = {}
+        due, played = list(runs), cast(list[Played], [None] * len(runs))  # None starts a generator
+        try:
+            while due:
+                for run, outcome in zip(due, played, strict=True):
+                    try:
+                        states[run] = going[run].send(outcome)
+                    except StopIteration as end:
+                        finished[run] = end.value
+                        states.pop(run, None)
+                round = min((state.round for state in states.values()), default=0)
+                due = [run for run, state in states.items() if state.round == round]
+                played = play([run.federation for run in due], [states[run] for run in due]) if due else []
+        except (KeyboardInterrupt, RunError) as error:
+            for run in runs:
+                with suppress(type(error)):
+                    going[run].throw(error)
+            raise
+    return [finished[run] for run in runs]
+
+
+def one_by_one(courses: Sequence[Course], states: Sequence[Any]) -> list[Played]:
+    """The next round of each."""
+    return [course.play(state) for course, state in zip(courses, states, strict=True)]
 
 
 def choose_device(name: str) -> torch.device:

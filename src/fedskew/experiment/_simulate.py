@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from fedskew import torchrun
-from fedskew.engine import Round
+from fedskew.engine import Course, Federation, Round, play_together
 from fedskew.errors import ConfigError, MissingPackageError
 from fedskew.experiment._config import Config, read, resolve, write
 from fedskew.experiment._folder import plain_json, write_text
 from fedskew.experiment._mirror import own_place
 from fedskew.experiment._records import SeedRun
-from fedskew.experiment._run import Progress, Run
+from fedskew.experiment._run import Played, Progress, Run, go_on
 from fedskew.experiment._summary import over_seeds, score
 
 if TYPE_CHECKING:
@@ -88,19 +88,23 @@ def simulate(
     model: nn.Module | None = None
     single = len(whole.seeds) == 1 and whole.tune is None
     with own_place(whole, folder, resume) as (here, place):
-        for seed in whole.seeds:
-            part = place if single or place is None else place / f"seed-{seed}"
-            run, trained = _seed(here, seed, part, resume, progress)
-            runs.append(run)
-            model = trained if model is None else model
+        parts = {seed: place if single or place is None else place / f"seed-{seed}" for seed in whole.seeds}
+        if whole.engine.seeds_together and not torchrun.launched():
+            together = [Run(here, seed, part) for seed, part in parts.items()]
+            runs, model = go_on(together, _play_together, resume, progress), together[0].model.module
+        else:
+            for seed, part in parts.items():
+                run, trained = _seed(here, seed, part, resume, progress)
+                runs.append(run)
+                model = trained if model is None else model
     assert model is not None
     summary = runs[0].summary if single else over_seeds([run.summary for run in runs])
     result = Result(whole, tuple(runs), model, summary, folder)
     if folder is not None and torchrun.rank() == 0:
         if not single:
             write(whole, folder / "config.toml")
-            parts = [f"seed-{seed}" for seed in whole.seeds]
-            write_text(folder / "summary.json", plain_json(summary | {"parts": parts}))
+            names = [f"seed-{seed}" for seed in whole.seeds]
+            write_text(folder / "summary.json", plain_json(summary | {"parts": names}))
         result.report(folder / "report.html")
     return result
 
@@ -141,6 +145,10 @@ def _seed(
         write(config.for_seed(seed), folder / "config.toml")
         write_text(folder / "summary.json", plain_json({"parts": [part], "validation": scores, "chosen": part}))
     return chosen, model
+
+
+def _play_together(courses: Sequence[Course], states: Sequence[Any]) -> list[Played]:
+    return play_together([course for course in courses if isinstance(course, Federation)], states)
 
 
 def _validation_scores(rounds: Sequence[Round]) -> list[float]:

@@ -1,0 +1,71 @@
+"""Seeds of one config as one larger cohort, held against each seed alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+import fedskew
+from fedskew.errors import ConfigError
+
+TASK: dict[str, Any] = {
+    "seeds": [0, 1, 2],
+    "data": {"name": "digits", "validation": 0.1},
+    "partition": {"rule": "dirichlet_by_class", "clients": 8, "beta": 0.2, "min_size": 1},
+    "model": {"name": "mlp3", "width": 12},
+    "method": "fedvls",
+    "training": {"rounds": 2, "participation": 0.5, "epochs": 1, "lr": 0.05, "momentum": 0.5},
+    "engine": {"backend": "cohort", "seeds_together": True},
+}
+STATES = {"objective": {"name": "fedlc", "terms": [{"name": "moon"}]}, "local_step": {"name": "scaffold"}}
+BROADCAST = {"objective": {"name": "cross_entropy", "terms": [{"name": "fpl"}]}, "local_step": {"name": "fedgf"}}
+
+
+def models(folder) -> list[dict[str, np.ndarray]]:
+    return [load_file(path) for path in sorted(folder.glob("seed-*/model.safetensors"))]
+
+
+@pytest.mark.parametrize("method", ["fedvls", STATES, BROADCAST], ids=["teacher", "client states", "broadcast"])
+def test_seeds_together_end_as_each_of_them_alone(method, tmp_path):
+    together = fedskew.simulate(TASK, method=method, out=tmp_path / "together")
+    for place, seed in enumerate(TASK["seeds"]):
+        engine = {"backend": "cohort"}
+        alone = fedskew.simulate(TASK, method=method, seeds=seed, engine=engine)
+        for name, value in alone.model.state_dict().items():
+            np.testing.assert_allclose(models(together.folder)[place][name], value, rtol=1e-3, atol=1e-5)
+        for ours, theirs in zip(together.runs[place].rounds, alone.rounds, strict=True):
+            assert ours["cohort"] == theirs["cohort"]
+            assert ours["steps"] == theirs["steps"]
+    assert together.runs[0].summary["backend"]["name"] == "cohort"
+
+
+def test_an_interrupted_run_of_seeds_together_ends_as_one_that_was_not(tmp_path):
+    whole = fedskew.simulate(TASK, out=tmp_path / "whole")
+
+    def interrupt(record):
+        if (record["seed"], record["round"]) == (1, 1):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fedskew.simulate(TASK, out=tmp_path / "stopped", progress=interrupt)
+    resumed = fedskew.simulate(TASK, out=tmp_path / "stopped", resume=True)
+    assert [[record["round"] for record in run.rounds] for run in resumed.runs] == [[0, 1, 2]] * 3
+    for ours, theirs in zip(models(resumed.folder), models(whole.folder), strict=True):
+        for name, value in theirs.items():
+            np.testing.assert_allclose(ours[name], value, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"engine": {"seeds_together": True, "backend": "sequential"}}, "set engine.backend to 'cohort'"),
+        ({"method": {"preset": "fedconcat", "pipeline": {"clusters": 2}}}, "not with a pipeline"),
+        ({"tune": {"key": "training.lr", "values": [0.1, 0.01]}}, "nor where a key is tuned"),
+    ],
+)
+def test_seeds_that_cannot_train_together_are_refused(changes, reason):
+    with pytest.raises(ConfigError, match=reason):
+        fedskew.simulate({**TASK, **changes})
