@@ -11,6 +11,8 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 3.0
+LEEWAY = 60.0
+"""Seconds that a question outlives its timeout: Flower answers an expired one with an error, as if the site had."""
 
 
 class Answers(NamedTuple):
@@ -31,10 +33,12 @@ def exchange(
 
     An answer belongs to the node whose question it is pulled by: Flower's SuperLink takes an answer to a question from
     the node that it was for only, while what a message says of its own sender is the sender's to write. Answers are
-    pulled one by one, so that one that Flower can't decode takes no other with it. Questions expire with the timeout.
+    pulled one by one, so that one that Flower can't decode takes no other with it. Questions expire soon after the timeout,
+    and an answer that comes later is never pulled.
     """
     messages = [
-        Message(content, node, message_type, ttl=timeout, group_id=group) for node, content in questions.items()
+        Message(content, node, message_type, ttl=timeout + LEEWAY, group_id=group)
+        for node, content in questions.items()
     ]
     pushed = list(grid.push_messages(messages)) if messages else []
     pending = dict(zip(pushed, questions, strict=True)) if len(pushed) == len(messages) else {}
