@@ -33,8 +33,8 @@ def exchange(
 
     An answer belongs to the node whose question it is pulled by: Flower's SuperLink takes an answer to a question from
     the node that it was for only, while what a message says of its own sender is the sender's to write. Answers are
-    pulled one by one, so that one that Flower can't decode takes no other with it. Questions expire soon after the timeout,
-    and an answer that comes later is never pulled.
+    pulled one by one, so that one that Flower can't decode takes no other with it. Questions expire a while after the
+    timeout, and an answer that comes later is never pulled.
     """
     messages = [
         Message(content, node, message_type, ttl=timeout + LEEWAY, group_id=group)
