@@ -191,6 +191,15 @@ def test_batch_norm_of_a_single_value_is_refused_as_one_client_after_another_ref
         together.train(1, [Assignment(client, 2) for client in (7, 0, 3)], Sent(model))
 
 
+def test_a_last_batch_that_is_too_small_is_left_out_of_a_cohort_too():
+    asked = [Assignment(client, 2) for client in (7, 0, 3, 1)]
+    alone, together, model = backends(built(), network(Normed), batch_size=13, smallest_batch=2)
+    ours = together.train(1, asked, Sent(model))
+    assert_close_updates(ours, alone.train(1, asked, Sent(model)))
+    # 27, 40, 0 and 3 samples: two, three (13, 13 and 13; one sample is left) and one step an epoch.
+    assert [update.steps for update in ours] == [4, 6, 0, 2]
+
+
 def test_a_padded_row_and_a_finished_step_change_nothing():
     alone, together, model = backends(built(objective=TEACHING), network(), weight_decay=0.1)
     # 3 and 1 samples beside 40: their single batches are padded to 8 rows, and 4 of 5 steps pass them by.

@@ -164,8 +164,23 @@ def test_an_observer_sees_each_client_after_its_own_training():
 def test_an_error_inside_local_training_names_round_client_and_step():
     module = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, CLASSES))
     one, sent = backend(module=module, training=LocalTraining(batch_size=25))
-    with pytest.raises(RunError, match=r"round 1, client 0, step 1 \(1 samples\): .*more than 1 value"):
+    where = r"round 1, client 0, step 1 \(1 samples\)"
+    with pytest.raises(RunError, match=rf"{where}: .*more than 1 value.*smallest_batch = 2"):
         one.train(1, asked(0), Sent(sent))
+
+
+def test_a_last_batch_that_is_too_small_is_left_out_of_every_epoch():
+    assert len(SAMPLES[0]) == 26
+    one, sent = backend(training=LocalTraining(batch_size=25, smallest_batch=2))
+    (update,) = one.train(1, asked(0), Sent(sent))
+    rows = [order.tolist() for order in one.work.orders(1, 0, SAMPLES[0], 3)]
+    assert update.steps == 3
+    assert [len(order) for order in rows] == [25] * 3
+    assert rows == [order.tolist()[:25] for order in backend()[0].work.orders(1, 0, SAMPLES[0], 3)]
+    kept = [LocalTraining(batch_size=4, smallest_batch=few).samples_of_epoch(7) for few in (1, 3, 4, 9)]
+    assert kept == [7, 7, 4, 4]
+    nobody = LocalTraining(batch_size=4, smallest_batch=9).samples_of_epoch
+    assert (nobody(3), nobody(0), nobody(8)) == (0, 0, 8)
 
 
 def test_training_leaves_the_global_generator_alone():

@@ -45,8 +45,8 @@ def test_a_resolved_config_holds_every_default_and_replays_itself(path, tmp_path
     config = read(path)
     tree = config.tree()
     assert tree["training"] == {
-        "rounds": 2, "participation": 1.0, "epochs": 1, "batch_size": 64, "lr": 0.1, "lr_decay": 1.0,
-        "momentum": 0.0, "weight_decay": 0.0, "persist_momentum": False, "teacher_train_mode": False,
+        "rounds": 2, "participation": 1.0, "epochs": 1, "batch_size": 64, "smallest_batch": 1, "lr": 0.1,
+        "lr_decay": 1.0, "momentum": 0.0, "weight_decay": 0.0, "persist_momentum": False, "teacher_train_mode": False,
     }  # fmt: skip
     assert tree["method"]["objective"] == {
         "name": "fedvls_calibration",

@@ -20,6 +20,7 @@ class LocalTraining:
     The learning rate of round r (from 1) is `lr * lr_decay ** (r - 1)`. Two habits of public code, off by default:
     `persist_momentum` keeps each client's momentum buffer between its participations (FedVLS's code does for its
     baselines), and `teacher_train_mode` leaves the teacher's batch norm on batch statistics (FedVLS's code for itself).
+    A last batch of an epoch with fewer samples than `smallest_batch` is left out (1: none; from `batch_size` on: all).
     """
 
     batch_size: int = 64
@@ -29,6 +30,12 @@ class LocalTraining:
     weight_decay: float = 0.0
     persist_momentum: bool = False
     teacher_train_mode: bool = False
+    smallest_batch: int = 1
+
+    def samples_of_epoch(self, samples: int) -> int:
+        """How many of a client's samples pass through the model in each epoch."""
+        last = samples % self.batch_size
+        return samples - last if last < self.smallest_batch else samples
 
 
 class Assignment(NamedTuple):

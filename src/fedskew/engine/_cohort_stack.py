@@ -14,9 +14,8 @@ from torch.utils._pytree import tree_map
 
 from fedskew.data import Inputs
 from fedskew.engine._cohort_layers import MappedNetwork, on_stacks
-from fedskew.engine._local_work import LocalWork
+from fedskew.engine._local_work import LocalWork, training_failed
 from fedskew.engine._sequential import MOMENTUM, Ended, Started
-from fedskew.errors import RunError
 from fedskew.hooks import Hooks, Named
 from fedskew.models import ModelState, Outputs
 from fedskew.objectives import Batch, Context
@@ -36,7 +35,7 @@ class Member:
 
     def __init__(self, work: LocalWork, started: Started) -> None:
         self.work, self.started = work, started
-        self.size, batch = len(started.samples.rows), work.training.batch_size
+        self.size, batch = work.training.samples_of_epoch(len(started.samples.rows)), work.training.batch_size
         self._epoch = -(-self.size // batch)  # steps of an epoch
         self.steps = started.task.epochs * self._epoch
         if started.task.steps is not None:
@@ -103,7 +102,7 @@ class Stack:
             except (RuntimeError, ValueError) as error:
                 clients = ", ".join(str(member.started.task.client) for member in members[:active])
                 where = f"round {members[0].started.round}, clients {clients}, step {step}"
-                raise RunError(f"{where}: local training failed: {' '.join(str(error).split())}") from error
+                raise training_failed(where, error) from error
             model = ModelState(parameters, passes.buffers, passes.integers)
             totals[:active] += passes.values * self._lengths[step, :active]
             for name, hooks in gathering.items():

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedskew.data import Augmentation, Inputs
 from fedskew.engine._backend import Assignment, LocalTraining, Sent
+from fedskew.errors import RunError
 from fedskew.hooks import Hooks
 from fedskew.local_steps import LocalStep, StepSettings
 from fedskew.objectives import Objective
@@ -97,7 +98,15 @@ class LocalWork:
         return seen if task.steps is None else min(seen, task.steps * self.training.batch_size)
 
     def orders(self, round: int, client: int, rows: NDArray[np.int64], epochs: int) -> Iterator[NDArray[np.int64]]:
-        """The client's rows in a fresh order for every epoch."""
+        """The client's rows in a fresh order for every epoch, as many as `LocalTraining.samples_of_epoch` says."""
         rng = generator(self.seed, Purpose.SHUFFLE, round, client)
         for _ in range(epochs):
-            yield rows[rng.permutation(len(rows))]
+            yield rows[rng.permutation(len(rows))][: self.training.samples_of_epoch(len(rows))]
+
+
+def training_failed(where: str, error: Exception) -> RunError:
+    """The one line for an error inside a local step."""
+    said = " ".join(str(error).split())
+    if "more than 1 value per channel" in said:
+        said += "; training.smallest_batch = 2 leaves out a last batch of one sample, which batch norm cannot train on"
+    return RunError(f"{where}: local training failed: {said}")

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedskew.engine._backend import Assignment, Backend, Observer, Sent, Update
-from fedskew.engine._local_work import LocalWork, Samples
-from fedskew.errors import RunError
+from fedskew.engine._local_work import LocalWork, Samples, training_failed
 from fedskew.hooks import LocalEnd
 from fedskew.local_steps import InPlace, StepSettings
 from fedskew.models import Dropout, FlatModel, ModelState, Outputs, with_features
@@ -153,7 +152,7 @@ class Sequential(Backend):
                     parameters, carried = step.step(parameters, passes.gradient, carried, settings)
             except (RuntimeError, ValueError) as error:
                 where = f"round {round}, client {client}, step {steps} ({len(batch)} samples)"
-                raise RunError(f"{where}: local training failed: {' '.join(str(error).split())}") from error
+                raise training_failed(where, error) from error
             for name, hooks in work.hooks.items():
                 gathered[name] = hooks.gather(gathered[name], passes.batch, epoch == task.epochs - 1)
             total += passes.value * len(batch)

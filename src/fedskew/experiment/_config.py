@@ -76,13 +76,15 @@ class ModelSection(Named):
 class TrainingSection(Section):
     """Rounds, and what each client does in one.
 
-    `persist_momentum`, `teacher_train_mode`: habits of public code, to compare with it (see `engine.LocalTraining`).
+    A last batch of an epoch with fewer samples than `smallest_batch` is left out. `persist_momentum`,
+    `teacher_train_mode`: habits of public code, to compare with it (see `engine.LocalTraining`).
     """
 
     rounds: Annotated[int, Field(ge=0)]
     participation: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     epochs: Annotated[int, Field(ge=0)] = 1
     batch_size: Annotated[int, Field(ge=1)] = 64
+    smallest_batch: Annotated[int, Field(ge=1)] = 1
     lr: Positive = 0.01
     lr_decay: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     momentum: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0

@@ -50,6 +50,7 @@ def make_work(
             weight_decay=training.weight_decay,
             persist_momentum=training.persist_momentum,
             teacher_train_mode=training.teacher_train_mode,
+            smallest_batch=training.smallest_batch,
         ),
         seed=seed,
         augment=augment,
