@@ -8,6 +8,7 @@ device, and for one client or a whole cohort at once. No global generator is rea
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -101,9 +102,10 @@ def _mix_on_cpu(words: Sequence[Tensor | int]) -> NDArray[np.uint32]:
         # One dimension at least: numpy warns of a scalar that wraps, and an array does so silently.
         value = np.atleast_1d(value) * np.uint32(0x01000193) + own
         value += np.uint32(0x1E3779B9)
-        for shift, factor in ((16, 0x21F0AAAD), (15, 0x735A2D97), (15, 1)):
+        for shift, factor in ((16, 0x21F0AAAD), (15, 0x735A2D97)):
             value ^= value >> np.uint32(shift)
             value *= np.uint32(factor)
+        value ^= value >> np.uint32(15)
     return value.reshape(np.broadcast_shapes(*(tuple(word.shape) for word in words if isinstance(word, Tensor))))
 
 
@@ -123,3 +125,11 @@ def uniform(*words: Tensor | int) -> Tensor:
     if _is_on_cpu(words):
         return torch.from_numpy((_mix_on_cpu(words) >> np.uint32(8)).astype(np.float32)) * (1.0 / (1 << 24))
     return (mix(*words) >> 8).to(torch.float32) * (1.0 / (1 << 24))
+
+
+def at_least(p: float, *words: Tensor | int) -> Tensor:
+    """1.0 where `uniform` is at least `p`, in [0, 1], and 0.0 elsewhere; float32."""
+    if _is_on_cpu(words):
+        least = math.ceil(float(np.float32(p)) * (1 << 24))
+        return torch.from_numpy(((_mix_on_cpu(words) >> np.uint32(8)) >= np.uint32(least)).astype(np.float32))
+    return (uniform(*words) >= p).to(torch.float32)

@@ -99,7 +99,7 @@ class Sequential(Backend):
                     parameters=ended.model.parameters,
                     buffers=ended.model.buffers,
                     steps=ended.steps,
-                    lr=started.settings.lr,
+                    lr=float(started.settings.lr),
                     momentum=started.settings.momentum,
                     client=started.kept,
                     broadcast=started.sent.broadcast,
@@ -159,7 +159,9 @@ class Sequential(Backend):
             seen += len(batch)
             steps += 1
         self.model.write(parameters)
-        return Ended(self.model.read_state(), carried, steps, float(total) / seen if seen else 0.0, gathered)
+        # Without hooks nothing writes to the model before `end` has read it, and copying a wide one takes milliseconds.
+        state = self.model.read_state(copied=bool(work.hooks))
+        return Ended(state, carried, steps, float(total) / seen if seen else 0.0, gathered)
 
     def _previous_of(self, started: Started) -> _Frozen | None:
         """The model that this client ended its last participation with; None at its first."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fedskew.errors import ArgumentError
-from fedskew.randomness import uniform
+from fedskew.randomness import at_least
 
 
 class Dropout(nn.Module):
@@ -39,7 +39,7 @@ class Dropout(nn.Module):
             return x * 0.0
         shape = self._mask_shape(x)
         places = torch.arange(shape.numel(), device=x.device).view(shape)
-        kept = uniform(self.layer, self.uses, self.key, places) >= self.p
+        kept = at_least(self.p, self.layer, self.uses, self.key, places)
         self.uses += 1
         return x * (kept * (1.0 / (1.0 - self.p))).to(x.dtype)
 

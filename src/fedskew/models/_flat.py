@@ -126,11 +126,15 @@ class FlatModel:
         if buffers.data_ptr() != self.buffers.data_ptr():
             self.buffers.copy_(buffers)
 
-    def read_state(self) -> ModelState:
-        """Copies of parameters, buffers and integer buffers. Raises ArgumentError where the module is cut off."""
+    def read_state(self, copied: bool = True) -> ModelState:
+        """Copies of parameters, buffers and integer buffers; unless `copied`, with `vector` itself for the parameters.
+
+        Raises ArgumentError where the module is cut off.
+        """
+        self._check_views()
         counters = [buffer.reshape(-1).to(torch.int64) for buffer in self.integer_buffers.values()]
         integers = torch.cat([self.vector.new_zeros(0, dtype=torch.int64), *counters])
-        return ModelState(self.read(), self.buffers.clone(), integers)
+        return ModelState(self.vector.clone() if copied else self.vector, self.buffers.clone(), integers)
 
     @torch.no_grad()
     def write_state(self, state: ModelState) -> None:
