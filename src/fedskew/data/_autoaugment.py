@@ -105,7 +105,7 @@ class AutoAugment:
         """The batch augmented; `mean` and `std` by channel are what it was normalised by (empty: not at all)."""
         check(batch, keys, "autoaugment")
         shift, scale = per_channel(mean, batch, 0.0), per_channel(std, batch, 1.0)
-        rows, probabilities = _ROWS.to(batch.device), _PROBABILITIES.to(batch.device)
+        rows, probabilities = _policy_on(batch.device)
         draws = uniform(keys.unsqueeze(1), _FIRST_DRAW + torch.arange(5, device=keys.device))
         policy = (draws[:, :1] * len(POLICY)).long()
         happens = draws[:, 1:3] < probabilities[policy.squeeze(1)]
@@ -138,6 +138,12 @@ class CropFlipAutoAugment:
     def bind(self, mean: tuple[float, ...], std: tuple[float, ...]) -> Augmentation:
         """`apply` for data normalised by these."""
         return functools.partial(self.apply, mean=mean, std=std)
+
+
+@functools.cache
+def _policy_on(device: torch.device) -> tuple[Tensor, Tensor]:
+    """The operations' rows and probabilities on a device: copied there once, as a copy has to be waited for."""
+    return _ROWS.to(device), _PROBABILITIES.to(device)
 
 
 def operate(x: Tensor, rows: Tensor, sign: Tensor) -> Tensor:

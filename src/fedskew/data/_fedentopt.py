@@ -48,11 +48,12 @@ class JitterFlipGrey:
         shift, scale = per_channel(mean, batch, 0.0), per_channel(std, batch, 1.0)
         draws = uniform(keys.unsqueeze(1), torch.arange(5, device=keys.device)).to(batch.dtype)
         unflipped = (draws[:, 0] >= self.flip).to(batch.dtype).view(-1, 1, 1, 1)
-        strengths = torch.tensor(
-            [self.brightness, self.contrast, self.saturation], dtype=batch.dtype, device=batch.device
+        brightness, contrast, saturation = (
+            1 + strength * (2 * draw.view(-1, 1, 1, 1) - 1)
+            for strength, draw in zip(
+                (self.brightness, self.contrast, self.saturation), draws[:, 1:4].unbind(1), strict=True
+            )
         )
-        factors = 1 + strengths * (2 * draws[:, 1:4] - 1)
-        brightness, contrast, saturation = factors.view(-1, 3, 1, 1, 1).unbind(1)
         saturation = saturation * (draws[:, 4] >= self.greyscale).view(-1, 1, 1, 1)
 
         # In place from here on: allocating each step's result anew would take twice the time.

@@ -12,11 +12,15 @@ from fedskew.errors import ArgumentError
 
 
 def per_channel(values: Sequence[float], batch: Tensor, default: float) -> Tensor:
-    """One value a channel as a `(channels, 1, 1)` tensor beside `batch`; `default` for all where `values` is empty."""
+    """One value a channel as a `(channels, 1, 1)` tensor beside `batch`; `default` for all where `values` is empty.
+
+    Filled where it lies: what is copied there from the host would have to be waited for, in every step.
+    """
     channels = batch.shape[-3]
     if values and len(values) != channels:
         raise ArgumentError(f"batch: has {channels} channels, but the data set was normalised with {len(values)}")
-    return torch.tensor(list(values) or [default] * channels, dtype=batch.dtype, device=batch.device).view(-1, 1, 1)
+    own = values or [default] * channels
+    return torch.stack([torch.full((1, 1), value, dtype=batch.dtype, device=batch.device) for value in own])
 
 
 def check(batch: Tensor, keys: Tensor, name: str) -> None:

@@ -10,9 +10,11 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from fedskew.engine._backend import Assignment, Backend, Observer, Sent, Update
+from fedskew.engine._cohort_captured import Captures
 from fedskew.engine._cohort_layers import MappedNetwork
 from fedskew.engine._cohort_rule import stack_size
-from fedskew.engine._cohort_stack import Member, Networks, Stack
+from fedskew.engine._cohort_stack import Member, Stack
+from fedskew.engine._cohort_step import Networks, Step
 from fedskew.engine._local_work import LocalWork
 from fedskew.engine._sequential import Ended, Sequential
 from fedskew.models import FlatModel
@@ -26,21 +28,26 @@ class Cohort(Backend):
     their numbers of steps, and leave the stack when they are done. Losses, draws, replies and states are those of
     `Sequential`, to floating-point tolerance. Losses and local steps are mapped over clients by `torch.func.vmap`, and
     short batches are padded: they must not branch on values, and a loss must leave out the rows that `Batch.mask` does.
+    `capture`: a step is captured as a CUDA graph, where that can be done (`not_captured` says why not); on the CPU the
+    same step runs as it is, on the tensors that a graph would have.
     """
 
     model: FlatModel
     work: LocalWork
     observe: Observer | None = None
     chunk: int | None = None
+    capture: bool = False
 
     def __post_init__(self) -> None:
         self.alone = Sequential(self.model, self.work, self.observe)
         reads, batch_statistics = self.work.objective.reads, self.work.training.teacher_train_mode
-        self.networks = Networks(
+        networks = Networks(
             train=MappedNetwork(self.model, train=True),
             teacher=MappedNetwork(self.model, False, batch_statistics) if "teacher" in reads else None,
             previous=MappedNetwork(self.model, False) if "previous" in reads else None,
         )
+        self._step = Step(networks, self.work)
+        self._captures = Captures(self._step) if self.capture else None
 
     def train(self, round: int, cohort: Sequence[Assignment], sent: Sent) -> list[Update]:
         """See `Backend.train`."""
@@ -50,6 +57,16 @@ class Cohort(Backend):
     def most(self) -> int:
         """How many clients are stacked at a time, at the most."""
         return self.chunk or stack_size(self.model, self.work)
+
+    @property
+    def not_captured(self) -> str | None:
+        """Why steps are not captured, as far as is known by now; None where they are, or were never to be."""
+        return None if self._captures is None else self._captures.refused
+
+    def train_stack(self, members: Sequence[Member]) -> list[Ended]:
+        """Every step of clients of one kind, given with most steps first."""
+        ended = None if self._captures is None else self._captures.train(members)
+        return Stack(self._step, members).train() if ended is None else ended
 
     def end(self, member: Member, ended: Ended) -> Update:
         """What a client sends and keeps after its last step."""
@@ -84,7 +101,7 @@ def train_together(requests: Sequence[Request]) -> list[list[Update]]:
         some.sort(key=lambda member: -member.steps)
         for start in range(0, len(some), first.most):
             chunk = some[start : start + first.most]
-            ended |= dict(zip(chunk, Stack(first.networks, chunk).train(), strict=True))
+            ended |= dict(zip(chunk, first.train_stack(chunk), strict=True))
     own = iter(members)
     return [
         [request.backend.end(member, ended.pop(member)) for member in islice(own, len(request.cohort))]

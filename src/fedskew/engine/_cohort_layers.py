@@ -76,6 +76,11 @@ class MappedNetwork:
         """Whether it reads a key."""
         return bool(self._keys)
 
+    @property
+    def has_batch_norm(self) -> bool:
+        """Whether it asks for the smallest batch."""
+        return any(isinstance(layer, _BatchNorm) for layer in self._network.modules())
+
 
 @dataclass
 class _Rows:

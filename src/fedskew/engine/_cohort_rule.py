@@ -1,4 +1,4 @@
-"""What is chosen by rule: whether a cohort trains at once, how many clients are stacked, the form of a convolution.
+"""What is chosen by rule: whether a cohort trains at once and is captured, how many are stacked, a convolution's form.
 
 A rule reads shapes and the kind of device, never a clock: the same config gives the same bits.
 """
@@ -8,9 +8,10 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from fedskew.engine._local_work import LocalWork
+from fedskew.engine._local_work import LocalWork, Samples
+from fedskew.hooks import Hooks
 from fedskew.models import Concatenated, FlatModel
 
 ConvolutionForm = Literal["each", "columns", "grouped"]
@@ -76,6 +77,16 @@ def stack_size(model: FlatModel, work: LocalWork) -> int:
         model.module.eval()(x)
     each = 2 * work.training.batch_size * saved + COPIES * model.vector.numel() * model.vector.element_size()
     return max(1, int(budget / each))
+
+
+def why_not_captured(work: LocalWork, samples: Samples) -> str | None:
+    """Why steps on such samples are not captured, in words for a run's record; None where they may be."""
+    for hooks in work.hooks.values():
+        if type(hooks).gather is not Hooks.gather:
+            return f"{type(hooks).__name__} gathers something from every client's batch in turn"
+    if not isinstance(samples.inputs, Tensor):
+        return "the inputs are stored elsewhere, and read batch by batch"
+    return None
 
 
 def _is_ours(model: FlatModel, work: LocalWork) -> bool:

@@ -32,7 +32,12 @@ def make_backend(
 
 def _local(engine: EngineSection, model: FlatModel, work: LocalWork, observe: Observer | None, clients: int) -> Backend:
     if engine.backend == "cohort" or (engine.backend == "auto" and faster_together(model, work, clients)):
-        return Cohort(model, work, observe, engine.chunk)
+        if engine.capture and model.vector.device.type != "cuda":
+            raise ConfigError(
+                "engine.capture: training is on the CPU, and only a GPU runs captured steps; set engine.device to "
+                "'cuda', or engine.capture to false"
+            )
+        return Cohort(model, work, observe, engine.chunk, engine.capture)
     if engine.backend == "processes":
         if model.vector.device.type != "cpu":
             raise ConfigError(
@@ -44,7 +49,8 @@ def _local(engine: EngineSection, model: FlatModel, work: LocalWork, observe: Ob
 
 
 def describe(course: Course) -> dict[str, Any]:
-    """What a run's record says of its backend: its name, how many clients are stacked, and over how many ranks."""
+    """What a run's record says of its backend: its name, how many clients are stacked, whether their steps are captured
+    or why not, where they were to be, and over how many ranks."""
     backend = course.encoders.backend if isinstance(course, FedConcatCourse) else getattr(course, "backend", None)
     if isinstance(backend, Ranks):
         return _named(backend.local) | {"ranks": torchrun.ranks()}
@@ -52,5 +58,11 @@ def describe(course: Course) -> dict[str, Any]:
 
 
 def _named(backend: object) -> dict[str, Any]:
-    stacked = {"stacked": backend.most} if isinstance(backend, Cohort) else {}
-    return {"name": type(backend).__name__.lower(), **stacked}
+    record: dict[str, Any] = {"name": type(backend).__name__.lower()}
+    if isinstance(backend, Cohort):
+        record["stacked"] = backend.most
+        if backend.capture:
+            record["captured"] = backend.not_captured is None
+        if backend.not_captured is not None:
+            record["not_captured"] = backend.not_captured
+    return record

@@ -140,8 +140,9 @@ class EngineSection(Section):
 
     `backend`: "sequential", one client after another; "processes", several at a time, the same bits; "cohort", all at
     once, equal to floating-point tolerance, at most `chunk` of them stacked (None: by their memory), with
-    `seeds_together` those of all seeds; "auto" is "cohort" where that is known to be faster (`engine.faster_together`),
-    and "sequential" elsewhere. The summary says which.
+    `seeds_together` those of all seeds, on a GPU with `capture` by a step that is captured once as a CUDA graph; "auto"
+    is "cohort" where that is known to be faster (`engine.faster_together`), and "sequential" elsewhere. The summary
+    says which, and why a step was not captured.
     `threads`, in every process, are part of the result: sums inside a convolution depend on them. `processes`, for the
     backend of that name, are not (None: as many as the cores allow).
     """
@@ -149,6 +150,7 @@ class EngineSection(Section):
     backend: Literal["auto", "sequential", "processes", "cohort"] = "auto"
     chunk: Annotated[int, Field(ge=1)] | None = None
     seeds_together: bool = False
+    capture: bool = False
     processes: Annotated[int, Field(ge=1)] | None = None
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: Annotated[int, Field(ge=1)] = 1
@@ -194,6 +196,8 @@ class Config(Section):
         """Eight hex digits that change with anything that can change the run's model or records."""
         tree = {key: value for key, value in self.tree().items() if key not in {"name", "output"}}
         tree["engine"].pop("processes", None)
+        if not tree["engine"]["capture"]:
+            del tree["engine"]["capture"]  # as before there was any
         if tree["engine"]["backend"] == "processes":  # the same bits
             tree["engine"]["backend"] = "sequential"
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:8]
@@ -332,6 +336,11 @@ def _check(config: Config) -> None:
     if config.engine.seeds_together and config.engine.backend != "cohort":
         raise ConfigError(
             f"engine.seeds_together: seeds train together as one cohort; set engine.backend to 'cohort' (it is "
+            f"{config.engine.backend!r})"
+        )
+    if config.engine.capture and config.engine.backend != "cohort":
+        raise ConfigError(
+            f"engine.capture: a cohort's steps are captured; set engine.backend to 'cohort' (it is "
             f"{config.engine.backend!r})"
         )
     validated = config.tune is not None or config.evaluation.patience > 0

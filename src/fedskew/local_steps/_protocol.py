@@ -21,12 +21,12 @@ The vector it returns may be overwritten by the next call, and is not to be writ
 class StepSettings(NamedTuple):
     """What stays the same during a client's local training.
 
-    `start`: the parameters that the server sent; `broadcast`: what it sent beside them; `client`: what the client kept
-    (see `fedskew.hooks`).
+    `start`: the parameters that the server sent; `lr`: a 0-d tensor where one captured step serves all rounds;
+    `broadcast`: what the server sent beside them; `client`: what the client kept (see `fedskew.hooks`).
     """
 
     start: Tensor
-    lr: float
+    lr: float | Tensor
     momentum: float = 0.0
     weight_decay: float = 0.0
     broadcast: Mapping[str, Tensor] = {}

@@ -26,6 +26,8 @@ def descend(
         assert carried is not None, "momentum needs the buffer that init() gives"
         # Two roundings, as PyTorch has it: the same trajectory to the bit is worth 10 microseconds.
         carried = direction = (carried * settings.momentum).add(direction)
+    if isinstance(settings.lr, Tensor):
+        return parameters - settings.lr * direction, carried
     return torch.sub(parameters, direction, alpha=settings.lr), carried
 
 
@@ -55,4 +57,4 @@ class SGD:
             torch._foreach_mul_(carried, settings.momentum)
             torch._foreach_add_(carried, gradients)
             gradients = carried
-        torch._foreach_sub_(parameters, gradients, alpha=settings.lr)
+        torch._foreach_sub_(parameters, gradients, alpha=float(settings.lr))
