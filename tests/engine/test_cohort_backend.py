@@ -280,7 +280,11 @@ def test_convolutions_channel_dropout_and_augmentation_are_each_clients_own(name
 
 
 @pytest.mark.parametrize("form", ["each", "columns", "grouped"])
-@pytest.mark.parametrize("options", [{}, {"stride": 2, "padding": (1, 2)}, {"padding": "same"}, {"groups": 2}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"stride": 2, "padding": (1, 2)}, {"dilation": (1, 2)}, {"padding": "same"}, {"groups": 2}],
+    ids=str,
+)
 def test_every_form_of_a_convolution_is_the_convolution(form, options, monkeypatch):
     if form == "columns" and ("groups" in options or options.get("padding") == "same"):
         pytest.skip("the rule never takes it there")

@@ -40,7 +40,7 @@ from fedskew.engine._cohort import Request, train_together
 from fedskew.engine._cohort_captured import Room
 from fedskew.errors import ConfigError, RunError
 from fedskew.experiment._backends import describe
-from fedskew.models import FlatModel, build
+from fedskew.models import Concatenated, FlatModel, build
 
 STEPS = tuple(local_steps.INDEX)
 
@@ -104,6 +104,17 @@ def test_batch_norm_dropout_and_buffers_are_each_clients_own(step, left):
     assert_close_updates(ours, alone.train(1, UNEVEN, Sent(model)))
     assert all(torch.equal(update.buffers, model.buffers) == (update.steps == 0) for update in ours)
     assert_captured(together)
+
+
+def test_frozen_layers_stay_those_of_the_model(captures):
+    module = Concatenated(network(Normed), 2)
+    alone, together, model = captured(built(), module, batch_size=9)
+    for _ in range(2):
+        assert_close_updates(together.train(1, UNEVEN, Sent(model)), alone.train(1, UNEVEN, Sent(model)))
+        for backend in (alone, together):
+            with torch.no_grad():
+                backend.model.module.encoders[0].fc.weight.mul_(-2)
+    assert captures == {5: 1, 3: 1, 1: 1}
 
 
 @pytest.mark.parametrize("augmentation", [None, *AUGMENTATIONS])

@@ -250,18 +250,23 @@ class _Conv2d(nn.Module):
         return torch.stack([picture.permute(0, 2, 3, 1) for picture in pictures]).permute(0, 1, 4, 2, 3)
 
     def _as_columns(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """All clients' in one batched product of their patches, `(clients, batch * places, patch)`, and weights."""
+        """All clients' in one batched product of their patches, `(clients, batch * places, patch)`, and weights.
+
+        Patches are views that are copied at once; PyTorch's own `unfold` on a GPU is a launch for every picture.
+        """
         assert not isinstance(self._padding, str), "the rule takes another form then"
-        clients, batch = x.shape[:2]
-        outs, side = weight.shape[1], (weight.shape[3], weight.shape[4])
-        patches = functional.unfold(x.flatten(0, 1), side, self._dilation, self._padding, self._stride)
-        patches = patches.view(clients, batch, patches.shape[1], -1).transpose(2, 3).flatten(1, 2)
+        clients, outs, (down, across) = len(x), weight.shape[1], self._padding
+        patches = functional.pad(x.flatten(0, 1), (across, across, down, down))
+        for axis, (side, dilation, stride) in enumerate(
+            zip(weight.shape[3:], self._dilation, self._stride, strict=True), start=2
+        ):
+            patches = patches.unfold(axis, dilation * (side - 1) + 1, stride)[..., ::dilation]
+        places = patches.shape[2:4]
+        patches = patches.permute(0, 2, 3, 1, 4, 5).reshape(clients, x.shape[1] * places.numel(), -1)
         out = patches @ weight.reshape(clients, outs, -1).transpose(1, 2)
         if bias is not None:
             out = out + bias.unsqueeze(1)
-        padded = x.shape[3] + 2 * self._padding[0]
-        rows = (padded - self._dilation[0] * (side[0] - 1) - 1) // self._stride[0] + 1
-        return out.view(clients, batch, rows, -1, outs).permute(0, 1, 4, 2, 3)
+        return out.view(clients, -1, *places, outs).permute(0, 1, 4, 2, 3)
 
 
 def _take_over(new: nn.Module, old: nn.Module) -> None:
