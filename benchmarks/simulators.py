@@ -93,6 +93,7 @@ def contestants(device: str) -> list[Contestant]:
             Contestant("tuned", "by_hand", ("--tuned", *on), "1 process"),
             Contestant("fedskew", "by_fedskew", on, "1 process"),
             Contestant("fedskew-cohort", "by_fedskew", ("--backend", "cohort", *on), "1 process"),
+            Contestant("fedskew-captured", "by_fedskew", ("--backend", "cohort", "--capture", *on), "1 process"),
             Contestant("pfl", "by_pfl", on, "1 process", "pfl"),
         ]
     torchrun = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29577")
@@ -114,7 +115,7 @@ ENVIRONMENTS = {"pfl": ["pfl[pytorch]==0.6.0"], "flower": ["flwr[simulation]"]}
 
 
 class Player:
-    """A contestant at work."""
+    """A contestant at work; `backend`: what fedskew's record says of its own, once it has ended."""
 
     def __init__(self, contestant: Contestant, python: Path, folder: Path) -> None:
         self.contestant, self.log = contestant, folder / f"{contestant.name}.log"
@@ -135,6 +136,7 @@ class Player:
         self.play(1)
         self.start = time.perf_counter() - began
         self.cpu: list[float] = []
+        self.backend: dict[str, Any] | None = None
 
     def play(self, rounds: int) -> float:
         """Seconds of the next rounds. Raises RuntimeError where the contestant ended."""
@@ -176,6 +178,10 @@ class Player:
             self.process.wait(60)
         except subprocess.TimeoutExpired:
             self.process.kill()
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith("backend "):
+                self.backend = json.loads(line.removeprefix("backend "))
 
 
 def main() -> None:
@@ -333,6 +339,7 @@ def report(
             "cpu_seconds_a_round": [round(value, 3) for value in player.cpu],
             "start_to_first_round": round(player.start, 2),
             "from_plain": agree.get(player.contestant.name),
+            "backend": player.backend,
         }
         print(json.dumps(row), flush=True)
         rows.append(row)

@@ -1,6 +1,7 @@
 """How long FedEntOpt's table I takes on CIFAR-10: 4 partitions x 10 methods x 3 seeds x 500 rounds, projected.
 
-    python benchmarks/table1.py [--device cuda] [--backend cohort] [--rounds 20] [--cells WORDS] [--budget SECONDS]
+    python benchmarks/table1.py [--device cuda] [--backend cohort] [--rounds 20] [--cells WORDS] [--capture]
+                                [--budget SECONDS]
 
 Every cell of the block, as its recipe has it (fedentopt-table1), plays one round that is not counted and `--rounds`
 timed ones, all seeds; its whole is 500 times the median round of all seeds (FedConcat: 480 of its encoders, 500 of its
@@ -48,6 +49,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument("--backend", default="cohort")
+    parser.add_argument("--capture", action="store_true", help="steps captured as CUDA graphs")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--cells", default="CIFAR-10", help="labels of the table, such as 'cifar10,dir0.1,fedavg'")
     parser.add_argument("--samples", type=int, default=50_000)
@@ -84,6 +86,7 @@ def cell(row: Row, arguments: argparse.Namespace) -> dict[str, Any]:
         "seeds": list(range(arguments.seeds)),
         "evaluation.every": NEVER,
         "engine.backend": arguments.backend,
+        "engine.capture": arguments.capture,
         "engine.device": arguments.device,
     }
     if row.labels["method"] == "FedConcat":
@@ -106,7 +109,7 @@ def cell(row: Row, arguments: argparse.Namespace) -> dict[str, Any]:
         spent[record["round"]] = spent.get(record["round"], 0.0) + now - last
         last = now
 
-    fedskew.simulate(row.config(changes), progress=after)
+    result = fedskew.simulate(row.config(changes), progress=after)
     each = [
         statistics.median(spent[round] for round in range(stage * (1 + timed) + 2, (stage + 1) * (1 + timed) + 1))
         for stage in range(stages)
@@ -115,6 +118,7 @@ def cell(row: Row, arguments: argparse.Namespace) -> dict[str, Any]:
         "seconds_a_round": [round(value, 5) for value in each],
         "projected_seconds": round(sum(value * count for value, count in zip(each, rounds, strict=True)), 1),
         "rounds_per_second": round(arguments.seeds / each[0], 2),
+        "backend": result.runs[0].summary["backend"],
     }
 
 
@@ -122,7 +126,7 @@ def table(done: dict[tuple[str, str], dict[str, Any]], asked: int, arguments: ar
     partitions = list(dict.fromkeys(partition for partition, _ in done))
     name = torch.cuda.get_device_name() if torch.cuda.is_available() and arguments.device != "cpu" else "CPU"
     print(f"\nRounds per second, {arguments.seeds} seeds counted, median of {arguments.rounds} rounds; {name}, PyTorch "
-          f"{torch.__version__}, backend {arguments.backend}\n")  # fmt: skip
+          f"{torch.__version__}, backend {arguments.backend}{', captured' if arguments.capture else ''}\n")  # fmt: skip
     print("| method | " + " | ".join(partitions) + " |")
     print("| --- |" + " ---: |" * len(partitions))
     for method in dict.fromkeys(method for _, method in done):

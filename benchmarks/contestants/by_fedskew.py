@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 
 from task import Task, Turns
@@ -35,11 +36,17 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--capture", action="store_true")
     arguments = parser.parse_args()
     os.environ[FOLDER] = arguments.folder
     task, turns = Task.read(arguments.folder), Turns()
     settings = task.settings
-    engine = {"backend": arguments.backend, "threads": arguments.threads, "device": arguments.device}
+    engine = {
+        "backend": arguments.backend,
+        "threads": arguments.threads,
+        "device": arguments.device,
+        "capture": arguments.capture,
+    }
     if arguments.backend == "processes":
         engine["processes"] = arguments.processes
     turns.wait()
@@ -65,6 +72,7 @@ def main() -> None:
     )
     turns.end()
     task.save(result.model, arguments.name)
+    print("backend", json.dumps(result.summary["backend"]), flush=True)
 
 
 if __name__ == "__main__":
