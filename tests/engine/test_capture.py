@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
 import pytest
 import torch
 
@@ -32,6 +35,69 @@ def test_an_error_of_the_function_is_raised_when_it_is_captured(name):
 
     with pytest.raises(ValueError, match="no"):
         Captured(fail, torch.device(name)).capture()
+
+
+class Pretended:
+    """What a capture asks of PyTorch on a GPU, told in order; `fails`: the capture ends in an error, as CUDA's do."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.told: list[Any] = []
+        self.fails = False
+        for name, stand_in in {
+            "device": lambda device: nullcontext(),
+            "Stream": lambda: self,
+            "stream": lambda stream: nullcontext(),
+            "current_stream": lambda: self,
+            "set_stream": lambda stream: self.told.append("stream put back"),
+            "get_sync_debug_mode": lambda: 0,
+            "set_sync_debug_mode": lambda mode: self.told.append(("waits", mode)),
+            "CUDAGraph": lambda: self,
+            "graph": self.graph,
+        }.items():
+            assert hasattr(torch.cuda, name)
+            monkeypatch.setattr(torch.cuda, name, stand_in)
+
+    def wait_stream(self, other: object) -> None:
+        self.told.append("streams in order")
+
+    def replay(self) -> None:
+        self.told.append("replayed")
+
+    @contextmanager
+    def graph(self, graph: object, pool: object):
+        self.told.append(("captures into", pool))
+        yield
+        if self.fails:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        self.told.append("captured")
+
+    def captured(self) -> Captured:
+        return Captured(lambda: self.told.append("run"), torch.device("cuda"))
+
+
+def test_a_function_is_run_to_warm_up_and_once_without_waits_before_it_is_captured(monkeypatch):
+    gpu = Pretended(monkeypatch)
+    captured = gpu.captured()
+    captured.capture("a pool")
+    captured()
+    assert gpu.told == [
+        "streams in order",
+        *["run"] * WARM_UPS,
+        *[("waits", "error"), "run", ("waits", 0)],
+        "streams in order",
+        *[("captures into", "a pool"), "run", "captured"],
+        "stream put back",
+        "replayed",
+    ]
+
+
+def test_a_capture_that_fails_leaves_the_stream_as_it_was_and_its_graph_alive(monkeypatch):
+    gpu = Pretended(monkeypatch)
+    gpu.fails, captured = True, gpu.captured()
+    with pytest.raises(RuntimeError, match="not permitted"):
+        captured.capture()
+    assert gpu.told[-1] == "stream put back"
+    assert captured._graph is gpu
 
 
 @needs_a_gpu

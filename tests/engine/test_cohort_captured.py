@@ -266,6 +266,22 @@ def test_a_step_that_cannot_be_captured_is_taken_as_it_is_and_says_why():
     assert together.not_captured == "capture failed: a learning rate must be a number"
 
 
+def test_a_capture_that_fails_is_not_tried_again(monkeypatch):
+    tried = []
+
+    def fail(self, pool: Any = None) -> None:
+        self._function()  # as far as the last warm-up
+        tried.append(self)
+        raise RuntimeError("CUDA error: operation not permitted\nwhen stream is capturing")
+
+    monkeypatch.setattr(_cohort_captured.Captured, "capture", fail)
+    alone, together, model = captured(built(objective=TEACHING), network())
+    for round in (1, 2):
+        assert_close_updates(together.train(round, UNEVEN, Sent(model)), alone.train(round, UNEVEN, Sent(model)))
+    assert len(tried) == 1
+    assert together.not_captured == "capture failed: CUDA error: operation not permitted when stream is capturing"
+
+
 def test_an_error_of_training_itself_is_reported_as_without_capture():
     _, together, model = captured(built(), network(Normed), batch_size=13)
     with pytest.raises(RunError, match=r"round 1, clients 0, 7, step 2: .*more than 1 value"):
