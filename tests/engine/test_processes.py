@@ -135,6 +135,15 @@ def test_a_cohort_is_dealt_out_over_processes_that_compute_with_as_many_threads_
         assert len(set(ids)) == 2
         assert os.getpid() not in ids
         assert set(threads) == {torch.get_num_threads()}
+        held = [update.change.clone() for update in updates]
+        again = several.train(2, cohort, sent)  # while the updates of the round before are held
+        assert all(torch.equal(update.change, before) for update, before in zip(updates, held, strict=True))
+        at = [update.change.data_ptr() for update in updates]
+        expected = [update.change.clone() for update in again]
+        del updates, again, one, other
+        reused = several.train(2, cohort, sent)  # now in the memory of the first
+        assert [update.change.data_ptr() for update in reused] == at
+        assert all(torch.equal(update.change, change) for update, change in zip(reused, expected, strict=True))
         assert several.train(1, [], sent) == []
     finally:
         several.close()

@@ -87,7 +87,7 @@ class Desk:
     def write(self, packer: _Packer) -> Block:
         """The block, with a packed message's loose tensors in their places."""
         if self._block is None or self._block.size < packer.size:
-            self._block = Block(2 * packer.size)
+            self._block = Block(max(_ALIGNMENT, 2 * packer.size))  # none is empty
         for tensor, place in packer.loose:
             place.of(self._block.memory).copy_(tensor.detach())
         return self._block

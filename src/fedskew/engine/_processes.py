@@ -13,12 +13,16 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from fedskew.children import Child
 from fedskew.engine._backend import Assignment, Backend, Observer, Sent, Update
 from fedskew.engine._channel import Block, Channel, Desk, sendable, share
 from fedskew.engine._local_work import LocalWork
+from fedskew.engine._rows import Rows
 from fedskew.engine._sequential import Sequential
 from fedskew.errors import ArgumentError, RunError
 from fedskew.models import FlatModel
@@ -52,6 +56,8 @@ class Processes(Backend):
         self._workers: list[_Worker] = []
         self._data: list[Block] = []
         self._desk = Desk()
+        self._changes: Block | None = None
+        self._rows = Rows(self._shared)
 
     def open(self) -> None:
         """Start the processes if they don't run; they are ready some seconds later."""
@@ -79,18 +85,25 @@ class Processes(Backend):
 
     def _train(self, round: int, cohort: Sequence[Assignment], sent: Sent) -> list[Update]:
         waiting = deque(sorted(range(len(cohort)), key=lambda place: -self.work.expected_samples(cohort[place])))
+        rows = self._rows.lend(len(cohort), sent.model.parameters.numel())
         idle, busy = list(self._workers), dict[Any, tuple[_Worker, int]]()  # by connection
         updates: dict[int, Update] = {}
         while len(updates) < len(cohort):
             while idle and waiting:
                 worker, place = idle.pop(), waiting.popleft()
-                worker.begin(round, cohort[place], sent)
+                worker.begin(None if rows is None else rows[place], round, cohort[place], sent)
                 busy[worker.child.connection] = worker, place
             for connection in wait(list(busy)):
                 worker, place = busy.pop(connection)
                 updates[place] = worker.finish(f"round {round}, client {cohort[place].client}")
                 idle.append(worker)
         return [updates[place] for place in range(len(cohort))]
+
+    def _shared(self, values: int) -> NDArray[np.float32]:
+        """Memory in which the processes write what they have trained."""
+        self._changes = Block(4 * values)
+        self._changes.publish()
+        return self._changes.memory.numpy().view(np.float32)
 
 
 class _Worker:
@@ -100,11 +113,14 @@ class _Worker:
         self.child = Child(_work, torch.get_num_threads(), daemon=True)
         self._channel = Channel(self.child.connection)
         self._parts: tuple[Any, ...] | None = parts
+        self._row: Tensor | None = None
 
-    def begin(self, round: int, task: Assignment, sent: Sent) -> None:
+    def begin(self, row: Tensor | None, round: int, task: Assignment, sent: Sent) -> None:
+        """Have one client trained; its change is written to `row`, if there is one."""
+        self._row = row
         try:
             with _picklable():
-                self._channel.send((self._parts, round, task, sent))
+                self._channel.send((self._parts, row, round, task, sent))
         except ConnectionError:
             return  # it has died: `finish` will say so
         self._parts = None
@@ -118,7 +134,8 @@ class _Worker:
         if error is not None:
             raise error from _RemoteError(trace)
         trained: Update = update
-        return trained
+        row, self._row = self._row, None
+        return trained if row is None else trained._replace(change=row)
 
 
 class _RemoteError(Exception):
@@ -136,11 +153,16 @@ def _work(connection: Connection, threads: int) -> None:
     while True:
         answer: tuple[Update | None, Exception | None, str]
         try:
-            parts, round, task, sent = channel.receive()
+            parts, row, round, task, sent = channel.receive()
             if parts is not None:
                 backend = Sequential(*parts)
             assert backend is not None, "the first message brings what it is made of"
-            answer = backend.train(round, [task], sent)[0], None, ""
+            if row is None:
+                (update,) = backend.train(round, [task], sent)
+            else:  # it is there already, where the other side sees it
+                (update,) = backend.train_into(row.unsqueeze(0), round, [task], sent)
+                update = update._replace(change=row[:0])
+            answer = update, None, ""
         except EOFError:
             return
         except Exception as error:

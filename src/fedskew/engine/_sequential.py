@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fedskew.engine._backend import Assignment, Backend, Observer, Sent, Update
 from fedskew.engine._local_work import LocalWork, Samples, training_failed
+from fedskew.engine._rows import Rows
 from fedskew.hooks import LocalEnd
 from fedskew.local_steps import InPlace, StepSettings
 from fedskew.models import Dropout, FlatModel, ModelState, Outputs, with_features
@@ -60,15 +61,22 @@ class Sequential(Backend):
         batch_statistics = self.work.training.teacher_train_mode
         self._teacher = _Frozen(self.model, batch_statistics) if "teacher" in reads else None
         self._previous = _Frozen(self.model) if "previous" in reads else None
+        self._rows = Rows()
 
     def train(self, round: int, cohort: Sequence[Assignment], sent: Sent) -> list[Update]:
         """See `Backend.train`."""
+        on_cpu = sent.model.parameters.device.type == "cpu"
+        rows = self._rows.lend(len(cohort), sent.model.parameters.numel()) if on_cpu else None
+        return self.train_into(rows, round, cohort, sent)
+
+    def train_into(self, rows: Tensor | None, round: int, cohort: Sequence[Assignment], sent: Sent) -> list[Update]:
+        """The same; changes are views of `rows`, `(cohort, parameters)`, or in memory of their own."""
         if self._teacher is not None:
             self._teacher.become(sent.model)
         updates = []
-        for task in cohort:
+        for place, task in enumerate(cohort):
             started = self.begin(round, task, sent)
-            updates.append(self.end(started, self._train(started)))
+            updates.append(self.end(started, self._train(started), None if rows is None else rows[place]))
         return updates
 
     def begin(self, round: int, task: Assignment, sent: Sent) -> Started:
@@ -80,8 +88,8 @@ class Sequential(Backend):
         settings = self.work.settings(round, sent, kept)
         return Started(round, task, sent, kept, samples, settings, Context(held, broadcast=sent.broadcast))
 
-    def end(self, started: Started, ended: Ended) -> Update:
-        """What a client sends and keeps after its last step."""
+    def end(self, started: Started, ended: Ended, row: Tensor | None = None) -> Update:
+        """What a client sends and keeps after its last step; its change is written to `row`, if there is one."""
         work, start = self.work, started.settings.start
         observed = None
         if self.observe is not None:
@@ -112,7 +120,7 @@ class Sequential(Backend):
             reply |= returned
         return Update(
             client=started.task.client,
-            change=ended.model.parameters - start,
+            change=torch.sub(ended.model.parameters, start, out=row),
             buffers=ended.model.buffers,
             integers=ended.model.integers,
             steps=ended.steps,
