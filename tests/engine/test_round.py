@@ -130,6 +130,20 @@ def test_a_round_goes_on_with_those_who_answered_in_whatever_order():
     torch.testing.assert_close(following.model.parameters, torch.tensor([10 + 5 / 3, 20 + 4 / 3]))
 
 
+def test_what_clients_keep_may_hold_whole_numbers_and_must_hold_none_that_is_no_number():
+    one = federation("fedavg")
+    cohort, state = one.ask(start(one))
+    sent, asked = one.orders(state, cohort)
+    kept = [
+        {"counted": torch.tensor(5)},
+        {"own": torch.tensor([1.0, float("inf")])},
+        {"own": torch.tensor([3e38, 3e38])},
+    ]
+    replies = [update._replace(state=kept[update.client]) for update in one.backend.train(state.round, asked, sent)]
+    record = one.record(state.round, cohort, one.settle(state, cohort, sent, replies)[1])
+    assert (record["diverged"], sorted(record["answered"])) == ([1], [0, 2])
+
+
 def test_a_round_that_nobody_answers_leaves_the_model_as_it_was():
     one = federation("fedavg")
     cohort, state = one.ask(start(one))

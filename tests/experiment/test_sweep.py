@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedskew import methods
+from fedskew import methods, models
 from fedskew.errors import ArgumentError, CombinationError, ConfigError, FedskewError, RunError
 from fedskew.experiment import (
     SeedRun,
@@ -22,7 +22,8 @@ from fedskew.experiment import (
     simulate,
     text_table,
 )
-from fedskew.experiment._sweep_tables import row_of, write_tables
+from fedskew.experiment._config import ModelSection
+from fedskew.experiment._sweep_tables import model_notes, row_of, write_tables
 
 TASK = """\
 schema = 1
@@ -332,6 +333,9 @@ def test_a_row_is_the_mean_and_standard_deviation_of_its_seeds(tmp_path):
         f"Missing, as it failed: {label}, seed {seed}."
         for label, seed in [("fedprox", 0), ("fedprox", 2), ("fedla", 0), ("fedla", 1), ("fedla", 2)]
     ]
+    networks = [ModelSection(name=name) for name in ("resnet50", "mlp3", "resnet50")]
+    configs = [sweep.cells[0].config.model_copy(update={"model": network}) for network in networks]
+    assert model_notes(configs) == [f"Network: {models.note('resnet50', {})}."]
     write_tables(sweep, rows, [run for found in runs for run in found], tmp_path, tmp_path / "tables")
     with (tmp_path / "tables" / "table.csv").open() as file:
         first, second, third = csv.DictReader(file)

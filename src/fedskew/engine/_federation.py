@@ -339,7 +339,7 @@ def _all_finite(parts: Sequence[Tensor]) -> bool:
     return all(
         math.isfinite(torch.linalg.vector_norm(part)) or all(map(math.isfinite, part.aminmax()))
         for part in parts
-        if part.numel()
+        if part.is_floating_point() and part.numel()
     )
 
 

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedskew import models
 from fedskew.errors import RunError
+from fedskew.experiment._config import Config
 from fedskew.experiment._folder import write_text
 from fedskew.experiment._grid import Cell, Sweep
 from fedskew.experiment._records import SeedRun
@@ -90,6 +92,7 @@ def notes(sweep: Sweep, rows: Sequence[Row]) -> list[str]:
         "MB: 10⁶ bytes, up and down, of all rounds. Seconds: all rounds without their evaluation; they depend on the "
         "machine and on how many runs share it."
     )
+    lines += model_notes(row.cell.config for row in rows)
     lines += [
         f"Missing, as it failed: {row.cell.label}, seed {seed}."
         for row in rows
@@ -97,6 +100,12 @@ def notes(sweep: Sweep, rows: Sequence[Row]) -> list[str]:
         if seed not in row.seeds
     ]
     return lines
+
+
+def model_notes(configs: Iterable[Config]) -> list[str]:
+    """What is to be known of the networks, each note once."""
+    said = [models.note(config.model.name, config.model.parameters) for config in configs]
+    return [f"Network: {note}." for note in dict.fromkeys(said) if note]
 
 
 def write_tables(sweep: Sweep, rows: Sequence[Row], runs: Sequence[SeedRun], out: Path, folder: Path) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 from fedskew.errors import ConfigError, RunError
 from fedskew.experiment import Cell, Config, Job, SeedRun, Sweep, Watcher, read_runs, run_sweep
 from fedskew.experiment._flatten import flatten
+from fedskew.experiment._sweep_tables import model_notes
 from fedskew.papers._datasets import check_data
 from fedskew.papers._domains import domain_accuracies
 from fedskew.papers._figure import draw
@@ -114,7 +115,13 @@ def reproduce(
     result = run_sweep(sweep, out, processes, watcher)
     runs = [(row, _finished(recipe, unique[config.hash], Path(out))) for row, config in planned]
     lines = _lines(recipe, runs)
-    notes = [*_reading(recipe, lines), *_smaller(recipe, rows, planned), *_deviations(recipe, rows), *_origin(runs)]
+    notes = [
+        *_reading(recipe, lines),
+        *_smaller(recipe, rows, planned),
+        *_deviations(recipe, rows),
+        *model_notes(config for _, config in planned),
+        *_origin(runs),
+    ]
     folder = result.folder
     axes = tuple(axis for axis in recipe.axes if any(axis in line.labels for line in lines))
     done = Reproduction(recipe, axes, unit_of(recipe.measure), tuple(lines), tuple(notes), result.failures, folder, ())
