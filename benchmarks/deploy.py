@@ -178,7 +178,7 @@ def train(message, context):
     if "fedskew-client" in message.content["config"]:
         return ours(message, context)
     held = load_site(Path(context.node_config["data"]), read_agreement(FOLDER / "deploy.toml"))
-    model = models.build("mlp3", 10, (64,))
+    model = models.build("mlp3", 10, (1, 8, 8))
     model.load_state_dict(message.content["arrays"].to_torch_state_dict())
     optimizer = torch.optim.SGD(model.parameters(), lr=message.content["config"]["lr"])
     for rows in torch.randperm(len(held.targets)).split(32):
@@ -203,7 +203,7 @@ def real(rounds: int) -> None:
     )
     digits = data.load("digits", rng=np.random.default_rng(0))
     classes = [str(digit) for digit in range(10)]
-    agreement = Agreement(sites=list(NAMES), classes=classes, shape=[64], start_timeout=120.0, round_timeout=120.0)
+    agreement = Agreement(sites=list(NAMES), classes=classes, shape=[1, 8, 8], start_timeout=120.0, round_timeout=120.0)
     with tempfile.TemporaryDirectory() as place:
         folder, port = Path(place) / "federation", free_port()
         write_federation(folder, config, agreement, Address("127.0.0.1", port), {"name": "npz"})
@@ -216,7 +216,7 @@ def real(rounds: int) -> None:
             table = {"state": "state", "data": {"name": "npz", "root": str(own)}}
             (folder / "sites" / name / "data.toml").write_text(tomli_w.dumps(table))
         with Loopback(folder, port, NAMES) as loopback:
-            loopback.wait("run", loopback.run(), 60.0 + 30.0 * rounds)
+            loopback.wait("run", loopback.run(), 60.0 + 90.0 * rounds)
         figures = json.loads((folder / "server" / "runs" / "figures.json").read_text())
     middle: Callable[[str], float] = lambda key: statistics.median(figures[key])  # noqa: E731
     print(f"three SuperNodes on loopback, mlp3, {rounds} rounds of each in turns, median seconds a round:")
