@@ -157,10 +157,8 @@ def _work(connection: Connection, threads: int) -> None:
             if parts is not None:
                 backend = Sequential(*parts)
             assert backend is not None, "the first message brings what it is made of"
-            if row is None:
-                (update,) = backend.train(round, [task], sent)
-            else:  # it is there already, where the other side sees it
-                (update,) = backend.train_into(row.unsqueeze(0), round, [task], sent)
+            (update,) = backend.train_into(None if row is None else row.unsqueeze(0), round, [task], sent)
+            if row is not None:  # the change is there already, where the other side sees it
                 update = update._replace(change=row[:0])
             answer = update, None, ""
         except EOFError:

@@ -196,8 +196,6 @@ class Config(Section):
         """Eight hex digits that change with anything that can change the run's model or records."""
         tree = {key: value for key, value in self.tree().items() if key not in {"name", "output"}}
         tree["engine"].pop("processes", None)
-        if not tree["engine"]["capture"]:
-            del tree["engine"]["capture"]  # as before there was any
         if tree["engine"]["backend"] == "processes":  # the same bits
             tree["engine"]["backend"] = "sequential"
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:8]
