@@ -25,7 +25,7 @@ def test_it_is_torch_optim_sgd_on_the_loss_with_the_squared_proximal_term():
     settings = StepSettings(START, lr=0.003, momentum=0.9, weight_decay=0.01)
     theirs = START.clone().requires_grad_()
     optimizer = torch.optim.SGD([theirs], lr=0.003, momentum=0.9, weight_decay=0.01)
-    ours, carried = START, FedProx(mu=0.7).init(START)
+    ours, carried = START, FedProx(mu=0.7).init(settings)
     for _ in range(10):
         optimizer.zero_grad()
         (loss(theirs) + 0.7 / 2 * (theirs - START).square().sum()).backward()

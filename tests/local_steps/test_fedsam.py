@@ -27,7 +27,7 @@ def test_it_is_torch_optim_sgd_on_the_perturbed_gradient():
     settings = StepSettings(START, lr=0.003, momentum=0.9, weight_decay=0.01)
     theirs = START.clone().requires_grad_()
     optimizer = torch.optim.SGD([theirs], lr=0.003, momentum=0.9, weight_decay=0.01)
-    ours, carried = START, FedSAM(rho=0.2).init(START)
+    ours, carried = START, FedSAM(rho=0.2).init(settings)
     for _ in range(10):
         at = theirs.detach()
         uphill = gradient(at)

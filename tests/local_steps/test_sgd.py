@@ -16,13 +16,12 @@ def test_it_is_torch_optim_sgd_to_the_bit(momentum, weight_decay, dtype):
     gradients = torch.randn(10, 37, generator=generator, dtype=dtype)
     theirs = start.clone().requires_grad_()
     optimizer = torch.optim.SGD([theirs], lr=0.03, momentum=momentum, weight_decay=weight_decay, foreach=False)
-    ours, carried = start, SGD().init(start)
+    settings = StepSettings(start, 0.03, momentum, weight_decay)
+    ours, carried = start, SGD().init(settings)
     for gradient in gradients:
         theirs.grad = gradient.clone()
         optimizer.step()
-        ours, carried = SGD().step(
-            ours, lambda _, given=gradient: given, carried, StepSettings(start, 0.03, momentum, weight_decay)
-        )
+        ours, carried = SGD().step(ours, lambda _, given=gradient: given, carried, settings)
         assert torch.equal(ours, theirs.detach())
 
 
@@ -33,16 +32,17 @@ def test_in_place_it_is_the_same_to_the_bit_and_gradients_stay_as_they_are(momen
     start = torch.randn(2, 37, generator=generator)
     settings = StepSettings(start, 0.03, momentum, weight_decay)
     theirs, ours = start, start.clone()
-    carried, own_carried = SGD().init(start), SGD().init(start)
+    carried, own_carried = SGD().init(settings), SGD().init(settings)
+    assert (carried is None) == (momentum == 0)
     for _ in range(3):
         # Two parameters that have one gradient between them, as those of a sum have.
         gradient = torch.randn(37, generator=generator)
         given = gradient.clone()
         both = gradient.expand(2, 37)
         theirs, carried = SGD().step(theirs, lambda _, both=both: both, carried, settings)
-        SGD().step_in_place(list(ours), [given, given], list(own_carried), settings)
+        SGD().step_in_place(list(ours), [given, given], [] if own_carried is None else list(own_carried), settings)
         assert torch.equal(ours, theirs)
-        assert torch.equal(own_carried, carried)
+        assert own_carried is carried is None or torch.equal(own_carried, carried)
         assert torch.equal(given, gradient)
 
 
@@ -51,7 +51,7 @@ def test_two_steps_worked_out_by_hand():
     # d = 2 + 1 = 3, b = 3, theta = 0.7. Then d = 1.4 + 0.7 = 2.1, b = 0.5 * 3 + 2.1 = 3.6, theta = 0.7 - 0.36 = 0.34.
     theta = torch.ones(1, dtype=torch.float64)
     settings = StepSettings(theta, lr=0.1, momentum=0.5, weight_decay=1.0)
-    carried = SGD().init(theta)
+    carried = SGD().init(settings)
     theta, carried = SGD().step(theta, lambda at: 2 * at, carried, settings)
     theta, carried = SGD().step(theta, lambda at: 2 * at, carried, settings)
     assert theta.item() == pytest.approx(0.34, abs=1e-15)
@@ -66,6 +66,6 @@ def test_the_gradient_is_asked_for_once_and_at_the_present_parameters():
         return torch.zeros_like(parameters)
 
     theta = torch.tensor([1.0, 2.0])
-    SGD().step(theta, gradient, SGD().init(theta), StepSettings(torch.zeros(2), 0.1))
+    SGD().step(theta, gradient, None, StepSettings(torch.zeros(2), 0.1))
     assert len(asked) == 1
     assert torch.equal(asked[0], theta)

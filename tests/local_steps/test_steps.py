@@ -31,7 +31,7 @@ def settings(step, start=START, lr=0.1, momentum=0.9, weight_decay=0.01):
 
 
 def run(step, start, settings, steps=5):
-    parameters, carried = start, step.init(start)
+    parameters, carried = start, step.init(settings)
     for _ in range(steps):
         parameters, carried = step.step(parameters, gradient, carried, settings)
     return parameters
@@ -67,7 +67,7 @@ def test_a_cohort_that_starts_from_one_sent_model_is_mapped_over_its_data_alone(
     optima = torch.stack([OPTIMUM, OPTIMUM + 1, -OPTIMUM])
 
     def train(optimum):
-        parameters, carried = START, step.init(START)
+        parameters, carried = START, step.init(settings(step))
         for _ in range(3):
             parameters, carried = step.step(parameters, lambda at: CURVATURE * (at - optimum), carried, settings(step))
         return parameters

@@ -117,7 +117,7 @@ class Stack:
             model = ModelState(*(part.expand(len(members), -1) for part in sent))
         # Cloned, because layers of a user's own may write to buffers in place.
         model = model._replace(buffers=model.buffers.clone(), integers=model.integers.clone())
-        fresh = self.work.local_step.init(sent.parameters)
+        fresh = self.work.local_step.init(self.settings)
         if fresh is None:
             return model, None
         return model, torch.stack([member.started.kept.get(MOMENTUM, fresh) for member in members])

@@ -137,7 +137,7 @@ class Sequential(Backend):
         self._network.train()
         previous = self._previous_of(started)
         step, parameters = work.local_step, settings.start
-        carried = started.kept[MOMENTUM].clone() if MOMENTUM in started.kept else step.init(parameters)
+        carried = started.kept[MOMENTUM].clone() if MOMENTUM in started.kept else step.init(settings)
         own = list(self.model.views(self.model.vector).values())
         carried_parts = [] if carried is None else list(self.model.views(carried).values())
         if isinstance(step, InPlace):

@@ -27,7 +27,7 @@ from fedskew.errors import ArgumentError
 from fedskew.hooks import Hooks, Named, RoundEnd
 from fedskew.local_steps._fedsam import ascend
 from fedskew.local_steps._protocol import Gradient, StepSettings
-from fedskew.local_steps._sgd import descend
+from fedskew.local_steps._sgd import descend, momentum_buffer
 
 PERTURBED, SHARE, WINDOW = "fedgf.perturbed", "fedgf.share", "fedgf.window"
 
@@ -57,9 +57,9 @@ class FedGF(Hooks):
         if self.window < 1:
             raise ArgumentError(f"window: must be 1 round or more, got {self.window}")
 
-    def init(self, parameters: Tensor) -> Tensor | None:
-        """A momentum buffer of zeros."""
-        return torch.zeros_like(parameters)
+    def init(self, settings: StepSettings) -> Tensor | None:
+        """See `momentum_buffer`."""
+        return momentum_buffer(settings)
 
     def step(
         self, parameters: Tensor, gradient: Gradient, carried: Tensor | None, settings: StepSettings

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedskew.errors import ArgumentError
 from fedskew.local_steps._protocol import Gradient, StepSettings
-from fedskew.local_steps._sgd import descend
+from fedskew.local_steps._sgd import descend, momentum_buffer
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,9 @@ class FedProx:
         if not (math.isfinite(self.mu) and self.mu >= 0):
             raise ArgumentError(f"mu: must be 0 or above and finite, got {self.mu}")
 
-    def init(self, parameters: Tensor) -> Tensor | None:
-        """A momentum buffer of zeros."""
-        return torch.zeros_like(parameters)
+    def init(self, settings: StepSettings) -> Tensor | None:
+        """See `momentum_buffer`."""
+        return momentum_buffer(settings)
 
     def step(
         self, parameters: Tensor, gradient: Gradient, carried: Tensor | None, settings: StepSettings

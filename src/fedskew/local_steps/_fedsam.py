@@ -21,7 +21,7 @@ from torch import Tensor
 from fedskew.about import Cost
 from fedskew.errors import ArgumentError
 from fedskew.local_steps._protocol import Gradient, StepSettings
-from fedskew.local_steps._sgd import descend
+from fedskew.local_steps._sgd import descend, momentum_buffer
 
 
 def ascend(parameters: Tensor, gradient: Gradient, rho: float) -> Tensor:
@@ -44,9 +44,9 @@ class FedSAM:
         if not (math.isfinite(self.rho) and self.rho >= 0):
             raise ArgumentError(f"rho: must be 0 or above and finite, got {self.rho}")
 
-    def init(self, parameters: Tensor) -> Tensor | None:
-        """A momentum buffer of zeros."""
-        return torch.zeros_like(parameters)
+    def init(self, settings: StepSettings) -> Tensor | None:
+        """See `momentum_buffer`."""
+        return momentum_buffer(settings)
 
     def step(
         self, parameters: Tensor, gradient: Gradient, carried: Tensor | None, settings: StepSettings

@@ -36,8 +36,8 @@ class StepSettings(NamedTuple):
 class LocalStep(Protocol):
     """One filler of the local-step slot: a frozen dataclass of hyper-parameters."""
 
-    def init(self, parameters: Tensor) -> Tensor | None:
-        """What is carried from step to step, fresh at the start of every round (a momentum buffer)."""
+    def init(self, settings: StepSettings) -> Tensor | None:
+        """What is carried from step to step, fresh at the start of every round (a momentum buffer); None: nothing."""
 
     def step(
         self, parameters: Tensor, gradient: Gradient, carried: Tensor | None, settings: StepSettings

@@ -30,7 +30,7 @@ from fedskew.about import Cost
 from fedskew.errors import ArgumentError
 from fedskew.hooks import Hooks, LocalEnd, Named, RoundEnd
 from fedskew.local_steps._protocol import Gradient, StepSettings
-from fedskew.local_steps._sgd import descend
+from fedskew.local_steps._sgd import descend, momentum_buffer
 from fedskew.momentum import fednova_normaliser
 
 SERVER, CLIENT, CHANGE = "scaffold.server", "scaffold.client", "scaffold.change"
@@ -62,9 +62,9 @@ class Scaffold(Hooks):
         if self.option not in ("one", "two"):
             raise ArgumentError(f"option: expected 'one' or 'two', got {self.option!r}")
 
-    def init(self, parameters: Tensor) -> Tensor | None:
-        """A momentum buffer of zeros."""
-        return torch.zeros_like(parameters)
+    def init(self, settings: StepSettings) -> Tensor | None:
+        """See `momentum_buffer`."""
+        return momentum_buffer(settings)
 
     def step(
         self, parameters: Tensor, gradient: Gradient, carried: Tensor | None, settings: StepSettings

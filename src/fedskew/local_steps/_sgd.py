@@ -31,15 +31,20 @@ def descend(
     return torch.sub(parameters, direction, alpha=settings.lr), carried
 
 
+def momentum_buffer(settings: StepSettings) -> Tensor | None:
+    """A momentum buffer of zeros, `(parameters,)`; None without momentum."""
+    return torch.zeros_like(settings.start) if settings.momentum else None
+
+
 @dataclass(frozen=True)
 class SGD:
     """Stochastic gradient descent; learning rate, momentum and weight decay come from the training settings."""
 
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
 
-    def init(self, parameters: Tensor) -> Tensor | None:
-        """A momentum buffer of zeros."""
-        return torch.zeros_like(parameters)
+    def init(self, settings: StepSettings) -> Tensor | None:
+        """See `momentum_buffer`."""
+        return momentum_buffer(settings)
 
     def step(
         self, parameters: Tensor, gradient: Gradient, carried: Tensor | None, settings: StepSettings
