@@ -29,10 +29,11 @@ class Idle:
 
     def __init__(self) -> None:
         self.change = torch.full((PARAMETERS,), 1e-6)
+        self.norm = self.change.norm()
 
     def train(self, round: int, cohort: Sequence[Assignment], sent: Sent) -> list[Update]:
         model = sent.model
-        return [Update(task.client, self.change, model.buffers, model.integers, 1, 0.0) for task in cohort]
+        return [Update(task.client, self.change, self.norm, model.buffers, model.integers, 1, 0.0) for task in cohort]
 
 
 def main() -> None:

@@ -32,6 +32,7 @@ class Told:
             Update(
                 client,
                 torch.tensor(self.moves[client]),
+                torch.tensor(self.moves[client]).norm(),
                 buffers + 10.0 * client,
                 integers + client,
                 1,

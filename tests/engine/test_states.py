@@ -35,7 +35,17 @@ class Remembering:
             own = {"client": torch.tensor([float(task.client)]), "times": seen}
             model = sent.model
             updates.append(
-                Update(task.client, torch.zeros(3), model.buffers, model.integers, 1, 0.0, reply={}, state=own)
+                Update(
+                    task.client,
+                    torch.zeros(3),
+                    torch.zeros(()),
+                    model.buffers,
+                    model.integers,
+                    1,
+                    0.0,
+                    reply={},
+                    state=own,
+                )
             )
         return updates
 

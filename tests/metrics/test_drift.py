@@ -31,6 +31,14 @@ def test_scale_does_not_matter() -> None:
     assert drift_diversity(1e-8 * updates) == pytest.approx(drift_diversity(updates))
 
 
+def test_with_known_norms_it_is_the_same() -> None:
+    # (25 + 25) over |(7, 1)|^2
+    updates = np.array([[3.0, 4.0], [4.0, -3.0]])
+    assert drift_diversity(updates, [5.0, 5.0]) == pytest.approx(1) == drift_diversity(updates)
+    with pytest.raises(ArgumentError, match=r"norms: expected one for each of 2 updates, got shape \(3,\)"):
+        drift_diversity(updates, [1.0, 2.0, 3.0])
+
+
 def test_one_client_does_not_drift() -> None:
     assert drift_diversity([[2.0, 1.0]]) == pytest.approx(1)
 

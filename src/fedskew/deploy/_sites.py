@@ -98,9 +98,11 @@ class Judge:
     def update(self, reply: Reply, client: int, round: int, sent: ModelState) -> Update:
         """The update that a believed reply is."""
         trained = self.layout.flat(reply.arrays)
+        change = trained.parameters.sub_(sent.parameters)
         return Update(
             client=client,
-            change=trained.parameters.sub_(sent.parameters),
+            change=change,
+            norm=torch.linalg.vector_norm(change),
             buffers=trained.buffers,
             integers=trained.integers,
             steps=reply.steps,
@@ -111,7 +113,7 @@ class Judge:
 
     def in_line(self, round: int, updates: list[Update]) -> list[Update]:
         """The updates without those whose norm is out of line, where the rules leave these out."""
-        norms = [float(torch.linalg.vector_norm(update.change)) for update in updates]
+        norms = [float(update.norm) for update in updates]
         median = float(np.median(norms)) if norms else 0.0
         kept = []
         for update, norm in zip(updates, norms, strict=True):

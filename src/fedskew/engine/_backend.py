@@ -65,13 +65,15 @@ class Sent(NamedTuple):
 class Update(NamedTuple):
     """What comes back from one client.
 
-    `change`: its parameters minus those that were sent, `(parameters,)`; `buffers` and `integers`: its own; `loss`:
-    mean objective over its local training; `reply`: what fillers return beside the update; `state`: what the client
-    keeps, which does not travel; `observed`: what the simulation's observer made of its model, if there is one.
+    `change`: its parameters minus those that were sent, `(parameters,)`; `norm`: the Euclidean norm of that, 0-d, taken
+    where the change was made and still is in the cache; `buffers` and `integers`: its own; `loss`: mean objective over
+    its local training; `reply`: what fillers return beside the update; `state`: what the client keeps, which does not
+    travel; `observed`: what the simulation's observer made of its model, if there is one.
     """
 
     client: int
     change: Tensor
+    norm: Tensor
     buffers: Tensor
     integers: Tensor
     steps: int

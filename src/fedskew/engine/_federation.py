@@ -198,7 +198,7 @@ class Federation:
         """This round once its replies are there, in any order, of all that were asked or of some."""
         by_client = {update.client: update for update in replies}
         arrived = [client for client in cohort.ids.tolist() if client in by_client]
-        updates = [by_client[client] for client in arrived if _is_finite(by_client[client])]
+        updates = _finite([by_client[client] for client in arrived])
         fine = np.isin(cohort.ids, [update.client for update in updates])
 
         # How much each counts, now that it is known who answered.
@@ -285,7 +285,7 @@ class Federation:
         parameters, server_update = self.method.server_update.update(
             state.server_update, state.model.parameters, changes, weights, steps
         )
-        if not _all_finite((parameters,)):
+        if not _is_finite(parameters):
             return None
         model = ModelState(
             parameters,
@@ -302,7 +302,7 @@ class Federation:
             clients=len(self.counts),
         )
         kept = {name: hooks.end_round(state.hooks[name], end) for name, hooks in hooked(self.method).items()}
-        drift = metrics.drift_diversity(changes)
+        drift = metrics.drift_diversity(changes, [float(update.norm) for update in updates])
         following = replace(state, model=model, server_update=server_update, hooks=kept)
         return following, _known(drift)  # updates that cancel out have none
 
@@ -330,17 +330,22 @@ def _without(clients: Sequence[int], some: Sequence[int]) -> list[int]:
     return [client for client in clients if client not in members]
 
 
-def _is_finite(update: Update) -> bool:
-    return _all_finite((update.change, update.buffers, *update.reply.values(), *update.state.values()))
+def _finite(updates: Sequence[Update]) -> list[Update]:
+    """Those in which no value is NaN or infinite."""
+    return [
+        update
+        for update in updates
+        if _is_finite(update.change, update.norm)
+        and all(map(_is_finite, (update.buffers, *update.reply.values(), *update.state.values())))
+    ]
 
 
-def _all_finite(parts: Sequence[Tensor]) -> bool:
-    """No NaN and no infinity; by norms, or extremes where a norm overflows: far faster than asking of every element."""
-    return all(
-        math.isfinite(torch.linalg.vector_norm(part)) or all(map(math.isfinite, part.aminmax()))
-        for part in parts
-        if part.is_floating_point() and part.numel()
-    )
+def _is_finite(part: Tensor, norm: Tensor | None = None) -> bool:
+    """No NaN and no infinity; by its norm, or extremes where that overflows: far faster than asking every element."""
+    if not part.is_floating_point() or not part.numel():
+        return True
+    norm = torch.linalg.vector_norm(part) if norm is None else norm
+    return math.isfinite(norm) or all(map(math.isfinite, part.aminmax()))
 
 
 def _known(value: float) -> float | None:

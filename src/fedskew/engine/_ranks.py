@@ -133,6 +133,7 @@ def _on(device: torch.device | str, update: Update) -> Update:
     """An update whose tensors are on a device."""
     return update._replace(
         change=update.change.to(device),
+        norm=update.norm.to(device),
         buffers=update.buffers.to(device),
         integers=update.integers.to(device),
         reply={name: value.to(device) for name, value in update.reply.items()},

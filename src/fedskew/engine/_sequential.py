@@ -118,9 +118,11 @@ class Sequential(Backend):
             )
             state |= own
             reply |= returned
+        change = torch.sub(ended.model.parameters, start, out=row)
         return Update(
             client=started.task.client,
-            change=torch.sub(ended.model.parameters, start, out=row),
+            change=change,
+            norm=torch.linalg.vector_norm(change),
             buffers=ended.model.buffers,
             integers=ended.model.integers,
             steps=ended.steps,
