@@ -28,8 +28,11 @@ class Layout(Protocol):
     def record(self, state: ModelState) -> ArrayRecord:
         """The model's arrays, to be sent."""
 
-    def flat(self, arrays: Mapping[str, AnyArray]) -> ModelState:
-        """The model that these arrays are; they have the layout's names, shapes and dtypes."""
+    def flat(self, arrays: Mapping[str, AnyArray], out: Tensor | None = None) -> ModelState:
+        """The model that these arrays are; they have the layout's names, shapes and dtypes.
+
+        `out`: memory for its parameters, `(parameters,)` float32 on the CPU; None: their own.
+        """
 
 
 class ModelLayout:
@@ -51,9 +54,9 @@ class ModelLayout:
         self._model.write_state(ModelState(*(part.cpu() for part in state)))
         return encode(self._model.state_dict())
 
-    def flat(self, arrays: Mapping[str, AnyArray]) -> ModelState:
+    def flat(self, arrays: Mapping[str, AnyArray], out: Tensor | None = None) -> ModelState:
         """See `Layout.flat`."""
-        vector = torch.empty_like(self._model.vector)
+        vector = torch.empty_like(self._model.vector) if out is None else out
         for name, view in self._model.views(vector).items():
             np.copyto(view.numpy(), arrays[name])
         return ModelState(
@@ -93,10 +96,10 @@ class ArraysLayout:
             arrays[name] = Array(values)
         return ArrayRecord(arrays)
 
-    def flat(self, arrays: Mapping[str, AnyArray]) -> ModelState:
+    def flat(self, arrays: Mapping[str, AnyArray], out: Tensor | None = None) -> ModelState:
         """See `Layout.flat`."""
         return ModelState(
-            _joined([arrays[name] for name in self._floats], np.float32),
+            _joined([arrays[name] for name in self._floats], np.float32, out),
             torch.zeros(0),
             _joined([arrays[name] for name in self._integers], np.int64),
         )
@@ -110,5 +113,7 @@ def _lay_out(forms: Mapping[str, Form]) -> dict[str, _Part]:
     return parts
 
 
-def _joined(arrays: list[AnyArray], dtype: type[np.generic]) -> Tensor:
-    return torch.from_numpy(np.concatenate([np.zeros(0, dtype), *(array.reshape(-1) for array in arrays)], dtype=dtype))
+def _joined(arrays: list[AnyArray], dtype: type[np.generic], out: Tensor | None = None) -> Tensor:
+    joined = np.empty(sum(array.size for array in arrays), dtype) if out is None else out.numpy()
+    np.concatenate([joined[:0], *(array.reshape(-1) for array in arrays)], out=joined)
+    return torch.from_numpy(joined)

@@ -21,7 +21,7 @@ from fedskew.deploy._exchange import Answers, exchange
 from fedskew.deploy._instruction import ARRAYS, CONFIG, ROUND, Task, instruction
 from fedskew.deploy._layout import Layout
 from fedskew.deploy._refusal import RefusedError
-from fedskew.engine import Assignment, Backend, Sent, Update
+from fedskew.engine import Assignment, Backend, Rows, Sent, Update
 from fedskew.models import ModelState
 
 LOG = logging.getLogger("flwr")
@@ -75,6 +75,18 @@ class Judge:
     rules: Rules
     notes: Notes = field(default_factory=no_notes)
 
+    def __post_init__(self) -> None:
+        self._rows = Rows()
+        self._own_rows: dict[int, torch.Tensor] = {}  # by client
+
+    def begin(self, cohort: Sequence[int], sent: ModelState) -> None:
+        """A round of these clients begins: nothing is noted of it yet."""
+        self.notes = no_notes()
+        self._own_rows.clear()  # or their memory is not free to be used again
+        rows = self._rows.lend(len(cohort), sent.parameters.numel())
+        if rows is not None:
+            self._own_rows.update(zip(cohort, rows, strict=True))
+
     def refuse(self, client: int, round: int, reason: str) -> None:
         """Note that a reply is not believed, in one line of the log."""
         LOG.warning("round %d: refused the reply of %s: %s", round, self.names[client], reason)
@@ -97,7 +109,7 @@ class Judge:
 
     def update(self, reply: Reply, client: int, round: int, sent: ModelState) -> Update:
         """The update that a believed reply is."""
-        trained = self.layout.flat(reply.arrays)
+        trained = self.layout.flat(reply.arrays, self._own_rows.get(client))
         change = trained.parameters.sub_(sent.parameters)
         return Update(
             client=client,
@@ -152,7 +164,7 @@ class Sites(Backend):
     def train(self, round: int, cohort: Sequence[Assignment], sent: Sent) -> list[Update]:
         """See `Backend.train`; of those that answered in time with what was expected."""
         judge, names = self.judge, self.judge.names
-        judge.notes = no_notes()
+        judge.begin([task.client for task in cohort], sent.model)
         online = self._there(round, [task.client for task in cohort])
         arrays = judge.layout.record(sent.model)
         tasks = {online[task.client]: task for task in cohort if task.client in online}

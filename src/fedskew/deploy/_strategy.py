@@ -41,7 +41,7 @@ from fedskew.deploy._layout import ArraysLayout, Layout, ModelLayout
 from fedskew.deploy._refusal import RefusedError
 from fedskew.deploy._returned import Forms, trained_forms
 from fedskew.deploy._site_data import SiteData
-from fedskew.deploy._sites import COUNTED, Judge, Rules, no_notes
+from fedskew.deploy._sites import COUNTED, Judge, Rules
 from fedskew.engine import (
     Assignment,
     Backend,
@@ -179,7 +179,7 @@ class MethodStrategy(FedAvg):
         self._sent, assignments = self._federation.orders(self._state, self._cohort)
         self._tasks = {task.client: task for task in assignments}
         there = set(grid.get_node_ids())
-        self._judge.notes = no_notes()
+        self._judge.begin([task.client for task in assignments], model)
         self._asked = {}
         for task in assignments:
             if self._nodes[task.client] not in there:
@@ -200,8 +200,10 @@ class MethodStrategy(FedAvg):
         assert self._federation is not None
         began = time.perf_counter()
         updates: dict[int, Update] = {}
+        # Only now: a message has its id from when it was sent.
+        asked = {question.metadata.message_id: client for client, question in self._asked.items()}
         for message in replies:
-            client = self._sender(message)
+            client = self._sender(message, asked)
             if client is None or client in updates:
                 node = message.metadata.src_node_id
                 LOG.warning("round %d: refused a reply of node %d: it was not asked", server_round, node)
@@ -310,9 +312,8 @@ class MethodStrategy(FedAvg):
         nothing = np.zeros(len(next(iter(told.values()))))
         return np.array([told.get(node, nothing) for node in self._nodes])
 
-    def _sender(self, message: Message) -> int | None:
-        """The client whose question a reply answers; None where it was not asked."""
-        asked = {question.metadata.message_id: client for client, question in self._asked.items()}
+    def _sender(self, message: Message, asked: Mapping[str, int]) -> int | None:
+        """The client whose question, by its id, a reply answers; None where it was not asked."""
         client = asked.get(message.metadata.reply_to_message_id)
         return client if client is not None and self._nodes[client] == message.metadata.src_node_id else None
 

@@ -14,6 +14,7 @@ from fedskew.engine._local_work import ClientData, Divided, LocalWork, Samples
 from fedskew.engine._processes import Processes
 from fedskew.engine._ranks import Ranks, from_the_first
 from fedskew.engine._records import ClientEvaluation, Evaluation, Round
+from fedskew.engine._rows import Rows
 from fedskew.engine._sequential import Sequential
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "Processes",
     "Ranks",
     "Round",
+    "Rows",
     "Samples",
     "Sent",
     "Sequential",
