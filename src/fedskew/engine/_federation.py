@@ -302,7 +302,7 @@ class Federation:
             clients=len(self.counts),
         )
         kept = {name: hooks.end_round(state.hooks[name], end) for name, hooks in hooked(self.method).items()}
-        drift = metrics.drift_diversity(changes, [float(update.norm) for update in updates])
+        drift = metrics.drift_diversity(changes, torch.stack([update.norm for update in updates]).tolist())
         following = replace(state, model=model, server_update=server_update, hooks=kept)
         return following, _known(drift)  # updates that cancel out have none
 
@@ -331,21 +331,30 @@ def _without(clients: Sequence[int], some: Sequence[int]) -> list[int]:
 
 
 def _finite(updates: Sequence[Update]) -> list[Update]:
-    """Those in which no value is NaN or infinite."""
-    return [
-        update
-        for update in updates
-        if _is_finite(update.change, update.norm)
-        and all(map(_is_finite, (update.buffers, *update.reply.values(), *update.state.values())))
-    ]
+    """Those in which no value is NaN or infinite; what lies on a GPU is waited for once."""
+    norms = torch.stack([_norm(update) for update in updates]).tolist() if updates else []
+    return [update for update, norm in zip(updates, norms, strict=True) if math.isfinite(norm) or _no_extremes(update)]
 
 
-def _is_finite(part: Tensor, norm: Tensor | None = None) -> bool:
-    """No NaN and no infinity; by its norm, or extremes where that overflows: far faster than asking every element."""
-    if not part.is_floating_point() or not part.numel():
-        return True
-    norm = torch.linalg.vector_norm(part) if norm is None else norm
-    return math.isfinite(norm) or all(map(math.isfinite, part.aminmax()))
+def _norm(update: Update) -> Tensor:
+    """A number, 0-d, that is finite only where all of an update is: far faster than asking of every element."""
+    return sum((torch.linalg.vector_norm(part) for part in _beside(update)), start=update.norm)
+
+
+def _no_extremes(update: Update) -> bool:
+    """The same by extremes, as a norm overflows sooner."""
+    return all(map(_is_finite, (update.change, *_beside(update))))
+
+
+def _beside(update: Update) -> list[Tensor]:
+    """What an update has beside the change, of floating-point tensors that aren't empty."""
+    parts = (update.buffers, *update.reply.values(), *update.state.values())
+    return [part for part in parts if part.is_floating_point() and part.numel()]
+
+
+def _is_finite(part: Tensor) -> bool:
+    """No NaN and no infinity."""
+    return all(map(math.isfinite, part.aminmax()))
 
 
 def _known(value: float) -> float | None:
