@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from fedskew.local_steps import SGD, StepSettings
+from fedskew.models import Product
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
@@ -69,3 +70,21 @@ def test_the_gradient_is_asked_for_once_and_at_the_present_parameters():
     SGD().step(theta, gradient, None, StepSettings(torch.zeros(2), 0.1))
     assert len(asked) == 1
     assert torch.equal(asked[0], theta)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_along_products_it_is_torch_optim_sgd(momentum, weight_decay):
+    generator = torch.Generator().manual_seed(0)
+    ours = torch.randn(5, 7, generator=generator, dtype=torch.float64)
+    bias = torch.randn(5, generator=generator, dtype=torch.float64)
+    theirs = [ours.clone().requires_grad_(), bias.clone().requires_grad_()]
+    optimizer = torch.optim.SGD(theirs, lr=0.03, momentum=momentum, weight_decay=weight_decay)
+    settings = StepSettings(torch.zeros(40), 0.03, momentum, weight_decay)
+    carried = [torch.zeros_like(ours), torch.zeros_like(bias)] if momentum else []
+    for _ in range(4):
+        left, right = (torch.randn(3, width, generator=generator, dtype=torch.float64) for width in (5, 7))
+        theirs[0].grad, theirs[1].grad = left.t() @ right, left.sum(0)
+        optimizer.step()
+        SGD().step_in_place([ours, bias], [Product(left, right), left.sum(0)], carried, settings)
+    torch.testing.assert_close([ours, bias], [one.detach() for one in theirs], rtol=1e-13, atol=1e-13)

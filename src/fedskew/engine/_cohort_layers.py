@@ -14,7 +14,7 @@ from torch.func import functional_call, vmap
 from torch.nn import functional
 
 from fedskew.engine._cohort_rule import convolution_form
-from fedskew.models import FlatModel, Outputs, dropout_keys, with_features
+from fedskew.models import FlatModel, Outputs, WideLinear, dropout_keys, with_features
 
 _INSIDE = "inside.model."
 
@@ -132,6 +132,9 @@ class _OnStacks(torch.autograd.Function):
         return function(*stacks), 0
 
 
+_LINEAR = (nn.Linear, WideLinear)  # not what others make of them
+
+
 def _swapped(module: nn.Module, rows: _Rows) -> nn.Module:
     """`module`, in place, with the layers of this file in place of PyTorch's."""
     swapped: dict[nn.Module, nn.Module] = {}
@@ -140,7 +143,7 @@ def _swapped(module: nn.Module, rows: _Rows) -> nn.Module:
             swapped[layer] = _BatchNorm(layer, rows)
         elif type(layer) is nn.Conv2d and layer.weight.requires_grad and layer.padding_mode == "zeros":
             swapped[layer] = _Conv2d(layer)
-        elif type(layer) is nn.Linear and layer.weight.requires_grad:
+        elif isinstance(layer, nn.Linear) and type(layer) in _LINEAR and layer.weight.requires_grad:
             swapped[layer] = _Linear(layer)
     for parent in list(module.modules()):
         for name, child in parent._modules.items():

@@ -16,7 +16,7 @@ from fedskew.engine._local_work import LocalWork, Samples, training_failed
 from fedskew.engine._rows import Rows
 from fedskew.hooks import LocalEnd
 from fedskew.local_steps import InPlace, StepSettings
-from fedskew.models import Dropout, FlatModel, ModelState, Outputs, with_features
+from fedskew.models import Dropout, FlatModel, ModelState, Outputs, Product, with_features
 from fedskew.objectives import Batch, Context
 from fedskew.randomness import Purpose, fold, mix, stream_key
 
@@ -237,11 +237,15 @@ class _Passes:
             self.value, self._seen, self._first = value.detach(), batch, False
         return model.gradient
 
-    def gradients(self) -> list[Tensor]:
+    def gradients(self) -> list[Tensor | Product]:
         """The objective's gradient at the model's own parameters, in parts; see `FlatModel.gradients`."""
-        value, batch = self.forward()
-        self.value, self._seen, self._first = value.detach(), batch, False
-        return self._backend.model.gradients(value)
+
+        def forward() -> Tensor:
+            value, batch = self.forward()
+            self.value, self._seen, self._first = value.detach(), batch, False
+            return value
+
+        return self._backend.model.gradients(forward)
 
     @property
     def batch(self) -> Batch:

@@ -11,6 +11,8 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
+from fedskew.models import Product
+
 Gradient = Callable[[Tensor], Tensor]
 """The gradient of this batch's objective at any parameters: `(parameters,)` to `(parameters,)`.
 
@@ -53,10 +55,15 @@ class InPlace(Protocol):
     """
 
     def step_in_place(
-        self, parameters: list[Tensor], gradients: list[Tensor], carried: list[Tensor], settings: StepSettings
+        self,
+        parameters: list[Tensor],
+        gradients: list[Tensor | Product],
+        carried: list[Tensor],
+        settings: StepSettings,
     ) -> None:
         """Make of `parameters` the next ones, and of `carried` what is carried to the next step.
 
         All are parts of the vectors, one for each of the network's parameters; `carried` is empty where nothing is.
-        `gradients`, which may share memory with each other, are not to be written to.
+        `gradients`, which may share memory with each other, are not to be written to; those of wide layers are products
+        (see `fedskew.models.WideLinear`).
         """

@@ -7,6 +7,7 @@ from torch.nn.functional import max_pool2d, relu
 
 from fedskew.models._dropout import Dropout
 from fedskew.models._network import Network, picture
+from fedskew.models._wide_linear import WideLinear
 
 
 class CNNW2(Network):
@@ -22,7 +23,7 @@ class CNNW2(Network):
         self.conv1 = nn.Conv2d(channels, 32, 3)
         self.conv2 = nn.Conv2d(32, 64, 3)
         self.drop1 = Dropout(0.25)
-        self.fc1 = nn.Linear(64 * ((height - 4) // 2) * ((width - 4) // 2), 128)
+        self.fc1 = WideLinear(64 * ((height - 4) // 2) * ((width - 4) // 2), 128)
         self.drop2 = Dropout(0.5)
         self.head = nn.Linear(128, num_classes)
 

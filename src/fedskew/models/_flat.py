@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from fedskew.errors import ArgumentError
+from fedskew.models._wide_linear import Product, WideLinear, gradients, watching
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,8 @@ class FlatModel:
         self._parameters, self._gradients = list(parameters.values()), list(self.views(self.gradient).values())
         for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
             parameter.grad = gradient
+        wide = (layer for layer in module.modules() if isinstance(layer, WideLinear))
+        self._wide = [layer for layer in wide if layer.weight.requires_grad]
         self._places = [_place(module, name) for name in (*parameters, *floating)]
         self._addresses = [place.addresses() for place in self._places]
 
@@ -155,16 +158,18 @@ class FlatModel:
 
         One copy, where zeros and `backward`, which adds, would go over the vector three times.
         """
-        for held, gradient in zip(self._gradients, self.gradients(value), strict=True):
-            held.copy_(gradient)
-
-    def gradients(self, value: Tensor) -> list[Tensor]:
-        """The gradient of `value`, 0-d, of each parameter in the order of `names`; zeros where it has none."""
         gradients = torch.autograd.grad(value, self._parameters, allow_unused=True)
-        return [
-            torch.zeros_like(parameter) if gradient is None else gradient
-            for parameter, gradient in zip(self._parameters, gradients, strict=True)
-        ]
+        for held, gradient in zip(self._gradients, gradients, strict=True):
+            held.zero_() if gradient is None else held.copy_(gradient)
+
+    def gradients(self, forward: Callable[[], Tensor]) -> list[Tensor | Product]:
+        """The gradient of what `forward` gives, 0-d, of each parameter in the order of `names`; zeros where none.
+
+        That of a `WideLinear`'s weight is a `Product`, if the layer is used once on `(batch, in)`.
+        """
+        with watching(self._wide) as passed:
+            value = forward()
+        return gradients(value, self._parameters, passed)
 
     def views(self, vector: Tensor) -> dict[str, Tensor]:
         """Named parameters as views of any vector of this layout, as `torch.func.functional_call` takes them."""
