@@ -88,3 +88,9 @@ def test_along_products_it_is_torch_optim_sgd(momentum, weight_decay):
         optimizer.step()
         SGD().step_in_place([ours, bias], [Product(left, right), left.sum(0)], carried, settings)
     torch.testing.assert_close([ours, bias], [one.detach() for one in theirs], rtol=1e-13, atol=1e-13)
+
+
+def test_a_layer_without_bias_is_all_there_is():
+    weight = torch.ones(1, 1)
+    SGD().step_in_place([weight], [Product(torch.full((2, 1), 3.0), torch.ones(2, 1))], [], StepSettings(weight, 0.5))
+    assert weight.item() == 1 - 0.5 * 6

@@ -68,6 +68,8 @@ class SGD:
             else:
                 whole.append(gradient)
                 places.append(place)
+        if not whole:  # which PyTorch's operations on lists refuse
+            return
         parameters = [parameters[place] for place in places]
         if settings.weight_decay:
             whole = list(torch._foreach_add(whole, parameters, alpha=settings.weight_decay))
