@@ -54,6 +54,7 @@ def test_a_figure_is_run_drawn_and_said_to_be_smaller_and_runs_are_used_again(tm
 
 def test_mistakes_are_one_line(tmp_path: Path):
     mistakes = {
+        ("recipes", "--rows", "mnist"): "--rows and --config need the name of one",
         ("reproduce", "fedpals-fig99"): "did you mean 'fedpals-fig9'?",
         ("reproduce", "fedvls-table1", "--rows", "mnits"): "did you mean 'mnist'?",
         ("reproduce", "fedvls-table1", "--rows", "mnist"): "MNIST/raw/train-images-idx3-ubyte is not there",

@@ -137,6 +137,11 @@ def no_data_file(folder: Path) -> None:
     (folder / "data.toml").unlink()
 
 
+def nothing_there(folder: Path) -> None:
+    for file in folder.glob("*.toml"):
+        file.unlink()
+
+
 def no_table(folder: Path) -> None:
     (folder / "data.toml").write_text('state = "state"\n')
 
@@ -163,6 +168,7 @@ def no_toml(folder: Path) -> None:
         (no_picture, ["0.png", "picture"]),
         (no_agreement, ["deploy.toml"]),
         (no_data_file, ["data.toml"]),
+        (nothing_there, ["data.toml: there is no such file"]),
         (no_table, ["[data]"]),
         (wrong_key, ["stat", "did you mean 'state'"]),
         (wrong_reader, ["foldre", "folder"]),

@@ -106,8 +106,11 @@ def site(
     """
     from fedskew.cli.site_tables import held_table, leaving_table
     from fedskew.deploy import leaving, load_site, read_agreement
+    from fedskew.errors import ConfigError
     from fedskew.experiment import read
 
+    if not check.is_file():
+        raise ConfigError(f"{check}: there is no such file; a site's folder has its data.toml")
     place = agreement or check.parent
     agreed, config = read_agreement(place / "deploy.toml"), read(place / "run.toml")
     data = load_site(check, agreed)

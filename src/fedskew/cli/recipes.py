@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fedskew.errors import ConfigError
+
 if TYPE_CHECKING:
     from fedskew.papers import Recipe
 
@@ -39,6 +41,10 @@ def recipes(
     console = Console()
     wide = console if console.is_terminal else Console(width=160)  # a log has no edge to keep to
     if name is None:
+        if rows is not None or config:
+            raise ConfigError(
+                "recipes: --rows and --config need the name of one, as in: recipes fedvls-table1 --rows mnist"
+            )
         _list(wide, [read_recipe(one) for one in names()], estimate, data_root)
         return
     recipe = read_recipe(name)
