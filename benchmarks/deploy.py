@@ -139,7 +139,7 @@ def main(grid, context):
         arrays, _ = plain.aggregate_train(round, grid.send_and_receive(messages, timeout=120))
         figures["flower"].append(time.perf_counter() - began)
         began = time.perf_counter()
-        state, record = run.federation.play(state)
+        state, record = run.federation.run_round(state)
         assert len(record["answered"]) == 3, record
         figures["fedskew"].append(time.perf_counter() - began)
         figures["own"].append(run.sites.own_seconds)

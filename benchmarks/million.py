@@ -44,7 +44,7 @@ from fedskew import methods, models
 from fedskew.engine import (
     Assignment,
     Backend,
-    Cohort,
+    CohortBackend,
     Federation,
     LocalTraining,
     LocalWork,
@@ -106,7 +106,7 @@ class Timed(Backend):
         return updates
 
 
-def play(counts: NDArray[np.float64], cohort: int, preset: str) -> dict[str, float]:
+def run_round(counts: NDArray[np.float64], cohort: int, preset: str) -> dict[str, float]:
     """Seconds of a federation's second round and of its parts."""
     classes = counts.shape[1]
     method = methods.build(methods.expand({"preset": preset}))
@@ -121,16 +121,16 @@ def play(counts: NDArray[np.float64], cohort: int, preset: str) -> dict[str, flo
     )
     target = np.random.default_rng(1).dirichlet(np.ones(classes))
     began = time.perf_counter()
-    backend = Timed(Cohort(model, work, chunk=200))
+    backend = Timed(CohortBackend(model, work, chunk=200))
     asked = Federation(method, backend, counts, target, participation=cohort / len(counts), seed=0)
-    state, _ = asked.play(asked.start(model.read_state()))
+    state, _ = asked.run_round(asked.start(model.read_state()))
     first = time.perf_counter() - began
     with tempfile.TemporaryDirectory() as folder:
         began, busy = time.perf_counter(), time.process_time()
-        chosen, state = asked.ask(state)
+        chosen, state = asked.select_participants(state)
         select = time.perf_counter() - began
-        state, turn = asked.train(state, chosen)
-        record = json.dumps(asked.record(state.round, chosen, turn))
+        state, outcome = asked.train(state, chosen)
+        record = json.dumps(asked.record(state.round, chosen, outcome))
         trained = time.perf_counter() - began
         _checkpoint.save(Path(folder), state)
         seconds = time.perf_counter() - began
@@ -176,8 +176,8 @@ def measure(case: Case, stored: str) -> dict[str, Any]:
         "fedpals": lambda: timed(lambda: fedpals(record, target, strength=counts.sum() / 1000)),
         "fedpals_limit": lambda: timed(lambda: fedpals(record, target)),
         "describe": lambda: timed(lambda: describe(record)),
-        "round": lambda: play(counts, cohort, "fedentopt"),
-        "fedpals_round": lambda: play(counts, cohort, "fedpals"),
+        "round": lambda: run_round(counts, cohort, "fedentopt"),
+        "fedpals_round": lambda: run_round(counts, cohort, "fedpals"),
     }
     before = peak_mb()
     found = parts[case["part"]]()

@@ -54,7 +54,7 @@ def main() -> None:
         times = []
         for _ in range(arguments.rounds):
             began = time.perf_counter()
-            state, _ = federation.play(state)
+            state, _ = federation.run_round(state)
             times.append(1000 * (time.perf_counter() - began))
         print(
             json.dumps(

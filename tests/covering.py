@@ -1,4 +1,4 @@
-"""Combinations of fillers to try: the whole product, and a small set that covers every accepted pair.
+"""Combinations of components to try: the whole product, and a small set that covers every accepted pair.
 
 Not a test: tests that train, checkpoint and resume draw their cases from here.
 """
@@ -22,7 +22,7 @@ PARAMETERS: Mapping[str, Mapping[str, Any]] = {
     "selection.recorded": {"cohorts": ((0, 1, 2), (3, 4, 5))},
     "selection.function": {"function": "covering:any_clients"},
 }
-"""What a filler needs that has no default, by `slot.name`; for six clients or more."""
+"""What a component needs that has no default, by `slot.name`; for six clients or more."""
 
 
 def any_clients(round: int, counts: NDArray[np.float64], size: int, rng: np.random.Generator) -> NDArray[np.int64]:
@@ -63,14 +63,16 @@ class Cell(NamedTuple):
         return {"objective": objective, **{slot: _table(slot, getattr(self, slot)) for slot in slots}}
 
     def method(self) -> Method:
-        """It as fillers with their defaults, not checked."""
-        terms = [_filler("objective", term) for term in self.terms]
+        """It as components with their defaults, not checked."""
+        terms = [_component("objective", term) for term in self.terms]
         return Method(
-            selection=_filler("selection", self.selection),
-            objective=Objective(_filler("objective", self.loss), tuple((default_weight(term), term) for term in terms)),
-            local_step=_filler("local_step", self.local_step),
-            weighting=_filler("weighting", self.weighting),
-            server_update=_filler("server_update", self.server_update),
+            selection=_component("selection", self.selection),
+            objective=Objective(
+                _component("objective", self.loss), tuple((default_weight(term), term) for term in terms)
+            ),
+            local_step=_component("local_step", self.local_step),
+            weighting=_component("weighting", self.weighting),
+            server_update=_component("server_update", self.server_update),
         )
 
     @property
@@ -97,7 +99,7 @@ def whole_product(losses: tuple[str, ...] = LOSSES, terms: tuple[str, ...] = TER
 
 
 def covering_set() -> list[Cell]:
-    """Accepted combinations that hold every accepted pair of fillers, of terms too; the same ones every time.
+    """Accepted combinations that hold every accepted pair of components, of terms too; the same ones every time.
 
     Greedy: each begins with the first pair that is not covered yet, and takes in every other slot what covers most.
     """
@@ -126,7 +128,7 @@ Item = tuple[str, str]
 
 
 def accepted_pairs() -> list[tuple[Item, Item]]:
-    """Every two fillers that may stand in one method, everything else as in FedAvg."""
+    """Every two components that may stand in one method, everything else as in FedAvg."""
     items = [(factor, name) for factor, names in _factors().items() for name in names]
     return [
         pair
@@ -171,5 +173,5 @@ def _table(slot: str, name: str) -> dict[str, Any]:
 
 
 @cache
-def _filler(slot: str, name: str) -> Any:
+def _component(slot: str, name: str) -> Any:
     return SLOTS[slot][name](**PARAMETERS.get(f"{slot}.{name}", {}))

@@ -31,7 +31,7 @@ def test_every_page_fits_its_width(width):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_config_on_a_page_is_one_that_works(name):
-    if any(one["required"] for one in catalogue.explanation(name)["fillers"]):
+    if any(one["required"] for one in catalogue.explanation(name)["components"]):
         pytest.skip("it has parameters without a default")
     _, _, rest = catalogue.page(name, 80).partition("In a config:")
     example = "\n".join(line.strip() for line in rest.splitlines() if line.startswith("    "))
@@ -42,7 +42,7 @@ def test_the_config_on_a_page_is_one_that_works(name):
         assert name in json.dumps(whole)
 
 
-def test_a_page_holds_the_whole_text_of_the_fillers_file():
+def test_a_page_holds_the_whole_text_of_the_components_file():
     page = " ".join(catalogue.page("fedvls", 80).split())
     source = sys.modules[SLOTS["objective"]["suppression"].__module__].__doc__
     assert all(word in page for word in source.split())
@@ -92,19 +92,19 @@ def test_an_unknown_or_senseless_name_is_refused(name, error, says):
             ask(name)
 
 
-def test_a_filler_that_is_no_preset_is_explained_too():
+def test_a_component_that_is_no_preset_is_explained_too():
     assert catalogue.explanation("suppression")["preset"] is None
     assert catalogue.explanation("uniform")["preset"] is not None
-    assert [one["slot"] for one in catalogue.explanation("uniform")["fillers"]] == ["selection", "weighting"]
+    assert [one["slot"] for one in catalogue.explanation("uniform")["components"]] == ["selection", "weighting"]
 
 
 def test_the_listing_for_programs_holds_every_method():
     tree = catalogue.listing()
     assert set(tree["presets"]) == set(PRESETS)
-    assert [(one["slot"], one["name"]) for one in tree["fillers"]] == [
+    assert [(one["slot"], one["name"]) for one in tree["components"]] == [
         (slot, name) for slot, index in PLACES.items() for name in index
     ]
-    by_name = {f"{one['slot']}.{one['name']}": one for one in tree["fillers"]}
+    by_name = {f"{one['slot']}.{one['name']}": one for one in tree["components"]}
     prox = by_name["local_step.fedprox"]
     assert prox["parameters"] == {"mu": 0.01}
     assert prox["paper"] == "Li et al., MLSys 2020"
@@ -131,11 +131,11 @@ class OwnSelection:
         return state
 
 
-def test_a_filler_that_says_nothing_of_itself_is_listed_all_the_same(monkeypatch):
+def test_a_component_that_says_nothing_of_itself_is_listed_all_the_same(monkeypatch):
     monkeypatch.setitem(SLOTS["selection"], "own", OwnSelection)
     page = catalogue.page("own", 80)
     assert "path (required)" in page
     assert 'path = "..."' in page
     assert "shares = [0.5, 0.5]" in page
     assert "Paper: none." in page
-    assert catalogue.listing()["fillers"][-1]["slot"] == "pipeline"
+    assert catalogue.listing()["components"][-1]["slot"] == "pipeline"

@@ -44,7 +44,7 @@ def _trains_and_resumes(method: dict[str, Any] | str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("cell", covering_set(), ids=str)
-def test_every_accepted_pair_of_fillers_trains_and_resumes_bit_for_bit(cell: Cell, tmp_path):
+def test_every_accepted_pair_of_components_trains_and_resumes_bit_for_bit(cell: Cell, tmp_path):
     _trains_and_resumes(cell.tables(), tmp_path)
 
 

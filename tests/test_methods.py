@@ -1,7 +1,7 @@
 """What may be combined: presets, tables, and a verdict on every cell of the whole product.
 
 The expectations below were written from the papers' definitions (the composition rules of the design), not from the
-code: a filler that they don't know fails a test until somebody has decided for it.
+code: a component that they don't know fails a test until somebody has decided for it.
 """
 
 from __future__ import annotations
@@ -72,9 +72,9 @@ def conflicts(cell: Cell) -> set[frozenset[str]]:
     return {frozenset(pair) for pair in pairs}
 
 
-def test_every_filler_is_decided_for():
+def test_every_component_is_decided_for():
     for slot, known in KNOWN.items():
-        assert set(PLACES[slot]) <= known, f"decide in this file what the new fillers of {slot} go with"
+        assert set(PLACES[slot]) <= known, f"decide in this file what the new components of {slot} go with"
 
 
 def verdict(cell: Cell) -> set[frozenset[str]] | None:
@@ -149,11 +149,11 @@ class OwnKD(FedKD):
 
 
 def own(**slots) -> Method:
-    fillers = {"selection": Uniform(), "objective": Objective(CrossEntropy()), "local_step": OwnStep()}
-    return Method(**{**fillers, "weighting": FedAvg(), "server_update": Plain(), **slots})
+    components = {"selection": Uniform(), "objective": Objective(CrossEntropy()), "local_step": OwnStep()}
+    return Method(**{**components, "weighting": FedAvg(), "server_update": Plain(), **slots})
 
 
-def test_a_filler_of_ones_own_needs_to_say_nothing_and_is_heard_where_it_does():
+def test_a_component_of_ones_own_needs_to_say_nothing_and_is_heard_where_it_does():
     assert check(own()) == []
     with pytest.raises(CombinationError, match=r"fednova: its steps are not SGD's; take the plain"):
         check(own(server_update=FedNova()))
@@ -168,7 +168,7 @@ def test_a_term_of_ones_own_goes_by_the_name_of_the_one_that_it_inherits_from():
         check(own(objective=Objective(CrossEntropy(), ((0.1, OwnKD()),)), pipeline=FedConcat()))
 
 
-def test_a_filler_in_the_wrong_slot_is_refused_before_the_run():
+def test_a_component_in_the_wrong_slot_is_refused_before_the_run():
     with pytest.raises(ConfigError, match=r"method.weighting: FedProx has no weigh\(\).* it goes into local_step"):
         expand({"weighting": FedProx()})
     with pytest.raises(ConfigError, match=r"role must be 'classification' or 'term'"):
@@ -244,7 +244,7 @@ def test_a_table_with_a_name_replaces_its_slot_and_one_without_changes_it():
     assert names({"preset": "fedvls", "objective": {"terms": ["fedkd"]}}) == ("fedvls_calibration", [("fedkd", 0.1)])
 
 
-def test_fillers_may_stand_where_tables_may():
+def test_components_may_stand_where_tables_may():
     objective = Objective(FedLC(tau=0.5), ((0.3, FedNTD()),))
     assert names({"objective": objective}) == ("fedlc", [("fedntd", 0.3)])
     assert names({"objective": {"name": "fedlc", "terms": [FedNTD()]}}) == ("fedlc", [("fedntd", 0.1)])
@@ -309,7 +309,7 @@ def test_what_two_methods_share_costs_once():
     )
 
 
-def test_every_filler_names_its_paper_and_what_it_says_of_others_are_names_and_reasons():
+def test_every_component_names_its_paper_and_what_it_says_of_others_are_names_and_reasons():
     for slot, index in SLOTS.items():
         for name, kind in index.items():
             assert bool(about.paper(kind)) != (name in FROM_NO_PAPER), f"{slot}.{name}: its paper?"

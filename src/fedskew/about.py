@@ -1,6 +1,6 @@
-"""What a filler says of itself beside what it does: its paper, what it costs, what it does not go with.
+"""What a component says of itself beside what it does: its paper, what it costs, what it does not go with.
 
-It says so in class variables. All are optional, so a filler of one's own needs none of them:
+It says so in class variables. All are optional, so a component of one's own needs none of them:
 
     paper: ClassVar[str] = "Li et al., MLSys 2020"
     cost: ClassVar[Cost] = Cost(models_down=1)
@@ -8,7 +8,7 @@ It says so in class variables. All are optional, so a filler of one's own needs 
     warns: ClassVar[Mapping[str, str]] = {"selection.fedentopt": "the reason; the nearest that avoids it"}
     default_weight: ClassVar[float] = 0.1      of a term of the objective; 1 where it says none
 
-A key is a slot and a name of its index. One of two fillers names the other, whichever; a reason reads well on both
+A key is a slot and a name of its index. One of two components names the other, whichever; a reason reads well on both
 their pages.
 """
 
@@ -66,19 +66,19 @@ LABEL_COUNTS = Cost(numbers=("C up once",))
 """The clients' label counts, which they send before the first round."""
 
 
-def paper(filler: Any) -> str:
-    """The paper of a filler or its class; empty where it names none."""
-    return str(getattr(filler, "paper", ""))
+def paper(component: Any) -> str:
+    """The paper of a component or its class; empty where it names none."""
+    return str(getattr(component, "paper", ""))
 
 
-def refuses(filler: Any) -> Mapping[str, str]:
-    """What a filler can't be combined with, and why."""
-    return getattr(filler, "refuses", {})
+def refuses(component: Any) -> Mapping[str, str]:
+    """What a component can't be combined with, and why."""
+    return getattr(component, "refuses", {})
 
 
-def warns(filler: Any) -> Mapping[str, str]:
-    """What a filler may be combined with although their goals conflict, and why."""
-    return getattr(filler, "warns", {})
+def warns(component: Any) -> Mapping[str, str]:
+    """What a component may be combined with although their goals conflict, and why."""
+    return getattr(component, "warns", {})
 
 
 def default_weight(term: Any) -> float:
@@ -86,14 +86,14 @@ def default_weight(term: Any) -> float:
     return float(getattr(term, "default_weight", 1.0))
 
 
-def cost(*fillers: Any) -> Cost:
-    """What fillers, or their classes, cost together.
+def cost(*components: Any) -> Cost:
+    """What components, or their classes, cost together.
 
     What a loss reads costs by itself: the sent model's outputs one forward pass, shared by all losses that read them;
     the client's previous model's outputs another, and that model kept.
     """
-    reads = frozenset().union(*(getattr(filler, "reads", frozenset()) for filler in fillers))
-    total = sum((getattr(filler, "cost", Cost()) for filler in fillers), Cost())
+    reads = frozenset().union(*(getattr(component, "reads", frozenset()) for component in components))
+    total = sum((getattr(component, "cost", Cost()) for component in components), Cost())
     if "teacher" in reads:
         total += Cost(forward=1)
     if "previous" in reads:

@@ -1,4 +1,5 @@
-"""What is known of every method, as JSON and as text: from the fillers' own files, so that it can't be out of date."""
+"""What is known of every method, as JSON and as text: from the components' own files, so that it can't be out of
+date."""
 
 from __future__ import annotations
 
@@ -35,8 +36,8 @@ COSTS = (
 )
 
 
-class Filler(NamedTuple):
-    """One filler: `name` in the index of `slot`, and its class."""
+class Component(NamedTuple):
+    """One component: `name` in the index of `slot`, and its class."""
 
     slot: str
     name: str
@@ -44,7 +45,7 @@ class Filler(NamedTuple):
 
     @property
     def key(self) -> str:
-        """As other fillers name it."""
+        """As other components name it."""
         return f"{self.slot}.{self.name}"
 
     @property
@@ -69,9 +70,9 @@ class Filler(NamedTuple):
         return [preset for preset in PRESETS if self in _brought(preset)]
 
 
-def fillers() -> list[Filler]:
+def components() -> list[Component]:
     """All of them, by slot."""
-    return [Filler(slot, name, kind) for slot, index in PLACES.items() for name, kind in index.items()]
+    return [Component(slot, name, kind) for slot, index in PLACES.items() for name, kind in index.items()]
 
 
 def listing() -> dict[str, Any]:
@@ -79,36 +80,36 @@ def listing() -> dict[str, Any]:
     return {
         "presets": {name: _preset(name) for name in PRESETS},
         "combinations": {name: _preset(name) for name in COMBINATIONS},
-        "fillers": [_filler(filler) for filler in fillers()],
+        "components": [_component(component) for component in components()],
     }
 
 
 def explanation(name: str) -> dict[str, Any]:
-    """One preset, one combination, or the fillers of one name, for JSON. Raises ConfigError for an unknown name."""
+    """One preset, one combination, or the components of one name, for JSON. Raises ConfigError for an unknown name."""
     preset = _preset(name) if _is_preset(name) else None
-    return {"name": name, "preset": preset, "fillers": [_filler(filler) for filler in _concerned(name)]}
+    return {"name": name, "preset": preset, "components": [_component(component) for component in _concerned(name)]}
 
 
 def print_listing(console: Console) -> None:
-    """Every preset and filler, in tables."""
+    """Every preset and component, in tables."""
     _say(console, "Presets. [method] preset = NAME in a config; joined by + they compose.", before=0)
     _print_table(console, ("preset", "brings"), [(name, _summary(name)) for name in PRESETS])
     _say(console, f"The papers' own combinations: {', '.join(COMBINATIONS)}.")
     for slot, question in QUESTIONS.items():
         rows = [
             (
-                f"+ {filler.name}" if filler.role == "term" else filler.name,
-                ", ".join(_parameters(filler, "=")),
-                about.paper(filler.kind),
-                str(about.cost(filler.kind)),
+                f"+ {component.name}" if component.role == "term" else component.name,
+                ", ".join(_parameters(component, "=")),
+                about.paper(component.kind),
+                str(about.cost(component.kind)),
             )
-            for filler in fillers()
-            if filler.slot == slot
+            for component in components()
+            if component.slot == slot
         ]
         _say(console, f"{slot}: {question}")
         _print_table(console, (slot, "parameters", "paper", "cost"), rows)
     _say(console, COSTS)
-    _say(console, "Any filler of one slot goes with any of the others, and any loss with any terms, but:")
+    _say(console, "Any component of one slot goes with any of the others, and any loss with any terms, but:")
     for says, verb in ((about.refuses, "is refused with"), (about.warns, "conflicts with")):
         for one in dict.fromkeys(one for one, _ in exceptions(says)):
             others = {other: reason for (first, other), reason in exceptions(says).items() if first == one}
@@ -118,23 +119,23 @@ def print_listing(console: Console) -> None:
 
 
 def page(name: str, width: int) -> str:
-    """One preset, one combination, or the fillers of one name, explained. Raises ConfigError for an unknown name."""
+    """One preset, one combination, or the components of one name, explained. Raises ConfigError for an unknown name."""
     concerned = _concerned(name)
     lines = _wrapped(f"{name}, a preset: {_summary(name)}" if _is_preset(name) else name, width, "    ")
     if "+" in name:
         lines += ["", *(f"  fedskew methods {part.strip()}" for part in name.split("+"))]
     else:
-        for doc in dict.fromkeys(inspect.getdoc(inspect.getmodule(filler.kind)) or "" for filler in concerned):
+        for doc in dict.fromkeys(inspect.getdoc(inspect.getmodule(component.kind)) or "" for component in concerned):
             lines += ["", *reflow(doc, width)]
-        for filler in concerned:
-            lines += ["", *_section(filler, width)]
+        for component in concerned:
+            lines += ["", *_section(component, width)]
     method = build(expand({"preset": name})) if _is_preset(name) else None
     if method and len(_brought(name)) > 1:
         lines += ["", *_wrapped(f"Cost of {name} beyond FedAvg: {str(cost(method)) or 'none'}.", width)]
     for warning in check(method) if method else []:
         lines += ["", *_wrapped(f"Warning: {warning}.", width)]
     lines += ["", "In a config:", "", *textwrap.indent(_example(name), "    ").splitlines()]
-    if any(str(about.cost(filler.kind)) for filler in concerned):
+    if any(str(about.cost(component.kind)) for component in concerned):
         lines += ["", *_wrapped(COSTS, width)]
     return "\n".join(lines)
 
@@ -180,22 +181,22 @@ def _formula(line: str, width: int) -> list[str]:
     return [short for part in lines for short in _wrapped(part, width, indent + "    ")]
 
 
-def _section(filler: Filler, width: int) -> list[str]:
-    """A filler's class: what its parameters mean, their defaults, what it costs and goes with."""
-    role = {"classification": ", a classification loss", "term": ", a term"}.get(filler.role, "")
-    lines = [f"{filler.name} ({filler.slot}{role})", ""]
-    lines += textwrap.indent("\n".join(reflow(inspect.getdoc(filler.kind) or "", width - 2)), "  ").splitlines()
-    if parameters := _parameters(filler, " = "):
+def _section(component: Component, width: int) -> list[str]:
+    """A component's class: what its parameters mean, their defaults, what it costs and goes with."""
+    role = {"classification": ", a classification loss", "term": ", a term"}.get(component.role, "")
+    lines = [f"{component.name} ({component.slot}{role})", ""]
+    lines += textwrap.indent("\n".join(reflow(inspect.getdoc(component.kind) or "", width - 2)), "  ").splitlines()
+    if parameters := _parameters(component, " = "):
         lines += ["", *(f"    {parameter}" for parameter in parameters)]
-    lines += ["", *_wrapped(f"  Paper: {about.paper(filler.kind) or 'none'}.", width, "  ")]
-    lines += _wrapped(f"  Cost beyond FedAvg: {str(about.cost(filler.kind)) or 'none'}.", width, "  ")
-    if getattr(filler.kind, "needs_target", False):
+    lines += ["", *_wrapped(f"  Paper: {about.paper(component.kind) or 'none'}.", width, "  ")]
+    lines += _wrapped(f"  Cost beyond FedAvg: {str(about.cost(component.kind)) or 'none'}.", width, "  ")
+    if getattr(component.kind, "needs_target", False):
         lines += _wrapped("  Needs a target label mix: [target] mix.", width, "  ")
-    refused, warned = _against(filler, about.refuses), _against(filler, about.warns)
+    refused, warned = _against(component, about.refuses), _against(component, about.warns)
     with_what = {
-        "classification": "any terms, and any filler of the other slots",
-        "term": "any classification loss, other terms, and any filler of the other slots",
-    }.get(filler.role, "any filler of the other slots")
+        "classification": "any terms, and any component of the other slots",
+        "term": "any classification loss, other terms, and any component of the other slots",
+    }.get(component.role, "any component of the other slots")
     end = ", but:" if refused or warned else "."
     lines += _wrapped(f"  Goes with {with_what}{end}", width, "  ")
     for others, verb in ((refused, "refused with"), (warned, "conflicts with")):
@@ -207,16 +208,16 @@ def _section(filler: Filler, width: int) -> list[str]:
 def _example(name: str) -> str:
     """The `[method]` of a config that takes it, with every parameter that has a value."""
     if not _is_preset(name):
-        filler = _concerned(name)[0]
-        table = {"name": name} | dict.fromkeys(filler.required, "...")
-        table |= {key: value for key, value in filler.parameters.items() if value is not None}
-        return _term(table) if filler.role == "term" else tomli_w.dumps({"method": {filler.slot: table}})
+        component = _concerned(name)[0]
+        table = {"name": name} | dict.fromkeys(component.required, "...")
+        table |= {key: value for key, value in component.parameters.items() if value is not None}
+        return _term(table) if component.role == "term" else tomli_w.dumps({"method": {component.slot: table}})
     whole = expand({"preset": name})
     tables: dict[str, Any] = {"preset": name}
-    for filler in _brought(name):
-        own = {key: value for key, value in whole[filler.slot].items() if key not in ("name", "terms")}
-        if own and filler.role != "term":
-            tables[filler.slot] = own
+    for component in _brought(name):
+        own = {key: value for key, value in whole[component.slot].items() if key not in ("name", "terms")}
+        if own and component.role != "term":
+            tables[component.slot] = own
     return tomli_w.dumps({"method": tables}) + "".join(f"\n{_term(term)}" for term in whole["objective"]["terms"])
 
 
@@ -230,21 +231,21 @@ def _preset(name: str) -> dict[str, Any]:
     return {"method": whole, "cost": dataclasses.asdict(cost(method)), "warnings": check(method)}
 
 
-def _filler(filler: Filler) -> dict[str, Any]:
+def _component(component: Component) -> dict[str, Any]:
     return {
-        "name": filler.name,
-        "slot": filler.slot,
-        "role": filler.role or None,
-        "summary": (inspect.getdoc(filler.kind) or "").partition("\n\n")[0].replace("\n", " "),
-        "documentation": inspect.getdoc(inspect.getmodule(filler.kind)),
-        "paper": about.paper(filler.kind),
-        "required": filler.required,
-        "parameters": filler.parameters,
-        "cost": dataclasses.asdict(about.cost(filler.kind)),
-        "needs_target": bool(getattr(filler.kind, "needs_target", False)),
-        "presets": filler.presets,
-        "refused_with": _against(filler, about.refuses),
-        "conflicts_with": _against(filler, about.warns),
+        "name": component.name,
+        "slot": component.slot,
+        "role": component.role or None,
+        "summary": (inspect.getdoc(component.kind) or "").partition("\n\n")[0].replace("\n", " "),
+        "documentation": inspect.getdoc(inspect.getmodule(component.kind)),
+        "paper": about.paper(component.kind),
+        "required": component.required,
+        "parameters": component.parameters,
+        "cost": dataclasses.asdict(about.cost(component.kind)),
+        "needs_target": bool(getattr(component.kind, "needs_target", False)),
+        "presets": component.presets,
+        "refused_with": _against(component, about.refuses),
+        "conflicts_with": _against(component, about.warns),
     }
 
 
@@ -254,7 +255,7 @@ def _summary(preset: str) -> str:
     if not brought:
         return "every slot as by default: " + ", ".join(f"{slot} {_default(slot)}" for slot in SLOTS)
     whole = expand({"preset": preset})
-    parts = [f"{filler.slot} {filler.name}" for filler in brought if filler.slot != "objective"]
+    parts = [f"{component.slot} {component.name}" for component in brought if component.slot != "objective"]
     if len(parts) < len(brought):
         objective = whole["objective"]
         terms = [f"{term['weight']:g} {term['name']}" for term in objective["terms"]]
@@ -267,28 +268,28 @@ def _default(slot: str) -> str:
 
 
 @cache
-def _brought(preset: str) -> tuple[Filler, ...]:
-    """The fillers by which presets differ from FedAvg, or that they name."""
+def _brought(preset: str) -> tuple[Component, ...]:
+    """The components by which presets differ from FedAvg, or that they name."""
     tables = [PRESETS[part.strip()] for part in preset.split("+")]
     whole = expand({"preset": preset})
     brought = []
-    for filler in fillers():
-        own = [table[filler.slot] for table in tables if filler.slot in table]
-        if filler.role == "term":
-            here = any(filler.name == term["name"] for term in whole["objective"]["terms"])
+    for component in components():
+        own = [table[component.slot] for table in tables if component.slot in table]
+        if component.role == "term":
+            here = any(component.name == term["name"] for term in whole["objective"]["terms"])
         else:
-            here = filler.name == whole.get(filler.slot, {}).get("name") and any("name" in table for table in own)
+            here = component.name == whole.get(component.slot, {}).get("name") and any("name" in table for table in own)
         if here:
-            brought.append(filler)
+            brought.append(component)
     return tuple(brought)
 
 
-def _concerned(name: str) -> list[Filler]:
-    """What a preset brings, and the fillers of its name. Raises ConfigError where there is neither."""
+def _concerned(name: str) -> list[Component]:
+    """What a preset brings, and the components of its name. Raises ConfigError where there is neither."""
     brought = _brought(name) if _is_preset(name) else ()
-    concerned = [filler for filler in fillers() if filler in brought or filler.name == name]
+    concerned = [component for component in components() if component in brought or component.name == name]
     if not concerned:
-        known = {*PRESETS, *(filler.name for filler in fillers())}
+        known = {*PRESETS, *(component.name for component in components())}
         raise ConfigError(f"methods: unknown name {name!r}{nearest(name.lower(), known)}")
     return concerned
 
@@ -309,21 +310,21 @@ def _defaults(kind: Any) -> dict[str, Any]:
     }
 
 
-def _against(filler: Filler, says: Callable[[Any], Mapping[str, str]]) -> dict[str, str]:
-    """The fillers that it has a rule with, and the reason; whichever of the two names the other."""
-    pairs = {frozenset(pair): reason for pair, reason in exceptions(says).items() if filler.key in pair}
-    return {next(iter(pair - {filler.key})): reason for pair, reason in pairs.items()}
+def _against(component: Component, says: Callable[[Any], Mapping[str, str]]) -> dict[str, str]:
+    """The components that it has a rule with, and the reason; whichever of the two names the other."""
+    pairs = {frozenset(pair): reason for pair, reason in exceptions(says).items() if component.key in pair}
+    return {next(iter(pair - {component.key})): reason for pair, reason in pairs.items()}
 
 
 def _by_reason(others: Mapping[str, str]) -> dict[str, list[str]]:
     return {reason: [other for other in others if others[other] == reason] for reason in others.values()}
 
 
-def _parameters(filler: Filler, joint: str) -> list[str]:
-    required = [f"{name} (required)" for name in filler.required]
+def _parameters(component: Component, joint: str) -> list[str]:
+    required = [f"{name} (required)" for name in component.required]
     return required + [
         f"{name} (not set)" if value is None else f"{name}{joint}{json.dumps(value, default=str)}"
-        for name, value in filler.parameters.items()
+        for name, value in component.parameters.items()
     ]
 
 

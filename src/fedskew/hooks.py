@@ -1,8 +1,10 @@
-"""What a filler may do around a round, beside its slot's own function.
+"""What a component may do around a round, beside its slot's own function.
 
-A filler that keeps something between rounds, sends something beside the model, or returns something beside its update
+A component that keeps something between rounds, sends something beside the model, or returns something beside its
+update
 inherits from `Hooks` and replaces what it needs; every default does nothing. All states are named tensors, so that they
-can be checkpointed, sent and stacked. Names are shared by all fillers of a method, so a filler's own are distinct.
+can be checkpointed, sent and stacked. Names are shared by all components of a method, so a component's own are
+distinct.
 """
 
 from __future__ import annotations

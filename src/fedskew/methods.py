@@ -1,7 +1,8 @@
-"""Named combinations of fillers, and what may be combined.
+"""Named combinations of components, and what may be combined.
 
-A method is one filler for each of the five slots. In a config it is a preset, a table per slot, or both. A table that
-names a filler replaces what the preset says of its slot; one without a name changes parameters of it.
+A method is one component for each of the five slots. In a config it is a preset, a table per slot, or both. A table
+that
+names a component replaces what the preset says of its slot; one without a name changes parameters of it.
 
     [method]
     preset = "fedentopt+fedprox"
@@ -13,9 +14,9 @@ names a filler replaces what the preset says of its slot; one without a name cha
     name = "fedpals"
     ess = 0.25
 
-A filler of one's own is named `module:Class` wherever the name of one of ours may stand.
+A component of one's own is named `module:Class` wherever the name of one of ours may stand.
 
-Presets are joined by "+". Each brings fillers of slots, a classification loss, or terms; what none brings is as in
+Presets are joined by "+". Each brings components of slots, a classification loss, or terms; what none brings is as in
 FedAvg. Two that bring the same thing are refused, unless one of them says that its own gives way (`GIVES_WAY`): so
 "fedlc+fedvls" is FedLC's loss with FedVLS's two terms, as in that paper's table 6.
 """
@@ -44,7 +45,7 @@ Table = dict[str, Any]
 
 @dataclass(frozen=True)
 class Method:
-    """One filler for each slot; and a pipeline, where its rounds are not all alike."""
+    """One component for each slot; and a pipeline, where its rounds are not all alike."""
 
     selection: Selection
     objective: Objective
@@ -63,7 +64,7 @@ SLOTS: dict[str, Mapping[str, type]] = {
 }
 
 PLACES: dict[str, Mapping[str, type]] = {**SLOTS, "pipeline": pipelines.INDEX}
-"""Where a filler may stand: the slots, and the pipeline, which most methods leave empty."""
+"""Where a component may stand: the slots, and the pipeline, which most methods leave empty."""
 
 DEFAULTS: dict[str, Table] = {
     "selection": {"name": "uniform"},
@@ -105,7 +106,7 @@ PRESETS: dict[str, dict[str, Table]] = {
 }
 
 GIVES_WAY: dict[str, str] = {"fedvls": "objective", "scaffold": "weighting"}
-"""Presets that are still themselves without the filler of one slot (of the objective, the classification loss)."""
+"""Presets that are still themselves without the component of one slot (of the objective, the classification loss)."""
 
 COMBINATIONS: tuple[str, ...] = (
     "fedentopt+fedprox",
@@ -153,68 +154,69 @@ def expand(tables: Mapping[str, Any]) -> dict[str, Table]:
 
 
 def build(whole: Mapping[str, Table], momentum: float | None = None) -> Method:
-    """The fillers of an expanded `[method]`, checked.
+    """The components of an expanded `[method]`, checked.
 
     `momentum`: that of the clients' SGD, for a server update that reckons with it (`local_momentum`); where a config
     gives another, that is an error.
     """
     filled = [slot for slot in PLACES if slot in SLOTS or slot in whole]
-    fillers = {slot: fill(PLACES[slot], whole[slot], f"method.{slot}") for slot in filled if slot != "objective"}
+    components = {slot: fill(PLACES[slot], whole[slot], f"method.{slot}") for slot in filled if slot != "objective"}
     objective = whole["objective"]
     terms = [
         (float(term["weight"]), fill(SLOTS["objective"], _without(term, "weight"), f"method.objective.terms[{at}]"))
         for at, term in enumerate(objective["terms"])
     ]
     loss = fill(SLOTS["objective"], _without(objective, "terms"), "method.objective")
-    if momentum is not None and hasattr(fillers["server_update"], "local_momentum"):
-        fillers["server_update"] = _told(fillers["server_update"], momentum)
-    method = Method(objective=Objective(loss, tuple(terms)), **fillers)
+    if momentum is not None and hasattr(components["server_update"], "local_momentum"):
+        components["server_update"] = _told(components["server_update"], momentum)
+    method = Method(objective=Objective(loss, tuple(terms)), **components)
     check(method)
     return method
 
 
 def check(method: Method) -> list[str]:
-    """Whether its fillers make sense together: what conflicts, though it can be run, one line each.
+    """Whether its components make sense together: what conflicts, though it can be run, one line each.
 
-    Raises CombinationError for what can't, with the reason and the nearest that can; ConfigError for a filler that does
+    Raises CombinationError for what can't, with the reason and the nearest that can; ConfigError for a component
+    that does
     not fit its slot. The rules: see `docs/combinations.md`.
     """
     _check_slots(method)
     _check_objective(method.objective)
-    fillers = [(key_of(slot, filler), filler) for slot, filler in _fillers(method)]
-    keys = {key for key, _ in fillers}
+    components = [(key_of(slot, component), component) for slot, component in _components(method)]
+    keys = {key for key, _ in components}
     if method.pipeline is not None:
-        _check_pipeline(method.pipeline, fillers)
-    for key, filler in fillers:
-        for other, reason in about.refuses(filler).items():
+        _check_pipeline(method.pipeline, components)
+    for key, component in components:
+        for other, reason in about.refuses(component).items():
             if other in keys:
                 raise CombinationError(f"method.{key.split('.')[0]}: {_short(key)} doesn't go with {other}: {reason}")
     return [
         f"{_short(key)} with {_short(other)}: {reason}"
-        for key, filler in fillers
-        for other, reason in about.warns(filler).items()
+        for key, component in components
+        for other, reason in about.warns(component).items()
         if other in keys
     ]
 
 
 def cost(method: Method) -> Cost:
     """What the method costs beyond FedAvg."""
-    return about.cost(*(filler for _, filler in _fillers(method)))
+    return about.cost(*(component for _, component in _components(method)))
 
 
 def exceptions(says: Callable[[Any], Mapping[str, str]]) -> dict[tuple[str, str], str]:
-    """Pairs of fillers, as `slot.name`, and why; `says`: `about.refuses` or `about.warns`."""
+    """Pairs of components, as `slot.name`, and why; `says`: `about.refuses` or `about.warns`."""
     kinds = {f"{slot}.{name}": kind for slot, index in PLACES.items() for name, kind in index.items()}
     return {
         (key, other): reason for key, kind in kinds.items() for other, reason in says(kind).items() if other in kinds
     }
 
 
-def key_of(slot: str, filler: Any) -> str:
-    """`slot.name` of a filler; a class of one's own that inherits from one of ours goes by that one's name."""
+def key_of(slot: str, component: Any) -> str:
+    """`slot.name` of a component; a class of one's own that inherits from one of ours goes by that one's name."""
     names = {kind: name for name, kind in PLACES[slot].items()}
-    own = f"{type(filler).__module__}:{type(filler).__qualname__}"
-    return f"{slot}.{next((names[kind] for kind in type(filler).__mro__ if kind in names), own)}"
+    own = f"{type(component).__module__}:{type(component).__qualname__}"
+    return f"{slot}.{next((names[kind] for kind in type(component).__mro__ if kind in names), own)}"
 
 
 def _compose(name: str) -> dict[str, Table]:
@@ -238,7 +240,8 @@ def _compose(name: str) -> dict[str, Table]:
 
 
 def _brings(preset: Mapping[str, Table]) -> dict[str, Table]:
-    """What a preset brings: fillers by slot (of the objective, its classification loss), terms as `objective.name`."""
+    """What a preset brings: components by slot (of the objective, its classification loss), terms as
+    `objective.name`."""
     things: dict[str, Table] = {}
     for slot, table in preset.items():
         if "name" in table:
@@ -267,7 +270,7 @@ def _whose(thing: str, brings: Mapping[str, Mapping[str, Table]]) -> str:
 
 
 def _own(table: Any, where: str, slot: str) -> Table:
-    """A slot's table (or a term's) as written by a user: a table, a bare name, or (from Python) a filler."""
+    """A slot's table (or a term's) as written by a user: a table, a bare name, or (from Python) a component."""
     if isinstance(table, str):
         return {"name": table}
     if isinstance(table, Mapping):
@@ -279,11 +282,11 @@ def _own(table: Any, where: str, slot: str) -> Table:
         known = {kind: name for name, kind in PLACES[slot].items()}
         name = known.get(type(table)) or name_of(type(table), where)
         return {"name": name, **{field.name: getattr(table, field.name) for field in dataclasses.fields(table)}}
-    raise ConfigError(f"{where}: expected a table, a name or a filler, got {table!r}")
+    raise ConfigError(f"{where}: expected a table, a name or a component, got {table!r}")
 
 
 def _complete(slot: str, table: Table) -> Table:
-    """The table with every parameter of its filler, defaults included (those that are None left out)."""
+    """The table with every parameter of its component, defaults included (those that are None left out)."""
     if slot != "objective":
         return _whole(table, slot, f"method.{slot}")[0]
     terms = []
@@ -293,15 +296,15 @@ def _complete(slot: str, table: Table) -> Table:
     for at, entry in enumerate(entries):
         where = f"method.objective.terms[{at}]"
         own = _own(entry, where, slot)
-        term, filler = _whole(_without(own, "weight"), slot, where)
-        terms.append({"weight": _weight(own.get("weight", about.default_weight(filler)), where), **term})
+        term, component = _whole(_without(own, "weight"), slot, where)
+        terms.append({"weight": _weight(own.get("weight", about.default_weight(component)), where), **term})
     return {**_whole(_without(table, "terms"), slot, "method.objective")[0], "terms": terms}
 
 
 def _whole(table: Table, slot: str, where: str) -> tuple[Table, Any]:
-    filler = fill(PLACES[slot], table, where)
-    values = {key: value for key, value in dataclasses.asdict(filler).items() if value is not None}
-    return {"name": table["name"], **values}, filler
+    component = fill(PLACES[slot], table, where)
+    values = {key: value for key, value in dataclasses.asdict(component).items() if value is not None}
+    return {"name": table["name"], **values}, component
 
 
 def _weight(value: Any, where: str) -> float:
@@ -320,8 +323,8 @@ def _told(update: Any, momentum: float) -> Any:
     return dataclasses.replace(update, local_momentum=momentum)
 
 
-def _fillers(method: Method) -> list[tuple[str, Any]]:
-    """Every filler with its slot; the objective as its loss and its terms."""
+def _components(method: Method) -> list[tuple[str, Any]]:
+    """Every component with its slot; the objective as its loss and its terms."""
     losses: list[Loss] = [method.objective.loss, *(term for _, term in method.objective.terms)]
     others = [
         (slot, getattr(method, slot)) for slot in PLACES if slot != "objective" and getattr(method, slot) is not None
@@ -330,11 +333,11 @@ def _fillers(method: Method) -> list[tuple[str, Any]]:
 
 
 def _check_slots(method: Method) -> None:
-    for slot, filler in _fillers(method):
-        if not hasattr(filler, _DOES[slot]):
-            fits = next((f"; it goes into {other}" for other, does in _DOES.items() if hasattr(filler, does)), "")
+    for slot, component in _components(method):
+        if not hasattr(component, _DOES[slot]):
+            fits = next((f"; it goes into {other}" for other, does in _DOES.items() if hasattr(component, does)), "")
             raise ConfigError(
-                f"method.{slot}: {type(filler).__name__} has no {_DOES[slot]}(), so it can't fill this slot{fits}"
+                f"method.{slot}: {type(component).__name__} has no {_DOES[slot]}(), so it can't fill this slot{fits}"
             )
 
 
@@ -360,9 +363,9 @@ def _check_objective(objective: Objective) -> None:
         seen.add(type(term))
 
 
-def _check_pipeline(pipeline: FedConcat, fillers: list[tuple[str, Any]]) -> None:
-    for key, filler in fillers:
-        if reason := pipeline.clash(key.partition(".")[0], filler):
+def _check_pipeline(pipeline: FedConcat, components: list[tuple[str, Any]]) -> None:
+    for key, component in components:
+        if reason := pipeline.clash(key.partition(".")[0], component):
             name = _short(key_of("pipeline", pipeline))
             raise CombinationError(f"method.pipeline: {name} doesn't go with {key}: {reason}")
 

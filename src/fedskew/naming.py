@@ -13,7 +13,7 @@ from fedskew.errors import ConfigError, FedskewError, nearest
 
 
 def fill(index: Mapping[str, type], table: Mapping[str, Any], where: str) -> Any:
-    """One filler from its table: `name`, and its parameters. Raises ConfigError naming the key."""
+    """One component from its table: `name`, and its parameters. Raises ConfigError naming the key."""
     if "name" not in table:
         raise ConfigError(f"{where}.name: missing (known: {', '.join(sorted(index))})")
     kind = find(index, str(table["name"]), f"{where}.name")
@@ -26,7 +26,7 @@ def fill(index: Mapping[str, type], table: Mapping[str, Any], where: str) -> Any
         return pydantic.TypeAdapter(kind).validate_python(parameters)
     except pydantic.ValidationError as error:
         first = error.errors()[0]
-        if first["type"] == "value_error":  # the filler's own check, which names parameter and value
+        if first["type"] == "value_error":  # the component's own check, which names parameter and value
             raise ConfigError(f"{where}.{first['msg'].removeprefix('Value error, ')}") from None
         key = ".".join([where, *map(str, first["loc"])])
         if first["type"] == "missing":

@@ -33,7 +33,7 @@ def listing(tmp_path_factory: pytest.TempPathFactory) -> str:
     return done.stdout
 
 
-def test_the_list_names_every_preset_and_filler_within_80_columns(listing):
+def test_the_list_names_every_preset_and_component_within_80_columns(listing):
     assert max(map(len, listing.splitlines())) <= 80
     words = set(listing.replace(",", " ").split())
     assert set(NAMES) - set(COMBINATIONS) <= words
@@ -58,7 +58,7 @@ def test_json_is_for_programs(tmp_path):
     done = fedskew("methods", "fedvls", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     tree = json.loads(done.stdout)
-    assert [one["name"] for one in tree["fillers"]] == ["fedvls_calibration", "vacant_distillation", "suppression"]
+    assert [one["name"] for one in tree["components"]] == ["fedvls_calibration", "vacant_distillation", "suppression"]
     assert tree["preset"]["cost"]["forward"] == 1
 
 
@@ -83,7 +83,7 @@ def test_the_help_shows_an_example(tmp_path):
     assert "fedskew methods fedentopt+fedprox" in done.stdout
 
 
-def test_it_imports_the_fillers_and_not_what_runs_them(tmp_path):
+def test_it_imports_the_components_and_not_what_runs_them(tmp_path):
     heavy = "('fedskew.engine', 'fedskew.experiment', 'matplotlib', 'sklearn', 'jinja2')"
     code = f"import sys, fedskew.catalogue; print([name for name in {heavy} if name in sys.modules])"
     assert python("-c", code, cwd=tmp_path).stdout.strip() == "[]"

@@ -16,7 +16,7 @@ from fedskew import methods
 from fedskew.data import AUGMENTATIONS
 from fedskew.engine import (
     Assignment,
-    Cohort,
+    CohortBackend,
     Conditions,
     Divided,
     Federation,
@@ -24,7 +24,7 @@ from fedskew.engine import (
     LocalWork,
     Samples,
     Sent,
-    Sequential,
+    SequentialBackend,
     Update,
     _cohort_layers,
     hooked,
@@ -75,8 +75,8 @@ def data() -> Divided:
 def backends(method: Method, module: nn.Module, divided: Divided | None = None, chunk: int | None = None, **parts):
     """One client after another, the cohort at once, and the untrained model."""
     drawn = torch.Generator().manual_seed(1)
-    for filler in hooked(method).values():
-        module = filler.adapt(module, drawn)
+    for component in hooked(method).values():
+        module = component.adapt(module, drawn)
     settings = {"batch_size": 8, "lr": 0.05, "momentum": 0.5, "weight_decay": 0.01}
     augment, observe = parts.pop("augment", None), parts.pop("observe", None)
     work = LocalWork(
@@ -88,8 +88,8 @@ def backends(method: Method, module: nn.Module, divided: Divided | None = None, 
         augment=augment,
         hooks=hooked(method),
     )
-    alone = Sequential(FlatModel(copy.deepcopy(module)), work, observe)
-    return alone, Cohort(FlatModel(module), work, observe, chunk), alone.model.read_state()
+    alone = SequentialBackend(FlatModel(copy.deepcopy(module)), work, observe)
+    return alone, CohortBackend(FlatModel(module), work, observe, chunk), alone.model.read_state()
 
 
 def network(kind: type[Network] = Plain) -> Network:
@@ -137,10 +137,10 @@ def federations(method: Method):
     ), model
 
 
-def play(federation: Federation, model, rounds: int):
+def play_rounds(federation: Federation, model, rounds: int):
     state, records = federation.start(model), []
     for _ in range(rounds):
-        state, record = federation.play(state)
+        state, record = federation.run_round(state)
         records.append(record)
     return state, records
 
@@ -161,9 +161,9 @@ def assert_close_runs(one, other) -> None:
 
 
 @pytest.mark.parametrize("cell", covering_set(), ids=str)
-def test_every_accepted_pair_of_fillers_trains_as_one_client_after_another(cell: Cell):
+def test_every_accepted_pair_of_components_trains_as_one_client_after_another(cell: Cell):
     alone, together, model = federations(methods.build(methods.expand(cell.tables()), 0.5))
-    assert_close_runs(play(together, model, 2), play(alone, model, 2))
+    assert_close_runs(play_rounds(together, model, 2), play_rounds(alone, model, 2))
 
 
 def built(**tables) -> Method:

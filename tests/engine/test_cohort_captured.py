@@ -35,7 +35,7 @@ from covering import LOSSES, TERMS, Cell
 from fedskew import local_steps
 from fedskew.data import AUGMENTATIONS
 from fedskew.data._stored import Bytes
-from fedskew.engine import Assignment, Cohort, Divided, Sent, _cohort_captured
+from fedskew.engine import Assignment, CohortBackend, Divided, Sent, _cohort_captured
 from fedskew.engine._cohort import Request, train_together
 from fedskew.engine._cohort_captured import Room
 from fedskew.errors import ConfigError, RunError
@@ -48,7 +48,7 @@ STEPS = tuple(local_steps.INDEX)
 def captured(method, module: nn.Module, divided: Divided | None = None, chunk: int | None = None, **parts):
     """One client after another, the cohort by the steps that would be captured, and the untrained model."""
     alone, together, model = backends(method, module, divided, chunk, **parts)
-    return alone, Cohort(together.model, together.work, together.observe, chunk, capture=True), model
+    return alone, CohortBackend(together.model, together.work, together.observe, chunk, capture=True), model
 
 
 def of_pictures(channels: int = 3) -> Divided:
@@ -57,7 +57,7 @@ def of_pictures(channels: int = 3) -> Divided:
     return Divided(inputs, flat.targets, flat.rows, flat.counts)
 
 
-def assert_captured(backend: Cohort) -> None:
+def assert_captured(backend: CohortBackend) -> None:
     assert backend.not_captured is None
 
 
@@ -410,7 +410,7 @@ def test_captured_steps_on_a_gpu_train_as_the_same_steps_on_the_cpu():
     flat = data()
     there_data = Divided(flat.inputs.cuda(), flat.targets.cuda(), flat.rows, flat.counts)
     _, host, _ = backends(method, network(Normed), there_data, batch_size=9, lr_decay=0.5)
-    there = Cohort(FlatModel(network(Normed).cuda()), host.work, capture=True)
+    there = CohortBackend(FlatModel(network(Normed).cuda()), host.work, capture=True)
     for round in (1, 2, 3):
         results = []
         for backend, device in ((here, "cpu"), (there, "cuda")):

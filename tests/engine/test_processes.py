@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import fedskew
 from fedskew import methods
-from fedskew.engine import Assignment, Divided, LocalTraining, LocalWork, Processes, Sent, Sequential
+from fedskew.engine import Assignment, Divided, LocalTraining, LocalWork, ProcessBackend, Sent, SequentialBackend
 from fedskew.errors import ArgumentError, ConfigError, RunError
 from fedskew.models import FlatModel, build
 
@@ -39,7 +39,7 @@ EVERYTHING_KEPT_AND_SENT = {
     },
     "local_step": {"name": "scaffold"},
 }
-"""Quotas by client, a teacher, a previous model, states of two fillers, replies of two, prototypes for everybody."""
+"""Quotas by client, a teacher, a previous model, states of two components, replies of two, prototypes for everybody."""
 
 
 def tree(processes: int | None = None, **tables) -> dict:
@@ -109,14 +109,18 @@ def test_a_run_whose_process_is_killed_says_so_and_goes_on_with_another_number_f
 ROWS = [np.arange(0, 20), np.arange(20, 60), np.arange(60, 65)]
 
 
-def backend(objective=None, observe=None, processes: int = 1) -> tuple[Processes, Sequential, Sent]:
+def backend(objective=None, observe=None, processes: int = 1) -> tuple[ProcessBackend, SequentialBackend, Sent]:
     method = methods.build(methods.expand({"preset": "fedavg"}))
     inputs = torch.from_numpy(np.random.default_rng(0).normal(size=(65, 300)).astype(np.float32))
     targets = torch.arange(65) % 4
     model = FlatModel(build("logistic", 4, (300,), generator=torch.Generator().manual_seed(0)))
     data = Divided(inputs, targets, ROWS, np.full((3, 4), 5.0))
     work = LocalWork(data, objective or method.objective, method.local_step, LocalTraining(batch_size=8), seed=1)
-    return Processes(model, work, processes, observe), Sequential(model, work, observe), Sent(model.read_state())
+    return (
+        ProcessBackend(model, work, processes, observe),
+        SequentialBackend(model, work, observe),
+        Sent(model.read_state()),
+    )
 
 
 def process_and_threads(round: int, client: int, module: nn.Module) -> tuple[int, int]:

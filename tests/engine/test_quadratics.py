@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedskew.engine import Divided, Federation, LocalTraining, LocalWork, Sequential, hooked
+from fedskew.engine import Divided, Federation, LocalTraining, LocalWork, SequentialBackend, hooked
 from fedskew.local_steps import SGD, FedGF, FedProx, Scaffold
 from fedskew.local_steps._scaffold import CHANGE, CLIENT, SERVER
 from fedskew.methods import Method
@@ -79,11 +79,11 @@ def at_rest(
     )
     training = LocalTraining(batch_size=1, lr=lr, momentum=momentum)
     work = LocalWork(data, method.objective, local_step, training, seed=0, hooks=hooked(method))
-    backend = Sequential(model, work)
+    backend = SequentialBackend(model, work)
     federation = Federation(method, backend, counts, None, participation, seed=0, epochs=epochs)
     state = federation.start(model.read_state())
     for _ in range(rounds):
-        state, _ = federation.play(state)
+        state, _ = federation.run_round(state)
     return state.model.parameters.numpy().astype(np.float64)
 
 

@@ -33,7 +33,7 @@ selection = {name = "seol_kim"}
 objective = {name = "fedvls_calibration", terms = [{name = "moon"}, {name = "fpl"}, {name = "vacant_distillation"}]}
 local_step = {name = "scaffold"}
 """
-"""Quotas, a teacher, a previous model, states of two fillers, replies of two, and evaluations of every client."""
+"""Quotas, a teacher, a previous model, states of two components, replies of two, and evaluations of every client."""
 
 FRAGILE = """
 import os, pathlib, signal

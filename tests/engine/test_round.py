@@ -61,7 +61,7 @@ def by_client(record) -> dict[int, float]:
 
 def test_fedavg_moves_the_model_by_the_mean_update_weighted_by_samples():
     one = federation("fedavg")
-    state, record = one.play(start(one))
+    state, record = one.run_round(start(one))
     # sizes 4, 4, 8: weights 1/4, 1/4, 1/2; change (1/4 + 1, 1/4 + 1); buffers 1 + (0 + 10/4 + 20/2)
     assert by_client(record) == {0: 0.25, 1: 0.25, 2: 0.5}
     torch.testing.assert_close(state.model.parameters, torch.tensor([11.25, 21.25]))
@@ -79,7 +79,7 @@ def test_fedavg_moves_the_model_by_the_mean_update_weighted_by_samples():
 
 def test_fedla_weighs_by_share_of_each_label():
     one = federation("fedla")
-    _, record = one.play(start(one))
+    _, record = one.run_round(start(one))
     # label 0: 3/11, 0, 8/11; label 1: 1/5, 4/5, 0; each sum halved
     expected = {0: (3 / 11 + 1 / 5) / 2, 1: 0.4, 2: 4 / 11}
     assert by_client(record) == pytest.approx(expected)
@@ -88,7 +88,7 @@ def test_fedla_weighs_by_share_of_each_label():
 def test_fedpals_reaches_a_target_inside_the_hull():
     target = np.array([0.25, 0.75])
     one = federation("fedpals", target=target)
-    _, record = one.play(start(one))
+    _, record = one.run_round(start(one))
     weights = np.array([by_client(record)[client] for client in range(3)])
     marginals = COUNTS / COUNTS.sum(axis=1, keepdims=True)
     np.testing.assert_allclose(weights @ marginals, target, atol=1e-7)
@@ -103,7 +103,7 @@ def test_a_weighting_towards_a_target_is_refused_without_one():
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_diverged_client_is_left_out_and_recorded(bad):
     one = federation("fedavg", {**MOVES, 1: [bad, 0.0]})
-    state, record = one.play(start(one))
+    state, record = one.run_round(start(one))
     assert record["diverged"] == [1]
     assert sorted(record["answered"]) == [0, 2]
     torch.testing.assert_close(state.model.parameters, torch.tensor([10 + 5 / 3, 20 + 4 / 3]))
@@ -112,7 +112,7 @@ def test_a_diverged_client_is_left_out_and_recorded(bad):
 def test_finite_updates_that_lead_to_no_finite_model_all_count_as_diverged():
     one = federation("uniform", {0: [3e38, 0.0], 1: [0.0, 1.0], 2: [3e38, 0.0]})
     before = one.start(ModelState(torch.tensor([3e38, 0.0]), torch.tensor([1.0]), torch.tensor([5])))
-    state, record = one.play(before)
+    state, record = one.run_round(before)
     assert torch.equal(state.model.parameters, before.model.parameters)
     assert sorted(record["diverged"]) == [0, 1, 2]
     assert record["answered"] == record["weights"] == []
@@ -120,11 +120,11 @@ def test_finite_updates_that_lead_to_no_finite_model_all_count_as_diverged():
 
 def test_a_round_goes_on_with_those_who_answered_in_whatever_order():
     one = federation("fedavg")
-    cohort, state = one.ask(start(one))
-    sent, asked = one.orders(state, cohort)
+    cohort, state = one.select_participants(start(one))
+    sent, asked = one.instructions(state, cohort)
     replies = {update.client: update for update in one.backend.train(state.round, asked, sent)}
-    following, turn = one.settle(state, cohort, sent, [replies[2], replies[0]])
-    record = one.record(state.round, cohort, turn)
+    following, outcome = one.aggregate(state, cohort, sent, [replies[2], replies[0]])
+    record = one.record(state.round, cohort, outcome)
     assert (record["dropped"], record["diverged"], sorted(record["answered"])) == ([1], [], [0, 2])
     assert record["answered"] == [client for client in record["cohort"] if client != 1]
     assert by_client(record) == pytest.approx({0: 1 / 3, 2: 2 / 3})
@@ -133,36 +133,36 @@ def test_a_round_goes_on_with_those_who_answered_in_whatever_order():
 
 def test_what_clients_keep_may_hold_whole_numbers_and_must_hold_none_that_is_no_number():
     one = federation("fedavg")
-    cohort, state = one.ask(start(one))
-    sent, asked = one.orders(state, cohort)
+    cohort, state = one.select_participants(start(one))
+    sent, asked = one.instructions(state, cohort)
     kept = [
         {"counted": torch.tensor(5)},
         {"own": torch.tensor([1.0, float("inf")])},
         {"own": torch.tensor([3e38, 3e38])},
     ]
     replies = [update._replace(state=kept[update.client]) for update in one.backend.train(state.round, asked, sent)]
-    record = one.record(state.round, cohort, one.settle(state, cohort, sent, replies)[1])
+    record = one.record(state.round, cohort, one.aggregate(state, cohort, sent, replies)[1])
     assert (record["diverged"], sorted(record["answered"])) == ([1], [0, 2])
 
 
 def test_a_round_that_nobody_answers_leaves_the_model_as_it_was():
     one = federation("fedavg")
-    cohort, state = one.ask(start(one))
-    sent, _ = one.orders(state, cohort)
-    following, turn = one.settle(state, cohort, sent, [])
+    cohort, state = one.select_participants(start(one))
+    sent, _ = one.instructions(state, cohort)
+    following, outcome = one.aggregate(state, cohort, sent, [])
     assert torch.equal(following.model.parameters, state.model.parameters)
-    assert one.record(state.round, cohort, turn)["dropped"] == cohort.ids.tolist()
+    assert one.record(state.round, cohort, outcome)["dropped"] == cohort.ids.tolist()
 
 
 def test_huge_updates_have_a_drift():
-    _, record = (one := federation("uniform", {0: [1e30, 0.0], 1: [1e30, 0.0], 2: [1e30, 0.0]})).play(start(one))
+    _, record = (one := federation("uniform", {0: [1e30, 0.0], 1: [1e30, 0.0], 2: [1e30, 0.0]})).run_round(start(one))
     assert record["drift"] == pytest.approx(1 / 3)
 
 
 def test_a_round_in_which_everyone_diverges_leaves_the_model_as_it_was():
     one = federation("fedavg", {client: [float("nan"), 0.0] for client in range(3)})
     before = start(one)
-    state, record = one.play(before)
+    state, record = one.run_round(before)
     assert torch.equal(state.model.parameters, before.model.parameters)
     assert state.round == 1
     assert record["answered"] == []
@@ -173,7 +173,7 @@ def test_a_round_in_which_everyone_diverges_leaves_the_model_as_it_was():
 def test_clients_without_samples_train_but_weigh_nothing():
     counts = np.array([[3.0, 1.0], [0.0, 0.0], [8.0, 0.0]])
     one = federation("fedavg", counts=counts)
-    _, record = one.play(start(one))
+    _, record = one.run_round(start(one))
     assert by_client(record) == pytest.approx({0: 1 / 3, 1: 0.0, 2: 2 / 3})
 
 
@@ -189,7 +189,7 @@ def test_clients_with_quotas_are_weighed_by_their_quotas():
     )
     state = start(one)
     quotas = one.method.selection.select(state.selection, COUNTS, 3, np.random.default_rng(0))[1].quotas
-    _, record = one.play(state)
+    _, record = one.run_round(state)
     np.testing.assert_allclose(record["weights"], quotas.sum(axis=1) / quotas.sum())
     assert record["cohort"][0] == 2
 
@@ -197,7 +197,7 @@ def test_clients_with_quotas_are_weighed_by_their_quotas():
 def test_one_participant_is_the_model_whatever_the_weighting():
     for preset in ("fedavg", "fedla", "uniform", "fedpals"):
         one = federation(preset, target=np.array([0.5, 0.5]), share=0.3)
-        state, record = one.play(start(one))
+        state, record = one.run_round(start(one))
         assert record["weights"] == pytest.approx([1.0])
         moved = torch.tensor([10.0, 20.0]) + torch.tensor(MOVES[record["answered"][0]])
         torch.testing.assert_close(state.model.parameters, moved)
@@ -214,6 +214,6 @@ def test_methods_with_the_same_seed_see_the_same_cohorts():
         one = federation(preset, share=0.67)
         state = start(one)
         for _ in range(5):
-            state, _ = one.play(state)
+            state, _ = one.run_round(state)
         cohorts.append(one.backend.asked)
     assert cohorts[0] == cohorts[1]

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from fedskew import methods
-from fedskew.engine import Assignment, Divided, LocalTraining, LocalWork, Sent, Sequential
+from fedskew.engine import Assignment, Divided, LocalTraining, LocalWork, Sent, SequentialBackend
 from fedskew.errors import RunError
 from fedskew.models import FlatModel, ModelState, build
 from fedskew.randomness import Purpose, generator
@@ -30,7 +30,7 @@ def counts() -> np.ndarray:
     ).astype(float)
 
 
-def backend(preset: str = "fedavg", module: nn.Module | None = None, **changes) -> tuple[Sequential, ModelState]:
+def backend(preset: str = "fedavg", module: nn.Module | None = None, **changes) -> tuple[SequentialBackend, ModelState]:
     method = methods.build(methods.expand({"preset": preset}))
     module = module or build("logistic", CLASSES, (6,), generator=torch.Generator().manual_seed(0))
     model = FlatModel(module)
@@ -38,7 +38,7 @@ def backend(preset: str = "fedavg", module: nn.Module | None = None, **changes) 
     parts = {"training": TRAINING, "seed": 5} | changes
     data = Divided(INPUTS, TARGETS, SAMPLES, counts())
     work = LocalWork(data, method.objective, method.local_step, **parts)
-    return Sequential(model, work, observe), model.read_state()
+    return SequentialBackend(model, work, observe), model.read_state()
 
 
 def asked(*clients: int, quota=None, **parts) -> list[Assignment]:
@@ -173,10 +173,10 @@ def test_a_last_batch_that_is_too_small_is_left_out_of_every_epoch():
     assert len(SAMPLES[0]) == 26
     one, sent = backend(training=LocalTraining(batch_size=25, smallest_batch=2))
     (update,) = one.train(1, asked(0), Sent(sent))
-    rows = [order.tolist() for order in one.work.orders(1, 0, SAMPLES[0], 3)]
+    rows = [order.tolist() for order in one.work.epoch_orders(1, 0, SAMPLES[0], 3)]
     assert update.steps == 3
     assert [len(order) for order in rows] == [25] * 3
-    assert rows == [order.tolist()[:25] for order in backend()[0].work.orders(1, 0, SAMPLES[0], 3)]
+    assert rows == [order.tolist()[:25] for order in backend()[0].work.epoch_orders(1, 0, SAMPLES[0], 3)]
     kept = [LocalTraining(batch_size=4, smallest_batch=few).samples_of_epoch(7) for few in (1, 3, 4, 9)]
     assert kept == [7, 7, 4, 4]
     nobody = LocalTraining(batch_size=4, smallest_batch=9).samples_of_epoch

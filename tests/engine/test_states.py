@@ -64,7 +64,7 @@ def test_a_pool_of_100_000_clients_of_which_1_000_took_part_costs_1_000_states(t
     one = federation(100_000, 250, states)
     now, seen = start(one), set()
     for _ in range(4):
-        now, record = one.play(now)
+        now, record = one.run_round(now)
         seen |= set(record["answered"])
     assert 990 <= len(seen) <= 1000  # four draws of 250 hardly meet
     index = states.save()
@@ -79,7 +79,7 @@ def test_each_client_gets_its_own_state_back_however_little_memory_there_is(tmp_
     one = federation(20, 7, states)
     now, times = start(one), np.zeros(20)
     for _ in range(12):
-        now, record = one.play(now)
+        now, record = one.run_round(now)
         times[record["answered"]] += 1
     for client in np.flatnonzero(times):
         assert states.get(client)["times"].item() == times[client]

@@ -201,7 +201,7 @@ def test_lines_of_keys_are_found_in_tables_and_arrays():
 
 
 class OwnWeighting:
-    """Stands for a class that is no filler."""
+    """Stands for a class that is no component."""
 
 
 def test_things_of_ones_own_that_a_config_cannot_name_are_refused():

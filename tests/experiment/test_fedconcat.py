@@ -48,7 +48,7 @@ def played(tree: dict[str, Any]) -> tuple[Run, list[Any]]:
     run = Run(resolve(tree), 0)
     states = [run.federation.start(run._untrained)]
     for _ in range(run.config.training.rounds):
-        state, record = run.federation.play(states[-1])
+        state, record = run.federation.run_round(states[-1])
         states.append(state)
         run.records.append(record)
     return run, states

@@ -389,7 +389,7 @@ class Own:
 """
 
 
-def test_own_fillers_work_and_a_run_that_fails_stops_no_other(tmp_path, monkeypatch):
+def test_own_components_work_and_a_run_that_fails_stops_no_other(tmp_path, monkeypatch):
     (tmp_path / "own_weights.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
     tables = """

@@ -175,7 +175,7 @@ def test_every_round_has_the_prototypes_of_its_own_cohort():
     assert FPL().end_round(first, nobody)[CLASSES].tolist() == [1]
 
 
-def test_the_filler_is_the_loss_of_the_prototypes_that_were_sent():
+def test_the_component_is_the_loss_of_the_prototypes_that_were_sent():
     made = prototypes_of(of_class(1, [1.0, 0.0]), of_class(3, [0.0, 1.0]))
     one = batch(np.array([[0.3, 0.4], [1.0, -2.0], [2.0, 2.0]], dtype=np.float32), [1, 2, 3])
     context = Context(torch.ones(4), broadcast=FPL().broadcast(made))

@@ -58,7 +58,7 @@ def batch(features: torch.Tensor) -> Batch:
     return Batch(features, torch.zeros(len(features), 3), torch.zeros(len(features), dtype=torch.int64))
 
 
-def test_the_filler_compares_features():
+def test_the_component_compares_features():
     context = Context(torch.ones(3), teacher=Outputs(SENT, SENT[:, :3]), previous=Outputs(PREVIOUS, SENT[:, :3]))
     assert torch.equal(MOON(temperature=0.2).value(batch(Z), context), moon(Z, SENT, PREVIOUS, 0.2))
     assert MOON.reads == {"teacher", "previous"}
@@ -80,7 +80,7 @@ def test_a_batch_of_one_has_a_finite_gradient():
     assert z.grad.isfinite().all()
 
 
-def test_the_filler_needs_the_sent_model():
+def test_the_component_needs_the_sent_model():
     with pytest.raises(ArgumentError, match=r"^context.teacher"):
         MOON().value(batch(Z), Context(torch.ones(3), previous=Outputs(PREVIOUS, SENT)))
 

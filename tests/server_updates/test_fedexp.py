@@ -51,7 +51,7 @@ def test_where_nobody_moved_the_step_is_1_and_the_model_stays(eps):
 def test_clients_that_agree_are_averaged_plainly():
     model, updates = torch.zeros(9, dtype=torch.float64), torch.tensor(np.tile(UPDATES[0], (4, 1)))
     steps = np.ones(4, dtype=np.int64)
-    ours, theirs = (filler.update(None, model, updates, WEIGHTS, steps)[0] for filler in (FedEXP(), Plain()))
+    ours, theirs = (component.update(None, model, updates, WEIGHTS, steps)[0] for component in (FedEXP(), Plain()))
     assert torch.equal(ours, theirs)
 
 

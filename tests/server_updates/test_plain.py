@@ -22,8 +22,8 @@ def federation(clients=4, parameters=50, seed=0, dtype=torch.float32):
     return model, updates, weights, np.full(clients, 5)
 
 
-def step(filler, model, updates, weights, steps):
-    return filler.update(filler.init(model), model, updates, weights, steps)[0]
+def step(component, model, updates, weights, steps):
+    return component.update(component.init(model), model, updates, weights, steps)[0]
 
 
 def test_fedavg_worked_out_by_hand():
@@ -41,12 +41,12 @@ def test_it_is_the_weighted_mean_of_the_clients_models():
 
 def test_momentum_worked_out_by_hand():
     # lr 2, momentum 0.5, mean updates 1 then 3: v = 1, then 0.5 + 3 = 3.5; model 0, then 2, then 9.
-    filler = Plain(lr=2.0, momentum=0.5)
+    component = Plain(lr=2.0, momentum=0.5)
     model, one, steps = torch.zeros(1), np.ones(1), np.ones(1, dtype=np.int64)
-    state = filler.init(model)
-    model, state = filler.update(state, model, torch.tensor([[1.0]]), one, steps)
+    state = component.init(model)
+    model, state = component.update(state, model, torch.tensor([[1.0]]), one, steps)
     assert model.item() == 2
-    model, state = filler.update(state, model, torch.tensor([[3.0]]), one, steps)
+    model, state = component.update(state, model, torch.tensor([[3.0]]), one, steps)
     assert model.item() == 9
     assert state.velocity.item() == 3.5
 
@@ -57,18 +57,18 @@ def test_without_momentum_there_is_no_state():
     assert Plain().update(None, model, updates, weights, steps)[1] is None
 
 
-@pytest.mark.parametrize("filler", [Plain(), Plain(lr=0.3), Plain(momentum=0.9)])
-def test_zero_updates_do_not_move_the_model(filler):
+@pytest.mark.parametrize("component", [Plain(), Plain(lr=0.3), Plain(momentum=0.9)])
+def test_zero_updates_do_not_move_the_model(component):
     model, updates, weights, steps = federation()
-    assert torch.equal(step(filler, model, torch.zeros_like(updates), weights, steps), model)
+    assert torch.equal(step(component, model, torch.zeros_like(updates), weights, steps), model)
 
 
-@pytest.mark.parametrize("filler", [Plain(), Plain(lr=0.3, momentum=0.9)])
-def test_no_argument_is_written_to(filler):
+@pytest.mark.parametrize("component", [Plain(), Plain(lr=0.3, momentum=0.9)])
+def test_no_argument_is_written_to(component):
     model, updates, weights, steps = federation(dtype=torch.float64)
-    state = filler.init(model)
+    state = component.init(model)
     copies = model.clone(), updates.clone(), weights.copy()
-    filler.update(state, model, updates, weights, steps)
+    component.update(state, model, updates, weights, steps)
     assert torch.equal(model, copies[0])
     assert torch.equal(updates, copies[1])
     assert np.array_equal(weights, copies[2])

@@ -263,7 +263,7 @@ def test_strengths_at_the_ends() -> None:
     assert fedpals_strength(counts, [1, 1], 9720 / 268 / 40) == pytest.approx(12, rel=1e-8)
 
 
-def test_the_filler_weighs_by_strength_or_by_share_of_effective_samples() -> None:
+def test_the_component_weighs_by_strength_or_by_share_of_effective_samples() -> None:
     counts, target = np.array([[10.0, 0], [0, 30]]), np.array([0.5, 0.5])
     answered = Answered(counts, np.array([10.0, 30.0]), target)
     np.testing.assert_allclose(FedPALS().weigh(answered), [0.5, 0.5])
@@ -273,12 +273,12 @@ def test_the_filler_weighs_by_strength_or_by_share_of_effective_samples() -> Non
     assert FedPALS.needs_target
 
 
-def test_the_filler_weighs_noisy_counts_by_exact_sizes() -> None:
+def test_the_component_weighs_noisy_counts_by_exact_sizes() -> None:
     noisy = Answered(np.array([[0.5, 0], [0, 2.5]]), np.array([10.0, 30.0]), np.array([0.5, 0.5]))
     np.testing.assert_allclose(FedPALS(strength=12).weigh(noisy), [7 / 18, 11 / 18])
 
 
-def test_the_filler_without_a_target_says_what_to_do() -> None:
+def test_the_component_without_a_target_says_what_to_do() -> None:
     with pytest.raises(ArgumentError, match=r"target: .*set \[target\] mix, or choose a weighting that needs none"):
         FedPALS().weigh(Answered(np.ones((2, 2)), np.ones(2)))
 
@@ -286,7 +286,7 @@ def test_the_filler_without_a_target_says_what_to_do() -> None:
 @pytest.mark.parametrize(
     "parameters", [{"strength": -1}, {"strength": math.nan}, {"ess": 1.5}, {"ess": -0.1}, {"strength": 1, "ess": 0.5}]
 )
-def test_the_filler_refuses_parameters_that_cannot_be(parameters: dict[str, float]) -> None:
+def test_the_component_refuses_parameters_that_cannot_be(parameters: dict[str, float]) -> None:
     with pytest.raises(ArgumentError, match=r"^(strength|ess): "):
         FedPALS(**parameters)
 

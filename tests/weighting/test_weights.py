@@ -84,11 +84,11 @@ def test_fedavg_refuses_sizes_that_do_not_fit() -> None:
         fedavg([[1, 2]], sizes=[0])
 
 
-def test_the_index_names_every_filler() -> None:
+def test_the_index_names_every_component() -> None:
     assert {"fedavg": FedAvg, "uniform": Uniform, "fedla": FedLA, "fedpals": FedPALS}.items() <= INDEX.items()
 
 
-def test_fillers_weigh_those_who_answered() -> None:
+def test_components_weigh_those_who_answered() -> None:
     # Noisy counts, exact sizes: FedAvg and Uniform go by the sizes, FedLA by the counts.
     answered = Answered(np.array([[1.5, 0.0], [0.5, 4.0]]), np.array([10.0, 30.0]))
     assert FedAvg().weigh(answered).tolist() == [0.25, 0.75]

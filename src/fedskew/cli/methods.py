@@ -14,7 +14,7 @@ WIDEST = 100
 def methods(
     name: Annotated[
         str | None,
-        typer.Argument(help="A preset, presets joined by +, or a filler of a slot.", show_default=False),
+        typer.Argument(help="A preset, presets joined by +, or a component of a slot.", show_default=False),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a page.")] = False,
 ) -> None:

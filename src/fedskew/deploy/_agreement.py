@@ -19,7 +19,7 @@ Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 
 
 TELLING = {"objective.fpl": "returns every round how many samples of each class a client trained on"}
-"""Fillers whose replies tell label counts by themselves."""
+"""Components whose replies tell label counts by themselves."""
 
 
 class Agreement(BaseModel):
@@ -167,17 +167,17 @@ def _check_private(config: Config, agreement: Agreement) -> None:
     method = methods.build(config.method, config.training.momentum)
     losses = [method.objective.loss, *(term for _, term in method.objective.terms)]
     others = ("selection", "local_step", "weighting", "server_update")
-    for slot, filler in [
+    for slot, component in [
         *((slot, getattr(method, slot)) for slot in others),
         *(("objective", loss) for loss in losses),
     ]:
-        name = methods.key_of(slot, filler)
+        name = methods.key_of(slot, component)
         if name in TELLING:
             raise ConfigError(
                 f"method.{slot}: {name} {TELLING[name]}, and label counts are {agreement.label_counts} here; choose "
                 "another, or label_counts = 'exact' in deploy.toml"
             )
-        if agreement.label_counts == "withheld" and _needs_counts(name, filler):
+        if agreement.label_counts == "withheld" and _needs_counts(name, component):
             raise ConfigError(
                 f"method.{slot}: {name} needs the clients' label counts, which this federation withholds; choose "
                 "another, or label_counts = 'noisy' in deploy.toml"
@@ -190,13 +190,16 @@ def _check_private(config: Config, agreement: Agreement) -> None:
 
 
 def needs_label_counts(method: methods.Method, slots: Collection[str] = ("selection", "weighting")) -> bool:
-    """Whether any of a method's fillers of these slots works with label counts at the server."""
-    fillers = [(methods.key_of(slot, filler), filler) for slot in slots for filler in [getattr(method, slot)]]
-    return any(_needs_counts(name, filler) for name, filler in fillers)
+    """Whether any of a method's components of these slots works with label counts at the server."""
+    components = [
+        (methods.key_of(slot, component), component) for slot in slots for component in [getattr(method, slot)]
+    ]
+    return any(_needs_counts(name, component) for name, component in components)
 
 
-def _needs_counts(name: str, filler: Any) -> bool:
-    """Whether a filler works with label counts at the server; one of a user's own in a slot that is given them does."""
+def _needs_counts(name: str, component: Any) -> bool:
+    """Whether a component works with label counts at the server; one of a user's own in a slot that is given them
+    does."""
     if ":" in name or name == "selection.function":
         return name.partition(".")[0] in ("selection", "weighting")
-    return bool(LABEL_COUNTS.numbers[0] in getattr(filler, "cost", Cost()).numbers)
+    return bool(LABEL_COUNTS.numbers[0] in getattr(component, "cost", Cost()).numbers)

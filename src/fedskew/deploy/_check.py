@@ -27,7 +27,8 @@ MOST = 10**12
 class Expected(NamedTuple):
     """What a reply to a training task has to be.
 
-    `client`, `round`: of the task; `arrays`: of the model; `returned`: what the method's fillers return beside it, and
+    `client`, `round`: of the task; `arrays`: of the model; `returned`: what the method's components return beside
+    it, and
     `idle`: what they do where no step was taken; `most_steps`: that the site can have taken; `max_bytes`: of the whole
     reply.
     """
@@ -42,7 +43,7 @@ class Expected(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """A reply that is believed: the model's arrays, steps taken, mean training loss, and what fillers return."""
+    """A reply that is believed: the model's arrays, steps taken, mean training loss, and what components return."""
 
     arrays: dict[str, AnyArray]
     steps: int

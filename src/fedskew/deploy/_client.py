@@ -35,7 +35,7 @@ from fedskew.deploy._instruction import (
 from fedskew.deploy._layout import ModelLayout
 from fedskew.deploy._site_data import SiteData, load_site
 from fedskew.deploy._site_state import SiteStates, released_once
-from fedskew.engine import LocalTraining, LocalWork, Sent, Sequential, Update, hooked, predict
+from fedskew.engine import LocalTraining, LocalWork, Sent, SequentialBackend, Update, hooked, predict
 from fedskew.errors import ArgumentError, ConfigError, FedskewError, RunError
 from fedskew.experiment._config import read
 from fedskew.experiment._work import make_network, make_work
@@ -84,7 +84,7 @@ class Site:
         for hooks in self.work.hooks.values():
             kept = dict(hooks.init_client(sent.model.parameters)) | kept
 
-        backend = Sequential(self.model, self.work, lambda *_: encode(self.model.state_dict()))
+        backend = SequentialBackend(self.model, self.work, lambda *_: encode(self.model.state_dict()))
         (update,) = backend.train(task.round, [task.assignment(kept)], sent)
 
         if states is not None:
@@ -237,9 +237,9 @@ def as_method(method: str | Mapping[str, Any] | Method, momentum: float | None =
         built = methods.build(methods.expand({"preset": method} if isinstance(method, str) else method), momentum)
     if built.pipeline is not None:
         raise ConfigError("method: FedConcat's stages are not deployed; simulate it")
-    for filler in hooked(built).values():
-        if type(filler).adapt is not Hooks.adapt:
-            name = type(filler).__name__
+    for component in hooked(built).values():
+        if type(component).adapt is not Hooks.adapt:
+            name = type(component).__name__
             raise ConfigError(f"method: {name} changes the network, so server and sites must be ours; use server_app")
     return built
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from fedskew.deploy._agreement import Agreement
 from fedskew.deploy._arrays import Form, forms
 from fedskew.deploy._site_data import SiteData
-from fedskew.engine import Assignment, LocalWork, Sent, Sequential
+from fedskew.engine import Assignment, LocalWork, Sent, SequentialBackend
 from fedskew.experiment._config import Config
 from fedskew.experiment._work import make_network, make_work
 from fedskew.methods import Method
@@ -20,7 +20,7 @@ Forms = dict[str, Form]
 
 
 def returned_forms(config: Config, agreement: Agreement, method: Method) -> tuple[Forms, Forms]:
-    """The arrays that fillers return beside the model, after steps and after none."""
+    """The arrays that components return beside the model, after steps and after none."""
     return _returned(config, agreement, method, 2), _returned(config, agreement, method, 0)
 
 
@@ -42,5 +42,5 @@ def trained_forms(model: FlatModel, work: LocalWork, clients: int) -> Forms:
     for hooks in work.hooks.values():
         sent |= hooks.broadcast(hooks.init_server(start.parameters, clients))
         kept |= hooks.init_client(start.parameters)
-    (update,) = Sequential(model, work).train(1, [Assignment(0, 1, kept)], Sent(start, sent))
+    (update,) = SequentialBackend(model, work).train(1, [Assignment(0, 1, kept)], Sent(start, sent))
     return forms(update.reply)

@@ -20,8 +20,8 @@ from fedskew.deploy._alone import alone
 from fedskew.deploy._layout import ModelLayout
 from fedskew.deploy._returned import returned_forms
 from fedskew.deploy._roster import Roster
-from fedskew.deploy._sites import Judge, Rules, Sites
-from fedskew.engine import ClientStates, Course, Evaluation, Federation, Round, ServerState, evaluation
+from fedskew.deploy._sites import ReplyValidator, Rules, Sites
+from fedskew.engine import ClientStates, Evaluation, Federation, Round, RoundRunner, ServerState, evaluation
 from fedskew.errors import ArgumentError, ConfigError
 from fedskew.experiment._config import Config, read
 from fedskew.experiment._folder import RunFolder
@@ -108,7 +108,7 @@ class DeployedRun(Run):
             grid=grid,
             run=self.roster.run,
             online=self.roster.online,
-            judge=Judge(self.roster.names, layout, returned, idle, rules),
+            validator=ReplyValidator(self.roster.names, layout, returned, idle, rules),
             timeout=agreement.round_timeout,
         )
         try:
@@ -124,10 +124,10 @@ class DeployedRun(Run):
             )
         except ArgumentError as error:
             raise ConfigError(f"method: {error}") from None
-        self.federation = DeployedCourse(federation, self.roster, self.sites, agreement.label_counts == "withheld")
+        self.federation = DeployedRunner(federation, self.roster, self.sites, agreement.label_counts == "withheld")
         self._untrained = self.model.read_state()
 
-    def _judge(self, round: int) -> tuple[Evaluation | None, Evaluation | None]:
+    def _evaluate_both(self, round: int) -> tuple[Evaluation | None, Evaluation | None]:
         if not self.agreement.evaluates:
             return None, None
         summed = self.sites.evaluate(round, self.model.read_state(), len(self.agreement.classes))
@@ -155,37 +155,37 @@ class DeployedRun(Run):
         )
 
 
-class DeployedCourse(Course):
+class DeployedRunner(RoundRunner):
     """Rounds with sites: none is played while nobody is there, and a site that comes late is asked for its counts."""
 
     def __init__(self, federation: Federation, roster: Roster, sites: Sites, withheld: bool) -> None:
         self._federation, self._roster, self._sites, self._withheld = federation, roster, sites, withheld
 
     def open(self) -> None:
-        """See `Course.open`."""
+        """See `RoundRunner.open`."""
         self._federation.open()
 
     def close(self) -> None:
-        """See `Course.close`."""
+        """See `RoundRunner.close`."""
         self._federation.close()
 
     def start(self, model: ModelState) -> ServerState:
-        """See `Course.start`."""
+        """See `RoundRunner.start`."""
         return self._federation.start(model)
 
-    def play(self, state: ServerState) -> tuple[ServerState, Round]:
-        """See `Course.play`."""
+    def run_round(self, state: ServerState) -> tuple[ServerState, Round]:
+        """See `RoundRunner.play`."""
         self._wait(state.round)
         if self._roster.ask_newcomers():
             self._federation = dataclasses.replace(self._federation, counts=self._roster.counts)
-        following, record = self._federation.play(state)
-        record["deployment"] = dict(self._sites.judge.notes)
+        following, record = self._federation.run_round(state)
+        record["deployment"] = dict(self._sites.validator.notes)
         if self._withheld:  # the counts are made up of sizes: what they say of classes is nothing
             record["entropy"] = record["kl"] = record["target_distance"] = None
         return following, record
 
     def evaluated(self, state: ServerState) -> ModelState:
-        """See `Course.evaluated`."""
+        """See `RoundRunner.evaluated`."""
         return self._federation.evaluated(state)
 
     def _wait(self, round: int) -> None:

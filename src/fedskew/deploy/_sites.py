@@ -62,10 +62,10 @@ class Rules:
 
 
 @dataclass
-class Judge:
+class ReplyValidator:
     """Turns replies into updates, or refuses them; the same for a server of ours and in a user's own.
 
-    `names`: of the clients; `returned`, `idle`: what the method's fillers return beside the model.
+    `names`: of the clients; `returned`, `idle`: what the method's components return beside the model.
     """
 
     names: Sequence[str]
@@ -157,18 +157,18 @@ class Sites(Backend):
     grid: Grid
     run: str
     online: Callable[[], Mapping[int, int]]
-    judge: Judge
+    validator: ReplyValidator
     timeout: float
     own_seconds: float = 0.0
 
     def train(self, round: int, cohort: Sequence[Assignment], sent: Sent) -> list[Update]:
         """See `Backend.train`; of those that answered in time with what was expected."""
-        judge, names = self.judge, self.judge.names
-        judge.begin([task.client for task in cohort], sent.model)
+        validator, names = self.validator, self.validator.names
+        validator.begin([task.client for task in cohort], sent.model)
         online = self._there(round, [task.client for task in cohort])
-        arrays = judge.layout.record(sent.model)
+        arrays = validator.layout.record(sent.model)
         tasks = {online[task.client]: task for task in cohort if task.client in online}
-        judge.notes["offline"] = [names[task.client] for task in cohort if task.client not in online]
+        validator.notes["offline"] = [names[task.client] for task in cohort if task.client not in online]
         questions = {
             node: instruction(Task.of(self.run, round, task, _counted(task)), arrays, sent.broadcast)
             for node, task in tasks.items()
@@ -180,12 +180,12 @@ class Sites(Backend):
         for node, content in answers.contents.items():
             task = tasks[node]
             try:
-                reply = check_reply(content, judge.expected(round, task))
+                reply = check_reply(content, validator.expected(round, task))
             except RefusedError as error:
-                judge.refuse(task.client, round, str(error))
+                validator.refuse(task.client, round, str(error))
             else:
-                updates.append(judge.update(reply, task.client, round, sent.model))
-        kept = judge.in_line(round, updates)
+                updates.append(validator.update(reply, task.client, round, sent.model))
+        kept = validator.in_line(round, updates)
         self.own_seconds = time.perf_counter() - began
         return kept
 
@@ -207,9 +207,9 @@ class Sites(Backend):
         their samples; and how many sites these are. None where there is no sample.
         """
         online = self.online()
-        names = {node: self.judge.names[client] for client, node in online.items()}
+        names = {node: self.validator.names[client] for client, node in online.items()}
         content = RecordDict(
-            {ARRAYS: self.judge.layout.record(model), CONFIG: ConfigRecord({ROUND: round, CONFUSION: 1})}
+            {ARRAYS: self.validator.layout.record(model), CONFIG: ConfigRecord({ROUND: round, CONFUSION: 1})}
         )
         answers = exchange(
             self.grid, dict.fromkeys(online.values(), content), MessageType.EVALUATE, self.timeout, str(round)
@@ -230,7 +230,7 @@ class Sites(Backend):
         return (total, loss / samples, sites) if samples else None
 
     def _note(self, round: int, answers: Answers, names: Mapping[int, str]) -> None:
-        notes = self.judge.notes
+        notes = self.validator.notes
         for node, reason in answers.failures.items():
             notes["failed"][names[node]] = reason
             LOG.warning("round %d: %s failed: %s", round, names[node], reason)

@@ -41,7 +41,7 @@ from fedskew.deploy._layout import ArraysLayout, Layout, ModelLayout
 from fedskew.deploy._refusal import RefusedError
 from fedskew.deploy._returned import Forms, trained_forms
 from fedskew.deploy._site_data import SiteData
-from fedskew.deploy._sites import COUNTED, Judge, Rules
+from fedskew.deploy._sites import COUNTED, ReplyValidator, Rules
 from fedskew.engine import (
     Assignment,
     Backend,
@@ -110,7 +110,7 @@ def strategy(
     if hooks and model is None:
         name = type(next(iter(hooks.values()))).__name__
         raise ConfigError(f"model: {name} needs the network; give strategy(model=...)")
-    if any(isinstance(filler, FPL) for filler in hooks.values()):
+    if any(isinstance(component, FPL) for component in hooks.values()):
         raise ConfigError("method: FPL's prototypes are known in size where the data is; deploy it by server_app")
     rules = Rules(norm_limit, norm_action, max_reply)
     return MethodStrategy(
@@ -175,15 +175,15 @@ class MethodStrategy(FedAvg):
         began = time.perf_counter()
         model = self._layout.flat(decode(arrays, self._layout.forms, "the model's array"))
         state = dataclasses.replace(self._state, round=server_round - 1, model=model)
-        self._cohort, self._state = self._federation.ask(state)
-        self._sent, assignments = self._federation.orders(self._state, self._cohort)
+        self._cohort, self._state = self._federation.select_participants(state)
+        self._sent, assignments = self._federation.instructions(self._state, self._cohort)
         self._tasks = {task.client: task for task in assignments}
         there = set(grid.get_node_ids())
-        self._judge.begin([task.client for task in assignments], model)
+        self._validator.begin([task.client for task in assignments], model)
         self._asked = {}
         for task in assignments:
             if self._nodes[task.client] not in there:
-                LOG.warning("round %d: %s is not there", server_round, self._judge.names[task.client])
+                LOG.warning("round %d: %s is not there", server_round, self._validator.names[task.client])
                 continue
             counted = int(task.state[COUNTED]) if COUNTED in task.state else 0
             told = Task.of(self._run, server_round, task, counted)
@@ -209,24 +209,26 @@ class MethodStrategy(FedAvg):
                 LOG.warning("round %d: refused a reply of node %d: it was not asked", server_round, node)
                 continue
             if message.has_error():
-                LOG.warning("round %d: %s failed: %s", server_round, self._judge.names[client], message.error.reason)
+                LOG.warning(
+                    "round %d: %s failed: %s", server_round, self._validator.names[client], message.error.reason
+                )
                 continue
             try:
                 reply = self._believed(message.content, client, server_round)
             except RefusedError as error:
-                self._judge.refuse(client, server_round, str(error))
+                self._validator.refuse(client, server_round, str(error))
             else:
-                updates[client] = self._judge.update(reply, client, server_round, self._sent.model)
-        kept = self._judge.in_line(server_round, list(updates.values()))
+                updates[client] = self._validator.update(reply, client, server_round, self._sent.model)
+        kept = self._validator.in_line(server_round, list(updates.values()))
         federation = dataclasses.replace(self._federation, counts=self._counts)
         cohort = self._cohort
         if not cohort.quotas:
             cohort = cohort._replace(counts=self._counts[cohort.ids])
-        self._state, turn = federation.settle(self._state, cohort, self._sent, kept)
-        self.record = federation.record(server_round, cohort, turn)
+        self._state, outcome = federation.aggregate(self._state, cohort, self._sent, kept)
+        self.record = federation.record(server_round, cohort, outcome)
         self._federation = federation
         loss = self.record["loss"]
-        metrics = MetricRecord({"counted": len(turn.updates), "refused": len(self._judge.notes["refused"])})
+        metrics = MetricRecord({"counted": len(outcome.updates), "refused": len(self._validator.notes["refused"])})
         if loss is not None:
             metrics[LOSS] = loss
         arrays = self._layout.record(self._state.model)
@@ -267,7 +269,7 @@ class MethodStrategy(FedAvg):
         network = None if self._model is None else FlatModel(copy.deepcopy(self._model))
         self._layout: Layout = ArraysLayout(arrays) if network is None else ModelLayout(network)
         returned: Forms = {} if network is None else self._returned(network)
-        self._judge = Judge(names, self._layout, returned, returned, self._rules)
+        self._validator = ReplyValidator(names, self._layout, returned, returned, self._rules)
         self._counts = self._asked_counts(grid) if self._label_counts == "query" else np.zeros((len(names), 1))
         try:
             self._federation = Federation(
@@ -296,7 +298,7 @@ class MethodStrategy(FedAvg):
         answers = exchange(grid, dict.fromkeys(self._nodes, content), MessageType.QUERY, self._query_timeout, "0")
         told: dict[int, FloatArray] = {}
         for node, reply in answers.contents.items():
-            name, metrics = self._judge.names[self._nodes.index(node)], reply
+            name, metrics = self._validator.names[self._nodes.index(node)], reply
             try:
                 values = only_metrics(metrics).get(COUNTS)
                 classes = len(next(iter(told.values()))) if told else len(values) if isinstance(values, list) else 0
@@ -304,7 +306,7 @@ class MethodStrategy(FedAvg):
             except RefusedError as error:
                 LOG.warning("refused the label counts of %s: %s", name, error)
         for node, reason in answers.failures.items():
-            LOG.warning("%s did not tell its label counts: %s", self._judge.names[self._nodes.index(node)], reason)
+            LOG.warning("%s did not tell its label counts: %s", self._validator.names[self._nodes.index(node)], reason)
         if not told:
             raise ConfigError(
                 "label_counts: no client told them; answer queries with a metric 'label-counts', one number per class"
@@ -324,9 +326,9 @@ class MethodStrategy(FedAvg):
         if isinstance(metrics, MetricRecord) and CLIENT in metrics:
             if self._label_counts is None:
                 self._counts[client] = check_samples(metrics) / self._counts.shape[1]
-            return check_reply(content, self._judge.expected(round, task)._replace(most_steps=MOST_STEPS))
+            return check_reply(content, self._validator.expected(round, task)._replace(most_steps=MOST_STEPS))
         check_size(content, rules.max_reply or bytes_needed(self._layout.forms))
-        if self._judge.returned:
+        if self._validator.returned:
             raise RefusedError("its method needs fedskew.deploy.client_app, and this is another's reply")
         metrics = only_metrics(content)
         reply = Reply(check_arrays(only_arrays(content), self._layout.forms), _steps(metrics), _loss(metrics), {})

@@ -2,20 +2,20 @@
 
 from fedskew.engine._backend import Assignment, Backend, LocalTraining, Observer, Sent, Update
 from fedskew.engine._clients import ClientStates
-from fedskew.engine._cohort import Cohort
+from fedskew.engine._cohort import CohortBackend
 from fedskew.engine._cohort_rule import faster_together
-from fedskew.engine._cohort_seeds import play_together
+from fedskew.engine._cohort_seeds import run_round_together
 from fedskew.engine._conditions import Conditions
-from fedskew.engine._course import Course
+from fedskew.engine._course import RoundRunner
 from fedskew.engine._evaluation import evaluation, plain, predict
-from fedskew.engine._fedconcat import FedConcatCourse, FedConcatState
+from fedskew.engine._fedconcat import FedConcatRunner, FedConcatState
 from fedskew.engine._federation import Federation, ServerState, cohort_size, hooked
 from fedskew.engine._local_work import ClientData, Divided, LocalWork, Samples
-from fedskew.engine._processes import Processes
-from fedskew.engine._ranks import Ranks, from_the_first
+from fedskew.engine._processes import ProcessBackend
+from fedskew.engine._ranks import RankBackend, from_the_first
 from fedskew.engine._records import ClientEvaluation, Evaluation, Round
 from fedskew.engine._rows import Rows
-from fedskew.engine._sequential import Sequential
+from fedskew.engine._sequential import SequentialBackend
 
 __all__ = [
     "Assignment",
@@ -23,24 +23,24 @@ __all__ = [
     "ClientData",
     "ClientEvaluation",
     "ClientStates",
-    "Cohort",
+    "CohortBackend",
     "Conditions",
-    "Course",
     "Divided",
     "Evaluation",
-    "FedConcatCourse",
+    "FedConcatRunner",
     "FedConcatState",
     "Federation",
     "LocalTraining",
     "LocalWork",
     "Observer",
-    "Processes",
-    "Ranks",
+    "ProcessBackend",
+    "RankBackend",
     "Round",
+    "RoundRunner",
     "Rows",
     "Samples",
     "Sent",
-    "Sequential",
+    "SequentialBackend",
     "ServerState",
     "Update",
     "cohort_size",
@@ -49,6 +49,6 @@ __all__ = [
     "from_the_first",
     "hooked",
     "plain",
-    "play_together",
     "predict",
+    "run_round_together",
 ]

@@ -56,7 +56,7 @@ class Assignment(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """What the server sends to every client of the cohort: the model, and what fillers broadcast beside it."""
+    """What the server sends to every client of the cohort: the model, and what components broadcast beside it."""
 
     model: ModelState
     broadcast: Mapping[str, Tensor] = {}
@@ -67,7 +67,8 @@ class Update(NamedTuple):
 
     `change`: its parameters minus those that were sent, `(parameters,)`; `norm`: the Euclidean norm of that, 0-d, taken
     where the change was made and still is in the cache; `buffers` and `integers`: its own; `loss`: mean objective over
-    its local training; `reply`: what fillers return beside the update; `state`: what the client keeps, which does not
+    its local training; `reply`: what components return beside the update; `state`: what the client keeps, which does
+    not
     travel; `observed`: what the simulation's observer made of its model, if there is one.
     """
 

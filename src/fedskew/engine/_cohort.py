@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from fedskew.engine._backend import Assignment, Backend, Observer, Sent, Update
 from fedskew.engine._cohort_captured import Captures
@@ -16,22 +16,24 @@ from fedskew.engine._cohort_rule import stack_size
 from fedskew.engine._cohort_stack import Member, Stack
 from fedskew.engine._cohort_step import Networks, Step
 from fedskew.engine._local_work import LocalWork
-from fedskew.engine._sequential import Ended, Sequential
+from fedskew.engine._sequential import Ended, SequentialBackend
 from fedskew.models import FlatModel
 
 
 @dataclass
-class Cohort(Backend):
+class CohortBackend(Backend):
     """Trains a cohort together, on the device of `model`.
 
     At most `chunk` clients are stacked at a time (None: as many as `stack_size` says); they are taken in the order of
     their numbers of steps, and leave the stack when they are done. Losses, draws, replies and states are those of
-    `Sequential`, to floating-point tolerance. Losses and local steps are mapped over clients by `torch.func.vmap`, and
+    `SequentialBackend`, to floating-point tolerance. Losses and local steps are mapped over clients by
+    `torch.func.vmap`, and
     short batches are padded: they must not branch on values, and a loss must leave out the rows that `Batch.mask` does.
     `capture`: a step is captured as a CUDA graph, where that can be done (`not_captured` says why not); on the CPU the
     same step runs as it is, on the tensors that a graph would have.
     """
 
+    name: ClassVar[str] = "cohort"
     model: FlatModel
     work: LocalWork
     observe: Observer | None = None
@@ -39,7 +41,7 @@ class Cohort(Backend):
     capture: bool = False
 
     def __post_init__(self) -> None:
-        self.alone = Sequential(self.model, self.work, self.observe)
+        self.alone = SequentialBackend(self.model, self.work, self.observe)
         reads, batch_statistics = self.work.objective.reads, self.work.training.teacher_train_mode
         networks = Networks(
             train=MappedNetwork(self.model, train=True),
@@ -76,7 +78,7 @@ class Cohort(Backend):
 class Request(NamedTuple):
     """One round of one federation."""
 
-    backend: Cohort
+    backend: CohortBackend
     round: int
     cohort: Sequence[Assignment]
     sent: Sent

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_map_
 from fedskew.engine._capture import WARM_UPS, Captured
 from fedskew.engine._cohort_rule import why_not_captured
 from fedskew.engine._cohort_stack import Member, Stack, left
-from fedskew.engine._cohort_step import Held, Step, Turn
+from fedskew.engine._cohort_step import Held, Step, StepInputs
 from fedskew.engine._sequential import Ended
 from fedskew.hooks import Named
 from fedskew.local_steps import StepSettings
@@ -158,7 +158,7 @@ def fixed_step(step: Step, settings: StepSettings, fewest: int, tensors: Tensors
     mask = torch.arange(width, device=lengths.device) < torch.where(trains, lengths, width).unsqueeze(1)
     taken = step.take(
         Held(samples["inputs"], samples["targets"], shared["sent"], clients["own"], clients.get("augmentation")),
-        Turn(shared["number"], now["rows"], mask, fewest, now.get("dropout")),
+        StepInputs(shared["number"], now["rows"], mask, fewest, now.get("dropout")),
         settings._replace(lr=shared["lr"]),
         clients["model"],
         clients.get("carried"),

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from fedskew.data import Inputs
-from fedskew.engine._cohort_step import Held, Step, Turn
+from fedskew.engine._cohort_step import Held, Step, StepInputs
 from fedskew.engine._local_work import LocalWork, training_failed
 from fedskew.engine._sequential import MOMENTUM, Ended, Started
 from fedskew.hooks import Hooks, Named
@@ -44,7 +44,7 @@ class Member:
         if not self.steps:
             return np.zeros((0, size), dtype=np.int64)
         table = np.empty((-(-self.steps // self._epoch), self._epoch * size), dtype=np.int64)
-        orders = self.work.orders(self.started.round, task.client, rows, task.epochs)
+        orders = self.work.epoch_orders(self.started.round, task.client, rows, task.epochs)
         for epoch, order in zip(table, orders, strict=False):
             epoch[: self.size], epoch[self.size :] = order, order[0]
         return table.reshape(-1, size)[: self.steps]
@@ -92,7 +92,9 @@ class Stack:
         for number, active in enumerate(self.active):
             model, carried = _first((model, carried), active)
             try:
-                taken = self._step.take(self._first_held(active), self._turn(number), self.settings, model, carried)
+                taken = self._step.take(
+                    self._first_held(active), self._step_inputs(number), self.settings, model, carried
+                )
             except (RuntimeError, ValueError) as error:
                 clients = ", ".join(str(member.started.task.client) for member in members[:active])
                 where = f"round {members[0].started.round}, clients {clients}, step {number}"
@@ -188,7 +190,7 @@ class Stack:
             keys = torch.tensor([member.key(Purpose.DROPOUT_LAYER) for member in members])
             self.dropout = mix(0, keys, torch.arange(steps).unsqueeze(1)).to(self._device)
 
-    def _turn(self, number: int) -> Turn:
+    def _step_inputs(self, number: int) -> StepInputs:
         """One step of the active clients, as wide as the longest batch."""
         active = self.active[number]
         sizes = self.sizes[number, :active]
@@ -197,7 +199,7 @@ class Stack:
         if fewest < width:
             mask = torch.arange(width, device=self._device) < self.lengths[number, :active].unsqueeze(1)
         dropout = None if self.dropout is None else self.dropout[number, :active]
-        return Turn(number, self.rows[number, :active, :width], mask, fewest, dropout)
+        return StepInputs(number, self.rows[number, :active, :width], mask, fewest, dropout)
 
     def _first_held(self, clients: int) -> Held:
         """What the first clients hold."""

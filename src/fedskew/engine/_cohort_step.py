@@ -43,7 +43,7 @@ class Held(NamedTuple):
     augmentation: Tensor | None
 
 
-class Turn(NamedTuple):
+class StepInputs(NamedTuple):
     """What stacked clients do in one step.
 
     `number`: the step, from 0; `rows`: of each client's batch, `(clients, width)`; `mask`: which of them are real, the
@@ -78,12 +78,14 @@ class Step:
     work: LocalWork
 
     @torch.no_grad()
-    def take(self, held: Held, turn: Turn, settings: StepSettings, model: ModelState, carried: Tensor | None) -> Taken:
+    def take(
+        self, held: Held, step_inputs: StepInputs, settings: StepSettings, model: ModelState, carried: Tensor | None
+    ) -> Taken:
         """One step of every client; no argument is written to.
 
         `settings`: learning rate, momentum and weight decay; what was sent and kept is in `held`.
         """
-        passes = _Passes(self, held.sent, self._seen(held, turn, model), turn.fewest, model)
+        passes = _Passes(self, held.sent, self._seen(held, step_inputs, model), step_inputs.fewest, model)
 
         def one(parameters: Tensor, carried: Tensor | None, own: dict[str, Any]) -> tuple[Tensor, ...]:
             mine = settings._replace(
@@ -98,23 +100,23 @@ class Step:
         following = ModelState(after[0], passes.buffers, passes.integers)
         return Taken(following, after[1] if len(after) > 1 else None, passes.values, passes.batch)
 
-    def _seen(self, held: Held, turn: Turn, model: ModelState) -> dict[str, Any]:
+    def _seen(self, held: Held, step_inputs: StepInputs, model: ModelState) -> dict[str, Any]:
         """What each client has of its own in this step: that of `held`, its batch, and how other models see it."""
-        clients, width = turn.rows.shape
-        rows = turn.rows.reshape(-1)
+        clients, width = step_inputs.rows.shape
+        rows = step_inputs.rows.reshape(-1)
         x = held.inputs.index_select(0, rows)
         if self.work.augment is not None and held.augmentation is not None:
-            keys = mix(torch.arange(width, device=x.device), held.augmentation, turn.number)
+            keys = mix(torch.arange(width, device=x.device), held.augmentation, step_inputs.number)
             x = self.work.augment(x, keys.reshape(-1))
         own = dict(held.own)
         own["x"] = x.view(clients, width, *x.shape[1:])
         own["y"] = held.targets.index_select(0, rows).view(clients, width)
-        if turn.mask is not None:
-            own["mask"] = turn.mask
-        if turn.dropout is not None:
-            own["key"] = turn.dropout
+        if step_inputs.mask is not None:
+            own["mask"] = step_inputs.mask
+        if step_inputs.dropout is not None:
+            own["key"] = step_inputs.dropout
         if self.networks.teacher is not None:
-            own["teacher"] = self._taught(self.networks.teacher, held.sent, own, turn.fewest)
+            own["teacher"] = self._taught(self.networks.teacher, held.sent, own, step_inputs.fewest)
         if self.networks.previous is not None and "previous.parameters" in own["client"]:
             kept, network = own["client"], self.networks.previous
             own["previous"] = vmap(_looks(network))(

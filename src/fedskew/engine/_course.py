@@ -8,7 +8,7 @@ from fedskew.engine._records import Round
 from fedskew.models import ModelState
 
 
-class Course(Protocol):
+class RoundRunner(Protocol):
     """Rounds, one after another; a state has the number of its last `round`, and the `model` that is trained."""
 
     def open(self) -> None:
@@ -20,7 +20,7 @@ class Course(Protocol):
     def start(self, model: ModelState) -> Any:
         """The state before the first round, from the untrained model."""
 
-    def play(self, state: Any) -> tuple[Any, Round]:
+    def run_round(self, state: Any) -> tuple[Any, Round]:
         """One round: the next state and its record (without evaluations)."""
 
     def evaluated(self, state: Any) -> ModelState | None:

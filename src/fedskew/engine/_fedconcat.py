@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedskew.engine._federation import Cohort, Federation, FloatArray, ServerState, Turn
+from fedskew.engine._federation import Cohort, Federation, FloatArray, RoundOutcome, ServerState
 from fedskew.engine._records import Round
 from fedskew.models import Concatenated, FlatModel, ModelState
 from fedskew.pipelines import FedConcat
@@ -40,7 +40,7 @@ class FedConcatState:
 
 
 @dataclass
-class FedConcatCourse:
+class FedConcatRunner:
     """`encoder_rounds` rounds of one federation for each cluster, then rounds of one for the head.
 
     `encoders` trains `network`, `head` the head of `whole`; both draw the same cohorts from the same clients.
@@ -80,12 +80,12 @@ class FedConcatCourse:
             cluster_of=self.cluster_of,
         )
 
-    def play(self, state: FedConcatState) -> tuple[FedConcatState, Round]:
+    def run_round(self, state: FedConcatState) -> tuple[FedConcatState, Round]:
         """One round of encoders, or of the head."""
         if state.round < self.encoder_rounds:
             return self._train_encoders(state)
         self._put_encoders(state)
-        head, record = self.head.play(state.head)
+        head, record = self.head.run_round(state.head)
         return replace(state, head=head), record
 
     def evaluated(self, state: FedConcatState) -> ModelState | None:
@@ -98,16 +98,16 @@ class FedConcatCourse:
     def _train_encoders(self, state: FedConcatState) -> tuple[FedConcatState, Round]:
         """One round in every cluster that has participants."""
         began = time.perf_counter()
-        cohort, head = self.head.ask(state.head)
-        encoders, turns = dict(state.encoders), []
+        cohort, head = self.head.select_participants(state.head)
+        encoders, outcomes = dict(state.encoders), []
         for name, encoder in state.encoders.items():
             members = state.cluster_of[cohort.ids] == int(name)
             if members.any():
-                encoders[name], turn = self.encoders.train(replace(encoder, round=head.round), cohort.take(members))
-                turns.append(turn)
+                encoders[name], outcome = self.encoders.train(replace(encoder, round=head.round), cohort.take(members))
+                outcomes.append(outcome)
         if head.round == self.encoder_rounds and self.pipeline.head == "clusters":
             head = replace(head, model=self._joined_heads(encoders))
-        record = self.encoders.record(head.round, cohort, _together(cohort, turns))
+        record = self.encoders.record(head.round, cohort, _together(cohort, outcomes))
         record["seconds"] = time.perf_counter() - began
         return replace(state, head=head, encoders=encoders), record
 
@@ -133,34 +133,38 @@ class FedConcatCourse:
         return self._untrained_head._replace(parameters=joined)
 
 
-def _together(cohort: Cohort, turns: Sequence[Turn]) -> Turn:
-    """The clusters' turns as one, in the order of the cohort.
+def _together(cohort: Cohort, outcomes: Sequence[RoundOutcome]) -> RoundOutcome:
+    """The clusters' outcomes as one, in the order of the cohort.
 
     Weights, which have sum 1 in each cluster, count by its share of all samples trained on, so that they have sum 1
     together: under FedAvg they are those of FedAvg. Drift diversity is the mean over clusters, by the same shares.
     """
     place = {client: at for at, client in enumerate(cohort.ids.tolist())}
-    updates = [update for turn in turns for update in turn.updates]
+    updates = [update for outcome in outcomes for update in outcome.updates]
     order = np.argsort([place[update.client] for update in updates])
-    counts = np.concatenate([turn.counts for turn in turns])[order]
+    counts = np.concatenate([outcome.counts for outcome in outcomes])[order]
     weights, drift = np.zeros(0), None
     if counts.any():
-        shares = [turn.counts.sum() / counts.sum() for turn in turns]
-        weights = np.concatenate([share * _weights(turn) for share, turn in zip(shares, turns, strict=True)])[order]
-        known = [(share, turn.drift) for share, turn in zip(shares, turns, strict=True) if turn.drift is not None]
+        shares = [outcome.counts.sum() / counts.sum() for outcome in outcomes]
+        weights = np.concatenate([share * _weights(outcome) for share, outcome in zip(shares, outcomes, strict=True)])[
+            order
+        ]
+        known = [
+            (share, outcome.drift) for share, outcome in zip(shares, outcomes, strict=True) if outcome.drift is not None
+        ]
         if known:
             drift = float(sum(share * value for share, value in known) / sum(share for share, _ in known))
-    return Turn(
-        replied=[client for turn in turns for client in turn.replied],
+    return RoundOutcome(
+        replied=[client for outcome in outcomes for client in outcome.replied],
         updates=[updates[at] for at in order],
         counts=counts,
         weights=weights,
         drift=drift,
-        bytes_up=sum(turn.bytes_up for turn in turns),
-        bytes_down=sum(turn.bytes_down for turn in turns),
+        bytes_up=sum(outcome.bytes_up for outcome in outcomes),
+        bytes_down=sum(outcome.bytes_down for outcome in outcomes),
     )
 
 
-def _weights(turn: Turn) -> FloatArray:
+def _weights(outcome: RoundOutcome) -> FloatArray:
     """Of those who answered; zeros where none of them has a sample."""
-    return turn.weights if len(turn.weights) else np.zeros(len(turn.updates))
+    return outcome.weights if len(outcome.weights) else np.zeros(len(outcome.updates))

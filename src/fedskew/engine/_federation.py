@@ -34,7 +34,7 @@ FloatArray = NDArray[np.float64]
 @dataclass(frozen=True)
 class ServerState:
     """Everything that the server carries from round to round: with it, the clients' states and the config, a run goes
-    on where it stood. `hooks`: what fillers keep, by the filler's place in the method.
+    on where it stood. `hooks`: what components keep, by the component's place in the method.
     """
 
     round: int
@@ -61,7 +61,7 @@ class Cohort(NamedTuple):
         return Cohort(self.ids[members], self.lost[members], self.counts[members], self.quotas)
 
 
-class Turn(NamedTuple):
+class RoundOutcome(NamedTuple):
     """What a cohort did in a round.
 
     `replied`: who sent anything back; `updates`, `counts`, `(answered, classes)`, and `weights`, `(answered,)`: of
@@ -147,16 +147,16 @@ class Federation:
             },
         )
 
-    def play(self, state: ServerState) -> tuple[ServerState, Round]:
+    def run_round(self, state: ServerState) -> tuple[ServerState, Round]:
         """One round: the next state and its record (without evaluations)."""
         began = time.perf_counter()
-        cohort, following = self.ask(state)
-        following, turn = self.train(following, cohort)
-        record = self.record(following.round, cohort, turn)
+        cohort, following = self.select_participants(state)
+        following, outcome = self.train(following, cohort)
+        record = self.record(following.round, cohort, outcome)
         record["seconds"] = time.perf_counter() - began
         return following, record
 
-    def ask(self, state: ServerState) -> tuple[Cohort, ServerState]:
+    def select_participants(self, state: ServerState) -> tuple[Cohort, ServerState]:
         """Who trains in the next round, some of whom vanish; and the state in that round."""
         round = state.round + 1
         ids, selection = self._select(state.selection, round)
@@ -165,12 +165,12 @@ class Federation:
         counts = self.counts[ids] if quotas is None else quotas
         return Cohort(ids, lost, counts, quotas is not None), replace(state, round=round, selection=selection)
 
-    def train(self, state: ServerState, cohort: Cohort) -> tuple[ServerState, Turn]:
+    def train(self, state: ServerState, cohort: Cohort) -> tuple[ServerState, RoundOutcome]:
         """This round of a cohort: they train, whoever diverged is left out, the model moves."""
-        sent, assignments = self.orders(state, cohort)
-        return self.settle(state, cohort, sent, self.backend.train(state.round, assignments, sent))
+        sent, assignments = self.instructions(state, cohort)
+        return self.aggregate(state, cohort, sent, self.backend.train(state.round, assignments, sent))
 
-    def orders(self, state: ServerState, cohort: Cohort) -> tuple[Sent, list[Assignment]]:
+    def instructions(self, state: ServerState, cohort: Cohort) -> tuple[Sent, list[Assignment]]:
         """What is sent to everybody, and what each client that doesn't vanish is asked."""
         hooks = hooked(self.method)
         parameters = state.model.parameters
@@ -192,9 +192,9 @@ class Federation:
         ]
         return Sent(state.model, broadcast), assignments
 
-    def settle(
+    def aggregate(
         self, state: ServerState, cohort: Cohort, sent: Sent, replies: Sequence[Update]
-    ) -> tuple[ServerState, Turn]:
+    ) -> tuple[ServerState, RoundOutcome]:
         """This round once its replies are there, in any order, of all that were asked or of some."""
         by_client = {update.client: update for update in replies}
         arrived = [client for client in cohort.ids.tolist() if client in by_client]
@@ -218,19 +218,19 @@ class Federation:
         model_bytes = _bytes(state.model._asdict())
         up = sum(model_bytes + _bytes(update.reply) for update in replies)
         down = (model_bytes + _bytes(sent.broadcast)) * len(cohort.ids)
-        return following, Turn(arrived, updates, counts, weights, drift, up, down)
+        return following, RoundOutcome(arrived, updates, counts, weights, drift, up, down)
 
     def evaluated(self, state: ServerState) -> ModelState:
-        """The model to evaluate and to save: the state's own, unless a filler says otherwise."""
+        """The model to evaluate and to save: the state's own, unless a component says otherwise."""
         parameters = state.model.parameters
         for name, hooks in hooked(self.method).items():
             parameters = hooks.evaluated(state.hooks[name], parameters)
         return state.model._replace(parameters=parameters)
 
-    def record(self, round: int, cohort: Cohort, turn: Turn) -> Round:
+    def record(self, round: int, cohort: Cohort, outcome: RoundOutcome) -> Round:
         """What is to be kept of a round, without evaluations and time."""
         ids = cohort.ids.tolist()
-        updates, counts, weights = turn.updates, turn.counts, turn.weights
+        updates, counts, weights = outcome.updates, outcome.counts, outcome.weights
         answered = [update.client for update in updates]
         pooled = cohort.counts.sum(axis=0)
         sizes = counts.sum(axis=1)
@@ -242,8 +242,8 @@ class Federation:
             "round": round,
             "cohort": ids,
             "answered": answered,
-            "dropped": _without(ids, turn.replied),
-            "diverged": _without(turn.replied, answered),
+            "dropped": _without(ids, outcome.replied),
+            "diverged": _without(outcome.replied, answered),
             "weights": weights.tolist(),
             "steps": [update.steps for update in updates],
             "loss": _known(float(weights @ [update.loss for update in updates])) if moved else None,
@@ -252,10 +252,10 @@ class Federation:
             "ess": ess,
             "ess_share": None if ess is None else ess / float(sizes.sum()),
             "target_distance": distance,
-            "drift": turn.drift,
+            "drift": outcome.drift,
             "seconds": 0.0,
-            "bytes_up": turn.bytes_up,
-            "bytes_down": turn.bytes_down,
+            "bytes_up": outcome.bytes_up,
+            "bytes_down": outcome.bytes_down,
             "evaluation": None,
             "validation": None,
             "clients": [update.observed for update in updates if update.observed is not None] or None,
@@ -313,7 +313,7 @@ def cohort_size(participation: float, clients: int) -> int:
 
 
 def hooked(method: Method) -> dict[str, Hooks]:
-    """The fillers of a method that have hooks, by their place in it."""
+    """The components of a method that have hooks, by their place in it."""
     places: dict[str, Any] = {
         "selection": method.selection,
         "objective": method.objective.loss,
@@ -322,7 +322,7 @@ def hooked(method: Method) -> dict[str, Hooks]:
         "weighting": method.weighting,
         "server_update": method.server_update,
     }
-    return {name: filler for name, filler in places.items() if isinstance(filler, Hooks)}
+    return {name: component for name, component in places.items() if isinstance(component, Hooks)}
 
 
 def _without(clients: Sequence[int], some: Sequence[int]) -> list[int]:

@@ -58,7 +58,7 @@ class Divided:
 class LocalWork:
     """Local training as a method defines it.
 
-    Shuffles, quotas, dropout and augmentation depend on (`seed`, round, client) only. `hooks`: the method's fillers
+    Shuffles, quotas, dropout and augmentation depend on (`seed`, round, client) only. `hooks`: the method's components
     that have any, by name.
     """
 
@@ -97,7 +97,9 @@ class LocalWork:
         seen = task.epochs * task.samples
         return seen if task.steps is None else min(seen, task.steps * self.training.batch_size)
 
-    def orders(self, round: int, client: int, rows: NDArray[np.int64], epochs: int) -> Iterator[NDArray[np.int64]]:
+    def epoch_orders(
+        self, round: int, client: int, rows: NDArray[np.int64], epochs: int
+    ) -> Iterator[NDArray[np.int64]]:
         """The client's rows in a fresh order for every epoch, as many as `LocalTraining.samples_of_epoch` says."""
         rng = generator(self.seed, Purpose.SHUFFLE, round, client)
         for _ in range(epochs):

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -23,13 +23,13 @@ from fedskew.engine._backend import Assignment, Backend, Observer, Sent, Update
 from fedskew.engine._channel import Block, Channel, Desk, sendable, share
 from fedskew.engine._local_work import LocalWork
 from fedskew.engine._rows import Rows
-from fedskew.engine._sequential import Sequential
+from fedskew.engine._sequential import SequentialBackend
 from fedskew.errors import ArgumentError, RunError
 from fedskew.models import FlatModel
 
 
 @dataclass
-class Processes(Backend):
+class ProcessBackend(Backend):
     """Trains a cohort in `processes` processes, each of which trains one client after another.
 
     The longest client is dealt out first, the next to whoever is free. The processes start with `open`, or with the
@@ -41,6 +41,7 @@ class Processes(Backend):
     either, and after an interrupt, all of them are ended.
     """
 
+    name: ClassVar[str] = "processes"
     model: FlatModel
     work: LocalWork
     processes: int
@@ -149,13 +150,13 @@ def _work(connection: Connection, threads: int) -> None:
     """What a process does: train one client after another until nobody asks any more."""
     torch.set_num_threads(threads)
     channel = Channel(connection)
-    backend: Sequential | None = None
+    backend: SequentialBackend | None = None
     while True:
         answer: tuple[Update | None, Exception | None, str]
         try:
             parts, row, round, task, sent = channel.receive()
             if parts is not None:
-                backend = Sequential(*parts)
+                backend = SequentialBackend(*parts)
             assert backend is not None, "the first message brings what it is made of"
             (update,) = backend.train_into(None if row is None else row.unsqueeze(0), round, [task], sent)
             if row is not None:  # the change is there already, where the other side sees it

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as distributed
@@ -25,7 +25,7 @@ _PATIENCE = timedelta(hours=1)
 
 
 @dataclass
-class Ranks(Backend):
+class RankBackend(Backend):
     """Trains its rank's part of a cohort by `local`, and has the updates of all ranks.
 
     Every rank plays the same rounds from the same server state, on the device of the model. Clients are dealt out by
@@ -37,6 +37,7 @@ class Ranks(Backend):
     An error inside a client's training is raised on every rank. Raises RunError where another rank has died.
     """
 
+    name: ClassVar[str] = "ranks"
     local: Backend
     work: LocalWork
 

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -37,7 +37,7 @@ class Started(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """A client after its last local step; `gathered`: what each filler's hooks made of its batches, by name."""
+    """A client after its last local step; `gathered`: what each component's hooks made of its batches, by name."""
 
     model: ModelState
     carried: Tensor | None
@@ -47,9 +47,10 @@ class Ended(NamedTuple):
 
 
 @dataclass
-class Sequential(Backend):
+class SequentialBackend(Backend):
     """Trains a cohort client by client, on `model`, whose device also has the clients' data."""
 
+    name: ClassVar[str] = "sequential"
     model: FlatModel
     work: LocalWork
     observe: Observer | None = None
@@ -186,7 +187,7 @@ class Sequential(Backend):
         """Rows of every batch of every epoch; the last short batch is kept."""
         if len(samples.rows) == 0:
             return
-        for epoch, order in enumerate(self.work.orders(round, task.client, samples.rows, task.epochs)):
+        for epoch, order in enumerate(self.work.epoch_orders(round, task.client, samples.rows, task.epochs)):
             for batch in torch.split(torch.from_numpy(order).to(samples.targets.device), self.work.training.batch_size):
                 yield epoch, batch
 
@@ -219,7 +220,9 @@ class _Passes:
     value: Tensor
     _seen: Batch
 
-    def __init__(self, backend: Sequential, x: Tensor, y: Tensor, context: Context, previous: _Frozen | None) -> None:
+    def __init__(
+        self, backend: SequentialBackend, x: Tensor, y: Tensor, context: Context, previous: _Frozen | None
+    ) -> None:
         self._backend, self._x, self._y = backend, x, y
         self._context = context._replace(
             teacher=backend._teacher(x) if backend._teacher is not None else None,
@@ -262,7 +265,7 @@ class _Passes:
 class _Full:
     """The objective over all of a client's samples: in eval mode and not augmented, so that nothing is random."""
 
-    def __init__(self, backend: Sequential, started: Started) -> None:
+    def __init__(self, backend: SequentialBackend, started: Started) -> None:
         self._backend, self._started = backend, started
 
     def gradient(self, parameters: Tensor) -> Tensor:

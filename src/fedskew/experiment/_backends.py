@@ -7,14 +7,14 @@ from typing import Any
 from fedskew import torchrun
 from fedskew.engine import (
     Backend,
-    Cohort,
-    Course,
-    FedConcatCourse,
+    CohortBackend,
+    FedConcatRunner,
     LocalWork,
     Observer,
-    Processes,
-    Ranks,
-    Sequential,
+    ProcessBackend,
+    RankBackend,
+    RoundRunner,
+    SequentialBackend,
     faster_together,
 )
 from fedskew.errors import ConfigError
@@ -27,7 +27,7 @@ def make_backend(
 ) -> Backend:
     """Where cohorts of so many clients train, on the device that the model is on; under `torchrun`, over its ranks."""
     local = _local(engine, model, work, observe, -(-clients // torchrun.ranks()))
-    return Ranks(local, work) if torchrun.launched() else local
+    return RankBackend(local, work) if torchrun.launched() else local
 
 
 def _local(engine: EngineSection, model: FlatModel, work: LocalWork, observe: Observer | None, clients: int) -> Backend:
@@ -37,29 +37,29 @@ def _local(engine: EngineSection, model: FlatModel, work: LocalWork, observe: Ob
                 "engine.capture: training is on the CPU, and only a GPU runs captured steps; set engine.device to "
                 "'cuda', or engine.capture to false"
             )
-        return Cohort(model, work, observe, engine.chunk, engine.capture)
+        return CohortBackend(model, work, observe, engine.chunk, engine.capture)
     if engine.backend == "processes":
         if model.vector.device.type != "cpu":
             raise ConfigError(
                 "engine.backend: 'processes' trains on the CPU only; set engine.device to 'cpu', or engine.backend to "
                 "'sequential'"
             )
-        return Processes(model, work, engine.number_of_processes(), observe)
-    return Sequential(model, work, observe)
+        return ProcessBackend(model, work, engine.number_of_processes(), observe)
+    return SequentialBackend(model, work, observe)
 
 
-def describe(course: Course) -> dict[str, Any]:
+def describe(course: RoundRunner) -> dict[str, Any]:
     """What a run's record says of its backend: its name, how many clients are stacked, whether their steps are captured
     or why not, where they were to be, and over how many ranks."""
-    backend = course.encoders.backend if isinstance(course, FedConcatCourse) else getattr(course, "backend", None)
-    if isinstance(backend, Ranks):
+    backend = course.encoders.backend if isinstance(course, FedConcatRunner) else getattr(course, "backend", None)
+    if isinstance(backend, RankBackend):
         return _named(backend.local) | {"ranks": torchrun.ranks()}
     return _named(backend)
 
 
 def _named(backend: object) -> dict[str, Any]:
-    record: dict[str, Any] = {"name": type(backend).__name__.lower()}
-    if isinstance(backend, Cohort):
+    record: dict[str, Any] = {"name": getattr(backend, "name", type(backend).__name__.lower())}
+    if isinstance(backend, CohortBackend):
         record["stacked"] = backend.most
         if backend.capture:
             record["captured"] = backend.not_captured is None

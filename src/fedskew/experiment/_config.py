@@ -372,7 +372,7 @@ def _check(config: Config) -> None:
 
 
 def _named(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """The tree with the user's own classes, functions and fillers (given from Python) replaced by their names."""
+    """The tree with the user's own classes, functions and components (given from Python) replaced by their names."""
     plain = {key: dict(value) if isinstance(value, Mapping) else value for key, value in tree.items()}
     for section, key in (("data", "name"), ("partition", "rule"), ("model", "name")):
         table = plain.get(section)
@@ -384,8 +384,8 @@ def _named(tree: Mapping[str, Any]) -> dict[str, Any]:
         plain["method"] = {"preset": plain["method"]}
     elif dataclasses.is_dataclass(plain.get("method")):
         method = plain["method"]
-        fillers = {place: getattr(method, place) for place in methods.PLACES}
-        plain["method"] = {place: filler for place, filler in fillers.items() if filler is not None}
+        components = {place: getattr(method, place) for place in methods.PLACES}
+        plain["method"] = {place: component for place, component in components.items() if component is not None}
     if isinstance(plain.get("seeds"), int):
         plain["seeds"] = [plain["seeds"]]
     return plain

@@ -19,10 +19,10 @@ from fedskew import torchrun
 from fedskew.data import Inputs, take
 from fedskew.engine import (
     ClientStates,
-    Course,
     Evaluation,
     FedConcatState,
     Round,
+    RoundRunner,
     ServerState,
     evaluation,
     predict,
@@ -48,7 +48,7 @@ Progress = Callable[[Round], None]
 Played = tuple[Any, Round]
 """What comes of a round: the server's next state and the record."""
 
-Play = Callable[[Sequence[Course], Sequence[Any]], list[Played]]
+Play = Callable[[Sequence[RoundRunner], Sequence[Any]], list[Played]]
 """The next round of each course from its state."""
 
 
@@ -179,7 +179,7 @@ class Run:
         if model is None:
             return state, record
         self.model.write_state(model)
-        record["evaluation"], record["validation"] = self._judge(record["round"])
+        record["evaluation"], record["validation"] = self._evaluate_both(record["round"])
         validation = record["validation"]
         if validation is None:
             return state, record
@@ -189,7 +189,7 @@ class Run:
             ), record
         return dataclasses.replace(state, stale=state.stale + 1), record
 
-    def _judge(self, round: int) -> tuple[Evaluation | None, Evaluation | None]:
+    def _evaluate_both(self, round: int) -> tuple[Evaluation | None, Evaluation | None]:
         """The model in memory on test and validation set, each None where there is none."""
         return self._evaluate(*self._test), self._evaluate(*self._validation) if len(self.task.validation) else None
 
@@ -264,9 +264,9 @@ def go_on(runs: Sequence[Run], play: Play, resume: bool = False, progress: Progr
     return [finished[run] for run in runs]
 
 
-def one_by_one(courses: Sequence[Course], states: Sequence[Any]) -> list[Played]:
+def one_by_one(courses: Sequence[RoundRunner], states: Sequence[Any]) -> list[Played]:
     """The next round of each."""
-    return [course.play(state) for course, state in zip(courses, states, strict=True)]
+    return [course.run_round(state) for course, state in zip(courses, states, strict=True)]
 
 
 def choose_device(name: str) -> torch.device:

@@ -14,12 +14,12 @@ from fedskew.data import Dataset
 from fedskew.engine import (
     ClientStates,
     Conditions,
-    Course,
     Divided,
-    FedConcatCourse,
+    FedConcatRunner,
     Federation,
     LocalWork,
     Observer,
+    RoundRunner,
     cohort_size,
 )
 from fedskew.errors import ArgumentError, ConfigError
@@ -77,7 +77,7 @@ def make_federation(
     device: torch.device,
     clients: ClientStates,
     observe: Observer | None = None,
-) -> tuple[Course, ModelState, FlatModel]:
+) -> tuple[RoundRunner, ModelState, FlatModel]:
     """The method on the task's clients, the untrained network as flat vectors, and the model that is evaluated."""
     training, dataset = config.training, task.dataset
     method = methods.build(config.method, training.momentum)
@@ -115,7 +115,7 @@ def _fedconcat(
     network: FlatModel,
     work: LocalWork,
     observe: Observer | None,
-) -> FedConcatCourse:
+) -> FedConcatRunner:
     """The pipeline around a federation that trains the config's network."""
     seed = federation.seed
     counts = federation.counts if federation.seen is None else federation.seen
@@ -137,7 +137,7 @@ def _fedconcat(
         steps=pipeline.batches,
         conditions=replace(federation.conditions, stragglers=0.0),
     )
-    return FedConcatCourse(
+    return FedConcatRunner(
         pipeline=pipeline,
         encoder_rounds=pipeline.split(config.training.rounds),
         cluster_of=cluster_of,

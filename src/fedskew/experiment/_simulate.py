@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from fedskew import torchrun
-from fedskew.engine import Course, Federation, Round, play_together
+from fedskew.engine import Federation, Round, RoundRunner, run_round_together
 from fedskew.errors import ConfigError, MissingPackageError
 from fedskew.experiment._config import Config, read, resolve, write
 from fedskew.experiment._folder import plain_json, write_text
@@ -69,7 +69,7 @@ def simulate(
     """Train a federation on this machine, or on all ranks of `torchrun`, of which the first writes.
 
     `config`: the path of a TOML file, a tree, or None with the tree's tables as keyword arguments (which replace the
-    config's own where both are given). In a tree from Python, a filler, a class or a function may stand where a name
+    config's own where both are given). In a tree from Python, a component, a class or a function may stand where a name
     may. `out`: the folder under which the run folder `<name>-<hash>` is made; None: nothing touches the disk. `resume`:
     go on from that folder. `progress`: called with every record.
 
@@ -147,8 +147,8 @@ def _seed(
     return chosen, model
 
 
-def _play_together(courses: Sequence[Course], states: Sequence[Any]) -> list[Played]:
-    return play_together([course for course in courses if isinstance(course, Federation)], states)
+def _play_together(courses: Sequence[RoundRunner], states: Sequence[Any]) -> list[Played]:
+    return run_round_together([course for course in courses if isinstance(course, Federation)], states)
 
 
 def _validation_scores(rounds: Sequence[Round]) -> list[float]:

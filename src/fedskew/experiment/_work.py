@@ -14,17 +14,17 @@ from fedskew.randomness import Purpose, stream_key
 
 
 def make_network(config: Config, seed: int, method: Method, num_classes: int, in_shape: tuple[int, ...]) -> nn.Module:
-    """The untrained network as the method's fillers change it, its dropout layers ours, on the CPU.
+    """The untrained network as the method's components change it, its dropout layers ours, on the CPU.
 
     torch's global generator is as it was.
     """
     module = _network(config, seed, num_classes, in_shape)
     drawn = torch.Generator().manual_seed(stream_key(seed, Purpose.MODEL_ADAPT))
-    for filler in hooked(method).values():
+    for component in hooked(method).values():
         try:
-            module = filler.adapt(module, drawn)
+            module = component.adapt(module, drawn)
         except ArgumentError as error:
-            name = type(filler).__name__
+            name = type(component).__name__
             raise ConfigError(f"model.name: {name} can't adapt {config.model.name}: {error}") from None
     return module
 

@@ -36,7 +36,7 @@ class StepSettings(NamedTuple):
 
 
 class LocalStep(Protocol):
-    """One filler of the local-step slot: a frozen dataclass of hyper-parameters."""
+    """One component of the local-step slot: a frozen dataclass of hyper-parameters."""
 
     def init(self, settings: StepSettings) -> Tensor | None:
         """What is carried from step to step, fresh at the start of every round (a momentum buffer); None: nothing."""

@@ -35,7 +35,7 @@ class Context(NamedTuple):
 
 
 class Loss(Protocol):
-    """One filler of the objective slot: a frozen dataclass of hyper-parameters.
+    """One component of the objective slot: a frozen dataclass of hyper-parameters.
 
     `role` is "classification" (exactly one in an objective) or "term" (any number, each with a weight). `reads` names
     what it needs of `Context` beside the counts: "teacher", "previous", or "broadcast".

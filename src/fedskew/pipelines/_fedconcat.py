@@ -3,7 +3,7 @@
 Diao, Li and He, "Exploiting Label Skews in Federated Learning with Model Concatenation", AAAI 2024.
 
 - Once, k-means on the clients' normalised label counts divides them into `clusters`.
-- In the first `encoder_rounds` rounds every cluster trains a model of its own. Participants are drawn from all clients;
+- In the first `encoder_rounds` rounds every cluster trains a model of its own. Cohort are drawn from all clients;
   each trains its cluster's model, and a cluster of which nobody was drawn is skipped. This is FedAvg inside a cluster,
   or whatever local step, objective, weighting and server update are configured.
 - In the rounds that remain the clusters' models lose their heads and are frozen, in eval mode. One linear head on their
@@ -36,9 +36,9 @@ from fedskew.hooks import Hooks
 from fedskew.labels import CountsLike, as_counts
 
 
-def _clash(slot: str, filler: Any) -> str | None:
-    """Why a filler (or its class) makes no sense here; None where it does."""
-    kind = filler if isinstance(filler, type) else type(filler)
+def _clash(slot: str, component: Any) -> str | None:
+    """Why a component (or its class) makes no sense here; None where it does."""
+    kind = component if isinstance(component, type) else type(component)
     if getattr(kind, "reads", frozenset()):
         return (
             "it compares with another model of all clients, and under the head there is none; take a loss that reads "
@@ -96,9 +96,9 @@ class FedConcat:
         if self.head not in ("fresh", "clusters"):
             raise ArgumentError(f"head: must be 'fresh' or 'clusters', got {self.head!r}")
 
-    def clash(self, slot: str, filler: Any) -> str | None:
-        """Why a filler can't be combined with this pipeline, one of one's own too; None where it can."""
-        return _clash(slot, filler)
+    def clash(self, slot: str, component: Any) -> str | None:
+        """Why a component can't be combined with this pipeline, one of one's own too; None where it can."""
+        return _clash(slot, component)
 
     def split(self, rounds: int) -> int:
         """How many of a run's rounds train encoders. Raises ArgumentError where none would remain for the head."""

@@ -1,4 +1,4 @@
-"""Checks of what a selection is asked for, shared by the fillers."""
+"""Checks of what a selection is asked for, shared by the components."""
 
 from __future__ import annotations
 

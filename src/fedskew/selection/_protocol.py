@@ -14,7 +14,7 @@ IntArray = NDArray[np.int64]
 
 
 class Selection(Protocol):
-    """One filler of the selection slot: a frozen dataclass of hyper-parameters.
+    """One component of the selection slot: a frozen dataclass of hyper-parameters.
 
     A state is a frozen dataclass of arrays and plain values (or None), so that a run can be checkpointed.
     """

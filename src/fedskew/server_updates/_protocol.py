@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class ServerUpdate(Protocol):
-    """One filler of the server-update slot: a frozen dataclass of hyper-parameters.
+    """One component of the server-update slot: a frozen dataclass of hyper-parameters.
 
     It moves trainable parameters only; the engine averages buffers (batch-norm statistics) plainly with the same
     weights.

@@ -30,7 +30,7 @@ class Answered(NamedTuple):
 
 
 class Weighting(Protocol):
-    """One filler of the weighting slot: a frozen dataclass of hyper-parameters."""
+    """One component of the weighting slot: a frozen dataclass of hyper-parameters."""
 
     needs_target: ClassVar[bool]
 

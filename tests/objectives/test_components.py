@@ -1,4 +1,4 @@
-"""The fillers of the objective slot, and their weighted sum."""
+"""The components of the objective slot, and their weighted sum."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ MASK = torch.tensor([True, True, True, True, False, True])
 BATCH = Batch(FEATURES, LOGITS, TARGETS, MASK)
 CONTEXT = Context(COUNTS, teacher=Outputs(FEATURES, TEACHER))
 
-FILLERS = {
+COMPONENTS = {
     CrossEntropy(): functional.cross_entropy(LOGITS, TARGETS, mask=MASK),
     FedLC(tau=0.5): functional.fedlc(LOGITS, TARGETS, COUNTS, tau=0.5, mask=MASK),
     FedLC(exclude_target=True): functional.fedlc(LOGITS, TARGETS, COUNTS, exclude_target=True, mask=MASK),
@@ -64,22 +64,22 @@ FILLERS = {
 }
 
 
-@pytest.mark.parametrize(("filler", "expected"), FILLERS.items(), ids=map(repr, FILLERS))
-def test_a_filler_is_its_function_with_its_parameters(filler, expected):
-    assert torch.equal(filler.value(BATCH, CONTEXT), expected)
+@pytest.mark.parametrize(("component", "expected"), COMPONENTS.items(), ids=map(repr, COMPONENTS))
+def test_a_component_is_its_function_with_its_parameters(component, expected):
+    assert torch.equal(component.value(BATCH, CONTEXT), expected)
 
 
 @pytest.mark.parametrize("name", INDEX)
-def test_every_filler_is_a_frozen_dataclass_that_says_what_it_is_and_what_it_reads(name):
+def test_every_component_is_a_frozen_dataclass_that_says_what_it_is_and_what_it_reads(name):
     kind = INDEX[name]
     assert dataclasses.is_dataclass(kind)
     assert kind.role in ("classification", "term")
     assert kind.reads <= {"teacher", "previous", "broadcast"}
-    filler = kind()
-    assert filler == kind()
-    assert filler.value(BATCH, CONTEXT).shape == ()
+    component = kind()
+    assert component == kind()
+    assert component.value(BATCH, CONTEXT).shape == ()
     context = CONTEXT if "teacher" in kind.reads else Context(COUNTS)
-    assert torch.equal(filler.value(BATCH, context), filler.value(BATCH, CONTEXT))
+    assert torch.equal(component.value(BATCH, context), component.value(BATCH, CONTEXT))
 
 
 def test_an_objective_is_its_loss_plus_its_weighted_terms():

@@ -1,0 +1,64 @@
+"""Hyper-parameters of components: their ranges stand in their types, and are checked wherever a component is made.
+
+    @component
+    class FedProx:
+        mu: NonNegative = 0.01
+
+    FedProx(mu=-1)      # ArgumentError: mu: input should be greater than or equal to 0 (got -1)
+
+The same types check a config, where the error names the key in the file instead.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, TypeVar, dataclass_transform
+
+import pydantic
+from pydantic import ConfigDict, Field
+
+from fedskew.errors import ArgumentError
+
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Count = Annotated[int, Field(ge=1, strict=True)]
+"""A whole number, 1 or above."""
+
+T = TypeVar("T")
+
+
+@dataclass_transform(frozen_default=True)
+def component(cls: type[T]) -> type[T]:
+    """Make a class a frozen dataclass whose fields are checked against their annotated types on construction.
+
+    A check over several fields goes into `__post_init__`, which raises ArgumentError as everywhere.
+
+    Raises (on construction):
+        ArgumentError: A value does not fit its field's type or range; the message names the field.
+    """
+    made: Any = pydantic.dataclasses.dataclass(frozen=True, config=ConfigDict(arbitrary_types_allowed=True, extra="forbid"))(cls)
+    checked = made.__init__
+
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        try:
+            checked(self, *args, **kwargs)
+        except pydantic.ValidationError as error:
+            raise ArgumentError(first_mistake(error)) from None
+
+    made.__init__ = __init__
+    own: type[T] = made
+    return own
+
+
+def first_mistake(error: pydantic.ValidationError, prefix: str = "") -> str:
+    """One line for the first mistake that pydantic found: the dotted key after `prefix`, what is wrong, the value."""
+    first = error.errors()[0]
+    if first["type"] == "value_error":  # the class's own check, which names the parameter itself
+        return prefix + str(first["ctx"]["error"])
+    key = prefix + ".".join(map(str, first["loc"]))
+    if first["type"] in ("missing", "missing_argument"):
+        return f"{key}: missing"
+    if first["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+        return f"{key}: no such parameter"
+    return f"{key}: {first['msg'][0].lower()}{first['msg'][1:]} (got {first['input']!r})"
