@@ -37,16 +37,17 @@ def component(cls: type[T]) -> type[T]:
     Raises (on construction):
         ArgumentError: A value does not fit its field's type or range; the message names the field.
     """
-    made: Any = pydantic.dataclasses.dataclass(frozen=True, config=ConfigDict(arbitrary_types_allowed=True, extra="forbid"))(cls)
+    config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
+    made: Any = pydantic.dataclasses.dataclass(frozen=True, config=config)(cls)
     checked = made.__init__
 
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
         try:
             checked(self, *args, **kwargs)
         except pydantic.ValidationError as error:
             raise ArgumentError(first_mistake(error)) from None
 
-    made.__init__ = __init__
+    made.__init__ = init
     own: type[T] = made
     return own
 
