@@ -80,6 +80,18 @@ class SequentialBackend(Backend):
             updates.append(self.end(started, self._train(started), None if rows is None else rows[place]))
         return updates
 
+    def train_client(self, round: int, task: Assignment, sent: Sent) -> tuple[Update, ModelState]:
+        """Train one client, and return its update and its model after the last local step.
+
+        The model is what the update's change is computed from, without the rounding of a subtraction. It may be a view
+        of the backend's own model, and holds until that is used again.
+        """
+        if self._teacher is not None:
+            self._teacher.become(sent.model)
+        started = self.begin(round, task, sent)
+        ended = self._train(started)
+        return self.end(started, ended), ended.model
+
     def begin(self, round: int, task: Assignment, sent: Sent) -> Started:
         """A client before its first step."""
         start = sent.model.parameters

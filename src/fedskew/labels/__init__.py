@@ -12,12 +12,13 @@ from fedskew.labels._measures import (
     kl_to_uniform,
     projection_distance,
 )
-from fedskew.labels._release import privatize
+from fedskew.labels._release import SENSITIVITY, privatize
 from fedskew.labels._sentences import figures, sentences
 from fedskew.labels._skew import SkewReport, describe
 
 __all__ = [
     "GROUPS",
+    "SENSITIVITY",
     "CountsLike",
     "LabelCounts",
     "SkewReport",
