@@ -16,8 +16,7 @@ from fedskew.labels._counts import (
     check_amounts,
     row_blocks,
 )
-from fedskew.labels.ascent import Mixes
-from fedskew.labels.hull import project
+from fedskew.mixing import Programme
 
 
 def entropy(counts: CountsLike) -> float | FloatArray:
@@ -81,7 +80,7 @@ def projection_distance(counts: CountsLike, target: ArrayLike) -> float:
     hull. Exact to rounding. Raises ArgumentError for wrong shapes or values, and where no client holds a sample.
     """
     held = as_counts(counts)
-    residual = project(Mixes(held), as_target(target, held.shape[1])).residual
+    residual = Programme(held, as_target(target, held.shape[1])).projection.residual
     return float(residual @ residual)
 
 

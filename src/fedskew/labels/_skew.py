@@ -17,8 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from fedskew.errors import ArgumentError
 from fedskew.labels._counts import CountsLike, FloatArray, LabelCounts, as_target, row_blocks
 from fedskew.labels._measures import GROUPS, class_group_matrix, entropy
-from fedskew.labels.ascent import Mixes
-from fedskew.labels.hull import project
+from fedskew.mixing import Programme
 
 Pairs: TypeAlias = tuple[NDArray[np.int64], NDArray[np.int64]]
 
@@ -347,7 +346,7 @@ def _quantity(sizes: FloatArray) -> QuantitySkew:
 
 def _coverage(record: LabelCounts, target: ArrayLike) -> TargetCoverage:
     mix = as_target(target, record.counts.shape[1])
-    residual = project(Mixes(record.counts), mix).residual
+    residual = Programme(record.counts, mix).projection.residual
     # What is left by rounding is not a shortage.
     short = np.where(residual > 1e-9, residual, 0.0)
     histogram = record.pooled / record.pooled.sum()

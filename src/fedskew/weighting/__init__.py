@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from fedskew.mixing import Solution
 from fedskew.weighting._afl import AFL, afl_update
 from fedskew.weighting._fedavg import FedAvg, fedavg
 from fedskew.weighting._fedla import FedLA, fedla
 from fedskew.weighting._fedpals import FedPALS, fedpals, fedpals_solve, fedpals_strength
-from fedskew.weighting._programme import Solution
 from fedskew.weighting._protocol import Answered, Weighting
 from fedskew.weighting._uniform import Uniform, uniform
 

@@ -20,49 +20,89 @@ from numpy.typing import ArrayLike
 
 from fedskew.about import LABEL_COUNTS, Cost
 from fedskew.errors import ArgumentError
-from fedskew.labels import CountsLike
-from fedskew.weighting._programme import Programme, Solution
+from fedskew.labels import CountsLike, as_counts, as_sizes, as_target
+from fedskew.mixing import Programme, Solution
 from fedskew.weighting._protocol import Answered, FloatArray
 
 
 def fedpals(counts: CountsLike, target: ArrayLike, strength: float = 0.0, sizes: ArrayLike | None = None) -> FloatArray:
-    """FedPALS's weights of the participants, `(clients,)`, sum 1; arguments and errors as in `fedpals_solve`."""
+    """FedPALS's weights.
+
+    Args:
+        counts: Label counts of the participants, shape `(clients, classes)`.
+        target: Label mix, shape `(classes,)`; normalised here.
+        strength: The paper's lambda, in samples, from 0 (its limit: of the weights that fit best, those of the largest
+            effective sample size) to infinity (FedAvg).
+        sizes: Samples of each client, shape `(clients,)`, where they are not the row sums of `counts`.
+
+    Returns:
+        Weights, shape `(clients,)`, sum 1; 0 for a client without samples.
+
+    Raises:
+        ArgumentError: Wrong shapes or values, or no client holds a sample.
+    """
     return fedpals_solve(counts, target, strength, sizes).weights
 
 
 def fedpals_solve(
     counts: CountsLike, target: ArrayLike, strength: float = 0.0, sizes: ArrayLike | None = None
 ) -> Solution:
-    """FedPALS's weights with certificates of optimality.
+    """FedPALS's weights with certificates of their optimality.
 
-    `counts`: of the participants, `(clients, classes)`; `target`: label mix, `(classes,)`, normalised; `strength`: the
-    paper's lambda, in samples, from 0 (its limit: the largest effective sample size of those that fit best) to infinity
-    (FedAvg); `sizes`: samples of each client where they are not the counts' row sums. A client without samples gets
-    weight 0. Raises ArgumentError for wrong shapes or values, and where no client holds a sample.
+    Args:
+        counts: As in `fedpals`.
+        target: As in `fedpals`.
+        strength: As in `fedpals`.
+        sizes: As in `fedpals`.
+
+    Returns:
+        Weights, bounds on how far they are from optimal, effective sample size and distance to the target.
+
+    Raises:
+        ArgumentError: Wrong shapes or values, or no client holds a sample.
     """
-    programme = Programme(counts, target, sizes)
-    return programme.solve(_as_strength(strength) / programme.mixes.samples)
+    programme = _programme(counts, target, sizes)
+    return programme.solve(_as_strength(strength) / programme.samples)
 
 
 def fedpals_strength(
     counts: CountsLike, target: ArrayLike, ess_fraction: float, sizes: ArrayLike | None = None
 ) -> float:
-    """The smallest strength whose effective sample size is this share of all samples; 0 if the limit reaches it.
+    """The smallest strength whose effective sample size reaches a share of all samples.
 
-    `ess_fraction` is from 0 to 1; 1 is FedAvg, at infinite strength unless a finite one gives the same. The effective
-    sample size never falls as the strength grows, so a root is sought; its accuracy is 1e-9, and it always reaches the
-    share. Other arguments and errors as in `fedpals_solve`. (FedPALS, appendix A.1, sets lambda this way.)
+    The effective sample size never falls as the strength grows, so a root is sought. FedPALS, appendix A.1, sets lambda
+    this way.
+
+    Args:
+        counts: As in `fedpals`.
+        target: As in `fedpals`.
+        ess_fraction: Share of all samples, from 0 to 1. 1 is FedAvg, at infinite strength unless a finite one gives the
+            same.
+        sizes: As in `fedpals`.
+
+    Returns:
+        The strength, to a relative accuracy of 1e-9 and never below the share; 0 if the limit reaches it already.
+
+    Raises:
+        ArgumentError: Wrong shapes or values, or no client holds a sample.
     """
-    programme = Programme(counts, target, sizes)
-    return programme.kappa(_as_share(ess_fraction, "ess_fraction")) * programme.mixes.samples
+    programme = _programme(counts, target, sizes)
+    return programme.kappa(_as_share(ess_fraction, "ess_fraction")) * programme.samples
+
+
+def _programme(counts: CountsLike, target: ArrayLike, sizes: ArrayLike | None) -> Programme:
+    held = as_counts(counts)
+    return Programme(held, as_target(target, held.shape[1]), as_sizes(sizes, held))
 
 
 @dataclass(frozen=True)
 class FedPALS:
-    """Updates count so that the clients' labels together come near the target mix.
+    """Weights with which the clients' labels together come near the target mix.
 
-    `strength` is the paper's lambda. Where `ess` is given, it is set anew every round so that the effective sample size
-    of the participants is this share of their samples.
+    Attributes:
+        strength: The paper's lambda, in samples.
+        ess: Where given, the strength is set anew in every round so that the effective sample size of the participants
+            is this share of their samples.
     """
 
     needs_target: ClassVar[bool] = True
@@ -85,14 +125,18 @@ class FedPALS:
                 raise ArgumentError("ess: sets the strength itself; give one of the two")
 
     def weigh(self, answered: Answered) -> FloatArray:
-        """`fedpals` of those who answered. Raises ArgumentError without a target."""
+        """`fedpals` of the clients that replied.
+
+        Raises:
+            ArgumentError: No target mix is given.
+        """
         if answered.target is None:
             raise ArgumentError(
                 "target: FedPALS weighs clients towards a target label mix, and none is given; set [target] mix, or "
                 "choose a weighting that needs none (fedavg, fedla, uniform)"
             )
-        programme = Programme(answered.counts, answered.target, answered.sizes)
-        kappa = self.strength / programme.mixes.samples if self.ess is None else programme.kappa(self.ess)
+        programme = _programme(answered.counts, answered.target, answered.sizes)
+        kappa = self.strength / programme.samples if self.ess is None else programme.kappa(self.ess)
         return programme.solve(kappa).weights
 
 

@@ -1,12 +1,11 @@
-"""The projection on the hull: its certificate, in the shapes that real and degenerate federations have."""
+"""The projection of a target on the hull of the clients' mixes: its certificate, for real and degenerate federations."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from fedskew.labels.ascent import Mixes
-from fedskew.labels.hull import project
+from fedskew.mixing import Programme
 
 RNG = np.random.default_rng(5)
 SPARSE = np.floor(RNG.dirichlet(np.full(20, 0.1), size=3000) * 300)
@@ -27,7 +26,7 @@ SPARSE = np.floor(RNG.dirichlet(np.full(20, 0.1), size=3000) * 300)
     ids=["inside", "outside", "a client", "dense", "identical", "one", "vertices", "duplicates on a face"],
 )
 def test_nobody_can_lessen_the_distance(counts: np.ndarray, target: np.ndarray) -> None:
-    found = project(Mixes(counts), target)
+    found = Programme(counts, target).projection
     marginals = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     scores = marginals @ found.residual
     # Optimal exactly where every client with weight has the best score on the residual (Wolfe's criterion).

@@ -1,7 +1,7 @@
-"""Maximise the dual of FedPALS's programme: as many unknowns as classes, however many clients there are.
+"""The dual of FedPALS's programme: as many unknowns as classes, however many clients there are.
 
-Write a_i = p_i x_i with p_i any positive shares of sum 1 (FedAvg's weights, or equal ones), so that x = 1 are
-those shares and sizes of very different magnitude do no harm. For any t of sum 1, offsets y0 and a curvature k > 0,
+Write a_i = p_i x_i with p_i any positive shares of sum 1 (FedAvg's weights, or equal ones), so that x = 1 are those
+shares and sizes of very different magnitude do no harm. For any t of sum 1, offsets y0 and a curvature k > 0,
 
     min over x >= 0, sum_i p_i x_i = 1   ||t - sum_i p_i x_i S_i||^2 / (2k) + sum_i p_i (x_i - y0_i)^2 / 2
 
@@ -15,58 +15,64 @@ a handful of them: a step costs one pass over the clients and one Gram matrix of
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import numpy as np
+from numpy.typing import NDArray
 
 from fedskew.errors import ArgumentError
-from fedskew.labels._counts import FloatArray, as_sizes
+
+FloatArray: TypeAlias = NDArray[np.float64]
 
 ROWS_AT_ONCE = 4096
 ROUNDING = 1e-14
-"""What counts as zero in a sum of shares that is computed over many clients."""
+"""Up to here a sum of shares over many clients counts as zero."""
 
 MOST_STEPS = 2000
 PATIENCE = 300
-"""Newton steps of an ascent, and how many in a row may fail to lessen the gradient's largest part."""
+"""Limits of an ascent: all Newton steps, and steps in a row that do not reduce the gradient's largest entry."""
 
 ILL_CONDITIONED = 1e-11
-"""From which ratio of a Gram matrix's eigenvalues on its square root is used instead."""
+"""Below this ratio of a Gram matrix's smallest to its largest eigenvalue, its square root is factorised instead."""
 
 
 class Mixes:
-    """The clients' label marginals S, `(clients, classes)`, kept as the counts they come from.
+    """The clients' label marginals S, `(clients, classes)`, kept as the counts that they come from.
 
-    `shares`: FedAvg's weights, `(clients,)`; 0 for a client without label counts or of size 0, who is not `present`.
-    Raises ArgumentError where nobody is present.
+    Attributes:
+        present: Clients with label counts and a size above 0, `(clients,)`. The others never have weight.
+        samples: Sum of the present clients' sizes.
+        shares: FedAvg's weights, `(clients,)`; 0 for a client that is not present.
+        classes: Number of classes.
+
+    Raises:
+        ArgumentError: No client is present.
     """
 
     def __init__(self, counts: FloatArray, sizes: FloatArray | None = None) -> None:
         totals = counts.sum(axis=1)
-        held = as_sizes(sizes, counts)
+        held = totals if sizes is None else sizes
         self.present = (totals > 0) & (held > 0)
         if not self.present.any():
             raise ArgumentError("counts: no client holds a sample")
         self.samples = float(held[self.present].sum())
         self.shares = np.where(self.present, held, 0.0) / self.samples
+        self.classes = int(counts.shape[1])
         self._counts = np.ascontiguousarray(counts)
         self._inverse = np.divide(1.0, totals, out=np.zeros_like(totals), where=self.present)
 
-    @property
-    def classes(self) -> int:
-        """How many classes there are."""
-        return int(self._counts.shape[1])
-
     def scores(self, direction: FloatArray) -> FloatArray:
-        """S times a direction, `(clients,)`; 0 for who is not present."""
+        """Each marginal's inner product with a direction, `(clients,)`; 0 for clients that are not present."""
         scores: FloatArray = (self._counts @ direction) * self._inverse
         return scores
 
-    def blend(self, weights: FloatArray) -> FloatArray:
-        """The mix that weighted clients have, `sum_i a_i S_i`, `(classes,)`."""
-        blend: FloatArray = (weights * self._inverse) @ self._counts
-        return blend
+    def mean(self, weights: FloatArray) -> FloatArray:
+        """The label mix of weighted clients, `sum_i a_i S_i`, `(classes,)`."""
+        mean: FloatArray = (weights * self._inverse) @ self._counts
+        return mean
 
-    def rows(self, ids: np.ndarray, scale: FloatArray | None = None) -> FloatArray:
-        """Some clients' marginals, each times its scale."""
+    def rows(self, ids: NDArray[np.int64], scale: FloatArray | None = None) -> FloatArray:
+        """The marginals of some clients, each multiplied by its entry of `scale`."""
         factor = self._inverse[ids] if scale is None else self._inverse[ids] * scale[ids]
         rows: FloatArray = self._counts[ids] * factor[:, None]
         return rows
@@ -75,15 +81,15 @@ class Mixes:
 def ascend(
     mixes: Mixes, shares: FloatArray, curvature: float, activity: FloatArray, target: FloatArray, start: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Maximise the dual: v, `(classes,)`, and y0 + S v, `(clients,)`, whose positive part is x.
+    """Maximise the dual from v = `start`.
 
-    `activity` is y0 + S v at the start v. It is carried along rather than computed anew, because S v loses digits where
-    v is large.
+    Returns v, `(classes,)`, and y0 + S v, `(clients,)`, whose positive part is x. `activity` is y0 + S v at the start;
+    it is updated rather than computed anew in every step, because S v loses digits where v is large.
     """
     v, y = start, activity
     least, since = np.inf, 0
     for _ in range(MOST_STEPS):
-        gradient = target - curvature * centred(v) - mixes.blend(shares * np.maximum(y, 0.0))
+        gradient = target - curvature * centred(v) - mixes.mean(shares * np.maximum(y, 0.0))
         size = float(np.abs(gradient).max())
         since = 0 if size < least else since + 1
         least = min(least, size)
@@ -103,7 +109,7 @@ def _newton_step(mixes: Mixes, scale: FloatArray, curvature: float, gradient: Fl
 
     From the Gram matrix where it is well conditioned, else from a QR factor of its square root, which keeps twice the
     digits: with sizes from 1 to a million the Gram matrix alone has none left. A curvature above 1 is scaled away
-    before, or it would hide the one direction that it does not bend.
+    beforehand, or it would hide the one direction that has no curvature.
     """
     active = np.flatnonzero(scale)
     if not len(active):
@@ -135,7 +141,7 @@ def _newton_step(mixes: Mixes, scale: FloatArray, curvature: float, gradient: Fl
 
 
 def _line_search(shares: FloatArray, y: FloatArray, change: FloatArray, linear: float, bend: float) -> float:
-    """The length that maximises the dual along a step, to a tenth of its slope; 1 where that will do."""
+    """The length along a step at which the slope of the dual is at most a tenth of the first; 1 where that suffices."""
 
     def slope(length: float) -> float:
         return linear - length * bend - float(shares @ (np.maximum(y + length * change, 0.0) * change))
@@ -157,7 +163,7 @@ def _line_search(shares: FloatArray, y: FloatArray, change: FloatArray, linear: 
 
 
 def centred(v: FloatArray) -> FloatArray:
-    """A vector less its mean."""
+    """A vector minus its mean."""
     difference: FloatArray = v - v.sum() / len(v)
     return difference
 
