@@ -1,4 +1,4 @@
-"""The projection of a target on the hull of the clients' mixes: its certificate, for real and degenerate federations."""
+"""The projection of a target on the hull of the clients' mixes, in real and in degenerate federations."""
 
 from __future__ import annotations
 
