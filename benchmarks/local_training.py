@@ -24,7 +24,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from fedskew.engine import Assignment, Divided, LocalTraining, LocalWork, Sent, SequentialBackend
+from fedskew.engine import Assignment, LocalTraining, LocalWork, PartitionedData, Sent, SequentialBackend
 from fedskew.local_steps import SGD
 from fedskew.models import FlatModel, build
 from fedskew.objectives import CrossEntropy, Objective
@@ -107,7 +107,7 @@ def by_hand(module: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, tune
 def ours(module: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> Callable[[], torch.Tensor]:
     model = FlatModel(copy.deepcopy(module))
     counts = np.bincount(targets.numpy(), minlength=10)[None].astype(float)
-    data = Divided(inputs, targets, [np.arange(IMAGES)], counts)
+    data = PartitionedData(inputs, targets, [np.arange(IMAGES)], counts)
     training = LocalTraining(BATCH, LR, 1.0, MOMENTUM, DECAY)
     backend = SequentialBackend(model, LocalWork(data, Objective(CrossEntropy()), SGD(), training, seed=0))
     sent = Sent(model.read_state())

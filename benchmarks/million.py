@@ -44,11 +44,11 @@ from fedskew import methods, models
 from fedskew.engine import (
     Assignment,
     Backend,
+    ClientSamples,
     CohortBackend,
     Federation,
     LocalTraining,
     LocalWork,
-    Samples,
     Sent,
     Update,
     hooked,
@@ -85,12 +85,12 @@ class Generated:
         self.counts = counts
         self.means = np.random.default_rng(1).normal(size=(counts.shape[1], FEATURES))
 
-    def of(self, client: int) -> Samples:
+    def of(self, client: int) -> ClientSamples:
         held = self.counts[client]
         labels = np.repeat(np.arange(len(held)), held.astype(np.int64))
         rng = generator(0, Purpose.DATA, client=client)
         inputs = (self.means[labels] + rng.normal(size=(len(labels), FEATURES))).astype(np.float32)
-        return Samples(torch.from_numpy(inputs), torch.from_numpy(labels), np.arange(len(labels)), held)
+        return ClientSamples(torch.from_numpy(inputs), torch.from_numpy(labels), np.arange(len(labels)), held)
 
 
 class Timed(Backend):

@@ -16,19 +16,19 @@ from fedskew import methods
 from fedskew.data import AUGMENTATIONS
 from fedskew.engine import (
     Assignment,
+    ClientSamples,
     CohortBackend,
     Conditions,
-    Divided,
     Federation,
     LocalTraining,
     LocalWork,
-    Samples,
+    PartitionedData,
     Sent,
     SequentialBackend,
     Update,
-    _cohort_layers,
     hooked,
 )
+from fedskew.engine.cohort import _layers as _cohort_layers
 from fedskew.errors import RunError
 from fedskew.methods import Method
 from fedskew.models import FlatModel, ModelState, build, swap_dropout
@@ -63,16 +63,18 @@ class Plain(Normed):
         self.norm = nn.Identity()
 
 
-def data() -> Divided:
+def data() -> PartitionedData:
     rng = np.random.default_rng(0)
     targets = rng.integers(0, CLASSES, ROWS)
     inputs = rng.normal(size=(ROWS, FEATURES)) + 2 * np.eye(CLASSES, FEATURES)[targets]
     rows = np.split(rng.permutation(ROWS), np.cumsum(SIZES)[:-1])
     counts = np.stack([np.bincount(targets[own], minlength=CLASSES) for own in rows]).astype(float)
-    return Divided(torch.from_numpy(inputs.astype(np.float32)), torch.from_numpy(targets), rows, counts)
+    return PartitionedData(torch.from_numpy(inputs.astype(np.float32)), torch.from_numpy(targets), rows, counts)
 
 
-def backends(method: Method, module: nn.Module, divided: Divided | None = None, chunk: int | None = None, **parts):
+def backends(
+    method: Method, module: nn.Module, divided: PartitionedData | None = None, chunk: int | None = None, **parts
+):
     """One client after another, the cohort at once, and the untrained model."""
     drawn = torch.Generator().manual_seed(1)
     for component in hooked(method).values():
@@ -271,7 +273,7 @@ def test_convolutions_channel_dropout_and_augmentation_are_each_clients_own(name
     shape = (1, 16, 16) if name == "cnn_mnist" else (3, 16, 16)
     flat = data()
     inputs = torch.from_numpy(np.random.default_rng(5).random((ROWS, *shape)).astype(np.float32))
-    divided = Divided(inputs, flat.targets, flat.rows, flat.counts)
+    divided = PartitionedData(inputs, flat.targets, flat.rows, flat.counts)
     augment = None if augmentation is None else AUGMENTATIONS[augmentation]().bind((), ())
     module = build(name, CLASSES, shape)
     alone, together, model = backends(built(objective=TEACHING), module, divided, augment=augment)
@@ -291,7 +293,7 @@ def test_every_form_of_a_convolution_is_the_convolution(form, options, monkeypat
     monkeypatch.setattr(_cohort_layers, "convolution_form", lambda *_: form)
     flat = data()
     inputs = torch.from_numpy(np.random.default_rng(5).normal(size=(ROWS, 2, 9, 7)).astype(np.float32))
-    divided = Divided(inputs, flat.targets, flat.rows, flat.counts)
+    divided = PartitionedData(inputs, flat.targets, flat.rows, flat.counts)
     torch.manual_seed(0)
     module = nn.Sequential(
         nn.Conv2d(2, 4, 3, bias=False), nn.ReLU(), nn.Conv2d(4, 6, 3, **options), nn.Flatten(), nn.LazyLinear(CLASSES)
@@ -331,10 +333,10 @@ def test_a_client_that_diverges_leaves_the_others_as_they_are():
 
 def test_samples_may_lie_in_data_sets_of_their_own():
     class Apart:
-        def of(self, client: int) -> Samples:
+        def of(self, client: int) -> ClientSamples:
             inputs, targets, rows, counts = data().of(client)
             own = torch.from_numpy(rows)
-            return Samples(inputs[own], targets[own], np.arange(len(rows)), counts)
+            return ClientSamples(inputs[own], targets[own], np.arange(len(rows)), counts)
 
     _, together, model = backends(built(), network())
     _, apart, _ = backends(built(), network(), Apart())

@@ -35,9 +35,10 @@ from covering import LOSSES, TERMS, Cell
 from fedskew import local_steps
 from fedskew.data import AUGMENTATIONS
 from fedskew.data._stored import Bytes
-from fedskew.engine import Assignment, CohortBackend, Divided, Sent, _cohort_captured
-from fedskew.engine._cohort import Request, train_together
-from fedskew.engine._cohort_captured import Room
+from fedskew.engine import Assignment, CohortBackend, PartitionedData, Sent
+from fedskew.engine.cohort import Request, train_together
+from fedskew.engine.cohort import _capture as _cohort_captured
+from fedskew.engine.cohort._capture import Room
 from fedskew.errors import ConfigError, RunError
 from fedskew.experiment._backends import describe
 from fedskew.models import Concatenated, FlatModel, build
@@ -45,16 +46,16 @@ from fedskew.models import Concatenated, FlatModel, build
 STEPS = tuple(local_steps.INDEX)
 
 
-def captured(method, module: nn.Module, divided: Divided | None = None, chunk: int | None = None, **parts):
+def captured(method, module: nn.Module, divided: PartitionedData | None = None, chunk: int | None = None, **parts):
     """One client after another, the cohort by the steps that would be captured, and the untrained model."""
     alone, together, model = backends(method, module, divided, chunk, **parts)
     return alone, CohortBackend(together.model, together.work, together.observe, chunk, capture=True), model
 
 
-def of_pictures(channels: int = 3) -> Divided:
+def of_pictures(channels: int = 3) -> PartitionedData:
     flat = data()
     inputs = torch.from_numpy(np.random.default_rng(5).random((ROWS, channels, 16, 16)).astype(np.float32))
-    return Divided(inputs, flat.targets, flat.rows, flat.counts)
+    return PartitionedData(inputs, flat.targets, flat.rows, flat.counts)
 
 
 def assert_captured(backend: CohortBackend) -> None:
@@ -290,7 +291,7 @@ def test_an_error_of_training_itself_is_reported_as_without_capture():
 
 def test_inputs_that_are_read_batch_by_batch_are_not_captured():
     flat, pixels = data(), torch.arange(ROWS * 3 * 16 * 16, dtype=torch.uint8).view(ROWS, 3, 16, 16)
-    stored = Divided(Bytes(pixels, (0.5,) * 3, (0.2,) * 3), flat.targets, flat.rows, flat.counts)
+    stored = PartitionedData(Bytes(pixels, (0.5,) * 3, (0.2,) * 3), flat.targets, flat.rows, flat.counts)
     alone, together, model = captured(built(), build("lenet5", CLASSES, (3, 16, 16)), stored)
     assert_close_updates(together.train(1, UNEVEN, Sent(model)), alone.train(1, UNEVEN, Sent(model)))
     assert together.not_captured == "the inputs are stored elsewhere, and read batch by batch"
@@ -408,7 +409,7 @@ def test_captured_steps_on_a_gpu_train_as_the_same_steps_on_the_cpu():
     method = built(objective=TEACHING, local_step={"name": "scaffold"})
     _, here, model = captured(method, network(Normed), batch_size=9, lr_decay=0.5)
     flat = data()
-    there_data = Divided(flat.inputs.cuda(), flat.targets.cuda(), flat.rows, flat.counts)
+    there_data = PartitionedData(flat.inputs.cuda(), flat.targets.cuda(), flat.rows, flat.counts)
     _, host, _ = backends(method, network(Normed), there_data, batch_size=9, lr_decay=0.5)
     there = CohortBackend(FlatModel(network(Normed).cuda()), host.work, capture=True)
     for round in (1, 2, 3):

@@ -17,7 +17,15 @@ from torch import Tensor, nn
 
 import fedskew
 from fedskew import methods
-from fedskew.engine import Assignment, Divided, LocalTraining, LocalWork, ProcessBackend, Sent, SequentialBackend
+from fedskew.engine import (
+    Assignment,
+    LocalTraining,
+    LocalWork,
+    PartitionedData,
+    ProcessBackend,
+    Sent,
+    SequentialBackend,
+)
 from fedskew.errors import ArgumentError, ConfigError, RunError
 from fedskew.models import FlatModel, build
 
@@ -114,7 +122,7 @@ def backend(objective=None, observe=None, processes: int = 1) -> tuple[ProcessBa
     inputs = torch.from_numpy(np.random.default_rng(0).normal(size=(65, 300)).astype(np.float32))
     targets = torch.arange(65) % 4
     model = FlatModel(build("logistic", 4, (300,), generator=torch.Generator().manual_seed(0)))
-    data = Divided(inputs, targets, ROWS, np.full((3, 4), 5.0))
+    data = PartitionedData(inputs, targets, ROWS, np.full((3, 4), 5.0))
     work = LocalWork(data, objective or method.objective, method.local_step, LocalTraining(batch_size=8), seed=1)
     return (
         ProcessBackend(model, work, processes, observe),

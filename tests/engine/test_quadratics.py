@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedskew.engine import Divided, Federation, LocalTraining, LocalWork, SequentialBackend, hooked
+from fedskew.engine import Federation, LocalTraining, LocalWork, PartitionedData, SequentialBackend, hooked
 from fedskew.local_steps import SGD, FedGF, FedProx, Scaffold
 from fedskew.local_steps._scaffold import CHANGE, CLIENT, SERVER
 from fedskew.methods import Method
@@ -71,7 +71,7 @@ def at_rest(
     counts = np.array(steps, dtype=np.float64)[:, None]
     method = Method(AnyClients(), Objective(HalfSquare()), local_step, weighting, server_update)
     model = FlatModel(Point())
-    data = Divided(
+    data = PartitionedData(
         inputs=torch.tensor(rows, dtype=torch.float32),
         targets=torch.zeros(len(rows), dtype=torch.int64),
         rows=np.split(np.arange(len(rows)), np.cumsum(steps)[:-1]),

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from fedskew import methods
-from fedskew.engine import Assignment, Divided, LocalTraining, LocalWork, Sent, SequentialBackend
+from fedskew.engine import Assignment, LocalTraining, LocalWork, PartitionedData, Sent, SequentialBackend
 from fedskew.errors import RunError
 from fedskew.models import FlatModel, ModelState, build
 from fedskew.randomness import Purpose, generator
@@ -36,7 +36,7 @@ def backend(preset: str = "fedavg", module: nn.Module | None = None, **changes) 
     model = FlatModel(module)
     observe = changes.pop("observe", None)
     parts = {"training": TRAINING, "seed": 5} | changes
-    data = Divided(INPUTS, TARGETS, SAMPLES, counts())
+    data = PartitionedData(INPUTS, TARGETS, SAMPLES, counts())
     work = LocalWork(data, method.objective, method.local_step, **parts)
     return SequentialBackend(model, work, observe), model.read_state()
 

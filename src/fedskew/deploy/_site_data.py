@@ -23,7 +23,7 @@ from torch import Tensor
 from fedskew import data, naming
 from fedskew.data import Dataset, Inputs
 from fedskew.deploy._agreement import Agreement
-from fedskew.engine import Samples
+from fedskew.engine import ClientSamples
 from fedskew.errors import ArgumentError, ConfigError, DataError, nearest
 from fedskew.experiment._config import read_tree
 from fedskew.randomness import Purpose, generator
@@ -53,9 +53,9 @@ class SiteData:
         counts: NDArray[np.float64] = np.bincount(self.targets.cpu().numpy(), minlength=self.num_classes).astype(float)
         return counts
 
-    def of(self, client: int) -> Samples:
+    def of(self, client: int) -> ClientSamples:
         """All of its samples, whichever client it is (see `engine.ClientData`)."""
-        return Samples(self.inputs, self.targets, np.arange(len(self.targets)), self.counts)
+        return ClientSamples(self.inputs, self.targets, np.arange(len(self.targets)), self.counts)
 
 
 def load_site(path: Path, agreement: Agreement) -> SiteData:

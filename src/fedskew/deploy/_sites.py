@@ -21,7 +21,7 @@ from fedskew.deploy._exchange import Answers, exchange
 from fedskew.deploy._instruction import ARRAYS, CONFIG, ROUND, Task, instruction
 from fedskew.deploy._layout import Layout
 from fedskew.deploy._refusal import RefusedError
-from fedskew.engine import Assignment, Backend, Rows, Sent, Update
+from fedskew.engine import Assignment, Backend, Sent, Update, UpdateBuffer
 from fedskew.models import ModelState
 
 LOG = logging.getLogger("flwr")
@@ -76,14 +76,14 @@ class ReplyValidator:
     notes: Notes = field(default_factory=no_notes)
 
     def __post_init__(self) -> None:
-        self._rows = Rows()
+        self._rows = UpdateBuffer()
         self._own_rows: dict[int, torch.Tensor] = {}  # by client
 
     def begin(self, cohort: Sequence[int], sent: ModelState) -> None:
         """A round of these clients begins: nothing is noted of it yet."""
         self.notes = no_notes()
         self._own_rows.clear()  # or their memory is not free to be used again
-        rows = self._rows.lend(len(cohort), sent.parameters.numel())
+        rows = self._rows.acquire(len(cohort), sent.parameters.numel())
         if rows is not None:
             self._own_rows.update(zip(cohort, rows, strict=True))
 

@@ -2,30 +2,29 @@
 
 from fedskew.engine._backend import Assignment, Backend, LocalTraining, Observer, Sent, Update
 from fedskew.engine._clients import ClientStates
-from fedskew.engine._cohort import CohortBackend
-from fedskew.engine._cohort_rule import faster_together
 from fedskew.engine._cohort_seeds import run_round_together
 from fedskew.engine._conditions import Conditions
 from fedskew.engine._course import RoundRunner
 from fedskew.engine._evaluation import evaluation, plain, predict
 from fedskew.engine._fedconcat import FedConcatRunner, FedConcatState
 from fedskew.engine._federation import Federation, ServerState, cohort_size, hooked
-from fedskew.engine._local_work import ClientData, Divided, LocalWork, Samples
+from fedskew.engine._local_work import ClientData, ClientSamples, LocalWork, PartitionedData
 from fedskew.engine._processes import ProcessBackend
 from fedskew.engine._ranks import RankBackend, from_the_first
 from fedskew.engine._records import ClientEvaluation, Evaluation, Round
-from fedskew.engine._rows import Rows
 from fedskew.engine._sequential import SequentialBackend
+from fedskew.engine._update_buffer import UpdateBuffer
+from fedskew.engine.cohort import CohortBackend, faster_together
 
 __all__ = [
     "Assignment",
     "Backend",
     "ClientData",
     "ClientEvaluation",
+    "ClientSamples",
     "ClientStates",
     "CohortBackend",
     "Conditions",
-    "Divided",
     "Evaluation",
     "FedConcatRunner",
     "FedConcatState",
@@ -33,16 +32,16 @@ __all__ = [
     "LocalTraining",
     "LocalWork",
     "Observer",
+    "PartitionedData",
     "ProcessBackend",
     "RankBackend",
     "Round",
     "RoundRunner",
-    "Rows",
-    "Samples",
     "Sent",
     "SequentialBackend",
     "ServerState",
     "Update",
+    "UpdateBuffer",
     "cohort_size",
     "evaluation",
     "faster_together",

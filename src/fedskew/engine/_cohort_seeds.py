@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from fedskew.engine._cohort import CohortBackend, Request, train_together
 from fedskew.engine._federation import Federation, ServerState
 from fedskew.engine._records import Round
+from fedskew.engine.cohort import CohortBackend, Request, train_together
 
 
 def run_round_together(

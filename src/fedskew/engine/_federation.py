@@ -19,7 +19,7 @@ from fedskew.engine._backend import Assignment, Backend, Sent, Update
 from fedskew.engine._clients import ClientStates
 from fedskew.engine._conditions import Conditions
 from fedskew.engine._records import Round
-from fedskew.engine._rows import as_matrix
+from fedskew.engine._update_buffer import as_matrix
 from fedskew.errors import ArgumentError
 from fedskew.hooks import Hooks, RoundEnd
 from fedskew.labels import LabelCounts, effective_sample_size, entropy, kl_to_uniform

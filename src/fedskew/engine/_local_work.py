@@ -20,7 +20,7 @@ from fedskew.objectives import Objective
 from fedskew.randomness import Purpose, generator
 
 
-class Samples(NamedTuple):
+class ClientSamples(NamedTuple):
     """One client's samples.
 
     They are the `rows`, `(own samples,)`, of `inputs`, `(samples, ...)`, and `targets`, `(samples,)`, which are on the
@@ -36,12 +36,12 @@ class Samples(NamedTuple):
 class ClientData(Protocol):
     """Where clients' samples come from; asked for only when a client takes part."""
 
-    def of(self, client: int) -> Samples:
+    def of(self, client: int) -> ClientSamples:
         """The samples of one client."""
 
 
 @dataclass(frozen=True)
-class Divided:
+class PartitionedData:
     """One data set, held once, of which client k has the rows `rows[k]` with label counts `counts[k]`."""
 
     inputs: Inputs
@@ -49,9 +49,9 @@ class Divided:
     rows: Sequence[NDArray[np.int64]]
     counts: NDArray[np.float64]
 
-    def of(self, client: int) -> Samples:
+    def of(self, client: int) -> ClientSamples:
         """See `ClientData.of`."""
-        return Samples(self.inputs, self.targets, self.rows[client], self.counts[client])
+        return ClientSamples(self.inputs, self.targets, self.rows[client], self.counts[client])
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class LocalWork:
             client=kept,
         )
 
-    def samples(self, round: int, task: Assignment) -> Samples:
+    def samples(self, round: int, task: Assignment) -> ClientSamples:
         """What a client trains on in a round: all that it has, or as many of each class, drawn, as its quota says."""
         samples = self.data.of(task.client)
         if task.quota is None:

@@ -22,8 +22,8 @@ from fedskew.children import Child
 from fedskew.engine._backend import Assignment, Backend, Observer, Sent, Update
 from fedskew.engine._channel import Block, Channel, Desk, sendable, share
 from fedskew.engine._local_work import LocalWork
-from fedskew.engine._rows import Rows
 from fedskew.engine._sequential import SequentialBackend
+from fedskew.engine._update_buffer import UpdateBuffer
 from fedskew.errors import ArgumentError, RunError
 from fedskew.models import FlatModel
 
@@ -58,7 +58,7 @@ class ProcessBackend(Backend):
         self._data: list[Block] = []
         self._desk = Desk()
         self._changes: Block | None = None
-        self._rows = Rows(self._shared)
+        self._rows = UpdateBuffer(self._shared)
 
     def open(self) -> None:
         """Start the processes if they don't run; they are ready some seconds later."""
@@ -86,7 +86,7 @@ class ProcessBackend(Backend):
 
     def _train(self, round: int, cohort: Sequence[Assignment], sent: Sent) -> list[Update]:
         waiting = deque(sorted(range(len(cohort)), key=lambda place: -self.work.expected_samples(cohort[place])))
-        rows = self._rows.lend(len(cohort), sent.model.parameters.numel())
+        rows = self._rows.acquire(len(cohort), sent.model.parameters.numel())
         idle, busy = list(self._workers), dict[Any, tuple[_Worker, int]]()  # by connection
         updates: dict[int, Update] = {}
         while len(updates) < len(cohort):

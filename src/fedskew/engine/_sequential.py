@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from fedskew.engine._backend import Assignment, Backend, Observer, Sent, Update
-from fedskew.engine._local_work import LocalWork, Samples, training_failed
-from fedskew.engine._rows import Rows
+from fedskew.engine._local_work import ClientSamples, LocalWork, training_failed
+from fedskew.engine._update_buffer import UpdateBuffer
 from fedskew.hooks import LocalEnd
 from fedskew.local_steps import InPlace, StepSettings
 from fedskew.models import Dropout, FlatModel, ModelState, Outputs, Product, with_features
@@ -31,7 +31,7 @@ class Started(NamedTuple):
     task: Assignment
     sent: Sent
     kept: Mapping[str, Tensor]
-    samples: Samples
+    samples: ClientSamples
     settings: StepSettings
     context: Context
 
@@ -62,12 +62,12 @@ class SequentialBackend(Backend):
         batch_statistics = self.work.training.teacher_train_mode
         self._teacher = _Frozen(self.model, batch_statistics) if "teacher" in reads else None
         self._previous = _Frozen(self.model) if "previous" in reads else None
-        self._rows = Rows()
+        self._rows = UpdateBuffer()
 
     def train(self, round: int, cohort: Sequence[Assignment], sent: Sent) -> list[Update]:
         """See `Backend.train`."""
         on_cpu = sent.model.parameters.device.type == "cpu"
-        rows = self._rows.lend(len(cohort), sent.model.parameters.numel()) if on_cpu else None
+        rows = self._rows.acquire(len(cohort), sent.model.parameters.numel()) if on_cpu else None
         return self.train_into(rows, round, cohort, sent)
 
     def train_into(self, rows: Tensor | None, round: int, cohort: Sequence[Assignment], sent: Sent) -> list[Update]:
@@ -195,7 +195,7 @@ class SequentialBackend(Backend):
         self._previous.become(state)
         return self._previous
 
-    def _batches(self, round: int, task: Assignment, samples: Samples) -> Iterator[tuple[int, Tensor]]:
+    def _batches(self, round: int, task: Assignment, samples: ClientSamples) -> Iterator[tuple[int, Tensor]]:
         """Rows of every batch of every epoch; the last short batch is kept."""
         if len(samples.rows) == 0:
             return

@@ -14,11 +14,11 @@ from fedskew.data import Dataset
 from fedskew.engine import (
     ClientStates,
     Conditions,
-    Divided,
     FedConcatRunner,
     Federation,
     LocalWork,
     Observer,
+    PartitionedData,
     RoundRunner,
     cohort_size,
 )
@@ -82,7 +82,9 @@ def make_federation(
     training, dataset = config.training, task.dataset
     method = methods.build(config.method, training.momentum)
     model = FlatModel(make_network(config, seed, method, dataset.num_classes, dataset.in_shape).to(device))
-    samples = Divided(dataset.inputs.to(device), dataset.targets.to(device), task.partition.indices, task.counts)
+    samples = PartitionedData(
+        dataset.inputs.to(device), dataset.targets.to(device), task.partition.indices, task.counts
+    )
     work = make_work(config, seed, method, samples, dataset.mean, dataset.std)
     conditions = config.conditions
     noisy = _noisy(task.counts, conditions.count_epsilon, seed)

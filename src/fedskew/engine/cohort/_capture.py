@@ -16,10 +16,10 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map, tree_map_
 
 from fedskew.engine._capture import WARM_UPS, Captured
-from fedskew.engine._cohort_rule import why_not_captured
-from fedskew.engine._cohort_stack import Member, Stack, left
-from fedskew.engine._cohort_step import Held, Step, StepInputs
 from fedskew.engine._sequential import Ended
+from fedskew.engine.cohort._rules import why_not_captured
+from fedskew.engine.cohort._stack import Member, Stack, left
+from fedskew.engine.cohort._step import Held, Step, StepInputs
 from fedskew.hooks import Named
 from fedskew.local_steps import StepSettings
 from fedskew.models import ModelState

@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from fedskew.data import Inputs
-from fedskew.engine._cohort_step import Held, Step, StepInputs
 from fedskew.engine._local_work import LocalWork, training_failed
 from fedskew.engine._sequential import MOMENTUM, Ended, Started
+from fedskew.engine.cohort._step import Held, Step, StepInputs
 from fedskew.hooks import Hooks, Named
 from fedskew.models import ModelState
 from fedskew.objectives import Batch

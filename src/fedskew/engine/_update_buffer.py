@@ -17,7 +17,7 @@ def _fresh(size: int) -> FloatArray:
     return np.empty(size, dtype=np.float32)
 
 
-class Rows:
+class UpdateBuffer:
     """Lends float32 matrices on the CPU, of the same memory round after round.
 
     Memory that is new to a process costs a page fault every 4 kB; for wide models that takes as long as a local step.

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from fedskew.engine._local_work import LocalWork, Samples
+from fedskew.engine._local_work import ClientSamples, LocalWork
 from fedskew.hooks import Hooks
 from fedskew.models import Concatenated, FlatModel
 
@@ -79,7 +79,7 @@ def stack_size(model: FlatModel, work: LocalWork) -> int:
     return max(1, int(budget / each))
 
 
-def why_not_captured(work: LocalWork, samples: Samples) -> str | None:
+def why_not_captured(work: LocalWork, samples: ClientSamples) -> str | None:
     """Why steps on such samples are not captured, in words for a run's record; None where they may be."""
     for hooks in work.hooks.values():
         if type(hooks).gather is not Hooks.gather:

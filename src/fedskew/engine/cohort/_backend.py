@@ -10,13 +10,13 @@ from itertools import islice
 from typing import Any, ClassVar, NamedTuple
 
 from fedskew.engine._backend import Assignment, Backend, Observer, Sent, Update
-from fedskew.engine._cohort_captured import Captures
-from fedskew.engine._cohort_layers import MappedNetwork
-from fedskew.engine._cohort_rule import stack_size
-from fedskew.engine._cohort_stack import Member, Stack
-from fedskew.engine._cohort_step import Networks, Step
 from fedskew.engine._local_work import LocalWork
 from fedskew.engine._sequential import Ended, SequentialBackend
+from fedskew.engine.cohort._capture import Captures
+from fedskew.engine.cohort._layers import MappedNetwork
+from fedskew.engine.cohort._rules import stack_size
+from fedskew.engine.cohort._stack import Member, Stack
+from fedskew.engine.cohort._step import Networks, Step
 from fedskew.models import FlatModel
 
 

@@ -5,27 +5,27 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedskew.engine._rows import Rows, as_matrix
+from fedskew.engine._update_buffer import UpdateBuffer, as_matrix
 
 
 def test_memory_is_lent_again_once_nobody_holds_a_part_of_it():
-    rows = Rows()
-    first = rows.lend(3, 5)
+    rows = UpdateBuffer()
+    first = rows.acquire(3, 5)
     at = first.data_ptr()
-    assert rows.lend(3, 5) is None
+    assert rows.acquire(3, 5) is None
     part = first[1][2:].view(-1)
     del first
-    assert rows.lend(3, 5) is None
+    assert rows.acquire(3, 5) is None
     part.fill_(7.0)
     del part
-    smaller = rows.lend(2, 4)
+    smaller = rows.acquire(2, 4)
     assert (smaller.shape, smaller.data_ptr()) == ((2, 4), at)
     del smaller
-    larger = rows.lend(30, 5)
+    larger = rows.acquire(30, 5)
     assert larger.shape == (30, 5)
     larger.fill_(1.0)
     del larger
-    assert rows.lend(0, 5) is None
+    assert rows.acquire(0, 5) is None
 
 
 def test_rows_beside_each_other_are_a_matrix_without_a_copy():

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn import functional
 
-from fedskew.engine._cohort_rule import convolution_form
+from fedskew.engine.cohort._rules import convolution_form
 from fedskew.models import FlatModel, Outputs, WideLinear, dropout_keys, with_features
 
 _INSIDE = "inside.model."
