@@ -1,4 +1,4 @@
-"""What the round asks of a backend: train this cohort from this model, and return the updates."""
+"""The interface between a round and the backend that trains its cohort."""
 
 from __future__ import annotations
 
@@ -15,12 +15,19 @@ from fedskew.models import ModelState
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """How a client trains: shared by all clients, whatever the method.
+    """Settings of local training that all clients share, whatever the method.
 
-    The learning rate of round r (from 1) is `lr * lr_decay ** (r - 1)`. Two habits of public code, off by default:
-    `persist_momentum` keeps each client's momentum buffer between its participations (FedVLS's code does for its
-    baselines), and `teacher_train_mode` leaves the teacher's batch norm on batch statistics (FedVLS's code for itself).
-    A last batch of an epoch with fewer samples than `smallest_batch` is left out (1: none; from `batch_size` on: all).
+    Attributes:
+        batch_size: Samples in a batch.
+        lr: Learning rate of the first round; in round r (from 1) it is `lr * lr_decay ** (r - 1)`.
+        lr_decay: Factor of the learning rate from round to round.
+        momentum: Momentum of SGD, in [0, 1).
+        weight_decay: L2 penalty, added to the gradient.
+        persist_momentum: Each client keeps its momentum buffer between participations, as FedVLS's public code does for
+            its baselines.
+        teacher_train_mode: The teacher's batch norm uses batch statistics, as FedVLS's public code does for itself.
+        smallest_batch: A last batch of an epoch with fewer samples is left out (1: none; from `batch_size` on: every
+            short one).
     """
 
     batch_size: int = 64
@@ -33,7 +40,14 @@ class LocalTraining:
     smallest_batch: int = 1
 
     def samples_of_epoch(self, samples: int) -> int:
-        """How many of a client's samples pass through the model in each epoch."""
+        """How many samples a client trains on in an epoch.
+
+        Args:
+            samples: How many the client has.
+
+        Returns:
+            The same number, without a last batch that is too small.
+        """
         last = samples % self.batch_size
         return samples - last if last < self.smallest_batch else samples
 
@@ -41,10 +55,13 @@ class LocalTraining:
 class Assignment(NamedTuple):
     """What one client is asked to do in a round.
 
-    `state`: what it kept from its last participation (see `fedskew.hooks`); `quota`, `(classes,)`: it trains on so many
-    of its samples of each class, drawn for this round; None: on all of them. `steps`: it takes so many local steps at
-    the most; None: all of its epochs. `samples`: how many it trains on as far as the server knows, by which backends
-    deal out work.
+    Attributes:
+        client: The client's number.
+        epochs: Local epochs.
+        state: What the client kept from its last participation (see `fedskew.hooks`).
+        quota: Samples of each class to train on, `(classes,)`, drawn anew for this round; None: all samples.
+        steps: Upper limit on local steps; None: all of its epochs.
+        samples: How many samples it trains on as far as the server knows; backends balance their load by it.
     """
 
     client: int
@@ -56,7 +73,12 @@ class Assignment(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """What the server sends to every client of the cohort: the model, and what components broadcast beside it."""
+    """What the server sends to every client of the cohort.
+
+    Attributes:
+        model: The global model.
+        broadcast: What components send beside it, by name.
+    """
 
     model: ModelState
     broadcast: Mapping[str, Tensor] = {}
@@ -65,11 +87,17 @@ class Sent(NamedTuple):
 class Update(NamedTuple):
     """What comes back from one client.
 
-    `change`: its parameters minus those that were sent, `(parameters,)`; `norm`: the Euclidean norm of that, 0-d, taken
-    where the change was made and still is in the cache; `buffers` and `integers`: its own; `loss`: mean objective over
-    its local training; `reply`: what components return beside the update; `state`: what the client keeps, which does
-    not
-    travel; `observed`: what the simulation's observer made of its model, if there is one.
+    Attributes:
+        client: The client's number.
+        change: Its parameters minus those that were sent, `(parameters,)`.
+        norm: Euclidean norm of `change`, 0-d, computed where the change was made and still is in the cache.
+        buffers: Its floating-point buffers, such as batch norm's running statistics.
+        integers: Its integer buffers.
+        steps: Local steps taken.
+        loss: Mean objective over its local training.
+        reply: What components return beside the update, by name.
+        state: What the client keeps until its next participation; it is not sent to the server.
+        observed: What the `Observer` returned for its model; None without one.
     """
 
     client: int
@@ -85,20 +113,32 @@ class Update(NamedTuple):
 
 
 Observer = Callable[[int, int, nn.Module], Any]
-"""Called with the round, a client and its model right after its local training; it returns what is to be kept of it,
-plain values or None, as `Update.observed`. It is pickled where clients train in other processes."""
+"""Called with the round, a client and its model right after its local training; what it returns, plain values or None,
+becomes `Update.observed`. It is pickled where clients train in other processes."""
 
 
 class Backend(Protocol):
-    """Where a cohort trains. It may hold processes or memory from `open`, or its first round, to `close`."""
+    """Trains a cohort. It may hold processes or memory from `open`, or its first round, to `close`."""
 
     def train(self, round: int, cohort: Sequence[Assignment], sent: Sent) -> list[Update]:
-        """Each client of `cohort` trained from what was sent; updates in the order of `cohort`."""
+        """Train every client of a cohort, each from what the server sent.
+
+        Args:
+            round: Number of the round, from 1.
+            cohort: What each client is asked to do.
+            sent: The global model and what is broadcast beside it.
+
+        Returns:
+            One update for each client, in the order of `cohort`.
+
+        Raises:
+            RunError: A client's training failed; the message names the round and the client.
+        """
 
     def open(self) -> None:
-        """Get ready; called once before the first round, so that starting may overlap with other work."""
+        """Prepare for the first round, so that starting may overlap with other work."""
         return
 
     def close(self) -> None:
-        """Let go of everything; `open` or `train` may follow."""
+        """Release all resources; `open` or `train` may follow."""
         return

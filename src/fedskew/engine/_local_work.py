@@ -1,4 +1,4 @@
-"""What a client does in a round, whatever the backend: its data, its batches, its settings, and its method's parts."""
+"""A client's local training, whatever the backend: its data, batches, settings and the method's components."""
 
 from __future__ import annotations
 
@@ -21,10 +21,13 @@ from fedskew.randomness import Purpose, generator
 
 
 class ClientSamples(NamedTuple):
-    """One client's samples.
+    """One client's samples: some rows of a data set that is on the training device and may hold other clients' too.
 
-    They are the `rows`, `(own samples,)`, of `inputs`, `(samples, ...)`, and `targets`, `(samples,)`, which are on the
-    device that trains and may hold other clients' samples too; `counts`, `(classes,)`: how many of each class.
+    Attributes:
+        inputs: The data set's inputs, `(samples, ...)`.
+        targets: Its class ids, `(samples,)`.
+        rows: Which of its rows are this client's, `(own samples,)`.
+        counts: How many of the client's samples are of each class, `(classes,)`.
     """
 
     inputs: Inputs
@@ -34,15 +37,22 @@ class ClientSamples(NamedTuple):
 
 
 class ClientData(Protocol):
-    """Where clients' samples come from; asked for only when a client takes part."""
+    """Gives the samples of a client; asked only for clients that take part in a round."""
 
     def of(self, client: int) -> ClientSamples:
-        """The samples of one client."""
+        """The samples of one client, given its number."""
 
 
 @dataclass(frozen=True)
 class PartitionedData:
-    """One data set, held once, of which client k has the rows `rows[k]` with label counts `counts[k]`."""
+    """One data set in memory, partitioned among clients.
+
+    Attributes:
+        inputs: Inputs of all samples, `(samples, ...)`.
+        targets: Class ids, `(samples,)`.
+        rows: The rows of each client.
+        counts: Label counts, `(clients, classes)`.
+    """
 
     inputs: Inputs
     targets: Tensor
@@ -58,8 +68,16 @@ class PartitionedData:
 class LocalWork:
     """Local training as a method defines it.
 
-    Shuffles, quotas, dropout and augmentation depend on (`seed`, round, client) only. `hooks`: the method's components
-    that have any, by name.
+    Shuffles, quotas, dropout and augmentation depend on (`seed`, round, client) only.
+
+    Attributes:
+        data: Where clients' samples come from.
+        objective: What a client minimises.
+        local_step: How it moves along the gradient.
+        training: Batch size, learning rate and the like.
+        seed: Seed of all random draws.
+        augment: Random changes of a batch's inputs; None: none.
+        hooks: The method's components that have hooks, by name.
     """
 
     data: ClientData
@@ -70,19 +88,36 @@ class LocalWork:
     augment: Augmentation | None = None
     hooks: Mapping[str, Hooks] = field(default_factory=dict)
 
-    def settings(self, round: int, sent: Sent, kept: Mapping[str, Tensor]) -> StepSettings:
-        """What stays the same during a client's local training; `kept`: what the client kept."""
+    def settings(self, round: int, sent: Sent, state: Mapping[str, Tensor]) -> StepSettings:
+        """What stays the same during a client's local training.
+
+        Args:
+            round: Number of the round, from 1.
+            sent: What the server sent.
+            state: What the client kept from its last participation.
+
+        Returns:
+            The settings of every local step.
+        """
         return StepSettings(
             start=sent.model.parameters,
             lr=self.training.lr * self.training.lr_decay ** (round - 1),
             momentum=self.training.momentum,
             weight_decay=self.training.weight_decay,
             broadcast=sent.broadcast,
-            client=kept,
+            client=state,
         )
 
     def samples(self, round: int, task: Assignment) -> ClientSamples:
-        """What a client trains on in a round: all that it has, or as many of each class, drawn, as its quota says."""
+        """What a client trains on in a round.
+
+        Args:
+            round: Number of the round, from 1.
+            task: The client's assignment.
+
+        Returns:
+            All of its samples, or as many of each class as its quota says, drawn at random.
+        """
         samples = self.data.of(task.client)
         if task.quota is None:
             return samples
@@ -93,21 +128,31 @@ class LocalWork:
         return samples._replace(rows=np.concatenate(drawn), counts=task.quota)
 
     def expected_samples(self, task: Assignment) -> int:
-        """How many samples a client passes through the model, as far as the server knows: what its time grows with."""
+        """How many samples a client passes through the model as far as the server knows; its time is proportional."""
         seen = task.epochs * task.samples
         return seen if task.steps is None else min(seen, task.steps * self.training.batch_size)
 
     def epoch_orders(
         self, round: int, client: int, rows: NDArray[np.int64], epochs: int
     ) -> Iterator[NDArray[np.int64]]:
-        """The client's rows in a fresh order for every epoch, as many as `LocalTraining.samples_of_epoch` says."""
+        """A client's rows in a new random order for every epoch.
+
+        Args:
+            round: Number of the round, from 1.
+            client: The client's number.
+            rows: Its rows, `(own samples,)`.
+            epochs: Number of epochs.
+
+        Yields:
+            As many of the rows as `LocalTraining.samples_of_epoch` says.
+        """
         rng = generator(self.seed, Purpose.SHUFFLE, round, client)
         for _ in range(epochs):
             yield rows[rng.permutation(len(rows))][: self.training.samples_of_epoch(len(rows))]
 
 
 def training_failed(where: str, error: Exception) -> RunError:
-    """The one line for an error inside a local step."""
+    """The error to raise for one inside a local step, in one line."""
     said = " ".join(str(error).split())
     if "more than 1 value per channel" in said:
         said += "; training.smallest_batch = 2 leaves out a last batch of one sample, which batch norm cannot train on"

@@ -1,4 +1,4 @@
-"""A round's updates as rows of one matrix, whose memory is used again once nobody holds them."""
+"""A round's updates as rows of one matrix, in memory that is reused from round to round."""
 
 from __future__ import annotations
 
@@ -13,23 +13,34 @@ from torch import Tensor
 FloatArray = NDArray[np.float32]
 
 
-def _fresh(size: int) -> FloatArray:
+def _allocate(size: int) -> FloatArray:
     return np.empty(size, dtype=np.float32)
 
 
 class UpdateBuffer:
-    """Lends float32 matrices on the CPU, of the same memory round after round.
+    """A float32 matrix on the CPU for the updates of a round, in the same memory round after round.
 
     Memory that is new to a process costs a page fault every 4 kB; for wide models that takes as long as a local step.
-    `allocate`: makes an array of so many values, `(values,)`.
+
+    Args:
+        allocate: Makes an array of the given number of values, `(values,)`; plain memory by default.
     """
 
-    def __init__(self, allocate: Callable[[int], FloatArray] = _fresh) -> None:
+    def __init__(self, allocate: Callable[[int], FloatArray] = _allocate) -> None:
         self._allocate = allocate
         self._memory: FloatArray | None = None
 
-    def lend(self, rows: int, columns: int) -> Tensor | None:
-        """A matrix, `(rows, columns)`, of any values; None for no rows, and while a part of the last one is held."""
+    def acquire(self, rows: int, columns: int) -> Tensor | None:
+        """A matrix to write to; it is free again once nothing refers to it or to a view of it.
+
+        Args:
+            rows: Number of updates.
+            columns: Number of parameters.
+
+        Returns:
+            A matrix, `(rows, columns)`, of arbitrary values; None for no rows, or while a part of the last one is
+            still in use.
+        """
         size = rows * columns
         if size == 0:
             return None
@@ -43,11 +54,11 @@ class UpdateBuffer:
 
 
 def as_matrix(rows: Sequence[Tensor]) -> Tensor:
-    """Vectors of one length as a matrix, `(rows, columns)`: a view where they lie one after another, else a copy."""
+    """Vectors of one length as a matrix, `(rows, columns)`: a view where they are adjacent in memory, else a copy."""
     first = rows[0]
     memory, width = first.untyped_storage().data_ptr(), first.numel()
-    for place, row in enumerate(rows):
-        beside = row.untyped_storage().data_ptr() == memory and row.dtype == first.dtype and row.is_contiguous()
-        if not beside or row.storage_offset() != first.storage_offset() + place * width:
+    for position, row in enumerate(rows):
+        adjacent = row.untyped_storage().data_ptr() == memory and row.dtype == first.dtype and row.is_contiguous()
+        if not adjacent or row.storage_offset() != first.storage_offset() + position * width:
             return torch.stack(list(rows))
     return first.as_strided((len(rows), width), (width, 1))
