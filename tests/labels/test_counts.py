@@ -81,7 +81,7 @@ def test_counts_that_cannot_be_are_refused_by_name(counts: object, message: str)
     ("names", "message"),
     [
         ({"clients": ["a", "b"]}, "clients: 2 names for 3 clients"),
-        ({"classes": ["x", "y", "x"]}, "classes: the name 'x' stands twice"),
+        ({"classes": ["x", "y", "x"]}, "classes: the name 'x' occurs twice"),
     ],
 )
 def test_names_that_do_not_fit_are_refused(names: dict[str, list[str]], message: str) -> None:

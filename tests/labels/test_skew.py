@@ -226,7 +226,7 @@ def test_sentences_name_what_is_there_and_what_addresses_it(counts: object, word
         ([1, 1], "Weighing clients can match the target exactly"),
         ([9, 1], "No weighing of clients matches the target: 80% of it at most"),
         ([9, 1], "falls short of class 0 (most of 0: 70.0% instead of 90.0%)"),
-        ([11, 9], "FedPALS has nothing to win"),
+        ([11, 9], "FedPALS has nothing to gain"),
         (None, "give that mix as the target"),
     ],
 )

@@ -22,9 +22,9 @@ from fedskew.labels import (
     LabelCounts,
     SkewReport,
     effective_sample_size,
-    figures,
     read_target,
     sentences,
+    statistics,
 )
 from fedskew.labels import describe as describe_labels
 from fedskew.weighting import fedavg, fedla, fedpals_solve, fedpals_strength
@@ -236,7 +236,7 @@ def _weigh(
 
 def _figures_table(report: SkewReport) -> Table:
     table = _table(("", "left"), ("", "left"), header=False)
-    for name, value in figures(report):
+    for name, value in statistics(report):
         table.add_row(name if value else f"[bold]{name}", value)
     return table
 

@@ -13,8 +13,7 @@ from fedskew.labels._measures import (
     projection_distance,
 )
 from fedskew.labels._release import SENSITIVITY, privatize
-from fedskew.labels._sentences import figures, sentences
-from fedskew.labels._skew import SkewReport, describe
+from fedskew.labels._report import SkewReport, describe, sentences, statistics
 
 __all__ = [
     "GROUPS",
@@ -29,10 +28,10 @@ __all__ = [
     "describe",
     "effective_sample_size",
     "entropy",
-    "figures",
     "kl_to_uniform",
     "privatize",
     "projection_distance",
     "read_target",
     "sentences",
+    "statistics",
 ]

@@ -1,4 +1,4 @@
-"""Which labels each client holds: the record that everything else reads, and the checks of what is passed as counts."""
+"""Label counts: the record that everything else reads, and the checks of arguments that hold counts, sizes or mixes."""
 
 from __future__ import annotations
 
@@ -11,19 +11,24 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedskew.errors import ArgumentError
+from fedskew.labels._csv import read_counts, write_counts
 
 FloatArray: TypeAlias = NDArray[np.float64]
 
-_NUMBERS = 1 << 16
+_NUMBERS_PER_BLOCK = 1 << 16
 
 
 class LabelCounts:
     """How many samples of each class every client holds.
 
-    `counts`: `(clients, classes)`, numbers >= 0 (fractions are legal: noisy counts have them); kept as read-only
-    float64, without a copy where it is float64 already. `clients` and `classes`: names, unique; without them the row
-    and column numbers. An empty client is legal. Raises ArgumentError for a wrong shape, NaN, a negative count, no
-    client, no class, or names that don't fit.
+    Args:
+        counts: Shape `(clients, classes)`, numbers >= 0. Fractions are legal, as noisy counts have them, and so is a
+            client without samples. Kept as read-only float64, without a copy where the array is float64 already.
+        clients: Unique client names; the row numbers where None.
+        classes: Unique class names; the column numbers where None.
+
+    Raises:
+        ArgumentError: A wrong shape, NaN, a negative count, no client, no class, or names that do not fit.
     """
 
     def __init__(
@@ -36,46 +41,53 @@ class LabelCounts:
 
     @property
     def counts(self) -> FloatArray:
-        """`(clients, classes)`, read-only."""
+        """The counts, shape `(clients, classes)`, read-only."""
         return self._counts
 
     @property
     def clients(self) -> tuple[str, ...]:
-        """The clients' names."""
+        """Client names."""
         if self._clients is None:
             self._clients = tuple(map(str, range(len(self))))
         return self._clients
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The classes' names."""
+        """Class names."""
         if self._classes is None:
             self._classes = tuple(map(str, range(self._counts.shape[1])))
         return self._classes
 
     @property
     def sizes(self) -> FloatArray:
-        """Samples of each client, `(clients,)`."""
+        """Samples of each client, shape `(clients,)`."""
         sizes: FloatArray = self._counts.sum(axis=1)
         return sizes
 
     @property
     def marginals(self) -> FloatArray:
-        """Each client's label mix, `(clients, classes)`: rows sum to 1; the row of an empty client is 0."""
+        """Each client's label mix, shape `(clients, classes)`: rows sum to 1; the row of an empty client is 0."""
         sizes = self.sizes[:, None]
         return np.divide(self._counts, sizes, out=np.zeros_like(self._counts), where=sizes > 0)
 
     @property
     def pooled(self) -> FloatArray:
-        """Samples of each class over all clients, `(classes,)`."""
+        """Samples of each class over all clients, shape `(classes,)`."""
         pooled: FloatArray = self._counts.sum(axis=0)
         return pooled
 
     def take(self, ids: ArrayLike) -> LabelCounts:
-        """The counts of these clients (row numbers), in this order. Raises ArgumentError for an unknown id."""
+        """The counts of some clients.
+
+        Args:
+            ids: Row numbers of the clients, in the order of the result.
+
+        Raises:
+            ArgumentError: A client id is unknown or not a whole number.
+        """
         rows = np.atleast_1d(np.asarray(ids))
         if rows.ndim != 1 or not np.issubdtype(rows.dtype, np.integer):
-            raise ArgumentError("ids: must be a list of client numbers (whole numbers)")
+            raise ArgumentError("ids: must be a list of client ids (whole numbers)")
         wrong = rows[(rows < 0) | (rows >= len(self))]
         if len(wrong):
             raise ArgumentError(f"ids: there is no client {wrong[0]}; ids go from 0 to {len(self) - 1}")
@@ -88,21 +100,28 @@ class LabelCounts:
 
     @classmethod
     def read_csv(cls, path: str | Path) -> LabelCounts:
-        """Read a comma-separated file in either form, told apart by its header.
+        """Read a comma-separated file in wide or long form; the header decides which.
 
-        Wide: a column `client` and one column for each class, one row a client. Long: the columns `client`, `class` and
-        `count`; a pair that is not listed is 0; classes stand in the order in which they first appear, or by number
-        where all of them are whole numbers. Raises ArgumentError naming file, line and column of what is wrong.
+        Wide: a column `client` and one column per class, one row per client. Long: the columns `client`, `class` and
+        `count`; a pair that is not listed counts as 0; classes are ordered by first appearance, or by number where all
+        of them are whole numbers.
+
+        Raises:
+            ArgumentError: The file can't be read; the message names file, line and column.
         """
-        from fedskew.labels._csv import read_counts
-
-        return read_counts(Path(path))
+        return cls(*read_counts(Path(path)))
 
     def to_csv(self, path: str | Path, form: Literal["wide", "long"] = "wide") -> None:
-        """Write a file that `read_csv` reads back to the same numbers and names."""
-        from fedskew.labels._csv import write_counts
+        """Write a file from which `read_csv` restores the same numbers and names.
 
-        write_counts(self, Path(path), form)
+        Args:
+            path: The file; it is overwritten.
+            form: "wide", a row per client, or "long", a row per client and class.
+
+        Raises:
+            ArgumentError: `form` is unknown, or the file can't be written.
+        """
+        write_counts(Path(path), self.counts, self.clients, self.classes, form)
 
     def __len__(self) -> int:
         return len(self._counts)
@@ -119,10 +138,17 @@ CountsLike: TypeAlias = ArrayLike | LabelCounts
 
 
 def as_counts(counts: CountsLike, name: str = "counts") -> FloatArray:
-    """`counts` as float64 `(clients, classes)`, checked; what every function that takes counts calls first.
+    """Check label counts; every function that takes counts calls this first.
 
-    Raises ArgumentError, naming the argument, for a wrong shape, no client or no class, NaN, infinity, or a negative
-    count.
+    Args:
+        counts: Label counts, an array-like or a `LabelCounts`.
+        name: The argument's name in error messages.
+
+    Returns:
+        The counts as float64, shape `(clients, classes)`, without a copy where possible.
+
+    Raises:
+        ArgumentError: A wrong shape, no client, no class, NaN, infinity or a negative count.
     """
     if isinstance(counts, LabelCounts):
         return counts.counts
@@ -138,7 +164,19 @@ def as_counts(counts: CountsLike, name: str = "counts") -> FloatArray:
 
 
 def as_target(target: ArrayLike, classes: int, name: str = "target") -> FloatArray:
-    """A label mix, `(classes,)`: non-negative, scaled to sum 1. Raises ArgumentError where it can't be one."""
+    """Check and normalise a label mix.
+
+    Args:
+        target: Non-negative shares with a positive sum, shape `(classes,)`.
+        classes: Number of classes.
+        name: The argument's name in error messages.
+
+    Returns:
+        The mix as float64, sum 1.
+
+    Raises:
+        ArgumentError: Wrong shape or values.
+    """
     array = as_floats(target, name)
     if array.shape != (classes,):
         raise ArgumentError(f"{name}: must have the shape ({classes},), one share for each class, not {array.shape}")
@@ -151,7 +189,19 @@ def as_target(target: ArrayLike, classes: int, name: str = "target") -> FloatArr
 
 
 def as_sizes(sizes: ArrayLike | None, counts: FloatArray, name: str = "sizes") -> FloatArray:
-    """Samples of each client, `(clients,)`; the row sums of the counts where `sizes` is None. Raises ArgumentError."""
+    """Check client sizes.
+
+    Args:
+        sizes: Samples of each client, shape `(clients,)`; the row sums of `counts` where None.
+        counts: Label counts, shape `(clients, classes)`, checked.
+        name: The argument's name in error messages.
+
+    Returns:
+        The sizes as float64.
+
+    Raises:
+        ArgumentError: Wrong shape or values.
+    """
     if sizes is None:
         summed: FloatArray = counts.sum(axis=1)
         return summed
@@ -165,7 +215,7 @@ def as_sizes(sizes: ArrayLike | None, counts: FloatArray, name: str = "sizes") -
 
 
 def as_floats(values: ArrayLike | LabelCounts, name: str) -> FloatArray:
-    """`values` as a float64 array, without a copy where it is one. Raises ArgumentError where it can't be."""
+    """Values as a float64 array, without a copy where they are one already."""
     try:
         return np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError):
@@ -173,7 +223,7 @@ def as_floats(values: ArrayLike | LabelCounts, name: str) -> FloatArray:
 
 
 def check_amounts(array: FloatArray, name: str) -> None:
-    """Raise ArgumentError unless all numbers are finite and >= 0; min and max need no memory of the array's size."""
+    """Raise ArgumentError unless all numbers are finite and >= 0; min and max need no array of the same size."""
     if array.size == 0 or (array.min() >= 0 and array.max() < np.inf):
         return
     where = np.unravel_index(np.argmin((array >= 0) & (array < np.inf)), array.shape)
@@ -182,8 +232,8 @@ def check_amounts(array: FloatArray, name: str) -> None:
 
 
 def row_blocks(array: FloatArray) -> Iterator[slice]:
-    """Rows a few at a time, so that what is computed of them stays in the cache and needs no memory of the whole."""
-    rows = max(1, _NUMBERS // array.shape[1])
+    """Slices of a few rows each, so that intermediate results fit into the cache."""
+    rows = max(1, _NUMBERS_PER_BLOCK // array.shape[1])
     return (slice(start, start + rows) for start in range(0, len(array), rows))
 
 
@@ -195,5 +245,5 @@ def _names(names: Iterable[str] | None, size: int, argument: str) -> tuple[str, 
         raise ArgumentError(f"{argument}: {len(listed)} names for {size} {argument}")
     if len(set(listed)) < size:
         twice = next(name for name, times in Counter(listed).items() if times > 1)
-        raise ArgumentError(f"{argument}: the name {twice!r} stands twice")
+        raise ArgumentError(f"{argument}: the name {twice!r} occurs twice")
     return listed

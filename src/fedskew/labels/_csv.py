@@ -1,4 +1,4 @@
-"""Label counts and target mixes as comma-separated files, with errors that say where to look."""
+"""Label counts and target mixes as comma-separated files; errors name file, line and column."""
 
 from __future__ import annotations
 
@@ -7,22 +7,27 @@ import io
 from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal, NoReturn
+from typing import Literal, NoReturn, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedskew.errors import ArgumentError, nearest
-from fedskew.labels._counts import FloatArray, LabelCounts
+
+FloatArray: TypeAlias = NDArray[np.float64]
 
 LONG = ("client", "class", "count")
 _EXAMPLES = "a wide header such as client,cat,dog, or client,class,count"
 
-Row = tuple[int, list[str]]
-"""A row's line number in the file, and its cells."""
+Row: TypeAlias = tuple[int, list[str]]
+"""A row: its line number in the file, and its cells."""
+
+Table: TypeAlias = tuple[FloatArray, list[str], list[str]]
+"""Label counts, client names and class names."""
 
 
-def read_counts(path: Path) -> LabelCounts:
-    """What `LabelCounts.read_csv` does."""
+def read_counts(path: Path) -> Table:
+    """Counts and names from a file in wide or long form; see `LabelCounts.read_csv`."""
     rows = _rows(path)
     first, header = _header(rows, path, _EXAMPLES)
     if sorted(header) == sorted(LONG):
@@ -35,29 +40,41 @@ def read_counts(path: Path) -> LabelCounts:
     return _read_wide(path, header, rows)
 
 
-def write_counts(counts: LabelCounts, path: Path, form: Literal["wide", "long"]) -> None:
-    """What `LabelCounts.to_csv` does."""
+def write_counts(
+    path: Path, counts: FloatArray, clients: Sequence[str], classes: Sequence[str], form: Literal["wide", "long"]
+) -> None:
+    """Write counts and names in wide or long form; see `LabelCounts.to_csv`."""
     if form not in ("wide", "long"):
         raise ArgumentError(f"form: must be 'wide' or 'long', not {form!r}")
     try:
         with path.open("w", encoding="utf-8", newline="") as file:
             writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(("client", *counts.classes) if form == "wide" else LONG)
-            for client, row in zip(counts.clients, counts.counts, strict=True):
+            writer.writerow(("client", *classes) if form == "wide" else LONG)
+            for client, row in zip(clients, counts, strict=True):
                 cells = [_written(amount) for amount in row.tolist()]
                 if form == "wide":
                     writer.writerow((client, *cells))
                 else:
-                    writer.writerows((client, *pair) for pair in zip(counts.classes, cells, strict=True))
+                    writer.writerows((client, *pair) for pair in zip(classes, cells, strict=True))
     except OSError as error:
         raise ArgumentError(f"{path}: can't be written: {error.strerror}") from None
 
 
 def read_target(path: str | Path, classes: Sequence[str]) -> FloatArray:
-    """A target label mix, `(classes,)` of sum 1, its classes matched to `classes` by name.
+    """Read a target label mix from a comma-separated file.
 
-    Either the columns `class` and `share`, one row a class, or one row of shares under a header of class names. Shares
-    may be percentages or counts: they are divided by their sum. Raises ArgumentError naming file, line and column.
+    The file has the columns `class` and `share`, one row per class, or one row of shares under a header of class names.
+    Shares may be percentages or counts: they are divided by their sum.
+
+    Args:
+        path: The file.
+        classes: Class names; the file's classes are matched to them by name.
+
+    Returns:
+        The mix in the order of `classes`, shape `(classes,)`, sum 1.
+
+    Raises:
+        ArgumentError: The file can't be read; the message names file, line and column.
     """
     path = Path(path)
     rows = _rows(path)
@@ -69,7 +86,7 @@ def read_target(path: str | Path, classes: Sequence[str]) -> FloatArray:
         for line, cells in rows:
             _check_width(path, line, cells, header)
             if cells[at] in found:
-                _fail(path, line, f"class {cells[at]!r} stands twice")
+                _fail(path, line, f"class {cells[at]!r} occurs twice")
             _check_known(path, line, cells[at], classes)
             found[cells[at]] = _amount(path, line, "share", cells[1 - at])
     else:
@@ -93,7 +110,7 @@ def read_target(path: str | Path, classes: Sequence[str]) -> FloatArray:
     return mix
 
 
-def _read_wide(path: Path, header: list[str], rows: Iterator[Row]) -> LabelCounts:
+def _read_wide(path: Path, header: list[str], rows: Iterator[Row]) -> Table:
     at = header.index("client")
     classes = header[:at] + header[at + 1 :]
     lines: dict[str, int] = {}
@@ -103,7 +120,7 @@ def _read_wide(path: Path, header: list[str], rows: Iterator[Row]) -> LabelCount
         client = cells.pop(at)
         _check_client(path, line, client)
         if client in lines:
-            _fail(path, line, f"client {client!r} stands twice; its first row is line {lines[client]}")
+            _fail(path, line, f"client {client!r} occurs twice; its first row is line {lines[client]}")
         lines[client] = line
         try:
             amounts.extend(map(float, cells))
@@ -118,10 +135,10 @@ def _read_wide(path: Path, header: list[str], rows: Iterator[Row]) -> LabelCount
     if illegal.any():
         row, column = np.argwhere(illegal)[0]
         _amount(path, list(lines.values())[row], classes[column], str(counts[row, column]))
-    return LabelCounts(counts, list(lines), classes)
+    return counts, list(lines), classes
 
 
-def _read_long(path: Path, header: list[str], rows: Iterator[Row]) -> LabelCounts:
+def _read_long(path: Path, header: list[str], rows: Iterator[Row]) -> Table:
     places = [header.index(name) for name in LONG]
     clients: dict[str, int] = {}
     classes: dict[str, int] = {}
@@ -134,7 +151,7 @@ def _read_long(path: Path, header: list[str], rows: Iterator[Row]) -> LabelCount
             _fail(path, line, "empty, must be the name of a class", "class")
         pair = clients.setdefault(client, len(clients)), classes.setdefault(label, len(classes))
         if pair in found:
-            _fail(path, line, f"client {client!r} and class {label!r} stand together a second time")
+            _fail(path, line, f"client {client!r} and class {label!r} occur together a second time")
         found[pair] = _amount(path, line, "count", count)
     if not found:
         raise ArgumentError(f"{path}: nothing below the header (expected one row for a client and a class)")
@@ -145,11 +162,11 @@ def _read_long(path: Path, header: list[str], rows: Iterator[Row]) -> LabelCount
     if all(name.isdecimal() for name in names):
         order = sorted(range(len(names)), key=lambda column: int(names[column]))
         counts, names = counts[:, order], [names[column] for column in order]
-    return LabelCounts(counts, list(clients), names)
+    return counts, list(clients), names
 
 
 def _rows(path: Path) -> Iterator[Row]:
-    """Rows that are not blank, cells stripped of blanks around them."""
+    """Rows that are not blank; cells without the spaces around them."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -178,7 +195,7 @@ def _header(rows: Iterator[Row], path: Path, expected: str) -> Row:
         if not name:
             _fail(path, line, f"column {column + 1} has no name in the header")
         if name in header[:column]:
-            _fail(path, line, f"the column {name!r} stands twice in the header")
+            _fail(path, line, f"the column {name!r} occurs twice in the header")
     return row
 
 

@@ -1,4 +1,4 @@
-"""Numbers that say how uneven labels are."""
+"""Measures of how unevenly labels are distributed."""
 
 from __future__ import annotations
 
@@ -20,10 +20,16 @@ from fedskew.mixing import Programme
 
 
 def entropy(counts: CountsLike) -> float | FloatArray:
-    """Shannon entropy of label counts in bits, `-sum p log2 p`, with 0 log 0 = 0 and 0 where there is no sample.
+    """Shannon entropy of label counts in bits, `-sum p log2 p` with 0 log 0 = 0 (FedEntOpt, section III).
 
-    The last axis is classes: `(classes,)` gives a float, `(clients, classes)` gives `(clients,)`. Raises ArgumentError
-    for NaN, negative counts, or another number of axes. (FedEntOpt, section III.)
+    Args:
+        counts: Label counts, shape `(classes,)` or `(clients, classes)`.
+
+    Returns:
+        A float for one client's counts, else shape `(clients,)`; 0 where there is no sample.
+
+    Raises:
+        ArgumentError: NaN, negative counts, or another number of axes.
     """
     array = _vector_or_counts(counts)
     if array.ndim == 1:
@@ -46,7 +52,14 @@ def _entropies(rows: FloatArray) -> FloatArray:
 def kl_to_uniform(counts: CountsLike) -> float | FloatArray:
     """Kullback-Leibler divergence of label counts from the uniform mix in bits, `log2(classes) - entropy`.
 
-    Shapes and errors as in `entropy`; where there is no sample it is log2(classes).
+    Args:
+        counts: Label counts, shape `(classes,)` or `(clients, classes)`.
+
+    Returns:
+        A float for one client's counts, else shape `(clients,)`; log2(classes) where there is no sample.
+
+    Raises:
+        ArgumentError: NaN, negative counts, or another number of axes.
     """
     array = _vector_or_counts(counts)
     divergence = np.maximum(np.log2(array.shape[-1]) - entropy(array), 0.0)
@@ -54,11 +67,19 @@ def kl_to_uniform(counts: CountsLike) -> float | FloatArray:
 
 
 def effective_sample_size(weights: ArrayLike, sizes: ArrayLike) -> float:
-    """How many samples an average with these weights is worth, `1 / sum(weights**2 / sizes)` (FedPALS, section 3.1).
+    """Effective sample size of weighted clients, `1 / sum(weights**2 / sizes)` (FedPALS, section 3.1).
 
-    `weights` and `sizes`: `(clients,)`, weights of sum 1. At most the number of samples, reached by FedAvg's weights. A
-    client without samples is left out; 0 where nobody has weight. Raises ArgumentError for wrong shapes, NaN or
-    negatives.
+    It is at most the number of samples, which FedAvg's weights reach.
+
+    Args:
+        weights: Client weights, shape `(clients,)`, sum 1.
+        sizes: Samples of each client, shape `(clients,)`; a client without samples is left out.
+
+    Returns:
+        The effective sample size in samples; 0 where no client has weight.
+
+    Raises:
+        ArgumentError: Wrong shapes, NaN or negative values.
     """
     weighed, held = as_floats(weights, "weights"), as_floats(sizes, "sizes")
     if weighed.ndim != 1 or not len(weighed):
@@ -75,9 +96,18 @@ def effective_sample_size(weights: ArrayLike, sizes: ArrayLike) -> float:
 def projection_distance(counts: CountsLike, target: ArrayLike) -> float:
     """Squared distance from a target label mix to the nearest mix that weighted clients can have.
 
-    `min ||T - sum_i a_i S_i||^2` over weights a >= 0 of sum 1, with S_i the clients' label marginals (FedPALS, d(T,
-    S)). `counts`: `(clients, classes)`; `target`: `(classes,)`, normalised. 0 where the target lies in the clients'
-    hull. Exact to rounding. Raises ArgumentError for wrong shapes or values, and where no client holds a sample.
+    `min ||T - sum_i a_i S_i||^2` over weights a >= 0 of sum 1, with S_i the clients' label marginals (FedPALS's
+    d(T, S)); exact up to rounding.
+
+    Args:
+        counts: Label counts, shape `(clients, classes)`.
+        target: Label mix, shape `(classes,)`; normalised here.
+
+    Returns:
+        The squared distance; 0 where the target lies in the convex hull of the clients' mixes.
+
+    Raises:
+        ArgumentError: Wrong shapes or values, or no client holds a sample.
     """
     held = as_counts(counts)
     residual = Programme(held, as_target(target, held.shape[1])).projection.residual
@@ -85,14 +115,23 @@ def projection_distance(counts: CountsLike, target: ArrayLike) -> float:
 
 
 GROUPS = ("vacant", "minority", "majority")
-"""What the numbers of `class_group_matrix` stand for."""
+"""Names of the group numbers of `class_group_matrix`."""
 
 
 def class_group_matrix(counts: CountsLike) -> NDArray[np.int8]:
-    """Each class's group at each client, `(clients, classes)`: 0 vacant, 1 minority, 2 majority.
+    """The group of each class at each client: 0 vacant, 1 minority, 2 majority (FedVLS, FedLMD).
 
-    Vacant: no sample; majority: more than a client's samples / classes; minority: the rest (FedVLS, FedLMD). Of an
-    empty client every class is vacant.
+    A class is vacant at a client without samples of it, a majority class with more than the client's samples / classes,
+    and a minority class otherwise. At an empty client every class is vacant.
+
+    Args:
+        counts: Label counts, shape `(clients, classes)`.
+
+    Returns:
+        Group numbers, shape `(clients, classes)`.
+
+    Raises:
+        ArgumentError: Wrong shape or values.
     """
     held = as_counts(counts)
     groups = np.empty(held.shape, dtype=np.int8)

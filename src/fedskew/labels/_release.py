@@ -1,4 +1,4 @@
-"""Release label counts with differential privacy."""
+"""Differentially private release of label counts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedskew.errors import ArgumentError, MissingPackageError
 from fedskew.labels._counts import CountsLike, FloatArray, LabelCounts, as_counts
 
 SENSITIVITY = {"add-remove": 1.0, "replace": 2.0}
-"""How much a client's counts can change in L1 when one sample is added or removed, or replaced by another."""
+"""How much a client's counts can change in L1 norm when one sample is added or removed, or replaced by another."""
 
 
 @overload
@@ -35,16 +35,26 @@ def privatize(
     rng: np.random.Generator | None = None,
     neighbours: Literal["add-remove", "replace"] = "add-remove",
 ) -> LabelCounts | FloatArray:
-    """Label counts with Laplace noise on every number, clamped at 0: epsilon-differentially private.
+    """Add Laplace noise to label counts and clamp them at 0: an epsilon-differentially private release.
 
     The scale is sensitivity / epsilon; the sensitivity is 1 where neighbouring data sets differ by one sample more or
     less, 2 where one sample is replaced (FedEntOpt, section V, uses 1 / epsilon with epsilon 0.5). Clamping comes after
     the noise, so it costs no privacy; nothing is rounded. The guarantee covers one release of these counts, not sizes
     sent elsewhere.
 
-    With `rng` the noise is numpy's, reproducible, and for simulation only: floating-point Laplace noise leaks. Without
-    it the noise comes from opendp's secure mechanism (the extra `fedskew[dp]`). Gives what it was given: an array, or a
-    `LabelCounts` with the same names. Raises ArgumentError for a wrong argument, MissingPackageError without opendp.
+    Args:
+        counts: Label counts, shape `(clients, classes)`.
+        epsilon: Privacy budget, above 0.
+        rng: Source of reproducible noise, for simulation only: floating-point Laplace noise leaks. Without it the noise
+            comes from opendp's secure mechanism (extra `fedskew[dp]`).
+        neighbours: Which data sets count as neighbours.
+
+    Returns:
+        Noisy counts: an array, or a `LabelCounts` with the same names where one was given.
+
+    Raises:
+        ArgumentError: A wrong argument.
+        MissingPackageError: opendp is needed and not installed.
     """
     held = as_counts(counts)
     if not _is_positive(epsilon):
@@ -53,7 +63,7 @@ def privatize(
         raise ArgumentError(f"neighbours: must be 'add-remove' or 'replace', not {neighbours!r}")
     scale = SENSITIVITY[neighbours] / epsilon
     if rng is None:
-        noisy = _securely(held, scale)
+        noisy = _secure_laplace(held, scale)
     elif isinstance(rng, np.random.Generator):
         noisy = rng.laplace(scale=scale, size=held.shape)
         noisy += held
@@ -65,7 +75,7 @@ def privatize(
     return released
 
 
-def _securely(held: FloatArray, scale: float) -> FloatArray:
+def _secure_laplace(held: FloatArray, scale: float) -> FloatArray:
     try:
         import opendp.prelude as dp
     except ImportError:

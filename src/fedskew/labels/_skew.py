@@ -1,47 +1,49 @@
-"""What a federation's label counts say about its skew.
+"""The parts of the skew report, and how each is computed.
 
 FedLA names three properties of a federation's labels: label distribution, client distribution consistency, and
-inter-client distribution. Its paper gives no formulas; those here are ours, and each is written where it is computed.
+inter-client distribution. Its paper gives no formulas; those here are ours.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
-from typing import Any, TypeAlias
+from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedskew.errors import ArgumentError
-from fedskew.labels._counts import CountsLike, FloatArray, LabelCounts, as_target, row_blocks
-from fedskew.labels._measures import GROUPS, class_group_matrix, entropy
+from fedskew.labels._counts import FloatArray, LabelCounts, as_target, row_blocks
+from fedskew.labels._measures import entropy
 from fedskew.mixing import Programme
 
 Pairs: TypeAlias = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 EXACT_PAIRS = 500_000
-"""Up to so many pairs of clients a mean over pairs is exact; beyond, it is over a sample."""
+"""Up to this many pairs of clients a mean over pairs is exact; beyond, it is over a sample."""
 
 SAMPLED_PAIRS = 200_000
 DRAWS_SEED = 20230
 PAIRS_AT_ONCE = 10_000
-RARE = 0.2
-"""A class is rare where its share of all samples is below this part of an even share."""
 
 
 @dataclass(frozen=True)
 class LabelDistribution:
-    """FedLA's first property: how many labels there are, and how evenly.
+    """FedLA's first property: how many labels there are, and how evenly they occur.
 
-    `histogram`: share of each class in all samples, `(classes,)`. `richness`: classes with a sample. `entropy`: bits of
-    the histogram; `evenness`: that divided by log2(classes). `client_richness` and `client_evenness`: the same of each
-    client, `(clients,)`, 0 for an empty one. `skew`: mutual information of client and label divided by the histogram's
-    entropy: 0 where all clients have the same mix, 1 where the client tells the label; `skew_by_chance`: what a random
-    division of as many samples would show on average (to first order). `cohort_entropy`: bits of the pooled samples of
-    a random tenth of the clients, mean over cohorts drawn with a fixed generator; NaN where there are fewer than ten
-    clients.
+    Attributes:
+        histogram: Share of each class in all samples, shape `(classes,)`.
+        richness: Number of classes with a sample.
+        entropy: Entropy of the histogram in bits.
+        evenness: That entropy divided by log2(classes).
+        client_richness: Richness of each client, shape `(clients,)`; 0 for an empty one.
+        client_evenness: Evenness of each client, shape `(clients,)`; 0 for an empty one.
+        skew: Mutual information of client and label divided by the histogram's entropy: 0 where all clients have the
+            same mix, 1 where the client determines the label.
+        skew_by_chance: Skew of a random division of as many samples, on average and to first order.
+        cohort_entropy: Entropy in bits of the pooled samples of a random tenth of the clients, mean over cohorts drawn
+            with a fixed generator; NaN for fewer than ten clients.
     """
 
     histogram: FloatArray
@@ -59,10 +61,15 @@ class LabelDistribution:
 class ClientConsistency:
     """FedLA's second property: do clients have equally uneven mixes, whichever labels they hold?
 
-    Mean over pairs of clients with samples, between their mixes sorted from the largest share to the smallest.
-    `hellinger`: sqrt(1 - sum sqrt(p q)), from 0 to 1. `emd`: earth mover's distance in ranks, sum |P - Q| of the
-    cumulated shares, from 0 to (classes - 1) / 2; always exact. NaN where there is no pair. `pairs`: how many the
-    Hellinger mean is over; `sampled`: whether they are a sample of all pairs.
+    Means over pairs of clients with samples, between their mixes sorted from the largest share to the smallest; NaN
+    where there is no pair.
+
+    Attributes:
+        hellinger: Hellinger distance sqrt(1 - sum sqrt(p q)), from 0 to 1.
+        emd: Earth mover's distance in ranks, sum |P - Q| of the cumulated shares, from 0 to (classes - 1) / 2; always
+            exact.
+        pairs: Number of pairs in the Hellinger mean.
+        sampled: Whether they are a sample of all pairs.
     """
 
     hellinger: float
@@ -75,10 +82,14 @@ class ClientConsistency:
 class InterClientDistribution:
     """FedLA's third property: do clients hold the same labels?
 
-    `shared`: share of a client's samples whose label another client holds too, mean over clients with samples.
-    `jaccard`: labels that two clients both hold over labels that either holds, mean over pairs of them (NaN without a
-    pair; `pairs` and `sampled` as in `ClientConsistency`). `holders`: clients that hold each class, `(classes,)`;
-    `largest_holding`: share of a class's samples at the client with most of them, 0 where nobody has any.
+    Attributes:
+        shared: Share of a client's samples whose label another client holds too, mean over clients with samples.
+        jaccard: Labels that two clients both hold over labels that either holds, mean over pairs; NaN without a pair.
+        pairs: Number of pairs in the Jaccard mean.
+        sampled: Whether they are a sample of all pairs.
+        holders: Number of clients that hold each class, shape `(classes,)`.
+        largest_holding: Share of a class's samples at the client with most of them, shape `(classes,)`; 0 for a class
+            without samples.
     """
 
     shared: float
@@ -93,9 +104,15 @@ class InterClientDistribution:
 class QuantitySkew:
     """How unevenly samples are spread over clients, whatever their labels.
 
-    `variation`: standard deviation over mean of the sizes; `gini`: 0 where all are equal, near 1 where one has all;
-    `largest_tenth`: share of all samples at the largest tenth of the clients (one at least); `empty`: clients without
-    any.
+    Attributes:
+        smallest: Samples of the smallest client.
+        median: Median of the client sizes.
+        mean: Mean of the client sizes.
+        largest: Samples of the largest client.
+        variation: Standard deviation of the client sizes over their mean.
+        gini: Gini coefficient: 0 where all sizes are equal, near 1 where one client holds all samples.
+        largest_tenth: Share of all samples at the largest tenth of the clients (at least one).
+        empty: Number of clients without samples.
     """
 
     smallest: float
@@ -112,10 +129,13 @@ class QuantitySkew:
 class TargetCoverage:
     """How near the federation can come to a target label mix by weighing clients.
 
-    `mix`: the target, `(classes,)`. `distance`: squared distance to the nearest mix that weighted clients can have
-    (FedPALS's d(T, S)), `nearest` that mix; `fedavg_distance`: squared distance to FedAvg's, the histogram. `covered`:
-    sum of min(target, nearest), the share of the target that weights can give. `short`: target minus nearest where that
-    is positive.
+    Attributes:
+        mix: The target, shape `(classes,)`.
+        nearest: The nearest mix that weighted clients can have, shape `(classes,)`.
+        distance: Squared distance between the two (FedPALS's d(T, S)).
+        fedavg_distance: Squared distance of the target to FedAvg's mix, the histogram.
+        covered: Sum of min(target, nearest): the share of the target that weights can give.
+        short: Target minus nearest where that is positive, shape `(classes,)`.
     """
 
     mix: FloatArray
@@ -126,129 +146,8 @@ class TargetCoverage:
     short: FloatArray
 
 
-@dataclass(frozen=True)
-class SkewReport:
-    """What `describe` found. `print` it for a page to read; `to_dict` gives plain values for machines.
-
-    `groups`: each class's group at each client, `(clients, classes)`, 0 vacant, 1 minority, 2 majority (of a client's
-    samples / classes). `kl_to_uniform`: bits, `(clients,)`. `target` is None where none was given.
-    """
-
-    counts: LabelCounts = field(repr=False)
-    label_distribution: LabelDistribution
-    client_consistency: ClientConsistency
-    inter_client: InterClientDistribution
-    quantity: QuantitySkew
-    groups: NDArray[np.int8] = field(repr=False)
-    kl_to_uniform: FloatArray = field(repr=False)
-    target: TargetCoverage | None = None
-
-    @property
-    def rare(self) -> NDArray[np.int64]:
-        """Classes that somebody holds, but whose share of all samples is below a fifth of an even share."""
-        histogram = self.label_distribution.histogram
-        return np.flatnonzero((histogram > 0) & (histogram < RARE / len(histogram)))
-
-    @property
-    def single_holder(self) -> NDArray[np.int64]:
-        """Classes that one client alone holds, where there are several clients."""
-        return np.flatnonzero(self.inter_client.holders == 1) if len(self.counts) > 1 else np.zeros(0, np.int64)
-
-    @property
-    def absent(self) -> NDArray[np.int64]:
-        """Classes that no client holds."""
-        return np.flatnonzero(self.inter_client.holders == 0)
-
-    def group_sizes(self) -> dict[str, NDArray[np.int64]]:
-        """How many vacant, minority and majority classes each client has, `(clients,)` each."""
-        return {name: np.count_nonzero(self.groups == group, axis=1) for group, name in enumerate(GROUPS)}
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values that `json.dumps` takes; a figure that does not exist is None. Clients and classes by name."""
-        clients, classes = self.counts.clients, self.counts.classes
-        names = np.array(classes, dtype=object)
-        sizes = self.counts.sizes.tolist()
-        figures = self.label_distribution
-        report: dict[str, Any] = {
-            "clients": len(clients),
-            "classes": list(classes),
-            "samples": float(self.counts.counts.sum()),
-            "label_distribution": {
-                "histogram": dict(zip(classes, figures.histogram.tolist(), strict=True)),
-                "richness": figures.richness,
-                "entropy": figures.entropy,
-                "evenness": figures.evenness,
-                "skew": figures.skew,
-                "skew_by_chance": figures.skew_by_chance,
-                "cohort_entropy": _or_none(figures.cohort_entropy),
-            },
-            "client_consistency": _plain(self.client_consistency),
-            "inter_client": _plain(self.inter_client)
-            | {
-                "holders": dict(zip(classes, self.inter_client.holders.tolist(), strict=True)),
-                "largest_holding": dict(zip(classes, self.inter_client.largest_holding.tolist(), strict=True)),
-            },
-            "quantity": _plain(self.quantity),
-            "rare": names[self.rare].tolist(),
-            "single_holder": names[self.single_holder].tolist(),
-            "absent": names[self.absent].tolist(),
-            "by_client": {
-                client: {
-                    "samples": sizes[row],
-                    "richness": int(figures.client_richness[row]),
-                    "evenness": float(figures.client_evenness[row]),
-                    "kl_to_uniform": float(self.kl_to_uniform[row]),
-                    **{name: names[self.groups[row] == group].tolist() for group, name in enumerate(GROUPS)},
-                }
-                for row, client in enumerate(clients)
-            },
-            "target": None,
-        }
-        if self.target is not None:
-            found = self.target
-            report["target"] = {
-                "distance": found.distance,
-                "fedavg_distance": found.fedavg_distance,
-                "covered": found.covered,
-                "mix": dict(zip(classes, found.mix.tolist(), strict=True)),
-                "nearest": dict(zip(classes, found.nearest.tolist(), strict=True)),
-                "short": {classes[label]: float(found.short[label]) for label in np.flatnonzero(found.short)},
-            }
-        return report
-
-    def __str__(self) -> str:
-        from fedskew.labels._sentences import page
-
-        return page(self)
-
-
-def describe(counts: CountsLike, target: ArrayLike | None = None) -> SkewReport:
-    """Describe a federation's labels: FedLA's three properties, quantity skew, groups, and coverage of a target.
-
-    `counts`: `(clients, classes)`; `target`: a label mix, `(classes,)`, normalised. Needs no matrix of clients by
-    clients: means over pairs are exact by algebra, or up to 500,000 pairs, else over 200,000 pairs drawn with a fixed
-    generator, and the report says so. Raises ArgumentError for wrong shapes or values, and where no client holds a
-    sample.
-    """
-    record = counts if isinstance(counts, LabelCounts) else LabelCounts(counts)
-    if not record.counts.max() > 0:
-        raise ArgumentError("counts: no client holds a sample")
-    present = np.flatnonzero(record.sizes)
-    pairs, sampled = _pairs(len(present))
-    bits = np.asarray(entropy(record))
-    return SkewReport(
-        counts=record,
-        label_distribution=_label_distribution(record, bits),
-        client_consistency=_client_consistency(record, present, pairs, sampled),
-        inter_client=_inter_client(record, present, pairs, sampled),
-        quantity=_quantity(record.sizes),
-        groups=class_group_matrix(record),
-        kl_to_uniform=np.maximum(math.log2(record.counts.shape[1]) - bits, 0.0),
-        target=None if target is None else _coverage(record, target),
-    )
-
-
-def _label_distribution(record: LabelCounts, client_bits: FloatArray) -> LabelDistribution:
+def label_distribution(record: LabelCounts, client_bits: FloatArray) -> LabelDistribution:
+    """FedLA's first property; `client_bits`: each client's entropy."""
     pooled, sizes = record.pooled, record.sizes
     classes, samples = len(pooled), float(sizes.sum())
     bits = float(entropy(pooled))
@@ -280,9 +179,10 @@ def _cohort_entropy(record: LabelCounts) -> float:
     return float(np.mean(entropy(np.array(drawn))))
 
 
-def _client_consistency(
+def client_consistency(
     record: LabelCounts, present: NDArray[np.int64], pairs: Pairs, sampled: bool
 ) -> ClientConsistency:
+    """FedLA's second property, over pairs of the clients with samples, `present`."""
     clients, drawn = len(present), len(pairs[0])
     if clients < 2:
         return ClientConsistency(math.nan, math.nan, 0, False)
@@ -307,9 +207,10 @@ def _sorted_mixes(rows: FloatArray) -> FloatArray:
     return mixes
 
 
-def _inter_client(
+def inter_client_distribution(
     record: LabelCounts, present: NDArray[np.int64], pairs: Pairs, sampled: bool
 ) -> InterClientDistribution:
+    """FedLA's third property, over pairs of the clients with samples, `present`."""
     counts, sizes, pooled = record.counts, record.sizes, record.pooled
     holders = np.count_nonzero(counts, axis=0)
     shared = float(((counts @ (holders > 1).astype(np.float64))[present] / sizes[present]).mean())
@@ -328,7 +229,8 @@ def _inter_client(
     return InterClientDistribution(shared, jaccard, len(pairs[0]), sampled, holders, largest)
 
 
-def _quantity(sizes: FloatArray) -> QuantitySkew:
+def quantity_skew(sizes: FloatArray) -> QuantitySkew:
+    """How unevenly these client sizes are spread."""
     clients, mean = len(sizes), float(sizes.mean())
     ordered = np.sort(sizes)
     ranks = 2 * np.arange(1, clients + 1) - clients - 1
@@ -344,10 +246,11 @@ def _quantity(sizes: FloatArray) -> QuantitySkew:
     )
 
 
-def _coverage(record: LabelCounts, target: ArrayLike) -> TargetCoverage:
+def target_coverage(record: LabelCounts, target: ArrayLike) -> TargetCoverage:
+    """How near the clients come to a target mix."""
     mix = as_target(target, record.counts.shape[1])
     residual = Programme(record.counts, mix).projection.residual
-    # What is left by rounding is not a shortage.
+    # A difference up to rounding is not a shortage.
     short = np.where(residual > 1e-9, residual, 0.0)
     histogram = record.pooled / record.pooled.sum()
     nearest = np.maximum(mix - residual, 0.0)
@@ -361,8 +264,8 @@ def _coverage(record: LabelCounts, target: ArrayLike) -> TargetCoverage:
     )
 
 
-def _pairs(clients: int) -> tuple[Pairs, bool]:
-    """Pairs of different clients: all of them, or a fixed sample where they are many; and whether it is a sample."""
+def client_pairs(clients: int) -> tuple[Pairs, bool]:
+    """Pairs of different clients, all or a fixed sample where there are many, and whether they are a sample."""
     if clients * (clients - 1) // 2 <= EXACT_PAIRS:
         one, other = np.triu_indices(clients, 1)
         return (one, other), False
@@ -372,25 +275,14 @@ def _pairs(clients: int) -> tuple[Pairs, bool]:
 
 
 def _members(pairs: Pairs) -> tuple[NDArray[np.int64], Pairs]:
-    """Those who are in a pair, and the pairs as places among them."""
+    """The clients that occur in a pair, and the pairs as positions among them."""
     members, places = np.unique(np.stack(pairs), return_inverse=True)
     one, other = places.reshape(2, -1)
     return members, (one, other)
 
 
 def _over_pairs(pairs: Pairs, measure: Callable[[NDArray[np.int64], NDArray[np.int64]], FloatArray]) -> FloatArray:
-    """A measure of each pair, block by block, so that memory does not grow with the pairs times the classes."""
+    """A measure of each pair, block by block: memory does not grow with pairs times classes."""
     one, other = pairs
     blocks = range(0, len(one), PAIRS_AT_ONCE)
     return np.concatenate([measure(one[at : at + PAIRS_AT_ONCE], other[at : at + PAIRS_AT_ONCE]) for at in blocks])
-
-
-def _plain(figures: ClientConsistency | InterClientDistribution | QuantitySkew) -> dict[str, Any]:
-    """The numbers of a part of the report; NaN, a figure that does not exist, as None."""
-    values = {entry.name: getattr(figures, entry.name) for entry in fields(figures)}
-    numbers = {name: value for name, value in values.items() if not isinstance(value, np.ndarray)}
-    return {name: _or_none(value) if isinstance(value, float) else value for name, value in numbers.items()}
-
-
-def _or_none(value: float) -> float | None:
-    return None if math.isnan(value) else value

@@ -1,0 +1,367 @@
+"""The skew report: what the labels look like, what it means for training, and which method addresses it.
+
+Only what the methods' papers support is said of a method; where their own figures limit a claim, the limit is said too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fedskew.errors import ArgumentError
+from fedskew.labels._counts import CountsLike, FloatArray, LabelCounts
+from fedskew.labels._measures import GROUPS, class_group_matrix, entropy
+from fedskew.labels._skew import (
+    ClientConsistency,
+    InterClientDistribution,
+    LabelDistribution,
+    QuantitySkew,
+    TargetCoverage,
+    client_consistency,
+    client_pairs,
+    inter_client_distribution,
+    label_distribution,
+    quantity_skew,
+    target_coverage,
+)
+
+RARE = 0.2
+"""A class is rare where its share of all samples is below this part of an even share."""
+
+NAMED_AT_MOST = 6
+"""Classes that a sentence names."""
+
+STRONG, CLEAR = 0.4, 0.1
+"""Skew from which it is called strong, or clear."""
+
+EVEN_ENOUGH = 0.95
+"""Below this part of the entropy of all clients, that of a random cohort is worth a sentence."""
+
+
+@dataclass(frozen=True)
+class SkewReport:
+    """What `describe` found: `print` it as a page to read, or take plain values from `to_dict`.
+
+    Attributes:
+        counts: The label counts described.
+        label_distribution: FedLA's first property.
+        client_consistency: FedLA's second property.
+        inter_client: FedLA's third property.
+        quantity: How unevenly samples are spread over clients.
+        groups: Group of each class at each client, shape `(clients, classes)`; see `class_group_matrix`.
+        kl_to_uniform: Divergence of each client's mix from the uniform one in bits, shape `(clients,)`.
+        target: How near weighted clients come to the target mix; None where none was given.
+    """
+
+    counts: LabelCounts = field(repr=False)
+    label_distribution: LabelDistribution
+    client_consistency: ClientConsistency
+    inter_client: InterClientDistribution
+    quantity: QuantitySkew
+    groups: NDArray[np.int8] = field(repr=False)
+    kl_to_uniform: FloatArray = field(repr=False)
+    target: TargetCoverage | None = None
+
+    @property
+    def rare(self) -> NDArray[np.int64]:
+        """Ids of classes that occur, but whose share of all samples is below a fifth of an even share."""
+        histogram = self.label_distribution.histogram
+        return np.flatnonzero((histogram > 0) & (histogram < RARE / len(histogram)))
+
+    @property
+    def single_holder(self) -> NDArray[np.int64]:
+        """Ids of classes that one client alone holds, where there are several clients."""
+        return np.flatnonzero(self.inter_client.holders == 1) if len(self.counts) > 1 else np.zeros(0, np.int64)
+
+    @property
+    def absent(self) -> NDArray[np.int64]:
+        """Ids of classes that no client holds."""
+        return np.flatnonzero(self.inter_client.holders == 0)
+
+    def group_sizes(self) -> dict[str, NDArray[np.int64]]:
+        """Numbers of vacant, minority and majority classes of each client, shape `(clients,)` each."""
+        return {name: np.count_nonzero(self.groups == group, axis=1) for group, name in enumerate(GROUPS)}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for `json.dumps`, clients and classes by name; an undefined number is None."""
+        clients, classes = self.counts.clients, self.counts.classes
+        names = np.array(classes, dtype=object)
+        sizes = self.counts.sizes.tolist()
+        labels = self.label_distribution
+        report: dict[str, Any] = {
+            "clients": len(clients),
+            "classes": list(classes),
+            "samples": float(self.counts.counts.sum()),
+            "label_distribution": {
+                "histogram": dict(zip(classes, labels.histogram.tolist(), strict=True)),
+                "richness": labels.richness,
+                "entropy": labels.entropy,
+                "evenness": labels.evenness,
+                "skew": labels.skew,
+                "skew_by_chance": labels.skew_by_chance,
+                "cohort_entropy": _or_none(labels.cohort_entropy),
+            },
+            "client_consistency": _plain(self.client_consistency),
+            "inter_client": _plain(self.inter_client)
+            | {
+                "holders": dict(zip(classes, self.inter_client.holders.tolist(), strict=True)),
+                "largest_holding": dict(zip(classes, self.inter_client.largest_holding.tolist(), strict=True)),
+            },
+            "quantity": _plain(self.quantity),
+            "rare": names[self.rare].tolist(),
+            "single_holder": names[self.single_holder].tolist(),
+            "absent": names[self.absent].tolist(),
+            "by_client": {
+                client: {
+                    "samples": sizes[row],
+                    "richness": int(labels.client_richness[row]),
+                    "evenness": float(labels.client_evenness[row]),
+                    "kl_to_uniform": float(self.kl_to_uniform[row]),
+                    **{name: names[self.groups[row] == group].tolist() for group, name in enumerate(GROUPS)},
+                }
+                for row, client in enumerate(clients)
+            },
+            "target": None,
+        }
+        if self.target is not None:
+            found = self.target
+            report["target"] = {
+                "distance": found.distance,
+                "fedavg_distance": found.fedavg_distance,
+                "covered": found.covered,
+                "mix": dict(zip(classes, found.mix.tolist(), strict=True)),
+                "nearest": dict(zip(classes, found.nearest.tolist(), strict=True)),
+                "short": {classes[label]: float(found.short[label]) for label in np.flatnonzero(found.short)},
+            }
+        return report
+
+    def __str__(self) -> str:
+        rows = statistics(self)
+        width = max(len(name) for name, _ in rows)
+        lines = [f"- {sentence}" for sentence in sentences(self)]
+        return "\n".join([*lines, "", *(f"{name:<{width}}  {value}".rstrip() for name, value in rows)])
+
+
+def describe(counts: CountsLike, target: ArrayLike | None = None) -> SkewReport:
+    """Describe a federation's labels: FedLA's three properties, quantity skew, class groups, coverage of a target.
+
+    Memory does not grow with the square of the clients: means over pairs of clients are exact by algebra or up to
+    500,000 pairs, else over 200,000 pairs drawn with a fixed generator, and the report says so.
+
+    Args:
+        counts: Label counts, shape `(clients, classes)`.
+        target: Label mix that the model will serve, shape `(classes,)`; normalised here.
+
+    Returns:
+        The report.
+
+    Raises:
+        ArgumentError: Wrong shapes or values, or no client holds a sample.
+    """
+    record = counts if isinstance(counts, LabelCounts) else LabelCounts(counts)
+    if not record.counts.max() > 0:
+        raise ArgumentError("counts: no client holds a sample")
+    present = np.flatnonzero(record.sizes)
+    pairs, sampled = client_pairs(len(present))
+    bits = np.asarray(entropy(record))
+    return SkewReport(
+        counts=record,
+        label_distribution=label_distribution(record, bits),
+        client_consistency=client_consistency(record, present, pairs, sampled),
+        inter_client=inter_client_distribution(record, present, pairs, sampled),
+        quantity=quantity_skew(record.sizes),
+        groups=class_group_matrix(record),
+        kl_to_uniform=np.maximum(math.log2(record.counts.shape[1]) - bits, 0.0),
+        target=None if target is None else target_coverage(record, target),
+    )
+
+
+def sentences(report: SkewReport) -> list[str]:
+    """The report in sentences: a finding and its consequence in each."""
+    found = [_overview(report), _skew(report), *_vacant(report), *_few_holders(report), *_cohorts(report)]
+    return [*found, *_sizes(report), *_target(report)]
+
+
+def statistics(report: SkewReport) -> list[tuple[str, str]]:
+    """The report's numbers as rows of name and value; a heading has an empty value."""
+    labels, alike = report.label_distribution, report.client_consistency
+    inter, sizes = report.inter_client, report.quantity
+    held = report.counts.sizes > 0
+    richness, evenness = labels.client_richness[held], labels.client_evenness[held]
+    groups = ", ".join(f"{numbers[held].mean():.1f} {name}" for name, numbers in report.group_sizes().items())
+    note = f" (over {alike.pairs:,} sampled pairs)" if alike.sampled else ""
+    rows = [
+        ("label distribution", ""),
+        ("  labels that occur", f"{labels.richness} of {len(labels.histogram)}"),
+        ("  entropy of all samples", f"{labels.entropy:.3f} bits, {labels.evenness:.1%} of even"),
+        ("  labels of a client", f"{richness.mean():.1f} on average, {richness.min()} to {richness.max()}"),
+        ("  evenness of a client", f"{evenness.mean():.1%} on average, {evenness.min():.1%} to {evenness.max():.1%}"),
+        (
+            "  skew",
+            f"the client explains {labels.skew:.1%} of the label's entropy, by chance {labels.skew_by_chance:.1%}",
+        ),
+        ("  classes of a client", f"{groups} on average"),
+        ("client consistency (mixes sorted)", ""),
+        ("  Hellinger distance", _decimal(alike.hellinger) + note),
+        ("  earth mover's distance", f"{_decimal(alike.emd)} ranks"),
+        ("between clients", ""),
+        ("  samples whose label others hold", f"{inter.shared:.1%}"),
+        ("  Jaccard similarity of label sets", _decimal(inter.jaccard) + note),
+        ("samples of a client", ""),
+        ("  smallest, median, largest", " / ".join(map(_count, (sizes.smallest, sizes.median, sizes.largest)))),
+        ("  inequality", f"Gini {sizes.gini:.3f}, standard deviation / mean {sizes.variation:.2f}"),
+    ]
+    if report.target is not None:
+        target = report.target
+        rows += [
+            ("target", ""),
+            ("  reached by weighing clients", f"{target.covered:.1%}, squared distance {target.distance:.3g}"),
+            ("  FedAvg's mix", f"squared distance {target.fedavg_distance:.3g}"),
+        ]
+    return rows
+
+
+def _overview(report: SkewReport) -> str:
+    clients, classes = len(report.counts), len(report.counts.classes)
+    empty = f" ({report.quantity.empty} empty)" if report.quantity.empty else ""
+    samples = _count(report.counts.sizes.sum())
+    return (
+        f"{clients:,} {_one(clients, 'client holds', f'clients{empty} hold')} {samples} samples of "
+        f"{classes} {_one(classes, 'class', 'classes')}."
+    )
+
+
+def _skew(report: SkewReport) -> str:
+    labels = report.label_distribution
+    if len(report.counts) == 1:
+        return "One client alone has no skew between clients."
+    explained = f"the client explains {_percent(labels.skew)} of the entropy of a sample's label"
+    chance = f"in a random division of as many samples it would explain {_percent(labels.skew_by_chance)}"
+    if labels.skew <= 2 * labels.skew_by_chance:
+        return f"The labels are hardly skewed: {explained}; {chance}. Methods for label skew have little to gain here."
+    degree = "strongly" if labels.skew >= STRONG else "clearly" if labels.skew >= CLEAR else "mildly"
+    return (
+        f"The labels are {degree} skewed: {explained}; {chance}. The more skewed, the further local training pulls the "
+        "clients' models apart, and the more accuracy plain averaging (FedAvg) loses."
+    )
+
+
+def _vacant(report: SkewReport) -> Iterator[str]:
+    vacant = report.group_sizes()["vacant"][report.counts.sizes > 0]
+    lacking = vacant[vacant > 0]
+    if not len(lacking) or len(report.counts) == 1:
+        return
+    yield (
+        f"{len(lacking):,} of {len(vacant):,} clients with samples lack classes ({lacking.mean():.1f} on average). "
+        "While such a client trains, it forgets the classes that it lacks. FedVLS addresses this: it calibrates by the "
+        "client's counts and distils the missing classes from the server's model."
+    )
+    one = int(np.count_nonzero(vacant == 1))
+    if one:
+        yield (
+            f"{one:,} of them {_one(one, 'lacks', 'lack')} exactly one class: there FedVLS's distillation is zero by "
+            "its formula, and its calibration works alone."
+        )
+
+
+def _few_holders(report: SkewReport) -> Iterator[str]:
+    if len(report.absent):
+        yield (
+            f"Nobody holds {_names(report, report.absent)}: neither selecting nor weighing clients can make up for "
+            "that."
+        )
+    if len(report.single_holder):
+        yield (
+            f"Held by one client alone: {_names(report, report.single_holder)}. A round without that client trains "
+            "nothing on it, and FedAvg weighs the client by its size. FedLA weighs by shares of each label: it raises "
+            "such a client, even one with a single sample of the label; with one participant a round it is FedAvg."
+        )
+    if len(report.rare):
+        yield (
+            f"Rare, below a fifth of an even share: {_names(report, report.rare)}. Look at accuracy per class, not "
+            "only at the mean."
+        )
+
+
+def _cohorts(report: SkewReport) -> Iterator[str]:
+    labels, clients = report.label_distribution, len(report.counts)
+    if math.isnan(labels.cohort_entropy) or labels.cohort_entropy >= EVEN_ENOUGH * labels.entropy:
+        return
+    yield (
+        f"The labels of a random tenth of the clients ({clients // 10:,}) have {labels.cohort_entropy:.2f} bits of "
+        f"entropy on average, those of all {labels.entropy:.2f}: with few participants every round sees different "
+        "labels. FedEntOpt selects participants whose labels together are most even; it needs the label counts once, "
+        "and helps only where some of the clients take part in a round."
+    )
+
+
+def _sizes(report: SkewReport) -> Iterator[str]:
+    clients, share = len(report.counts), report.quantity.largest_tenth
+    if clients >= 10 and share >= 0.3:
+        yield (
+            f"The largest tenth of the clients ({clients // 10:,}) holds {_percent(share)} of all samples, and FedAvg "
+            "gives it as much of the weight."
+        )
+
+
+def _target(report: SkewReport) -> Iterator[str]:
+    target = report.target
+    if target is None:
+        yield "If the model will serve another label mix than all clients' together, give that mix as the target."
+        return
+    if not target.short.any():
+        reach = "Weighing clients can match the target exactly"
+    else:
+        order = np.argsort(-target.short, kind="stable")[: np.count_nonzero(target.short)]
+        worst = int(order[0])
+        reach = (
+            f"No weighing of clients matches the target: {_percent(target.covered)} of it at most, at a squared "
+            f"distance of {target.distance:.3g}. It falls short of {_names(report, order)} (most of "
+            f"{report.counts.classes[worst]}: {target.nearest[worst]:.1%} instead of {target.mix[worst]:.1%})"
+        )
+    if target.fedavg_distance - target.distance <= 1e-6:
+        yield f"{reach}. FedAvg's mix is as near to it already, so FedPALS has nothing to gain."
+        return
+    yield (
+        f"{reach}. FedAvg's mix lies at a squared distance of {target.fedavg_distance:.3g}. FedPALS weighs clients "
+        "towards the target, which costs effective samples; `fedskew weights --method fedpals` says how many."
+    )
+
+
+def _names(report: SkewReport, classes: NDArray[Any]) -> str:
+    names = [report.counts.classes[label] for label in classes[:NAMED_AT_MOST]]
+    if len(classes) > len(names):
+        return f"classes {', '.join(names)} and {len(classes) - len(names)} more"
+    return f"class {names[0]}" if len(names) == 1 else f"classes {', '.join(names[:-1])} and {names[-1]}"
+
+
+def _one(number: int, one: str, several: str) -> str:
+    return one if number == 1 else several
+
+
+def _percent(share: float) -> str:
+    return "under 1%" if share < 0.01 else f"{share:.0%}"
+
+
+def _decimal(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.3f}"
+
+
+def _count(value: float) -> str:
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.1f}"
+
+
+def _plain(part: ClientConsistency | InterClientDistribution | QuantitySkew) -> dict[str, Any]:
+    """The numbers of a part of the report; NaN as None."""
+    values = {entry.name: getattr(part, entry.name) for entry in fields(part)}
+    numbers = {name: value for name, value in values.items() if not isinstance(value, np.ndarray)}
+    return {name: _or_none(value) if isinstance(value, float) else value for name, value in numbers.items()}
+
+
+def _or_none(value: float) -> float | None:
+    return None if math.isnan(value) else value
