@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Test processes, each on one thread.
 JOBS ?= auto
 
-.PHONY: demo test test-all test-faults bench data lock
+.PHONY: demo test test-all test-faults bench data docs lock
 demo: .venv/ready
 	$(BIN)/fedskew demo
 
@@ -26,6 +26,10 @@ bench: .venv/ready data
 	$(BIN)/python benchmarks/round_loop.py
 	$(BIN)/python benchmarks/local_training.py
 	$(BIN)/python benchmarks/solver.py
+
+# The documentation, into site/; needs no network. To search in it: python -m http.server -d site
+docs: .venv/ready
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 # The real data sets, in their authors' file formats, where ../shared/data is there.
 data: .venv/ready

@@ -1,0 +1,43 @@
+"""The documentation builds without a warning, asks nothing of the network, and holds every public name."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("mkdocs", reason="the extra docs is not installed")
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+def test_the_site_builds_and_holds_every_public_name(tmp_path):
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert not done.stdout + done.stderr
+
+    pages = {
+        path.relative_to(tmp_path / "site"): path.read_text(encoding="utf-8")
+        for path in (tmp_path / "site").rglob("*.html")
+    }
+    elsewhere = r'<(?:script|link|img|iframe|source)\b[^>]*?\b(?:src|href)="?((?:https?:)?//[^">\s]+)'
+    assert {str(path): found for path, text in pages.items() if (found := re.findall(elsewhere, text))} == {}
+    for style in (tmp_path / "site").rglob("*.css"):
+        assert not re.search(r"url\([\"']?(https?:)?//|@import", style.read_text(encoding="utf-8")), style
+
+    spec = spec_from_file_location("reference_pages", REPOSITORY / "tools" / "reference_pages.py")
+    assert spec is not None
+    assert spec.loader is not None
+    reference_pages = module_from_spec(spec)
+    spec.loader.exec_module(reference_pages)
+    for module in reference_pages.modules():
+        page = pages[Path(f"reference/{module}.html")]
+        absent = [name for name in reference_pages.exported(module) if f'id="{module}.{name}"' not in page]
+        assert not absent, module
