@@ -10,7 +10,7 @@ distinct.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,9 +18,23 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:  # so that weighing clients from the command line need not wait for PyTorch
     from torch import Generator, Tensor, nn
 
-    from fedskew.objectives import Batch
-
 Named: TypeAlias = "Mapping[str, Tensor]"
+
+
+class Batch(NamedTuple):
+    """One batch of a client, after the forward pass.
+
+    Attributes:
+        features: What the last linear layer receives, `(batch, dim)`.
+        logits: What it returns, `(batch, classes)`.
+        targets: Class ids, `(batch,)` int64.
+        mask: True at real rows, `(batch,)` bool; None where every row is real.
+    """
+
+    features: Tensor
+    logits: Tensor
+    targets: Tensor
+    mask: Tensor | None = None
 
 
 class LocalEnd(NamedTuple):
@@ -64,7 +78,13 @@ class RoundEnd(NamedTuple):
 
 
 class Hooks:
-    """The hooks, each doing nothing."""
+    """Base of components that act around a round; every hook does nothing until it is overridden.
+
+    Attributes:
+        keeps_state: The property that combination rules read, see `fedskew.components.PROPERTIES`.
+    """
+
+    keeps_state: ClassVar[bool] = True
 
     def adapt(self, module: nn.Module, generator: Generator) -> nn.Module:
         """The network that is trained in place of `module`, its new weights drawn from `generator`, both on the CPU.

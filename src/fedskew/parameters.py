@@ -22,8 +22,12 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
+BelowOne = Annotated[float, Field(ge=0, lt=1)]
+"""From 0 to below 1."""
 Count = Annotated[int, Field(ge=1, strict=True)]
 """A whole number, 1 or above."""
+Switch = Annotated[bool, Field(strict=True)]
+"""True or false, and nothing that only stands for them."""
 
 T = TypeVar("T")
 

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedskew import data, naming
+from fedskew import components, data
 from fedskew.data import Dataset, Inputs
 from fedskew.deploy._agreement import Agreement
 from fedskew.engine import ClientSamples
@@ -85,7 +85,7 @@ def _read(table: dict[str, Any], beside: Path) -> Dataset:
     name, root = options.pop("name"), options.pop("root", None)
     place = None if root is None else beside / Path(root).expanduser()
     rng = generator(0, Purpose.DATA)
-    load = naming.find(data.INDEX, name, "name")
+    load = components.find(data.INDEX, name, "name")
     if ":" not in name:
         return data.load(name, place, rng=rng, **options)
     made = load(**options) if place is None else load(root=place, **options)

@@ -20,7 +20,7 @@ import pydantic
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field
 
-from fedskew import data, methods, models, naming, partition
+from fedskew import components, data, methods, models, partition
 from fedskew.errors import ConfigError, FedskewError, nearest
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -297,8 +297,8 @@ def _whole_partition(section: PartitionSection) -> PartitionSection:
     if section.clients is None and section.rule != "natural":
         raise ConfigError("partition.clients: missing")
     index = {**partition.INDEX, "file": None}
-    naming.find(index, section.rule, "partition.rule")
-    rule = naming.fill(partition.INDEX, {"name": section.rule, **section.parameters}, "partition")
+    components.find(index, section.rule, "partition.rule")
+    rule = components.make_component(partition.INDEX, {"name": section.rule, **section.parameters}, "partition")
     return PartitionSection(
         rule=section.rule, clients=section.clients, oracle=section.oracle, **dataclasses.asdict(rule)
     )
@@ -348,10 +348,10 @@ def _check(config: Config) -> None:
     if len(set(config.seeds)) != len(config.seeds):
         raise ConfigError(f"seeds: {config.seeds} names a seed twice")
     pipeline = methods.build(config.method, config.training.momentum).pipeline
-    naming.find(data.INDEX, config.data.name, "data.name")
-    naming.find(models.INDEX, config.model.name, "model.name")
+    components.find(data.INDEX, config.data.name, "data.name")
+    components.find(models.INDEX, config.model.name, "model.name")
     if config.training.augmentation is not None:
-        naming.find(data.AUGMENTATIONS, config.training.augmentation, "training.augmentation")
+        components.find(data.AUGMENTATIONS, config.training.augmentation, "training.augmentation")
     if config.engine.seeds_together and (pipeline is not None or config.tune is not None):
         raise ConfigError("engine.seeds_together: not with a pipeline, nor where a key is tuned")
     if pipeline is not None:
@@ -379,7 +379,7 @@ def _named(tree: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(table, str) or callable(table):
             table = plain[section] = {key: table}
         if isinstance(table, dict) and callable(table.get(key)):
-            table[key] = naming.name_of(table[key], f"{section}.{key}")
+            table[key] = components.name_of(table[key], f"{section}.{key}")
     if isinstance(plain.get("method"), str):
         plain["method"] = {"preset": plain["method"]}
     elif dataclasses.is_dataclass(plain.get("method")):

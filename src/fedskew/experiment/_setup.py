@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedskew import data, methods, models, naming, partition
+from fedskew import components, data, methods, models, partition
 from fedskew.data import Dataset
 from fedskew.engine import (
     ClientStates,
@@ -166,7 +166,7 @@ def _told(target: FloatArray | None, noise: float, seed: int) -> FloatArray | No
 
 def load_dataset(config: Config, seed: int) -> Dataset:
     """The config's data. Raises DataError or ConfigError."""
-    load = naming.find(data.INDEX, config.data.name, "data.name")
+    load = components.find(data.INDEX, config.data.name, "data.name")
     options, rng = config.data.parameters, generator(seed, Purpose.DATA)
     if ":" not in config.data.name:
         return data.load(config.data.name, config.data.root, rng=rng, **options)
@@ -227,7 +227,7 @@ def _divide(
             shares, names = partition.grouped(shares, section.clients), tuple(map(str, range(section.clients)))
         return Partition.of([kept[rows] for rows in shares], labels, classes, "natural"), names, False
     assert section.clients is not None, "the config has been checked"
-    rule = naming.fill(partition.INDEX, {"name": section.rule, **section.parameters}, "partition")
+    rule = components.make_component(partition.INDEX, {"name": section.rule, **section.parameters}, "partition")
     rng = generator(seed, Purpose.PARTITION)
     names = tuple(map(str, range(section.clients)))
     if isinstance(rule, partition.DomainRule) and dataset.domains is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from fedskew import data, models, naming
+from fedskew import components, data, models
 from fedskew.engine import ClientData, LocalTraining, LocalWork, hooked
 from fedskew.errors import ArgumentError, ConfigError
 from fedskew.experiment._config import Config
@@ -36,7 +36,7 @@ def make_work(
     training = config.training
     augment = None
     if training.augmentation is not None:
-        augmentation = naming.find(data.AUGMENTATIONS, training.augmentation, "training.augmentation")()
+        augmentation = components.find(data.AUGMENTATIONS, training.augmentation, "training.augmentation")()
         augment = augmentation.bind(mean, std)
     return LocalWork(
         data=samples,
@@ -59,7 +59,7 @@ def make_work(
 
 
 def _network(config: Config, seed: int, num_classes: int, in_shape: tuple[int, ...]) -> nn.Module:
-    make = naming.find(models.INDEX, config.model.name, "model.name")
+    make = components.find(models.INDEX, config.model.name, "model.name")
     options, key = config.model.parameters, stream_key(seed, Purpose.MODEL_INIT)
     if ":" not in config.model.name:
         for option in ("num_classes", "in_shape", "generator"):

@@ -15,24 +15,22 @@ one local epoch, lr 0.01, weight decay 0.0004 and no momentum.
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from fedskew.about import Cost
-from fedskew.errors import ArgumentError
+from fedskew.components import Cost
 from fedskew.hooks import Hooks, Named, RoundEnd
 from fedskew.local_steps._fedsam import ascend
 from fedskew.local_steps._protocol import Gradient, StepSettings
 from fedskew.local_steps._sgd import descend, momentum_buffer
+from fedskew.parameters import Count, NonNegative, component
 
 PERTURBED, SHARE, WINDOW = "fedgf.perturbed", "fedgf.share", "fedgf.window"
 
 
-@dataclass(frozen=True)
+@component
 class FedGF(Hooks):
     """SGD along the gradient at a point between the client's ascent and the server's.
 
@@ -44,18 +42,10 @@ class FedGF(Hooks):
     paper: ClassVar[str] = "Lee & Yoon, ICML 2024"
     cost: ClassVar[Cost] = Cost(forward=1, backward=1, models_down=1)
 
-    rho: float = 0.05
-    server_rho: float | None = None
-    window: int = 30
-    threshold: float = 0.3
-
-    def __post_init__(self) -> None:
-        for name in ("rho", "server_rho", "threshold"):
-            value = getattr(self, name)
-            if value is not None and not (math.isfinite(value) and value >= 0):
-                raise ArgumentError(f"{name}: must be 0 or above and finite, got {value}")
-        if self.window < 1:
-            raise ArgumentError(f"window: must be 1 round or more, got {self.window}")
+    rho: NonNegative = 0.05
+    server_rho: NonNegative | None = None
+    window: Count = 30
+    threshold: NonNegative = 0.3
 
     def init(self, settings: StepSettings) -> Tensor | None:
         """See `momentum_buffer`."""

@@ -10,19 +10,17 @@ size, undefined at the start); the paper does, and so do we.
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from fedskew.errors import ArgumentError
 from fedskew.local_steps._protocol import Gradient, StepSettings
 from fedskew.local_steps._sgd import descend, momentum_buffer
+from fedskew.parameters import NonNegative, component
 
 
-@dataclass(frozen=True)
+@component
 class FedProx:
     """SGD on the objective plus `mu / 2` times the squared distance from the sent parameters.
 
@@ -31,11 +29,7 @@ class FedProx:
 
     paper: ClassVar[str] = "Li et al., MLSys 2020"
 
-    mu: float = 0.01
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.mu) and self.mu >= 0):
-            raise ArgumentError(f"mu: must be 0 or above and finite, got {self.mu}")
+    mu: NonNegative = 0.01
 
     def init(self, settings: StepSettings) -> Tensor | None:
         """See `momentum_buffer`."""

@@ -11,17 +11,15 @@ step costs two. The momentum of 0.9 that is reported for FedSAM is SGD's own; mi
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from fedskew.about import Cost
-from fedskew.errors import ArgumentError
+from fedskew.components import Cost
 from fedskew.local_steps._protocol import Gradient, StepSettings
 from fedskew.local_steps._sgd import descend, momentum_buffer
+from fedskew.parameters import NonNegative, component
 
 
 def ascend(parameters: Tensor, gradient: Gradient, rho: float) -> Tensor:
@@ -31,18 +29,14 @@ def ascend(parameters: Tensor, gradient: Gradient, rho: float) -> Tensor:
     return parameters + reach * uphill
 
 
-@dataclass(frozen=True)
+@component
 class FedSAM:
     """SGD along the gradient at distance `rho` uphill. `rho` is 0.1 in the FedVLS paper."""
 
     paper: ClassVar[str] = "Qu et al., ICML 2022"
     cost: ClassVar[Cost] = Cost(forward=1, backward=1)
 
-    rho: float = 0.1
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.rho) and self.rho >= 0):
-            raise ArgumentError(f"rho: must be 0 or above and finite, got {self.rho}")
+    rho: NonNegative = 0.1
 
     def init(self, settings: StepSettings) -> Tensor | None:
         """See `momentum_buffer`."""

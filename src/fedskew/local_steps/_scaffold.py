@@ -20,23 +20,22 @@ instead of steps, and takes the mean over the cohort for c.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from fedskew.about import Cost
-from fedskew.errors import ArgumentError
+from fedskew.components import Cost
 from fedskew.hooks import Hooks, LocalEnd, Named, RoundEnd
 from fedskew.local_steps._protocol import Gradient, StepSettings
 from fedskew.local_steps._sgd import descend, momentum_buffer
 from fedskew.momentum import fednova_normaliser
+from fedskew.parameters import component
 
 SERVER, CLIENT, CHANGE = "scaffold.server", "scaffold.client", "scaffold.change"
 
 
-@dataclass(frozen=True)
+@component
 class Scaffold(Hooks):
     """SGD along the gradient minus the client's control variate plus the server's.
 
@@ -46,21 +45,15 @@ class Scaffold(Hooks):
 
     paper: ClassVar[str] = "Karimireddy et al., ICML 2020"
     cost: ClassVar[Cost] = Cost(models_up=1, models_down=1, client_models=1)
-    warns: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("weighting.fedavg", "weighting.fedla", "weighting.fedpals", "weighting.afl"),
-        "SCAFFOLD's corrections lead every client along the plain mean of all clients' gradients, so weights don't "
-        "move where it ends; its paper weighs uniformly",
-    ) | dict.fromkeys(
-        ("selection.greedy_kl", "selection.seol_kim"),
-        "where the cohort is always the same, the other clients' control variates stay 0 and SCAFFOLD's steps shrink "
-        "to the cohort's share of the clients; uniform and fedentopt hear everybody",
-    )
+    corrects_gradients: ClassVar[bool] = True
+    warns: ClassVar[Mapping[str, str]] = {
+        "weighting.not weighs_equally": "SCAFFOLD's corrections lead every client along the plain mean of all clients' "
+        "gradients, so weights don't move where it ends; its paper weighs uniformly",
+        "selection.fixed_cohort": "where the cohort is always the same, the other clients' control variates stay 0 and "
+        "SCAFFOLD's steps shrink to the cohort's share of the clients; uniform and fedentopt reach every client",
+    }
 
     option: Literal["one", "two"] = "two"
-
-    def __post_init__(self) -> None:
-        if self.option not in ("one", "two"):
-            raise ArgumentError(f"option: expected 'one' or 'two', got {self.option!r}")
 
     def init(self, settings: StepSettings) -> Tensor | None:
         """See `momentum_buffer`."""

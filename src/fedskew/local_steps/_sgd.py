@@ -7,7 +7,6 @@ The semantics are those of `torch.optim.SGD` (no dampening, no Nesterov), with a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from fedskew.local_steps._protocol import Gradient, StepSettings
 from fedskew.models import Product
+from fedskew.parameters import component
 
 
 def descend(
@@ -37,7 +37,7 @@ def momentum_buffer(settings: StepSettings) -> Tensor | None:
     return torch.zeros_like(settings.start) if settings.momentum else None
 
 
-@dataclass(frozen=True)
+@component
 class SGD:
     """Stochastic gradient descent; learning rate, momentum and weight decay come from the training settings."""
 

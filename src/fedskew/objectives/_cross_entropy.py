@@ -7,15 +7,14 @@ McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentra
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedskew.objectives._arguments import check_outputs, check_targets
-from fedskew.objectives._masked import real_rows, row_mean
 from fedskew.objectives._protocol import Batch, Context
+from fedskew.objectives._tensors import check_outputs, check_targets, real_rows, row_mean
+from fedskew.parameters import component
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -31,7 +30,7 @@ def cross_entropy(logits: Tensor, targets: Tensor, mask: Tensor | None = None) -
     return row_mean(F.cross_entropy(real_rows(logits, mask), real_rows(targets, mask), reduction="none"), mask)
 
 
-@dataclass(frozen=True)
+@component
 class CrossEntropy:
     """Mean cross-entropy on raw logits, the loss of FedAvg."""
 

@@ -8,16 +8,24 @@ Hinton et al., "Distilling the Knowledge in a Neural Network", 2015; the two nam
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from fedskew.errors import ArgumentError
-from fedskew.objectives._arguments import check_outputs, check_positive, check_same, teacher_logits
-from fedskew.objectives._masked import divergence, log_softmax_over, real_rows, row_mean
 from fedskew.objectives._protocol import Batch, Context
+from fedskew.objectives._tensors import (
+    check_outputs,
+    check_positive,
+    check_same,
+    divergence,
+    log_softmax_over,
+    real_rows,
+    row_mean,
+    teacher_logits,
+)
+from fedskew.parameters import Positive, component
 
 
 def distillation(
@@ -42,38 +50,32 @@ def distillation(
     return temperature**2 * row_mean(divergence(log_teacher, log_student), mask)
 
 
-@dataclass(frozen=True)
+@component
 class FedKD:
     """Distillation from the sent model over all classes. The FedVLS comparison takes weight 0.1 and temperature 1."""
 
-    temperature: float = 1.0
+    temperature: Positive = 1.0
 
     role: ClassVar[str] = "term"
     reads: ClassVar[frozenset[str]] = frozenset({"teacher"})
     paper: ClassVar[str] = "Hinton et al., 2015"
     default_weight: ClassVar[float] = 0.1
 
-    def __post_init__(self) -> None:
-        check_positive("temperature", self.temperature)
-
     def value(self, batch: Batch, context: Context) -> Tensor:
         """`distillation` of the batch over all classes."""
         return distillation(batch.logits, teacher_logits(context), self.temperature, mask=batch.mask)
 
 
-@dataclass(frozen=True)
+@component
 class FedEKD:
     """Distillation from the sent model over the classes that the client holds. Weight and temperature as for FedKD."""
 
-    temperature: float = 1.0
+    temperature: Positive = 1.0
 
     role: ClassVar[str] = "term"
     reads: ClassVar[frozenset[str]] = frozenset({"teacher"})
     paper: ClassVar[str] = "Guo et al., AAAI 2025"
     default_weight: ClassVar[float] = 0.1
-
-    def __post_init__(self) -> None:
-        check_positive("temperature", self.temperature)
 
     def value(self, batch: Batch, context: Context) -> Tensor:
         """`distillation` of the batch over the client's classes."""

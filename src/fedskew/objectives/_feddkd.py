@@ -14,20 +14,23 @@ warm-up.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from fedskew.objectives._arguments import (
+from fedskew.objectives._fedntd import not_true_distillation
+from fedskew.objectives._protocol import Batch, Context
+from fedskew.objectives._tensors import (
     check_non_negative,
-    check_positive,
+    divergence,
+    is_target,
+    logsumexp_over,
+    real_rows,
+    row_mean,
     teacher_logits,
 )
-from fedskew.objectives._fedntd import not_true_distillation
-from fedskew.objectives._masked import divergence, is_target, logsumexp_over, real_rows, row_mean
-from fedskew.objectives._protocol import Batch, Context
+from fedskew.parameters import NonNegative, Positive, component
 
 
 def decoupled_distillation(
@@ -55,13 +58,13 @@ def decoupled_distillation(
     return target_weight * target + rest_weight * rest
 
 
-@dataclass(frozen=True)
+@component
 class FedDKD:
     """DKD's two terms from the sent model. The FedVLS comparison takes outer weight 0.1."""
 
-    temperature: float = 1.0
-    target_weight: float = 1.0
-    rest_weight: float = 1.0
+    temperature: Positive = 1.0
+    target_weight: NonNegative = 1.0
+    rest_weight: NonNegative = 1.0
 
     role: ClassVar[str] = "term"
     reads: ClassVar[frozenset[str]] = frozenset({"teacher"})
@@ -70,11 +73,6 @@ class FedDKD:
     warns: ClassVar[Mapping[str, str]] = {
         "objective.fedntd": "FedNTD's term is the second half of FedDKD's, so it would count twice; raise rest_weight"
     }
-
-    def __post_init__(self) -> None:
-        check_positive("temperature", self.temperature)
-        check_non_negative("target_weight", self.target_weight)
-        check_non_negative("rest_weight", self.rest_weight)
 
     def value(self, batch: Batch, context: Context) -> Tensor:
         """`decoupled_distillation` of the batch."""

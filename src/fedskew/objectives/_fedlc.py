@@ -11,15 +11,24 @@ lacks has an infinite margin: it is taken out of the softmax, so no gradient rea
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from fedskew.objectives._arguments import check_counts, check_non_negative, check_outputs, check_targets
-from fedskew.objectives._masked import cross_entropy_over, is_target, logsumexp_over, real_rows, row_mean
 from fedskew.objectives._protocol import Batch, Context
+from fedskew.objectives._tensors import (
+    check_counts,
+    check_non_negative,
+    check_outputs,
+    check_targets,
+    cross_entropy_over,
+    is_target,
+    logsumexp_over,
+    real_rows,
+    row_mean,
+)
+from fedskew.parameters import NonNegative, component
 
 
 def fedlc(
@@ -51,19 +60,16 @@ def fedlc(
     return row_mean(torch.where(others.any(dim=1), logsumexp_over(calibrated, others, dim=1) - own, 0), mask)
 
 
-@dataclass(frozen=True)
+@component
 class FedLC:
     """FedLC's calibrated cross-entropy. `tau` is 1 in the FedEntOpt paper, 0.5 in FedVLS's."""
 
-    tau: float = 1.0
+    tau: NonNegative = 1.0
     exclude_target: bool = False
 
     role: ClassVar[str] = "classification"
     reads: ClassVar[frozenset[str]] = frozenset()
     paper: ClassVar[str] = "Zhang et al., ICML 2022"
-
-    def __post_init__(self) -> None:
-        check_non_negative("tau", self.tau)
 
     def value(self, batch: Batch, context: Context) -> Tensor:
         """`fedlc` of the batch."""

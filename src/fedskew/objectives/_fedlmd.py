@@ -12,22 +12,26 @@ to a huge loss; here the row's term is 0.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from fedskew.objectives._arguments import (
+from fedskew.objectives._protocol import Batch, Context
+from fedskew.objectives._tensors import (
     check_counts,
     check_outputs,
     check_positive,
     check_same,
     check_targets,
+    divergence,
+    is_target,
+    log_softmax_over,
+    real_rows,
+    row_mean,
     teacher_logits,
 )
-from fedskew.objectives._masked import divergence, is_target, log_softmax_over, real_rows, row_mean
-from fedskew.objectives._protocol import Batch, Context
+from fedskew.parameters import Positive, component
 
 
 def label_masking_distillation(
@@ -56,19 +60,16 @@ def label_masking_distillation(
     return temperature**2 * row_mean(divergence(log_teacher, torch.where(taught, log_student, 0)), mask)
 
 
-@dataclass(frozen=True)
+@component
 class FedLMD:
     """FedLMD's term. The authors run it with weight 1 and temperature 1; the FedVLS paper with weight 0.1."""
 
-    temperature: float = 1.0
+    temperature: Positive = 1.0
 
     role: ClassVar[str] = "term"
     reads: ClassVar[frozenset[str]] = frozenset({"teacher"})
     paper: ClassVar[str] = "Lu et al., ACM Multimedia 2023"
     default_weight: ClassVar[float] = 0.1
-
-    def __post_init__(self) -> None:
-        check_positive("temperature", self.temperature)
 
     def value(self, batch: Batch, context: Context) -> Tensor:
         """`label_masking_distillation` of the batch."""

@@ -11,15 +11,14 @@ sqrt(unbiased variance + 1e-8). M_c isn't divided by the number of samples, so t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from fedskew.objectives._arguments import check_outputs, check_targets
-from fedskew.objectives._masked import real_rows
 from fedskew.objectives._protocol import Batch, Context
+from fedskew.objectives._tensors import check_outputs, check_targets, real_rows
+from fedskew.parameters import component
 
 
 def fedmr(features: Tensor, targets: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -48,7 +47,7 @@ def fedmr(features: Tensor, targets: Tensor, mask: Tensor | None = None) -> Tens
     return (squares - diagonals) / max(dim * (dim - 1), 1) / used.sum().clamp(min=1)
 
 
-@dataclass(frozen=True)
+@component
 class FedMR:
     """FedMR's intra-class term. Its size grows with the batch: take a small weight, 0.0001 to start with."""
 

@@ -9,14 +9,24 @@ With two classes the term is 0: one class is left, and its share is 1.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
 
-from fedskew.objectives._arguments import check_outputs, check_positive, check_same, check_targets, teacher_logits
-from fedskew.objectives._masked import divergence, is_target, log_softmax_over, real_rows, row_mean
 from fedskew.objectives._protocol import Batch, Context
+from fedskew.objectives._tensors import (
+    check_outputs,
+    check_positive,
+    check_same,
+    check_targets,
+    divergence,
+    is_target,
+    log_softmax_over,
+    real_rows,
+    row_mean,
+    teacher_logits,
+)
+from fedskew.parameters import Positive, component
 
 
 def not_true_distillation(
@@ -37,19 +47,16 @@ def not_true_distillation(
     return temperature**2 * row_mean(divergence(log_teacher, log_student), mask)
 
 
-@dataclass(frozen=True)
+@component
 class FedNTD:
     """FedNTD's term. The authors run it with weight 1 and temperature 1; the FedVLS paper with weight 0.1."""
 
-    temperature: float = 1.0
+    temperature: Positive = 1.0
 
     role: ClassVar[str] = "term"
     reads: ClassVar[frozenset[str]] = frozenset({"teacher"})
     paper: ClassVar[str] = "Lee et al., NeurIPS 2022"
     default_weight: ClassVar[float] = 0.1
-
-    def __post_init__(self) -> None:
-        check_positive("temperature", self.temperature)
 
     def value(self, batch: Batch, context: Context) -> Tensor:
         """`not_true_distillation` of the batch."""

@@ -11,16 +11,16 @@ linear layer without bias; here the whole logit is scaled, bias included. At alp
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from fedskew.errors import ArgumentError
-from fedskew.objectives._arguments import check_counts, check_outputs, check_targets
 from fedskew.objectives._cross_entropy import cross_entropy
 from fedskew.objectives._protocol import Batch, Context
+from fedskew.objectives._tensors import check_counts, check_outputs, check_targets
+from fedskew.parameters import Share, component
 
 
 def fedrs(
@@ -41,7 +41,8 @@ def fedrs(
     check_outputs("logits", logits, mask)
     check_targets(targets, logits, "logits")
     check_counts(counts, logits)
-    _check_alpha(alpha)
+    if not 0 <= alpha <= 1:
+        raise ArgumentError(f"alpha: must be in [0, 1], got {alpha}")
     if graded:
         largest = counts.max()
         scale = alpha + (1 - alpha) * counts / torch.where(largest > 0, largest, 1)
@@ -50,25 +51,17 @@ def fedrs(
     return cross_entropy(logits * scale, targets, mask)
 
 
-@dataclass(frozen=True)
+@component
 class FedRS:
     """FedRS's restricted cross-entropy. `alpha` is 0.5 in the FedEntOpt paper, 0.7 in FedVLS's."""
 
-    alpha: float = 0.5
+    alpha: Share = 0.5
     graded: bool = False
 
     role: ClassVar[str] = "classification"
     reads: ClassVar[frozenset[str]] = frozenset()
     paper: ClassVar[str] = "Li & Zhan, KDD 2021"
 
-    def __post_init__(self) -> None:
-        _check_alpha(self.alpha)
-
     def value(self, batch: Batch, context: Context) -> Tensor:
         """`fedrs` of the batch."""
         return fedrs(batch.logits, batch.targets, context.counts, self.alpha, self.graded, mask=batch.mask)
-
-
-def _check_alpha(alpha: float) -> None:
-    if not 0 <= alpha <= 1:
-        raise ArgumentError(f"alpha: must be in [0, 1], got {alpha}")

@@ -26,22 +26,19 @@ With no vacant class L_dis is 0. With exactly one it is 0 too, and so is its gra
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from fedskew.errors import ArgumentError
-from fedskew.objectives._arguments import (
+from fedskew.objectives._protocol import Batch, Context
+from fedskew.objectives._tensors import (
     check_counts,
     check_non_negative,
     check_outputs,
     check_same,
     check_targets,
-    teacher_logits,
-)
-from fedskew.objectives._masked import (
     cross_entropy_over,
     divergence,
     is_target,
@@ -49,8 +46,9 @@ from fedskew.objectives._masked import (
     logsumexp_over,
     real_rows,
     row_mean,
+    teacher_logits,
 )
-from fedskew.objectives._protocol import Batch, Context
+from fedskew.parameters import NonNegative, component
 
 Form = Literal["official", "printed"]
 
@@ -115,7 +113,8 @@ def fedvls_suppression(
     check_targets(targets, logits, "logits")
     check_counts(counts, logits)
     check_non_negative("prior_eps", prior_eps)
-    _check_form(form)
+    if form not in ("official", "printed"):
+        raise ArgumentError(f"form: expected 'official' or 'printed', got {form!r}")
     prior = _prior(counts)
     logits, targets = real_rows(logits, mask), real_rows(targets, mask)
     classes = logits.shape[1]
@@ -154,25 +153,22 @@ def fedvls(
     return calibration + distillation_weight * distillation + suppression_weight * suppression
 
 
-@dataclass(frozen=True)
+@component
 class FedVLSCalibration:
     """FedVLS's L_cal: cross-entropy on logits shifted by the log of the client's label prior."""
 
-    prior_eps: float = 1e-9
+    prior_eps: NonNegative = 1e-9
 
     role: ClassVar[str] = "classification"
     reads: ClassVar[frozenset[str]] = frozenset()
     paper: ClassVar[str] = "Guo et al., AAAI 2025"
-
-    def __post_init__(self) -> None:
-        check_non_negative("prior_eps", self.prior_eps)
 
     def value(self, batch: Batch, context: Context) -> Tensor:
         """`fedvls_calibration` of the batch."""
         return fedvls_calibration(batch.logits, batch.targets, context.counts, self.prior_eps, mask=batch.mask)
 
 
-@dataclass(frozen=True)
+@component
 class VacantDistillation:
     """FedVLS's L_dis: the sent model teaches the classes that the client lacks. The paper's weight is 0.1, or 0.5."""
 
@@ -186,7 +182,7 @@ class VacantDistillation:
         return fedvls_distillation(batch.logits, teacher_logits(context), context.counts, mask=batch.mask)
 
 
-@dataclass(frozen=True)
+@component
 class Suppression:
     """FedVLS's L_logit: hold back the logits that a class gets from other classes' samples.
 
@@ -194,16 +190,12 @@ class Suppression:
     """
 
     form: Form = "official"
-    prior_eps: float = 1e-9
+    prior_eps: NonNegative = 1e-9
 
     role: ClassVar[str] = "term"
     reads: ClassVar[frozenset[str]] = frozenset()
     paper: ClassVar[str] = "Guo et al., AAAI 2025"
     default_weight: ClassVar[float] = 0.005
-
-    def __post_init__(self) -> None:
-        _check_form(self.form)
-        check_non_negative("prior_eps", self.prior_eps)
 
     def value(self, batch: Batch, context: Context) -> Tensor:
         """`fedvls_suppression` of the batch."""
@@ -216,8 +208,3 @@ def _prior(counts: Tensor) -> Tensor:
     """The shares of the classes; all 0 for an empty client."""
     total = counts.sum()
     return counts / torch.where(total > 0, total, 1)
-
-
-def _check_form(form: str) -> None:
-    if form not in ("official", "printed"):
-        raise ArgumentError(f"form: expected 'official' or 'printed', got {form!r}")

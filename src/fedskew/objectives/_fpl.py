@@ -15,20 +15,29 @@ of its clusters. Every round has the prototypes of the cohort before it, and the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedskew.about import Cost
+from fedskew.components import Cost
 from fedskew.errors import ArgumentError
 from fedskew.hooks import Hooks, LocalEnd, Named, RoundEnd
-from fedskew.objectives._arguments import check_columns, check_outputs, check_positive, check_targets
 from fedskew.objectives._finch import coarsest_clusters, finch
-from fedskew.objectives._masked import is_target, logsumexp_over, real_rows, row_mean, unit_rows
 from fedskew.objectives._protocol import Batch, Context
+from fedskew.objectives._tensors import (
+    check_columns,
+    check_outputs,
+    check_positive,
+    check_targets,
+    is_target,
+    logsumexp_over,
+    real_rows,
+    row_mean,
+    unit_rows,
+)
+from fedskew.parameters import Positive, component
 
 VALUES, CLASSES = "fpl.prototypes", "fpl.classes"
 SUMS, MEANS, COUNTS = "fpl.sums", "fpl.means", "fpl.counts"
@@ -86,22 +95,20 @@ def fpl_flat(
     return row_mean(torch.where(known, contrast + distance, 0), mask)
 
 
-@dataclass(frozen=True)
+@component
 class FPL(Hooks):
     """FPL's two terms, towards prototypes that the server clusters. The weight is 1 in the authors' code.
 
     It needs the extra `fpl`.
     """
 
-    temperature: float = 0.02
+    temperature: Positive = 0.02
 
     role: ClassVar[str] = "term"
     reads: ClassVar[frozenset[str]] = frozenset({"broadcast"})
     paper: ClassVar[str] = "Huang et al., CVPR 2023"
+    reveals_label_counts: ClassVar[bool] = True
     cost: ClassVar[Cost] = Cost(numbers=("C features up", "C features or more down"))
-
-    def __post_init__(self) -> None:
-        check_positive("temperature", self.temperature)
 
     def value(self, batch: Batch, context: Context) -> Tensor:
         """`fpl` of the batch and the prototypes that were sent; 0 where there are none."""

@@ -12,7 +12,6 @@ previous model: the term is 0, as in the authors' code (FedVLS's takes the clien
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch.nn.functional as F
@@ -20,9 +19,17 @@ from torch import Generator, Tensor, nn
 
 from fedskew.hooks import Hooks, LocalEnd
 from fedskew.models import with_projection
-from fedskew.objectives._arguments import check_outputs, check_positive, check_same, teacher_outputs
-from fedskew.objectives._masked import real_rows, row_mean, unit_rows
 from fedskew.objectives._protocol import Batch, Context
+from fedskew.objectives._tensors import (
+    check_outputs,
+    check_positive,
+    check_same,
+    real_rows,
+    row_mean,
+    teacher_outputs,
+    unit_rows,
+)
+from fedskew.parameters import Positive, component
 
 
 def moon(
@@ -42,7 +49,7 @@ def moon(
     return row_mean(F.softplus(((previous - sent) * ours).sum(dim=1) / temperature), mask)
 
 
-@dataclass(frozen=True)
+@component
 class MOON(Hooks):
     """MOON's term, on a network with a projection head.
 
@@ -50,15 +57,12 @@ class MOON(Hooks):
     A client keeps the model that its last participation ended with.
     """
 
-    temperature: float = 0.5
+    temperature: Positive = 0.5
 
     role: ClassVar[str] = "term"
     reads: ClassVar[frozenset[str]] = frozenset({"teacher", "previous"})
     paper: ClassVar[str] = "Li et al., CVPR 2021"
     default_weight: ClassVar[float] = 5.0
-
-    def __post_init__(self) -> None:
-        check_positive("temperature", self.temperature)
 
     def value(self, batch: Batch, context: Context) -> Tensor:
         """`moon` of the batch's features; 0 where the client has no previous model."""

@@ -8,16 +8,8 @@ from typing import ClassVar, NamedTuple, Protocol
 
 from torch import Tensor
 
+from fedskew.hooks import Batch
 from fedskew.models import Outputs
-
-
-class Batch(NamedTuple):
-    """One client's batch. `mask` marks the real rows, `(batch,)` bool; None where every row is real."""
-
-    features: Tensor
-    logits: Tensor
-    targets: Tensor
-    mask: Tensor | None = None
 
 
 class Context(NamedTuple):

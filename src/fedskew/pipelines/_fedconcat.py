@@ -23,49 +23,22 @@ steps takes fewer, and for CIFAR-100 and Tiny-ImageNet clusters have at most 1.2
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedskew import local_steps, objectives, selection, weighting
-from fedskew.about import LABEL_COUNTS, Cost
 from fedskew.errors import ArgumentError
-from fedskew.hooks import Hooks
 from fedskew.labels import CountsLike, as_counts
+from fedskew.parameters import Count, component
+
+_ONE_MODEL = (
+    "it keeps or sends something for one model of all clients, and here each cluster has its own until the head has "
+    "another; take one that keeps nothing: sgd, fedprox or fedsam as local step, fedavg, fedla or uniform for weights"
+)
 
 
-def _clash(slot: str, component: Any) -> str | None:
-    """Why a component (or its class) makes no sense here; None where it does."""
-    kind = component if isinstance(component, type) else type(component)
-    if getattr(kind, "reads", frozenset()):
-        return (
-            "it compares with another model of all clients, and under the head there is none; take a loss that reads "
-            "labels and logits alone, such as fedrs, fedlc, fedvls_calibration or the term suppression"
-        )
-    if slot != "server_update" and issubclass(kind, Hooks):
-        return (
-            "it keeps or sends something for one model of all clients, and here each cluster has its own until the "
-            "head has another; take one that keeps nothing: sgd, fedprox or fedsam as local step, fedavg, fedla or "
-            "uniform for weights"
-        )
-    return None
-
-
-def _clashes() -> dict[str, str]:
-    """All of ours that make no sense here."""
-    indexes = {
-        "selection": selection.INDEX,
-        "objective": objectives.INDEX,
-        "local_step": local_steps.INDEX,
-        "weighting": weighting.INDEX,
-    }
-    kinds = [(slot, name, kind) for slot, index in indexes.items() for name, kind in index.items()]
-    return {f"{slot}.{name}": reason for slot, name, kind in kinds if (reason := _clash(slot, kind))}
-
-
-@dataclass(frozen=True)
+@component
 class FedConcat:
     """Encoders by cluster, then one linear head on their concatenated features.
 
@@ -76,29 +49,21 @@ class FedConcat:
     """
 
     paper: ClassVar[str] = "Diao et al., AAAI 2024"
-    cost: ClassVar[Cost] = LABEL_COUNTS
-    refuses: ClassVar[Mapping[str, str]] = _clashes()
+    needs_label_counts: ClassVar[bool] = True
+    refuses: ClassVar[Mapping[str, str]] = {
+        "objective.reads": "it compares with another model of all clients, and under the head there is none; take a "
+        "loss that reads labels and logits alone, such as fedrs, fedlc, fedvls_calibration or the term suppression",
+        **{f"{slot}.keeps_state": _ONE_MODEL for slot in ("selection", "objective", "local_step", "weighting")},
+    }
     warns: ClassVar[Mapping[str, str]] = {
-        "weighting.fedpals": "clients of one cluster hold like labels, so weights can't bring its model to the target "
-        "mix, and the head, which could, is a plain mean; leave one of them out"
+        "weighting.needs_target": "clients of one cluster hold like labels, so weights can't bring its model to the "
+        "target mix, and the head, which could, is a plain mean; leave one of them out"
     }
 
-    clusters: int = 5
-    encoder_rounds: int | None = None
-    batches: int = 3
+    clusters: Count = 5
+    encoder_rounds: Count | None = None
+    batches: Count = 3
     head: Literal["fresh", "clusters"] = "fresh"
-
-    def __post_init__(self) -> None:
-        for name in ("clusters", "encoder_rounds", "batches"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ArgumentError(f"{name}: must be at least 1, got {value}")
-        if self.head not in ("fresh", "clusters"):
-            raise ArgumentError(f"head: must be 'fresh' or 'clusters', got {self.head!r}")
-
-    def clash(self, slot: str, component: Any) -> str | None:
-        """Why a component can't be combined with this pipeline, one of one's own too; None where it can."""
-        return _clash(slot, component)
 
     def split(self, rounds: int) -> int:
         """How many of a run's rounds train encoders. Raises ArgumentError where none would remain for the head."""

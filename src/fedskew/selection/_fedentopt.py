@@ -18,17 +18,17 @@ as they are many more than the cohort.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from fedskew.about import LABEL_COUNTS, Cost
 from fedskew.errors import ArgumentError
 from fedskew.labels import CountsLike, as_counts
-from fedskew.selection._checks import check_rng, check_round, is_whole
+from fedskew.parameters import BelowOne, Count, component
 from fedskew.selection._evenness import even_cohort
-from fedskew.selection._protocol import IntArray
+from fedskew.selection._protocol import EVEN_LABELS, IntArray, check_rng, check_round
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class FedEntOptState:
     buffer: IntArray
 
 
-@dataclass(frozen=True)
+@component
 class FedEntOpt:
     """Greedy maximisation of the cohort's label entropy.
 
@@ -47,16 +47,11 @@ class FedEntOpt:
     """
 
     paper: ClassVar[str] = "Lutz et al., arXiv 2411.01240"
-    cost: ClassVar[Cost] = LABEL_COUNTS
+    needs_label_counts: ClassVar[bool] = True
+    warns: ClassVar[Mapping[str, str]] = EVEN_LABELS
 
-    buffer: float = 0.5
-    candidates: int | None = None
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.buffer < 1:
-            raise ArgumentError(f"buffer: must be a share of the clients, from 0 to below 1, not {self.buffer!r}")
-        if self.candidates is not None and (not is_whole(self.candidates) or self.candidates < 1):
-            raise ArgumentError(f"candidates: must be a whole number of clients, or none, not {self.candidates!r}")
+    buffer: BelowOne = 0.5
+    candidates: Count | None = None
 
     def init(self, counts: CountsLike) -> FedEntOptState:
         """An empty buffer."""

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from fedskew import naming
+from fedskew.components import find, name_of
 from fedskew.errors import ArgumentError
 from fedskew.labels import CountsLike, as_counts
-from fedskew.selection._checks import check_cohort, check_first, check_rng, check_round
-from fedskew.selection._protocol import IntArray
+from fedskew.parameters import component
+from fedskew.selection._protocol import IntArray, check_cohort, check_first, check_rng, check_round
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class FunctionState:
     round: int
 
 
-@dataclass(frozen=True)
+@component
 class Function:
     """Clients by `function(round, counts, size, rng)`: the rounds from 1, the label counts, and a numpy generator.
 
@@ -36,7 +36,7 @@ class Function:
 
     def __post_init__(self) -> None:
         if callable(self.function):  # kept by name, so that a config can be written
-            object.__setattr__(self, "function", naming.name_of(self.function, "function"))
+            object.__setattr__(self, "function", name_of(self.function, "function"))
         if ":" not in self._name:
             raise ArgumentError(f"function: expected module:name, such as cohorts:choose, got {self.function!r}")
         if not callable(self._called):
@@ -75,5 +75,5 @@ class Function:
 
     @property
     def _called(self) -> Callable[..., Any]:
-        function: Callable[..., Any] = naming.find({}, self._name, "function")
+        function: Callable[..., Any] = find({}, self._name, "function")
         return function

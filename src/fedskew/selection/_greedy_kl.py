@@ -9,35 +9,26 @@ gradients (CUCB), which is not done here.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from fedskew.about import LABEL_COUNTS, Cost
-from fedskew.errors import ArgumentError
 from fedskew.labels import CountsLike, LabelCounts, as_counts
-from fedskew.selection._checks import check_round
+from fedskew.parameters import Switch, component
 from fedskew.selection._evenness import even_cohort
-from fedskew.selection._protocol import IntArray
+from fedskew.selection._protocol import EVEN_LABELS, IntArray, check_round
 
 
-@dataclass(frozen=True)
+@component
 class GreedyKL:
     """Greedy minimisation of the KL divergence to uniform. `normalise`: clients count alike, whatever their size."""
 
     paper: ClassVar[str] = "Yang et al., arXiv 2011.11266"
-    cost: ClassVar[Cost] = LABEL_COUNTS
-    warns: ClassVar[Mapping[str, str]] = {
-        "weighting.afl": "AFL looks for the worst client, and never hears of those outside a cohort that is always the "
-        "same; uniform and fedentopt hear everybody"
-    }
+    needs_label_counts: ClassVar[bool] = True
+    fixed_cohort: ClassVar[bool] = True
+    warns: ClassVar[Mapping[str, str]] = EVEN_LABELS
 
-    normalise: bool = False
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.normalise, bool):
-            raise ArgumentError(f"normalise: must be true or false, not {self.normalise!r}")
+    normalise: Switch = False
 
     def init(self, counts: CountsLike) -> None:
         """There is nothing to remember."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from fedskew.errors import ArgumentError
 from fedskew.labels import CountsLike, as_counts
-from fedskew.selection._checks import check_cohort, check_first
-from fedskew.selection._protocol import IntArray
+from fedskew.parameters import component
+from fedskew.selection._protocol import IntArray, check_cohort, check_first
 
 
 @dataclass(frozen=True)
@@ -19,13 +20,15 @@ class RecordedState:
     round: int
 
 
-@dataclass(frozen=True)
+@component
 class Recorded:
     """Round r has cohort (r - 1) mod n of the n that are given, whatever the participation.
 
     `cohorts`: client ids of each round, in order of choice. Those of an earlier run:
     `[record["cohort"] for record in result.rounds[1:]]`.
     """
+
+    needs_label_counts: ClassVar[bool] = False
 
     cohorts: tuple[tuple[int, ...], ...]
 

@@ -19,12 +19,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedskew.about import LABEL_COUNTS, Cost
+from fedskew.components import Cost
 from fedskew.errors import ArgumentError
 from fedskew.labels import CountsLike, as_counts, kl_to_uniform
-from fedskew.selection._checks import check_round
+from fedskew.parameters import NonNegative, component
 from fedskew.selection._evenness import TIE
-from fedskew.selection._protocol import FloatArray, IntArray
+from fedskew.selection._protocol import EVEN_LABELS, FloatArray, IntArray, check_round
 
 
 @dataclass(frozen=True)
@@ -34,22 +34,18 @@ class SeolKimState:
     quotas: FloatArray
 
 
-@dataclass(frozen=True)
+@component
 class SeolKim:
     """Fill up the classes that the cohort lacks. `threshold`: bits of KL divergence to uniform that are even enough."""
 
     paper: ClassVar[str] = "Seol & Kim, Sensors 2023"
-    cost: ClassVar[Cost] = LABEL_COUNTS + Cost(numbers=("C down",))
-    warns: ClassVar[Mapping[str, str]] = {
-        "weighting.afl": "AFL looks for the worst client, and never hears of those outside a cohort that is always the "
-        "same; uniform and fedentopt hear everybody"
-    }
+    cost: ClassVar[Cost] = Cost(numbers=("C down",))
+    needs_label_counts: ClassVar[bool] = True
+    fixed_cohort: ClassVar[bool] = True
+    assigns_quotas: ClassVar[bool] = True
+    warns: ClassVar[Mapping[str, str]] = EVEN_LABELS
 
-    threshold: float = 0.01
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.threshold < float("inf"):
-            raise ArgumentError(f"threshold: must be a finite number of bits, at least 0, not {self.threshold!r}")
+    threshold: NonNegative = 0.01
 
     def init(self, counts: CountsLike) -> SeolKimState:
         """No cohort yet."""

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from fedskew.labels import CountsLike, as_counts
-from fedskew.selection._checks import check_rng, check_round
-from fedskew.selection._protocol import IntArray
+from fedskew.parameters import component
+from fedskew.selection._protocol import IntArray, check_rng, check_round
 
 
-@dataclass(frozen=True)
+@component
 class Uniform:
     """A uniform subset without replacement, whatever the label counts."""
 
+    needs_label_counts: ClassVar[bool] = False
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
 
     def init(self, counts: CountsLike) -> None:

@@ -13,7 +13,6 @@ is `average_last_two`; without it the last model counts. Buffers such as batch-n
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -23,7 +22,8 @@ from torch import Tensor
 
 from fedskew.errors import ArgumentError
 from fedskew.hooks import Hooks, Named, RoundEnd
-from fedskew.server_updates._weighted_sum import FloatArray, as_tensor, as_weights, weighted_sum
+from fedskew.parameters import NonNegative, component
+from fedskew.server_updates._protocol import FloatArray, as_tensor, as_weights, weighted_sum
 
 
 def fedexp_step(updates: ArrayLike | Tensor, weights: ArrayLike, eps: float) -> float:
@@ -33,7 +33,8 @@ def fedexp_step(updates: ArrayLike | Tensor, weights: ArrayLike, eps: float) -> 
     `eps`: keeps the step small where updates cancel. Raises ArgumentError for shapes that don't fit, values of
     `weights` and `eps` that make no sense, or an array of updates that isn't finite.
     """
-    _check_eps(eps)
+    if not (math.isfinite(eps) and eps >= 0):
+        raise ArgumentError(f"eps: must be 0 or above and finite, got {eps}")
     rows, shares = as_tensor(updates), as_weights(weights)
     return _step(rows, shares, weighted_sum(rows, shares), eps)
 
@@ -41,7 +42,7 @@ def fedexp_step(updates: ArrayLike | Tensor, weights: ArrayLike, eps: float) -> 
 LAST = "fedexp.last"
 
 
-@dataclass(frozen=True)
+@component
 class FedEXP(Hooks):
     """Move the model by FedExP's extrapolated update.
 
@@ -52,11 +53,8 @@ class FedEXP(Hooks):
 
     paper: ClassVar[str] = "Jhunjhunwala et al., ICLR 2023"
 
-    eps: float = 1e-3
+    eps: NonNegative = 1e-3
     average_last_two: bool = False
-
-    def __post_init__(self) -> None:
-        _check_eps(self.eps)
 
     def init(self, parameters: Tensor) -> None:
         """Nothing is kept between rounds."""
@@ -100,8 +98,3 @@ def _squared_norm(vector: Tensor) -> float:
         squares[: len(squares) - half] += squares[half:]
         squares = squares[:half]
     return float(squares.sum())
-
-
-def _check_eps(eps: float) -> None:
-    if not (math.isfinite(eps) and eps >= 0):
-        raise ArgumentError(f"eps: must be 0 or above and finite, got {eps}")

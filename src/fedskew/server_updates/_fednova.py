@@ -14,17 +14,17 @@ negative variances).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import ClassVar, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from fedskew.about import Cost
+from fedskew.components import Cost
 from fedskew.errors import ArgumentError
-from fedskew.momentum import check_momentum, fednova_normaliser
-from fedskew.server_updates._weighted_sum import FloatArray, as_tensor, as_weights, weighted_sum
+from fedskew.momentum import fednova_normaliser
+from fedskew.parameters import BelowOne, component
+from fedskew.server_updates._protocol import FloatArray, as_tensor, as_weights, weighted_sum
 
 
 def fednova_weights(steps: ArrayLike, weights: ArrayLike, momentum: float) -> FloatArray:
@@ -57,7 +57,7 @@ def fednova(updates: ArrayLike | Tensor, steps: ArrayLike, weights: ArrayLike, m
     return change.to(rows.dtype) if isinstance(updates, Tensor) else change.numpy()
 
 
-@dataclass(frozen=True)
+@component
 class FedNova:
     """Move the model by FedNova's normalised updates.
 
@@ -65,18 +65,14 @@ class FedNova:
     run fills in its own `training.momentum`, and refuses another.
     """
 
-    local_momentum: float | None = None
+    local_momentum: BelowOne | None = None
 
     paper: ClassVar[str] = "Wang et al., NeurIPS 2020"
     cost: ClassVar[Cost] = Cost(numbers=("1 up",))
     refuses: ClassVar[Mapping[str, str]] = {
-        "local_step.scaffold": "SCAFFOLD's control variates correct for uneven local steps already, and FedNova's "
+        "local_step.corrects_gradients": "SCAFFOLD's control variates correct for uneven local steps already, and FedNova's "
         "normaliser is that of uncorrected SGD; take scaffold with plain, or fednova with sgd or fedprox"
     }
-
-    def __post_init__(self) -> None:
-        if self.local_momentum is not None:
-            check_momentum(self.local_momentum)
 
     def init(self, parameters: Tensor) -> None:
         """Nothing is kept between rounds."""

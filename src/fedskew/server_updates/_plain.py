@@ -9,7 +9,6 @@ Classification", 2019):
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -18,8 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedskew.errors import ArgumentError
-from fedskew.server_updates._weighted_sum import weighted_sum
+from fedskew.parameters import BelowOne, Positive, component
+from fedskew.server_updates._protocol import weighted_sum
 
 
 @dataclass(frozen=True)
@@ -29,20 +28,14 @@ class PlainState:
     velocity: Tensor
 
 
-@dataclass(frozen=True)
+@component
 class Plain:
     """Move the model by `lr` times the weighted sum of the updates, with server momentum if asked for."""
 
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017; Hsu et al., 2019"
 
-    lr: float = 1.0
-    momentum: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.lr) and self.lr > 0):
-            raise ArgumentError(f"lr: must be above 0 and finite, got {self.lr}")
-        if not 0 <= self.momentum < 1:
-            raise ArgumentError(f"momentum: must be in [0, 1), got {self.momentum}")
+    lr: Positive = 1.0
+    momentum: BelowOne = 0.0
 
     def init(self, parameters: Tensor) -> PlainState | None:
         """A velocity of zeros; None without momentum."""

@@ -12,15 +12,16 @@ gradients. Under partial participation lambda grows for those who happen to be a
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedskew.about import Cost
+from fedskew.components import Cost
 from fedskew.errors import ArgumentError
 from fedskew.hooks import Hooks, LocalEnd, Named, RoundEnd
+from fedskew.parameters import NonNegative, component
 from fedskew.weighting._protocol import Answered, FloatArray
 
 if TYPE_CHECKING:
@@ -40,7 +41,8 @@ def afl_update(weights: ArrayLike, losses: ArrayLike, step_size: float) -> Float
         raise ArgumentError(f"losses: expected {old.shape}, one for each weight, got {loss.shape}")
     if (old < 0).any() or not math.isclose(old.sum(), 1, abs_tol=1e-6):
         raise ArgumentError(f"weights: none may be negative and the sum must be 1, got sum {old.sum():g}")
-    _check_step_size(step_size)
+    if not (math.isfinite(step_size) and step_size >= 0):
+        raise ArgumentError(f"step_size: must be 0 or above and finite, got {step_size}")
     point = old + step_size * (loss - loss.max())  # the projection is the same, and sums stay small
     falling = np.sort(point)[::-1]
     excess = (np.cumsum(falling) - 1) / np.arange(1, len(point) + 1)
@@ -49,7 +51,7 @@ def afl_update(weights: ArrayLike, losses: ArrayLike, step_size: float) -> Float
     return following
 
 
-@dataclass(frozen=True)
+@component
 class AFL(Hooks):
     """Every update counts by its client's lambda among those who answered; equally, where all of these are 0.
 
@@ -58,13 +60,15 @@ class AFL(Hooks):
     """
 
     needs_target: ClassVar[bool] = False
+    needs_label_counts: ClassVar[bool] = False
     paper: ClassVar[str] = "Mohri et al., ICML 2019"
     cost: ClassVar[Cost] = Cost(numbers=("1 loss up",))
+    warns: ClassVar[Mapping[str, str]] = {
+        "selection.fixed_cohort": "AFL looks for the worst client, and never hears of those outside a cohort that is "
+        "always the same; uniform and fedentopt reach every client"
+    }
 
-    step_size: float = 0.1
-
-    def __post_init__(self) -> None:
-        _check_step_size(self.step_size)
+    step_size: NonNegative = 0.1
 
     def weigh(self, answered: Answered) -> FloatArray:
         """Lambda of those who answered and hold a sample, renormalised; uniform before the first round."""
@@ -102,8 +106,3 @@ def _vector(name: str, values: ArrayLike) -> FloatArray:
     if array.ndim != 1 or array.size == 0 or not np.isfinite(array).all():
         raise ArgumentError(f"{name}: expected a finite number for each client, got shape {array.shape}")
     return array
-
-
-def _check_step_size(step_size: float) -> None:
-    if not (math.isfinite(step_size) and step_size >= 0):
-        raise ArgumentError(f"step_size: must be 0 or above and finite, got {step_size}")

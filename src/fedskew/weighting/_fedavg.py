@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from numpy.typing import ArrayLike
 
 from fedskew.errors import ArgumentError
 from fedskew.labels import CountsLike, as_counts, as_sizes
+from fedskew.parameters import component
 from fedskew.weighting._protocol import Answered, FloatArray
 
 
@@ -26,11 +26,12 @@ def fedavg(counts: CountsLike, sizes: ArrayLike | None = None) -> FloatArray:
     return weights
 
 
-@dataclass(frozen=True)
+@component
 class FedAvg:
     """Every update counts by the client's number of samples."""
 
     needs_target: ClassVar[bool] = False
+    needs_label_counts: ClassVar[bool] = False
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
 
     def weigh(self, answered: Answered) -> FloatArray:

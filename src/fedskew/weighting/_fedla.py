@@ -9,14 +9,13 @@ paper says so. The authors' public code computes the same weights.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from fedskew.about import LABEL_COUNTS, Cost
 from fedskew.errors import ArgumentError
 from fedskew.labels import CountsLike, as_counts
+from fedskew.parameters import component
 from fedskew.weighting._protocol import Answered, FloatArray
 
 
@@ -35,13 +34,13 @@ def fedla(counts: CountsLike) -> FloatArray:
     return weights
 
 
-@dataclass(frozen=True)
+@component
 class FedLA:
     """Every update counts by the client's share of each label among those who answered."""
 
     needs_target: ClassVar[bool] = False
+    needs_label_counts: ClassVar[bool] = True
     paper: ClassVar[str] = "Khalil et al., FMEC 2023"
-    cost: ClassVar[Cost] = LABEL_COUNTS
 
     def weigh(self, answered: Answered) -> FloatArray:
         """`fedla` of those who answered."""

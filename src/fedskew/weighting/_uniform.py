@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from fedskew.errors import ArgumentError
 from fedskew.labels import CountsLike, as_counts
+from fedskew.parameters import component
 from fedskew.weighting._protocol import Answered, FloatArray
 
 
@@ -26,11 +26,13 @@ def _equal(held: FloatArray, argument: str) -> FloatArray:
     return weights
 
 
-@dataclass(frozen=True)
+@component
 class Uniform:
     """Every update of a client that holds a sample counts the same, as in SCAFFOLD's mean."""
 
     needs_target: ClassVar[bool] = False
+    needs_label_counts: ClassVar[bool] = False
+    weighs_equally: ClassVar[bool] = True
     paper: ClassVar[str] = "Karimireddy et al., ICML 2020"
 
     def weigh(self, answered: Answered) -> FloatArray:

@@ -1,0 +1,201 @@
+"""What a component declares about itself, and how a config's name becomes a component.
+
+Everything is declared in class variables, and everything is optional:
+
+    paper: ClassVar[str] = "Li et al., MLSys 2020"
+    cost: ClassVar[Cost] = Cost(models_down=1)
+    default_weight: ClassVar[float] = 0.1                  a term's weight where a config gives none; else 1
+    fixed_cohort: ClassVar[bool] = True                    a property, see `PROPERTIES`
+    refuses: ClassVar[Mapping[str, str]] = {"local_step.corrects_gradients": "the reason; the nearest that works"}
+    warns: ClassVar[Mapping[str, str]] = {"weighting.not weighs_equally": "the reason; the nearest that avoids it"}
+
+A key of `refuses` or `warns` is a slot and what the rule is about: a property (with "not" before it: the lack of one), or
+the name of a single component. It is enough that one of two components states a rule; its reason is shown for both.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pydantic
+
+from fedskew.errors import ConfigError, FedskewError, nearest
+from fedskew.parameters import first_mistake
+
+PROPERTIES: Mapping[str, str] = {
+    "needs_target": "weighs by the target label mix ([target] mix)",
+    "needs_label_counts": "needs the clients' label counts at the server; a selection or a weighting that does not "
+    "declare it is taken to need them",
+    "reveals_label_counts": "its replies reveal a client's label counts",
+    "assigns_quotas": "tells each client how many samples of each class to train on",
+    "fixed_cohort": "selects the same clients in every round",
+    "corrects_gradients": "corrects local gradients towards the plain mean of all clients' gradients",
+    "weighs_equally": "every client that holds a sample has the same weight",
+    "keeps_state": "keeps something between rounds, or sends or returns something beside the model, for one global "
+    "model (declared by `hooks.Hooks`)",
+    "reads": "a loss that compares with another model, or reads what the server sent: its `reads` is not empty",
+}
+"""The properties that rules are about, and their meaning. A component lacks those that it does not declare."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a method costs beyond FedAvg.
+
+    Attributes:
+        forward: Extra forward passes of a batch in each local step.
+        backward: Extra backward passes of a batch in each local step.
+        models_up: Vectors of the model's size that each client sends per round.
+        models_down: Vectors of the model's size that each client receives per round.
+        client_models: Vectors of the model's size that a client keeps between rounds.
+        numbers: What else travels per client, in words; per round unless it says "once" (C: classes).
+    """
+
+    forward: int = 0
+    backward: int = 0
+    models_up: int = 0
+    models_down: int = 0
+    client_models: int = 0
+    numbers: tuple[str, ...] = ()
+
+    def __add__(self, other: Cost) -> Cost:
+        """Both costs together; the same numbers travel once."""
+        return Cost(
+            forward=self.forward + other.forward,
+            backward=self.backward + other.backward,
+            models_up=self.models_up + other.models_up,
+            models_down=self.models_down + other.models_down,
+            client_models=self.client_models + other.client_models,
+            numbers=tuple(dict.fromkeys(self.numbers + other.numbers)),
+        )
+
+    def __str__(self) -> str:
+        """The cost in words; empty where there is none."""
+        words = [
+            f"+{count} {what}"
+            for count, what in (
+                (self.forward, "forward"),
+                (self.backward, "backward"),
+                (self.models_up, "model up"),
+                (self.models_down, "model down"),
+            )
+            if count
+        ]
+        kept = [f"client keeps {self.client_models} model"] if self.client_models else []
+        return ", ".join([*words, *self.numbers, *kept])
+
+
+def has(component: Any, name: str) -> bool:
+    """Whether a component, or a class of components, declares a property."""
+    value = getattr(component if isinstance(component, type) else type(component), name, False)
+    return value is True or (isinstance(value, frozenset) and bool(value))
+
+
+def paper(component: Any) -> str:
+    """The paper of a component or its class; empty where it names none."""
+    return str(getattr(component, "paper", ""))
+
+
+def default_weight(term: Any) -> float:
+    """The weight of an objective's term where a config gives none."""
+    return float(getattr(term, "default_weight", 1.0))
+
+
+def needs_label_counts(slot: str, component: Any) -> bool:
+    """Whether a component works with the clients' label counts at the server.
+
+    Selections and weightings are given the counts, so those that don't say otherwise are taken to need them.
+    """
+    kind = component if isinstance(component, type) else type(component)
+    return bool(getattr(kind, "needs_label_counts", slot in ("selection", "weighting")))
+
+
+def cost(*components: Any) -> Cost:
+    """What components, or their classes, cost together.
+
+    Beside each component's own `cost`: label counts travel once where a component declares that it needs them; losses
+    that read the outputs of the sent model share one more forward pass, and those that read the client's previous model
+    another, and that model is kept.
+    """
+    reads = frozenset().union(*(getattr(component, "reads", frozenset()) for component in components))
+    total = Cost()
+    for component in components:
+        if has(component, "needs_label_counts"):
+            total += Cost(numbers=("C up once",))
+        total += getattr(component, "cost", Cost())
+    if "teacher" in reads:
+        total += Cost(forward=1)
+    if "previous" in reads:
+        total += Cost(forward=1, client_models=1)
+    return total
+
+
+def make_component(index: Mapping[str, type], table: Mapping[str, Any], where: str) -> Any:
+    """Make one component from a table of its `name` and parameters.
+
+    Args:
+        index: The components by name.
+        table: `name` (one in the index, or `module:Class` of a user's own) and parameters.
+        where: The table's key in the config, for messages.
+
+    Returns:
+        The component.
+
+    Raises:
+        ConfigError: A name or parameter is unknown, missing or out of range; the message begins with its key.
+    """
+    if "name" not in table:
+        raise ConfigError(f"{where}.name: missing (known: {', '.join(sorted(index))})")
+    kind = find(index, str(table["name"]), f"{where}.name")
+    parameters = {key: value for key, value in table.items() if key != "name"}
+    known = [field.name for field in dataclasses.fields(kind)]
+    for key in parameters:
+        if key not in known:
+            raise ConfigError(f"{where}.{key}: {table['name']} has no such parameter{nearest(key, known)}")
+    try:
+        return pydantic.TypeAdapter(kind).validate_python(parameters)
+    except pydantic.ValidationError as error:
+        raise ConfigError(first_mistake(error, f"{where}.")) from None
+    except FedskewError as error:
+        raise ConfigError(f"{where}: {error}") from None
+
+
+def find(index: Mapping[str, Any], name: str, where: str) -> Any:
+    """Look up what a name in a config stands for.
+
+    Args:
+        index: Entries by name.
+        name: One of them, or `module:attribute` of a user's own.
+        where: The name's key in the config, for messages.
+
+    Returns:
+        The entry, or the imported attribute.
+
+    Raises:
+        ConfigError: The name is unknown or can't be imported.
+    """
+    if ":" not in name:
+        if name not in index:
+            raise ConfigError(f"{where}: unknown name {name!r}{nearest(name, index)}")
+        return index[name]
+    module, _, attribute = name.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"{where}: {name!r} can't be imported: {error}") from None
+
+
+def name_of(value: Any, where: str) -> str:
+    """The `module:attribute` of a user's own class or function, so that a config can name it.
+
+    Raises:
+        ConfigError: It does not stand at the top level of a module.
+    """
+    module, qualname = getattr(value, "__module__", None), getattr(value, "__qualname__", "<locals>")
+    if module is None or "<locals>" in qualname or "." in qualname:
+        raise ConfigError(f"{where}: {value!r} can't be named in a config; define it at the top level of a module")
+    return f"{module}:{qualname}"

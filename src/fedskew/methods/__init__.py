@@ -1,0 +1,46 @@
+"""Methods: named combinations of components, and what may be combined.
+
+A method is one component for each of the five slots. In a config it is a preset, a table per slot, or both. A table
+that names a component replaces what the preset brings for its slot; one without a name changes parameters of it.
+
+    [method]
+    preset = "fedentopt+fedprox"
+
+    [method.local_step]
+    mu = 0.1
+
+    [method.weighting]
+    name = "fedpals"
+    ess = 0.25
+
+A user's own component is named `module:Class` wherever the name of one of ours may stand.
+
+Presets are joined by "+". Each brings components of slots, a classification loss, or terms; a slot that none fills is
+FedAvg's. Two that bring the same thing are refused, unless one of them gives way (`GIVES_WAY`): so "fedlc+fedvls" is
+FedLC's loss with FedVLS's two terms, as in that paper's table 6.
+"""
+
+from __future__ import annotations
+
+from fedskew.methods._build import build, expand
+from fedskew.methods._compatibility import check, cost, exceptions
+from fedskew.methods._presets import BUNDLES, COMBINATIONS, GIVES_WAY, PRESETS, brings
+from fedskew.methods._slots import DEFAULTS, PLACES, SLOTS, Method, key_of
+
+__all__ = [
+    "BUNDLES",
+    "COMBINATIONS",
+    "DEFAULTS",
+    "GIVES_WAY",
+    "PLACES",
+    "PRESETS",
+    "SLOTS",
+    "Method",
+    "brings",
+    "build",
+    "check",
+    "cost",
+    "exceptions",
+    "expand",
+    "key_of",
+]

@@ -1,0 +1,129 @@
+"""From the `[method]` of a config to a method, and back to tables with every default filled in."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from fedskew.components import default_weight, make_component, name_of
+from fedskew.errors import ConfigError, nearest
+from fedskew.methods._compatibility import check
+from fedskew.methods._presets import compose
+from fedskew.methods._slots import DEFAULTS, PLACES, SLOTS, Method, Table
+from fedskew.objectives import Objective
+
+
+def expand(tables: Mapping[str, Any]) -> dict[str, Table]:
+    """Complete the `[method]` of a config: every slot, every parameter, defaults included.
+
+    Args:
+        tables: `preset`, and a table, a name or (from Python) a component by slot. A table with a name replaces what
+            the preset brings for its slot; one without a name changes parameters of it.
+
+    Returns:
+        A table for each slot, and for the pipeline where there is one.
+
+    Raises:
+        ConfigError: A name or key is unknown, or a value does not fit; the message begins with the key.
+        CombinationError: Components make no sense together.
+    """
+    for key in tables:
+        if key != "preset" and key not in PLACES:
+            raise ConfigError(f"method.{key}: no such slot{nearest(key, [*PLACES, 'preset'])}")
+    named = compose(str(tables.get("preset", "fedavg")))
+    whole: dict[str, Table] = {}
+    for slot in PLACES:
+        table = DEFAULTS.get(slot, {}) | named.get(slot, {})
+        if slot in tables:
+            own = _as_table(tables[slot], f"method.{slot}", slot)
+            table = own if "name" in own else table | own
+        if slot in SLOTS or table:
+            whole[slot] = _complete(slot, table)
+    build(whole)
+    return whole
+
+
+def build(whole: Mapping[str, Table], momentum: float | None = None) -> Method:
+    """Build and check the method of an expanded `[method]`.
+
+    Args:
+        whole: What `expand` returns.
+        momentum: The momentum of the clients' SGD, for a server update that depends on it (`local_momentum`).
+
+    Raises:
+        ConfigError: A component does not fit its slot, or the config gives another momentum.
+        CombinationError: Components make no sense together.
+    """
+    filled = [slot for slot in PLACES if slot in SLOTS or slot in whole]
+    made = {slot: make_component(PLACES[slot], whole[slot], f"method.{slot}") for slot in filled if slot != "objective"}
+    index, objective = SLOTS["objective"], whole["objective"]
+    terms = [
+        (float(term["weight"]), make_component(index, _without(term, "weight"), f"method.objective.terms[{at}]"))
+        for at, term in enumerate(objective["terms"])
+    ]
+    loss = make_component(index, _without(objective, "terms"), "method.objective")
+    if momentum is not None and hasattr(made["server_update"], "local_momentum"):
+        made["server_update"] = _with_momentum(made["server_update"], momentum)
+    method = Method(objective=Objective(loss, tuple(terms)), **made)
+    check(method)
+    return method
+
+
+def _as_table(value: Any, where: str, slot: str) -> Table:
+    """A slot's table (or a term's) as a user gave it: a table, a name, or (from Python) a component."""
+    if isinstance(value, str):
+        return {"name": value}
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, Objective):
+        terms = [{"weight": weight, **_as_table(term, where, slot)} for weight, term in value.terms]
+        return {**_as_table(value.loss, where, slot), "terms": terms}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        known = {kind: name for name, kind in PLACES[slot].items()}
+        name = known.get(type(value)) or name_of(type(value), where)
+        return {"name": name, **{field.name: getattr(value, field.name) for field in dataclasses.fields(value)}}
+    raise ConfigError(f"{where}: expected a table, a name or a component, got {value!r}")
+
+
+def _complete(slot: str, table: Table) -> Table:
+    """The table with every parameter of its component, defaults included (those that are None left out)."""
+    if slot != "objective":
+        return _with_defaults(table, slot, f"method.{slot}")[0]
+    terms = []
+    entries = table.get("terms", [])
+    if isinstance(entries, str | Mapping) or not hasattr(entries, "__iter__"):
+        raise ConfigError(f"method.objective.terms: expected a list of tables with name and weight, got {entries!r}")
+    for at, entry in enumerate(entries):
+        where = f"method.objective.terms[{at}]"
+        own = _as_table(entry, where, slot)
+        term, component = _with_defaults(_without(own, "weight"), slot, where)
+        terms.append({"weight": _weight(own.get("weight", default_weight(component)), where), **term})
+    return {**_with_defaults(_without(table, "terms"), slot, "method.objective")[0], "terms": terms}
+
+
+def _with_defaults(table: Table, slot: str, where: str) -> tuple[Table, Any]:
+    component = make_component(PLACES[slot], table, where)
+    values = {key: value for key, value in dataclasses.asdict(component).items() if value is not None}
+    return {"name": table["name"], **values}, component
+
+
+def _weight(value: Any, where: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+        raise ConfigError(f"{where}.weight: expected a finite number, 0 or above, got {value!r}")
+    return float(value)
+
+
+def _with_momentum(update: Any, momentum: float) -> Any:
+    """The server update with the momentum of the clients' SGD."""
+    if update.local_momentum not in (None, momentum):
+        raise ConfigError(
+            f"method.server_update.local_momentum: {update.local_momentum} isn't the clients' momentum, which is "
+            f"{momentum} (training.momentum); leave it out, and it always is"
+        )
+    return dataclasses.replace(update, local_momentum=momentum)
+
+
+def _without(table: Table, key: str) -> Table:
+    return {other: value for other, value in table.items() if other != key}

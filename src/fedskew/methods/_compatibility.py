@@ -1,0 +1,121 @@
+"""What goes with what: the rules that components declare, applied to a method."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from fedskew import components
+from fedskew.components import Cost, default_weight, has
+from fedskew.errors import CombinationError, ConfigError
+from fedskew.methods._slots import PLACES, SLOTS, Method, key_of, name_of_key
+from fedskew.objectives import Objective
+
+Verdict = Literal["refuses", "warns"]
+
+_FUNCTIONS = {
+    "selection": "select",
+    "objective": "value",
+    "local_step": "step",
+    "weighting": "weigh",
+    "server_update": "update",
+    "pipeline": "divide",
+}
+
+
+def check(method: Method) -> list[str]:
+    """Check that a method's components make sense together.
+
+    The rules are those that components declare in `refuses` and `warns`; see `docs/combinations.md`.
+
+    Returns:
+        Warnings, one line each: pairs that can be run although their goals conflict.
+
+    Raises:
+        CombinationError: Two components can't be combined; the message has the reason and the nearest that can.
+        ConfigError: A component does not fit its slot.
+    """
+    _check_slots(method)
+    _check_objective(method.objective)
+    keyed = [(key_of(slot, component), component) for slot, component in method.components()]
+    # A pipeline's refusals come first: they concern the whole method.
+    for key, component in sorted(keyed, key=lambda pair: not pair[0].startswith("pipeline.")):
+        for other, reason in rules_between("refuses", component, keyed):
+            slot, _, name = key.partition(".")
+            raise CombinationError(f"method.{slot}: {name} doesn't go with {other}: {reason}")
+    return [
+        f"{name_of_key(key)} with {name_of_key(other)}: {reason}"
+        for key, component in keyed
+        for other, reason in rules_between("warns", component, keyed)
+    ]
+
+
+def cost(method: Method) -> Cost:
+    """What a method costs beyond FedAvg."""
+    return components.cost(*(component for _, component in method.components()))
+
+
+def exceptions(verdict: Verdict) -> dict[tuple[str, str], str]:
+    """Pairs of our components, as `slot.name`, of which the first refuses or warns of the second, and the reason."""
+    keyed = [(f"{slot}.{name}", kind) for slot, index in PLACES.items() for name, kind in index.items()]
+    return {(key, other): reason for key, kind in keyed for other, reason in rules_between(verdict, kind, keyed)}
+
+
+def rules_between(verdict: Verdict, component: Any, others: list[tuple[str, Any]]) -> list[tuple[str, str]]:
+    """Which of `others`, given as key and component, a component refuses or warns of, and why."""
+    rules: Mapping[str, str] = getattr(component, verdict, {})
+    return [(key, reason) for rule, reason in rules.items() for key, other in others if _applies(rule, key, other)]
+
+
+def _applies(rule: str, key: str, component: Any) -> bool:
+    """Whether a rule, such as `weighting.not weighs_equally`, is about a component."""
+    (slot, _, what), (place, _, name) = rule.partition("."), key.partition(".")
+    if slot != place:
+        return False
+    if what.startswith("not "):
+        return not has(component, what.removeprefix("not "))
+    return what == name or has(component, what)
+
+
+def _check_slots(method: Method) -> None:
+    for slot, component in method.components():
+        if not hasattr(component, _FUNCTIONS[slot]):
+            fits = next(
+                (f"; it goes into {other}" for other, does in _FUNCTIONS.items() if hasattr(component, does)), ""
+            )
+            raise ConfigError(
+                f"method.{slot}: {type(component).__name__} has no {_FUNCTIONS[slot]}(), so it can't fill this slot"
+                f"{fits}"
+            )
+
+
+def _check_objective(objective: Objective) -> None:
+    """One classification loss; terms that are terms, each once."""
+    loss = name_of_key(key_of("objective", objective.loss))
+    if _role(objective.loss) == "term":
+        weight = default_weight(objective.loss)
+        raise CombinationError(
+            f"method.objective.name: {loss!r} is a term, not a classification loss: it doesn't tell a sample's class; "
+            f'take name = "cross_entropy" with terms = [{{ name = "{loss}", weight = {weight:g} }}]'
+        )
+    seen: set[type] = set()
+    for at, (_, term) in enumerate(objective.terms):
+        name, where = name_of_key(key_of("objective", term)), f"method.objective.terms[{at}].name"
+        if _role(term) == "classification":
+            terms = ", ".join(name for name, kind in SLOTS["objective"].items() if getattr(kind, "role", "") == "term")
+            raise CombinationError(
+                f"{where}: {name!r} is a second classification loss beside {loss!r}, and an objective has one; take "
+                f"either as its name, with terms such as {terms}"
+            )
+        if type(term) in seen:
+            raise CombinationError(f"{where}: {name!r} stands there twice; take it once, with the sum of the weights")
+        seen.add(type(term))
+
+
+def _role(loss: Any) -> str:
+    role = getattr(loss, "role", None)
+    if role not in ("classification", "term"):
+        raise ConfigError(
+            f"method.objective: {type(loss).__name__}.role must be 'classification' or 'term', not {role!r}"
+        )
+    return str(role)

@@ -1,0 +1,119 @@
+"""Named methods, and how names joined by "+" compose.
+
+Every component in an index is a preset under its own name, except its slot's default, components that need parameters,
+and parts of a bundle. Bundles, which fill more than one slot or have another name than their parts, are written down.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from fedskew.errors import CombinationError, ConfigError, nearest
+from fedskew.methods._slots import DEFAULTS, PLACES, Table
+
+BUNDLES: dict[str, dict[str, Table]] = {
+    "fedavg": {},
+    "fedvls": {
+        "objective": {"name": "fedvls_calibration", "terms": [{"name": "vacant_distillation"}, {"name": "suppression"}]}
+    },
+    "scaffold": {"local_step": {"name": "scaffold"}, "weighting": {"name": "uniform"}},
+}
+"""Presets that are not one component under its own name."""
+
+GIVES_WAY: dict[str, str] = {"fedvls": "objective", "scaffold": "weighting"}
+"""The slot in which a bundle gives way to another preset and is still itself (of the objective: its loss)."""
+
+COMBINATIONS: tuple[str, ...] = (
+    "fedentopt+fedprox",
+    "fedentopt+fednova",
+    "fedentopt+scaffold",
+    "fedentopt+fedrs",
+    "fedentopt+fedlc",
+    "fedvls+fedexp",
+    "fedvls+fedsam",
+    "fedvls+fpl",
+    "fedlc+fedvls",
+    "fedpals+fedprox",
+)
+"""The combinations that the papers themselves try."""
+
+
+def _of_components() -> dict[str, dict[str, Table]]:
+    """A preset for each component that makes one by itself."""
+    in_bundles = {thing["name"] for bundle in BUNDLES.values() for thing in brings(bundle).values()}
+    presets: dict[str, dict[str, Table]] = {}
+    for slot, index in PLACES.items():
+        for name, kind in index.items():
+            is_default = name == DEFAULTS.get(slot, {}).get("name")
+            is_part = slot == "objective" and name in in_bundles
+            if is_default or is_part or name in BUNDLES or _requires_parameters(kind):
+                continue
+            if name in presets:
+                raise ValueError(f"{slot}.{name}: another slot has a preset of this name; choose another name")
+            is_term = getattr(kind, "role", "") == "term"
+            presets[name] = {slot: {"terms": [{"name": name}]} if is_term else {"name": name}}
+    return presets
+
+
+def _requires_parameters(kind: type) -> bool:
+    missing = dataclasses.MISSING
+    return any(field.default is missing and field.default_factory is missing for field in dataclasses.fields(kind))
+
+
+def brings(preset: Mapping[str, Table]) -> dict[str, Table]:
+    """What a preset brings: a component by its slot (of the objective: its loss), a term by `objective.name`."""
+    things: dict[str, Table] = {}
+    for slot, table in preset.items():
+        if "name" in table:
+            things[slot] = {key: value for key, value in table.items() if key != "terms"}
+        for term in table.get("terms", []):
+            things[f"{slot}.{term['name']}"] = term
+    return things
+
+
+PRESETS: dict[str, dict[str, Table]] = BUNDLES | _of_components()
+"""Named methods: the tables by which each differs from FedAvg."""
+
+
+def compose(name: str) -> dict[str, Table]:
+    """The slots that presets joined by "+" fill.
+
+    Raises:
+        ConfigError: A name is unknown.
+        CombinationError: Two presets bring the same thing, and neither gives way.
+    """
+    parts = [piece.strip() for piece in name.split("+")]
+    for part in parts:
+        if part not in PRESETS:
+            raise ConfigError(f"method.preset: unknown name {part!r}{nearest(part.lower(), PRESETS)}")
+        if parts.count(part) > 1:
+            raise CombinationError(f"method.preset: {part!r} twice; once is enough")
+    brought = {part: brings(PRESETS[part]) for part in parts}
+    whole: dict[str, Table] = {}
+    for thing in dict.fromkeys(thing for part in parts for thing in brought[part]):
+        table = brought[_winner(thing, brought)][thing]
+        slot, _, term = thing.partition(".")
+        if term:
+            whole.setdefault(slot, {}).setdefault("terms", []).append(table)
+        else:
+            whole[slot] = table | whole.get(slot, {})
+    return whole
+
+
+def _winner(thing: str, brought: Mapping[str, Mapping[str, Table]]) -> str:
+    """The preset whose component fills a place: the only one that brings it, or the only one that doesn't give way."""
+    claims = [part for part in brought if thing in brought[part]]
+    firm = [part for part in claims if GIVES_WAY.get(part) != thing] or claims
+    if len(firm) == 1:
+        return firm[0]
+    first, second = firm[:2]
+    slot, _, term = thing.partition(".")
+    if term:
+        reason = f"both bring the term {term!r}, which counts once"
+    elif slot == "objective":
+        reason = "both bring a classification loss, and an objective has one (with any terms)"
+    else:
+        reason = f"both fill the {slot} slot, which holds one"
+    ways = ["+".join(part for part in brought if part != left) for left in (second, first)]
+    raise CombinationError(f"method.preset: {first!r} and {second!r} {reason}; take {ways[0]!r} or {ways[1]!r}")

@@ -1,0 +1,80 @@
+"""The slots of a method, what may fill them, and the method itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fedskew import local_steps, objectives, pipelines, selection, server_updates, weighting
+from fedskew.local_steps import LocalStep
+from fedskew.objectives import Loss, Objective
+from fedskew.pipelines import FedConcat
+from fedskew.selection import Selection
+from fedskew.server_updates import ServerUpdate
+from fedskew.weighting import Weighting
+
+Table = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Method:
+    """One component for each slot.
+
+    Attributes:
+        selection: Selects the clients of a round.
+        objective: What a client minimises: a classification loss and weighted terms.
+        local_step: How a client steps.
+        weighting: How much each update counts.
+        server_update: How the weighted updates move the model.
+        pipeline: Set where the rounds are not all alike.
+    """
+
+    selection: Selection
+    objective: Objective
+    local_step: LocalStep
+    weighting: Weighting
+    server_update: ServerUpdate
+    pipeline: FedConcat | None = None
+
+    def components(self) -> list[tuple[str, Any]]:
+        """Every component with its slot; the objective as its loss and its terms."""
+        losses: list[Loss] = [self.objective.loss, *(term for _, term in self.objective.terms)]
+        others = [
+            (slot, getattr(self, slot)) for slot in PLACES if slot != "objective" and getattr(self, slot) is not None
+        ]
+        return [*others, *(("objective", loss) for loss in losses)]
+
+
+SLOTS: dict[str, Mapping[str, type]] = {
+    "selection": selection.INDEX,
+    "objective": objectives.INDEX,
+    "local_step": local_steps.INDEX,
+    "weighting": weighting.INDEX,
+    "server_update": server_updates.INDEX,
+}
+"""The components of each slot by name."""
+
+PLACES: dict[str, Mapping[str, type]] = {**SLOTS, "pipeline": pipelines.INDEX}
+"""Where a component may stand: the slots, and the pipeline, which most methods leave empty."""
+
+DEFAULTS: dict[str, Table] = {
+    "selection": {"name": "uniform"},
+    "objective": {"name": "cross_entropy", "terms": []},
+    "local_step": {"name": "sgd"},
+    "weighting": {"name": "fedavg"},
+    "server_update": {"name": "plain"},
+}
+"""What fills a slot that nothing else fills: FedAvg."""
+
+
+def key_of(slot: str, component: Any) -> str:
+    """The `slot.name` of a component; a user's own class that inherits from one of ours goes by that one's name."""
+    names = {kind: name for name, kind in PLACES[slot].items()}
+    own = f"{type(component).__module__}:{type(component).__qualname__}"
+    return f"{slot}.{next((names[kind] for kind in type(component).__mro__ if kind in names), own)}"
+
+
+def name_of_key(key: str) -> str:
+    """The name in a `slot.name`."""
+    return key.partition(".")[2]
