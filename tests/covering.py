@@ -11,9 +11,9 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from fedskew.about import default_weight
 from numpy.typing import NDArray
 
+from fedskew.components import default_weight
 from fedskew.errors import CombinationError
 from fedskew.methods import DEFAULTS, SLOTS, Method, check
 from fedskew.objectives import Objective

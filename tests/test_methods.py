@@ -13,7 +13,7 @@ from typing import ClassVar
 import pytest
 
 from covering import Cell, accepted_pairs, covering_set, pairs_of, whole_product
-from fedskew import about, methods
+from fedskew import components, methods
 from fedskew.errors import CombinationError, ConfigError
 from fedskew.local_steps import FedProx
 from fedskew.methods import COMBINATIONS, DEFAULTS, PLACES, PRESETS, SLOTS, Method, build, check, cost, expand
@@ -283,39 +283,41 @@ def test_fednova_reckons_with_the_momentum_of_the_run_and_with_no_other():
     assert build(expand({"preset": "fedavg"}), momentum=0.9).server_update == Plain()
 
 
-def preset_cost(name: str) -> about.Cost:
+def preset_cost(name: str) -> components.Cost:
     return cost(build(expand({"preset": name})))
 
 
 def test_costs_are_those_of_the_definitions():
-    assert preset_cost("fedavg") == about.Cost()
-    assert preset_cost("fedvls") == about.Cost(forward=1)
-    assert preset_cost("fedsam") == about.Cost(forward=1, backward=1)
+    assert preset_cost("fedavg") == components.Cost()
+    assert preset_cost("fedvls") == components.Cost(forward=1)
+    assert preset_cost("fedsam") == components.Cost(forward=1, backward=1)
     assert preset_cost("fedentopt").numbers == ("C up once",)
     assert preset_cost("seol_kim").numbers == ("C up once", "C down")
     assert preset_cost("fednova").numbers == ("1 up",)
     for free in ("fedprox", "fedrs", "fedlc", "fedmr", "fedexp", "uniform"):
-        assert preset_cost(free) == about.Cost()
+        assert preset_cost(free) == components.Cost()
 
 
 def test_what_two_methods_share_costs_once():
     assert preset_cost("fedvls+fedntd+fedkd").forward == 1  # one teacher for all
-    assert preset_cost("fedsam+fedvls") == about.Cost(forward=2, backward=1)
+    assert preset_cost("fedsam+fedvls") == components.Cost(forward=2, backward=1)
     assert preset_cost("fedentopt+fedla").numbers == ("C up once",)
     reads = type("Reads", (), {"reads": frozenset({"teacher", "previous"})})
-    assert about.cost(reads) == about.Cost(forward=2, client_models=1)
+    assert components.cost(reads) == components.Cost(forward=2, client_models=1)
     assert (
-        str(about.Cost(forward=1, models_down=1, client_models=1)) == "+1 forward, +1 model down, client keeps 1 model"
+        str(components.Cost(forward=1, models_down=1, client_models=1))
+        == "+1 forward, +1 model down, client keeps 1 model"
     )
 
 
 def test_every_component_names_its_paper_and_what_it_says_of_others_are_names_and_reasons():
     for slot, index in SLOTS.items():
         for name, kind in index.items():
-            assert bool(about.paper(kind)) != (name in FROM_NO_PAPER), f"{slot}.{name}: its paper?"
-            for other, reason in (about.refuses(kind) | about.warns(kind)).items():
+            assert bool(components.paper(kind)) != (name in FROM_NO_PAPER), f"{slot}.{name}: its paper?"
+            for other, reason in {**getattr(kind, "refuses", {}), **getattr(kind, "warns", {})}.items():
                 other_slot, _, other_name = other.partition(".")
-                assert other_name in KNOWN[other_slot], f"{slot}.{name} names {other}"
+                word = other_name.removeprefix("not ")
+                assert word in components.PROPERTIES or word in KNOWN[other_slot], f"{slot}.{name} names {other}"
                 assert not reason.endswith("."), "it becomes part of a line"
 
 

@@ -9,8 +9,8 @@ Everything is declared in class variables, and everything is optional:
     refuses: ClassVar[Mapping[str, str]] = {"local_step.corrects_gradients": "the reason; the nearest that works"}
     warns: ClassVar[Mapping[str, str]] = {"weighting.not weighs_equally": "the reason; the nearest that avoids it"}
 
-A key of `refuses` or `warns` is a slot and what the rule is about: a property (with "not" before it: the lack of one), or
-the name of a single component. It is enough that one of two components states a rule; its reason is shown for both.
+A key of `refuses` or `warns` is a slot and what the rule is about: a property (with "not" before it: the lack of one),
+or the name of a single component. One of two components states a rule; its reason is shown for both.
 """
 
 from __future__ import annotations

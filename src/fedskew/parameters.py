@@ -16,7 +16,7 @@ from typing import Annotated, Any, TypeVar, dataclass_transform
 import pydantic
 from pydantic import ConfigDict, Field
 
-from fedskew.errors import ArgumentError
+from fedskew.errors import ArgumentError, FedskewError
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -49,7 +49,8 @@ def component(cls: type[T]) -> type[T]:
         try:
             checked(self, *args, **kwargs)
         except pydantic.ValidationError as error:
-            raise ArgumentError(first_mistake(error)) from None
+            own = error.errors()[0].get("ctx", {}).get("error")  # raised by the class's own __post_init__
+            raise own if isinstance(own, FedskewError) else ArgumentError(first_mistake(error)) from None
 
     made.__init__ = init
     own: type[T] = made

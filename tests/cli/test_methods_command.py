@@ -85,7 +85,7 @@ def test_the_help_shows_an_example(tmp_path):
 
 def test_it_imports_the_components_and_not_what_runs_them(tmp_path):
     heavy = "('fedskew.engine', 'fedskew.experiment', 'matplotlib', 'sklearn', 'jinja2')"
-    code = f"import sys, fedskew.catalogue; print([name for name in {heavy} if name in sys.modules])"
+    code = f"import sys, fedskew.methods.catalogue; print([name for name in {heavy} if name in sys.modules])"
     assert python("-c", code, cwd=tmp_path).stdout.strip() == "[]"
     code = "import sys, fedskew.cli.methods; print('torch' in sys.modules)"
     assert python("-c", code, cwd=tmp_path).stdout.strip() == "False"

@@ -108,5 +108,5 @@ def test_the_server_sends_what_it_keeps_and_begins_with_zeros():
 
 
 def test_an_unknown_option_is_refused_by_name():
-    with pytest.raises(ArgumentError, match=r"^option: expected 'one' or 'two'"):
+    with pytest.raises(ArgumentError, match=r"^option: input should be 'one' or 'two'"):
         Scaffold(option="three")

@@ -166,7 +166,7 @@ def test_with_a_single_class_there_is_nothing_to_distil():
 @pytest.mark.parametrize("kind", [FedKD, FedEKD, FedNTD, FedLMD, FedDKD])
 @pytest.mark.parametrize("temperature", [0.0, -1.0, math.nan])
 def test_a_senseless_temperature_is_refused_by_name(kind, temperature):
-    with pytest.raises(ArgumentError, match=r"^temperature: must be above 0"):
+    with pytest.raises(ArgumentError, match=r"^temperature: input should be (greater than 0|a finite number)"):
         kind(temperature=temperature)
 
 

@@ -79,7 +79,7 @@ def test_each_part_needs_a_round(given, rounds):
 
 @pytest.mark.parametrize("wrong", [{"clusters": 0}, {"encoder_rounds": 0}, {"batches": 0}, {"head": "warm"}])
 def test_a_wrong_parameter_is_named(wrong):
-    with pytest.raises(ArgumentError, match=f"^{next(iter(wrong))}: must be"):
+    with pytest.raises(ArgumentError, match=f"^{next(iter(wrong))}: input should be"):
         FedConcat(**wrong)
 
 

@@ -90,7 +90,7 @@ def test_the_step_does_not_depend_on_threads_and_keeps_its_digits_over_many_para
 
 @pytest.mark.parametrize("eps", [-1.0, math.nan, math.inf])
 def test_a_senseless_eps_is_refused_by_name(eps):
-    with pytest.raises(ArgumentError, match=r"^eps: must be 0 or above"):
+    with pytest.raises(ArgumentError, match=r"^eps: input should be (greater than or equal to 0|a finite number)"):
         FedEXP(eps=eps)
     with pytest.raises(ArgumentError, match=r"^eps: must be 0 or above"):
         fedexp_step(UPDATES, WEIGHTS, eps)

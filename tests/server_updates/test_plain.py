@@ -126,13 +126,13 @@ def test_a_float32_model_is_rounded_once():
 
 @pytest.mark.parametrize("options", [{"lr": 0.0}, {"lr": -1.0}, {"lr": math.nan}])
 def test_a_senseless_server_rate_is_refused_by_name(options):
-    with pytest.raises(ArgumentError, match=r"^lr: must be above 0"):
+    with pytest.raises(ArgumentError, match=r"^lr: input should be (greater than 0|a finite number)"):
         Plain(**options)
 
 
 @pytest.mark.parametrize("momentum", [-0.1, 1.0, math.nan])
 def test_a_senseless_server_momentum_is_refused_by_name(momentum):
-    with pytest.raises(ArgumentError, match=r"^momentum: must be in \[0, 1\)"):
+    with pytest.raises(ArgumentError, match=r"^momentum: input should be (greater than or equal to 0|less than 1)"):
         Plain(momentum=momentum)
 
 

@@ -24,7 +24,7 @@ def methods(
 
     Example: fedskew methods fedentopt+fedprox
     """
-    from fedskew import catalogue  # PyTorch comes with it
+    from fedskew.methods import catalogue  # imports PyTorch
 
     console = Console()
     console.width = min(console.width, WIDEST)
@@ -34,4 +34,4 @@ def methods(
     elif name is None:
         catalogue.print_listing(console)
     else:
-        typer.echo(catalogue.page(name, console.width))
+        catalogue.print_page(console, name)

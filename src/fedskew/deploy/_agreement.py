@@ -10,16 +10,11 @@ import pydantic
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field
 
-from fedskew import methods
-from fedskew.about import LABEL_COUNTS, Cost
+from fedskew import components, methods
 from fedskew.errors import ConfigError, nearest
 from fedskew.experiment._config import Config, read_tree
 
 Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
-
-
-TELLING = {"objective.fpl": "returns every round how many samples of each class a client trained on"}
-"""Components whose replies tell label counts by themselves."""
 
 
 class Agreement(BaseModel):
@@ -165,41 +160,26 @@ def _check_target(config: Config, agreement: Agreement) -> None:
 def _check_private(config: Config, agreement: Agreement) -> None:
     """Whether the method can do with label counts that are noisy, or with none."""
     method = methods.build(config.method, config.training.momentum)
-    losses = [method.objective.loss, *(term for _, term in method.objective.terms)]
-    others = ("selection", "local_step", "weighting", "server_update")
-    for slot, component in [
-        *((slot, getattr(method, slot)) for slot in others),
-        *(("objective", loss) for loss in losses),
-    ]:
+    for slot, component in method.components():
         name = methods.key_of(slot, component)
-        if name in TELLING:
+        if components.has(component, "reveals_label_counts"):
             raise ConfigError(
-                f"method.{slot}: {name} {TELLING[name]}, and label counts are {agreement.label_counts} here; choose "
-                "another, or label_counts = 'exact' in deploy.toml"
+                f"method.{slot}: {name} returns every round how many samples of each class a client trained on, and "
+                f"label counts are {agreement.label_counts} here; choose another, or label_counts = 'exact' in "
+                "deploy.toml"
             )
-        if agreement.label_counts == "withheld" and _needs_counts(name, component):
+        if agreement.label_counts == "withheld" and components.needs_label_counts(slot, component):
             raise ConfigError(
                 f"method.{slot}: {name} needs the clients' label counts, which this federation withholds; choose "
                 "another, or label_counts = 'noisy' in deploy.toml"
             )
-        if agreement.label_counts == "noisy" and name == "selection.seol_kim":
+        if agreement.label_counts == "noisy" and components.has(component, "assigns_quotas"):
             raise ConfigError(
-                "method.selection: selection.seol_kim gives each client quotas of its own samples, which noisy label "
+                f"method.{slot}: {name} gives each client quotas of its own samples, which noisy label "
                 "counts don't; choose another, or label_counts = 'exact' in deploy.toml"
             )
 
 
 def needs_label_counts(method: methods.Method, slots: Collection[str] = ("selection", "weighting")) -> bool:
     """Whether any of a method's components of these slots works with label counts at the server."""
-    components = [
-        (methods.key_of(slot, component), component) for slot in slots for component in [getattr(method, slot)]
-    ]
-    return any(_needs_counts(name, component) for name, component in components)
-
-
-def _needs_counts(name: str, component: Any) -> bool:
-    """Whether a component works with label counts at the server; one of a user's own in a slot that is given them
-    does."""
-    if ":" in name or name == "selection.function":
-        return name.partition(".")[0] in ("selection", "weighting")
-    return bool(LABEL_COUNTS.numbers[0] in getattr(component, "cost", Cost()).numbers)
+    return any(components.needs_label_counts(slot, getattr(method, slot)) for slot in slots)

@@ -384,8 +384,8 @@ def _named(tree: Mapping[str, Any]) -> dict[str, Any]:
         plain["method"] = {"preset": plain["method"]}
     elif dataclasses.is_dataclass(plain.get("method")):
         method = plain["method"]
-        components = {place: getattr(method, place) for place in methods.PLACES}
-        plain["method"] = {place: component for place, component in components.items() if component is not None}
+        filled = {place: getattr(method, place) for place in methods.PLACES}
+        plain["method"] = {place: component for place, component in filled.items() if component is not None}
     if isinstance(plain.get("seeds"), int):
         plain["seeds"] = [plain["seeds"]]
     return plain

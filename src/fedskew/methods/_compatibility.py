@@ -58,7 +58,11 @@ def cost(method: Method) -> Cost:
 def exceptions(verdict: Verdict) -> dict[tuple[str, str], str]:
     """Pairs of our components, as `slot.name`, of which the first refuses or warns of the second, and the reason."""
     keyed = [(f"{slot}.{name}", kind) for slot, index in PLACES.items() for name, kind in index.items()]
-    return {(key, other): reason for key, kind in keyed for other, reason in rules_between(verdict, kind, keyed)}
+    found: dict[tuple[str, str], str] = {}
+    for key, kind in keyed:
+        for other, reason in rules_between(verdict, kind, keyed):
+            found.setdefault((key, other), reason)
+    return found
 
 
 def rules_between(verdict: Verdict, component: Any, others: list[tuple[str, Any]]) -> list[tuple[str, str]]:
@@ -80,9 +84,8 @@ def _applies(rule: str, key: str, component: Any) -> bool:
 def _check_slots(method: Method) -> None:
     for slot, component in method.components():
         if not hasattr(component, _FUNCTIONS[slot]):
-            fits = next(
-                (f"; it goes into {other}" for other, does in _FUNCTIONS.items() if hasattr(component, does)), ""
-            )
+            places = (place for place, function in _FUNCTIONS.items() if hasattr(component, function))
+            fits = next((f"; it goes into {place}" for place in places), "")
             raise ConfigError(
                 f"method.{slot}: {type(component).__name__} has no {_FUNCTIONS[slot]}(), so it can't fill this slot"
                 f"{fits}"

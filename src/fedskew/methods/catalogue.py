@@ -8,16 +8,17 @@ import inspect
 import json
 import re
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import tomli_w
 from rich.console import Console
+from rich.markdown import Markdown
 from rich.table import Table
 
-from fedskew import about
+from fedskew import components
 from fedskew.errors import ConfigError, nearest
 from fedskew.methods import COMBINATIONS, PLACES, PRESETS, SLOTS, build, check, cost, exceptions, expand
 
@@ -56,7 +57,7 @@ class Component(NamedTuple):
     @property
     def parameters(self) -> dict[str, Any]:
         """Defaults by name, a term's weight among them; None where a parameter is not set."""
-        weight = {"weight": about.default_weight(self.kind)} if self.role == "term" else {}
+        weight = {"weight": components.default_weight(self.kind)} if self.role == "term" else {}
         return weight | {name: value for name, value in _defaults(self.kind).items() if value is not MISSING}
 
     @property
@@ -70,7 +71,7 @@ class Component(NamedTuple):
         return [preset for preset in PRESETS if self in _brought(preset)]
 
 
-def components() -> list[Component]:
+def all_components() -> list[Component]:
     """All of them, by slot."""
     return [Component(slot, name, kind) for slot, index in PLACES.items() for name, kind in index.items()]
 
@@ -80,7 +81,7 @@ def listing() -> dict[str, Any]:
     return {
         "presets": {name: _preset(name) for name in PRESETS},
         "combinations": {name: _preset(name) for name in COMBINATIONS},
-        "components": [_component(component) for component in components()],
+        "components": [_component(component) for component in all_components()],
     }
 
 
@@ -99,110 +100,101 @@ def print_listing(console: Console) -> None:
         rows = [
             (
                 f"+ {component.name}" if component.role == "term" else component.name,
-                ", ".join(_parameters(component, "=")),
-                about.paper(component.kind),
-                str(about.cost(component.kind)),
+                ", ".join(_parameters(component, "=").values()),
+                components.paper(component.kind),
+                str(components.cost(component.kind)),
             )
-            for component in components()
+            for component in all_components()
             if component.slot == slot
         ]
         _say(console, f"{slot}: {question}")
         _print_table(console, (slot, "parameters", "paper", "cost"), rows)
     _say(console, COSTS)
     _say(console, "Any component of one slot goes with any of the others, and any loss with any terms, but:")
-    for says, verb in ((about.refuses, "is refused with"), (about.warns, "conflicts with")):
-        for one in dict.fromkeys(one for one, _ in exceptions(says)):
-            others = {other: reason for (first, other), reason in exceptions(says).items() if first == one}
+    verdicts: tuple[tuple[Literal["refuses", "warns"], str], ...] = (
+        ("refuses", "is refused with"),
+        ("warns", "conflicts with"),
+    )
+    for verdict, verb in verdicts:
+        found = exceptions(verdict)
+        for one in dict.fromkeys(one for one, _ in found):
+            others = {other: reason for (first, other), reason in found.items() if first == one}
             for reason, names in _by_reason(others).items():
                 _say(console, f"{one} {verb} {', '.join(names)}: {reason}.", indent="  ", before=0)
     _say(console, "One in a page: fedskew methods NAME. For programs: --json.")
 
 
-def page(name: str, width: int) -> str:
-    """One preset, one combination, or the components of one name, explained. Raises ConfigError for an unknown name."""
+def page(name: str) -> str:
+    """One preset, one combination, or the components of one name, explained in Markdown.
+
+    Raises:
+        ConfigError: The name is unknown.
+        CombinationError: Presets joined by "+" make no sense together.
+    """
     concerned = _concerned(name)
-    lines = _wrapped(f"{name}, a preset: {_summary(name)}" if _is_preset(name) else name, width, "    ")
+    blocks = [f"# {name}"]
+    if _is_preset(name):
+        blocks.append(f"A preset: {_summary(name)}.")
     if "+" in name:
-        lines += ["", *(f"  fedskew methods {part.strip()}" for part in name.split("+"))]
+        blocks.append("\n".join(f"- `fedskew methods {part.strip()}`" for part in name.split("+")))
     else:
-        for doc in dict.fromkeys(inspect.getdoc(inspect.getmodule(component.kind)) or "" for component in concerned):
-            lines += ["", *reflow(doc, width)]
-        for component in concerned:
-            lines += ["", *_section(component, width)]
+        blocks += dict.fromkeys(inspect.getdoc(inspect.getmodule(component.kind)) or "" for component in concerned)
+        blocks += [_section(component) for component in concerned]
     method = build(expand({"preset": name})) if _is_preset(name) else None
     if method and len(_brought(name)) > 1:
-        lines += ["", *_wrapped(f"Cost of {name} beyond FedAvg: {str(cost(method)) or 'none'}.", width)]
-    for warning in check(method) if method else []:
-        lines += ["", *_wrapped(f"Warning: {warning}.", width)]
-    lines += ["", "In a config:", "", *textwrap.indent(_example(name), "    ").splitlines()]
-    if any(str(about.cost(component.kind)) for component in concerned):
-        lines += ["", *_wrapped(COSTS, width)]
-    return "\n".join(lines)
+        blocks.append(f"Cost of {name} beyond FedAvg: {str(cost(method)) or 'none'}.")
+    blocks += [f"Warning: {warning}." for warning in check(method)] if method else []
+    blocks += ["In a config:", textwrap.indent(_example(name), "    ")]
+    if any(str(components.cost(component.kind)) for component in concerned):
+        blocks.append(COSTS)
+    return "\n\n".join(blocks) + "\n"
 
 
-def reflow(text: str, width: int) -> list[str]:
-    """A docstring's lines at another width: paragraphs and bullets filled, formulas kept, broken at gaps only."""
-    lines: list[str] = []
-    for block in re.split(r"\n\s*\n", text.strip("\n")):
-        for piece in _pieces(block):
-            if piece.startswith("    "):
-                lines += _formula(piece, width)
-            else:
-                lines += _wrapped(piece, width, "  " if piece.startswith("- ") else "")
-        lines.append("")
-    return lines[:-1]
+def print_page(console: Console, name: str) -> None:
+    """Print what `page` says of a name, rendered for the console."""
+    console.print(Markdown(page(name), code_theme="bw"))
 
 
-def _pieces(block: str) -> Iterator[str]:
-    """Lines of formulas as they are; the lines of a paragraph, or of a bullet, joined."""
-    joined = ""
-    for line in block.splitlines():
-        if line.startswith(("    ", "- ")):
-            if joined:
-                yield joined
-            joined = ""
-        if line.startswith("    "):
-            yield line
-        else:
-            joined = f"{joined} {line.strip()}".strip()
-    if joined:
-        yield joined
-
-
-def _formula(line: str, width: int) -> list[str]:
-    """The line, broken where it has gaps, and only where that is not enough elsewhere."""
-    indent = " " * (len(line) - len(line.lstrip()))
-    lines = [""]
-    for part in re.findall(r"\s*\S+(?: {1,2}\S+)*", line):
-        if lines[-1] and len(lines[-1] + part) > width:
-            lines.append(f"{indent}    {part.lstrip()}")
-        else:
-            lines[-1] += part
-    return [short for part in lines for short in _wrapped(part, width, indent + "    ")]
-
-
-def _section(component: Component, width: int) -> list[str]:
-    """A component's class: what its parameters mean, their defaults, what it costs and goes with."""
+def _section(component: Component) -> str:
+    """What a component's class says: its parameters, their meaning and defaults, what it costs and goes with."""
     role = {"classification": ", a classification loss", "term": ", a term"}.get(component.role, "")
-    lines = [f"{component.name} ({component.slot}{role})", ""]
-    lines += textwrap.indent("\n".join(reflow(inspect.getdoc(component.kind) or "", width - 2)), "  ").splitlines()
+    text, meanings = _docstring(component.kind)
+    blocks = [f"## {component.name} ({component.slot}{role})", text]
     if parameters := _parameters(component, " = "):
-        lines += ["", *(f"    {parameter}" for parameter in parameters)]
-    lines += ["", *_wrapped(f"  Paper: {about.paper(component.kind) or 'none'}.", width, "  ")]
-    lines += _wrapped(f"  Cost beyond FedAvg: {str(about.cost(component.kind)) or 'none'}.", width, "  ")
-    if getattr(component.kind, "needs_target", False):
-        lines += _wrapped("  Needs a target label mix: [target] mix.", width, "  ")
-    refused, warned = _against(component, about.refuses), _against(component, about.warns)
+        blocks.append(
+            "\n".join(
+                f"- `{shown}`" + (f": {meanings[name]}" if name in meanings else "")
+                for name, shown in parameters.items()
+            )
+        )
+    facts = [
+        f"Paper: {components.paper(component.kind) or 'none'}.",
+        f"Cost beyond FedAvg: {str(components.cost(component.kind)) or 'none'}.",
+    ]
+    if components.has(component.kind, "needs_target"):
+        facts.append("Needs a target label mix: `[target] mix`.")
+    refused, warned = _against(component, "refuses"), _against(component, "warns")
     with_what = {
         "classification": "any terms, and any component of the other slots",
         "term": "any classification loss, other terms, and any component of the other slots",
     }.get(component.role, "any component of the other slots")
-    end = ", but:" if refused or warned else "."
-    lines += _wrapped(f"  Goes with {with_what}{end}", width, "  ")
-    for others, verb in ((refused, "refused with"), (warned, "conflicts with")):
-        for reason, names in _by_reason(others).items():
-            lines += _wrapped(f"  - {verb} {', '.join(names)}: {reason}.", width, "    ")
-    return lines
+    facts.append(f"Goes with {with_what}{', but:' if refused or warned else '.'}")
+    blocks.append("  \n".join(facts))
+    blocks.append(
+        "\n".join(
+            f"- {verb} {', '.join(f'`{name}`' for name in names)}: {reason}."
+            for others, verb in ((refused, "refused with"), (warned, "conflicts with"))
+            for reason, names in _by_reason(others).items()
+        )
+    )
+    return "\n\n".join(block for block in blocks if block)
+
+
+def _docstring(kind: type) -> tuple[str, dict[str, str]]:
+    """A class's docstring without its `Attributes:`, and what these say of each parameter."""
+    text, _, attributes = (inspect.getdoc(kind) or "").partition("\nAttributes:\n")
+    entries = re.findall(r"^    (\w+): (.*(?:\n     +.*)*)", attributes, re.MULTILINE)
+    return text.strip(), {name: " ".join(meaning.split()) for name, meaning in entries}
 
 
 def _example(name: str) -> str:
@@ -232,20 +224,23 @@ def _preset(name: str) -> dict[str, Any]:
 
 
 def _component(component: Component) -> dict[str, Any]:
+    text, meanings = _docstring(component.kind)
     return {
         "name": component.name,
         "slot": component.slot,
         "role": component.role or None,
-        "summary": (inspect.getdoc(component.kind) or "").partition("\n\n")[0].replace("\n", " "),
+        "summary": text.partition("\n\n")[0].replace("\n", " "),
         "documentation": inspect.getdoc(inspect.getmodule(component.kind)),
-        "paper": about.paper(component.kind),
+        "paper": components.paper(component.kind),
         "required": component.required,
         "parameters": component.parameters,
-        "cost": dataclasses.asdict(about.cost(component.kind)),
-        "needs_target": bool(getattr(component.kind, "needs_target", False)),
+        "cost": dataclasses.asdict(components.cost(component.kind)),
+        "meanings": meanings,
+        "properties": [name for name in components.PROPERTIES if components.has(component.kind, name)],
+        "needs_target": components.has(component.kind, "needs_target"),
         "presets": component.presets,
-        "refused_with": _against(component, about.refuses),
-        "conflicts_with": _against(component, about.warns),
+        "refused_with": _against(component, "refuses"),
+        "conflicts_with": _against(component, "warns"),
     }
 
 
@@ -273,7 +268,7 @@ def _brought(preset: str) -> tuple[Component, ...]:
     tables = [PRESETS[part.strip()] for part in preset.split("+")]
     whole = expand({"preset": preset})
     brought = []
-    for component in components():
+    for component in all_components():
         own = [table[component.slot] for table in tables if component.slot in table]
         if component.role == "term":
             here = any(component.name == term["name"] for term in whole["objective"]["terms"])
@@ -287,9 +282,9 @@ def _brought(preset: str) -> tuple[Component, ...]:
 def _concerned(name: str) -> list[Component]:
     """What a preset brings, and the components of its name. Raises ConfigError where there is neither."""
     brought = _brought(name) if _is_preset(name) else ()
-    concerned = [component for component in components() if component in brought or component.name == name]
+    concerned = [component for component in all_components() if component in brought or component.name == name]
     if not concerned:
-        known = {*PRESETS, *(component.name for component in components())}
+        known = {*PRESETS, *(component.name for component in all_components())}
         raise ConfigError(f"methods: unknown name {name!r}{nearest(name.lower(), known)}")
     return concerned
 
@@ -310,9 +305,9 @@ def _defaults(kind: Any) -> dict[str, Any]:
     }
 
 
-def _against(component: Component, says: Callable[[Any], Mapping[str, str]]) -> dict[str, str]:
-    """The components that it has a rule with, and the reason; whichever of the two names the other."""
-    pairs = {frozenset(pair): reason for pair, reason in exceptions(says).items() if component.key in pair}
+def _against(component: Component, verdict: Literal["refuses", "warns"]) -> dict[str, str]:
+    """The components that it has a rule with, and the reason; whichever of the two states it."""
+    pairs = {frozenset(pair): reason for pair, reason in exceptions(verdict).items() if component.key in pair}
     return {next(iter(pair - {component.key})): reason for pair, reason in pairs.items()}
 
 
@@ -320,16 +315,13 @@ def _by_reason(others: Mapping[str, str]) -> dict[str, list[str]]:
     return {reason: [other for other in others if others[other] == reason] for reason in others.values()}
 
 
-def _parameters(component: Component, joint: str) -> list[str]:
-    required = [f"{name} (required)" for name in component.required]
-    return required + [
-        f"{name} (not set)" if value is None else f"{name}{joint}{json.dumps(value, default=str)}"
+def _parameters(component: Component, joint: str) -> dict[str, str]:
+    """Each parameter with its default, as text."""
+    required = {name: f"{name} (required)" for name in component.required}
+    return required | {
+        name: f"{name} (not set)" if value is None else f"{name}{joint}{json.dumps(value, default=str)}"
         for name, value in component.parameters.items()
-    ]
-
-
-def _wrapped(text: str, width: int, indent: str = "") -> list[str]:
-    return textwrap.wrap(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    }
 
 
 def _say(console: Console, text: str, indent: str = "", before: int = 1) -> None:

@@ -1,5 +1,6 @@
 """What a client minimises: one classification loss plus weighted terms."""
 
+from fedskew.hooks import Batch
 from fedskew.objectives._cross_entropy import CrossEntropy
 from fedskew.objectives._distillation import FedEKD, FedKD
 from fedskew.objectives._feddkd import FedDKD
@@ -11,7 +12,7 @@ from fedskew.objectives._fedrs import FedRS
 from fedskew.objectives._fedvls import FedVLSCalibration, Suppression, VacantDistillation
 from fedskew.objectives._fpl import FPL
 from fedskew.objectives._moon import MOON
-from fedskew.objectives._protocol import Batch, Context, Loss, Objective
+from fedskew.objectives._protocol import Context, Loss, Objective
 
 INDEX: dict[str, type] = {
     "cross_entropy": CrossEntropy,

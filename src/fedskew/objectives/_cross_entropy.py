@@ -12,7 +12,8 @@ from typing import ClassVar
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedskew.objectives._protocol import Batch, Context
+from fedskew.hooks import Batch
+from fedskew.objectives._protocol import Context
 from fedskew.objectives._tensors import check_outputs, check_targets, real_rows, row_mean
 from fedskew.parameters import component
 

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from fedskew.errors import ArgumentError
-from fedskew.objectives._protocol import Batch, Context
+from fedskew.hooks import Batch
+from fedskew.objectives._protocol import Context
 from fedskew.objectives._tensors import (
     check_outputs,
     check_positive,

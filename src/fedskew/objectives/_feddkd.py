@@ -19,8 +19,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fedskew.hooks import Batch
 from fedskew.objectives._fedntd import not_true_distillation
-from fedskew.objectives._protocol import Batch, Context
+from fedskew.objectives._protocol import Context
 from fedskew.objectives._tensors import (
     check_non_negative,
     divergence,

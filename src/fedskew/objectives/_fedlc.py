@@ -16,7 +16,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedskew.objectives._protocol import Batch, Context
+from fedskew.hooks import Batch
+from fedskew.objectives._protocol import Context
 from fedskew.objectives._tensors import (
     check_counts,
     check_non_negative,

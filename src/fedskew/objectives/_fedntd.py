@@ -13,7 +13,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedskew.objectives._protocol import Batch, Context
+from fedskew.hooks import Batch
+from fedskew.objectives._protocol import Context
 from fedskew.objectives._tensors import (
     check_outputs,
     check_positive,

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from fedskew.errors import ArgumentError
+from fedskew.hooks import Batch
 from fedskew.objectives._cross_entropy import cross_entropy
-from fedskew.objectives._protocol import Batch, Context
+from fedskew.objectives._protocol import Context
 from fedskew.objectives._tensors import check_counts, check_outputs, check_targets
 from fedskew.parameters import Share, component
 

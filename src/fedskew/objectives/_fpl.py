@@ -23,9 +23,9 @@ from torch import Tensor
 
 from fedskew.components import Cost
 from fedskew.errors import ArgumentError
-from fedskew.hooks import Hooks, LocalEnd, Named, RoundEnd
+from fedskew.hooks import Batch, Hooks, LocalEnd, Named, RoundEnd
 from fedskew.objectives._finch import coarsest_clusters, finch
-from fedskew.objectives._protocol import Batch, Context
+from fedskew.objectives._protocol import Context
 from fedskew.objectives._tensors import (
     check_columns,
     check_outputs,

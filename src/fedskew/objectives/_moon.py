@@ -17,9 +17,9 @@ from typing import ClassVar
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
-from fedskew.hooks import Hooks, LocalEnd
+from fedskew.hooks import Batch, Hooks, LocalEnd
 from fedskew.models import with_projection
-from fedskew.objectives._protocol import Batch, Context
+from fedskew.objectives._protocol import Context
 from fedskew.objectives._tensors import (
     check_outputs,
     check_positive,

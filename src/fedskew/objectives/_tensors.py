@@ -1,12 +1,12 @@
 """What the losses share: checks of their arguments, and reductions over part of a tensor.
 
-Checks read shapes and dtypes of tensors, and ranges of plain numbers. Values inside tensors are checked once, where data
-and counts enter; reading them here would cost a synchronisation per step.
+Checks read shapes and dtypes of tensors, and ranges of plain numbers. Values inside tensors are checked once, where
+data and counts enter; reading them here would cost a synchronisation per step.
 
-Reductions are finite in value and in gradient where the part is empty. The part is a bool tensor, never an index, so that
-every client of a mapped cohort runs the same operations. What is left out is replaced before the operation as well as
-after it (a "double where"): with a mask on the result alone, a NaN or an infinity in the left-out part would come back
-through the gradient as 0 * inf.
+Reductions are finite in value and in gradient where the part is empty. The part is a bool tensor, never an index, so
+that every client of a mapped cohort runs the same operations. What is left out is replaced before the operation as well
+as after it (a "double where"): with a mask on the result alone, a NaN or an infinity in the left-out part would come
+back through the gradient as 0 * inf.
 """
 
 from __future__ import annotations

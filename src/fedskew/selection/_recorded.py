@@ -9,7 +9,6 @@ import numpy as np
 
 from fedskew.errors import ArgumentError
 from fedskew.labels import CountsLike, as_counts
-from fedskew.parameters import component
 from fedskew.selection._protocol import IntArray, check_cohort, check_first
 
 
@@ -20,7 +19,7 @@ class RecordedState:
     round: int
 
 
-@component
+@dataclass(frozen=True)
 class Recorded:
     """Round r has cohort (r - 1) mod n of the n that are given, whatever the participation.
 

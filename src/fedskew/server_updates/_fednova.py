@@ -70,8 +70,8 @@ class FedNova:
     paper: ClassVar[str] = "Wang et al., NeurIPS 2020"
     cost: ClassVar[Cost] = Cost(numbers=("1 up",))
     refuses: ClassVar[Mapping[str, str]] = {
-        "local_step.corrects_gradients": "SCAFFOLD's control variates correct for uneven local steps already, and FedNova's "
-        "normaliser is that of uncorrected SGD; take scaffold with plain, or fednova with sgd or fedprox"
+        "local_step.corrects_gradients": "SCAFFOLD's control variates correct for uneven local steps already, and "
+        "FedNova's normaliser is that of uncorrected SGD; take scaffold with plain, or fednova with sgd or fedprox"
     }
 
     def init(self, parameters: Tensor) -> None:

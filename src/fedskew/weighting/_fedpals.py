@@ -11,17 +11,16 @@ once with all clients.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from numbers import Real
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from numpy.typing import ArrayLike
+from pydantic import Field
 
-from fedskew.about import LABEL_COUNTS, Cost
 from fedskew.errors import ArgumentError
 from fedskew.labels import CountsLike, as_counts, as_sizes, as_target
 from fedskew.mixing import Programme, Solution
+from fedskew.parameters import Share, component
 from fedskew.weighting._protocol import Answered, FloatArray
 
 
@@ -95,7 +94,7 @@ def _programme(counts: CountsLike, target: ArrayLike, sizes: ArrayLike | None) -
     return Programme(held, as_target(target, held.shape[1]), as_sizes(sizes, held))
 
 
-@dataclass(frozen=True)
+@component
 class FedPALS:
     """Weights with which the clients' labels together come near the target mix.
 
@@ -107,25 +106,25 @@ class FedPALS:
 
     needs_target: ClassVar[bool] = True
     paper: ClassVar[str] = "Listo Zec et al., arXiv 2411.03799"
-    cost: ClassVar[Cost] = LABEL_COUNTS
-    warns: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("selection.fedentopt", "selection.greedy_kl", "selection.seol_kim"),
-        "cohorts are chosen for even labels and weighed towards the target mix, so the goals conflict unless the "
-        "target is even; uniform selection leaves the mix to FedPALS",
-    )
+    needs_label_counts: ClassVar[bool] = True
 
-    strength: float = 0.0
-    ess: float | None = None
+    strength: Annotated[float, Field(ge=0)] = 0.0
+    ess: Share | None = None
 
     def __post_init__(self) -> None:
-        _as_strength(self.strength)
-        if self.ess is not None:
-            _as_share(self.ess, "ess")
-            if self.strength:
-                raise ArgumentError("ess: sets the strength itself; give one of the two")
+        if self.ess is not None and self.strength:
+            raise ArgumentError("ess: sets the strength itself; give one of the two")
 
     def weigh(self, answered: Answered) -> FloatArray:
         """`fedpals` of the clients that replied.
+
+        Raises:
+            ArgumentError: No target mix is given.
+        """
+        return self.solve(answered)[0].weights
+
+    def solve(self, answered: Answered) -> tuple[Solution, float]:
+        """The weights with certificates of their optimality, and the strength that they are for.
 
         Raises:
             ArgumentError: No target mix is given.
@@ -137,7 +136,7 @@ class FedPALS:
             )
         programme = _programme(answered.counts, answered.target, answered.sizes)
         kappa = self.strength / programme.samples if self.ess is None else programme.kappa(self.ess)
-        return programme.solve(kappa).weights
+        return programme.solve(kappa), kappa * programme.samples
 
 
 def _as_strength(strength: float) -> float:
