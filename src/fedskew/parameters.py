@@ -11,6 +11,7 @@ The same types check a config, where the error names the key in the file instead
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Annotated, Any, TypeVar, dataclass_transform
 
 import pydantic
@@ -44,10 +45,12 @@ def component(cls: type[T]) -> type[T]:
     config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
     made: Any = pydantic.dataclasses.dataclass(frozen=True, config=config)(cls)
     checked = made.__init__
+    names = [field.name for field in dataclasses.fields(made) if field.init and not field.kw_only]
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        named = dict(zip(names, args, strict=False))  # so that a message can name an argument given by position
         try:
-            checked(self, *args, **kwargs)
+            checked(self, *args[len(names) :], **named, **kwargs)
         except pydantic.ValidationError as error:
             own = error.errors()[0].get("ctx", {}).get("error")  # raised by the class's own __post_init__
             raise own if isinstance(own, FedskewError) else ArgumentError(first_mistake(error)) from None

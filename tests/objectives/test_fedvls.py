@@ -217,7 +217,7 @@ def test_at_weight_1_the_printed_form_makes_the_client_predict_classes_that_it_l
 
 
 def test_an_unknown_form_is_refused_by_name():
-    with pytest.raises(ArgumentError, match=r"^form: expected 'official' or 'printed', got 'paper'"):
+    with pytest.raises(ArgumentError, match=r"^form: input should be 'official' or 'printed' .got 'paper'"):
         Suppression(form="paper")
     with pytest.raises(ArgumentError, match=r"^form: "):
         fedvls_suppression(torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64), torch.ones(2), form="paper")
