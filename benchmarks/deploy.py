@@ -117,9 +117,8 @@ from flwr.app import ArrayRecord, MessageType
 from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg
 
-from fedskew.deploy import read_agreement
-from fedskew.deploy._server import DeployedRun
-from fedskew.experiment._config import read
+from fedskew.deploy import make_deployed_loop, read_agreement
+from fedskew.experiment import read
 
 FOLDER = Path(__file__).parents[1]
 server = ServerApp()
@@ -128,8 +127,8 @@ server = ServerApp()
 @server.main()
 def main(grid, context):
     out = Path(context.run_config["out"])
-    run = DeployedRun(read(FOLDER / "run.toml"), read_agreement(FOLDER / "deploy.toml"), grid, out / "run", None)
-    state = run.federation.start(run._untrained)
+    run = make_deployed_loop(read(FOLDER / "run.toml"), read_agreement(FOLDER / "deploy.toml"), grid, out / "run", None)
+    state = run.runner.start(run.untrained)
     plain = FedAvg(min_train_nodes=3, min_available_nodes=3, fraction_evaluate=0.0)
     arrays = ArrayRecord(run.model.state_dict())
     figures = {"flower": [], "fedskew": [], "own": []}
@@ -139,10 +138,10 @@ def main(grid, context):
         arrays, _ = plain.aggregate_train(round, grid.send_and_receive(messages, timeout=120))
         figures["flower"].append(time.perf_counter() - began)
         began = time.perf_counter()
-        state, record = run.federation.run_round(state)
+        state, record = run.runner.run_round(state)
         assert len(record["answered"]) == 3, record
         figures["fedskew"].append(time.perf_counter() - began)
-        figures["own"].append(run.sites.own_seconds)
+        figures["own"].append(run.runner.sites.own_seconds)
     (out / "figures.json").write_text(json.dumps(figures))
 
 

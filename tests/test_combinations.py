@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from covering import Cell, covering_set, whole_product
-from fedskew.experiment import resolve
-from fedskew.experiment._run import Run
+from fedskew.experiment import make_training_loop, resolve
 from fedskew.methods import COMBINATIONS, PRESETS
 
 TASK: dict[str, Any] = {
@@ -33,10 +32,10 @@ def _stop_at(round: int):
 
 def _trains_and_resumes(method: dict[str, Any] | str, folder: Path) -> None:
     config = resolve({**TASK, "method": method})
-    Run(config, 0, folder / "whole").go()
+    make_training_loop(config, 0, folder / "whole").run()
     with pytest.raises(KeyboardInterrupt):
-        Run(config, 0, folder / "stopped").go(progress=_stop_at(2))
-    resumed = Run(config, 0, folder / "stopped").go(resume=True)
+        make_training_loop(config, 0, folder / "stopped").run(progress=_stop_at(2))
+    resumed = make_training_loop(config, 0, folder / "stopped").run(resume=True)
     assert [record["round"] for record in resumed.rounds] == [0, 1, 2, 3]
     assert not any(record["diverged"] for record in resumed.rounds)
     for file in ("model.safetensors", "best.safetensors"):
@@ -60,4 +59,4 @@ def test_the_whole_product_trains(subtests):
             with subtests.test(cell=str(cell)):
                 training = TASK["training"] | {"rounds": 2, "epochs": 1}
                 config = resolve({**TASK, "method": cell.tables(), "training": training})
-                assert Run(config, 0).go().rounds[-1]["evaluation"] is not None
+                assert make_training_loop(config, 0).run().rounds[-1]["evaluation"] is not None

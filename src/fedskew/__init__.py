@@ -4,26 +4,7 @@
 first name that needs it is used, so that label counts can be looked at without waiting for it.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
-
-from fedskew.errors import FedskewError
-from fedskew.labels import LabelCounts, describe
-
-if TYPE_CHECKING:
-    from fedskew.experiment import Result, simulate
-    from fedskew.methods import Method
+import lazy_loader
 
 __version__ = "0.1.0"
-__all__ = ["FedskewError", "LabelCounts", "Method", "Result", "describe", "simulate"]
-
-_LATE = {"Method": "fedskew.methods", "Result": "fedskew.experiment", "simulate": "fedskew.experiment"}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _LATE:
-        raise AttributeError(f"module 'fedskew' has no attribute {name!r}")
-    import importlib
-
-    return getattr(importlib.import_module(_LATE[name]), name)
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

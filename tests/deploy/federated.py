@@ -17,9 +17,8 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedskew.data import load
-from fedskew.deploy import Agreement, site_app
-from fedskew.deploy._server import DeployedRun
-from fedskew.experiment import Config, resolve
+from fedskew.deploy import Agreement, make_deployed_loop, site_app
+from fedskew.experiment import Config, TrainingLoop, resolve
 
 NAMES = ("ash", "birch", "cedar")
 CLASSES = [str(digit) for digit in range(10)]
@@ -125,9 +124,9 @@ class Federated:
     def run_folder(self) -> Path:
         return self.folder / "run"
 
-    def run(self, grid: LocalGrid, target: Path | None = None) -> DeployedRun:
+    def run(self, grid: LocalGrid, target: Path | None = None) -> TrainingLoop:
         """The server's run, as `serve` makes it but for its report."""
-        return DeployedRun(self.config, self.agreement, grid, self.run_folder, target)
+        return make_deployed_loop(self.config, self.agreement, grid, self.run_folder, target)
 
     def node(self, name: str) -> int:
         return 900 - 7 * NAMES.index(name)

@@ -9,7 +9,7 @@ import pytest
 from federated import federate, tree
 from safetensors.numpy import load_file
 
-from fedskew.experiment._run import Run
+from fedskew.experiment import make_training_loop
 
 FEDPALS = {"preset": "fedpals", "weighting": {"name": "fedpals", "ess": 0.5}}
 
@@ -35,9 +35,9 @@ def test_sites_train_what_was_simulated(tmp_path: Path, method: object, more: di
     config = tree(method, **more)  # type: ignore[arg-type]
     config["target"] = {"mix": "uniform"}
     federation = federate(tmp_path, config)
-    simulated = Run(federation.config, 3, tmp_path / "simulated").go()
+    simulated = make_training_loop(federation.config, 3, tmp_path / "simulated").run()
 
-    deployed = federation.run(federation.grid()).go(resume=True)
+    deployed = federation.run(federation.grid()).run(resume=True)
 
     assert len(deployed.rounds) == len(simulated.rounds) == 4
     for here, there in zip(simulated.rounds, deployed.rounds, strict=True):

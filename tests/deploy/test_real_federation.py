@@ -20,8 +20,7 @@ from safetensors.numpy import load_file
 from fedskew.deploy._descendants import descendants
 from fedskew.deploy._folder import Address, write_federation
 from fedskew.deploy._loopback import Loopback, free_port
-from fedskew.experiment import resolve
-from fedskew.experiment._run import Run
+from fedskew.experiment import make_training_loop, resolve
 
 FEDPALS = {"preset": "fedpals", "weighting": {"name": "fedpals", "ess": 0.5}}
 
@@ -72,7 +71,7 @@ def agree(loopback: Loopback, federation: Federated, config: dict[str, Any]) -> 
     folder = run_folder(loopback)
     assert folder is not None
     aside = federation.folder / f"simulated-{folder.name}"
-    simulated = Run(whole, 3, aside).go()
+    simulated = make_training_loop(whole, 3, aside).run()
     deployed = rounds(loopback)
     assert [record["round"] for record in deployed] == [record["round"] for record in simulated.rounds]
     for here, there in zip(simulated.rounds, deployed, strict=True):

@@ -49,14 +49,14 @@ def test_a_reply_of_nan_is_refused_and_counted_and_touches_nothing(tmp_path: Pat
     federation = federate(tmp_path / "a", tree("fedavg", rounds=1))
     grid = federation.grid()
     grid.tamper[federation.node("birch")] = trained(spoil(float("nan")))
-    federation.run(grid).go(resume=True)
+    federation.run(grid).run(resume=True)
 
     without = federate(tmp_path / "b", tree("fedavg", rounds=1))
     silent = without.grid()
     silent.tamper[without.node("birch")] = lambda question, answer: (
         None if question.metadata.message_type == "train" else answer
     )
-    without.run(silent).go(resume=True)
+    without.run(silent).run(resume=True)
 
     record = lines(federation.run_folder)[1]
     assert list(record["deployment"]["refused"]) == ["birch"]
@@ -73,7 +73,7 @@ def test_an_update_out_of_line_is_reported_and_left_out_if_so_agreed(tmp_path: P
         federation = federate(tmp_path / action, tree("fedavg", rounds=1), norm_action=action, norm_limit=5.0)
         grid = federation.grid()
         grid.tamper[federation.node("cedar")] = trained(spoil(50.0))
-        federation.run(grid).go(resume=True)
+        federation.run(grid).run(resume=True)
         record = lines(federation.run_folder)[1]
         assert len(record["answered"]) == answered
         assert list(record["deployment"]["out_of_line"]) == ["cedar"]
@@ -95,7 +95,7 @@ def test_a_reply_to_an_earlier_round_or_of_another_client_is_refused(tmp_path: P
         answer.content["metrics"]["fedskew-client"] = 0
 
     grid.tamper = {federation.node("birch"): replay, federation.node("cedar"): trained(as_ash)}
-    federation.run(grid).go(resume=True)
+    federation.run(grid).run(resume=True)
     _, one, two = lines(federation.run_folder)
     assert one["deployment"]["refused"] == {"cedar": "the reply is of fedskew-client 0, not 2"}
     assert two["deployment"]["refused"]["birch"] == "the reply is of server-round 1, not 2"
@@ -113,7 +113,7 @@ def test_a_site_that_is_gone_costs_its_update_only_and_may_come_back(tmp_path: P
         if record["round"] == 2:
             grid.offline.clear()
 
-    run.go(resume=True, progress=back)
+    run.run(resume=True, progress=back)
     records = lines(federation.run_folder)
     assert [record["deployment"]["offline"] for record in records[1:]] == [["ash"], ["ash"], []]
     assert sorted(records[3]["answered"]) == [0, 1, 2]
@@ -138,7 +138,7 @@ def test_nobody_there_leaves_the_model_and_plays_no_round(
         if record["round"] == 1:
             grid.offline.update(grid.apps)
 
-    run.go(resume=True, progress=gone)
+    run.run(resume=True, progress=gone)
     assert len(naps) == 3
     assert [record["round"] for record in lines(federation.run_folder)] == [0, 1, 2]
     assert [entry.message for entry in caplog.records if "stays as after round 1" in entry.message]
@@ -151,7 +151,7 @@ class KilledError(BaseException):
 @pytest.mark.parametrize("method", ["fedavg", "scaffold", "moon"])
 def test_a_server_killed_in_a_round_goes_on_at_it_and_no_round_counts_twice(tmp_path: Path, method: str) -> None:
     whole, cut = federate(tmp_path / "whole", tree(method)), federate(tmp_path / "cut", tree(method))
-    whole.run(whole.grid()).go(resume=True)
+    whole.run(whole.grid()).run(resume=True)
 
     grid = cut.grid()
 
@@ -162,8 +162,8 @@ def test_a_server_killed_in_a_round_goes_on_at_it_and_no_round_counts_twice(tmp_
 
     grid.tamper[cut.node("cedar")] = die
     with pytest.raises(KilledError):
-        cut.run(grid).go(resume=True)
-    cut.run(cut.grid()).go(resume=True)
+        cut.run(grid).run(resume=True)
+    cut.run(cut.grid()).run(resume=True)
 
     assert [record["round"] for record in lines(cut.run_folder)] == [0, 1, 2, 3]
     for name, values in model(whole.run_folder).items():
@@ -183,7 +183,7 @@ def test_what_a_site_keeps_of_an_uncounted_round_is_not_believed(tmp_path: Path)
         return answer
 
     grid.tamper[refused.node("ash")] = in_round_two
-    refused.run(grid).go(resume=True)
+    refused.run(grid).run(resume=True)
 
     other = away.grid()
     absent = away.node("ash")
@@ -191,7 +191,7 @@ def test_what_a_site_keeps_of_an_uncounted_round_is_not_believed(tmp_path: Path)
     def leave(record: Any) -> None:
         other.offline = {absent} if record["round"] == 1 else set()
 
-    away.run(other).go(resume=True, progress=leave)
+    away.run(other).run(resume=True, progress=leave)
     for name, values in model(away.run_folder).items():
         np.testing.assert_array_equal(model(refused.run_folder)[name], values)
 
@@ -201,13 +201,13 @@ def test_a_site_that_comes_late_tells_its_counts_then_and_joins(tmp_path: Path) 
     grid = federation.grid()
     grid.offline.add(federation.node("cedar"))
     run = federation.run(grid)
-    assert run.roster.counts[2].sum() == 0
+    assert run.task().counts[2].sum() == 0
 
     def come(record: Any) -> None:
         if record["round"] == 1:
             grid.offline.clear()
 
-    run.go(resume=True, progress=come)
+    run.run(resume=True, progress=come)
     records = lines(federation.run_folder)
     assert sorted(records[1]["answered"]) == [0, 1]
     assert sorted(records[3]["answered"]) == [0, 1, 2]
@@ -221,7 +221,7 @@ def test_two_nodes_of_one_name_are_neither(tmp_path: Path) -> None:
     grid.apps[5] = grid.apps[federation.node("ash")]
     grid.apps[6] = ("somebody", *grid.apps[5][1:])
     run = federation.run(grid)
-    run.go(resume=True)
+    run.run(resume=True)
     assert sorted(lines(federation.run_folder)[1]["answered"]) == [1, 2]
     assert {message.metadata.dst_node_id for message in grid.asked} == {
         federation.node("birch"),
@@ -232,7 +232,7 @@ def test_two_nodes_of_one_name_are_neither(tmp_path: Path) -> None:
 def test_withheld_counts_serve_methods_that_need_none(tmp_path: Path) -> None:
     federation = federate(tmp_path, tree("fedavg", rounds=1), label_counts="withheld")
     grid = federation.grid()
-    federation.run(grid).go(resume=True)
+    federation.run(grid).run(resume=True)
     record = lines(federation.run_folder)[1]
     sizes = {0: 150, 1: 90, 2: 210}
     np.testing.assert_allclose(record["weights"], [sizes[client] / 450 for client in record["answered"]])
@@ -248,7 +248,7 @@ def test_noisy_counts_are_drawn_once_and_stored_with_their_epsilon(tmp_path: Pat
     pytest.importorskip("opendp")
     agreed = {"label_counts": "noisy", "epsilon": 0.5}
     federation = federate(tmp_path, tree("fedentopt+fedla", rounds=2, participation=0.67), **agreed)
-    federation.run(federation.grid()).go(resume=True)
+    federation.run(federation.grid()).run(resume=True)
     kept = json.loads((federation.run_folder / "deployment.json").read_text())
     told = np.array([kept["sites"][name]["counts"] for name in NAMES])
     assert (told >= 0).all()
@@ -267,14 +267,14 @@ def test_a_target_comes_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "target.csv"
     file.write_text("class,share\n" + "".join(f"{digit},{share}\n" for digit, share in enumerate(shares)))
     run = federation.run(federation.grid(), file)
-    np.testing.assert_allclose(run.target, shares)
-    run.go(resume=True)
+    np.testing.assert_allclose(run.task().target, shares)
+    run.run(resume=True)
     assert lines(federation.run_folder)[1]["target_distance"] is not None
 
 
 def test_a_run_of_another_agreement_is_not_gone_on_with(tmp_path: Path) -> None:
     federation = federate(tmp_path, tree("fedavg", rounds=1))
-    federation.run(federation.grid()).go(resume=True)
+    federation.run(federation.grid()).run(resume=True)
     other = federation.agreement.model_copy(update={"label_counts": "withheld"})
     object.__setattr__(federation, "agreement", other)
     with pytest.raises(RunError, match="label_counts = exact"):
@@ -286,7 +286,7 @@ def test_a_site_whose_data_does_not_fit_says_so_and_the_others_go_on(tmp_path: P
     own = dict(np.load(tmp_path / "cedar" / "own.npz"))
     own["y"] = np.where(own["y"] == 9, 42, own["y"])
     np.savez(tmp_path / "cedar" / "own.npz", **own)
-    federation.run(federation.grid()).go(resume=True)
+    federation.run(federation.grid()).run(resume=True)
     record = lines(federation.run_folder)[1]
     assert sorted(record["answered"]) == [0, 1]
     assert "DataError" in record["deployment"]["failed"]["cedar"]

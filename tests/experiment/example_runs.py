@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedskew.experiment._records import Evaluation, Round, SeedRun
+from fedskew.engine import Evaluation, Round
+from fedskew.experiment import SeedRun
 
 CIFAR = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 

@@ -16,8 +16,7 @@ from torch.nn import functional
 import fedskew
 from fedskew import weighting
 from fedskew.errors import CombinationError, ConfigError
-from fedskew.experiment import read_runs, resolve
-from fedskew.experiment._run import Run
+from fedskew.experiment import TrainingLoop, make_task, make_training_loop, read_runs, resolve
 from fedskew.models import Concatenated, build
 from fedskew.pipelines import FedConcat
 from fedskew.randomness import Purpose, generator
@@ -43,12 +42,12 @@ def changed(**sections: Any) -> dict[str, Any]:
     return {**TASK, **tables}
 
 
-def played(tree: dict[str, Any]) -> tuple[Run, list[Any]]:
+def played(tree: dict[str, Any]) -> tuple[TrainingLoop, list[Any]]:
     """A run, and its state before the first round and after each."""
-    run = Run(resolve(tree), 0)
-    states = [run.federation.start(run._untrained)]
+    run = make_training_loop(resolve(tree), 0)
+    states = [run.runner.start(run.untrained)]
     for _ in range(run.config.training.rounds):
-        state, record = run.federation.run_round(states[-1])
+        state, record = run.runner.run_round(states[-1])
         states.append(state)
         run.records.append(record)
     return run, states
@@ -57,12 +56,12 @@ def played(tree: dict[str, Any]) -> tuple[Run, list[Any]]:
 Parts = list[torch.Tensor]
 
 
-def encoder_of(run: Run, state: Any, cluster: int) -> Parts:
+def encoder_of(run: TrainingLoop, state: Any, cluster: int) -> Parts:
     """A cluster's network."""
-    return [*run.federation.network.views(state.encoders[str(cluster)].model.parameters).values()]
+    return [*run.runner.network.views(state.encoders[str(cluster)].model.parameters).values()]
 
 
-def head_of(run: Run, state: Any) -> Parts:
+def head_of(run: TrainingLoop, state: Any) -> Parts:
     """The head's weight and bias."""
     return [*run.model.views(state.head.model.parameters).values()]
 
@@ -70,9 +69,10 @@ def head_of(run: Run, state: Any) -> Parts:
 class ByHand:
     """FedConcat in plain PyTorch; a model is a list of tensors: weight and bias of fc1, fc2 and the head."""
 
-    def __init__(self, run: Run, untrained: Parts, head: Parts) -> None:
-        self.inputs, self.targets = run.task.dataset.inputs, run.task.dataset.targets
-        self.clients = run.task.partition.indices
+    def __init__(self, run: TrainingLoop, untrained: Parts, head: Parts) -> None:
+        task = make_task(run.config, 0)
+        self.inputs, self.targets = task.dataset.inputs, task.dataset.targets
+        self.clients = task.partition.indices
         self.clusters = [list(untrained) for _ in range(3)]
         self.head = head
 
@@ -120,7 +120,7 @@ class ByHand:
 def test_every_round_is_that_of_a_loop_written_by_hand():
     run, states = played(TASK)
     hand = ByHand(run, encoder_of(run, states[0], 0), head_of(run, states[0]))
-    cluster_of = FedConcat(3).divide(run.task.counts, generator(0, Purpose.CLUSTERS))
+    cluster_of = FedConcat(3).divide(run.task().counts, generator(0, Purpose.CLUSTERS))
     skipped = 0
     for round, record in enumerate(run.records, start=1):
         if round <= 4:
@@ -202,12 +202,12 @@ def test_stopped_at_any_round_it_ends_with_the_same_bytes(head, tmp_path):
         evaluation={"clients": True},
     )
     config = resolve(tree)
-    Run(config, 0, tmp_path / "whole").go()
+    make_training_loop(config, 0, tmp_path / "whole").run()
     for round in range(1, 7):
         folder = tmp_path / f"stopped-{round}"
         with pytest.raises(KeyboardInterrupt):
-            Run(config, 0, folder).go(progress=stop_at(round))
-        Run(config, 0, folder).go(resume=True)
+            make_training_loop(config, 0, folder).run(progress=stop_at(round))
+        make_training_loop(config, 0, folder).run(resume=True)
         assert lines(folder) == lines(tmp_path / "whole")
         for file in ("model.safetensors", "best.safetensors"):
             assert (folder / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
@@ -228,7 +228,7 @@ def test_its_model_file_holds_everything_and_is_read_back(tmp_path):
     assert sum(value.numel() for value in stored.values()) == 3 * encoder + 3 * WIDTH * CLASSES + CLASSES
     model = Concatenated(build("mlp3", CLASSES, (1, 8, 8), width=WIDTH), 3).eval()
     model.load_state_dict(stored)
-    task = Run(resolve(changed(data={"validation": 0.2})), 0).task
+    task = make_task(resolve(changed(data={"validation": 0.2})), 0)
     right = model(task.dataset.test_inputs).argmax(1) == task.dataset.test_targets
     assert float(right.double().mean()) == result.rounds[-1]["evaluation"]["accuracy"]
     best = load_file(result.folder / "best.safetensors")
@@ -240,12 +240,12 @@ def test_its_model_file_holds_everything_and_is_read_back(tmp_path):
 
 def test_a_head_from_the_clusters_begins_with_the_sum_of_their_logits():
     run, states = played(changed(pipeline={"head": "clusters"}))
-    x = run.task.dataset.test_inputs[:50]
-    network, logits = run.federation.network, 0
+    x = make_task(run.config, 0).dataset.test_inputs[:50]
+    network, logits = run.runner.network, 0
     for encoder in states[4].encoders.values():
         network.write_state(encoder.model)
         logits = logits + network.module(x).detach()
-    run.federation._put_encoders(states[4])
+    run.runner._put_encoders(states[4])
     run.model.write_state(states[4].head.model)
     torch.testing.assert_close(run.model.module(x), logits)
     assert torch.equal(states[3].head.model.parameters, states[0].head.model.parameters)
@@ -254,12 +254,12 @@ def test_a_head_from_the_clusters_begins_with_the_sum_of_their_logits():
 
 def test_what_is_evaluated_depends_on_the_state_alone():
     run, states = played(TASK)
-    course, inside = run.federation, run.model.module.encoders
-    trained = course.evaluated(states[-1])
+    runner, inside = run.runner, run.model.module.encoders
+    trained = runner.evaluated_model(states[-1])
     weight = inside[0].fc1.weight.clone()
-    course.evaluated(replace(states[-1], encoders=states[0].encoders))
+    runner.evaluated_model(replace(states[-1], encoders=states[0].encoders))
     torch.testing.assert_close(inside[0].fc1.weight, encoder_of(run, states[0], 0)[0], check_stride=False)
-    assert torch.equal(course.evaluated(states[-1]).parameters, trained.parameters)
+    assert torch.equal(runner.evaluated_model(states[-1]).parameters, trained.parameters)
     assert torch.equal(inside[0].fc1.weight, weight)
 
 
@@ -278,8 +278,8 @@ def test_a_cluster_that_is_never_drawn_keeps_the_untrained_encoder():
     run, states = played(changed(method={"preset": "fedconcat", "selection": OnlyFirst()}, pipeline={}))
     for state in states:
         for cluster in ("1", "2"):
-            assert torch.equal(state.encoders[cluster].model.parameters, run._untrained.parameters)
-    assert not torch.equal(states[4].encoders["0"].model.parameters, run._untrained.parameters)
+            assert torch.equal(state.encoders[cluster].model.parameters, run.untrained.parameters)
+    assert not torch.equal(states[4].encoders["0"].model.parameters, run.untrained.parameters)
     assert torch.isfinite(states[-1].head.model.parameters).all()
 
 
@@ -291,7 +291,7 @@ def test_clusters_begin_with_copies():
 
 def test_weights_are_the_methods_own_inside_a_cluster_and_plain_under_the_head():
     run, states = played(changed(method={"preset": "fedconcat+fedla"}, training={"participation": 1.0}))
-    counts, cluster_of = run.task.counts, states[0].cluster_of
+    counts, cluster_of = run.task().counts, states[0].cluster_of
     for record in run.records:
         answered, weights = np.array(record["answered"]), np.array(record["weights"])
         if record["round"] > 4:
@@ -331,11 +331,11 @@ def test_clients_are_looked_at_in_both_parts():
 
 def test_noisy_counts_are_what_is_clustered():
     noisy, _ = played(changed(conditions={"count_epsilon": 0.01}))
-    seen = noisy.federation.encoders.seen
+    seen = noisy.runner.encoders.seen
     expected = FedConcat(3).divide(seen, generator(0, Purpose.CLUSTERS))
-    assert noisy.federation.cluster_of.tolist() == expected.tolist()
+    assert noisy.runner.cluster_of.tolist() == expected.tolist()
     exact, _ = played(TASK)
-    assert exact.federation.cluster_of.tolist() != expected.tolist()
+    assert exact.runner.cluster_of.tolist() != expected.tolist()
 
 
 @dataclass(frozen=True)
@@ -348,7 +348,7 @@ class ByParity(FedConcat):
 
 def test_clusters_of_ones_own():
     run, _ = played({**TASK, "method": {"pipeline": ByParity(clusters=2)}})
-    assert run.federation.cluster_of.tolist() == [0, 1] * 5
+    assert run.runner.cluster_of.tolist() == [0, 1] * 5
     assert run.config.method["pipeline"]["name"] == "test_fedconcat:ByParity"
 
 
@@ -402,7 +402,7 @@ def test_a_network_of_ones_own_with_statistics(tmp_path):
 )
 def test_what_cannot_run_is_refused_before_it_does(tree, says):
     with pytest.raises(ConfigError, match=says):
-        Run(resolve(tree), 0)
+        make_training_loop(resolve(tree), 0)
 
 
 def test_a_teacher_is_refused_with_the_reason():

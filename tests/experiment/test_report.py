@@ -16,9 +16,9 @@ import pytest
 from example_runs import example_run
 
 from fedskew.errors import ArgumentError, RunError
+from fedskew.experiment import SeedRun
 from fedskew.experiment._figures import key
 from fedskew.experiment._pictures import _effective_mix, _line
-from fedskew.experiment._records import SeedRun
 from fedskew.experiment._report import write_report
 
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedskew.experiment import Cell, Job, simulate
-from fedskew.experiment._run import Run
+from fedskew.experiment import Cell, Job, make_training_loop, simulate
 from fedskew.papers import Drawing, Recipe, Row, names, plan, read_recipe, reproduce
 from published_formats import WRITERS, write
 
@@ -97,7 +96,7 @@ def run(job: Job, out: Path) -> None:
     if job.config.tune is not None:
         simulate(job.config, out=out)
         return
-    Run(job.config, job.seed, job.folder(out)).go()
+    make_training_loop(job.config, job.seed, job.folder(out)).run()
     (job.folder(out) / "report.html").touch()
 
 

@@ -288,8 +288,7 @@ def _train(console: Console, federation: Loopback) -> dict[str, Any]:
 
     from fedskew.cli.progress import Watch
     from fedskew.errors import RunError
-    from fedskew.experiment import read, run_folder
-    from fedskew.experiment._folder import whole_lines
+    from fedskew.experiment import read, read_records, run_folder
 
     config = read(federation.folder / "app" / "run.toml")
     folder = run_folder(config, federation.folder / "server" / "runs")
@@ -299,7 +298,7 @@ def _train(console: Console, federation: Loopback) -> dict[str, Any]:
         listen = watch.start(config)
         while True:
             over = process.poll() is not None
-            records = whole_lines(folder / "rounds.jsonl")
+            records = read_records(folder / "rounds.jsonl")
             for record in records[seen:]:
                 listen(record)
             seen = len(records)

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from fedskew.engine import Round
 from fedskew.experiment import Config
-from fedskew.experiment._run import Progress as Listener
+from fedskew.experiment import Progress as Listener
 
 
 class Watch:

@@ -9,59 +9,18 @@ and for a Flower project of one's own, `strategy` and `client_app`. Flower is th
 is imported when it is first used.
 """
 
-from __future__ import annotations
+from typing import Any
 
-from typing import TYPE_CHECKING, Any
+import lazy_loader
 
 from fedskew.errors import MissingPackageError
 
-if TYPE_CHECKING:
-    from fedskew.deploy._agreement import Agreement, check_config, read_agreement
-    from fedskew.deploy._check import check_reply
-    from fedskew.deploy._client import client_app, site_app
-    from fedskew.deploy._leaving import Leaving, leaving
-    from fedskew.deploy._server import server_app
-    from fedskew.deploy._site_data import SiteData, load_site
-    from fedskew.deploy._strategy import strategy
-
-__all__ = [
-    "Agreement",
-    "Leaving",
-    "SiteData",
-    "check_config",
-    "check_reply",
-    "client_app",
-    "leaving",
-    "load_site",
-    "read_agreement",
-    "server_app",
-    "site_app",
-    "strategy",
-]
-
-_LATE = {
-    "Agreement": "_agreement",
-    "Leaving": "_leaving",
-    "SiteData": "_site_data",
-    "check_config": "_agreement",
-    "check_reply": "_check",
-    "client_app": "_client",
-    "leaving": "_leaving",
-    "load_site": "_site_data",
-    "read_agreement": "_agreement",
-    "server_app": "_server",
-    "site_app": "_client",
-    "strategy": "_strategy",
-}
+_load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LATE:
-        raise AttributeError(f"module 'fedskew.deploy' has no attribute {name!r}")
-    import importlib
-
     try:
-        return getattr(importlib.import_module(f"fedskew.deploy.{_LATE[name]}"), name)
+        return _load(name)
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "flwr":
             raise

@@ -21,7 +21,8 @@ from fedskew.deploy._exchange import exchange
 from fedskew.deploy._instruction import CONFIG, ROUND
 from fedskew.deploy._refusal import RefusedError
 from fedskew.errors import RunError
-from fedskew.experiment._folder import plain_json, write_text
+from fedskew.experiment._folder import plain_json
+from fedskew.files import write_text
 from fedskew.labels._release import SENSITIVITY
 
 LOG = logging.getLogger("flwr")

@@ -1,4 +1,4 @@
-"""The server of a federation: the run of a simulation, with sites in place of a data set."""
+"""The server of a federation of real sites: the run loop of a simulation, with sites in place of a data set."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ import dataclasses
 import logging
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import torch
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from numpy.typing import NDArray
@@ -23,12 +21,7 @@ from fedskew.deploy._roster import Roster
 from fedskew.deploy._sites import ReplyValidator, Rules, Sites
 from fedskew.engine import ClientStates, Evaluation, Federation, Round, RoundRunner, ServerState, evaluation
 from fedskew.errors import ArgumentError, ConfigError
-from fedskew.experiment._config import Config, read
-from fedskew.experiment._folder import RunFolder
-from fedskew.experiment._records import SeedRun
-from fedskew.experiment._run import Run
-from fedskew.experiment._simulate import run_folder
-from fedskew.experiment._work import make_network
+from fedskew.experiment import Config, RunFolder, SeedRun, TaskInfo, TrainingLoop, make_network, read, run_folder
 from fedskew.labels import read_target
 from fedskew.models import FlatModel, ModelState
 
@@ -69,97 +62,90 @@ def serve(grid: Grid, config: Config, agreement: Agreement, out: Path, target: P
     folder = run_folder(config, out)
     LOG.info("run folder: %s", folder.absolute())
     with alone(folder):
-        finished = DeployedRun(config, agreement, grid, folder, target).go(resume=True, progress=_tell)
+        finished = make_deployed_loop(config, agreement, grid, folder, target).run(resume=True, progress=_tell)
     from fedskew.experiment import write_report
 
     LOG.info("report: %s", write_report([finished], folder / "report.html", config.name).absolute())
     return finished
 
 
-class DeployedRun(Run):
-    """A run whose clients are sites, and whose evaluation is the sum of theirs."""
+def make_deployed_loop(
+    config: Config, agreement: Agreement, grid: Grid, folder: Path, target: Path | None = None
+) -> TrainingLoop:
+    """The training loop of a federation of real sites: it asks each for its label counts, then it is ready to run.
 
-    def __init__(self, config: Config, agreement: Agreement, grid: Grid, folder: Path, target: Path | None) -> None:
-        self.seed = config.seeds[0]
-        self.config = config.for_seed(self.seed)
-        self.folder = RunFolder(folder)
-        self.device = torch.device("cpu")  # the server only adds
-        self.records: list[Round] = []
-        self.agreement = agreement
-        self._clients = ClientStates(folder / "checkpoint" / "clients")
+    Args:
+        config: The config, of one seed.
+        agreement: What server and sites agree on beside it.
+        grid: Flower's way to the sites.
+        folder: The run folder.
+        target: A file with the target mix, in place of the config's.
 
-        self.roster = Roster(grid, agreement, folder)
-        self.roster.gather()
-        self.target = _target(config, agreement, self.roster.counts, target)
-        training = config.training
-        method = methods.build(config.method, training.momentum)
-        network = make_network(config, self.seed, method, len(agreement.classes), tuple(agreement.shape))
-        self.model = FlatModel(network)
-        layout = ModelLayout(self.model)
-        returned, idle = returned_forms(config, agreement, method)
-        rules = Rules(
-            agreement.norm_limit,
-            agreement.norm_action,
-            agreement.max_reply,
-            training.batch_size,
-            self.roster.slack,
+    Raises:
+        ConfigError: The method does not fit the federation, or there is no target where one is needed.
+        RunError: Too few sites answered, or the folder is of another federation.
+    """
+    seed = config.seeds[0]
+    roster = Roster(grid, agreement, folder)
+    roster.gather()
+    mix = _target(config, agreement, roster.counts, target)
+    training = config.training
+    method = methods.build(config.method, training.momentum)
+    model = FlatModel(make_network(config, seed, method, len(agreement.classes), tuple(agreement.shape)))
+    returned, idle = returned_forms(config, agreement, method)
+    rules = Rules(agreement.norm_limit, agreement.norm_action, agreement.max_reply, training.batch_size, roster.slack)
+    sites = Sites(
+        grid=grid,
+        run=roster.run,
+        online=roster.online,
+        validator=ReplyValidator(roster.names, ModelLayout(model), returned, idle, rules),
+        timeout=agreement.round_timeout,
+    )
+    clients = ClientStates(folder / "checkpoint" / "clients")
+    try:
+        federation = Federation(
+            method=method,
+            backend=sites,
+            counts=roster.counts,
+            target=mix,
+            participation=training.participation,
+            seed=seed,
+            epochs=training.epochs,
+            clients=clients,
         )
-        self.sites = Sites(
-            grid=grid,
-            run=self.roster.run,
-            online=self.roster.online,
-            validator=ReplyValidator(self.roster.names, layout, returned, idle, rules),
-            timeout=agreement.round_timeout,
-        )
-        try:
-            federation = Federation(
-                method=method,
-                backend=self.sites,
-                counts=self.roster.counts,
-                target=self.target,
-                participation=training.participation,
-                seed=self.seed,
-                epochs=training.epochs,
-                clients=self._clients,
-            )
-        except ArgumentError as error:
-            raise ConfigError(f"method: {error}") from None
-        self.federation = DeployedRunner(federation, self.roster, self.sites, agreement.label_counts == "withheld")
-        self._untrained = self.model.read_state()
+    except ArgumentError as error:
+        raise ConfigError(f"method: {error}") from None
 
-    def _evaluate_both(self, round: int) -> tuple[Evaluation | None, Evaluation | None]:
-        if not self.agreement.evaluates:
-            return None, None
-        summed = self.sites.evaluate(round, self.model.read_state(), len(self.agreement.classes))
+    def task() -> TaskInfo:
+        classes, counts = roster.shown
+        return TaskInfo(counts, roster.names, classes, mix)
+
+    def evaluate(round: int, state: ModelState) -> tuple[Evaluation | None, Evaluation | None]:
+        summed = sites.evaluate(round, state, len(agreement.classes)) if agreement.evaluates else None
         if summed is None:
-            LOG.warning("round %d: no site evaluated the model", round)
+            if agreement.evaluates:
+                LOG.warning("round %d: no site evaluated the model", round)
             return None, None
         confusion, loss, _ = summed
-        return evaluation(confusion, loss, self.target), None
+        return evaluation(confusion, loss, mix), None
 
-    def _keep_division(self, folder: Path) -> None:
-        """Nothing: who holds what is in the roster's own file."""
-
-    def _seed_run(self, summary: dict[str, Any]) -> SeedRun:
-        classes, counts = self.roster.shown
-        return SeedRun(
-            label=self.config.name,
-            seed=self.seed,
-            config=self.config.tree(),
-            rounds=self.records,
-            counts=counts,
-            client_names=self.roster.names,
-            class_names=classes,
-            target=self.target,
-            summary=summary,
-        )
+    return TrainingLoop(
+        config=config.for_seed(seed),
+        runner=DeployedRunner(federation, roster, sites, agreement.label_counts == "withheld"),
+        untrained=model.read_state(),
+        model=model,
+        evaluate=evaluate,
+        task=task,
+        clients=clients,
+        folder=RunFolder(folder),
+    )
 
 
 class DeployedRunner(RoundRunner):
     """Rounds with sites: none is played while nobody is there, and a site that comes late is asked for its counts."""
 
     def __init__(self, federation: Federation, roster: Roster, sites: Sites, withheld: bool) -> None:
-        self._federation, self._roster, self._sites, self._withheld = federation, roster, sites, withheld
+        self._federation, self._roster, self.sites, self._withheld = federation, roster, sites, withheld
 
     def open(self) -> None:
         """See `RoundRunner.open`."""
@@ -174,19 +160,19 @@ class DeployedRunner(RoundRunner):
         return self._federation.start(model)
 
     def run_round(self, state: ServerState) -> tuple[ServerState, Round]:
-        """See `RoundRunner.play`."""
+        """See `RoundRunner.run_round`."""
         self._wait(state.round)
         if self._roster.ask_newcomers():
             self._federation = dataclasses.replace(self._federation, counts=self._roster.counts)
         following, record = self._federation.run_round(state)
-        record["deployment"] = dict(self._sites.validator.notes)
+        record["deployment"] = dict(self.sites.validator.notes)
         if self._withheld:  # the counts are made up of sizes: what they say of classes is nothing
             record["entropy"] = record["kl"] = record["target_distance"] = None
         return following, record
 
-    def evaluated(self, state: ServerState) -> ModelState:
-        """See `RoundRunner.evaluated`."""
-        return self._federation.evaluated(state)
+    def evaluated_model(self, state: ServerState) -> ModelState:
+        """See `RoundRunner.evaluated_model`."""
+        return self._federation.evaluated_model(state)
 
     def _wait(self, round: int) -> None:
         """Until a site is there."""

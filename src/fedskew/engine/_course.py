@@ -23,5 +23,5 @@ class RoundRunner(Protocol):
     def run_round(self, state: Any) -> tuple[Any, Round]:
         """One round: the next state and its record (without evaluations)."""
 
-    def evaluated(self, state: Any) -> ModelState | None:
+    def evaluated_model(self, state: Any) -> ModelState | None:
         """The model to evaluate and to save; None where there is none of all clients yet."""

@@ -88,12 +88,12 @@ class FedConcatRunner:
         head, record = self.head.run_round(state.head)
         return replace(state, head=head), record
 
-    def evaluated(self, state: FedConcatState) -> ModelState | None:
+    def evaluated_model(self, state: FedConcatState) -> ModelState | None:
         """The head, its encoders in their places; None before the head has been trained."""
         if state.round <= self.encoder_rounds:
             return None
         self._put_encoders(state)
-        return self.head.evaluated(state.head)
+        return self.head.evaluated_model(state.head)
 
     def _train_encoders(self, state: FedConcatState) -> tuple[FedConcatState, Round]:
         """One round in every cluster that has participants."""
@@ -118,13 +118,13 @@ class FedConcatRunner:
         module = self.whole.module
         assert isinstance(module, Concatenated), "the whole is encoders and a head"
         for place, encoder in enumerate(state.encoders.values()):
-            self.network.write_state(self.encoders.evaluated(encoder))
+            self.network.write_state(self.encoders.evaluated_model(encoder))
             module.put(place, self.network.module)
         self._inside = state.encoders
 
     def _joined_heads(self, encoders: dict[str, ServerState]) -> ModelState:
         """The clusters' heads side by side, biases summed."""
-        heads = [self.network.views(self.encoders.evaluated(encoder).parameters) for encoder in encoders.values()]
+        heads = [self.network.views(self.encoders.evaluated_model(encoder).parameters) for encoder in encoders.values()]
         joined = self._untrained_head.parameters.clone()
         parts = self.whole.views(joined)
         parts["head.weight"].copy_(torch.cat([head["head.weight"] for head in heads], dim=1))

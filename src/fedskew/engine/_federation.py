@@ -220,7 +220,7 @@ class Federation:
         down = (model_bytes + _bytes(sent.broadcast)) * len(cohort.ids)
         return following, RoundOutcome(arrived, updates, counts, weights, drift, up, down)
 
-    def evaluated(self, state: ServerState) -> ModelState:
+    def evaluated_model(self, state: ServerState) -> ModelState:
         """The model to evaluate and to save: the state's own, unless a component says otherwise."""
         parameters = state.model.parameters
         for name, hooks in hooked(self.method).items():

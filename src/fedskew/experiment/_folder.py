@@ -16,44 +16,148 @@ summary and report.
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+from safetensors.torch import save_file
+from torch import Tensor
 
 from fedskew.engine import Round
 from fedskew.errors import RunError
-from fedskew.experiment._config import read
-from fedskew.experiment._records import SeedRun
+from fedskew.experiment import _checkpoint
+from fedskew.experiment._config import Config, read, write
+from fedskew.files import replacing, write_text
 from fedskew.partition import Partition
 
 
-class RunFolder:
-    """Writes and reads the files of one seed's run."""
+@dataclass(frozen=True)
+class TaskInfo:
+    """Who trains on what, as reports show it.
 
-    def __init__(self, path: Path) -> None:
+    Attributes:
+        counts: Label counts of the clients that train, `(clients, classes)`, int64.
+        client_names: Their names.
+        class_names: Names by class id.
+        target: Target label mix, `(classes,)`, sum 1, or None.
+    """
+
+    counts: NDArray[np.int64]
+    client_names: tuple[str, ...]
+    class_names: tuple[str, ...]
+    target: NDArray[np.float64] | None
+
+
+@dataclass(frozen=True)
+class SeedRun:
+    """One seed of one config, read back from its folder or straight from memory.
+
+    Attributes:
+        label: Its name in a report; seeds of one config share it.
+        seed: The seed.
+        config: The resolved config as a tree, defaults included.
+        rounds: The records of its rounds, round 0 (the untrained model) first.
+        counts: Label counts of the clients that train, `(clients, classes)`.
+        client_names: Their names.
+        class_names: Names by class id.
+        target: Target label mix, `(classes,)`, sum 1, or None.
+        summary: Final figures, versions and machine; empty before the run is finished.
+    """
+
+    label: str
+    seed: int
+    config: dict[str, Any]
+    rounds: list[Round]
+    counts: NDArray[np.int64]
+    client_names: tuple[str, ...]
+    class_names: tuple[str, ...]
+    target: NDArray[np.float64] | None
+    summary: dict[str, Any]
+
+
+class RunFolder:
+    """The files of one seed's run.
+
+    Args:
+        path: The folder; `open` makes it.
+        partition: The simulation's partition, to be kept in the folder; None where clients are real sites.
+    """
+
+    def __init__(self, path: Path, partition: Partition | None = None) -> None:
         self.path = path
-        self.rounds = path / "rounds.jsonl"
-        self.summary = path / "summary.json"
+        self._partition = partition
+        self._rounds = path / "rounds.jsonl"
+
+    def open(self, config: Config, task: TaskInfo, resume: bool) -> None:
+        """Make the folder, or check that it holds this very run.
+
+        Raises:
+            RunError: There is a run already and it is not to be resumed, or it has another partition.
+        """
+        path = self.path
+        if path.exists() and any(path.iterdir()) and not resume:
+            raise RunError(
+                f"{path}: this run is there already; add --resume to go on with it (a finished one is only read), "
+                "or write elsewhere with --out"
+            )
+        path.mkdir(parents=True, exist_ok=True)
+        if self._partition is not None:
+            stored = path / "partition.npz"
+            if stored.exists() and Partition.load(stored).hash != self._partition.hash:
+                raise RunError(
+                    f"{stored}: not the partition that this config makes now; the data or the code has changed"
+                )
+            self._partition.save(stored)
+        write(config, path / "config.toml")
+        target = None if task.target is None else task.target.tolist()
+        described = {"clients": task.client_names, "classes": task.class_names, "target": target}
+        write_text(path / "task.json", json.dumps(described, indent=1))
 
     def append(self, record: Round) -> None:
-        """One more line, whole or not at all as far as a reader of whole lines can see."""
-        with self.rounds.open("a", encoding="utf-8") as file:
+        """Add a line to `rounds.jsonl`."""
+        with self._rounds.open("a", encoding="utf-8") as file:
             file.write(json.dumps(record, allow_nan=False) + "\n")
 
     def keep_rounds(self, last: int) -> list[Round]:
-        """The records up to round `last`; later ones, and a line cut short by a kill, are dropped from the file."""
-        kept = [record for record in whole_lines(self.rounds) if record["round"] <= last]
-        write_text(self.rounds, "".join(json.dumps(record) + "\n" for record in kept))
+        """Drop the records after round `last`, and a line cut short by a kill, from the file; return the others."""
+        kept = [record for record in read_records(self._rounds) if record["round"] <= last]
+        write_text(self._rounds, "".join(json.dumps(record) + "\n" for record in kept))
         return kept
+
+    def save_checkpoint(self, state: Any) -> None:
+        """Replace the checkpoint."""
+        _checkpoint.save(self.path, state)
+
+    def load_checkpoint(self, template: Any) -> Any | None:
+        """Read the checkpoint in the shape of `template`; None where there is none.
+
+        Raises:
+            RunError: It is damaged, or of another method.
+        """
+        return _checkpoint.load(self.path, template)
+
+    def save_model(self, name: str, tensors: Mapping[str, Tensor]) -> None:
+        """Write a model's state dict as `name`."""
+        with replacing(self.path / name) as part:
+            save_file(dict(tensors), part)
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Write `summary.json`."""
+        write_text(self.path / "summary.json", plain_json(summary))
 
 
 def read_runs(path: Path, label: str | None = None) -> list[SeedRun]:
-    """Every seed's run in a run folder, in order of seed; only the chosen one where several values were tried.
+    """Read every seed's run in a run folder, in order of seed; only the chosen one where several values were tried.
 
-    Raises RunError where there is none, or one can't be read.
+    Args:
+        path: The run folder.
+        label: The runs' name in a report; None: the config's.
+
+    Raises:
+        RunError: There is no run, or it can't be read.
     """
     if not (path / "config.toml").exists():
         raise RunError(f"{path}: not a run folder (it has no config.toml)")
@@ -66,13 +170,6 @@ def read_runs(path: Path, label: str | None = None) -> list[SeedRun]:
         return [run for part in parts for run in read_runs(path / part, label)]
     except (OSError, ValueError, KeyError) as error:
         raise RunError(f"{path}: the run folder is damaged ({type(error).__name__}: {error})") from None
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write aside and rename: the file is the old one or the new one, never half."""
-    aside = path.with_name(path.name + ".part")
-    aside.write_text(text, encoding="utf-8")
-    os.replace(aside, path)
 
 
 def _read_run(path: Path, label: str | None) -> SeedRun:
@@ -89,7 +186,7 @@ def _read_run(path: Path, label: str | None) -> SeedRun:
         label=label or config.name,
         seed=config.seeds[0],
         config=config.tree(),
-        rounds=list(whole_lines(path / "rounds.jsonl")),
+        rounds=read_records(path / "rounds.jsonl"),
         counts=counts[: len(task["clients"])],
         client_names=tuple(task["clients"]),
         class_names=tuple(task["classes"]),
@@ -98,14 +195,8 @@ def _read_run(path: Path, label: str | None) -> SeedRun:
     )
 
 
-def task_json(run: SeedRun) -> str:
-    """What a reader of the folder needs beside the partition."""
-    target = None if run.target is None else run.target.tolist()
-    return json.dumps({"clients": run.client_names, "classes": run.class_names, "target": target}, indent=1)
-
-
-def whole_lines(path: Path) -> Sequence[Round]:
-    """The records in a `rounds.jsonl`, but for a line that is being written."""
+def read_records(path: Path) -> list[Round]:
+    """Read the records of a `rounds.jsonl`, but for a last line that is still being written."""
     lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
     return [json.loads(line) for line in lines]
 

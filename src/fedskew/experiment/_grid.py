@@ -40,8 +40,7 @@ from typing import Any
 
 from fedskew import methods
 from fedskew.errors import ConfigError, FedskewError, nearest
-from fedskew.experiment._config import Config, line_of, put, read_tree, resolve
-from fedskew.experiment._flatten import flatten
+from fedskew.experiment._config import Config, flatten, line_of, put, read_tree, resolve
 
 _KEYS = ("methods", "grid", "accuracy")
 _NO_AXIS = {

@@ -10,9 +10,10 @@ from typing import Literal
 import numpy as np
 from markupsafe import Markup
 
+from fedskew.engine import Evaluation, Round
 from fedskew.experiment import _figures as figures
 from fedskew.experiment._figures import Floats
-from fedskew.experiment._records import Evaluation, Round, SeedRun
+from fedskew.experiment._folder import SeedRun
 
 # A longer curve is drawn as the means of equal blocks of rounds. What a cohort is made of jumps from round to round;
 # there only the level can be read, and fewer points say more.

@@ -16,9 +16,9 @@ from markupsafe import Markup
 
 from fedskew.errors import ArgumentError, RunError
 from fedskew.experiment import _figures as figures
-from fedskew.experiment._flatten import flatten
+from fedskew.experiment._config import flatten
+from fedskew.experiment._folder import SeedRun
 from fedskew.experiment._pictures import Group, sections
-from fedskew.experiment._records import SeedRun
 
 _NOTHING = "\u2013"
 

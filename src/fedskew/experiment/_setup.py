@@ -1,16 +1,17 @@
-"""From a config and a seed to everything that a run needs: data, partition, label counts, target, federation."""
+"""From a config and a seed to a training loop on this machine: data, partition, label counts, target, federation."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedskew import components, data, methods, models, partition
-from fedskew.data import Dataset
+from fedskew import components, data, methods, models, partition, torchrun
+from fedskew.data import Dataset, take
 from fedskew.engine import (
     ClientStates,
     Conditions,
@@ -25,6 +26,9 @@ from fedskew.engine import (
 from fedskew.errors import ArgumentError, ConfigError
 from fedskew.experiment._backends import make_backend
 from fedskew.experiment._config import Config
+from fedskew.experiment._evaluations import ClientEvaluations, LabelledData, LocalEvaluator
+from fedskew.experiment._folder import RunFolder, TaskInfo
+from fedskew.experiment._loop import TrainingLoop
 from fedskew.experiment._work import make_network, make_work
 from fedskew.labels import privatize
 from fedskew.models import FlatModel, ModelState
@@ -70,13 +74,61 @@ def make_task(config: Config, seed: int) -> Task:
     return Task(dataset, divided, counts, names, target, validation)
 
 
-def make_federation(
-    config: Config,
-    seed: int,
-    task: Task,
-    device: torch.device,
-    clients: ClientStates,
-    observe: Observer | None = None,
+def make_training_loop(config: Config, seed: int, folder: Path | None = None, task: Task | None = None) -> TrainingLoop:
+    """The training loop of a simulation: one seed of one config on this machine.
+
+    Args:
+        config: The config; its `seeds` are ignored.
+        seed: The seed.
+        folder: Where the run is written; None: it stays in memory.
+        task: The data, if it has been made already.
+
+    Raises:
+        DataError, PartitionError, ConfigError: The data can't be loaded or divided, or the parts don't fit together.
+    """
+    config = config.for_seed(seed)
+    device = choose_device(config.engine.device)
+    task = task or make_task(config, seed)
+    dataset, held_out = task.dataset, torch.from_numpy(task.validation)
+    test = LabelledData(dataset.test_inputs.to(device), dataset.test_targets.to(device))
+    validation = (
+        LabelledData(take(dataset.inputs, held_out).to(device), dataset.targets[held_out].to(device))
+        if len(held_out)
+        else None
+    )
+    clients = ClientStates(None if folder is None else folder / "checkpoint" / "clients")
+    observe = ClientEvaluations(config, test, task.counts) if config.evaluation.clients else None
+    runner, untrained, model = _make_runner(config, seed, task, device, clients, observe)
+    info = TaskInfo(task.counts.astype(np.int64), task.client_names, dataset.classes, task.target)
+    return TrainingLoop(
+        config=config,
+        runner=runner,
+        untrained=untrained,
+        model=model,
+        evaluate=LocalEvaluator(model, test, validation, dataset.num_classes, task.target),
+        task=lambda: info,
+        clients=clients,
+        folder=None if folder is None else RunFolder(folder, task.partition),
+    )
+
+
+def choose_device(name: str) -> torch.device:
+    """The device of a config: `auto` is a GPU where there is one. On a GPU, TF32 is off.
+
+    Raises:
+        ConfigError: The config asks for a GPU, and there is none.
+    """
+    has_gpu = torch.cuda.is_available()
+    if name == "cuda" and not has_gpu:
+        raise ConfigError("engine.device: no CUDA device here; use 'cpu' or 'auto'")
+    if name == "cpu" or not has_gpu:
+        return torch.device("cpu")
+    torch.backends.cudnn.allow_tf32 = False
+    return torch.device("cuda", torchrun.local_rank()) if torchrun.launched() else torch.device("cuda")
+
+
+def _make_runner(
+    config: Config, seed: int, task: Task, device: torch.device, clients: ClientStates, observe: Observer | None
 ) -> tuple[RoundRunner, ModelState, FlatModel]:
     """The method on the task's clients, the untrained network as flat vectors, and the model that is evaluated."""
     training, dataset = config.training, task.dataset
@@ -105,8 +157,8 @@ def make_federation(
         clients=clients,
     )
     if method.pipeline is not None:
-        course = _fedconcat(method.pipeline, config, federation, model, work, observe)
-        return course, model.read_state(), course.whole
+        runner = _fedconcat(method.pipeline, config, federation, model, work, observe)
+        return runner, model.read_state(), runner.whole
     return federation, model.read_state(), model
 
 

@@ -13,11 +13,12 @@ from fedskew import torchrun
 from fedskew.engine import Federation, Round, RoundRunner, run_round_together
 from fedskew.errors import ConfigError, MissingPackageError
 from fedskew.experiment._config import Config, read, resolve, write
-from fedskew.experiment._folder import plain_json, write_text
+from fedskew.experiment._folder import SeedRun, plain_json
+from fedskew.experiment._loop import PlayedRound, Progress, run_in_step
 from fedskew.experiment._mirror import own_place
-from fedskew.experiment._records import SeedRun
-from fedskew.experiment._run import Played, Progress, Run, go_on
+from fedskew.experiment._setup import make_training_loop
 from fedskew.experiment._summary import over_seeds, score
+from fedskew.files import write_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -90,8 +91,8 @@ def simulate(
     with own_place(whole, folder, resume) as (here, place):
         parts = {seed: place if single or place is None else place / f"seed-{seed}" for seed in whole.seeds}
         if whole.engine.seeds_together and not torchrun.launched():
-            together = [Run(here, seed, part) for seed, part in parts.items()]
-            runs, model = go_on(together, _play_together, resume, progress), together[0].model.module
+            loops = [make_training_loop(here, seed, part) for seed, part in parts.items()]
+            runs, model = run_in_step(loops, _rounds_together, resume, progress), loops[0].model.module
         else:
             for seed, part in parts.items():
                 run, trained = _seed(here, seed, part, resume, progress)
@@ -126,19 +127,19 @@ def _seed(
 ) -> tuple[SeedRun, nn.Module]:
     """One seed; where a key is tuned, every value is run and the one with the best validation score is kept."""
     if config.tune is None:
-        run = Run(config, seed, folder)
-        return run.go(resume, progress), run.model.module
+        loop = make_training_loop(config, seed, folder)
+        return loop.run(resume, progress), loop.model.module
     tried: list[tuple[float, SeedRun, nn.Module, str]] = []
     for value in config.tune.values:
         part = f"{config.tune.key.rpartition('.')[2]}-{value}"
-        run = Run(
+        loop = make_training_loop(
             config.model_copy(update={"tune": None}).with_value(config.tune.key, value),
             seed,
             None if folder is None else folder / part,
         )
-        finished = run.go(resume, progress)
+        finished = loop.run(resume, progress)
         best = max(_validation_scores(finished.rounds))
-        tried.append((best, finished, run.model.module, part))
+        tried.append((best, finished, loop.model.module, part))
     _, chosen, model, part = max(tried, key=lambda entry: entry[0])
     if folder is not None:
         scores = {name: best for best, _, _, name in tried}
@@ -147,8 +148,8 @@ def _seed(
     return chosen, model
 
 
-def _play_together(courses: Sequence[RoundRunner], states: Sequence[Any]) -> list[Played]:
-    return run_round_together([course for course in courses if isinstance(course, Federation)], states)
+def _rounds_together(runners: Sequence[RoundRunner], states: Sequence[Any]) -> list[PlayedRound]:
+    return run_round_together([runner for runner in runners if isinstance(runner, Federation)], states)
 
 
 def _validation_scores(rounds: Sequence[Round]) -> list[float]:

@@ -9,17 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-import torch
-
-from fedskew.engine import ClientStates
 from fedskew.errors import ArgumentError, FedskewError
 from fedskew.experiment._config import Config, cores
-from fedskew.experiment._folder import read_runs
+from fedskew.experiment._folder import SeedRun, read_runs
 from fedskew.experiment._grid import Cell, Sweep
-from fedskew.experiment._records import SeedRun
 from fedskew.experiment._report import write_report
-from fedskew.experiment._run import choose_device
-from fedskew.experiment._setup import make_federation, make_task
+from fedskew.experiment._setup import choose_device, make_task, make_training_loop
 from fedskew.experiment._simulate import run_folder
 from fedskew.experiment._sweep_tables import Row, row_of, write_tables
 from fedskew.experiment._trackers import make_trackers
@@ -150,9 +145,13 @@ def _check(jobs: Sequence[Job], out: Path) -> None:
                 choose_device(job.config.engine.device)
                 make_trackers(job.config.output.trackers, job.folder(out))
                 task = task or make_task(job.config, job.seed)
-                make_federation(job.config, job.seed, task, torch.device("cpu"), ClientStates())
+                make_training_loop(_on_cpu(job.config), job.seed, job.folder(out), task)
             except FedskewError as error:
                 raise type(error)(f"cell {job.cell.label!r}: {error}") from None
+
+
+def _on_cpu(config: Config) -> Config:
+    return config.model_copy(update={"engine": config.engine.model_copy(update={"device": "cpu", "capture": False})})
 
 
 def _default_processes(configs: Sequence[Config]) -> int:

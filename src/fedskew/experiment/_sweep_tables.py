@@ -13,12 +13,12 @@ from typing import Any
 from fedskew import models
 from fedskew.errors import RunError
 from fedskew.experiment._config import Config
-from fedskew.experiment._folder import write_text
+from fedskew.experiment._folder import SeedRun
 from fedskew.experiment._grid import Cell, Sweep
-from fedskew.experiment._records import SeedRun
 from fedskew.experiment._report import environment
 from fedskew.experiment._simulate import run_folder
 from fedskew.experiment._summary import spread
+from fedskew.files import write_text
 
 FIGURES = ("accuracy", "worst_class", "target_accuracy", "rounds_to_accuracy", "megabytes", "seconds")
 

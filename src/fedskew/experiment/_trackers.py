@@ -22,9 +22,9 @@ from numbers import Real
 from pathlib import Path
 from typing import Any, Protocol
 
+from fedskew.engine import Round
 from fedskew.errors import ConfigError, MissingPackageError, nearest
-from fedskew.experiment._flatten import flatten
-from fedskew.experiment._records import Round
+from fedskew.experiment._config import flatten
 
 
 class Tracker(Protocol):

@@ -44,8 +44,7 @@ from pathlib import Path
 from typing import Any
 
 from fedskew.errors import ConfigError, FedskewError, nearest
-from fedskew.experiment import Config, put, resolve
-from fedskew.experiment._flatten import flatten
+from fedskew.experiment import Config, flatten, put, resolve
 from fedskew.papers._datasets import facts_of
 from fedskew.papers._drawing import Drawing
 

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedskew.errors import ConfigError, RunError
-from fedskew.experiment import Cell, Config, Job, SeedRun, Sweep, Watcher, read_runs, run_sweep
-from fedskew.experiment._flatten import flatten
+from fedskew.experiment import Cell, Config, Job, SeedRun, Sweep, Watcher, flatten, read_runs, run_sweep
 from fedskew.experiment._sweep_tables import model_notes
 from fedskew.papers._datasets import check_data
 from fedskew.papers._domains import domain_accuracies

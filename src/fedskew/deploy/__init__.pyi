@@ -1,0 +1,13 @@
+from ._agreement import Agreement as Agreement
+from ._agreement import check_config as check_config
+from ._agreement import read_agreement as read_agreement
+from ._check import check_reply as check_reply
+from ._client import client_app as client_app
+from ._client import site_app as site_app
+from ._leaving import Leaving as Leaving
+from ._leaving import leaving as leaving
+from ._server import make_deployed_loop as make_deployed_loop
+from ._server import server_app as server_app
+from ._site_data import SiteData as SiteData
+from ._site_data import load_site as load_site
+from ._strategy import strategy as strategy

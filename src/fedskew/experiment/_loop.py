@@ -1,0 +1,303 @@
+"""The run loop: rounds one after another, from the untrained model to the summary, with evaluations and checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedskew.engine import ClientStates, Evaluation, FedConcatState, Round, RoundRunner, ServerState
+from fedskew.errors import ConfigError, RunError
+from fedskew.experiment._backends import describe
+from fedskew.experiment._config import Config
+from fedskew.experiment._folder import RunFolder, SeedRun, TaskInfo
+from fedskew.experiment._summary import score, summarise, surroundings
+from fedskew.experiment._trackers import Tracker, make_trackers
+from fedskew.models import FlatModel, ModelState
+
+Progress = Callable[[Round], None]
+"""Called with every record, as soon as its round is over."""
+
+PlayedRound = tuple[Any, Round]
+"""The server's state after a round, and the round's record without evaluations."""
+
+RunRounds = Callable[[Sequence[RoundRunner], Sequence[Any]], Sequence[PlayedRound]]
+"""Plays the next round of each runner from its state."""
+
+
+class Evaluator(Protocol):
+    """Evaluates the model of a round."""
+
+    def __call__(self, round: int, model: ModelState, /) -> tuple[Evaluation | None, Evaluation | None]:
+        """Evaluate a model on the test and on the validation set; None for a set that there isn't."""
+
+
+@dataclass(frozen=True)
+class RunState:
+    """What a run carries from round to round beside its records: what a checkpoint holds.
+
+    Attributes:
+        server: The server's state.
+        best: The best model by validation so far; the untrained one before the first validation.
+        best_score: Its score; -1 before the first validation.
+        best_round: Its round; -1 before the first validation.
+        stale: Validations since then.
+        clients: The round that each client's stored state is of, `(clients that took part, 2)`.
+    """
+
+    server: ServerState | FedConcatState
+    best: ModelState
+    best_score: float
+    best_round: int
+    stale: int
+    clients: NDArray[np.int64]
+
+
+class TrainingLoop:
+    """Trains one seed of one config: rounds, evaluations, records, checkpoints, trackers and the summary.
+
+    It knows neither how a round is played nor where the data is: a simulation and a federation of real sites compose
+    the same loop from different parts.
+
+    Args:
+        config: The config, for one seed.
+        runner: Plays the rounds.
+        untrained: The model that the first round starts from.
+        model: The network that evaluated models are written into; it holds the final one after `finish`.
+        evaluate: Evaluates a round's model.
+        task: Called for the label counts, names and target that the finished run shows.
+        clients: What clients keep between their participations.
+        folder: Where the run is written; None: it stays in memory.
+
+    Attributes:
+        records: The records so far.
+
+    Raises:
+        ConfigError: The config names trackers, and there is no folder.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        runner: RoundRunner,
+        untrained: ModelState,
+        model: FlatModel,
+        evaluate: Evaluator,
+        task: Callable[[], TaskInfo],
+        clients: ClientStates,
+        folder: RunFolder | None = None,
+    ) -> None:
+        if config.output.trackers and folder is None:
+            raise ConfigError("output.trackers: trackers write beside the run's files; give the run a folder (out=...)")
+        self.config = config
+        self.runner = runner
+        self.untrained = untrained
+        self.model = model
+        self.records: list[Round] = []
+        self._evaluate = evaluate
+        self.task = task
+        self._clients = clients
+        self._folder = folder
+        self._progress: Progress | None = None
+        self._trackers: list[Tracker] = []
+        self._state: RunState
+
+    def run(self, resume: bool = False, progress: Progress | None = None) -> SeedRun:
+        """Train to the end.
+
+        An interrupt, or a client that can't be trained, leaves a checkpoint: of the last whole round, or of the one
+        before it.
+
+        Args:
+            resume: Whether to go on from the folder's checkpoint.
+            progress: Called with every record, those of a resumed run included.
+        """
+        return run_in_step([self], resume=resume, progress=progress)[0]
+
+    @property
+    def server(self) -> Any:
+        """The server's state after the last round."""
+        return self._state.server
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all rounds are played, or validation has not improved for too long."""
+        patience = self.config.evaluation.patience
+        return self.server.round >= self.config.training.rounds or 0 < patience <= self._state.stale
+
+    def begin(self, resume: bool = False, progress: Progress | None = None) -> None:
+        """Get the state to go on from: the folder's checkpoint, or the untrained model, evaluated."""
+        self._progress = progress
+        server = self.runner.start(self.untrained)
+        nobody = np.zeros((0, 2), dtype=np.int64)
+        state = RunState(server, best=server.model, best_score=-1.0, best_round=-1, stale=0, clients=nobody)
+        checkpoint = None
+        if self._folder is not None:
+            self._folder.open(self.config, self.task(), resume)
+            checkpoint = cast(RunState | None, self._folder.load_checkpoint(state)) if resume else None
+            self.records = self._folder.keep_rounds(-1 if checkpoint is None else checkpoint.server.round)
+        if checkpoint is None:
+            self._state = self._evaluated(state, _untrained_round(self.config.seeds[0]))
+            self.save()
+        else:
+            self._state = checkpoint
+            self._clients.restore(checkpoint.clients)
+        if progress is not None:
+            for record in self.records:
+                progress(record)
+        if self._folder is not None:
+            self._trackers = make_trackers(self.config.output.trackers, self._folder.path)
+        for tracker in self._trackers:
+            tracker.start(self.config.tree())
+
+    def advance(self, server: Any, record: Round) -> None:
+        """Take over a round that was played: evaluate, record, report, and save a checkpoint where these are due.
+
+        Args:
+            server: The server's state after the round.
+            record: The round's record, without evaluations.
+        """
+        self._state = self._evaluated(replace(self._state, server=server), record)
+        for listen in (self._progress, *(tracker.log for tracker in self._trackers)):
+            if listen is not None:
+                listen(self.records[-1])
+        if server.round % self.config.output.checkpoint_every == 0 or self.is_over:
+            self.save()
+
+    def save(self) -> None:
+        """Save a checkpoint of the last whole round.
+
+        Where clients are ahead of it, inside a round that was interrupted, the last checkpoint stays as it is.
+        """
+        if self._folder is not None and self._clients.newest <= self.server.round:
+            self._folder.save_checkpoint(replace(self._state, clients=self._clients.save()))
+            self._clients.drop_stale()
+
+    def finish(self) -> SeedRun:
+        """Write the summary and the models; the final one is then in `model`."""
+        final = self.runner.evaluated_model(self.server)
+        assert final is not None, "a run ends with a model"
+        state, folder = self._state, self._folder
+        best_round = state.best_round if state.best_round >= 0 else None
+        device = self.model.vector.device
+        summary = summarise(self.records, best_round) | surroundings(self.config.engine.threads, device)
+        summary["backend"] = describe(self.runner)
+        if folder is not None and best_round is not None:
+            self.model.write_state(state.best)
+            folder.save_model("best.safetensors", self.model.state_dict())
+        self.model.write_state(final)
+        if folder is not None:
+            folder.save_model("model.safetensors", self.model.state_dict())
+            folder.write_summary(summary)
+        for tracker in self._trackers:
+            tracker.finish(summary)
+        return SeedRun(
+            label=self.config.name,
+            seed=self.config.seeds[0],
+            config=self.config.tree(),
+            rounds=self.records,
+            **vars(self.task()),
+            summary=summary,
+        )
+
+    def _evaluated(self, state: RunState, record: Round) -> RunState:
+        """Evaluate the round where that is due, keep its record, and return the state with the best model so far."""
+        round = record["round"]
+        model = self.runner.evaluated_model(state.server) if self.config.is_evaluated(round) else None
+        if model is not None:
+            record["evaluation"], record["validation"] = self._evaluate(round, model)
+        if model is not None and record["validation"] is not None:
+            achieved = score(record["validation"])
+            if achieved > state.best_score:
+                state = replace(state, best=model, best_score=achieved, best_round=round, stale=0)
+            else:
+                state = replace(state, stale=state.stale + 1)
+        self.records.append(record)
+        if self._folder is not None:
+            self._folder.append(record)
+        return state
+
+
+def one_after_another(runners: Sequence[RoundRunner], states: Sequence[Any]) -> list[PlayedRound]:
+    """The next round of each runner."""
+    return [runner.run_round(state) for runner, state in zip(runners, states, strict=True)]
+
+
+def run_in_step(
+    loops: Sequence[TrainingLoop],
+    run_rounds: RunRounds = one_after_another,
+    resume: bool = False,
+    progress: Progress | None = None,
+) -> list[SeedRun]:
+    """Train several loops to the end, a round of all at a time; after an interrupt, those behind catch up first.
+
+    Args:
+        loops: The loops, of one config but for the seed.
+        run_rounds: Plays one round of several runners.
+        resume: See `TrainingLoop.run`.
+        progress: See `TrainingLoop.run`.
+    """
+    finished: dict[TrainingLoop, SeedRun] = {}
+    with compute_threads(loops[0].config.engine.threads), ExitStack() as stack:
+        for loop in loops:
+            stack.enter_context(closing(loop.runner)).open()
+        for loop in loops:
+            loop.begin(resume, progress)
+        try:
+            while True:
+                finished |= {loop: loop.finish() for loop in loops if loop.is_over and loop not in finished}
+                going = [loop for loop in loops if loop not in finished]
+                if not going:
+                    return [finished[loop] for loop in loops]
+                first = min(loop.server.round for loop in going)
+                due = [loop for loop in going if loop.server.round == first]
+                played = run_rounds([loop.runner for loop in due], [loop.server for loop in due])
+                for loop, (server, record) in zip(due, played, strict=True):
+                    loop.advance(server, record)
+        except (KeyboardInterrupt, RunError):
+            for loop in loops:
+                if loop not in finished:
+                    loop.save()
+            raise
+
+
+@contextmanager
+def compute_threads(number: int) -> Iterator[None]:
+    """Let PyTorch compute with this many threads inside the block."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _untrained_round(seed: int) -> Round:
+    return {
+        "seed": seed,
+        "round": 0,
+        "cohort": [],
+        "answered": [],
+        "dropped": [],
+        "diverged": [],
+        "weights": [],
+        "steps": [],
+        "loss": None,
+        "entropy": None,
+        "kl": None,
+        "ess": None,
+        "ess_share": None,
+        "target_distance": None,
+        "drift": None,
+        "seconds": 0.0,
+        "bytes_up": 0,
+        "bytes_down": 0,
+        "evaluation": None,
+        "validation": None,
+        "clients": None,
+    }
