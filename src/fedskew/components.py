@@ -151,6 +151,8 @@ def make_component(index: Mapping[str, type], table: Mapping[str, Any], where: s
     if "name" not in table:
         raise ConfigError(f"{where}.name: missing (known: {', '.join(sorted(index))})")
     kind = find(index, str(table["name"]), f"{where}.name")
+    if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
+        raise ConfigError(f"{where}.name: {table['name']} is no component; expected a frozen dataclass")
     parameters = {key: value for key, value in table.items() if key != "name"}
     known = [field.name for field in dataclasses.fields(kind)]
     for key in parameters:

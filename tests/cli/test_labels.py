@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
 
 from fedskew.errors import ArgumentError
+from fedskew.hooks import Hooks
 from fedskew.labels import LabelCounts, describe
-from fedskew.weighting import fedla, fedpals_solve, fedpals_strength
+from fedskew.weighting import INDEX, Answered, fedla, fedpals_solve, fedpals_strength
 
 COUNTS = """client,cat,dog,emu
 Paris,30,10,0
@@ -105,6 +108,35 @@ def test_weights_of_fedpals_reach_the_target_or_keep_the_share_asked_for(here: P
     assert json.loads(run(*arguments, "--strength", "inf"))["strength"] == "inf"
 
 
+@dataclass(frozen=True)
+class Capped:
+    """A weighting of a user's own: samples count up to a limit."""
+
+    limit: float
+    needs_target: ClassVar[bool] = False
+
+    def weigh(self, answered: Answered) -> np.ndarray:
+        capped = np.minimum(answered.sizes, self.limit)
+        return capped / capped.sum()
+
+
+def test_every_weighting_that_label_counts_suffice_for_is_taken(here: Path) -> None:
+    for name, kind in INDEX.items():
+        if issubclass(kind, Hooks):
+            continue
+        found = json.loads(run("weights", "counts.csv", "--method", name, "--target", "target.csv", "--json"))
+        assert sum(found["weights"].values()) == pytest.approx(1)
+    uniform = json.loads(run("weights", "counts.csv", "--method", "uniform", "--json"))
+    assert list(uniform["weights"].values()) == pytest.approx([1 / 3] * 3)
+
+
+def test_a_weighting_of_ones_own_and_a_parameter_of_any(here: Path) -> None:
+    arguments = ("weights", "counts.csv", "--method", f"{__name__}:Capped", "--set", "limit=40", "--json")
+    assert list(json.loads(run(*arguments))["weights"].values()) == pytest.approx([1 / 3] * 3)
+    arguments = ("weights", "counts.csv", "--method", "fedpals", "--target", "target.csv", "--json")
+    assert run(*arguments, "--set", "ess=0.9") == run(*arguments, "--ess", "0.9")
+
+
 def test_weights_page_says_cost_and_result(here: Path) -> None:
     page = run("weights", "counts.csv", "--method", "fedpals", "--target", "target.csv", "--ess", "0.9")
     words = " ".join(page.split())
@@ -130,13 +162,23 @@ def test_weights_are_written_for_every_client(here: Path) -> None:
         ("describe counts.csv --target counts.csv", "counts.csv, line 1: the counts have no class 'client'"),
         ("describe counts.csv --picture who.xyz", "who.xyz: the picture can't be written"),
         ("describe counts.csv --picture a.png --no-picture", "--no-picture: contradicts --picture"),
-        ("weights counts.csv --method fedpal", "--method: unknown method 'fedpal' (did you mean 'fedpals'?)"),
+        ("weights counts.csv --method fedpal", "--method: unknown name 'fedpal' (did you mean 'fedpals'?)"),
         ("weights counts.csv --method fedpals", "--target: fedpals weighs clients towards a target"),
-        ("weights counts.csv --method fedla --ess 0.5", "--ess: only fedpals has it"),
-        ("weights counts.csv --method fedavg --strength 1", "--strength: only fedpals has it"),
-        ("weights counts.csv --method fedpals --target target.csv --ess 2", "--ess: must be a share from 0 to 1"),
-        ("weights counts.csv --method fedpals --target target.csv --strength -1", "--strength: must be a number >= 0"),
+        ("weights counts.csv --method fedla --ess 0.5", "--ess: fedla has no such parameter"),
+        ("weights counts.csv --method fedavg --strength 1", "--strength: fedavg has no such parameter"),
+        (
+            "weights counts.csv --method fedpals --target target.csv --ess 2",
+            "--ess: input should be less than or equal to 1",
+        ),
+        (
+            "weights counts.csv --method fedpals --target target.csv --strength -1",
+            "--strength: input should be greater than or equal to 0",
+        ),
         ("weights counts.csv --method fedpals --target target.csv --strength 1 --ess 0.5", "--ess: finds the strength"),
+        ("weights counts.csv --method fedpals --set strenght=1", "--set strenght: fedpals has no such parameter"),
+        ("weights counts.csv --method fedpals --set strength", "--set: expected NAME=VALUE, got 'strength'"),
+        ("weights counts.csv --method afl", "--method: afl learns its weights during training"),
+        ("weights counts.csv --method nowhere:Rule", "--method: 'nowhere:Rule' can't be imported"),
         ("weights counts.csv --method fedla --csv none/w.csv", "--csv: none/w.csv can't be written"),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,8 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 
-from fedskew.errors import ArgumentError, nearest
+from fedskew.components import has, make_component
+from fedskew.errors import ArgumentError, ConfigError
 from fedskew.labels import (
     GROUPS,
     LabelCounts,
@@ -27,13 +29,12 @@ from fedskew.labels import (
     statistics,
 )
 from fedskew.labels import describe as describe_labels
-from fedskew.weighting import fedavg, fedla, fedpals_solve, fedpals_strength
+from fedskew.weighting import INDEX, Answered, Solver, Weighting, fedavg
 
 CLASSES_SHOWN = 20
 CLASSES_NAMED = 4
 CLIENTS_SHOWN = 12
 PICTURE = Path("who-holds-what.png")
-METHODS = ("fedavg", "fedla", "fedpals")
 
 CountsPath = Annotated[Path, typer.Argument(metavar="COUNTS.CSV", show_default=False)]
 TargetPath = Annotated[
@@ -95,7 +96,10 @@ def describe(
 
 def weights(
     path: CountsPath,
-    method: Annotated[str, typer.Option("--method", help=f"How updates count: {', '.join(METHODS)}.")],
+    method: Annotated[
+        str,
+        typer.Option("--method", help=f"A weighting: {', '.join(INDEX)}, or module:Class of your own."),
+    ],
     target: TargetPath = None,
     strength: Annotated[
         float | None,
@@ -104,6 +108,10 @@ def weights(
     ess: Annotated[
         float | None,
         typer.Option("--ess", help="Find FedPALS's lambda: the share of effective samples to keep, from 0 to 1."),
+    ] = None,
+    parameters: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="A parameter of the weighting; may be repeated."),
     ] = None,
     as_json: AsJson = False,
     csv_path: Annotated[Path | None, typer.Option("--csv", help="Write every client's weight to this file.")] = None,
@@ -116,7 +124,8 @@ def weights(
     """
     counts = LabelCounts.read_csv(path)
     mix = None if target is None else read_target(target, counts.classes)
-    found = _weigh(counts, method, mix, strength, ess)
+    given = {"strength": strength, "ess": ess}
+    found = _weigh(counts, method, mix, {name: value for name, value in given.items() if value is not None}, parameters)
     if csv_path is not None:
         _write_weights(csv_path, found)
     if as_json:
@@ -210,28 +219,44 @@ class _Weighed:
 
 
 def _weigh(
-    counts: LabelCounts, method: str, target: np.ndarray | None, strength: float | None, ess: float | None
+    counts: LabelCounts, method: str, target: np.ndarray | None, options: dict[str, float], settings: list[str] | None
 ) -> _Weighed:
-    if method not in METHODS:
-        raise ArgumentError(f"--method: unknown method {method!r}{nearest(method, METHODS)}")
-    if method != "fedpals":
-        for option, value in (("--strength", strength), ("--ess", ess)):
-            if value is not None:
-                raise ArgumentError(f"{option}: only fedpals has it; drop it, or use --method fedpals")
-        return _Weighed(counts, method, fedavg(counts) if method == "fedavg" else fedla(counts), target, {})
-    if target is None:
-        raise ArgumentError("--target: fedpals weighs clients towards a target label mix; give one as TARGET.CSV")
-    if strength is not None and ess is not None:
+    """Weigh all clients by the weighting of a name, as if every one of them replied in the first round."""
+    if len(options) > 1:
         raise ArgumentError("--ess: finds the strength itself; give --strength or --ess, not both")
-    if strength is not None and not strength >= 0:
-        raise ArgumentError(f"--strength: must be a number >= 0 or inf, not {strength}")
-    if ess is not None and not 0 <= ess <= 1:
-        raise ArgumentError(f"--ess: must be a share from 0 to 1, not {ess}")
-    if ess is not None:
-        strength = fedpals_strength(counts, target, ess)
-    solution = fedpals_solve(counts, target, strength or 0.0)
-    solved = {"strength": strength or 0.0, "gap": solution.gap, "kkt": solution.kkt}
-    return _Weighed(counts, method, solution.weights, target, solved)
+    table: dict[str, Any] = {"name": method, **options}
+    for setting in settings or []:
+        name, equals, text = setting.partition("=")
+        if not equals:
+            raise ArgumentError(f"--set: expected NAME=VALUE, got {setting!r}")
+        table[name] = _parsed(text)
+    try:
+        chosen: Weighting = make_component(INDEX, table, "--set")
+    except ConfigError as error:
+        key, _, reason = str(error).removeprefix("--set.").partition(": ")
+        option = f"--{'method' if key == 'name' else key}" if key == "name" or key in options else f"--set {key}"
+        raise ArgumentError(f"{option}: {reason}") from None
+    if has(chosen, "keeps_state"):
+        raise ArgumentError(
+            f"--method: {method} learns its weights during training, from what clients return in each round, so label "
+            "counts alone don't give them"
+        )
+    if has(chosen, "needs_target") and target is None:
+        raise ArgumentError(f"--target: {method} weighs clients towards a target label mix; give one as TARGET.CSV")
+    everyone = Answered(np.asarray(counts), counts.sizes, target, np.arange(len(counts)))
+    if isinstance(chosen, Solver):
+        solution, strength = chosen.solve(everyone)
+        solved = {"strength": strength, "gap": solution.gap, "kkt": solution.kkt}
+        return _Weighed(counts, method, solution.weights, target, solved)
+    return _Weighed(counts, method, chosen.weigh(everyone), target, {})
+
+
+def _parsed(text: str) -> Any:
+    """A value as in TOML; what is no TOML value is a string."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
 
 
 def _figures_table(report: SkewReport) -> Table:

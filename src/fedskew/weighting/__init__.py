@@ -7,7 +7,7 @@ from fedskew.weighting._afl import AFL, afl_update
 from fedskew.weighting._fedavg import FedAvg, fedavg
 from fedskew.weighting._fedla import FedLA, fedla
 from fedskew.weighting._fedpals import FedPALS, fedpals, fedpals_solve, fedpals_strength
-from fedskew.weighting._protocol import Answered, Weighting
+from fedskew.weighting._protocol import Answered, Solver, Weighting
 from fedskew.weighting._uniform import Uniform, uniform
 
 INDEX: dict[str, type] = {"fedavg": FedAvg, "uniform": Uniform, "fedla": FedLA, "fedpals": FedPALS, "afl": AFL}
@@ -20,6 +20,7 @@ __all__ = [
     "FedLA",
     "FedPALS",
     "Solution",
+    "Solver",
     "Uniform",
     "Weighting",
     "afl_update",

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
+
+from fedskew.mixing import Solution
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,3 +38,11 @@ class Weighting(Protocol):
 
     def weigh(self, answered: Answered) -> FloatArray:
         """Weights of those who answered, `(answered,)`, sum 1."""
+
+
+@runtime_checkable
+class Solver(Protocol):
+    """A weighting that solves an optimisation problem can also say how near its weights are to the optimum."""
+
+    def solve(self, answered: Answered) -> tuple[Solution, float]:
+        """The weights with certificates of their optimality, and the strength (lambda) that they are for."""
