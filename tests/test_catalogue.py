@@ -62,7 +62,7 @@ def test_a_combination_says_what_it_costs_and_what_conflicts():
     text = " ".join(page("fedentopt+fedpals+fedsam+fedvls", 80).split())
     assert "+2 forward, +1 backward, C up once." in text
     assert "Warning: fedentopt with fedpals:" in text
-    assert "fedskew methods fedentopt fedskew methods fedpals" in text
+    assert "fedskew methods fedentopt • fedskew methods fedpals" in text
 
 
 def test_a_page_keeps_formulas_and_says_what_each_parameter_means():

@@ -1,7 +1,7 @@
 """What may be combined: presets, tables, and a verdict on every cell of the whole product.
 
 The expectations below were written from the papers' definitions (the composition rules of the design), not from the
-code: a component that they don't know fails a test until somebody has decided for it.
+code. What they don't know, a new component, is judged by the rules and properties that it declares.
 """
 
 from __future__ import annotations
@@ -72,9 +72,16 @@ def conflicts(cell: Cell) -> set[frozenset[str]]:
     return {frozenset(pair) for pair in pairs}
 
 
-def test_every_component_is_decided_for():
+def is_known(cell: Cell) -> bool:
+    """Whether the expectations are about all components of a combination."""
+    objective = {cell.loss, *cell.terms}
+    others = ("selection", "local_step", "weighting", "server_update")
+    return objective <= KNOWN["objective"] and all(getattr(cell, slot) in KNOWN[slot] for slot in others)
+
+
+def test_the_expectations_are_about_components_that_there_are():
     for slot, known in KNOWN.items():
-        assert set(PLACES[slot]) <= known, f"decide in this file what the new components of {slot} go with"
+        assert known <= set(PLACES[slot])
 
 
 def verdict(cell: Cell) -> set[frozenset[str]] | None:
@@ -86,16 +93,17 @@ def verdict(cell: Cell) -> set[frozenset[str]] | None:
 
 
 def test_every_cell_of_the_whole_product_is_accepted_or_refused_as_it_should_be():
-    every = tuple(SLOTS["objective"])  # terms where a loss belongs, and losses where a term does, too
-    for cell in whole_product(losses=every, terms=every):
+    for cell in filter(is_known, whole_product()):
         assert verdict(cell) == (None if is_refused(cell) else conflicts(cell)), cell
 
 
 def test_every_loss_with_every_two_terms_is_accepted_or_refused_as_it_should_be():
-    every = tuple(SLOTS["objective"])
-    for loss, *terms in itertools.product(every, repeat=3):
-        cell = Cell(loss=loss, terms=tuple(terms))
-        assert verdict(cell) == (None if is_refused(cell) else conflicts(cell)), cell
+    every = tuple(SLOTS["objective"])  # terms where a loss belongs, and losses where a term does, too
+    steps = ("sgd", "scaffold")  # one that other slots have rules with, one that none has
+    for loss, *terms, step in itertools.product(every, every, every, steps):
+        for cell in (Cell(loss=loss, terms=tuple(terms), local_step=step), Cell(loss=loss, terms=(terms[0],))):
+            if is_known(cell):
+                assert verdict(cell) == (None if is_refused(cell) else conflicts(cell)), cell
 
 
 @pytest.mark.parametrize(
@@ -187,8 +195,8 @@ YIELDS = {("fedvls", "loss"), ("scaffold", "weighting")}  # FedVLS is its terms 
 
 
 def test_any_two_presets_compose_unless_both_insist_on_the_same_thing():
-    assert set(PRESETS) <= set(BRINGS), "decide in this file what the new presets bring"
-    for first, second in itertools.combinations(PRESETS, 2):
+    assert set(BRINGS) <= set(PRESETS)
+    for first, second in itertools.combinations(BRINGS, 2):
         shared = (BRINGS[first] & BRINGS[second]) - {"terms"}
         insist = {thing for thing in shared if not {(first, thing), (second, thing)} & YIELDS}
         refused = bool(insist) or {first, second} == {"scaffold", "fednova"}
@@ -347,3 +355,48 @@ def test_the_covering_set_holds_every_accepted_pair_in_few_accepted_combinations
 def test_the_covering_set_is_written_as_configs(cell):
     built, direct = build(expand(cell.tables())), cell.method()
     assert built == direct
+
+
+@dataclass(frozen=True)
+class OwnWeighting:
+    """A weighting of one's own that reads the target mix, and says nothing else of itself."""
+
+    needs_target: ClassVar = True
+
+    def weigh(self, answered):
+        return answered.sizes / answered.sizes.sum()
+
+
+@dataclass(frozen=True)
+class OwnSelection:
+    """A selection of one's own that never varies."""
+
+    fixed_cohort: ClassVar = True
+
+    def select(self, state, counts, size, rng, first=None):
+        return list(range(size)), state
+
+
+def warned(**slots) -> set[str]:
+    method = own(**{"local_step": SLOTS["local_step"]["sgd"](), **slots})
+    return {text.partition(":")[0].split(" with ")[0] for text in check(method)}
+
+
+def test_rules_are_about_properties_so_that_they_hold_for_components_of_ones_own():
+    weighting, selection = OwnWeighting(), OwnSelection()
+    assert warned(weighting=weighting) == warned(selection=selection) == set()
+    assert warned(weighting=weighting, local_step=SLOTS["local_step"]["scaffold"]()) == {"scaffold"}
+    assert warned(weighting=weighting, selection=SLOTS["selection"]["fedentopt"]()) == {"fedentopt"}
+    assert warned(weighting=SLOTS["weighting"]["afl"](), selection=selection) == {"afl"}
+    uniform, scaffold = SLOTS["weighting"]["uniform"](), SLOTS["local_step"]["scaffold"]()
+    assert warned(weighting=uniform, local_step=scaffold) == set()
+    assert warned(weighting=uniform, local_step=scaffold, selection=selection) == {"scaffold"}
+
+
+def test_every_component_that_needs_no_parameter_is_a_preset_of_its_own_name_or_part_of_one():
+    defaults = {table["name"] for table in DEFAULTS.values()}
+    parts = {"fedvls_calibration", "vacant_distillation", "suppression"}  # of fedvls
+    need_parameters = {"recorded", "function"}
+    for slot, index in PLACES.items():
+        for name in KNOWN[slot] & set(index):
+            assert (name in PRESETS) == (name not in parts | need_parameters | (defaults - {"uniform", "fedavg"})), name

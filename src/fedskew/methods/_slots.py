@@ -70,9 +70,11 @@ DEFAULTS: dict[str, Table] = {
 
 def key_of(slot: str, component: Any) -> str:
     """The `slot.name` of a component; a user's own class that inherits from one of ours goes by that one's name."""
-    names = {kind: name for name, kind in PLACES[slot].items()}
-    own = f"{type(component).__module__}:{type(component).__qualname__}"
-    return f"{slot}.{next((names[kind] for kind in type(component).__mro__ if kind in names), own)}"
+    for kind in type(component).__mro__:
+        for name, known in PLACES[slot].items():
+            if known is kind:
+                return f"{slot}.{name}"
+    return f"{slot}.{type(component).__module__}:{type(component).__qualname__}"
 
 
 def name_of_key(key: str) -> str:
