@@ -1,4 +1,4 @@
-"""Processes that this one starts, and that end with it, however it ends."""
+"""Child processes that end with their parent, however that ends, and a pool of them that works through jobs."""
 
 from __future__ import annotations
 
@@ -7,20 +7,25 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
-from multiprocessing.connection import Connection
-from typing import Any
+from multiprocessing.connection import Connection, wait
+from typing import Any, NamedTuple
 
 _SPAWN = multiprocessing.get_context("spawn")  # a forked copy of a process that has used torch's threads can hang
 
 
 class Child:
-    """A process that runs `target(connection, *arguments)`, all of which is pickled; `connection` is the other end.
+    """A process that runs `target(connection, *arguments)`, where `connection` leads to the parent.
 
-    It is deaf to Ctrl-C until it calls `hear_interrupts`, and ends when the process that started it is gone. With
-    `daemon`, it is also ended when that one exits, and may start no process of its own.
+    It ignores Ctrl-C until it calls `hear_interrupts`, and ends when its parent is gone.
+
+    Args:
+        target: The function that it runs; it and the arguments are pickled.
+        arguments: Further arguments of `target`.
+        daemon: End it also when the parent exits normally; it may then start no processes of its own.
     """
 
     def __init__(self, target: Callable[..., None], *arguments: Any, daemon: bool = False) -> None:
@@ -30,8 +35,17 @@ class Child:
             self.process.start()
         theirs.close()
 
+    def send(self, job: Any) -> None:
+        """Send it a job. Raises ConnectionError where it has ended."""
+        self.connection.send(job)
+
+    def receive(self) -> Reply:
+        """Its next reply. Raises EOFError or ConnectionError where it has ended."""
+        reply: Reply = self.connection.recv()
+        return reply
+
     def how_it_ended(self) -> str:
-        """Its exit status or the signal that ended it; waits for the end."""
+        """Wait until it has ended, and return its exit status or the signal that ended it, in words."""
         self.process.join()
         code = self.process.exitcode
         if code is None or code >= 0:
@@ -40,7 +54,7 @@ class Child:
         return f"{name}, perhaps for want of memory" if name == "SIGKILL" else name
 
     def interrupt(self) -> None:
-        """Send it what Ctrl-C sends."""
+        """Send it the signal that Ctrl-C sends."""
         if self.process.pid is not None and self.process.is_alive():
             os.kill(self.process.pid, signal.SIGINT)
 
@@ -51,8 +65,99 @@ class Child:
         self.connection.close()
 
 
+class Reply(NamedTuple):
+    """What a child says of its job.
+
+    Attributes:
+        value: Any value that can be pickled.
+        done: The job is done, and this is the last reply to it.
+        exits: The child ends after it and takes no further job.
+    """
+
+    value: Any
+    done: bool = True
+    exits: bool = False
+
+
+class Died(str):
+    """Takes the place of a job's last reply where the child was killed: how it ended, in words."""
+
+
+class Pool:
+    """Children that work on one job each at a time.
+
+    Args:
+        start: Starts a child that answers each job that it is sent with replies, until its connection is closed.
+        size: How many there are at most.
+    """
+
+    def __init__(self, start: Callable[[], Child], size: int) -> None:
+        self._start, self._size = start, size
+        self._children: list[Child] = []
+
+    def open(self) -> None:
+        """Start those that are not running."""
+        while len(self._children) < self._size:
+            self._children.append(self._start())
+
+    def run(self, jobs: Sequence[Any], keep: bool = False) -> Iterator[tuple[int, Reply]]:
+        """Hand out jobs in order, each to the next child that is free.
+
+        Children are started as needed. One that exits or is killed is replaced if a job is left for another.
+
+        Args:
+            jobs: What the children are sent.
+            keep: Keep children that are idle when no job is left, for the next call.
+
+        Yields:
+            The job's place in `jobs` and a reply to it, as replies arrive; a `Died` as the value of the last one where
+            the child was killed.
+        """
+        waiting = deque(enumerate(jobs))
+        idle, busy = list(self._children), dict[Any, tuple[Child, int]]()  # busy: by connection
+        while waiting or busy:
+            while waiting and len(busy) < self._size:
+                if not idle:
+                    idle.append(self._start())
+                    self._children.append(idle[-1])
+                child, (number, job) = idle.pop(), waiting.popleft()
+                with suppress(ConnectionError):  # it has been killed: `receive` will say so
+                    child.send(job)
+                busy[child.connection] = child, number
+            for connection in wait(list(busy)):
+                child, number = busy[connection]
+                try:
+                    reply = child.receive()
+                except (EOFError, ConnectionError):
+                    reply = Reply(Died(child.how_it_ended()), exits=True)
+                if reply.done:
+                    del busy[connection]
+                    if reply.exits or not (waiting or keep):
+                        self._children.remove(child)
+                        child.connection.close()  # at which it ends
+                        child.process.join()
+                    else:
+                        idle.append(child)
+                yield number, reply
+
+    def interrupt(self) -> None:
+        """Have all end what they are doing, as Ctrl-C does, and wait until they have ended."""
+        try:
+            for child in self._children:
+                child.interrupt()
+            for child in self._children:
+                child.process.join()
+        finally:
+            self.kill()
+
+    def kill(self) -> None:
+        """End all at once."""
+        while self._children:
+            self._children.pop().kill()
+
+
 def hear_interrupts() -> None:
-    """Answer to the first Ctrl-C by KeyboardInterrupt, and to no other: a terminal and the parent may both send it."""
+    """Raise KeyboardInterrupt at the first Ctrl-C only: the terminal and the parent process may both send one."""
     answered = False
 
     def interrupt(number: int, frame: object) -> None:
@@ -81,11 +186,11 @@ def _end_with_parent() -> None:
 
 @contextmanager
 def _interrupts_blocked() -> Iterator[None]:
-    """A process that is started here is born with the signal blocked."""
+    """Processes that are started meanwhile have the interrupt signal blocked from the beginning."""
     if sys.platform == "win32":
         yield
         return
-    resource_tracker.ensure_running()  # it is started with the first process, and unblocks the signal
+    resource_tracker.ensure_running()  # would otherwise start with the first process and unblock the signal
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

@@ -22,18 +22,18 @@ from fedskew.errors import RunError
 
 _ALIGNMENT = 64  # bytes; some kernels compute alike only where data are aligned alike
 _LARGE = 2**16  # bytes; what is smaller is copied as quickly as looked up
-_OWN = -1
+_MESSAGE = -1  # stands for the buffer that goes with a message
 
 
-class Block:
+class SharedBuffer:
     """Memory that several processes see.
 
-    It is known by its file descriptor, so that it needs no name and no room in /dev/shm (64 MB in a container, by
-    default), and is gone with the last process that holds it.
+    It is known by its file descriptor, so that it needs no name and no space in /dev/shm (64 MB in a container, by
+    default), and is freed with the last process that holds it.
     """
 
     _numbers = itertools.count()
-    _in_use: ClassVar[weakref.WeakValueDictionary[int, Block]] = weakref.WeakValueDictionary()
+    _registered: ClassVar[weakref.WeakValueDictionary[int, SharedBuffer]] = weakref.WeakValueDictionary()
 
     def __init__(self, size: int, file: int | None = None) -> None:
         self.file = _anonymous_file(size) if file is None else file
@@ -42,99 +42,99 @@ class Block:
         self.memory = torch.frombuffer(mmap.mmap(self.file, size), dtype=torch.uint8)
         weakref.finalize(self, os.close, self.file)
 
-    def publish(self) -> None:
-        """From now on, tensors that lie in it are sent as their places."""
-        self._in_use[self.memory.data_ptr()] = self
+    def register(self) -> None:
+        """From now on, tensors that lie in this buffer are sent as their location in it."""
+        self._registered[self.memory.data_ptr()] = self
 
     @classmethod
-    def under(cls, tensor: Tensor) -> Block | None:
-        """The published block that a tensor lies in."""
-        return cls._in_use.get(tensor.untyped_storage().data_ptr())
+    def containing(cls, tensor: Tensor) -> SharedBuffer | None:
+        """The registered buffer that a tensor lies in."""
+        return cls._registered.get(tensor.untyped_storage().data_ptr())
 
 
-def share(message: Any) -> list[Block]:
-    """Move the large tensors inside `message`, which can be pickled, into blocks, where they don't lie in one yet.
+def share(message: Any) -> list[SharedBuffer]:
+    """Move the large tensors inside a picklable object into shared buffers, unless they are in one already.
 
-    They stay the same objects, and are sent as their places as long as the blocks are held.
+    They stay the same objects, and are sent as locations as long as the returned buffers are held.
     """
     packer = _Packer()
     packer.dump(message)
-    blocks = list(packer.used.values())
-    for tensor, place in packer.loose:
+    buffers = list(packer.used.values())
+    for tensor, location in packer.loose:
         if tensor.nbytes >= _LARGE:
-            block = Block(tensor.nbytes)
-            block.publish()
+            buffer = SharedBuffer(tensor.nbytes)
+            buffer.register()
             with torch.no_grad():
-                tensor.set_(place._replace(start=0).of(block.memory).copy_(tensor))  # type: ignore[call-overload]
-            blocks.append(block)
-    return blocks
+                tensor.set_(location._replace(start=0).of(buffer.memory).copy_(tensor))  # type: ignore[call-overload]
+            buffers.append(buffer)
+    return buffers
 
 
-class Desk:
-    """A block that one message after another is laid out on; it grows as they do."""
+class MessageBuffer:
+    """A shared buffer that holds the tensors of one message after another, and grows as they do."""
 
     def __init__(self) -> None:
-        self._block: Block | None = None
+        self._buffer: SharedBuffer | None = None
 
-    def lay_out(self, message: Any) -> Any:
-        """A copy of what can be pickled, whose tensors are views of the block and sent as their places."""
+    def copy_in(self, message: Any) -> Any:
+        """A copy of a picklable object whose tensors lie in the buffer, and are sent as their location in it."""
         packer = _Packer()
         packer.dump(message)
-        block = self.write(packer)
-        block.publish()
-        return _Unpacker(packer.stream.getvalue(), {_OWN: block.memory}).load()
+        buffer = self.write(packer)
+        buffer.register()
+        return _Unpacker(packer.stream.getvalue(), {_MESSAGE: buffer.memory}).load()
 
-    def write(self, packer: _Packer) -> Block:
-        """The block, with a packed message's loose tensors in their places."""
-        if self._block is None or self._block.size < packer.size:
-            self._block = Block(max(_ALIGNMENT, 2 * packer.size))  # none is empty
-        for tensor, place in packer.loose:
-            place.of(self._block.memory).copy_(tensor.detach())
-        return self._block
+    def write(self, packer: _Packer) -> SharedBuffer:
+        """Copy a packed message's loose tensors into the buffer, and return it."""
+        if self._buffer is None or self._buffer.size < packer.size:
+            self._buffer = SharedBuffer(max(_ALIGNMENT, 2 * packer.size))  # never of size 0
+        for tensor, location in packer.loose:
+            location.of(self._buffer.memory).copy_(tensor.detach())
+        return self._buffer
 
 
 class Channel:
-    """One end of a connection between two processes that answer each other by turns.
+    """One end of a connection between two processes that send in turns.
 
-    Tensors on the CPU that lie in a published block are sent as their places, and received as views; others go through
-    a block of this channel, and are received as copies.
+    CPU tensors in a registered buffer are sent as their location, and received as views; others are copied through a
+    buffer of this channel.
     """
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self._handed_over: set[int] = set()
-        self._desk = Desk()
-        self._theirs: dict[int, Block] = {}  # outgrown ones stay: each is half as large as the next
+        self._message = MessageBuffer()
+        self._received: dict[int, SharedBuffer] = {}  # outgrown ones stay: each is half as large as the next
 
     def send(self, message: Any) -> None:
-        """Send what can be pickled. Raises OSError where nobody reads."""
+        """Send a picklable object. Raises OSError where the other end is closed."""
         packer = _Packer()
         packer.dump(message)
-        own = self._desk.write(packer) if packer.loose else None
+        own = self._message.write(packer) if packer.loose else None
         fresh = [
-            block
-            for block in (*packer.used.values(), own)
-            if block is not None and block.number not in self._handed_over
+            buffer
+            for buffer in (*packer.used.values(), own)
+            if buffer is not None and buffer.number not in self._handed_over
         ]
-        self.connection.send((own and own.number, [(block.number, block.size) for block in fresh]))
-        for block in fresh:
-            send_handle(self.connection, block.file, 0)
-            self._handed_over.add(block.number)
+        self.connection.send((own and own.number, [(buffer.number, buffer.size) for buffer in fresh]))
+        for buffer in fresh:
+            send_handle(self.connection, buffer.file, 0)
+            self._handed_over.add(buffer.number)
         self.connection.send_bytes(packer.stream.getbuffer())
 
     def receive(self) -> Any:
-        """The next message. Raises EOFError or OSError where there will be none."""
+        """The next message. Raises EOFError or OSError where the other end is closed."""
         own, fresh = self.connection.recv()
         for number, size in fresh:
-            self._theirs[number] = Block(size, recv_handle(self.connection))
-        memory = {number: block.memory for number, block in self._theirs.items()}
+            self._received[number] = SharedBuffer(size, recv_handle(self.connection))
+        memory = {number: buffer.memory for number, buffer in self._received.items()}
         if own is not None:
-            memory[_OWN] = memory[own]
+            memory[_MESSAGE] = memory[own]
         return _Unpacker(self.connection.recv_bytes(), memory, copy=True).load()
 
 
-def sendable(error: Exception) -> Exception:
-    """The error itself, or what it says where it can't be pickled."""
+def picklable_error(error: Exception) -> Exception:
+    """The error itself, or a RunError with its message where it can't be pickled."""
     try:
         again = pickle.loads(pickle.dumps(error))
     except Exception:
@@ -142,89 +142,66 @@ def sendable(error: Exception) -> Exception:
     return error if type(again) is type(error) else RunError(f"{type(error).__name__}: {error}")
 
 
-def pack(message: Any) -> Tensor:
-    """What can be pickled, its tensors on the CPU byte for byte, as a row of int32."""
-    packer = _Packer()
-    packer.dump(message)
-    text = packer.stream.getbuffer()
-    start = _aligned(8 + len(text))
-    row = torch.zeros(_aligned(start + packer.size), dtype=torch.uint8)
-    row[:8] = torch.tensor([len(text)]).view(torch.uint8)
-    row[8 : 8 + len(text)] = torch.frombuffer(text, dtype=torch.uint8)
-    for tensor, place in packer.loose:
-        place.of(row[start:]).copy_(tensor.detach())
-    return row.view(torch.int32)
+class _Location(NamedTuple):
+    """Where a tensor lies: the buffer's number, the first byte, and the layout from there."""
 
-
-def unpack(row: Tensor) -> Any:
-    """What was packed; its tensors are copies."""
-    memory = row.clone().view(torch.uint8)
-    text = memory[8 : 8 + int(memory[:8].view(torch.int64))]
-    return _Unpacker(text.numpy().tobytes(), {_OWN: memory[_aligned(8 + len(text)) :]}, copy=True).load()
-
-
-class _Place(NamedTuple):
-    """Where a tensor lies: in which block, from which byte on, and how."""
-
-    block: int
+    buffer: int
     start: int
     dtype: torch.dtype
     shape: tuple[int, ...]
     strides: tuple[int, ...]
 
     def of(self, memory: Tensor) -> Tensor:
-        """The tensor as a view."""
+        """The tensor as a view of the buffer's memory."""
         last = sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
         extent = (last + 1) * self.dtype.itemsize if all(self.shape) else 0
         return memory[self.start : self.start + extent].view(self.dtype).as_strided(self.shape, self.strides)
 
 
 class _Packer(pickle.Pickler):
-    """Pickles into `stream`, with places instead of tensors.
+    """Pickles into `stream`, with locations instead of tensors.
 
-    `used`: the published blocks that some lie in, by number; `loose`: the others, each with its place in a block of
-    `size` bytes.
+    Attributes:
+        used: The registered buffers that some tensors lie in, by number.
+        loose: The other tensors, each with its location in a buffer that is to hold them.
+        size: That buffer's size in bytes.
     """
 
     def __init__(self) -> None:
         self.stream = io.BytesIO()
         super().__init__(self.stream, protocol=5)
-        self.used: dict[int, Block] = {}
-        self.loose: list[tuple[Tensor, _Place]] = []
+        self.used: dict[int, SharedBuffer] = {}
+        self.loose: list[tuple[Tensor, _Location]] = []
         self.size = 0
-        self._placed: dict[int, _Place] = {}
+        self._located: dict[int, _Location] = {}
 
-    def persistent_id(self, value: Any) -> _Place | None:
-        """The place of a plain tensor on the CPU; None: it is pickled as any object."""
+    def persistent_id(self, value: Any) -> _Location | None:
+        """The location of a plain CPU tensor; None: the value is pickled as usual."""
         if type(value) is not Tensor or value.device.type != "cpu" or value.layout != torch.strided:
             return None
-        if (block := Block.under(value)) is not None:
-            self.used[block.number] = block
-            start = value.data_ptr() - block.memory.data_ptr()
-            return _Place(block.number, start, value.dtype, tuple(value.shape), value.stride())
-        if id(value) not in self._placed:
+        if (buffer := SharedBuffer.containing(value)) is not None:
+            self.used[buffer.number] = buffer
+            start = value.data_ptr() - buffer.memory.data_ptr()
+            return _Location(buffer.number, start, value.dtype, tuple(value.shape), value.stride())
+        if id(value) not in self._located:
             strides = torch.empty_like(value).stride()  # its own, or others if it has gaps
-            place = _Place(_OWN, self.size, value.dtype, tuple(value.shape), strides)
-            self.loose.append((value, place))
-            self._placed[id(value)] = place
-            self.size += _aligned(value.nbytes)
-        return self._placed[id(value)]
+            location = _Location(_MESSAGE, self.size, value.dtype, tuple(value.shape), strides)
+            self.loose.append((value, location))
+            self._located[id(value)] = location
+            self.size += -(-value.nbytes // _ALIGNMENT) * _ALIGNMENT
+        return self._located[id(value)]
 
 
 class _Unpacker(pickle.Unpickler):
-    """Reads what a packer has written; with `copy`, loose tensors are copied out of their block."""
+    """Reads what a packer has written; with `copy`, loose tensors are copied out of their buffer."""
 
     def __init__(self, data: bytes, memory: Mapping[int, Tensor], copy: bool = False) -> None:
         super().__init__(io.BytesIO(data))
         self._memory, self._copy = memory, copy
 
-    def persistent_load(self, place: _Place) -> Tensor:
-        view = place.of(self._memory[place.block])
-        return view.clone() if self._copy and place.block == _OWN else view
-
-
-def _aligned(size: int) -> int:
-    return -(-size // _ALIGNMENT) * _ALIGNMENT
+    def persistent_load(self, location: _Location) -> Tensor:
+        view = location.of(self._memory[location.buffer])
+        return view.clone() if self._copy and location.buffer == _MESSAGE else view
 
 
 def _anonymous_file(size: int) -> int:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from multiprocessing.connection import Connection, wait
+from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
-from fedskew.children import Child, hear_interrupts
+from fedskew.children import Child, Died, Pool, Reply, hear_interrupts
 from fedskew.engine import Round
 from fedskew.errors import FedskewError
 from fedskew.experiment._config import Config
@@ -27,85 +26,38 @@ def run_all(configs: Sequence[Config], out: Path, processes: int, round_ended: R
     A run that fails, or whose process is killed, does not stop the others. An interrupt stops all, each after a
     checkpoint; a second one, at once. Should this process be killed, the others end by themselves.
     """
-    waiting = deque(range(len(configs)))
-    workers: dict[Connection, _Worker] = {}
+    pool = Pool(partial(Child, _run, out), processes)
     try:
-        while waiting or workers:
-            while waiting and len(workers) < processes:
-                worker = _Worker(out)
-                workers[worker.child.connection] = worker
-                worker.begin(waiting.popleft(), configs)
-            for connection in wait(list(workers)):
-                worker = workers[connection]  # type: ignore[index]
-                kind, *said = worker.receive()
-                if kind == "round":
-                    round_ended(worker.job, *said)
-                    continue
-                run_ended(worker.job, None if kind == "done" else said[0])
-                if kind == "done" and waiting:
-                    worker.begin(waiting.popleft(), configs)
-                else:  # after a failure a fresh process goes on: who knows what this one has left behind
-                    del workers[worker.child.connection]
-                    worker.end()
+        for job, reply in pool.run([config.tree() for config in configs]):
+            if not reply.done:
+                round_ended(job, *reply.value)
+            elif isinstance(reply.value, Died):
+                run_ended(job, f"its process ended early ({reply.value}); run it again to go on")
+            else:
+                run_ended(job, reply.value)
     finally:
-        _stop(list(workers.values()))
+        pool.interrupt()
 
 
-class _Worker:
-    """A process that runs one config after another, as seen from the process that started it."""
-
-    def __init__(self, out: Path) -> None:
-        self.child = Child(_work, out)
-
-    def begin(self, job: int, configs: Sequence[Config]) -> None:
-        self.job = job
-        with suppress(ConnectionError):  # it has died: `receive` will say so
-            self.child.connection.send(configs[job].tree())
-
-    def receive(self) -> tuple[Any, ...]:
-        """`("round", number, accuracy)`, `("done",)` or `("failed", why)`."""
-        try:
-            said: tuple[Any, ...] = self.child.connection.recv()
-        except (EOFError, ConnectionError):
-            return "failed", f"its process ended early ({self.child.how_it_ended()}); run it again to go on"
-        return said
-
-    def end(self) -> None:
-        with suppress(ConnectionError):
-            self.child.connection.send(None)
-        self.child.process.join()
-        self.child.connection.close()
-
-
-def _stop(workers: Sequence[_Worker]) -> None:
-    """Interrupt, and wait for the checkpoints."""
-    try:
-        for worker in workers:
-            worker.child.interrupt()
-        for worker in workers:
-            worker.child.process.join()
-    finally:
-        for worker in workers:
-            worker.child.kill()
-
-
-def _work(connection: Connection, out: Path) -> None:
-    """What a process does: run what it is sent until it is sent None."""
+def _run(connection: Connection, out: Path) -> None:
+    """Run the configs that are sent, and reply with each round and with the reason of a failure, None without one."""
 
     def progress(record: Round) -> None:
         evaluation = record["evaluation"]
-        connection.send(("round", record["round"], None if evaluation is None else evaluation["accuracy"]))
+        accuracy = None if evaluation is None else evaluation["accuracy"]
+        connection.send(Reply((record["round"], accuracy), done=False))
 
     with suppress(KeyboardInterrupt, EOFError):
         hear_interrupts()
-        while (tree := connection.recv()) is not None:
+        failure: str | None = None
+        while failure is None:  # after a failure a fresh process goes on: who knows what is left in this one's memory
+            tree = connection.recv()
             try:
                 simulate(tree, out=out, resume=True, progress=progress)
             except FedskewError as error:
-                connection.send(("failed", str(error)))
+                failure = str(error)
             except Exception as error:
                 again = f"fedskew --debug run {run_folder(Config.model_validate(tree), out)}/config.toml --resume"
-                why = f"{type(error).__name__}: {' '.join(str(error).split())} (for the traceback: {again} --out {out})"
-                connection.send(("failed", why))
-            else:
-                connection.send(("done",))
+                said = " ".join(str(error).split())
+                failure = f"{type(error).__name__}: {said} (for the traceback: {again} --out {out})"
+            connection.send(Reply(failure, exits=failure is not None))
