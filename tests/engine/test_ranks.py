@@ -8,13 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import torch
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import fedskew
-from fedskew.engine._channel import pack, unpack
-from fedskew.engine._ranks import deal
+from fedskew import torchrun
 
 CONFIG = """
 schema = 1
@@ -59,8 +58,8 @@ class Fragile(nn.Module):
 
 
 def run(folder: Path, ranks: int, *words: str) -> subprocess.CompletedProcess[str]:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
-    command = [*torchrun, "-m", "fedskew", "run", "task.toml", *words]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
+    command = [*launcher, "-m", "fedskew", "run", "task.toml", *words]
     return subprocess.run(
         command, cwd=folder, capture_output=True, text=True, timeout=100, env={**os.environ, "OMP_NUM_THREADS": "1"}
     )
@@ -101,35 +100,22 @@ def test_a_run_whose_rank_is_killed_ends_and_goes_on_over_another_number_with_th
     assert json.loads((place / "summary.json").read_text())["backend"] == {"name": "sequential", "ranks": 3}
 
 
-def test_clients_are_dealt_to_the_rank_with_least_work_the_longest_first():
+def assigned_to(ranks: int, work: list[int]) -> list[list[int]]:
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("TORCHELASTIC_RUN_ID", "a job")
+        environment.setenv("WORLD_SIZE", str(ranks))
+        return torchrun.assign(work)
+
+
+def test_clients_are_assigned_to_the_rank_with_least_work_the_longest_first():
     # 9 to the first, 5 to the second, which has less and gets 4 too; of two with 9, the first gets the last.
-    assert deal([4, 9, 1, 5], 2) == [[1, 2], [3, 0]]
-    assert deal([], 3) == [[], [], []]
+    assert assigned_to(2, [4, 9, 1, 5]) == [[1, 2], [3, 0]]
+    assert assigned_to(3, []) == [[], [], []]
 
 
 @given(work=st.lists(st.integers(0, 100)), ranks=st.integers(1, 9))
-def test_every_client_is_dealt_once_and_no_rank_has_more_than_another_by_over_one_client(work, ranks):
-    dealt = deal(work, ranks)
-    assert sorted(place for own in dealt for place in own) == list(range(len(work)))
-    loads = [sum(work[place] for place in own) for own in dealt]
+def test_every_client_is_assigned_once_and_no_rank_has_more_than_another_by_over_one_client(work, ranks):
+    assigned = assigned_to(ranks, work)
+    assert sorted(place for own in assigned for place in own) == list(range(len(work)))
+    loads = [sum(work[place] for place in own) for own in assigned]
     assert max(loads) - min(loads) <= max(work, default=0)
-
-
-def test_what_is_packed_comes_back_bit_for_bit():
-    not_a_number = torch.tensor([0x7FC12345, -1, 0], dtype=torch.int32).view(torch.float32)
-    message = {
-        "floats": not_a_number,
-        "wide": torch.arange(6, dtype=torch.float64).view(2, 3).t(),
-        "counts": torch.tensor(2**40),
-        "none": torch.zeros(0, 3),
-        "flags": torch.tensor([True, False, True]),
-        "plain": (1.1, "text", None),
-    }
-    row = pack(message)
-    assert row.dtype == torch.int32
-    back = unpack(torch.cat([row, torch.zeros(7, dtype=torch.int32)]))
-    assert back["plain"] == message["plain"]
-    assert torch.equal(back["floats"].view(torch.int32), not_a_number.view(torch.int32))
-    for name in ("wide", "counts", "none", "flags"):
-        torch.testing.assert_close(back[name], message[name], rtol=0, atol=0)
-    assert back["wide"].stride() == message["wide"].stride()

@@ -55,25 +55,38 @@ class RankBackend(Backend):
 
     def train(self, round: int, cohort: Sequence[Assignment], sent: Sent) -> list[Update]:
         """See `Backend.train`."""
-        mine = assign([self.work.expected_samples(task) for task in cohort], torchrun.ranks())[torchrun.rank()]
-        own: dict[int, Update] | Exception
+        assigned = torchrun.assign([self.work.expected_samples(task) for task in cohort])
+        mine, parameters = assigned[torchrun.rank()], sent.model.parameters
+        changes = parameters.new_zeros((max(map(len, assigned)), parameters.numel()))
+        own: list[Update] | Exception
         try:
             updates = self.local.train(round, [cohort[place] for place in mine], sent)
-            # Copies, as a view is pickled with all of the memory that it is a view of.
-            own = tree_map_only(Tensor, lambda part: part.to("cpu", copy=True), dict(zip(mine, updates, strict=True)))
+            for row, update in zip(changes, updates, strict=False):
+                row.copy_(update.change)
+            own = [_to("cpu", update._replace(change=parameters.new_zeros(0))) for update in updates]
         except Exception as error:
             own = picklable_error(error)
-        gathered: list[Any] = [None] * torchrun.ranks()
+        gathered: list[Any] = [None] * len(assigned)
+        everybodys = [torch.empty_like(changes) for _ in assigned]
         try:
+            # The changes, which are most of it, as one tensor: objects are copied several times on their way.
             distributed.all_gather_object(gathered, own)
+            distributed.all_gather(everybodys, changes)
         except RuntimeError:
             raise _lost(f"round {round}: another rank has ended or can't be reached") from None
-        for part in gathered:
+        by_place: dict[int, Update] = {}
+        for places, part, rows in zip(assigned, gathered, everybodys, strict=True):
             if isinstance(part, Exception):
                 raise part
-        everybody: dict[int, Update] = {place: update for part in gathered for place, update in part.items()}
-        device = sent.model.parameters.device
-        return [tree_map_only(Tensor, lambda part: part.to(device), everybody[place]) for place in range(len(cohort))]
+            for place, update, row in zip(places, part, rows, strict=False):
+                by_place[place] = _to(parameters.device, update)._replace(change=row)
+        return [by_place[place] for place in range(len(cohort))]
+
+
+def _to(device: torch.device | str, update: Update) -> Update:
+    """An update with copies of its tensors: a view would be pickled with all of the memory that it is a view of."""
+    copied: Update = tree_map_only(Tensor, lambda part: part.to(device, copy=True), update)
+    return copied
 
 
 def meet() -> None:
@@ -110,14 +123,3 @@ def from_the_first(value: Any) -> Any:
     box = [value]
     distributed.broadcast_object_list(box, src=0)
     return box[0]
-
-
-def assign(work: Sequence[float], ranks: int) -> list[list[int]]:
-    """Indices of the clients of each rank: the longest first, each to the rank, the lowest of several, with least."""
-    assigned: list[list[int]] = [[] for _ in range(ranks)]
-    loads = [0.0] * ranks
-    for place in sorted(range(len(work)), key=lambda place: -work[place]):
-        least = loads.index(min(loads))
-        assigned[least].append(place)
-        loads[least] += work[place]
-    return assigned

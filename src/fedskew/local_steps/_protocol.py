@@ -6,12 +6,12 @@ and, mapped, a whole cohort.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
-from fedskew.models import Product
+from fedskew.models import FlatModel
 
 Gradient = Callable[[Tensor], Tensor]
 """The gradient of this batch's objective at any parameters: `(parameters,)` to `(parameters,)`.
@@ -49,21 +49,19 @@ class LocalStep(Protocol):
 
 @runtime_checkable
 class InPlace(Protocol):
-    """A local step that takes one gradient, at the parameters themselves, can also write over what it is given.
+    """A local step that can also update the model in place, because it needs one gradient at its own parameters.
 
     For a large model with small batches, where memory is what a step waits for, that saves a fifth of the time.
     """
 
     def step_in_place(
-        self,
-        parameters: list[Tensor],
-        gradients: list[Tensor | Product],
-        carried: list[Tensor],
-        settings: StepSettings,
+        self, model: FlatModel, objective: Callable[[], Tensor], carried: Sequence[Tensor], settings: StepSettings
     ) -> None:
-        """Make of `parameters` the next ones, and of `carried` what is carried to the next step.
+        """Take the step on the model's own parameters, to the bits of `step` but for wide layers' rounding.
 
-        All are parts of the vectors, one for each of the network's parameters; `carried` is empty where nothing is.
-        `gradients`, which may share memory with each other, are not to be written to; those of wide layers are products
-        (see `fedskew.models.WideLinear`).
+        Args:
+            model: The model, at the parameters of the step's beginning.
+            objective: Computes this batch's objective, 0-d, from the model's module.
+            carried: What `init` returned as `FlatModel.parts`, updated in place; empty where that was None.
+            settings: As for `step`.
         """

@@ -7,13 +7,14 @@ The semantics are those of `torch.optim.SGD` (no dampening, no Nesterov), with a
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from fedskew.local_steps._protocol import Gradient, StepSettings
-from fedskew.models import Product
+from fedskew.models import FlatModel
 from fedskew.parameters import component
 
 
@@ -54,41 +55,7 @@ class SGD:
         return descend(parameters, gradient(parameters), carried, settings)
 
     def step_in_place(
-        self,
-        parameters: list[Tensor],
-        gradients: list[Tensor | Product],
-        carried: list[Tensor],
-        settings: StepSettings,
+        self, model: FlatModel, objective: Callable[[], Tensor], carried: Sequence[Tensor], settings: StepSettings
     ) -> None:
-        """`step` without a new vector, to the bit but for products, which round otherwise; see `InPlace`."""
-        whole, places = [], []
-        for place, gradient in enumerate(gradients):
-            if isinstance(gradient, Product):
-                _descend_along(parameters[place], gradient, carried[place] if carried else None, settings)
-            else:
-                whole.append(gradient)
-                places.append(place)
-        if not whole:  # which PyTorch's operations on lists refuse
-            return
-        parameters = [parameters[place] for place in places]
-        if settings.weight_decay:
-            whole = list(torch._foreach_add(whole, parameters, alpha=settings.weight_decay))
-        if settings.momentum:
-            carried = [carried[place] for place in places]
-            torch._foreach_mul_(carried, settings.momentum)
-            torch._foreach_add_(carried, whole)
-            whole = carried
-        torch._foreach_sub_(parameters, whole, alpha=float(settings.lr))
-
-
-def _descend_along(weight: Tensor, gradient: Product, carried: Tensor | None, settings: StepSettings) -> None:
-    """One SGD step of a weight, `(out, in)`, and of its momentum, in place, whose gradient is never written down."""
-    lr, decay = float(settings.lr), settings.weight_decay
-    if settings.momentum:
-        assert carried is not None, "momentum needs the buffer that init() gives"
-        carried.mul_(settings.momentum).addmm_(gradient.left.t(), gradient.right)
-        if decay:
-            carried.add_(weight, alpha=decay)
-        weight.sub_(carried, alpha=lr)
-    else:
-        weight.addmm_(gradient.left.t(), gradient.right, beta=1 - lr * decay, alpha=-lr)
+        """The same step without a new vector; see `InPlace`."""
+        model.descend(objective, carried, float(settings.lr), settings.momentum, settings.weight_decay)

@@ -21,7 +21,7 @@ from fedskew.models._projected import Projected, with_projection
 from fedskew.models._resnet import ResNet18, ResNet50
 from fedskew.models._resnet32 import ResNet32
 from fedskew.models._vgg11 import VGG11
-from fedskew.models._wide_linear import Product, WideLinear
+from fedskew.models._wide_linear import WideLinear
 
 __all__ = [
     "CNNW2",
@@ -41,7 +41,6 @@ __all__ = [
     "ModelState",
     "Network",
     "Outputs",
-    "Product",
     "Projected",
     "ResNet18",
     "ResNet32",

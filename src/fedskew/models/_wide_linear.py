@@ -1,9 +1,12 @@
-"""A linear layer that is far wider than a batch, and the gradient of its weight as two thin matrices."""
+"""A linear layer far wider than a batch, and the gradient of its weight as two thin matrices that are never multiplied.
+
+For millions of weights and small batches a step waits for memory, and a gradient that is never written to it saves two
+passes over the weight (measured in `docs/performance.md`). Only `FlatModel.descend` makes use of it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -12,11 +15,7 @@ from torch import Tensor, nn
 
 
 class WideLinear(nn.Linear):
-    """`nn.Linear`, of which `FlatModel` knows that its weight is used by nothing but its own forward pass.
-
-    For millions of weights and small batches, memory is what a step waits for: with the gradient as a `Product`, an SGD
-    step of `cnn_w2` at batch 10 writes 6.4 MB less and reads them once less, and takes 13.0 ms instead of 15.1.
-    """
+    """`nn.Linear` whose weight is used by nothing but its own forward pass, on which `FlatModel.descend` relies."""
 
 
 class Product(NamedTuple):
@@ -25,44 +24,41 @@ class Product(NamedTuple):
     left: Tensor
     right: Tensor
 
-    def dense(self) -> Tensor:
-        """The gradient itself, `(out, in)`."""
-        return self.left.t() @ self.right
+    def descend(self, weight: Tensor, velocity: Tensor | None, lr: float, momentum: float, weight_decay: float) -> None:
+        """One SGD step of the weight, and of its momentum buffer if there is one, in place."""
+        if velocity is None:
+            weight.addmm_(self.left.t(), self.right, beta=1 - lr * weight_decay, alpha=-lr)
+            return
+        velocity.mul_(momentum).addmm_(self.left.t(), self.right)
+        if weight_decay:
+            velocity.add_(weight, alpha=weight_decay)
+        weight.sub_(velocity, alpha=lr)
 
 
-class Passed(NamedTuple):
-    """What went into a layer, `(batch, in)`, and what came out, `(batch, out)`."""
+def gradients(
+    objective: Callable[[], Tensor], parameters: Sequence[nn.Parameter], layers: Sequence[WideLinear]
+) -> list[Tensor | Product]:
+    """The gradient of what `objective` returns, 0-d, for each parameter; zeros where it does not depend on one.
 
-    inputs: Tensor
-    outputs: Tensor
-
-
-@contextmanager
-def watching(layers: Sequence[WideLinear]) -> Iterator[dict[Tensor, Passed]]:
-    """What passes through layers meanwhile, by their weights; not if used twice or on other than `(batch, in)`."""
-    seen: dict[Tensor, list[Passed]] = {}
+    A weight of `layers` has a `Product` if its layer is used once, on inputs `(batch, in)`.
+    """
+    seen: dict[Tensor, list[tuple[Tensor, Tensor]]] = {}
 
     def keep(weight: Tensor, layer: nn.Module, inputs: tuple[Any, ...], outputs: Tensor) -> None:
-        seen.setdefault(weight, []).append(Passed(inputs[0].detach(), outputs))
+        seen.setdefault(weight, []).append((inputs[0].detach(), outputs))
 
-    handles = [layer.register_forward_hook(partial(keep, layer.weight)) for layer in layers]
-    passed: dict[Tensor, Passed] = {}
+    hooks = [layer.register_forward_hook(partial(keep, layer.weight)) for layer in layers]
     try:
-        yield passed
+        value = objective()
     finally:
-        for handle in handles:
-            handle.remove()
-    passed.update((weight, of[0]) for weight, of in seen.items() if len(of) == 1 and of[0].inputs.dim() == 2)
-
-
-def gradients(value: Tensor, parameters: list[nn.Parameter], passed: dict[Tensor, Passed]) -> list[Tensor | Product]:
-    """The gradient of `value`, 0-d, of each parameter: as a product where it is known what passed; zeros if none."""
-    whole = [parameter for parameter in parameters if parameter not in passed]
-    outputs = [of.outputs for of in passed.values()]
-    found = torch.autograd.grad(value, [*whole, *outputs], allow_unused=True)
+        for hook in hooks:
+            hook.remove()
+    once = {weight: uses[0] for weight, uses in seen.items() if len(uses) == 1 and uses[0][0].dim() == 2}
+    whole = [parameter for parameter in parameters if parameter not in once]
+    found = torch.autograd.grad(value, [*whole, *(outputs for _, outputs in once.values())], allow_unused=True)
     known: dict[Tensor, Tensor | Product | None] = dict(zip(whole, found, strict=False))
-    for (weight, of), left in zip(passed.items(), found[len(whole) :], strict=True):
-        known[weight] = None if left is None else Product(left, of.inputs)
+    for (weight, (inputs, _)), left in zip(once.items(), found[len(whole) :], strict=True):
+        known[weight] = None if left is None else Product(left, inputs)
     return [
         torch.zeros_like(parameter) if (gradient := known[parameter]) is None else gradient for parameter in parameters
     ]

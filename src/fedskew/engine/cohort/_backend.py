@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from fedskew.engine._backend import Assignment, Backend, Observer, Sent, Update
 from fedskew.engine._local_work import LocalWork
-from fedskew.engine._sequential import Ended, SequentialBackend
+from fedskew.engine._sequential import ClientResult, SequentialBackend
 from fedskew.engine.cohort._capture import Captures
 from fedskew.engine.cohort._layers import MappedNetwork
 from fedskew.engine.cohort._rules import stack_size
@@ -41,7 +41,7 @@ class CohortBackend(Backend):
     capture: bool = False
 
     def __post_init__(self) -> None:
-        self.alone = SequentialBackend(self.model, self.work, self.observe)
+        self.sequential = SequentialBackend(self.model, self.work, self.observe)
         reads, batch_statistics = self.work.objective.reads, self.work.training.teacher_train_mode
         networks = Networks(
             train=MappedNetwork(self.model, train=True),
@@ -65,14 +65,14 @@ class CohortBackend(Backend):
         """Why steps are not captured, as far as is known by now; None where they are, or were never to be."""
         return None if self._captures is None else self._captures.refused
 
-    def train_stack(self, members: Sequence[Member]) -> list[Ended]:
+    def train_stack(self, members: Sequence[Member]) -> list[ClientResult]:
         """Every step of clients of one kind, given with most steps first."""
         ended = None if self._captures is None else self._captures.train(members)
         return Stack(self._step, members).train() if ended is None else ended
 
-    def end(self, member: Member, ended: Ended) -> Update:
+    def end(self, member: Member, ended: ClientResult) -> Update:
         """What a client sends and keeps after its last step."""
-        return self.alone.end(member.started, ended)
+        return self.sequential.finish(member.started, ended)
 
 
 class Request(NamedTuple):
@@ -91,14 +91,14 @@ def train_together(requests: Sequence[Request]) -> list[list[Update]]:
     """
     first = requests[0].backend
     members = [
-        Member(request.backend.work, request.backend.alone.begin(request.round, task, request.sent))
+        Member(request.backend.work, request.backend.sequential.set_up(request.round, task, request.sent))
         for request in requests
         for task in request.cohort
     ]
     alike: defaultdict[Any, list[Member]] = defaultdict(list)
     for member in members:
         alike[member.kind].append(member)
-    ended: dict[Member, Ended] = {}
+    ended: dict[Member, ClientResult] = {}
     for some in alike.values():
         some.sort(key=lambda member: -member.steps)
         for start in range(0, len(some), first.most):

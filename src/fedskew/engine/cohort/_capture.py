@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map, tree_map_
 
 from fedskew.engine._capture import WARM_UPS, Captured
-from fedskew.engine._sequential import Ended
+from fedskew.engine._sequential import ClientResult
 from fedskew.engine.cohort._rules import why_not_captured
 from fedskew.engine.cohort._stack import Member, Stack, left
 from fedskew.engine.cohort._step import Held, Step, StepInputs
@@ -43,7 +43,7 @@ class Captures:
         self._step = step
         self._arenas: dict[Any, _Arena] = {}
 
-    def train(self, members: Sequence[Member]) -> list[Ended] | None:
+    def train(self, members: Sequence[Member]) -> list[ClientResult] | None:
         """Every step of clients of one kind, as `Stack.train`; None where nothing is captured."""
         self.refused = self.refused or why_not_captured(self._step.work, members[0].started.samples)
         if self.refused is not None or not members[0].steps:
@@ -120,7 +120,7 @@ class _Arena:
             self._captured[places].capture(self._pool)
         self._fill(contents)
 
-    def train(self, stack: Stack) -> list[Ended]:
+    def train(self, stack: Stack) -> list[ClientResult]:
         """Every step of the stack that was prepared last."""
         for active in stack.active:
             self._captured[self._places(active)]()

@@ -14,7 +14,7 @@ from torch.func import functional_call, vmap
 from torch.nn import functional
 
 from fedskew.engine.cohort._rules import convolution_form
-from fedskew.models import FlatModel, Outputs, WideLinear, dropout_keys, with_features
+from fedskew.models import FlatModel, Outputs, dropout_keys, with_features
 
 _INSIDE = "inside.model."
 
@@ -132,9 +132,6 @@ class _OnStacks(torch.autograd.Function):
         return function(*stacks), 0
 
 
-_LINEAR = (nn.Linear, WideLinear)  # not what others make of them
-
-
 def _swapped(module: nn.Module, rows: _Rows) -> nn.Module:
     """`module`, in place, with the layers of this file in place of PyTorch's."""
     swapped: dict[nn.Module, nn.Module] = {}
@@ -143,13 +140,19 @@ def _swapped(module: nn.Module, rows: _Rows) -> nn.Module:
             swapped[layer] = _BatchNorm(layer, rows)
         elif type(layer) is nn.Conv2d and layer.weight.requires_grad and layer.padding_mode == "zeros":
             swapped[layer] = _Conv2d(layer)
-        elif isinstance(layer, nn.Linear) and type(layer) in _LINEAR and layer.weight.requires_grad:
+        elif isinstance(layer, nn.Linear) and type(layer).forward is nn.Linear.forward and _trains_weight(layer):
             swapped[layer] = _Linear(layer)
     for parent in list(module.modules()):
         for name, child in parent._modules.items():
             if child in swapped:
                 setattr(parent, name, swapped[child])
     return swapped.get(module, module)
+
+
+def _trains_weight(layer: nn.Linear) -> bool:
+    """Whether the weight is a parameter that is trained, and not computed, as PyTorch's parametrizations do."""
+    weight = layer._parameters.get("weight")
+    return weight is not None and weight.requires_grad
 
 
 class _BatchNorm(nn.Module):

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map
 
 from fedskew.data import Inputs
 from fedskew.engine._local_work import LocalWork, training_failed
-from fedskew.engine._sequential import MOMENTUM, Ended, Started
+from fedskew.engine._sequential import MOMENTUM, ClientResult, ClientSetup
 from fedskew.engine.cohort._step import Held, Step, StepInputs
 from fedskew.hooks import Hooks, Named
 from fedskew.models import ModelState
@@ -24,7 +24,7 @@ from fedskew.randomness import Purpose, mix, stream_key
 class Member:
     """One client of a stack."""
 
-    def __init__(self, work: LocalWork, started: Started) -> None:
+    def __init__(self, work: LocalWork, started: ClientSetup) -> None:
         self.work, self.started = work, started
         self.size, batch = work.training.samples_of_epoch(len(started.samples.rows)), work.training.batch_size
         self._epoch = -(-self.size // batch)  # steps of an epoch
@@ -35,7 +35,7 @@ class Member:
     @property
     def kind(self) -> Any:
         """What must be the same in a stack: the round, and names and shapes of what was kept and sent."""
-        named = self.started.kept, self.started.sent.broadcast
+        named = self.started.state, self.started.sent.broadcast
         return self.started.round, *(tuple((name, value.shape) for name, value in one.items()) for one in named)
 
     def batches(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -81,7 +81,7 @@ class Stack:
         self.held = Held(inputs, targets, members[0].started.sent, self._own(), self._augmentation())
         self._schedule(rows)
 
-    def train(self) -> list[Ended]:
+    def train(self) -> list[ClientResult]:
         """Every step of every client, in the order of the members."""
         members, work = self.members, self.work
         model, carried = self.begin()
@@ -122,18 +122,18 @@ class Stack:
         fresh = self.work.local_step.init(self.settings)
         if fresh is None:
             return model, None
-        return model, torch.stack([member.started.kept.get(MOMENTUM, fresh) for member in members])
+        return model, torch.stack([member.started.state.get(MOMENTUM, fresh) for member in members])
 
     def ended(
         self,
         left: Sequence[tuple[ModelState, Tensor | None]],
         totals: Tensor,
         gathered: Sequence[dict[str, Named]],
-    ) -> list[Ended]:
+    ) -> list[ClientResult]:
         """The members after their last step; `totals`: of their objectives over all samples seen, `(clients,)`."""
         losses = (totals / self.lengths.sum(0).clamp(min=1)).tolist()
         return [
-            Ended(model, carried, member.steps, loss, own)
+            ClientResult(model, carried, member.steps, loss, own)
             for member, (model, carried), loss, own in zip(self.members, left, losses, gathered, strict=True)
         ]
 
@@ -142,7 +142,7 @@ class Stack:
         started = [member.started for member in self.members]
         own: dict[str, Any] = {
             "counts": torch.stack([one.context.counts for one in started]),
-            "client": {name: torch.stack([one.kept[name] for one in started]) for name in started[0].kept},
+            "client": {name: torch.stack([one.state[name] for one in started]) for name in started[0].state},
         }
         sent = started[0].sent
         if any(one.sent is not sent for one in started):
