@@ -14,19 +14,22 @@ from __future__ import annotations
 import dataclasses
 from typing import Annotated, Any, TypeVar, dataclass_transform
 
+import numpy as np
 import pydantic
 from pydantic import ConfigDict, Field
 
 from fedskew.errors import ArgumentError, FedskewError
 
-Finite = Annotated[float, Field(allow_inf_nan=False)]
-NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Share = Annotated[float, Field(ge=0, le=1)]
-BelowOne = Annotated[float, Field(ge=0, lt=1)]
+Finite = Annotated[float, Field(allow_inf_nan=False, strict=True)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
+Share = Annotated[float, Field(ge=0, le=1, strict=True)]
+BelowOne = Annotated[float, Field(ge=0, lt=1, strict=True)]
 """From 0 to below 1."""
 Count = Annotated[int, Field(ge=1, strict=True)]
 """A whole number, 1 or above."""
+Size = Annotated[int, Field(ge=0, strict=True)]
+"""A whole number, 0 or above."""
 Switch = Annotated[bool, Field(strict=True)]
 """True or false, and nothing that only stands for them."""
 
@@ -48,6 +51,7 @@ def component(cls: type[T]) -> type[T]:
     names = [field.name for field in dataclasses.fields(made) if field.init and not field.kw_only]
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        args, kwargs = tuple(map(_plain, args)), {name: _plain(value) for name, value in kwargs.items()}
         named = dict(zip(names, args, strict=False))  # so that a message can name an argument given by position
         try:
             checked(self, *args[len(names) :], **named, **kwargs)
@@ -58,6 +62,13 @@ def component(cls: type[T]) -> type[T]:
     made.__init__ = init
     own: type[T] = made
     return own
+
+
+def _plain(value: Any) -> Any:
+    """NumPy scalars, also in a list or tuple, as the Python numbers that they stand for."""
+    if isinstance(value, list | tuple):
+        return type(value)(map(_plain, value))
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def first_mistake(error: pydantic.ValidationError, prefix: str = "") -> str:

@@ -60,5 +60,5 @@ def test_only_this_rule_asks_for_domains() -> None:
 
 
 def test_parameters_are_checked_when_it_is_made() -> None:
-    with pytest.raises(ArgumentError, match="beta: must be a finite number above 0"):
+    with pytest.raises(ArgumentError, match="^beta: input should be greater than 0"):
         DirichletWithinDomains(0.0)

@@ -60,7 +60,7 @@ def test_few_clients_may_hold_all_classes() -> None:
 
 
 def test_refuses_more_labels_than_there_are() -> None:
-    with pytest.raises(PartitionError, match="11 of 10 classes can't be held: lower labels_per_client"):
+    with pytest.raises(PartitionError, match="a client can't hold 11 of 10 classes: lower labels_per_client"):
         Quantity(11).split(CIFAR_LABELS, 20, np.random.default_rng(0))
-    with pytest.raises(ArgumentError, match="labels_per_client: must be a whole number of at least 1, not 0"):
+    with pytest.raises(ArgumentError, match="^labels_per_client: input should be greater than or equal to 1"):
         Quantity(0)

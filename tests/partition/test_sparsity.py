@@ -45,7 +45,7 @@ def test_refuses_where_a_label_runs_out() -> None:
 
 
 def test_refuses_what_can_not_be() -> None:
-    with pytest.raises(PartitionError, match="11 of 10 classes can't be held"):
+    with pytest.raises(PartitionError, match="a client can't hold 11 of 10 classes"):
         Sparsity(11).split(CIFAR_LABELS, 10, np.random.default_rng(0))
     with pytest.raises(PartitionError, match="the last client is the target"):
         Sparsity(2).split(CIFAR_LABELS, 1, np.random.default_rng(0))

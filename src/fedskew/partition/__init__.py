@@ -1,20 +1,17 @@
-"""Divide one labelled data set among clients: one rule per file, and a record that can be saved."""
+"""Divide one labelled data set among clients: rules, and a record of the split that can be saved."""
 
 from __future__ import annotations
 
-from fedskew.partition._dirichlet_by_class import DirichletByClass
+from fedskew.partition._dirichlet_by_class import DirichletByClass, DirichletWithinDomains
 from fedskew.partition._dirichlet_by_client import DirichletByClient
-from fedskew.partition._dirichlet_within_domains import DirichletWithinDomains
 from fedskew.partition._iid_and_exclusive import IIDAndExclusive
+from fedskew.partition._labels_per_client import Quantity, Sparsity
 from fedskew.partition._natural import Natural, grouped, natural_split
 from fedskew.partition._one_label_missing import OneLabelMissing
 from fedskew.partition._oracle import oracle
-from fedskew.partition._paired_shards import PairedShards
 from fedskew.partition._partition import Partition
-from fedskew.partition._protocol import DomainRule, Rule
-from fedskew.partition._quantity import Quantity
-from fedskew.partition._shards import Shards
-from fedskew.partition._sparsity import Sparsity
+from fedskew.partition._rule import DomainRule, Rule
+from fedskew.partition._shards import PairedShards, Shards
 
 INDEX: dict[str, type] = {
     "dirichlet_by_class": DirichletByClass,

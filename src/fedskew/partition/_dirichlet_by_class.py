@@ -1,59 +1,51 @@
-"""Every class is divided among the clients by a Dirichlet draw.
-
-Li et al., "Federated Learning on Non-IID Data Silos" (NIID-Bench); the `Dir(beta)` of FedEntOpt and FedVLS. For each
-class in turn, shares p ~ Dir(beta, ..., beta) over the clients; with the balance rule, the share of every client that
-already holds its fair part (all samples / clients) or more is set to 0, and the others are normalised; the n samples of
-the class are cut at floor(cumsum(p) * n) and the last client gets the rest. All is drawn again until every client holds
-`min_size` samples.
-
-The authors' code loops until that happens, which may be never, and divides by zero where all remaining shares are 0;
-here the tries are bounded and such a class is drawn again. (CIFAR-10, beta 0.1, 10 samples: about one draw in 4 will do
-for 100 clients, in 30 for 150, in 300 for 200.)
-"""
+"""Rules that divide every class among clients by a Dirichlet draw, of all samples or of each domain."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedskew.errors import ArgumentError, PartitionError
-from fedskew.partition._checks import check_positive, check_samples, check_whole
-from fedskew.partition._deal import deal
-from fedskew.partition._protocol import IntArray
+from fedskew.parameters import Count, Positive, Size, Switch, component
+from fedskew.partition._rule import IntArray, check_samples, deal
 
 FloatArray = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
+@component
 class DirichletByClass:
-    """Dir(beta) over clients, class by class: label mixes and sizes both vary.
+    """Every class is divided among the clients by a Dirichlet draw: label mixes and sizes both vary.
 
-    `beta`: the concentration; small is skewed. `min_size`: samples that every client must hold; take 1 for 150 or more
-    clients at beta 0.1. `balance`: the balance rule; the papers' figures are with it. `max_tries`: draws before it
-    gives up.
+    Li et al., "Federated Learning on Non-IID Data Silos" (NIID-Bench); the `Dir(beta)` of FedEntOpt and FedVLS. For
+    each class in turn, shares p ~ Dir(beta, ..., beta) over the clients are drawn; with the balance rule, the share of
+    every client that already holds its fair part (all samples / clients) or more is set to 0, and the others are
+    normalised; the n samples of the class are cut at floor(cumsum(p) * n) and the last client gets the rest. Everything
+    is drawn again until every client holds `min_size` samples.
+
+    The authors' code loops until that happens, which may be never, and divides by zero where all remaining shares are
+    0; here the tries are bounded and such a class is drawn again. (CIFAR-10, beta 0.1, 10 samples: about one draw in 4
+    suffices for 100 clients, in 30 for 150, in 300 for 200.)
+
+    Attributes:
+        beta: Concentration; small values are skewed.
+        min_size: Samples that every client must hold; take 1 for 150 or more clients at beta 0.1.
+        balance: Whether the balance rule applies, as in the papers' results.
+        max_tries: Draws before the rule gives up.
     """
 
     target_client: ClassVar[bool] = False
 
-    beta: float
-    min_size: int = 10
-    balance: bool = True
-    max_tries: int = 10_000
-
-    def __post_init__(self) -> None:
-        check_positive("beta", self.beta)
-        check_whole("min_size", self.min_size, 0)
-        check_whole("max_tries", self.max_tries, 1)
-        if not isinstance(self.balance, bool):
-            raise ArgumentError(f"balance: must be true or false, not {self.balance!r}")
+    beta: Positive
+    min_size: Size = 10
+    balance: Switch = True
+    max_tries: Count = 10_000
 
     def split(
         self, labels: ArrayLike, clients: int, rng: np.random.Generator, num_classes: int | None = None
     ) -> list[IntArray]:
-        """Divide all samples. See `Rule.split`."""
+        """Divide all samples; see `Rule.split`."""
         labels, class_sizes = check_samples(labels, clients, rng, num_classes)
         if len(labels) < clients * self.min_size:
             raise PartitionError(
@@ -72,7 +64,7 @@ class DirichletByClass:
         )
 
     def _draw_counts(self, class_sizes: IntArray, clients: int, rng: np.random.Generator) -> IntArray:
-        """One try: samples per client and class, without yet saying which."""
+        """One try: the number of samples of each client and class."""
         fair = class_sizes.sum() / clients
         held = np.zeros(clients, dtype=np.int64)
         counts = np.zeros((clients, len(class_sizes)), dtype=np.int64)
@@ -89,9 +81,10 @@ class DirichletByClass:
         return counts
 
     def _open_shares(self, share: FloatArray, below_fair: NDArray[np.bool_], rng: np.random.Generator) -> FloatArray:
-        """The shares after the balance rule, sum 1; drawn again where nothing is left of them.
+        """The shares after the balance rule, sum 1; drawn again where all of them are 0.
 
-        Someone is below the fair part as long as a sample is left; the shares of all such clients may underflow to 0.
+        Some client is below its fair part as long as a sample is left, but the shares of all such clients may underflow
+        to 0.
         """
         for _ in range(self.max_tries):
             kept: FloatArray = share * below_fair if self.balance else share
@@ -103,3 +96,63 @@ class DirichletByClass:
             f"none of {self.max_tries} draws of a class left a share to a client below its fair part: raise beta, or "
             "set balance to false"
         )
+
+
+@component
+class DirichletWithinDomains:
+    """Each domain is divided among clients of its own, class by class, by a Dirichlet draw.
+
+    The split of Digits in FedVLS (tables 14 and 15: "each domain among six clients"). With D domains and K clients,
+    domain d goes to clients d K/D to (d + 1) K/D - 1, by `DirichletByClass`.
+
+    Attributes:
+        beta: As in `DirichletByClass`.
+        min_size: As in `DirichletByClass`.
+        balance: As in `DirichletByClass`.
+        max_tries: As in `DirichletByClass`.
+    """
+
+    target_client: ClassVar[bool] = False
+
+    beta: Positive
+    min_size: Size = 10
+    balance: Switch = True
+    max_tries: Count = 10_000
+
+    def split(
+        self, labels: ArrayLike, clients: int, rng: np.random.Generator, num_classes: int | None = None
+    ) -> list[IntArray]:
+        """Always raises PartitionError: labels alone do not give the domain of a sample."""
+        raise PartitionError("the data set has no domains: choose another partition rule")
+
+    def split_domains(
+        self,
+        labels: ArrayLike,
+        domains: ArrayLike,
+        clients: int,
+        rng: np.random.Generator,
+        num_classes: int | None = None,
+    ) -> list[IntArray]:
+        """Divide all samples; see `DomainRule.split_domains`."""
+        labels, domains = np.asarray(labels), np.asarray(domains)
+        if domains.shape != labels.shape or domains.dtype.kind not in "iu":
+            raise ArgumentError(
+                f"domains: must be one integer a sample, ({len(labels)},); got {domains.shape} {domains.dtype}"
+            )
+        found = np.unique(domains)
+        each, rest = divmod(clients, len(found))
+        if rest or not each:
+            raise PartitionError(
+                f"{clients} clients can't be divided evenly among {len(found)} domains: take a multiple of {len(found)}"
+            )
+        shares = []
+        for domain in found:
+            rows = np.flatnonzero(domains == domain)
+            try:
+                shares += [rows[own] for own in self._rule().split(labels[rows], each, rng, num_classes)]
+            except PartitionError as error:
+                raise PartitionError(f"in domain {domain}: {error}") from None
+        return shares
+
+    def _rule(self) -> DirichletByClass:
+        return DirichletByClass(self.beta, self.min_size, self.balance, self.max_tries)

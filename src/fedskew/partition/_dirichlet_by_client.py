@@ -1,52 +1,43 @@
-"""Every client draws a label mix from a Dirichlet.
-
-Yurochkin et al., 2019; the `Dir(beta)` of FedPALS' text. Client i draws p_i ~ Dir(beta, ..., beta) over the classes;
-its size is fixed; its counts are size * p_i by largest remainder, drawn without replacement.
-
-A class may be asked for more often than it has samples. Then all who asked are cut in proportion to what they asked
-for, and each fills up to its size from the classes that are not used up, by its own p_i; no client is favoured by its
-place in the order. (The FedPALS authors' prototype draws per class over the clients and truncates.)
-"""
+"""The rule by which every client draws a label mix from a Dirichlet."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedskew.errors import ArgumentError, PartitionError
-from fedskew.partition._apportion import apportion
-from fedskew.partition._checks import check_positive, check_samples, check_whole
-from fedskew.partition._deal import deal
-from fedskew.partition._protocol import IntArray
+from fedskew.parameters import Positive, Size, Switch, component
+from fedskew.partition._rule import IntArray, apportion, check_samples, deal
 
 
-@dataclass(frozen=True)
+@component
 class DirichletByClient:
-    """Dir(beta) over classes, client by client: label mixes vary, sizes are given.
+    """Every client draws a label mix from a Dirichlet: label mixes vary, sizes are given.
 
-    `beta`: the concentration; small is skewed. `target_client`: the last client is the target (FedPALS). `sizes`:
-    samples of each client; without it, all samples are divided equally and the remainder is left out. Sizes that use up
-    all samples bend the mixes towards the data set's own (CIFAR-10, beta 0.1: by 0.24 in total variation for 10
-    clients, by 0.08 for 100); smaller ones keep them as drawn.
+    Yurochkin et al., 2019; the `Dir(beta)` of FedPALS' text. Client i draws p_i ~ Dir(beta, ..., beta) over the
+    classes; its size is fixed; its counts are size * p_i by largest remainder, drawn without replacement.
+
+    A class may be asked for more often than it has samples. Then all clients that asked are cut in proportion to what
+    they asked for, and each fills up to its size from the classes that are not used up, by its own p_i; no client is
+    favoured by its position. (The FedPALS authors' prototype draws per class over the clients and truncates.)
+
+    Sizes that use up all samples bend the mixes towards the data set's own (CIFAR-10, beta 0.1: by 0.24 in total
+    variation for 10 clients, by 0.08 for 100); smaller ones keep them as drawn.
+
+    Attributes:
+        beta: Concentration; small values are skewed.
+        target_client: Whether the last client is the target (FedPALS).
+        sizes: Samples of each client; without it, all samples are divided equally and the remainder is left out.
     """
 
-    beta: float
-    target_client: bool = False
-    sizes: tuple[int, ...] | None = None
-
-    def __post_init__(self) -> None:
-        check_positive("beta", self.beta)
-        if not isinstance(self.target_client, bool):
-            raise ArgumentError(f"target_client: must be true or false, not {self.target_client!r}")
-        for size in self.sizes or ():
-            check_whole("sizes", size, 0)
+    beta: Positive
+    target_client: Switch = False
+    sizes: tuple[Size, ...] | None = None
 
     def split(
         self, labels: ArrayLike, clients: int, rng: np.random.Generator, num_classes: int | None = None
     ) -> list[IntArray]:
-        """Divide the samples. See `Rule.split`."""
+        """Divide the samples; see `Rule.split`."""
         labels, class_sizes = check_samples(labels, clients, rng, num_classes)
         sizes = self._client_sizes(len(labels), clients)
         mixes = rng.dirichlet(np.full(len(class_sizes), self.beta), size=clients)
@@ -67,16 +58,16 @@ class DirichletByClient:
 def _fill(sizes: IntArray, mixes: NDArray[np.float64], class_sizes: IntArray) -> IntArray:
     """Counts with row sums `sizes`, close to `mixes`, within `class_sizes`."""
     counts = np.zeros(mixes.shape, dtype=np.int64)
-    missing, left = sizes.copy(), class_sizes.copy()
-    # A pass either serves everybody or uses up a class.
+    missing, remaining = sizes.copy(), class_sizes.copy()
+    # Each pass either serves all clients or uses up a class.
     while missing.any():
-        wish = np.where(left > 0, mixes, 0.0)
-        # Whoever has no share in any class that is left takes what there is.
-        wish[wish.sum(axis=1) == 0] = left
+        wish = np.where(remaining > 0, mixes, 0.0)
+        # A client without a share in any remaining class takes what there is.
+        wish[wish.sum(axis=1) == 0] = remaining
         granted = apportion(missing, wish)
-        over = granted.sum(axis=0) > left
-        granted[:, over] = apportion(left[over], granted[:, over].T).T
+        over = granted.sum(axis=0) > remaining
+        granted[:, over] = apportion(remaining[over], granted[:, over].T).T
         counts += granted
         missing -= granted.sum(axis=1)
-        left -= granted.sum(axis=0)
+        remaining -= granted.sum(axis=0)
     return counts

@@ -1,52 +1,43 @@
-"""One group of clients with classes of their own, one group that shares the rest.
-
-The partition of FedLA (Khalil et al., 2023), by the paper's text. Of K clients, floor(exclusive_share * K) hold
-`labels_per_client` classes each that nobody else has, in equal parts; the others draw uniformly, without replacement,
-from all samples of the classes that remain. Every client holds `samples_per_client`. The authors' code deals
-consecutive classes from a random start instead, so that their clients overlap.
-
-The exclusive clients come first; which classes they own is drawn.
-"""
+"""FedLA's rule: one group of clients with classes of their own, one group that shares the rest."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedskew.errors import ArgumentError, PartitionError
-from fedskew.partition._checks import check_samples, check_whole
-from fedskew.partition._deal import deal
-from fedskew.partition._protocol import IntArray
+from fedskew.errors import PartitionError
+from fedskew.parameters import Count, Share, component
+from fedskew.partition._rule import IntArray, check_samples, deal
 
 
-@dataclass(frozen=True)
+@component
 class IIDAndExclusive:
-    """A share of the clients with exclusive labels, the others IID over the remaining ones; all of one size.
+    """A share of the clients has exclusive labels, the others are IID over the remaining ones; all have one size.
 
-    `exclusive_share`: the paper's noniid_s; `labels_per_client`: its unique_c. `samples_per_client`: 2400 for EMNIST
-    and 1000 for CIFAR-100 in the paper.
+    The partition of FedLA (Khalil et al., 2023), by the paper's text. Of K clients, floor(exclusive_share * K) hold
+    `labels_per_client` classes each that no other client has, in equal parts; the others draw uniformly, without
+    replacement, from all samples of the classes that remain. The exclusive clients come first; which classes they own
+    is drawn. The authors' code deals consecutive classes from a random start instead, so that their clients overlap.
+
+    Attributes:
+        exclusive_share: Share of the exclusive clients, the paper's noniid_s.
+        labels_per_client: Classes of each exclusive client, the paper's unique_c.
+        samples_per_client: Samples of each client; 2400 for EMNIST and 1000 for CIFAR-100 in the paper.
     """
 
     target_client: ClassVar[bool] = False
 
-    exclusive_share: float
-    labels_per_client: int
-    samples_per_client: int
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.exclusive_share <= 1:
-            raise ArgumentError(f"exclusive_share: must be between 0 and 1, not {self.exclusive_share!r}")
-        check_whole("labels_per_client", self.labels_per_client, 1)
-        check_whole("samples_per_client", self.samples_per_client, 1)
+    exclusive_share: Share
+    labels_per_client: Count
+    samples_per_client: Count
 
     def split(
         self, labels: ArrayLike, clients: int, rng: np.random.Generator, num_classes: int | None = None
     ) -> list[IntArray]:
-        """Divide `clients * samples_per_client` samples. See `Rule.split`."""
+        """Divide `clients * samples_per_client` samples; see `Rule.split`."""
         labels, class_sizes = check_samples(labels, clients, rng, num_classes)
         classes = len(class_sizes)
         exclusive = math.floor(self.exclusive_share * clients + 1e-9)
@@ -74,7 +65,7 @@ class IIDAndExclusive:
         needed = (clients - exclusive) * self.samples_per_client
         if needed > len(pool):
             raise PartitionError(
-                f"the {len(shared)} classes that nobody owns have {len(pool)} samples and {clients - exclusive} "
+                f"the {len(shared)} classes that no client owns have {len(pool)} samples and {clients - exclusive} "
                 f"clients need {needed}: lower samples_per_client"
             )
         drawn = rng.permutation(pool)[:needed]

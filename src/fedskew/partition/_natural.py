@@ -1,24 +1,31 @@
-"""Clients as the data set itself names them: a writer, a camera, a hospital."""
+"""Clients that the data set itself names: writers, cameras, hospitals."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from fedskew.errors import ArgumentError, PartitionError
-from fedskew.partition._protocol import IntArray
+from fedskew.parameters import component
+from fedskew.partition._rule import IntArray
 
 
 def natural_split(client_ids: ArrayLike, clients: int | None = None) -> list[IntArray]:
-    """The samples of each client, by the id that comes with every sample.
+    """The samples of each client, by the client id that comes with every sample.
 
-    `client_ids`: `(samples,)` integers or strings. Returns one ascending index array per id that occurs, in the order
-    of `numpy.unique(client_ids)`. With `clients`, ids are numbers from 0 to clients - 1, and one that does not occur is
-    an empty client. Raises `ArgumentError` for any other shape, type or value.
+    Args:
+        client_ids: Client ids, shape `(samples,)`, integers or strings.
+        clients: Number of clients. With it, ids are numbers from 0 to clients - 1, and an id that does not occur is an
+            empty client.
+
+    Returns:
+        One ascending index array per client; without `clients`, per id in the order of `numpy.unique(client_ids)`.
+
+    Raises:
+        ArgumentError: Wrong shape, type or values.
     """
     ids = np.asarray(client_ids)
     if ids.ndim != 1 or ids.size == 0:
@@ -35,16 +42,25 @@ def natural_split(client_ids: ArrayLike, clients: int | None = None) -> list[Int
 
 
 def grouped(shares: Sequence[IntArray], clients: int) -> list[IntArray]:
-    """Natural clients put together to `clients` larger ones of similar size, each ascending; none is cut.
+    """Merge natural clients into fewer ones of similar size; none is divided.
 
     From the largest to the smallest, each goes to the client with the fewest samples so far (of several such, the
     first). This is how the FedDG benchmark (Bai et al., 2024; "NonIIDSplitter" with iid 0) makes 100 clients of the 243
-    cameras of iWildCam's training part. Raises `PartitionError` where there are fewer natural clients than that; where
-    the benchmark would cut them up, choose another rule instead.
+    cameras of iWildCam's training part.
+
+    Args:
+        shares: The samples of each natural client.
+        clients: Number of clients to merge them into.
+
+    Returns:
+        One ascending index array per client.
+
+    Raises:
+        PartitionError: There are fewer natural clients than `clients` (the benchmark would divide them).
     """
     if not 1 <= clients <= len(shares):
         raise PartitionError(
-            f"the data set names {len(shares)} clients, which can't be put together to {clients}: lower clients, or "
+            f"the data set names {len(shares)} clients, which can't be merged into {clients}: lower clients, or "
             "leave it out"
         )
     sizes = np.array([len(share) for share in shares])
@@ -57,14 +73,14 @@ def grouped(shares: Sequence[IntArray], clients: int) -> list[IntArray]:
     return [np.sort(np.concatenate(parts)) for parts in members]
 
 
-@dataclass(frozen=True)
+@component
 class Natural:
-    """The data set's own clients. It has no parameters; who holds the ids calls `natural_split` (and `grouped`)."""
+    """The data set's own clients; a run divides samples by their client ids, with `natural_split` and `grouped`."""
 
     target_client: ClassVar[bool] = False
 
     def split(
         self, labels: ArrayLike, clients: int, rng: np.random.Generator, num_classes: int | None = None
     ) -> list[IntArray]:
-        """Raise `PartitionError`: labels alone don't say whose they are."""
-        raise PartitionError("the data set does not say whose each sample is: choose another partition rule")
+        """Always raises PartitionError: labels alone do not give the client of a sample."""
+        raise PartitionError("the data set does not name the client of each sample: choose another partition rule")

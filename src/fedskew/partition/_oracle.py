@@ -14,20 +14,29 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedskew.errors import ArgumentError, PartitionError
-from fedskew.partition._apportion import apportion
-from fedskew.partition._deal import deal
-from fedskew.partition._protocol import IntArray
+from fedskew.partition._rule import IntArray, apportion, deal
 
 
 def oracle(
     indices: Sequence[IntArray], labels: ArrayLike, target: ArrayLike, rng: np.random.Generator
 ) -> list[IntArray]:
-    """The clients' samples, dealt again so that every client has the target's mix; one ascending array per client.
+    """Deal the clients' samples again so that every client has the target's label mix.
 
-    `indices`: the samples of each client that trains; `labels`: `(samples,)` of the whole data set; `target`:
-    `(classes,)`, none negative and not all 0. A client's counts are within one of its exact shares, and where rounding
-    asks for more of a class than there is, some clients get one less. Raises ArgumentError for a bad target,
-    PartitionError where no client holds a class of the target.
+    A client's counts are within one of its exact shares; where rounding asks for more of a class than there is, some
+    clients get one less.
+
+    Args:
+        indices: Samples of each client that trains.
+        labels: Class ids of the whole data set, shape `(samples,)`.
+        target: Label mix, shape `(classes,)`; normalised here.
+        rng: Source of all random draws.
+
+    Returns:
+        One ascending index array per client.
+
+    Raises:
+        ArgumentError: A bad target.
+        PartitionError: No client holds a class that the target has.
     """
     classes = np.asarray(labels)
     mix = np.asarray(target, dtype=np.float64)

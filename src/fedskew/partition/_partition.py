@@ -1,4 +1,4 @@
-"""A partition as a record that can be saved, so that two systems train on the same split."""
+"""The record of a split, which can be saved so that two systems train on the same one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedskew.errors import ArgumentError, DataError
-from fedskew.partition._protocol import IntArray
+from fedskew.partition._rule import IntArray
 
 _FORMAT = "fedskew partition 1"
 _FIXED_TIME = (1980, 1, 1, 0, 0, 0)
@@ -24,7 +24,10 @@ _FIXED_TIME = (1980, 1, 1, 0, 0, 0)
 class Partition:
     """Which samples each client holds.
 
-    `indices`: one index array per client; `counts`: `(clients, classes)` int64; `rule`: how it was made, in words.
+    Attributes:
+        indices: One index array per client.
+        counts: Label counts, shape `(clients, classes)`, int64.
+        rule: How the split was made, in words.
     """
 
     indices: tuple[IntArray, ...]
@@ -33,9 +36,16 @@ class Partition:
 
     @classmethod
     def of(cls, indices: Sequence[ArrayLike], labels: ArrayLike, num_classes: int, rule: object = "") -> Partition:
-        """The record of a split of `labels`, `(samples,)` integers in [0, num_classes).
+        """Make the record of a split.
 
-        Raises `ArgumentError` where a sample goes to two clients or does not exist.
+        Args:
+            indices: Samples of each client.
+            labels: Class ids, shape `(samples,)`, integers in [0, num_classes).
+            num_classes: Number of classes.
+            rule: How the split was made; kept as text.
+
+        Raises:
+            ArgumentError: A sample goes to two clients or does not exist, or a label is out of range.
         """
         labels = np.asarray(labels)
         arrays = tuple(np.asarray(held, dtype=np.int64) for held in indices)
@@ -54,14 +64,14 @@ class Partition:
 
     @property
     def num_classes(self) -> int:
-        """Classes, whether anybody holds them or not."""
+        """Number of classes, held by a client or not."""
         return int(self.counts.shape[1])
 
     @cached_property
     def hash(self) -> str:
-        """SHA-256, in hex, of the clients' samples in order: equal for two partitions that give everybody the same.
+        """SHA-256, in hex, of the clients' samples in order.
 
-        Over little-endian int64: the number of clients, the size of each, then all indices client by client.
+        Computed over little-endian int64: the number of clients, the size of each, then all indices client by client.
         """
         sizes = [len(held) for held in self.indices]
         digest = hashlib.sha256(np.array([len(sizes), *sizes], dtype="<i8").tobytes())
@@ -70,7 +80,11 @@ class Partition:
         return digest.hexdigest()
 
     def check(self, labels: ArrayLike) -> None:
-        """Raise `DataError` unless the samples of a data set with these labels give these counts."""
+        """Check that this partition was made for a data set with these labels.
+
+        Raises:
+            DataError: The samples have other counts, or do not exist.
+        """
         try:
             counts = Partition.of(self.indices, labels, self.num_classes).counts
         except ArgumentError as error:
@@ -79,7 +93,7 @@ class Partition:
             raise DataError("the partition was made for another data set, or for its samples in another order")
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write an `.npz` file; the same partition gives the same bytes. It is written aside and renamed."""
+        """Write an `.npz` file, atomically; the same partition gives the same bytes."""
         arrays: dict[str, NDArray[np.generic]] = {
             "format": np.array(_FORMAT),
             "rule": np.array(self.rule),
@@ -99,7 +113,11 @@ class Partition:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Partition:
-        """Read what `save` wrote. Raises `DataError` where the file is missing, damaged or of another kind."""
+        """Read a file that `save` wrote.
+
+        Raises:
+            DataError: The file is missing, damaged or of another kind.
+        """
         try:
             with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
                 arrays = {name: archive[name] for name in ("format", "rule", "hash", "counts", "sizes", "indices")}

@@ -1,39 +1,37 @@
-"""Every class is cut into equal shards, and every client is dealt the same number of them.
-
-The sharding of FedNTD (Lee et al., 2022). With K clients, C classes and s shards a client, each class is cut into
-s * K / C shards, which must be a whole number; all shards are shuffled and dealt. A client may be dealt one label
-twice, so it holds at most s labels.
-"""
+"""Rules that cut classes into shards: `Shards`, of equal parts, and `PairedShards`, of unequal ones."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedskew.errors import PartitionError
-from fedskew.partition._checks import check_samples, check_whole
-from fedskew.partition._deal import deal
-from fedskew.partition._protocol import IntArray
+from fedskew.errors import ArgumentError, PartitionError
+from fedskew.parameters import Count, component
+from fedskew.partition._rule import IntArray, check_samples, deal
 
 
-@dataclass(frozen=True)
+@component
 class Shards:
-    """`per_client` shards for each client; shards of a class differ by one sample at most."""
+    """Every class is cut into equal shards, and every client is dealt the same number of them.
+
+    The sharding of FedNTD (Lee et al., 2022). With K clients, C classes and s shards per client, each class is cut into
+    s * K / C shards, which must be a whole number; all shards are shuffled and dealt. Shards of a class differ by at
+    most one sample. A client may be dealt one label twice, so it holds at most s labels.
+
+    Attributes:
+        per_client: Shards of each client, s.
+    """
 
     target_client: ClassVar[bool] = False
 
-    per_client: int
-
-    def __post_init__(self) -> None:
-        check_whole("per_client", self.per_client, 1)
+    per_client: Count
 
     def split(
         self, labels: ArrayLike, clients: int, rng: np.random.Generator, num_classes: int | None = None
     ) -> list[IntArray]:
-        """Divide all samples. See `Rule.split`."""
+        """Divide all samples; see `Rule.split`."""
         labels, class_sizes = check_samples(labels, clients, rng, num_classes)
         classes = len(class_sizes)
         per_class, rest = divmod(self.per_client * clients, classes)
@@ -48,3 +46,73 @@ class Shards:
         counts = np.zeros((clients, classes), dtype=np.int64)
         np.add.at(counts, (np.arange(clients)[:, None], shards // per_class), shard_sizes.ravel()[shards])
         return deal(labels, counts, rng)
+
+
+@component
+class PairedShards:
+    """Pairs, or larger groups, of clients that share the same classes exclusively and in unequal parts.
+
+    The "s" partition of FedVLS, read in its authors' code (the paper cites FedNTD, whose rule is another: `Shards`).
+    With K clients, C classes and s classes per client, a class goes to the first floor(K s / C) clients that may still
+    take one. With two such holders, as in all of the paper's image tasks, clients 2p and 2p + 1 share the same s
+    classes; AG News with 10 clients and s = 2 has groups of five. Of a class with n samples and h holders each but the
+    last gets a whole number drawn uniformly from [low * 2n/h, high * 2n/h), and the last the rest. The authors take low
+    1/20, high 1/2 (from a tenth of the equal part to the equal part), but high 1 for CIFAR-10.
+
+    Attributes:
+        classes_per_client: Classes of each client, s.
+        low: Smallest share of a class that the first client of a pair gets; in larger groups, of two equal parts.
+        high: Largest such share.
+    """
+
+    target_client: ClassVar[bool] = False
+
+    classes_per_client: Count
+    low: float = 1 / 20
+    high: float = 1 / 2
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.low < self.high <= 1:
+            raise ArgumentError(f"low, high: must satisfy 0 <= low < high <= 1, not {self.low!r} and {self.high!r}")
+
+    def split(
+        self, labels: ArrayLike, clients: int, rng: np.random.Generator, num_classes: int | None = None
+    ) -> list[IntArray]:
+        """Divide all samples; see `Rule.split`. Refuses where a client or a class would be left over."""
+        labels, class_sizes = check_samples(labels, clients, rng, num_classes)
+        classes = len(class_sizes)
+        held = self._held(clients, classes)
+        holders = held.sum(axis=0)
+        if (self.high * 2 * (holders - 1) > holders).any():
+            raise PartitionError(
+                f"{holders.max()} clients share a class, and all but the last may ask for more than there is: lower "
+                f"high to {holders.max() / (2 * (holders.max() - 1)):.3g} or less, or take another number of clients"
+            )
+        # Every holder of a class but its last, class after class.
+        last = held.shape[0] - 1 - held[::-1].argmax(axis=0)
+        of_class, client = np.nonzero((held & (np.arange(clients)[:, None] != last)).T)
+        part = class_sizes[of_class] * 2 / holders[of_class]
+        least = np.floor(self.low * part + 1e-9).astype(np.int64)
+        end = np.floor(self.high * part + 1e-9).astype(np.int64)
+        counts = np.zeros((clients, classes), dtype=np.int64)
+        # Where the class is too small for the interval to hold a whole number, its lower end.
+        counts[client, of_class] = rng.integers(least, np.maximum(end, least + 1))
+        counts[last, np.arange(classes)] = class_sizes - counts.sum(axis=0)
+        return deal(labels, counts, rng)
+
+    def _held(self, clients: int, classes: int) -> np.ndarray[tuple[int, int], np.dtype[np.bool_]]:
+        """Which client holds which class, `(clients, classes)`."""
+        group = self.classes_per_client * clients // classes
+        held = np.zeros((clients, classes), dtype=np.bool_)
+        for label in range(classes):
+            free = np.flatnonzero(held.sum(axis=1) < self.classes_per_client)[:group]
+            held[free, label] = True
+        busy, taken = int(held.any(axis=1).sum()), int(held.any(axis=0).sum())
+        if busy < clients or taken < classes:
+            groups = -(-classes // self.classes_per_client)
+            raise PartitionError(
+                f"{clients} clients with {self.classes_per_client} of {classes} classes each leave {clients - busy} "
+                f"clients and {classes - taken} classes over: take {2 * groups} clients ({groups} pairs), or another "
+                "classes_per_client"
+            )
+        return held

@@ -1,0 +1,132 @@
+"""What partition rules have in common: the protocol, the checks of arguments, and dealing samples by counts."""
+
+from __future__ import annotations
+
+from numbers import Integral
+from typing import Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fedskew.errors import ArgumentError
+
+IntArray: TypeAlias = NDArray[np.int64]
+
+
+class Rule(Protocol):
+    """A way to divide a labelled data set among clients: a frozen dataclass of parameters."""
+
+    @property
+    def target_client(self) -> bool:
+        """Whether the last client is the target: the others train for its label mix."""
+
+    def split(
+        self, labels: ArrayLike, clients: int, rng: np.random.Generator, num_classes: int | None = None
+    ) -> list[IntArray]:
+        """Divide samples among clients; the result depends on the arguments and the state of `rng` only.
+
+        Args:
+            labels: Class ids, shape `(samples,)`, integers.
+            clients: Number of clients, with the target client where the rule has one.
+            rng: Source of all random draws.
+            num_classes: Number of classes; the largest label + 1 where None.
+
+        Returns:
+            For each client an ascending array of indices into `labels`. No sample goes to two clients; some rules leave
+            samples out.
+
+        Raises:
+            ArgumentError: A bad argument; the message names it.
+            PartitionError: The rule can't divide these labels among this many clients; the message says what to change.
+        """
+
+
+@runtime_checkable
+class DomainRule(Protocol):
+    """A rule that needs the domain of each sample; its plain `split` raises `PartitionError`."""
+
+    def split_domains(
+        self,
+        labels: ArrayLike,
+        domains: ArrayLike,
+        clients: int,
+        rng: np.random.Generator,
+        num_classes: int | None = None,
+    ) -> list[IntArray]:
+        """Divide samples as `Rule.split` does.
+
+        Args:
+            labels: Class ids, shape `(samples,)`.
+            domains: Domain ids, shape `(samples,)`, integers.
+            clients: Number of clients.
+            rng: Source of all random draws.
+            num_classes: Number of classes.
+
+        Returns:
+            For each client an ascending array of indices into `labels`.
+
+        Raises:
+            ArgumentError: A bad argument.
+            PartitionError: The rule can't divide these labels among this many clients.
+        """
+
+
+def check_samples(
+    labels: ArrayLike, clients: int, rng: np.random.Generator, num_classes: int | None
+) -> tuple[IntArray, IntArray]:
+    """Check the arguments of `Rule.split`; returns the labels as int64 and the samples of each class, `(classes,)`."""
+    array = np.asarray(labels)
+    if array.ndim != 1:
+        raise ArgumentError(f"labels: must be one-dimensional, not of shape {array.shape}")
+    if array.size == 0:
+        raise ArgumentError("labels: there is no sample to divide")
+    if array.dtype.kind not in "iu":
+        raise ArgumentError(f"labels: must be integers, not {array.dtype}")
+    array = array.astype(np.int64)
+    if array.min() < 0:
+        raise ArgumentError(f"labels: must be class ids from 0, but {array.min()} occurs")
+    if num_classes is not None:
+        _check_count("num_classes", num_classes)
+        if array.max() >= num_classes:
+            raise ArgumentError(f"labels: class id {array.max()} occurs, but num_classes is {num_classes}")
+    _check_count("clients", clients)
+    if not isinstance(rng, np.random.Generator):
+        raise ArgumentError(f"rng: must be a numpy.random.Generator, not {type(rng).__name__}")
+    return array, np.bincount(array, minlength=num_classes or 0)
+
+
+def _check_count(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
+        raise ArgumentError(f"{name}: must be a whole number of at least 1, not {value!r}")
+
+
+def deal(labels: IntArray, counts: IntArray, rng: np.random.Generator) -> list[IntArray]:
+    """Draw `counts[client, class]` samples of each class for each client, uniformly and without replacement.
+
+    `labels`: `(samples,)`; `counts`: `(clients, classes)` with column sums of at most the class sizes. Every rule ends
+    here: all it decides is its table of counts. Returns one ascending index array per client.
+    """
+    clients, classes = counts.shape
+    shuffled = rng.permutation(len(labels))
+    by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
+    undealt = np.bincount(labels, minlength=classes) - counts.sum(axis=0)
+    # An extra row holds the samples that no client gets. Class by class, each client id is repeated once per sample.
+    table = np.vstack([counts, undealt])
+    owner = np.empty(len(labels), dtype=np.int64)
+    owner[by_class] = np.repeat(np.tile(np.arange(clients + 1), classes), table.T.ravel())
+    by_owner = np.argsort(owner, kind="stable")
+    return np.split(by_owner, np.cumsum(table.sum(axis=1))[:-1])[:clients]
+
+
+def apportion(totals: IntArray, shares: NDArray[np.float64] | IntArray) -> IntArray:
+    """Divide each row's total by its shares, by largest remainder; equal remainders go to the lowest column.
+
+    `totals`: `(rows,)`; `shares`: `(rows, columns)`, non-negative with a positive sum in each row. Returns
+    `(rows, columns)` whose row sums are the totals; no entry is further than 1 from its exact quota.
+    """
+    quotas = totals[:, None] * (shares / shares.sum(axis=1, keepdims=True))
+    counts: IntArray = np.floor(quotas).astype(np.int64)
+    order = np.argsort(counts - quotas, axis=1, kind="stable")
+    one_more = np.arange(shares.shape[1]) < (totals - counts.sum(axis=1))[:, None]
+    np.put_along_axis(counts, order, np.take_along_axis(counts, order, axis=1) + one_more, axis=1)
+    return counts
