@@ -23,8 +23,7 @@ import torch
 
 import fedskew
 from fedskew.data import Dataset
-from fedskew.papers import read_recipe
-from fedskew.papers._recipe import Row
+from fedskew.papers import RecipeRow, read_recipe
 
 NEVER = 10**9
 
@@ -77,7 +76,7 @@ def main() -> None:
     table(done, len(rows), arguments)
 
 
-def cell(row: Row, arguments: argparse.Namespace) -> dict[str, Any]:
+def cell(row: RecipeRow, arguments: argparse.Namespace) -> dict[str, Any]:
     """Seconds of a round of all seeds, and the whole cell projected from them."""
     timed, stages = arguments.rounds, 1
     changes: dict[str, Any] = {

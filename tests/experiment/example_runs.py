@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fedskew.engine import Evaluation, Round
-from fedskew.experiment import SeedRun
+from fedskew.report import SeedRun
 
 CIFAR = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 

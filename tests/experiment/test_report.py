@@ -15,11 +15,9 @@ import numpy as np
 import pytest
 from example_runs import example_run
 
+from fedskew.drawing import Curve, legend_key, styled
 from fedskew.errors import ArgumentError, RunError
-from fedskew.experiment import SeedRun
-from fedskew.experiment._figures import key
-from fedskew.experiment._pictures import _effective_mix, _line
-from fedskew.experiment._report import write_report
+from fedskew.report import SeedRun, effective_mix, write_report
 
 
 class Page(HTMLParser):
@@ -169,23 +167,23 @@ def test_runs_of_different_data_sets_can_be_compared(tmp_path):
 
 
 def test_a_line_goes_on_thin_when_some_seeds_have_stopped():
-    curve, _ = _line(0, [{0: 1.0, 1: 2.0, 2: 3.0}, {0: 3.0, 1: 4.0}], most=200)
+    curve = Curve.over_seeds(0, [{0: 1.0, 1: 2.0, 2: 3.0}, {0: 3.0, 1: 4.0}], most=200)
     assert curve.x.tolist() == [0, 1, 2]
     assert curve.mean.tolist() == [2.0, 3.0, 3.0]
-    assert curve.whole.tolist() == [True, True, False]
+    assert curve.complete.tolist() == [True, True, False]
     np.testing.assert_allclose(curve.std, [2**0.5, 2**0.5, np.nan])
 
 
 def test_a_round_that_only_one_of_the_running_seeds_evaluated_makes_no_jump():
     # the first seed stops at 7, between two evaluations of the second
-    curve, _ = _line(0, [{0: 0.0, 5: 0.5, 7: 0.9}, {0: 0.0, 5: 0.7, 10: 0.8}], most=200)
+    curve = Curve.over_seeds(0, [{0: 0.0, 5: 0.5, 7: 0.9}, {0: 0.0, 5: 0.7, 10: 0.8}], most=200)
     assert curve.x.tolist() == [0, 5, 10]
     np.testing.assert_allclose(curve.mean, [0.0, 0.6, 0.8])
 
 
 def test_a_long_curve_becomes_means_of_blocks_of_rounds(tmp_path):
-    curve, block = _line(0, [{number: float(number) for number in range(6)}], most=2)
-    assert block == 3
+    curve = Curve.over_seeds(0, [{number: float(number) for number in range(6)}], most=2)
+    assert curve.block == 3
     assert curve.x.tolist() == [1, 4]
     assert curve.mean.tolist() == [1, 4]
     assert curve.std is None
@@ -200,7 +198,7 @@ def test_the_effective_mix_is_weights_times_label_shares():
     )
     run = dataclasses.replace(run, counts=np.array([[10, 0], [10, 30]]), rounds=[run.rounds[0], first, second])
     # 0.25 * (1, 0) + 0.75 * (1/4, 3/4)
-    np.testing.assert_allclose(_effective_mix(run), [0.4375, 0.5625])
+    np.testing.assert_allclose(effective_mix(run), [0.4375, 0.5625])
 
 
 def test_participation_is_the_share_of_rounds_after_the_untrained_one(tmp_path):
@@ -285,7 +283,9 @@ def test_clients_with_names_of_their_own_are_shown_with_them(tmp_path):
 
 
 def test_more_labels_than_colours_still_differ():
-    looks = [re.sub(r'id="[^"]*"|#m\w+|url\([^)]*\)|aria-label="[^"]*"', "", key(style)) for style in range(24)]
+    with styled():
+        keys = [legend_key(style) for style in range(24)]
+    looks = [re.sub(r'id="[^"]*"|#m\w+|url\([^)]*\)|aria-label="[^"]*"', "", key) for key in keys]
     assert len(set(looks)) == 24
 
 

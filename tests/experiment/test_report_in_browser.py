@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from example_runs import example_run
 
-from fedskew.experiment._report import write_report
+from fedskew.report import write_report
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 pytestmark = pytest.mark.browser

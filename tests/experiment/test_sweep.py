@@ -12,18 +12,19 @@ import pytest
 from fedskew import methods, models
 from fedskew.errors import ArgumentError, CombinationError, ConfigError, FedskewError, RunError
 from fedskew.experiment import (
-    SeedRun,
+    CellResult,
     Sweep,
-    notes,
+    model_notes,
     read_runs,
     read_sweep,
     run_folder,
     run_sweep,
     simulate,
+    sweep_notes,
     text_table,
+    write_tables,
 )
-from fedskew.experiment._config import ModelSection
-from fedskew.experiment._sweep_tables import model_notes, row_of, write_tables
+from fedskew.report import SeedRun
 
 TASK = """\
 schema = 1
@@ -318,7 +319,7 @@ def test_a_row_is_the_mean_and_standard_deviation_of_its_seeds(tmp_path):
         [run_of(1, [0.1, 0.2], 0.25, worst=0.0, megabytes=1234.5, seconds=61.0)],  # the other two seeds failed
         [],
     ]
-    rows = [row_of(cell, found, sweep.accuracy) for cell, found in zip(sweep.cells, runs, strict=True)]
+    rows = [CellResult.of(cell, found, sweep.accuracy) for cell, found in zip(sweep.cells, runs, strict=True)]
     # By hand: 0.5, 0.6, 0.7 have mean 0.6 and deviation sqrt((0.01 + 0 + 0.01) / 2) = 0.1; rounds 4 and 2 have mean 3
     # and deviation sqrt((1 + 1) / 1) = 1.414.
     assert text_table(sweep, rows) == (
@@ -329,12 +330,11 @@ def test_a_row_is_the_mean_and_standard_deviation_of_its_seeds(tmp_path):
             ["fedla", "0", "-", "-", "-", "-", "-"],
         ],
     )
-    assert [note for note in notes(sweep, rows) if note.startswith("Missing")] == [
+    assert [note for note in sweep_notes(sweep, rows) if note.startswith("Missing")] == [
         f"Missing, as it failed: {label}, seed {seed}."
         for label, seed in [("fedprox", 0), ("fedprox", 2), ("fedla", 0), ("fedla", 1), ("fedla", 2)]
     ]
-    networks = [ModelSection(name=name) for name in ("resnet50", "mlp3", "resnet50")]
-    configs = [sweep.cells[0].config.model_copy(update={"model": network}) for network in networks]
+    configs = [sweep.cells[0].config.with_value("model.name", name) for name in ("resnet50", "mlp3", "resnet50")]
     assert model_notes(configs) == [f"Network: {models.note('resnet50', {})}."]
     write_tables(sweep, rows, [run for found in runs for run in found], tmp_path, tmp_path / "tables")
     with (tmp_path / "tables" / "table.csv").open() as file:
@@ -357,7 +357,7 @@ def test_a_row_is_the_mean_and_standard_deviation_of_its_seeds(tmp_path):
 def test_labels_are_text_in_every_format(tmp_path):
     sweep = sweep_of(tmp_path, "[sweep]\nmethods = [{label = 'a | b <i>, [red]'}]\n")
     run = run_of(0, [0.1], 0.1, worst=0.0, megabytes=1, seconds=1.0)
-    write_tables(sweep, [row_of(sweep.cells[0], [run], None)], [run], tmp_path, tmp_path)
+    write_tables(sweep, [CellResult.of(sweep.cells[0], [run], None)], [run], tmp_path, tmp_path)
     assert "| a \\| b <i>, [red] | 1 |" in (tmp_path / "table.md").read_text()
     assert "a | b &lt;i&gt;, [red]" in (tmp_path / "table.html").read_text()
     assert '"a | b <i>, [red]",1,' in (tmp_path / "table.csv").read_text()
@@ -367,7 +367,7 @@ def test_tables_that_cannot_be_written_are_one_line(tmp_path):
     (tmp_path / "file").write_text("in the way")
     sweep = sweep_of(tmp_path, "[sweep]\n")
     with pytest.raises(RunError, match="file.*: the tables can't be written: "):
-        write_tables(sweep, [row_of(sweep.cells[0], [], None)], [], tmp_path, tmp_path / "file")
+        write_tables(sweep, [CellResult.of(sweep.cells[0], [], None)], [], tmp_path, tmp_path / "file")
 
 
 OWN = """import os, signal
@@ -433,7 +433,7 @@ class Told:
 def test_a_sweep_is_ordinary_runs_which_another_sweep_may_share(tmp_path):
     tables = "[sweep]\naccuracy = 0.3\nmethods = ['fedavg']\n"
     sweep, told = sweep_of(tmp_path, tables), Told()
-    first = run_sweep(sweep, tmp_path / "runs", processes=1, watcher=told)
+    first = run_sweep(sweep, tmp_path / "runs", processes=1, progress=told)
     names = ["fedavg, seed 0", "fedavg, seed 1"]
     assert told.begun == [(names, 0)]
     assert told.rounds == {name: [0, 1, 2, 3] for name in names}
@@ -452,7 +452,7 @@ def test_a_sweep_is_ordinary_runs_which_another_sweep_may_share(tmp_path):
     assert float(shown["accuracy_std"]) == pytest.approx(np.std(accuracies, ddof=1))
 
     part, told = sweep_of(tmp_path, tables, changes={"seeds": [0], "sweep.accuracy": 0.9}), Told()
-    again = run_sweep(part, tmp_path / "runs", watcher=told)
+    again = run_sweep(part, tmp_path / "runs", progress=told)
     assert told.begun == [([], 1)]
     assert again.folder != first.folder
     assert text_table(part, again.rows)[1][0][:2] == ["fedavg", "1"]

@@ -10,11 +10,23 @@ from typing import Any
 import pytest
 
 from fedskew.errors import ConfigError, DataError
-from fedskew.experiment import SeedRun
-from fedskew.papers import absent, estimate, in_words, plan, read_recipe, reproduce, text_lines, value_of
-from fedskew.papers._figure import number_in
-from fedskew.papers._recipe import Deviation, Recipe, Row
-from fedskew.papers._reproduce import _lines
+from fedskew.papers import (
+    DATASETS,
+    DatasetFacts,
+    Deviation,
+    Recipe,
+    RecipeRow,
+    absent,
+    compare,
+    estimate,
+    in_words,
+    plan,
+    read_recipe,
+    reproduce,
+    text_lines,
+    value_of,
+)
+from fedskew.report import SeedRun
 
 DIGITS = {
     "schema": 1,
@@ -26,18 +38,15 @@ DIGITS = {
 }
 
 
-def row(label: str, **tables: Any) -> Row:
+def row(label: str, **tables: Any) -> RecipeRow:
     labels = {"dataset": "CIFAR-10", "partition": "Dir(0.1)", "method": label}
-    return Row(labels, copy.deepcopy({**DIGITS, **tables}))
+    return RecipeRow(labels, copy.deepcopy({**DIGITS, **tables}))
 
 
 @pytest.fixture
 def digits(monkeypatch: pytest.MonkeyPatch) -> None:
     """The embedded digits stand for a data set of the papers."""
-    from fedskew.papers import _datasets
-
-    known = {**_datasets.DATASETS, "digits": _datasets.Facts("digits", (), (1, 8, 8), 1437, 360, 10)}
-    monkeypatch.setattr(_datasets, "DATASETS", known)
+    monkeypatch.setitem(DATASETS, "digits", DatasetFacts("digits", (), (1, 8, 8), 1437, 360, 10))
 
 
 def run_of(rounds: list[dict[str, Any]], seed: int = 0, **summary: Any) -> SeedRun:
@@ -82,7 +91,7 @@ def test_ours_stands_beside_theirs_and_what_was_smaller_is_said(digits: None, tm
     with (done.folder / "comparison.csv").open() as file:
         lines = list(csv.DictReader(file))
     assert float(lines[1]["theirs_mean"]) == 52.80
-    assert float(lines[1]["ours_mean"]) == pytest.approx(done.lines[1].mean)
+    assert float(lines[1]["ours_mean"]) == pytest.approx(done.lines[1].spread.mean)
 
     again = reproduce(recipe, out=tmp_path, rounds=2, changes={"seeds": [0]})  # nothing is run twice
     assert [line.ours for line in again.lines] == [line.ours for line in done.lines]
@@ -97,9 +106,9 @@ def test_a_change_against_another_row_is_taken_seed_by_seed():
         (rows[0], [run_of([], seed=seed, last10={"accuracy": value}) for seed, value in enumerate([0.45, 0.50, 0.60])]),
         (rows[1], [run_of([], seed=seed, last10={"accuracy": value}) for seed, value in enumerate([0.40, 0.42])]),
     ]
-    (line,) = _lines(recipe, runs)
+    (line,) = compare(recipe, runs)
     assert line.ours == pytest.approx({0: 5.0, 1: 8.0})  # seed 2 has nothing to stand against
-    assert (line.mean, line.std) == (pytest.approx(6.5), pytest.approx(4.5**0.5))
+    assert (line.spread.mean, line.spread.std) == (pytest.approx(6.5), pytest.approx(4.5**0.5))
 
 
 def test_fewer_rounds_cut_both_parts_of_fedconcat():
@@ -139,4 +148,4 @@ def test_seconds_in_words(seconds: float, words: str):
 
 @pytest.mark.parametrize(("label", "number"), [("Dir(0.1)", 0.1), ("5 %", 5), ("7 of 150", 7), ("C=10", 10)])
 def test_a_label_holds_its_number(label: str, number: float):
-    assert number_in(label) == number
+    assert RecipeRow({"axis": label}, {}).number("axis") == number

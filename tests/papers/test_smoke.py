@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedskew.experiment import Cell, Job, make_training_loop, simulate
-from fedskew.papers import Drawing, Recipe, Row, names, plan, read_recipe, reproduce
+from fedskew.papers import Recipe, RecipeRow, names, plan, read_recipe, reproduce
 from published_formats import WRITERS, write
 
 SAMPLES = {  # of each class (or domain and class): for training, and for the test
@@ -43,7 +43,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("runs")
 
 
-def shown_rows(recipe: Recipe) -> list[Row]:
+def shown_rows(recipe: Recipe) -> list[RecipeRow]:
     """A row for each part of the figure (of a table: any), of the paper's own method where it can be.
 
     The printed partition deals all of CIFAR-10, and among a hundred clients tiny files can't be divided.
@@ -54,17 +54,13 @@ def shown_rows(recipe: Recipe) -> list[Row]:
         if row.labels.get("partition") != "printed" and row.labels.get("clients") not in {"100 clients", "50 clients"}
     ]
     rows.sort(key=lambda row: recipe.paper not in row.labels["method"])
-    parts = [[row for row in rows if shows(drawing, row)] for drawing in recipe.drawings] or [rows]
+    parts = [[row for row in rows if part.shows(row.labels)] for part in recipe.parts] or [rows]
     shown = [part[0] for part in parts if part]
     bases = [{**row.labels, "method": recipe.relative.get(row.labels["method"])} for row in shown]
     return [row for row in recipe.rows if row in shown or row.labels in bases]
 
 
-def shows(drawing: Drawing, row: Row) -> bool:
-    return all(row.labels.get(axis) in labels for axis, labels in drawing.where.items())
-
-
-def tiny(row: Row, root: Path) -> Row:
+def tiny(row: RecipeRow, root: Path) -> RecipeRow:
     """The row made small; what it does stays as it is."""
     tree = copy.deepcopy(row.tree)
     data, partition = tree["data"], tree["partition"]
@@ -86,7 +82,7 @@ def tiny(row: Row, root: Path) -> Row:
         partition["samples_per_client"] = 6
     if "tune" in tree:
         tree["tune"]["values"] = [0.0, 0.5]
-    return Row(row.labels, tree)
+    return RecipeRow(row.labels, tree)
 
 
 def run(job: Job, out: Path) -> None:
@@ -109,7 +105,7 @@ def test_a_recipe_runs_and_ends_in_its_table_and_its_figure(name: str, tiny_root
     done = reproduce(recipe, rows, out, rounds=1)
     assert not done.failures
     assert all(line.ours for line in done.lines) or "rounds" in recipe.readings
-    drawn = [drawing for drawing in recipe.drawings if any(shows(drawing, row) for row in rows)]
+    drawn = [part for part in recipe.parts if any(part.shows(row.labels) for row in rows)]
     assert len([file for file in done.files if file.suffix in {".png", ".svg"}]) == 2 * len(drawn)
-    assert len(drawn) == len(recipe.drawings) or name == "fedpals-fig8"
+    assert len(drawn) == len(recipe.parts) or name == "fedpals-fig8"
     assert any(note.startswith("Not the whole") for note in done.notes)

@@ -45,7 +45,8 @@ def demo(
     """
     from fedskew.cli.progress import Watch
     from fedskew.cli.tables import results_table
-    from fedskew.experiment import resolve, run_folder, simulate, write_report
+    from fedskew.experiment import resolve, run_folder, simulate
+    from fedskew.report import write_report
 
     console = Console()
     console.print(SETTING)

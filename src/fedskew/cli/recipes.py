@@ -105,7 +105,7 @@ def _show(console: Console, recipe: Recipe, words: str | None, with_cost: bool, 
 
 
 def _settings(tree: dict[str, object]) -> list[tuple[str, object]]:
-    from fedskew.experiment import flatten
+    from fedskew.tables import flatten
 
     hidden = ("schema", "name", "output.", "engine.")
     return [(key, value) for key, value in flatten(tree).items() if not key.startswith(hidden)]

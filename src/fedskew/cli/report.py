@@ -20,7 +20,8 @@ def report(
 
         fedskew report runs/digits-fedavg-* runs/digits-fedvls-* --out comparison.html
     """
-    from fedskew.experiment import read_runs, write_report
+    from fedskew.experiment import read_runs
+    from fedskew.report import write_report
 
     runs = [run for folder in folders for run in read_runs(folder)]
     Console().print(f"report: {write_report(runs, out, title)}", soft_wrap=True)

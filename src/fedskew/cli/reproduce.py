@@ -67,7 +67,7 @@ def reproduce(
                 changes=changed,
                 rounds=rounds,
                 processes=processes,
-                watcher=watch,
+                progress=watch,
                 command=_command(),
             )
         except KeyboardInterrupt:

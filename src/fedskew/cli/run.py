@@ -45,7 +45,8 @@ def run(
     from fedskew.cli.changes import changed_keys
     from fedskew.cli.progress import Watch
     from fedskew.cli.tables import results_table
-    from fedskew.experiment import read, run_folder, simulate, write_report
+    from fedskew.experiment import read, run_folder, simulate
+    from fedskew.report import write_report
 
     changed = changed_keys(changes, seeds, device, data_root)
     whole = read(config, changed, quick)

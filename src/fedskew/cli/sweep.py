@@ -58,7 +58,7 @@ def sweep(
     """
     from fedskew.cli.changes import changed_keys
     from fedskew.cli.tables import sweep_table
-    from fedskew.experiment import notes, read_sweep, run_sweep
+    from fedskew.experiment import read_sweep, run_sweep, sweep_notes
 
     whole = read_sweep(config, changed_keys(changes, seeds, device, data_root), quick)
     console = Console()
@@ -71,7 +71,7 @@ def sweep(
             raise typer.Exit(130) from None
     wide = console if console.is_terminal else Console(width=160)  # a log has no edge to keep to
     wide.print(sweep_table(result, wide.width))
-    for note in notes(result.sweep, result.rows):
+    for note in sweep_notes(result.sweep, result.rows):
         wide.print(note, markup=False, highlight=False)
     console.print(f"tables: {result.folder}/table.csv, table.md, table.html", soft_wrap=True, markup=False)
     if result.report.exists():
@@ -102,7 +102,7 @@ class SweepWatch:
         )
 
     def begin(self, jobs: Sequence[Job], finished: int) -> None:
-        """See `Watcher`."""
+        """See `SweepProgress`."""
         from fedskew.cli.progress import rounds_of
 
         self._rounds_left = {job.name: rounds_of(job.config) for job in jobs}
@@ -113,7 +113,7 @@ class SweepWatch:
             self._print(f"{self._runs()} are there already")
 
     def round(self, job: Job, round: int, accuracy: float | None) -> None:
-        """See `Watcher`."""
+        """See `SweepProgress`."""
         if accuracy is not None:
             self._accuracy[job.name] = accuracy
         if round:
@@ -121,7 +121,7 @@ class SweepWatch:
             self._bar.advance(self._task)
 
     def ended(self, job: Job, failure: str | None) -> None:
-        """See `Watcher`."""
+        """See `SweepProgress`."""
         self._ended += 1
         left = self._rounds_left[job.name]  # some, where a run stops early or fails
         self._bar.advance(self._task, left)

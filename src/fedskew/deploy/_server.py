@@ -21,9 +21,10 @@ from fedskew.deploy._roster import Roster
 from fedskew.deploy._sites import ReplyValidator, Rules, Sites
 from fedskew.engine import ClientStates, Evaluation, Federation, Round, RoundRunner, ServerState, evaluation
 from fedskew.errors import ArgumentError, ConfigError
-from fedskew.experiment import Config, RunFolder, SeedRun, TaskInfo, TrainingLoop, make_network, read, run_folder
+from fedskew.experiment import Config, RunFolder, TaskInfo, TrainingLoop, make_network, read, run_folder
 from fedskew.labels import read_target
 from fedskew.models import FlatModel, ModelState
+from fedskew.report import SeedRun
 
 LOG = logging.getLogger("flwr")
 PAUSE = 2.0
@@ -63,7 +64,7 @@ def serve(grid: Grid, config: Config, agreement: Agreement, out: Path, target: P
     LOG.info("run folder: %s", folder.absolute())
     with alone(folder):
         finished = make_deployed_loop(config, agreement, grid, folder, target).run(resume=True, progress=_tell)
-    from fedskew.experiment import write_report
+    from fedskew.report import write_report
 
     LOG.info("report: %s", write_report([finished], folder / "report.html", config.name).absolute())
     return finished

@@ -1,6 +1,5 @@
 from ._config import Config as Config
 from ._config import ModelSection as ModelSection
-from ._config import flatten as flatten
 from ._config import line_of as line_of
 from ._config import parse_change as parse_change
 from ._config import put as put
@@ -9,7 +8,6 @@ from ._config import read_tree as read_tree
 from ._config import resolve as resolve
 from ._config import write as write
 from ._folder import RunFolder as RunFolder
-from ._folder import SeedRun as SeedRun
 from ._folder import TaskInfo as TaskInfo
 from ._folder import plain_json as plain_json
 from ._folder import read_records as read_records
@@ -21,7 +19,6 @@ from ._loop import Evaluator as Evaluator
 from ._loop import Progress as Progress
 from ._loop import TrainingLoop as TrainingLoop
 from ._loop import run_in_step as run_in_step
-from ._report import write_report as write_report
 from ._setup import load_dataset as load_dataset
 from ._setup import make_task as make_task
 from ._setup import make_training_loop as make_training_loop
@@ -30,11 +27,14 @@ from ._simulate import run_folder as run_folder
 from ._simulate import simulate as simulate
 from ._summary import over_seeds as over_seeds
 from ._sweep import Job as Job
+from ._sweep import SweepProgress as SweepProgress
 from ._sweep import SweepResult as SweepResult
-from ._sweep import Watcher as Watcher
 from ._sweep import run_sweep as run_sweep
-from ._sweep_tables import notes as notes
+from ._sweep_tables import CellResult as CellResult
+from ._sweep_tables import model_notes as model_notes
+from ._sweep_tables import sweep_notes as sweep_notes
 from ._sweep_tables import text_table as text_table
+from ._sweep_tables import write_tables as write_tables
 from ._trackers import make_trackers as make_trackers
 from ._trackers import scalars as scalars
 from ._work import make_network as make_network

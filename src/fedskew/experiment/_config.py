@@ -401,17 +401,6 @@ def put(tree: dict[str, Any], key: str, value: Any) -> None:
     tree[last] = value
 
 
-def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """`{"data": {"name": "mnist"}}` as `{"data.name": "mnist"}`; an empty table stays as the value `{}`."""
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        if isinstance(value, Mapping) and value:
-            flat |= flatten(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
-
-
 def _message(error: pydantic.ValidationError) -> str:
     """One line for the first mistake; an unknown key before others, as it often explains them."""
     errors = error.errors()

@@ -32,6 +32,7 @@ from fedskew.experiment import _checkpoint
 from fedskew.experiment._config import Config, read, write
 from fedskew.files import replacing, write_text
 from fedskew.partition import Partition
+from fedskew.report import SeedRun
 
 
 @dataclass(frozen=True)
@@ -49,33 +50,6 @@ class TaskInfo:
     client_names: tuple[str, ...]
     class_names: tuple[str, ...]
     target: NDArray[np.float64] | None
-
-
-@dataclass(frozen=True)
-class SeedRun:
-    """One seed of one config, read back from its folder or straight from memory.
-
-    Attributes:
-        label: Its name in a report; seeds of one config share it.
-        seed: The seed.
-        config: The resolved config as a tree, defaults included.
-        rounds: The records of its rounds, round 0 (the untrained model) first.
-        counts: Label counts of the clients that train, `(clients, classes)`.
-        client_names: Their names.
-        class_names: Names by class id.
-        target: Target label mix, `(classes,)`, sum 1, or None.
-        summary: Final figures, versions and machine; empty before the run is finished.
-    """
-
-    label: str
-    seed: int
-    config: dict[str, Any]
-    rounds: list[Round]
-    counts: NDArray[np.int64]
-    client_names: tuple[str, ...]
-    class_names: tuple[str, ...]
-    target: NDArray[np.float64] | None
-    summary: dict[str, Any]
 
 
 class RunFolder:

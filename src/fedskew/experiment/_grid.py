@@ -40,7 +40,8 @@ from typing import Any
 
 from fedskew import methods
 from fedskew.errors import ConfigError, FedskewError, nearest
-from fedskew.experiment._config import Config, flatten, line_of, put, read_tree, resolve
+from fedskew.experiment._config import Config, line_of, put, read_tree, resolve
+from fedskew.tables import flatten
 
 _KEYS = ("methods", "grid", "accuracy")
 _NO_AXIS = {

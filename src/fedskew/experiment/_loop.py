@@ -15,10 +15,11 @@ from fedskew.engine import ClientStates, Evaluation, FedConcatState, Round, Roun
 from fedskew.errors import ConfigError, RunError
 from fedskew.experiment._backends import describe
 from fedskew.experiment._config import Config
-from fedskew.experiment._folder import RunFolder, SeedRun, TaskInfo
+from fedskew.experiment._folder import RunFolder, TaskInfo
 from fedskew.experiment._summary import score, summarise, surroundings
 from fedskew.experiment._trackers import Tracker, make_trackers
 from fedskew.models import FlatModel, ModelState
+from fedskew.report import SeedRun
 
 Progress = Callable[[Round], None]
 """Called with every record, as soon as its round is over."""

@@ -13,12 +13,13 @@ from fedskew import torchrun
 from fedskew.engine import Federation, Round, RoundRunner, run_round_together
 from fedskew.errors import ConfigError, MissingPackageError
 from fedskew.experiment._config import Config, read, resolve, write
-from fedskew.experiment._folder import SeedRun, plain_json
+from fedskew.experiment._folder import plain_json
 from fedskew.experiment._loop import PlayedRound, Progress, run_in_step
 from fedskew.experiment._mirror import own_place
 from fedskew.experiment._setup import make_training_loop
 from fedskew.experiment._summary import over_seeds, score
 from fedskew.files import write_text
+from fedskew.report import SeedRun, write_report
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -54,8 +55,6 @@ class Result:
 
     def report(self, path: str | Path) -> Path:
         """Write the report page of these runs."""
-        from fedskew.experiment._report import write_report  # what draws takes half a second to import
-
         return write_report(self.runs, Path(path), self.config.name)
 
 

@@ -11,85 +11,126 @@ from typing import Protocol
 
 from fedskew.errors import ArgumentError, FedskewError
 from fedskew.experiment._config import Config, cores
-from fedskew.experiment._folder import SeedRun, read_runs
+from fedskew.experiment._folder import read_runs
 from fedskew.experiment._grid import Cell, Sweep
-from fedskew.experiment._report import write_report
 from fedskew.experiment._setup import choose_device, make_task, make_training_loop
 from fedskew.experiment._simulate import run_folder
-from fedskew.experiment._sweep_tables import Row, row_of, write_tables
+from fedskew.experiment._sweep_tables import CellResult, write_tables
 from fedskew.experiment._trackers import make_trackers
 from fedskew.experiment._workers import run_all
+from fedskew.report import SeedRun, write_report
 
 
 @dataclass(frozen=True)
 class Job:
-    """One seed of one cell: a run by itself."""
+    """One seed of one cell, which is a run by itself.
+
+    Attributes:
+        cell: The cell.
+        seed: The seed.
+    """
 
     cell: Cell
     seed: int
 
     @property
     def config(self) -> Config:
-        """The config of this seed alone."""
+        """Config of this seed alone."""
         return self.cell.config.for_seed(self.seed)
 
     @property
     def name(self) -> str:
-        """What it is called in messages."""
+        """Name in messages."""
         return f"{self.cell.label}, seed {self.seed}"
 
     def folder(self, out: Path) -> Path:
-        """Its run folder."""
+        """Return its run folder under `out`."""
         return run_folder(self.config, out)
 
     def is_finished(self, out: Path) -> bool:
-        """Whether nothing is left to do; a run's page is written last."""
+        """Tell whether nothing is left to do; the page of a run is written last."""
         return all((self.folder(out) / file).exists() for file in ("summary.json", "report.html"))
 
 
-class Watcher(Protocol):
-    """What `run_sweep` tells as it goes."""
+class SweepProgress(Protocol):
+    """Callbacks of `run_sweep`."""
 
     def begin(self, jobs: Sequence[Job], finished: int) -> None:
-        """These are to be run; so many others were there already."""
+        """Called once, before any run.
+
+        Args:
+            jobs: The runs to do.
+            finished: How many others were finished before.
+        """
 
     def round(self, job: Job, round: int, accuracy: float | None) -> None:
-        """A round has ended; a resumed run tells its earlier rounds again."""
+        """Called after each round; a resumed run calls it for its earlier rounds again.
+
+        Args:
+            job: The run.
+            round: Number of the round.
+            accuracy: Test accuracy, a share; None where the round was not evaluated.
+        """
 
     def ended(self, job: Job, failure: str | None) -> None:
-        """A run has ended, well or for this reason."""
+        """Called after each run.
+
+        Args:
+            job: The run.
+            failure: Why it failed; None if it didn't.
+        """
 
 
 @dataclass(frozen=True)
 class SweepResult:
-    """What `run_sweep` returns. `failures`: one line for each run that failed; `folder`: where the tables are."""
+    """What `run_sweep` returns.
+
+    Attributes:
+        sweep: The sweep.
+        rows: The result of each cell.
+        failures: One line for each run that failed.
+        folder: Where the tables are.
+    """
 
     sweep: Sweep
-    rows: tuple[Row, ...]
+    rows: tuple[CellResult, ...]
     failures: tuple[str, ...]
     folder: Path
 
     @property
     def report(self) -> Path:
-        """The page that compares all runs; there is none where no run came to an end."""
+        """The page that compares all runs; it is missing where no run finished."""
         return self.folder / "report.html"
 
 
 def jobs_of(sweep: Sweep) -> list[Job]:
-    """Every seed of every cell, in order."""
+    """Return every seed of every cell, in order."""
     return [Job(cell, seed) for cell in sweep.cells for seed in cell.config.seeds]
 
 
 def run_sweep(
-    sweep: Sweep, out: str | Path, processes: int | None = None, watcher: Watcher | None = None
+    sweep: Sweep, out: str | Path, processes: int | None = None, progress: SweepProgress | None = None
 ) -> SweepResult:
-    """Do what is missing of a sweep under `out`, so many runs at a time, and write its tables and its report.
+    """Do what is missing of a sweep, and write its tables and its report.
 
-    Finished runs are read, half ones go on from their checkpoint. `processes`: by default as many as the cores allow
-    with the config's threads for each; one where the device is a GPU. The tables are the same, seconds aside,
-    whatever the number of processes and however often the sweep was stopped.
+    Finished runs are read, interrupted ones continue from their checkpoint. Seconds aside, the tables do not depend on
+    the number of processes nor on how often the sweep was stopped.
 
-    Raises ConfigError, DataError or PartitionError, naming the cell, before anything is run.
+    Args:
+        sweep: The sweep, as `read_sweep` returns it.
+        out: Where run folders and the sweep's own folder go.
+        processes: How many runs at a time; by default as many as the cores allow with the config's threads for each,
+            and one on a GPU.
+        progress: Callbacks.
+
+    Returns:
+        The result of every cell, and which runs failed.
+
+    Raises:
+        ConfigError: A cell can't be set up; nothing has been run then. The message names the cell.
+        DataError: The same, for data that is missing.
+        PartitionError: The same, for data that can't be divided.
+        ArgumentError: `processes` is below 1.
     """
     out = Path(out)
     if processes is not None and processes < 1:
@@ -97,19 +138,19 @@ def run_sweep(
     jobs = jobs_of(sweep)
     missing = [job for job in jobs if not job.is_finished(out)]
     _check(missing, out)
-    if watcher is not None:
-        watcher.begin(missing, len(jobs) - len(missing))
+    if progress is not None:
+        progress.begin(missing, len(jobs) - len(missing))
     reasons: dict[int, str] = {}
 
     def round_ended(number: int, round: int, accuracy: float | None) -> None:
-        if watcher is not None:
-            watcher.round(missing[number], round, accuracy)
+        if progress is not None:
+            progress.round(missing[number], round, accuracy)
 
     def run_ended(number: int, failure: str | None) -> None:
         if failure is not None:
             reasons[number] = failure
-        if watcher is not None:
-            watcher.ended(missing[number], failure)
+        if progress is not None:
+            progress.ended(missing[number], failure)
 
     configs = [job.config for job in missing]
     run_all(configs, out, processes or _default_processes(configs), round_ended, run_ended)
@@ -121,7 +162,9 @@ def run_sweep(
                 runs += read_runs(job.folder(out), job.cell.label)
             except FedskewError as error:
                 failures.append(f"{job.name}: {error}; delete the folder and start again")
-    rows = tuple(row_of(cell, [run for run in runs if run.label == cell.label], sweep.accuracy) for cell in sweep.cells)
+    rows = tuple(
+        CellResult.of(cell, [run for run in runs if run.label == cell.label], sweep.accuracy) for cell in sweep.cells
+    )
     result = SweepResult(sweep, rows, tuple(failures), sweep.folder(out))
     write_tables(sweep, rows, runs, out, result.folder)
     if runs:
@@ -130,14 +173,14 @@ def run_sweep(
 
 
 def _check(jobs: Sequence[Job], out: Path) -> None:
-    """Set up every cell once, for its first seed: what can't be loaded, divided or built is refused before any run."""
+    """Set up every cell for its first seed: what can't be loaded, divided or built is refused before any run."""
 
     def task_of(job: Job) -> str:
         tree = job.config.tree()
         return json.dumps([tree["data"], tree["partition"], tree["target"], job.seed])
 
     first = {job.cell.label: job for job in reversed(jobs)}.values()
-    # Cells of one task stand together, so that only one data set at a time is in memory.
+    # Cells of one task come together, so that only one data set at a time is in memory.
     for _, cells in itertools.groupby(sorted(first, key=task_of), task_of):
         task = None
         for job in cells:

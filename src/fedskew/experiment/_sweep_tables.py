@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,54 +10,64 @@ from typing import Any
 from fedskew import models
 from fedskew.errors import RunError
 from fedskew.experiment._config import Config
-from fedskew.experiment._folder import SeedRun
 from fedskew.experiment._grid import Cell, Sweep
-from fedskew.experiment._report import environment
 from fedskew.experiment._simulate import run_folder
-from fedskew.experiment._summary import spread
 from fedskew.files import write_text
+from fedskew.report import SeedRun, machine_notes, sweep_page
+from fedskew.tables import Spread, csv_text, markdown_table
 
 FIGURES = ("accuracy", "worst_class", "target_accuracy", "rounds_to_accuracy", "megabytes", "seconds")
+_SHARES = {"accuracy", "worst_class", "target_accuracy"}
 
 
 @dataclass(frozen=True)
-class Row:
-    """A cell and the figures of its seeds, `{seed: {name of a figure: value or None}}`; a seed that failed is absent.
+class CellResult:
+    """The numbers of one cell of a sweep.
 
     `accuracy`, `worst_class` and `target_accuracy` are shares, means over the last 10 rounds; `rounds_to_accuracy` is
-    the first evaluated round with the sweep's accuracy; `megabytes` (10**6 bytes) go up and down together.
+    the first evaluated round with the sweep's accuracy; `megabytes` (10**6 bytes) are up and down together; `seconds`.
+
+    Attributes:
+        cell: The cell.
+        seeds: The numbers by name, for each seed; a seed whose run failed is absent.
     """
 
     cell: Cell
     seeds: dict[int, dict[str, float | None]]
 
+    @classmethod
+    def of(cls, cell: Cell, runs: Sequence[SeedRun], accuracy: float | None) -> CellResult:
+        """Read the result of a cell from its runs.
+
+        Args:
+            cell: The cell.
+            runs: Its finished runs.
+            accuracy: The test accuracy whose first round is looked for.
+        """
+        return cls(cell, {run.seed: _figures(run, accuracy) for run in runs})
+
     def values(self, figure: str) -> list[float]:
-        """The known values of one figure, in order of the seeds."""
+        """Return the known values of one number, in order of the seeds."""
         return [value for figures in self.seeds.values() if (value := figures[figure]) is not None]
 
-    def spread(self, figure: str) -> tuple[float, float | None] | None:
-        """Mean and standard deviation (ddof 1; None for one seed); None where no seed has the figure."""
-        values = self.values(figure)
-        if not values:
-            return None
-        over = spread(values)
-        assert over["mean"] is not None, "there is a value"
-        return over["mean"], over["std"]
+    def spread(self, figure: str) -> Spread:
+        """Return mean and standard deviation of one number."""
+        return Spread.of(self.values(figure))
 
 
-def row_of(cell: Cell, runs: Sequence[SeedRun], accuracy: float | None) -> Row:
-    """The row of one cell from its runs."""
-    return Row(cell, {run.seed: _figures(run, accuracy) for run in runs})
-
-
-def columns(sweep: Sweep, rows: Sequence[Row]) -> list[str]:
-    """The figures that are asked for or that some row has, seconds last: they alone differ between two sweeps."""
+def columns(sweep: Sweep, rows: Sequence[CellResult]) -> list[str]:
+    """Return the numbers that are asked for or that some row has, seconds last: they alone differ between sweeps."""
     asked = set() if sweep.accuracy is None else {"rounds_to_accuracy"}
     return [figure for figure in FIGURES if figure in asked or any(row.values(figure) for row in rows)]
 
 
-def text_table(sweep: Sweep, rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
-    """Headings and cells as a person reads them: axes, number of seeds, figures (shares in percent)."""
+def text_table(sweep: Sweep, rows: Sequence[CellResult]) -> tuple[list[str], list[list[str]]]:
+    """Return headings and cells as a person reads them: axes, number of seeds, numbers (shares in percent).
+
+    Args:
+        sweep: The sweep.
+        rows: The results of its cells.
+    """
     shown = columns(sweep, rows)
     headings = {
         "accuracy": "accuracy",
@@ -74,8 +81,13 @@ def text_table(sweep: Sweep, rows: Sequence[Row]) -> tuple[list[str], list[list[
     return [*sweep.axes, "seeds", *(headings[figure] for figure in shown)], body
 
 
-def notes(sweep: Sweep, rows: Sequence[Row]) -> list[str]:
-    """How to read the table, and which runs are missing from it."""
+def sweep_notes(sweep: Sweep, rows: Sequence[CellResult]) -> list[str]:
+    """Return how to read the table, and which runs are missing from it.
+
+    Args:
+        sweep: The sweep.
+        rows: The results of its cells.
+    """
     most = max(len(row.seeds) for row in rows)
     lines = [
         "Accuracies in %, of the test set, means over the evaluations of the last 10 rounds; "
@@ -103,26 +115,35 @@ def notes(sweep: Sweep, rows: Sequence[Row]) -> list[str]:
 
 
 def model_notes(configs: Iterable[Config]) -> list[str]:
-    """What is to be known of the networks, each note once."""
-    said = [models.note(config.model.name, config.model.parameters) for config in configs]
-    return [f"Network: {note}." for note in dict.fromkeys(said) if note]
+    """Return the notes on the networks of these configs, each once."""
+    found = [models.note(config.model.name, config.model.parameters) for config in configs]
+    return [f"Network: {note}." for note in dict.fromkeys(found) if note]
 
 
-def write_tables(sweep: Sweep, rows: Sequence[Row], runs: Sequence[SeedRun], out: Path, folder: Path) -> None:
-    """`table.csv`, `table.md`, `table.html`, and `runs.csv`, which has a line for each run and names its folder.
+def write_tables(sweep: Sweep, rows: Sequence[CellResult], runs: Sequence[SeedRun], out: Path, folder: Path) -> None:
+    """Write `table.csv`, `table.md` and `table.html`, and `runs.csv`, a line for each run with the name of its folder.
 
-    Raises RunError where they can't be written.
+    Args:
+        sweep: The sweep.
+        rows: The results of its cells.
+        runs: All finished runs.
+        out: Where the run folders are.
+        folder: Where the tables go; it is made.
+
+    Raises:
+        RunError: They can't be written.
     """
     headings, body = text_table(sweep, rows)
-    remarks = [*notes(sweep, rows), *_origins(sweep, runs)]
-    page = environment().get_template("sweep.html")
+    seeds = sorted({seed for cell in sweep.cells for seed in cell.config.seeds})
+    command = f"Command: {sweep.command}. Seeds: {', '.join(map(str, seeds))}."
+    notes = [*sweep_notes(sweep, rows), command, *machine_notes(runs)]
+    axes = len(sweep.axes)
+    markdown = [f"# {sweep.name}", "", markdown_table(headings, body, axes), "", *(f"- {note}" for note in notes), ""]
     files = {
-        "table.csv": _csv(_cell_lines(sweep, rows)),
-        "runs.csv": _csv(_run_lines(sweep, rows, out)),
-        "table.md": _markdown(sweep, headings, body, remarks),
-        "table.html": page.render(
-            title=sweep.name, axes=len(sweep.axes), headings=headings, rows=body, remarks=remarks
-        ),
+        "table.csv": csv_text(_cell_lines(sweep, rows)),
+        "runs.csv": csv_text(_run_lines(sweep, rows, out)),
+        "table.md": "\n".join(markdown),
+        "table.html": sweep_page(sweep.name, headings, body, axes, notes),
     }
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -149,18 +170,13 @@ def _figures(run: SeedRun, accuracy: float | None) -> dict[str, float | None]:
     }
 
 
-def _text(row: Row, figure: str) -> str:
-    over = row.spread(figure)
-    if over is None:
-        return "-"
-    scale = 100 if figure in {"accuracy", "worst_class", "target_accuracy"} else 1
-    mean, std = over
-    text = f"{scale * mean:,.1f}" if std is None else f"{scale * mean:,.1f} ± {scale * std:,.1f}"
+def _text(row: CellResult, figure: str) -> str:
+    text = row.spread(figure).text(scale=100 if figure in _SHARES else 1)
     known = len(row.values(figure))
-    return text if known == len(row.seeds) else f"{text} ({known}/{len(row.seeds)})"
+    return text if known in (0, len(row.seeds)) else f"{text} ({known}/{len(row.seeds)})"
 
 
-def _cell_lines(sweep: Sweep, rows: Sequence[Row]) -> Iterable[list[Any]]:
+def _cell_lines(sweep: Sweep, rows: Sequence[CellResult]) -> Iterable[list[Any]]:
     shown = columns(sweep, rows)
     heading = [*sweep.axes, "seeds"]
     for figure in shown:
@@ -169,45 +185,16 @@ def _cell_lines(sweep: Sweep, rows: Sequence[Row]) -> Iterable[list[Any]]:
     for row in rows:
         line: list[Any] = [*row.cell.values.values(), len(row.seeds)]
         for figure in shown:
-            line += row.spread(figure) or (None, None)
+            spread = row.spread(figure)
+            line += [spread.mean, spread.std]
             line += [len(row.values(figure))] if figure == "rounds_to_accuracy" else []
         yield line
 
 
-def _run_lines(sweep: Sweep, rows: Sequence[Row], out: Path) -> Iterable[list[Any]]:
+def _run_lines(sweep: Sweep, rows: Sequence[CellResult], out: Path) -> Iterable[list[Any]]:
     shown = columns(sweep, rows)
     yield [*sweep.axes, "seed", "folder", *shown]
     for row in rows:
         for seed, figures in row.seeds.items():
             folder = run_folder(row.cell.config.for_seed(seed), out).name
             yield [*row.cell.values.values(), seed, folder, *(figures[figure] for figure in shown)]
-
-
-def _csv(lines: Iterable[list[Any]]) -> str:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(lines)
-    return text.getvalue()
-
-
-def _markdown(sweep: Sweep, headings: list[str], body: list[list[str]], remarks: list[str]) -> str:
-    def line(cells: list[str]) -> str:
-        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-    rule = ["---"] * len(sweep.axes) + ["---:"] * (len(headings) - len(sweep.axes))
-    table = [line(headings), line(rule), *map(line, body)]
-    return "\n".join([f"# {sweep.name}", "", *table, "", *(f"- {remark}" for remark in remarks)]) + "\n"
-
-
-def _origins(sweep: Sweep, runs: Sequence[SeedRun]) -> list[str]:
-    """The command, the seeds, and the machines and versions that the figures come from."""
-    seeds = sorted({seed for cell in sweep.cells for seed in cell.config.seeds})
-    lines = [f"Command: {sweep.command}. Seeds: {', '.join(map(str, seeds))}."]
-    origins = {json.dumps([run.summary.get(key) for key in ("machine", "versions", "revision")]) for run in runs}
-    for origin in sorted(origins):
-        machine, versions, revision = json.loads(origin)
-        packages = ", ".join(f"{name} {number}" for name, number in versions.items())
-        where = machine["processor"] if machine["device"] == "cpu" else machine["device"]
-        threads = machine["threads"]
-        at = "" if revision is None else f", revision {revision[:10]}"
-        lines.append(f"{where}, {threads} thread{'s' if threads > 1 else ''} a run; {packages}{at}.")
-    return lines

@@ -24,7 +24,7 @@ from typing import Any, Protocol
 
 from fedskew.engine import Round
 from fedskew.errors import ConfigError, MissingPackageError, nearest
-from fedskew.experiment._config import flatten
+from fedskew.tables import flatten
 
 
 class Tracker(Protocol):

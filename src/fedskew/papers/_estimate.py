@@ -1,4 +1,4 @@
-"""What a recipe costs on this machine: a step and an evaluation are measured, and counted."""
+"""What a recipe costs on this machine: a step and an evaluation are measured, and multiplied."""
 
 from __future__ import annotations
 
@@ -15,24 +15,27 @@ from fedskew.data import Dataset
 from fedskew.engine import Round
 from fedskew.experiment import simulate
 from fedskew.papers._datasets import facts_of
-from fedskew.papers._recipe import Row
+from fedskew.papers._recipe import RecipeRow
 
 _VALUES_AT_ONCE = 100_000  # of a batch: larger ones are measured in part
-_STEPS = {True: 2, False: 10}  # of large pictures, and of small ones
+_STEPS = {True: 2, False: 10}  # of large samples, and of small ones
 _LARGE = 50_000
 
 
-def estimate(rows: Iterable[Row]) -> float:
-    """Seconds of training and evaluation of these rows, all seeds, one run at a time.
+def estimate(rows: Iterable[RecipeRow]) -> float:
+    """Estimate the seconds of training and evaluation of these rows, all seeds, one run at a time.
 
-    For every network, shape of picture and batch a few real steps on random samples are timed, on this machine and with
-    the row's threads; a method's further passes are counted (a backward pass as two forward). The steps follow from the
-    data set's published size, as if all of it were dealt.
+    For every network, shape of sample and batch a few real steps on random samples are timed, on this machine and with
+    the row's threads; a method's further passes are counted (a backward pass as two forward). The number of steps
+    follows from the data set's published size, as if all of it were given to clients.
+
+    Args:
+        rows: The rows.
     """
     return sum(_seconds(row) for row in rows)
 
 
-def _seconds(row: Row) -> float:
+def _seconds(row: RecipeRow) -> float:
     config = row.config()
     facts = facts_of(row.tree["data"])
     training, rule = config.training, config.partition
@@ -80,7 +83,7 @@ def _measured(
     augmentation: str | None,
     threads: int,
 ) -> tuple[float, float]:
-    """Seconds of one step of this batch, and of the evaluation of one sample."""
+    """Measure the seconds of one step of this batch, and of the evaluation of one sample."""
     batch = max(2, min(batch_size, _VALUES_AT_ONCE // math.prod(shape)))
     steps = _STEPS[math.prod(shape) > _LARGE]
     ends: list[tuple[float, Round]] = []
@@ -105,7 +108,13 @@ def _measured(
 
 
 def random_samples(shape: list[int], classes: int, samples: int) -> Dataset:
-    """A data set of the shape of another, of noise, of one client; of text where the shape is one number of many."""
+    """Return noise in the shape of another data set, all at one client; token ids where the shape is one large number.
+
+    Args:
+        shape: Shape of a sample.
+        classes: Number of classes.
+        samples: Number of samples.
+    """
     rng = np.random.Generator(np.random.Philox(0))
     size = (samples, *shape)
     if len(shape) == 1 and shape[0] > 2:
@@ -129,7 +138,7 @@ def random_samples(shape: list[int], classes: int, samples: int) -> Dataset:
 
 
 def in_words(seconds: float) -> str:
-    """About how long, in the unit that fits."""
+    """Return a number of seconds in the unit that fits, rounded."""
     for unit, length in (("years", 31_557_600), ("days", 86_400), ("h", 3600), ("min", 60)):
         if seconds >= 1.5 * length:
             return f"{seconds / length:,.0f} {unit}"

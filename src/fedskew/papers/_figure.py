@@ -1,267 +1,216 @@
-"""Draw a recipe's figure from its runs: PNG and SVG, in the style of the reports."""
+"""Draw a recipe's figure from its runs, as PNG and SVG."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
-from numpy.typing import NDArray
 
-from fedskew.errors import RunError
-from fedskew.experiment import SeedRun
-from fedskew.experiment._figures import look, styled
-from fedskew.papers._drawing import Drawing
+from fedskew import drawing
+from fedskew.drawing import Floats
 from fedskew.papers._measures import unit_of, value_of
-from fedskew.papers._recipe import Labels, Recipe, Row
+from fedskew.papers._recipe import FigurePart, Kind, Recipe, RecipeRow
+from fedskew.report import SeedRun, label_shares, mean_weights
 
-if TYPE_CHECKING:
-    from fedskew.papers._reproduce import Line
-
-Floats = NDArray[np.float64]
-Runs = list[tuple[Row, Sequence[SeedRun]]]
+Runs = list[tuple[RecipeRow, Sequence[SeedRun]]]
 
 _PANEL = (3.6, 2.7)  # inches
 
 
-def draw(
-    recipe: Recipe, runs: Sequence[tuple[Row, Sequence[SeedRun]]], lines: Sequence[Line], folder: Path
-) -> list[Path]:
+def draw(recipe: Recipe, runs: Sequence[tuple[RecipeRow, Sequence[SeedRun]]], folder: Path) -> list[Path]:
     """Write `figure.png` and `figure.svg`, or `figure-a.png` and so on for a figure of several parts.
 
-    Parts whose rows were not run are left out. Raises RunError where a file can't be written.
+    Parts whose rows were not run are left out.
+
+    Args:
+        recipe: The recipe.
+        runs: The finished runs of each row.
+        folder: Where the files go.
+
+    Returns:
+        The files.
+
+    Raises:
+        ArgumentError: A file can't be written.
     """
     files = []
-    for letter, drawing in zip("abcdefgh", recipe.drawings, strict=False):
-        shown = [
-            (row, seeds)
-            for row, seeds in runs
-            if seeds and all(row.labels.get(axis) in labels for axis, labels in drawing.where.items())
-        ]
+    for letter, part in zip("abcdefgh", recipe.parts, strict=False):
+        shown = [(row, seeds) for row, seeds in runs if seeds and part.shows(row.labels)]
         if not shown:
             continue
-        figure = _figure(drawing, shown)
-        name = f"figure-{letter}" if len(recipe.drawings) > 1 else "figure"
-        for suffix in ("png", "svg"):
-            path = folder / f"{name}.{suffix}"
-            try:
-                figure.savefig(path, dpi=150, facecolor="white", metadata={"Date": None} if suffix == "svg" else None)
-            except OSError as error:
-                raise RunError(f"{path}: the figure can't be written: {error.strerror}") from None
-            files.append(path)
+        name = f"figure-{letter}" if len(recipe.parts) > 1 else "figure"
+        with drawing.styled():
+            figure = _figure(part, shown)
+            for suffix in ("png", "svg"):
+                files.append(folder / f"{name}.{suffix}")
+                drawing.save(figure, files[-1])
     return files
 
 
-@styled()
-def _figure(drawing: Drawing, shown: Runs) -> Figure:
+def _figure(part: FigurePart, shown: Runs) -> Figure:
+    apart = part.kind in ("confusion", "classes", "mixes")  # a panel for each row
     panels: dict[tuple[str, ...], Runs] = {}
     for row, seeds in shown:
-        panels.setdefault(tuple(row.labels.get(axis, "") for axis in drawing.panels), []).append((row, seeds))
-    apart = drawing.kind in ("confusion", "classes", "mixes", "weights")  # one picture for each row
-    if apart:
-        panels = {
-            (*key, row.labels.get(drawing.lines, "")): [(row, seeds)]
-            for key, rows in panels.items()
-            for row, seeds in rows
-        }
+        axes_of_panels = (*part.panels, part.lines) if apart else part.panels
+        panels.setdefault(tuple(row.labels.get(axis, "") for axis in axes_of_panels), []).append((row, seeds))
     columns = min(len(panels), 4 if apart else 3)
     high = -(-len(panels) // columns)
     wide = max(5.6, columns * _PANEL[0])
     figure = Figure(figsize=(wide, high * _PANEL[1] + 0.9), layout="constrained")
     grid = figure.subplots(high, columns, squeeze=False)
-    styles = {
-        label: at for at, label in enumerate(dict.fromkeys(row.labels.get(drawing.lines, "") for row, _ in shown))
-    }
+    labels = dict.fromkeys(row.labels.get(part.lines, "") for row, _ in shown)
+    styles = {label: at for at, label in enumerate(labels)}
     for axes in grid.flat[len(panels) :]:
         axes.axis("off")
     for axes, (key, rows) in zip(grid.flat, panels.items(), strict=False):
-        _DRAW[drawing.kind](axes, drawing, rows, styles)
+        _DRAW[part.kind](axes, part, rows, styles)
         axes.set_title(", ".join(filter(None, key)))
-    figure.suptitle(drawing.title, fontsize=13, wrap=True)
-    handles, labels = _legend(grid.flat)
-    if len(labels) > 1 or (labels and not apart):
+    figure.suptitle(part.title, fontsize=13, wrap=True)
+    handles = _legend(grid.flat)
+    if len(handles) > 1 or (handles and not apart):
+        columns = min(int(wide // 1.4), len(handles))
         figure.legend(
-            handles,
-            labels,
-            loc="outside lower center",
-            ncols=min(int(wide // 1.4), len(labels)),
-            frameon=False,
-            fontsize=10,
+            list(handles.values()), list(handles), loc="outside lower center", ncols=columns, frameon=False, fontsize=10
         )
     return figure
 
 
-def _legend(panels: Sequence[Axes] | Any) -> tuple[list[Any], list[str]]:
-    """Every label of the panels once."""
+def _legend(panels: Iterable[Axes]) -> dict[str, Any]:
+    """Return the handle of every label in the panels, each label once."""
     found: dict[str, Any] = {}
     for axes in panels:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             found.setdefault(label, handle)
-    return list(found.values()), list(found)
+    return found
 
 
-def _curves(axes: Axes, drawing: Drawing, rows: Runs, styles: dict[str, int]) -> None:
-    """A value of the records over rounds: mean over seeds, band of one standard deviation."""
-    scale = 100.0 if unit_of(drawing.value) else 1.0
+def _curves(axes: Axes, part: FigurePart, rows: Runs, styles: dict[str, int]) -> None:
+    """Draw a value of the records over rounds."""
+    lines = []
     for row, seeds in rows:
-        series = [dict(_series(run, drawing.value)) for run in seeds]
-        x = sorted(set.intersection(*(set(one) for one in series)))
-        if not x:
-            continue
-        values = scale * np.array([[one[at] for at in x] for one in series])
-        label = row.labels.get(drawing.lines, "")
-        color, dashes, _ = look(styles[label])
-        (line,) = axes.plot(x, values.mean(axis=0), color=color, linewidth=1.5, label=label)
-        if dashes:
-            line.set_dashes(dashes)
-        if len(values) > 1:
-            std = values.std(axis=0, ddof=1)
-            axes.fill_between(x, values.mean(axis=0) - std, values.mean(axis=0) + std, color=color, alpha=0.15, lw=0)
-    if drawing.reference is not None:
-        axes.axhline(drawing.reference, color="0.4", linewidth=1, linestyle=(0, (4, 3)))
-    axes.set_xlabel("round")
-    axes.set_ylabel(_name(drawing.value))
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    axes.grid(axis="y")
+        label = row.labels.get(part.lines, "")
+        if series := [found for run in seeds if (found := dict(_series(run, part.value)))]:
+            lines.append(drawing.Curve.over_seeds(styles[label], series, label=label))
+    drawing.curves(axes, lines, unit=unit_of(part.value), reference=part.reference)
+    axes.set_ylabel(_name(part.value))
 
 
 def _series(run: SeedRun, value: str) -> Iterator[tuple[int, float]]:
+    """Yield rounds and values; shares of which `unit_of` says "%" in percent."""
+    scale = 100.0 if unit_of(value) else 1.0
     for record in run.rounds:
         found: Any = record
         for key in value.split("."):
             found = None if found is None else found[key]
         if found is not None:
-            yield record["round"], float(found)
+            yield record["round"], scale * float(found)
 
 
-def _against(axes: Axes, drawing: Drawing, rows: Runs, styles: dict[str, int]) -> None:
-    """A value of runs against a number: of an axis's label, or another value of the same runs."""
+def _against(axes: Axes, part: FigurePart, rows: Runs, styles: dict[str, int]) -> None:
+    """Draw a value of runs against a number: of an axis's label, or another value of the same runs."""
     by_line: dict[str, list[tuple[float, Floats]]] = {}
     for row, seeds in rows:
-        found = [(value_of(run, drawing.value), _x(drawing.x, row.labels, run)) for run in seeds]
+        found = [(value_of(run, part.value), _x(part.x, row, run)) for run in seeds]
         known = [(value, x) for value, x in found if value is not None and x is not None]
         if known:
             y, x = np.array(known, dtype=np.float64).T
-            by_line.setdefault(row.labels.get(drawing.lines, ""), []).append((float(x.mean()), y))
+            by_line.setdefault(row.labels.get(part.lines, ""), []).append((float(x.mean()), y))
+    lines = []
     for label, points in by_line.items():
-        color, dashes, marker = look(styles[label])
         points.sort(key=lambda point: point[0])
-        x = np.array([at for at, _ in points])
         mean = np.array([values.mean() for _, values in points])
-        std = np.array([values.std(ddof=1) if len(values) > 1 else 0.0 for _, values in points])
-        (line,) = axes.plot(x, mean, marker=marker, markersize=5, color=color, linewidth=1.5, label=label)
-        if dashes:
-            line.set_dashes(dashes)
-        if std.any():
-            axes.fill_between(x, mean - std, mean + std, color=color, alpha=0.15, lw=0)
-    if named := sorted({row.labels[drawing.x] for row, _ in rows if drawing.x in row.labels}, key=number_in):
-        axes.set_xticks([number_in(label) for label in named], named, fontsize=9)
-    axes.set_xlabel(_name(drawing.x))
-    axes.set_ylabel(_name(drawing.value))
-    axes.grid(axis="y")
+        std = np.array([values.std(ddof=1) if len(values) > 1 else np.nan for _, values in points])
+        x = np.array([at for at, _ in points])
+        spread = std if np.isfinite(std).any() else None
+        lines.append(drawing.Curve(styles[label], x, mean, spread, np.ones(len(x), dtype=bool), label))
+    drawing.curves(axes, lines, unit=unit_of(part.value), x_label=_name(part.x))
+    axes.xaxis.set_major_locator(MaxNLocator(6))
+    if named := {row.labels[part.x]: row.number(part.x) for row, _ in rows if part.x in row.labels}:
+        axes.set_xticks(list(named.values()), list(named), fontsize=9)
+    axes.set_ylabel(_name(part.value))
 
 
-def _x(x: str, labels: Labels, run: SeedRun) -> float | None:
-    return number_in(labels[x]) if x in labels else value_of(run, x)
+def _x(x: str, row: RecipeRow, run: SeedRun) -> float | None:
+    return row.number(x) if x in row.labels else value_of(run, x)
 
 
-def number_in(label: str) -> float:
-    """The first number of a label: 0.1 of "Dir(0.1)", 5 of "5 %"."""
-    found = re.search(r"\d+(\.\d+)?", label)
-    assert found is not None, f"{label!r} holds no number"
-    return float(found[0])
-
-
-def _bars(axes: Axes, drawing: Drawing, rows: Runs, styles: dict[str, int]) -> None:
-    groups = list(dict.fromkeys(row.labels.get(drawing.x, "") for row, _ in rows))
-    wide = 0.84 / len(styles)
+def _bars(axes: Axes, part: FigurePart, rows: Runs, styles: dict[str, int]) -> None:
+    groups = list(dict.fromkeys(row.labels.get(part.x, "") for row, _ in rows))
+    mean, std = np.full((2, len(styles), len(groups)), np.nan)
     for row, seeds in rows:
-        values = [value for run in seeds if (value := value_of(run, drawing.value)) is not None]
-        if not values:
-            continue
-        label = row.labels.get(drawing.lines, "")
-        at = groups.index(row.labels.get(drawing.x, "")) + (styles[label] - (len(styles) - 1) / 2) * wide
-        color, dashes, _ = look(styles[label])
-        error = np.std(values, ddof=1) if len(values) > 1 else None
-        axes.bar(at, np.mean(values), wide, yerr=error, color=color, hatch="//" if dashes else None, label=label)
-    axes.set_xticks(range(len(groups)), groups)
-    axes.set_ylabel(_name(drawing.value))
-    axes.grid(axis="y")
+        values = [value for run in seeds if (value := value_of(run, part.value)) is not None]
+        at = styles[row.labels.get(part.lines, "")], groups.index(row.labels.get(part.x, ""))
+        if values:
+            mean[at] = np.mean(values)
+        if len(values) > 1:
+            std[at] = np.std(values, ddof=1)
+    series = [drawing.Values(style, mean[style], std[style], label) for label, style in styles.items()]
+    drawing.bars(axes, series, groups)
+    axes.set_ylabel(_name(part.value))
 
 
-def _classes(axes: Axes, drawing: Drawing, rows: Runs, _: dict[str, int]) -> None:
-    """Accuracy by class after local training and of the aggregated model, last evaluated round; mean over seeds."""
-    for _row, seeds in rows:
-        local, merged, before = [], [], []
-        for run in seeds:
-            evaluated = [record for record in run.rounds if record["evaluation"] is not None]
-            watched = [client for client in evaluated[-1]["clients"] or [] if _meant(client["client"], drawing)]
-            local.append(np.mean([_numbers(client["per_class"]) for client in watched], axis=0))
-            merged.append(_numbers(evaluated[-1]["evaluation"]["per_class"]))  # type: ignore[index]
-            before.append(_numbers(evaluated[-2]["evaluation"]["per_class"]))  # type: ignore[index]
-        place = np.arange(len(merged[0]))
-        start = ("model sent", before) if drawing.clients else ("aggregated", merged)
-        for at, (label, values) in enumerate([start, ("after local training", local)]):
-            axes.bar(place + (at - 0.5) * 0.42, 100 * np.mean(values, axis=0), 0.42, color=look(at)[0], label=label)
+def _classes(axes: Axes, part: FigurePart, rows: Runs, _: dict[str, int]) -> None:
+    """Draw accuracies by class, last evaluated round: after local training, and of the global model; mean over seeds.
+
+    Where single clients are shown, the global model is the one that they were sent, else the one after aggregation.
+    """
+    local, sent_or_merged = [], []
+    for run in (run for _, seeds in rows for run in seeds):
+        evaluated = [record for record in run.rounds if record["evaluation"] is not None]
+        watched = [client for client in evaluated[-1]["clients"] or [] if _meant(client["client"], part)]
+        local.append(np.mean([_numbers(client["per_class"]) for client in watched], axis=0))
+        model = evaluated[-2 if part.clients else -1]["evaluation"]
+        assert model is not None
+        sent_or_merged.append(_numbers(model["per_class"]))
+    first = drawing.Values(
+        0, 100 * np.mean(sent_or_merged, axis=0), label="model sent" if part.clients else "aggregated"
+    )
+    second = drawing.Values(1, 100 * np.mean(local, axis=0), label="after local training")
+    drawing.bars(axes, [first, second], None)
     axes.set_ylim(0, 100)
     axes.set_xlabel("class")
     axes.set_ylabel("accuracy, %")
-    axes.xaxis.set_major_locator(MaxNLocator(10, integer=True))
 
 
-def _confusion(axes: Axes, drawing: Drawing, rows: Runs, _: dict[str, int]) -> None:
-    """Of the client after its local training, last evaluated round of the first seed; rows as shares."""
+def _confusion(axes: Axes, part: FigurePart, rows: Runs, _: dict[str, int]) -> None:
+    """Draw a client's confusion after its local training, last evaluated round of the first seed; rows as shares."""
     run = rows[0][1][0]
     last = [record for record in run.rounds if record["clients"]][-1]
-    matrix = next(client["confusion"] for client in last["clients"] or [] if _meant(client["client"], drawing))
-    counts = np.array(matrix, dtype=np.float64)
-    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-    axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, interpolation="none")
+    matrix = next(client["confusion"] for client in last["clients"] or [] if _meant(client["client"], part))
+    drawing.heat_map(axes, label_shares(np.array(matrix)), Normalize(0, 1), run.class_names)
     axes.set_xlabel("predicted")
     axes.set_ylabel("true")
 
 
-def _weights(axes: Axes, _: Drawing, rows: Runs, styles: dict[str, int]) -> None:
-    """Mean weight of each client over the rounds that it answered, sorted by size; FedAvg's in the same rounds."""
-    run = rows[0][1][0]
-    sizes = run.counts.sum(axis=1).astype(np.float64)
-    given, fedavg, times = np.zeros((3, len(sizes)))
-    for record in run.rounds:
-        answered = record["answered"]
-        if answered:
-            given[answered] += record["weights"]
-            fedavg[answered] += sizes[answered] / sizes[answered].sum()
-            times[answered] += 1
-    order = np.argsort(sizes)
-    order = order[times[order] > 0]
-    place = np.arange(len(order))
-    axes.bar(place, given[order] / times[order], color=look(0)[0], label="weight")
-    axes.plot(place, fedavg[order] / times[order], "o", markersize=3, color=look(1)[0], label="FedAvg's")
-    axes.set_xlabel("client, by size")
-    axes.set_ylabel("weight")
+def _weights(axes: Axes, part: FigurePart, rows: Runs, styles: dict[str, int]) -> None:
+    """Draw each client's mean weight against FedAvg's, of the first seed."""
+    clouds = []
+    for row, seeds in rows:
+        found, label = mean_weights(seeds[0]), row.labels.get(part.lines, "")
+        clouds.append(drawing.ClientWeights(styles[label], found.fedavg, found.given, label))
+    drawing.weights_against_fedavg(axes, clouds)
+    axes.set_ylabel("mean weight given, %")
 
 
-def _mixes(axes: Axes, _: Drawing, rows: Runs, styles: dict[str, int]) -> None:
-    """Label mixes of the clients and, last, of the target, of the first seed."""
+def _mixes(axes: Axes, _: FigurePart, rows: Runs, styles: dict[str, int]) -> None:
+    """Draw the label mixes of the clients and, last, of the target, of the first seed."""
     run = rows[0][1][0]
-    counts = run.counts.astype(np.float64)
-    mixes = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-    names = [*run.client_names]
+    mixes, names = label_shares(run.counts), [*run.client_names]
     if run.target is not None:
         mixes, names = np.vstack([mixes, run.target]), [*names, "target"]
-    axes.imshow(mixes.T, cmap="Blues", vmin=0, interpolation="none", aspect="auto")
+    drawing.heat_map(axes, np.ma.masked_equal(mixes.T, 0), Normalize(0, mixes.max()), run.class_names)
     axes.set_xticks(range(len(names)), names, rotation=90, fontsize=9)
     axes.set_xlabel("client")
-    axes.set_ylabel("class")
 
 
-def _meant(client: int, drawing: Drawing) -> bool:
-    return not drawing.clients or client in drawing.clients
+def _meant(client: int, part: FigurePart) -> bool:
+    return not part.clients or client in part.clients
 
 
 def _numbers(values: Sequence[float | None]) -> Floats:
@@ -269,7 +218,7 @@ def _numbers(values: Sequence[float | None]) -> Floats:
 
 
 def _name(value: str) -> str:
-    """What an axis of the picture says."""
+    """Return the label of an axis for a value."""
     names = {
         "entropy": "cohort label entropy, bits",
         "drift": "drift diversity",
@@ -280,7 +229,7 @@ def _name(value: str) -> str:
     return f"{text}, %" if unit_of(value) else text
 
 
-_DRAW: dict[str, Callable[[Axes, Drawing, Runs, dict[str, int]], None]] = {
+_DRAW: dict[Kind, Callable[[Axes, FigurePart, Runs, dict[str, int]], None]] = {
     "curves": _curves,
     "against": _against,
     "bars": _bars,

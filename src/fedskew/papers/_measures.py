@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import statistics
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+from safetensors.torch import load_file
+
+from fedskew.data import take
+from fedskew.engine import predict
 from fedskew.errors import ConfigError
-from fedskew.experiment import SeedRun
+from fedskew.experiment import Config, make_task, make_training_loop
 from fedskew.labels import projection_distance
+from fedskew.report import SeedRun
 
 _SUMMARIES = {
     "last10": "mean of the last 10 rounds",
@@ -28,12 +38,18 @@ _FIGURES = {
 
 
 def value_of(run: SeedRun, measure: str, reading: Mapping[str, str] | None = None) -> float | None:
-    """One number of a run, in the unit that `unit_of` names; None where the run has none.
+    """Return one number of a run, in the unit that `unit_of` names; None where the run has none.
 
-    `measure`: a moment and a figure of its summary, such as "last10.accuracy"; "last." and a key of the last round's
-    record, such as "last.drift"; or "projection_distance", the squared distance from the target to the hull of the
-    clients' label mixes. `reading`: "rounds" reads "max.accuracy" as if the run had ended there, "domain" says of which
-    domain "final.domain_accuracy" is.
+    Args:
+        run: The run.
+        measure: A moment and a number of its summary, such as "last10.accuracy"; "last." and a key of the last round's
+            record, such as "last.drift"; or "projection_distance", the squared distance from the target to the hull
+            of the clients' label mixes.
+        reading: "rounds" reads "max.accuracy" as if the run had ended there; "domain" says of which domain
+            "final.domain_accuracy" is.
+
+    Raises:
+        ConfigError: There is no such measure.
     """
     reading = reading or {}
     if measure == "projection_distance":
@@ -54,12 +70,12 @@ def value_of(run: SeedRun, measure: str, reading: Mapping[str, str] | None = Non
 
 
 def unit_of(measure: str) -> str:
-    """The unit in words; "" for a number without one."""
+    """Return the unit of a measure: "%", or "" for a number without one."""
     return "%" if measure.endswith(("accuracy", "worst_class")) else ""
 
 
 def describe_measure(measure: str) -> str:
-    """A measure in words."""
+    """Return a measure in words."""
     if measure == "projection_distance":
         return "squared distance from the target to the hull of the clients' label mixes"
     moment, _, figure = measure.partition(".")
@@ -75,3 +91,38 @@ def _max_until(run: SeedRun, last: int) -> float | None:
         for record in run.rounds
         if record["evaluation"] is not None and record["round"] <= last
     )
+
+
+def domain_accuracies(config: Config, seed: int, folder: Path) -> dict[str, float]:
+    """Return the test accuracy of a finished run's model on each domain, a share, by name; and their "average".
+
+    They are kept in the run folder as `domains.json`.
+
+    Args:
+        config: The config of the run.
+        seed: Its seed.
+        folder: Its run folder.
+
+    Raises:
+        ConfigError: The data set has no domains.
+    """
+    kept = folder / "domains.json"
+    if kept.exists():
+        known: dict[str, float] = json.loads(kept.read_text(encoding="utf-8"))
+        return known
+    task = make_task(config, seed)
+    dataset = task.dataset
+    if dataset.test_domains is None:
+        raise ConfigError(f"data.name: data set {dataset.name!r} has no domains")
+    model = make_training_loop(config, seed, task=task).model
+    model.load_state_dict(load_file(folder / "model.safetensors"))
+    device = model.vector.device
+    found = {}
+    for number, name in enumerate(dataset.domain_names):
+        rows = torch.from_numpy(np.flatnonzero(dataset.test_domains == number))
+        inputs, targets = take(dataset.test_inputs, rows).to(device), dataset.test_targets[rows].to(device)
+        confusion, _ = predict(model.module, inputs, targets, dataset.num_classes)
+        found[name] = float(np.trace(confusion) / confusion.sum())
+    found["average"] = statistics.fmean(found.values())
+    kept.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    return found

@@ -1,4 +1,4 @@
-"""The values that the papers print, as data of this project: `published.json`.
+"""The values that the papers print: `published.json`.
 
 One entry for each table: what is measured and in which unit, the axes, and the rows: a label for each axis (null where
 the axis does not apply), then mean and standard deviation as printed (null where none is).
@@ -11,17 +11,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from fedskew.errors import ConfigError, nearest
+from fedskew.errors import ConfigError, PartitionError, nearest
 
 
 @dataclass(frozen=True)
 class Printed:
-    """One printed value."""
+    """One printed value.
+
+    Attributes:
+        labels: Its label on each axis of the table.
+        mean: The value.
+        std: Its standard deviation, None where none is printed.
+    """
 
     labels: Mapping[str, str]
     mean: float
@@ -29,8 +35,15 @@ class Printed:
 
 
 @dataclass(frozen=True)
-class Table:
-    """One printed table."""
+class PublishedTable:
+    """One printed table.
+
+    Attributes:
+        metric: What is measured.
+        unit: The unit of the values.
+        axes: What the rows differ in.
+        rows: The values.
+    """
 
     metric: str
     unit: str
@@ -38,7 +51,7 @@ class Table:
     rows: tuple[Printed, ...]
 
     def find(self, labels: Mapping[str, str]) -> Printed | None:
-        """What is printed for a row with these labels; axes that the table does not have don't matter."""
+        """Return what is printed for a row with these labels; axes that the table does not have are ignored."""
         own = {axis: labels[axis] for axis in self.axes if axis in labels}
         return next((row for row in self.rows if row.labels == own), None)
 
@@ -50,8 +63,15 @@ def _tables() -> dict[str, Any]:
     return tables
 
 
-def published(name: str) -> Table:
-    """A printed table by its name, such as "fedentopt-table1". Raises ConfigError for an unknown name."""
+def published(name: str) -> PublishedTable:
+    """Return a printed table.
+
+    Args:
+        name: Its name, such as "fedentopt-table1"; see `published_names`.
+
+    Raises:
+        ConfigError: No table has this name.
+    """
     tables = _tables()
     if name not in tables:
         raise ConfigError(f"published: no table is called {name!r}{nearest(name, tables)}")
@@ -61,9 +81,47 @@ def published(name: str) -> Table:
     for *labels, mean, std in table["rows"]:
         known = {axis: label for axis, label in zip(axes, labels, strict=True) if label is not None}
         rows.append(Printed(known, mean, std))
-    return Table(table["metric"], table["unit"], axes, tuple(rows))
+    return PublishedTable(table["metric"], table["unit"], axes, tuple(rows))
 
 
-def printed_counts() -> NDArray[np.int64]:
-    """The label counts of FedVLS's table 7, `(clients, classes)`."""
-    return np.array(_tables()["fedvls-table7"]["counts"], dtype=np.int64)
+def published_names() -> tuple[str, ...]:
+    """Return the names of all tables with printed values."""
+    return tuple(name for name, table in _tables().items() if "rows" in table)
+
+
+@dataclass(frozen=True)
+class PrintedCounts:
+    """The one partition that a paper prints whole: CIFAR-10 among ten clients, FedVLS's table 7.
+
+    Each client has as many samples of each class as the table prints; which ones is drawn.
+    """
+
+    target_client: ClassVar[bool] = False
+
+    def split(
+        self, labels: ArrayLike, clients: int, rng: np.random.Generator, num_classes: int | None = None
+    ) -> list[NDArray[np.int64]]:
+        """Divide the samples; see `fedskew.partition.Rule`.
+
+        Args:
+            labels: Label of each sample.
+            clients: Number of clients: 10.
+            rng: Draws which samples each client gets.
+            num_classes: Number of classes: 10.
+
+        Raises:
+            PartitionError: The table does not fit these samples or clients.
+        """
+        counts, labels = np.array(_tables()["fedvls-table7"]["counts"], dtype=np.int64), np.asarray(labels)
+        held = np.bincount(labels, minlength=num_classes or 0)
+        if clients != len(counts) or len(held) != counts.shape[1] or (held < counts.sum(axis=0)).any():
+            raise PartitionError(
+                f"the printed table is for {len(counts)} clients and {counts.shape[1]} classes of "
+                f"{counts.sum(axis=0).max()} samples each, as CIFAR-10 has"
+            )
+        shares: list[list[NDArray[np.int64]]] = [[] for _ in counts]
+        for label in range(counts.shape[1]):
+            rows = rng.permutation(np.flatnonzero(labels == label))
+            for client, part in enumerate(np.split(rows, np.cumsum(counts[:, label]))[:-1]):
+                shares[client].append(part)
+        return [np.sort(np.concatenate(parts)) for parts in shares]

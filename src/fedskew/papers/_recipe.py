@@ -26,9 +26,9 @@ An item names its rows by these labels. It may have tables of its own of each ki
     partition = "C=3"
     [relative]                          # the figure is the difference from the row with another label of `method`
     "FedProx + FedEntOpt" = "FedProx"
-    [readings]                          # one run is read several times: an axis and its labels
+    [readings]                          # one run gives several values: an axis and its labels
     rounds = ["40", "60", "80"]
-    [[figure]]                          # see `fedskew.papers.Drawing`
+    [[figure]]                          # see `fedskew.papers.FigurePart`
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from fedskew.errors import ConfigError, FedskewError, nearest
-from fedskew.experiment import Config, flatten, put, resolve
+from fedskew.experiment import Config, put, resolve
 from fedskew.papers._datasets import facts_of
-from fedskew.papers._drawing import Drawing
+from fedskew.tables import flatten
 
 Labels = dict[str, str]
 """What a row has on each axis."""
@@ -62,24 +62,42 @@ _KEYS = {
 
 
 @dataclass(frozen=True)
-class Row:
-    """One run of a recipe, each seed of it. `tree`: its config as the recipe says, not checked yet."""
+class RecipeRow:
+    """One row of a recipe: a config with all its seeds.
+
+    Attributes:
+        labels: Its label on each axis.
+        tree: Its config as the recipe says, not checked yet.
+    """
 
     labels: Labels
     tree: dict[str, Any]
 
     @property
     def name(self) -> str:
-        """Its labels in one line."""
+        """Labels in one line."""
         return ", ".join(self.labels.values())
 
     @property
     def data(self) -> str:
-        """Its data set, as people call it."""
+        """Title of its data set."""
         return facts_of(self.tree["data"]).title
 
+    def number(self, axis: str) -> float:
+        """Return the first number of its label on an axis: 0.1 of "Dir(0.1)", 5 of "5 %"."""
+        found = re.search(r"\d+(\.\d+)?", self.labels[axis])
+        assert found is not None, f"{self.labels[axis]!r} holds no number"
+        return float(found[0])
+
     def config(self, changes: Mapping[str, Any] | None = None) -> Config:
-        """Its config, checked, with dotted keys changed. Raises ConfigError naming the row."""
+        """Return its config, checked.
+
+        Args:
+            changes: Dotted keys to change, and their values.
+
+        Raises:
+            ConfigError: The config makes no sense; the message names the row.
+        """
         tree = copy.deepcopy(self.tree)
         try:
             for key, value in (changes or {}).items():
@@ -90,15 +108,81 @@ class Row:
         return config.model_copy(update={"name": _run_name(config)})
 
 
+Kind = Literal["curves", "against", "bars", "classes", "confusion", "weights", "mixes"]
+
+
+@dataclass(frozen=True)
+class FigurePart:
+    """One part of a figure, such as (a) of (a) to (c).
+
+    Attributes:
+        kind: What is drawn:
+
+            - "curves": `value` of the records over rounds, a line for each label of `lines`;
+            - "against": `value` of a run against `x`, an axis whose labels hold numbers or another value of a run;
+            - "bars": `value` of a run, a group of bars for each label of `x`, a bar for each label of `lines`;
+            - "classes": accuracy by class of the clients that `clients` names (none: the mean of all) and of the
+              global model;
+            - "confusion": a client's confusion matrix, rows truth;
+            - "weights": the weight of each client against FedAvg's;
+            - "mixes": label mixes of clients and target.
+        title: Its heading.
+        value: What is read, as in `fedskew.papers.value_of`; for "curves" a key of a record, such as "entropy" or
+            "evaluation.accuracy".
+        x: What it is drawn against, an axis or a value.
+        lines: The axis whose labels have a colour each.
+        panels: Axes; each combination of their labels has a panel.
+        where: The rows that are meant, by label.
+        clients: Ids of the clients that are shown.
+        reference: A level to draw as a dashed line.
+    """
+
+    kind: Kind
+    title: str
+    value: str = ""
+    x: str = ""
+    lines: str = "method"
+    panels: tuple[str, ...] = ()
+    where: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    clients: tuple[int, ...] = ()
+    reference: float | None = None
+
+    @classmethod
+    def of(cls, table: Mapping[str, Any]) -> FigurePart:
+        """Read a part from a `[[figure]]` table of a recipe.
+
+        Raises:
+            ConfigError: A key or the kind is unknown.
+        """
+        known = cls.__dataclass_fields__
+        for key in table:
+            if key not in known:
+                raise ConfigError(f"figure.{key}: no such key{nearest(key, known)}")
+        if table.get("kind") not in get_args(Kind):
+            raise ConfigError(f"figure.kind: {table.get('kind')!r} is none of {', '.join(get_args(Kind))}")
+        lists = {key: tuple(table[key]) for key in ("panels", "clients") if key in table}
+        where = {axis: tuple(labels) for axis, labels in _listed(table.get("where", {})).items()}
+        return cls(**{**table, "where": where, **lists})
+
+    def shows(self, labels: Labels) -> bool:
+        """Tell whether a row with these labels is meant."""
+        return _matches(self.where, labels)
+
+
 @dataclass(frozen=True)
 class Deviation:
-    """What differs from the paper, and for which labels; none named means every row."""
+    """What differs from the paper.
+
+    Attributes:
+        where: The rows that are meant, by label; empty for all rows.
+        says: What differs, a sentence.
+    """
 
     where: Mapping[str, Sequence[str]]
     says: str
 
     def concerns(self, labels: Labels) -> bool:
-        """Whether a row with these labels is meant."""
+        """Tell whether a row with these labels is meant."""
         return _matches(self.where, labels)
 
 
@@ -106,9 +190,17 @@ class Deviation:
 class Recipe:
     """One table or figure of a paper.
 
-    `rows` in the order of the file. `measure`: what is read from a run. `published`: under which name the paper's own
-    values stand, where it prints any. `relative`: label of `method` to the label that its figure is the change from.
-    `readings`: axes that one run is read for.
+    Attributes:
+        name: "<paper>-<item>".
+        paper: Title of the paper.
+        title: Title of the item.
+        measure: What is read from a run, see `value_of`.
+        published: Name of the table with the paper's own values, where it prints any.
+        rows: The rows, in the order of the file.
+        relative: For a label of `method`, the label from which its value is the change.
+        readings: Axes for which one run gives several values, with their labels.
+        parts: The parts of the figure, where it is one.
+        deviations: What differs from the paper.
     """
 
     name: str
@@ -116,32 +208,38 @@ class Recipe:
     title: str
     measure: str
     published: str | None
-    rows: tuple[Row, ...]
+    rows: tuple[RecipeRow, ...]
     relative: Mapping[str, str] = field(default_factory=dict)
     readings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    drawings: tuple[Drawing, ...] = ()
+    parts: tuple[FigurePart, ...] = ()
     deviations: tuple[Deviation, ...] = ()
 
     @property
     def axes(self) -> tuple[str, ...]:
-        """The axes of its rows, in order of first use, and those that it is read for."""
+        """The axes of its rows, in order of first use, then those of its readings."""
         return tuple(dict.fromkeys([*itertools.chain(*(row.labels for row in self.rows)), *self.readings]))
 
     @property
     def data(self) -> tuple[str, ...]:
-        """The data sets that its rows need."""
+        """Titles of the data sets that its rows need."""
         return tuple(dict.fromkeys(row.data for row in self.rows))
 
-    def deviating(self, rows: Iterable[Row]) -> list[str]:
-        """What differs from the paper in any of these rows."""
+    def deviating(self, rows: Iterable[RecipeRow]) -> list[str]:
+        """Return what differs from the paper in any of these rows."""
         kept = list(rows)
         return [one.says for one in self.deviations if any(one.concerns(row.labels) for row in kept)]
 
-    def choose(self, words: str) -> tuple[Row, ...]:
-        """The rows that have these labels: words separated by commas, alternatives where they are of one axis.
+    def choose(self, words: str) -> tuple[RecipeRow, ...]:
+        """Return the rows that have these labels.
 
-        Case, spaces and signs don't matter: "cifar10" is "CIFAR-10", "dir0.1" is "Dir(0.1)". A row that another is
-        relative to comes with it. Raises ConfigError for a word that is no label.
+        Case, spaces and signs are ignored: "cifar10" is "CIFAR-10", "dir0.1" is "Dir(0.1)". A row from which another
+        is the change comes with it.
+
+        Args:
+            words: Labels, separated by commas; labels of one axis are alternatives.
+
+        Raises:
+            ConfigError: A word is no label, or no row has all of them.
         """
         by_axis: dict[str, list[str]] = {}
         for axis in self.axes:
@@ -166,12 +264,12 @@ class Recipe:
 
 
 def plain(label: str) -> str:
-    """A label as it is typed: lower case, without spaces and signs other than "." and "+"."""
+    """Return a label as it is typed: lower case, without spaces and signs other than "." and "+"."""
     return re.sub(r"[^a-z0-9.+]", "", label.lower())
 
 
 def names() -> tuple[str, ...]:
-    """Every recipe: the papers in order, each with its tables, then its figures, by number."""
+    """Return the names of all recipes: the papers in order, each with its tables, then its figures, by number."""
 
     def order(name: str) -> tuple[Any, ...]:
         paper, _, item = name.partition("-")
@@ -184,7 +282,7 @@ def names() -> tuple[str, ...]:
 
 @cache
 def folder() -> Path:
-    """Where the recipes are: in the package, or in the checkout that it runs from."""
+    """Return where the recipes are: in the package, or in the checkout that it runs from."""
     for place in _PLACES:
         if any(place.glob("*/settings.toml")):
             return place
@@ -192,7 +290,14 @@ def folder() -> Path:
 
 
 def read_recipe(name: str) -> Recipe:
-    """A recipe by its name. Raises ConfigError for an unknown name, naming the nearest, and for a damaged file."""
+    """Read a recipe.
+
+    Args:
+        name: Its name, see `names`.
+
+    Raises:
+        ConfigError: No recipe has this name, or its file is damaged.
+    """
     if name not in names():
         raise ConfigError(f"no recipe is called {name!r}{nearest(name, names())}")
     paper, _, item = name.partition("-")
@@ -207,7 +312,7 @@ def read_recipe(name: str) -> Recipe:
 def _recipe(name: str, paper: str, settings: dict[str, Any], own: dict[str, Any]) -> Recipe:
     relative = own.get("relative", {})
     order = list(dict.fromkeys([*settings.get("values", {}), *own.get("values", {})]))
-    rows = [Row(labels, _tree(labels, settings, own)) for labels in _combinations(own, relative, order)]
+    rows = [RecipeRow(labels, _tree(labels, settings, own)) for labels in _combinations(own, relative, order)]
     return Recipe(
         name=name,
         paper=settings["title"],
@@ -217,7 +322,7 @@ def _recipe(name: str, paper: str, settings: dict[str, Any], own: dict[str, Any]
         rows=tuple(rows),
         relative=relative,
         readings={axis: tuple(map(str, labels)) for axis, labels in own.get("readings", {}).items()},
-        drawings=tuple(Drawing.of(table) for table in own.get("figure", [])),
+        parts=tuple(FigurePart.of(table) for table in own.get("figure", [])),
         deviations=tuple(
             Deviation(_listed(table, "says"), table["says"])
             for table in [*settings.get("deviations", []), *own.get("deviations", [])]
@@ -226,7 +331,7 @@ def _recipe(name: str, paper: str, settings: dict[str, Any], own: dict[str, Any]
 
 
 def _tree(labels: Labels, settings: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    """What the paper says of these labels, then what the item says; its own meaning of a label replaces the paper's."""
+    """Merge what the paper says of these labels and what the item says, whose own meaning of a label comes first."""
     own_values = own.get("values", {})
     changes = []
     for table in (settings, own):
@@ -247,7 +352,7 @@ def _tree(labels: Labels, settings: dict[str, Any], own: dict[str, Any]) -> dict
 
 
 def _combinations(own: dict[str, Any], relative: Mapping[str, str], order: Sequence[str]) -> list[Labels]:
-    """The labels of every row, each once, axes in this order; a method that others are relative to before them."""
+    """Return the labels of every row, each once, axes in this order; a row comes before those relative to it."""
     found: dict[tuple[tuple[str, str], ...], Labels] = {}
     common = own.get("axes", {})
     for block in own.get("rows", [{}]):
@@ -264,7 +369,7 @@ def _combinations(own: dict[str, Any], relative: Mapping[str, str], order: Seque
     return list(found.values())
 
 
-def _listed(table: Mapping[str, Any], but: str) -> dict[str, list[str]]:
+def _listed(table: Mapping[str, Any], but: str = "") -> dict[str, list[str]]:
     return {
         axis: [labels] if isinstance(labels, str) else list(labels) for axis, labels in table.items() if axis != but
     }
@@ -288,7 +393,7 @@ def _tables(path: Path, kind: str) -> dict[str, Any]:
 
 
 def _run_name(config: Config) -> str:
-    """A run's name, which says what it is whichever recipe asks for it, so that recipes share runs."""
+    """Name a run by what it is, whichever recipe asks for it, so that recipes share runs."""
     method = config.method
     parts = [method[slot]["name"] for slot in method if slot not in {"objective", "pipeline"}]
     parts += [method["objective"]["name"], *(term["name"] for term in method["objective"]["terms"])]

@@ -2,61 +2,72 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
+import os
 import shlex
-import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fedskew.errors import ConfigError, RunError
-from fedskew.experiment import Cell, Config, Job, SeedRun, Sweep, Watcher, flatten, read_runs, run_sweep
-from fedskew.experiment._sweep_tables import model_notes
-from fedskew.papers._datasets import check_data
-from fedskew.papers._domains import domain_accuracies
+from fedskew.errors import ConfigError, DataError, RunError
+from fedskew.experiment import Cell, Config, Job, Sweep, SweepProgress, model_notes, read_runs, run_sweep
+from fedskew.papers._datasets import absent, facts_of
 from fedskew.papers._figure import draw
-from fedskew.papers._measures import describe_measure, unit_of, value_of
+from fedskew.papers._measures import describe_measure, domain_accuracies, unit_of, value_of
 from fedskew.papers._published import Printed, published
-from fedskew.papers._recipe import Labels, Recipe, Row
+from fedskew.papers._recipe import Labels, Recipe, RecipeRow
+from fedskew.report import SeedRun, machine_notes
+from fedskew.tables import Spread, csv_text, flatten, markdown_table
 
-_UNTOLD = ("data.root", "engine.", "output.", "seeds")  # changes of a config that are no smaller task
+_UNREPORTED = ("data.root", "engine.", "output.", "seeds")  # changes of a config that are no smaller task
 
 
 @dataclass(frozen=True)
-class Line:
-    """One line of the comparison. `ours`: value by seed; `theirs`: what the paper prints, None where nothing."""
+class Comparison:
+    """One line of a reproduction: ours beside theirs.
+
+    Attributes:
+        labels: Its label on each axis.
+        ours: Our value for each seed.
+        theirs: What the paper prints; None where it prints nothing.
+    """
 
     labels: Labels
     ours: Mapping[int, float]
     theirs: Printed | None
 
     @property
-    def mean(self) -> float | None:
-        """Of ours over seeds."""
-        return statistics.fmean(self.ours.values()) if self.ours else None
-
-    @property
-    def std(self) -> float | None:
-        """Of ours over seeds (ddof 1); None for fewer than two."""
-        return statistics.stdev(self.ours.values()) if len(self.ours) > 1 else None
+    def spread(self) -> Spread:
+        """Mean and standard deviation of ours over seeds."""
+        return Spread.of(self.ours.values())
 
     @property
     def difference(self) -> float | None:
-        """Ours minus theirs."""
-        return None if self.mean is None or self.theirs is None else self.mean - self.theirs.mean
+        """Ours minus theirs; None where one of them is missing."""
+        mean = self.spread.mean
+        return None if mean is None or self.theirs is None else mean - self.theirs.mean
 
 
 @dataclass(frozen=True)
 class Reproduction:
-    """Ours beside theirs. `notes`: how to read it and what was made smaller; `files`: what was written in `folder`."""
+    """What `reproduce` returns.
+
+    Attributes:
+        recipe: The recipe.
+        axes: The axes that its lines have a label on.
+        unit: Unit of the values.
+        lines: Ours beside theirs.
+        notes: How to read it, what was made smaller, what deviates from the paper.
+        failures: One line for each run that failed.
+        folder: Where the files are.
+        files: What was written.
+    """
 
     recipe: Recipe
     axes: tuple[str, ...]
     unit: str
-    lines: tuple[Line, ...]
+    lines: tuple[Comparison, ...]
     notes: tuple[str, ...]
     failures: tuple[str, ...]
     folder: Path
@@ -64,9 +75,18 @@ class Reproduction:
 
 
 def plan(
-    rows: Sequence[Row], changes: Mapping[str, Any] | None = None, rounds: int | None = None
-) -> list[tuple[Row, Config]]:
-    """Each row's config, changed; `rounds`: no run has more. Raises ConfigError naming the row."""
+    rows: Sequence[RecipeRow], changes: Mapping[str, Any] | None = None, rounds: int | None = None
+) -> list[tuple[RecipeRow, Config]]:
+    """Return the config of each row, changed.
+
+    Args:
+        rows: The rows.
+        changes: Dotted keys of every config to change, and their values.
+        rounds: No run has more rounds than these.
+
+    Raises:
+        ConfigError: A config makes no sense; the message names the row.
+    """
     if rounds is not None and rounds < 1:
         raise ConfigError(f"rounds: must be at least 1, not {rounds}")
     planned = []
@@ -84,26 +104,37 @@ def plan(
 
 def reproduce(
     recipe: Recipe,
-    rows: Sequence[Row] | None = None,
+    rows: Sequence[RecipeRow] | None = None,
     out: str | Path = "runs",
     *,
     changes: Mapping[str, Any] | None = None,
     rounds: int | None = None,
     processes: int | None = None,
-    watcher: Watcher | None = None,
+    progress: SweepProgress | None = None,
     command: str = "",
 ) -> Reproduction:
-    """Do what is missing of these rows (by default all) under `out`, and compare.
+    """Do what is missing of the rows of a recipe, and set the results beside what the paper prints.
 
-    Runs are ordinary run folders: finished ones are read, half ones go on. `changes`: dotted keys of every config;
-    `rounds`: no run has more than these; `processes`: runs at a time, see `run_sweep`. `command`: what is noted down as
-    what was typed.
+    Runs are ordinary run folders: finished ones are read, interrupted ones continue.
 
-    Raises ConfigError, DataError or PartitionError, naming the row, before anything is run.
+    Args:
+        recipe: The recipe.
+        rows: Its rows to run, by default all.
+        out: Where run folders and the folder of the comparison go.
+        changes: Dotted keys of every config to change, and their values.
+        rounds: No run has more rounds than these.
+        processes: How many runs at a time, see `run_sweep`.
+        progress: Callbacks, see `run_sweep`.
+        command: The command line to note down; by default that of the whole recipe.
+
+    Raises:
+        ConfigError: A config makes no sense; nothing has been run then. The message names the row.
+        DataError: The files of a data set are missing; nothing has been run then.
+        PartitionError: The data can't be divided; nothing has been run then.
     """
     rows = recipe.rows if rows is None else tuple(rows)
     planned = plan(rows, changes, rounds)
-    check_data(recipe, planned)
+    _check_data(recipe, planned)
     unique: dict[str, Cell] = {}
     for row, config in planned:
         labels = {axis: row.labels.get(axis, "-") for axis in recipe.axes if axis not in recipe.readings}
@@ -111,25 +142,42 @@ def reproduce(
     sweep = Sweep(
         recipe.name, tuple(unique.values()), None, command or shlex.join(["fedskew", "reproduce", recipe.name])
     )
-    result = run_sweep(sweep, out, processes, watcher)
+    result = run_sweep(sweep, out, processes, progress)
     runs = [(row, _finished(recipe, unique[config.hash], Path(out))) for row, config in planned]
-    lines = _lines(recipe, runs)
+    lines = compare(recipe, runs)
     notes = [
         *_reading(recipe, lines),
         *_smaller(recipe, rows, planned),
-        *_deviations(recipe, rows),
+        *(f"Differs from the paper: {text}" for text in recipe.deviating(rows)),
         *model_notes(config for _, config in planned),
-        *_origin(runs),
+        *machine_notes({id(run): run for _, found in runs for run in found}.values()),
     ]
     folder = result.folder
     axes = tuple(axis for axis in recipe.axes if any(axis in line.labels for line in lines))
     done = Reproduction(recipe, axes, unit_of(recipe.measure), tuple(lines), tuple(notes), result.failures, folder, ())
-    files = [*_write(done, sweep.command), *draw(recipe, runs, lines, folder)]
-    return Reproduction(**{**vars(done), "files": tuple(files)})
+    return replace(done, files=(*_write(done, sweep.command), *draw(recipe, runs, folder)))
+
+
+def _check_data(recipe: Recipe, planned: Sequence[tuple[RecipeRow, Config]]) -> None:
+    """Refuse a plan whose files are missing: name the first of them, and the rows that could be run."""
+    gone: dict[str, str] = {}
+    others: dict[str, None] = {}
+    for row, config in planned:
+        if place := absent(row.tree["data"], config.data.root):
+            gone.setdefault(facts_of(row.tree["data"]).title, place)
+        elif label := row.labels.get("dataset"):
+            others[label] = None
+    if not gone:
+        return
+    title, place = next(iter(gone.items()))
+    rest = f"; rows that can be run: --rows {','.join(others)!r}" if others else ""
+    known = os.environ.get("FEDSKEW_DATA") or any(config.data.root for _, config in planned)
+    root = "" if known else "; say where data sets are by --data-root or FEDSKEW_DATA"
+    raise DataError(f"{recipe.name}: {title} is missing: {place} is not there{root}{rest}")
 
 
 def _finished(recipe: Recipe, cell: Cell, out: Path) -> list[SeedRun]:
-    """The runs of a cell that came to their end."""
+    """Return the runs of a cell that finished."""
     found: list[SeedRun] = []
     for job in (Job(cell, seed) for seed in cell.config.seeds):
         if job.is_finished(out):
@@ -139,7 +187,13 @@ def _finished(recipe: Recipe, cell: Cell, out: Path) -> list[SeedRun]:
     return found
 
 
-def _lines(recipe: Recipe, runs: Sequence[tuple[Row, Sequence[SeedRun]]]) -> list[Line]:
+def compare(recipe: Recipe, runs: Sequence[tuple[RecipeRow, Sequence[SeedRun]]]) -> list[Comparison]:
+    """Set the values of a recipe's runs beside what the paper prints.
+
+    Args:
+        recipe: The recipe.
+        runs: The finished runs of each row.
+    """
     table = None if recipe.published is None else published(recipe.published)
     readings: list[Labels] = [{}]
     for axis, of_axis in recipe.readings.items():
@@ -158,7 +212,7 @@ def _lines(recipe: Recipe, runs: Sequence[tuple[Row, Sequence[SeedRun]]]) -> lis
                 continue
             other = values.get(_key({**labels, "method": basis}), {})
             ours = {seed: value - other[seed] for seed, value in ours.items() if seed in other}
-        lines.append(Line(labels, ours, None if table is None else table.find(labels)))
+        lines.append(Comparison(labels, ours, None if table is None else table.find(labels)))
     return lines
 
 
@@ -166,8 +220,8 @@ def _key(labels: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     return tuple(sorted(labels.items()))
 
 
-def _reading(recipe: Recipe, lines: Sequence[Line]) -> list[str]:
-    """How to read the columns."""
+def _reading(recipe: Recipe, lines: Sequence[Comparison]) -> list[str]:
+    """Return how to read the columns."""
     what = describe_measure(recipe.measure)
     if recipe.relative:
         what = f"change of {what}, in points, against the same method with uniform selection"
@@ -183,8 +237,8 @@ def _reading(recipe: Recipe, lines: Sequence[Line]) -> list[str]:
     return notes
 
 
-def _smaller(recipe: Recipe, rows: Sequence[Row], planned: Sequence[tuple[Row, Config]]) -> list[str]:
-    """What was made smaller, or else, than the recipe says; empty where nothing was."""
+def _smaller(recipe: Recipe, rows: Sequence[RecipeRow], planned: Sequence[tuple[RecipeRow, Config]]) -> list[str]:
+    """Return what was made smaller or otherwise than the recipe says; empty where nothing was."""
     parts = []
     if len(rows) < len(recipe.rows):
         parts.append(f"{len(rows)} of {len(recipe.rows)} rows")
@@ -195,32 +249,11 @@ def _smaller(recipe: Recipe, rows: Sequence[Row], planned: Sequence[tuple[Row, C
             changes.setdefault(f"seeds {_list(config.seeds)} instead of {_list(whole.seeds)}", {})
         before, after = flatten(whole.tree()), flatten(config.tree())
         for key in sorted(before.keys() | after.keys()):
-            if before.get(key) != after.get(key) and not key.startswith((*_UNTOLD, "name")):
+            if before.get(key) != after.get(key) and not key.startswith((*_UNREPORTED, "name")):
                 text = f"{key} = {json.dumps(after.get(key))}"
                 changes.setdefault(text, {})[json.dumps(before.get(key))] = None
     parts += [f"{text} instead of {' or '.join(old)}" if old else text for text, old in changes.items()]
     return [f"Not the whole: {'; '.join(parts)}."] if parts else []
-
-
-def _deviations(recipe: Recipe, rows: Sequence[Row]) -> list[str]:
-    return [f"Differs from the paper: {text}" for text in recipe.deviating(rows)]
-
-
-def _origin(runs: Sequence[tuple[Row, Sequence[SeedRun]]]) -> list[str]:
-    """Machine, versions and seconds of the runs."""
-    seeds = {id(run): run for _, found in runs for run in found}.values()
-    lines = []
-    origins: dict[str, float] = {}
-    for run in seeds:
-        key = json.dumps([run.summary["machine"], run.summary["versions"], run.summary["revision"]], sort_keys=True)
-        origins[key] = origins.get(key, 0.0) + run.summary["seconds"]
-    for key, seconds in origins.items():
-        machine, versions, revision = json.loads(key)
-        where = machine["processor"] if machine["device"] == "cpu" else machine["device"]
-        packages = ", ".join(f"{name} {number}" for name, number in versions.items())
-        at = "" if revision is None else f", revision {revision[:10]}"
-        lines.append(f"{where}, {machine['threads']} thread(s) a run, {seconds:,.0f} s of training; {packages}{at}.")
-    return lines
 
 
 def _list(seeds: Sequence[int]) -> str:
@@ -228,20 +261,16 @@ def _list(seeds: Sequence[int]) -> str:
 
 
 def _write(done: Reproduction, command: str) -> list[Path]:
-    """`comparison.csv` and `comparison.md`."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*done.axes, "seeds", "ours_mean", "ours_std", "theirs_mean", "theirs_std", "difference"])
+    """Write `comparison.csv` and `comparison.md`."""
+    lines: list[list[Any]] = [[*done.axes, "seeds", "ours_mean", "ours_std", "theirs_mean", "theirs_std", "difference"]]
     for line in done.lines:
-        theirs = (None, None) if line.theirs is None else (line.theirs.mean, line.theirs.std)
-        cells = [line.labels.get(axis, "") for axis in done.axes]
-        writer.writerow([*cells, len(line.ours), line.mean, line.std, *theirs, line.difference])
-    headings, body, labels = text_lines(done)
-    rule = ["---"] * labels + ["---:"] * (len(headings) - labels)
-    table = ["| " + " | ".join(entries) + " |" for entries in [headings, rule, *body]]
+        ours, theirs = line.spread, (None, None) if line.theirs is None else (line.theirs.mean, line.theirs.std)
+        labels = [line.labels.get(axis, "") for axis in done.axes]
+        lines.append([*labels, len(line.ours), ours.mean, ours.std, *theirs, line.difference])
     title = f"# {done.recipe.paper}: {done.recipe.title}"
-    page = "\n".join([title, "", f"    {command}", "", *table, "", *(f"- {note}" for note in done.notes), ""])
-    files = {"comparison.csv": text.getvalue(), "comparison.md": page}
+    notes = [f"- {note}" for note in done.notes]
+    page = "\n".join([title, "", f"    {command}", "", markdown_table(*text_lines(done)), "", *notes, ""])
+    files = {"comparison.csv": csv_text(lines), "comparison.md": page}
     try:
         done.folder.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
@@ -252,9 +281,12 @@ def _write(done: Reproduction, command: str) -> list[Path]:
 
 
 def text_lines(done: Reproduction) -> tuple[list[str], list[list[str]], int]:
-    """Headings and cells as a person reads them, and how many columns are labels.
+    """Return headings and cells as a person reads them, and how many columns are labels.
 
-    Axes on which all lines agree are left out, and so is what the paper prints where it prints nothing.
+    Axes on which all lines agree are left out, and so are the paper's columns where it prints nothing.
+
+    Args:
+        done: The reproduction.
     """
     axes = [axis for axis in done.axes if len({line.labels.get(axis) for line in done.lines}) > 1]
     if not axes:
@@ -263,17 +295,10 @@ def text_lines(done: Reproduction) -> tuple[list[str], list[list[str]], int]:
     printed = any(line.theirs is not None for line in done.lines)
     body = []
     for line in done.lines:
-        cells = [*(line.labels.get(axis, "") for axis in axes), spread(line.mean, line.std)]
+        cells = [*(line.labels.get(axis, "") for axis in axes), line.spread.text(2)]
         if printed:
-            cells.append("" if line.theirs is None else spread(line.theirs.mean, line.theirs.std))
+            cells.append("" if line.theirs is None else Spread(line.theirs.mean, line.theirs.std).text(2))
             cells.append("" if line.difference is None else f"{line.difference:+.2f}")
         body.append(cells)
     values = [f"ours{unit}", *([f"theirs{unit}", "difference"] if printed else [])]
     return [*axes, *values], body, len(axes)
-
-
-def spread(mean: float | None, std: float | None) -> str:
-    """`mean ± std`."""
-    if mean is None:
-        return "-"
-    return f"{mean:.2f}" if std is None else f"{mean:.2f} ± {std:.2f}"

@@ -1,4 +1,4 @@
-"""The report: one self-contained page of pictures and tables, made from the records of one run or of several."""
+"""The pages: a report of one run or of several, and the table of a sweep."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-import numpy as np
 import tomli_w
 from markupsafe import Markup
 
+from fedskew import drawing
 from fedskew.errors import ArgumentError, RunError
-from fedskew.experiment import _figures as figures
-from fedskew.experiment._config import flatten
-from fedskew.experiment._folder import SeedRun
-from fedskew.experiment._pictures import Group, sections
+from fedskew.report._panels import Group, sections
+from fedskew.report._runs import SeedRun
+from fedskew.tables import Spread, flatten
 
 _NOTHING = "\u2013"
 
@@ -32,20 +31,27 @@ class _Table:
 
 
 def write_report(runs: Sequence[SeedRun], path: Path, title: str) -> Path:
-    """Write one html file that shows these runs, and return its path.
+    """Write one HTML file that shows these runs.
 
-    Runs of one label are seeds of one configuration: figures are their mean with one standard deviation (ddof=1).
-    Several labels make a comparison, in the order in which they first come. The page loads nothing from anywhere, and
-    the same runs give the same bytes.
+    The page is self-contained: it loads nothing. Runs with one label are seeds of one configuration, and figures are
+    their mean with one standard deviation (ddof 1). Several labels make a comparison, in the order in which they first
+    come. The same runs give the same bytes.
 
-    Raises ArgumentError where there are no runs or a label has one seed twice, and RunError where the file can't be
-    written.
+    Args:
+        runs: The runs, finished or not.
+        path: The file to write; its folder is made.
+        title: Title of the page.
+
+    Returns:
+        The path.
+
+    Raises:
+        ArgumentError: There are no runs, or a label has one seed twice.
+        RunError: The file can't be written.
     """
     groups = _grouped(runs)
-    page = (
-        environment()
-        .get_template("report.html")
-        .render(
+    with drawing.styled():
+        page = _template("report.html").render(
             title=title,
             groups=groups,
             comparison=len(groups) > 1,
@@ -59,7 +65,6 @@ def write_report(runs: Sequence[SeedRun], path: Path, title: str) -> Path:
             configs=[(group, _toml(group.first.config)) for group in groups],
             origins=_origins(groups),
         )
-    )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(page, encoding="utf-8", newline="\n")
@@ -68,15 +73,29 @@ def write_report(runs: Sequence[SeedRun], path: Path, title: str) -> Path:
     return path
 
 
-def environment() -> jinja2.Environment:
-    """Where the templates of all pages are, with escaping on."""
+def sweep_page(
+    title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], axes: int, notes: Sequence[str]
+) -> str:
+    """Return the table of a sweep as an HTML page, which links to the sweep's report and to `runs.csv`.
+
+    Args:
+        title: Title of the page.
+        headings: A heading for each column.
+        rows: The cells of each row.
+        axes: How many columns, from the left, name the row.
+        notes: What stands below the table.
+    """
+    return _template("sweep.html").render(title=title, axes=axes, headings=headings, rows=rows, remarks=notes)
+
+
+def _template(name: str) -> jinja2.Template:
     return jinja2.Environment(
-        loader=jinja2.PackageLoader("fedskew.experiment"),
+        loader=jinja2.PackageLoader("fedskew.report"),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
-    )
+    ).get_template(name)
 
 
 def _grouped(runs: Sequence[SeedRun]) -> list[Group]:
@@ -94,13 +113,12 @@ def _grouped(runs: Sequence[SeedRun]) -> list[Group]:
 
 
 def _key(group: Group) -> Markup:
-    """How the group is drawn; the legends of the page use it again by its id."""
-    return Markup(figures.key(group.style).replace("<svg", f'<svg id="key-{group.style}"', 1))
+    """Draw the line and marker of a group; the legends of the page refer to it by its id."""
+    return Markup(drawing.legend_key(group.style).replace("<svg", f'<svg id="key-{group.style}"', 1))
 
 
 def _facts(groups: list[Group]) -> list[tuple[str, str]]:
-    """What all runs share, or the range that they span."""
-
+    """Return the numbers that all runs share, or the ranges that they span."""
     runs = [run for group in groups for run in group.seeds]
     numbers = [
         ("seed", "seeds", [len(group.seeds) for group in groups]),
@@ -118,7 +136,7 @@ def _last_round(run: SeedRun) -> int:
 
 
 def _headline(group: Group) -> list[tuple[str, str]]:
-    """The few figures that a reader looks for first."""
+    """Return the few numbers that a reader looks for first."""
     return [
         (name, _statistic(group, 1, "final", key, scale=100, unit=" %"))
         for name, key in (("accuracy", "accuracy"), ("worst class", "worst_class"), ("target mix", "target_accuracy"))
@@ -195,7 +213,7 @@ def _diverged(run: SeedRun) -> int:
 
 
 def _entry(summary: dict[str, Any], *keys: str) -> float | None:
-    """The number under these keys; None where there is none, as in the summary of a run that has not ended."""
+    """Return the number under these keys; None where there is none, as in a run that has not ended."""
     value: Any = summary
     for key in keys:
         value = value.get(key) if isinstance(value, dict) else None
@@ -203,15 +221,13 @@ def _entry(summary: dict[str, Any], *keys: str) -> float | None:
 
 
 def _statistic(group: Group, digits: int, *keys: str, scale: float = 1.0, unit: str = "") -> str:
-    """Mean over seeds and, from two seeds on, their standard deviation."""
+    """Return the mean over seeds of a number in the summaries and, from two seeds on, their standard deviation."""
     values = [scale * value for run in group.seeds if (value := _entry(run.summary, *keys)) is not None]
-    if not values:
+    spread = Spread.of(values)
+    if spread.mean is None:
         return _NOTHING
-    if np.mean(values) >= 100:
-        digits = min(digits, 1)
-    spread = f" \u00b1 {np.std(values, ddof=1):,.{digits}f}" if len(values) > 1 else ""
     missing = f" ({len(values)} of {len(group.seeds)} seeds)" if len(values) < len(group.seeds) else ""
-    return f"{np.mean(values):,.{digits}f}{spread}{unit}{missing}"
+    return f"{spread.text(min(digits, 1) if spread.mean >= 100 else digits)}{unit}{missing}"
 
 
 def _range(values: list[int]) -> str:
@@ -220,7 +236,7 @@ def _range(values: list[int]) -> str:
 
 
 def _differences(groups: list[Group]) -> list[tuple[Group, list[tuple[str, str]]]]:
-    """For each label, the config keys in which the labels differ."""
+    """Return, for each label, the config keys in which the labels differ."""
     flat = [flatten(group.first.config) for group in groups]
     keys = sorted(set().union(*flat))
     differing = [key for key in keys if len({json.dumps(config.get(key), sort_keys=True) for config in flat}) > 1]
@@ -240,7 +256,7 @@ def _toml(config: dict[str, Any]) -> str:
 
 
 def _origins(groups: list[Group]) -> list[tuple[list[str], dict[str, Any]]]:
-    """Where the runs come from: labels that share revision, machine and versions, and these as one level of keys."""
+    """Group the labels that share revision, machine and versions, and return these as one level of keys."""
     origins: dict[str, tuple[list[str], dict[str, Any]]] = {}
     for group in groups:
         for run in group.seeds:

@@ -1,0 +1,103 @@
+"""Finished or half-finished runs, as a report reads them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from fedskew.engine import Round
+
+
+@dataclass(frozen=True)
+class SeedRun:
+    """One seed of one config, read back from its folder or straight from memory.
+
+    Attributes:
+        label: What it is called in a report; the seeds of one config share it.
+        seed: The seed.
+        config: The whole config, defaults included.
+        rounds: The records, in order of their rounds.
+        counts: Label counts of the clients that train, shape `(clients, classes)`.
+        client_names: Names of these clients.
+        class_names: Names of the classes.
+        target: Label mix of the target, shape `(classes,)`, sum 1; None without a target.
+        summary: The content of `summary.json`; empty for a run that has not ended.
+    """
+
+    label: str
+    seed: int
+    config: dict[str, Any]
+    rounds: list[Round]
+    counts: NDArray[np.int64]
+    client_names: tuple[str, ...]
+    class_names: tuple[str, ...]
+    target: NDArray[np.float64] | None
+    summary: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class MeanWeights:
+    """Clients' weights, mean over the rounds in which they took part.
+
+    Attributes:
+        clients: Ids of the clients that took part.
+        given: What each of them was given, a share.
+        fedavg: What FedAvg would have given it in the same rounds.
+    """
+
+    clients: NDArray[np.int64]
+    given: NDArray[np.float64]
+    fedavg: NDArray[np.float64]
+
+
+def mean_weights(run: SeedRun) -> MeanWeights:
+    """Return how much each client of a run counted, beside FedAvg's weights in the same rounds."""
+    sizes = run.counts.sum(axis=1)
+    given, fedavg, times = np.zeros((3, len(sizes)))
+    for record in run.rounds:
+        answered = record["answered"]
+        given[answered] += record["weights"]
+        fedavg[answered] += label_shares(sizes[answered])
+        times[answered] += 1
+    clients = np.flatnonzero(times)
+    return MeanWeights(clients, given[clients] / times[clients], fedavg[clients] / times[clients])
+
+
+def label_shares(counts: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return label counts over their sum along the last axis; 0 where there is no sample."""
+    shares: NDArray[np.float64] = counts / np.maximum(counts.sum(axis=-1, keepdims=True), 1)
+    return shares
+
+
+def effective_mix(run: SeedRun) -> NDArray[np.float64] | None:
+    """Return the label mix that trained the model, shape `(classes,)`.
+
+    It is the label mixes of the clients that replied, times their weights, mean over the rounds that had any; None
+    where no round had.
+    """
+    mixes = label_shares(run.counts)
+    rounds = [np.asarray(record["weights"]) @ mixes[record["answered"]] for record in run.rounds if record["answered"]]
+    return np.mean(rounds, axis=0) if rounds else None
+
+
+def machine_notes(runs: Iterable[SeedRun]) -> list[str]:
+    """Return one line for each combination of machine, versions and revision, with its seconds of training."""
+    seconds: dict[str, float] = {}
+    for run in runs:
+        key = json.dumps([run.summary.get(key) for key in ("machine", "versions", "revision")])
+        seconds[key] = seconds.get(key, 0.0) + run.summary["seconds"]
+    lines = []
+    for key in sorted(seconds):
+        machine, versions, revision = json.loads(key)
+        packages = ", ".join(f"{name} {number}" for name, number in versions.items())
+        where = machine["processor"] if machine["device"] == "cpu" else machine["device"]
+        threads = f"{machine['threads']} thread{'s' if machine['threads'] > 1 else ''} a run"
+        at = "" if revision is None else f", revision {revision[:10]}"
+        lines.append(f"{where}, {threads}, {seconds[key]:,.0f} s of training; {packages}{at}.")
+    return lines

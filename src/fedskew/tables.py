@@ -1,0 +1,82 @@
+"""Means with their spread, tables as CSV and Markdown, nested tables as flat ones."""
+
+from __future__ import annotations
+
+import csv
+import io
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean and standard deviation of some values, usually over seeds.
+
+    Attributes:
+        mean: The mean; None without values.
+        std: The standard deviation (ddof 1); None for fewer than two values.
+    """
+
+    mean: float | None
+    std: float | None
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Spread:
+        """Return the spread of these values."""
+        known = list(values)
+        return cls(
+            statistics.fmean(known) if known else None,
+            statistics.stdev(known) if len(known) > 1 else None,
+        )
+
+    def text(self, digits: int = 1, *, scale: float = 1.0, nothing: str = "-") -> str:
+        """Return `mean ± std`, or the mean alone where there is no standard deviation.
+
+        Args:
+            digits: Decimals.
+            scale: What both are multiplied by, 100 for shares in percent.
+            nothing: What stands for a missing mean.
+        """
+        if self.mean is None:
+            return nothing
+        mean = f"{scale * self.mean:,.{digits}f}"
+        return mean if self.std is None else f"{mean} ± {scale * self.std:,.{digits}f}"
+
+
+def csv_text(lines: Iterable[Sequence[Any]]) -> str:
+    """Return lines of cells as CSV; None becomes an empty cell."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(lines)
+    return text.getvalue()
+
+
+def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]], labels: int) -> str:
+    """Return a Markdown table.
+
+    Args:
+        headings: A heading for each column.
+        rows: The cells of each row.
+        labels: How many columns, from the left, hold labels; the others hold numbers and are set to the right.
+    """
+
+    def line(cells: Sequence[str]) -> str:
+        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+    rule = ["---"] * labels + ["---:"] * (len(headings) - labels)
+    return "\n".join([line(headings), line(rule), *map(line, rows)])
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return a nested config as one level of dotted keys.
+
+    `{"data": {"name": "mnist"}}` becomes `{"data.name": "mnist"}`; an empty table stays as the value `{}`.
+    """
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
