@@ -1,4 +1,4 @@
-"""The tutorials work as they stand: their files are written and their commands run, in the order of the page.
+"""The tutorials, and blocks of other pages, work as they stand: files are written, commands run, in the page's order.
 
 A block with a title is a file, or the next part of it. A block of Python without one is run, and so is every block of
 shell commands, unless the comment `<!-- not run by the tests -->` stands before it. Our own commands and Python run in
@@ -27,10 +27,12 @@ BLOCK = re.compile(r'(<!-- not run by the tests -->\n+)?```(\w+)(?: title="([^"]
     [
         ("own-data.md", ["who.svg", "runs/clinics.html", "runs/sweep-*/table.md"]),
         ("own-method.md", ["runs/own-*/report.html"]),
+        ("../label-counts.md", []),
+        ("../data.md", []),
         ("sites.md", ["runs/hospitals-*/report.html", "hospitals/app/run.toml", "hospitals/server/run.sh"]),
     ],
 )
-def test_a_tutorial_works_as_it_stands(page, written, tmp_path, monkeypatch):
+def test_a_page_works_as_it_stands(page, written, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     loaded = set(sys.modules)
@@ -42,7 +44,8 @@ def test_a_tutorial_works_as_it_stands(page, written, tmp_path, monkeypatch):
         elif skipped:
             continue
         elif language == "python":
-            exec(compile(text, page, "exec"), {"__name__": "__main__"})
+            Path("block.py").write_text(text, encoding="utf-8")
+            runpy.run_path("block.py", run_name="__main__")
         elif language == "sh":
             run_commands(text, monkeypatch)
     for pattern in written:
