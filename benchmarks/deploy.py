@@ -4,7 +4,7 @@
     python benchmarks/deploy.py --real [--rounds 10]            three SuperNodes on loopback with TLS, rounds in turns
 
 In process, both strategies get the same replies (arrays of the model's shape), and take turns: `configure_train` and
-`aggregate_train` of Flower's FedAvg, and of `fedskew.deploy.strategy("fedavg")`, which checks every array it believes.
+`aggregate_train` of Flower's FedAvg, and of `fedskew.deploy.strategy("fedavg")`, which checks every array it receives.
 With real processes one server plays a round of each in turns, on the same nodes and the same samples: plain rounds are
 Flower's own strategy with a ClientApp as its tutorials have it, ours are those of `server_app` with `site_app`.
 """
@@ -28,9 +28,7 @@ from flwr.serverapp.strategy import FedAvg
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedskew import data, models
-from fedskew.deploy import Agreement, strategy
-from fedskew.deploy._folder import Address, write_federation
-from fedskew.deploy._loopback import Loopback, free_port
+from fedskew.deploy import Address, Agreement, LocalFederation, free_port, strategy, write_federation
 from fedskew.experiment import resolve
 
 NETWORKS = {"lenet5": (3, 32, 32), "cnn_w2": (3, 32, 32), "resnet18": (3, 32, 32)}
@@ -214,8 +212,8 @@ def real(rounds: int) -> None:
             np.savez(own, x=inputs[rows], y=targets[rows])
             table = {"state": "state", "data": {"name": "npz", "root": str(own)}}
             (folder / "sites" / name / "data.toml").write_text(tomli_w.dumps(table))
-        with Loopback(folder, port, NAMES) as loopback:
-            loopback.wait("run", loopback.run(), 60.0 + 90.0 * rounds)
+        with LocalFederation(folder, port, NAMES) as federation:
+            federation.wait("run", federation.run(), 60.0 + 90.0 * rounds)
         figures = json.loads((folder / "server" / "runs" / "figures.json").read_text())
     middle: Callable[[str], float] = lambda key: statistics.median(figures[key])  # noqa: E731
     print(f"three SuperNodes on loopback, mlp3, {rounds} rounds of each in turns, median seconds a round:")

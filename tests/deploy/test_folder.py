@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from fedskew.cli import app
-from fedskew.deploy import read_agreement
-from fedskew.deploy._folder import Address
+from fedskew.deploy import Address, read_agreement
 from fedskew.errors import ConfigError, DataError, FedskewError
 from fedskew.experiment import read
 
@@ -154,7 +153,7 @@ def test_the_target_mix_stays_at_the_server(config, tmp_path):
     ("words", "says"),
     [
         (["--sites", "north,,south"], "--sites"),
-        (["--sites", "north,north"], "sites names one twice"),
+        (["--sites", "north,north"], "sites: a name occurs twice"),
         (["--sites", "../north"], "'../north'"),
         (["--sites", "a b"], "'a b'"),
         (["--address", "fl.example.org"], "HOST:PORT"),
@@ -168,7 +167,7 @@ def test_the_target_mix_stays_at_the_server(config, tmp_path):
         (["--label-counts", "withheld"], "fedla"),
         (["--classes", "a,b"], "--shape"),
         (["--classes", "a,b", "--shape", "3,x"], "--shape"),
-        (["--classes", "a,a", "--shape", "3,8,8"], "classes names one twice"),
+        (["--classes", "a,a", "--shape", "3,8,8"], "classes: a name occurs twice"),
         (["--set", "seeds=[0,1]"], "seeds"),
         (["--set", "conditions.dropout=0.5"], "conditions.dropout"),
         (["--set", "data.validation=0.1"], "data.validation"),

@@ -13,18 +13,24 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from fedskew.cli.deploy import LOCAL
-from fedskew.deploy._agreement import agree
-from fedskew.deploy._descendants import descendants
-from fedskew.deploy._folder import Address, write_federation
-from fedskew.deploy._loopback import Loopback, free_port
-from fedskew.deploy._superlink import Door, is_local
-from fedskew.deploy._tls import write_certificates, write_node_key
+from fedskew.deploy import (
+    Address,
+    Agreement,
+    LocalCommands,
+    LocalFederation,
+    free_port,
+    is_local,
+    write_certificates,
+    write_federation,
+    write_node_key,
+)
 from fedskew.errors import RunError
 from fedskew.experiment import resolve
 
@@ -66,7 +72,7 @@ def test_a_whole_federation_in_one_command(tmp_path: Path) -> None:
     with deploy_local(folder, rounds=1) as process:
         said, _ = process.communicate(timeout=300)
     assert process.returncode == 0, said
-    assert "accuracy on the sites' own test pictures" in said
+    assert "accuracy on the sites' own test images" in said
     (page,) = folder.glob("server/runs/*/report.html")
     assert str(page) in said
     record = json.loads((page.parent / "rounds.jsonl").read_text().split("\n")[1])
@@ -80,12 +86,12 @@ def test_a_whole_federation_in_one_command(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loopback]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFederation]:
     """A server that knows the keys of two sites, none of which is there."""
     folder, port = tmp_path_factory.mktemp("federation") / "fed", free_port()
-    table = {"name": "folder", "root": "pictures"}
-    write_federation(folder, resolve(LOCAL), agree(AGREED), Address("127.0.0.1", port), table)
-    federation = Loopback(folder, port, ("north", "south"))
+    table = {"name": "folder", "root": "images"}
+    write_federation(folder, resolve(LOCAL), Agreement.resolve(AGREED), Address("127.0.0.1", port), table)
+    federation = LocalFederation(folder, port, ("north", "south"))
     try:
         federation.start_server()
         federation.wait("register", federation.start("register", "server/register.sh"), 120.0)
@@ -94,7 +100,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loopback]:
         federation.stop()
 
 
-def join(federation: Loopback, name: str, *options: str) -> subprocess.Popen[bytes]:
+def join(federation: LocalFederation, name: str, *options: str) -> subprocess.Popen[bytes]:
     """Somebody's SuperNode, with these options."""
     script = federation.folder / f"{name}.sh"
     words = ["flower-supernode", "--superlink", f"127.0.0.1:{federation.port}", "--port", str(free_port()), *options]
@@ -105,13 +111,13 @@ def join(federation: Loopback, name: str, *options: str) -> subprocess.Popen[byt
     return federation.start(name, script.name)
 
 
-def joined(federation: Loopback) -> int:
+def joined(federation: LocalFederation) -> int:
     """How often a node was let in."""
     return federation.log("superlink").read_text().count("[Fleet.ActivateNode]")
 
 
 @pytest.mark.faults
-def test_a_registered_site_is_let_in_and_comes_back(server: Loopback) -> None:
+def test_a_registered_site_is_let_in_and_comes_back(server: LocalFederation) -> None:
     for times in (1, 2):
         server.start_site("north")
         _until(lambda: joined(server) == times, 60)  # noqa: B023
@@ -119,7 +125,7 @@ def test_a_registered_site_is_let_in_and_comes_back(server: Loopback) -> None:
 
 
 @pytest.mark.faults
-def test_an_unknown_key_is_turned_away(server: Loopback) -> None:
+def test_an_unknown_key_is_turned_away(server: LocalFederation) -> None:
     write_node_key(server.folder / "stranger" / "key")
     before = joined(server)
     ca, key = server.folder / "server" / "ca.crt", server.folder / "stranger" / "key"
@@ -130,7 +136,7 @@ def test_an_unknown_key_is_turned_away(server: Loopback) -> None:
 
 
 @pytest.mark.faults
-def test_a_node_without_a_key_is_turned_away(server: Loopback) -> None:
+def test_a_node_without_a_key_is_turned_away(server: LocalFederation) -> None:
     before = joined(server)
     process = join(server, "keyless", "--root-certificates", str(server.folder / "server" / "ca.crt"))
     assert process.wait(60) != 0
@@ -139,7 +145,7 @@ def test_a_node_without_a_key_is_turned_away(server: Loopback) -> None:
 
 
 @pytest.mark.faults
-def test_a_node_without_tls_never_gets_in(server: Loopback) -> None:
+def test_a_node_without_tls_never_gets_in(server: LocalFederation) -> None:
     before = joined(server)
     join(server, "plain", "--insecure", "--max-wait-time", "8")
     time.sleep(15)
@@ -148,7 +154,7 @@ def test_a_node_without_tls_never_gets_in(server: Loopback) -> None:
 
 
 @pytest.mark.faults
-def test_a_site_leaves_a_server_whose_certificate_it_does_not_know(server: Loopback) -> None:
+def test_a_site_leaves_a_server_whose_certificate_it_does_not_know(server: LocalFederation) -> None:
     write_certificates(server.folder / "impostor", ["127.0.0.1"])
     before = joined(server)
     ca, key = server.folder / "impostor" / "ca.crt", server.folder / "sites" / "south" / "key"
@@ -159,7 +165,7 @@ def test_a_site_leaves_a_server_whose_certificate_it_does_not_know(server: Loopb
 
 
 @pytest.mark.faults
-def test_commands_are_taken_from_the_servers_own_machine_only(server: Loopback) -> None:
+def test_commands_are_taken_from_the_servers_own_machine_only(server: LocalFederation) -> None:
     here = _own_address()
 
     def asked(path: str, source: str) -> int:
@@ -198,13 +204,11 @@ def test_a_site_that_dies_ends_it_with_a_line(tmp_path: Path) -> None:
     folder = tmp_path / "trial"
     with deploy_local(folder, rounds=50) as process:
         _until(lambda: any(folder.glob("server/runs/*/rounds.jsonl")), 180)
-        for child in descendants([process.pid]):
-            try:
-                words = Path(f"/proc/{child}/cmdline").read_text()
-            except OSError:
-                continue
-            if "flower-supernode" in words and "sites/site-1/" in words:
-                os.kill(child, signal.SIGKILL)
+        for child in psutil.Process(process.pid).children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                words = " ".join(child.cmdline())
+                if "flower-supernode" in words and "sites/site-1/" in words:
+                    child.kill()
         said, _ = process.communicate(timeout=60)
     assert process.returncode == 2
     assert "site-1 ended by SIGKILL" in said
@@ -217,10 +221,10 @@ def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
-        table = {"name": "folder", "root": "pictures"}
-        write_federation(folder, resolve(LOCAL), agree(AGREED), Address("127.0.0.1", port), table)
+        table = {"name": "folder", "root": "images"}
+        write_federation(folder, resolve(LOCAL), Agreement.resolve(AGREED), Address("127.0.0.1", port), table)
         with pytest.raises(RunError, match="the SuperLink did not start: .*address already in use"):
-            Loopback(folder, port, ("north", "south")).__enter__()
+            LocalFederation(folder, port, ("north", "south")).__enter__()
 
 
 CLIENTS = (
@@ -236,7 +240,7 @@ CLIENTS = (
 
 
 @pytest.mark.parametrize(("client", "server", "local"), CLIENTS)
-def test_the_door_tells_this_machine_from_others(client: str, server: str, local: bool) -> None:
+def test_requests_of_this_machine_are_told_from_others(client: str, server: str, local: bool) -> None:
     assert is_local({"client": (client, 5000), "server": (server, 9092)}) is local
 
 
@@ -254,7 +258,7 @@ def test_the_door_tells_this_machine_from_others(client: str, server: str, local
         ("", False),
     ],
 )
-def test_from_elsewhere_the_door_is_open_to_supernodes_only(path: str, passes: bool) -> None:
+def test_from_elsewhere_only_supernodes_are_served(path: str, passes: bool) -> None:
     reached, sent = [], []
 
     async def behind(scope, receive, send):  # type: ignore[no-untyped-def]
@@ -267,10 +271,10 @@ def test_from_elsewhere_the_door_is_open_to_supernodes_only(path: str, passes: b
         return {}
 
     elsewhere = {"client": ("203.0.113.8", 5000), "server": ("203.0.113.7", 9092), "path": path}
-    asyncio.run(Door(behind)({"type": "http", **elsewhere}, receive, send))
+    asyncio.run(LocalCommands(behind)({"type": "http", **elsewhere}, receive, send))
     assert bool(reached) is passes
     assert [message.get("status") for message in sent] == ([] if passes else [403, None])
-    asyncio.run(Door(behind)({"type": "websocket", **elsewhere, "path": "/v1/control/x"}, receive, send))
+    asyncio.run(LocalCommands(behind)({"type": "websocket", **elsewhere, "path": "/v1/control/x"}, receive, send))
     assert sent[-1] == {"type": "websocket.close", "code": 1008}
 
 

@@ -7,26 +7,25 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import tomli_w
 from federated import NAMES, Federated, federate, tree
 from safetensors.numpy import load_file
 
-from fedskew.deploy._descendants import descendants
-from fedskew.deploy._folder import Address, write_federation
-from fedskew.deploy._loopback import Loopback, free_port
+from fedskew.deploy import Address, LocalFederation, free_port, write_federation
 from fedskew.experiment import make_training_loop, resolve
 
 FEDPALS = {"preset": "fedpals", "weighting": {"name": "fedpals", "ess": 0.5}}
 
 
 @contextmanager
-def real(federation: Federated) -> Iterator[Loopback]:
+def real(federation: Federated) -> Iterator[LocalFederation]:
     """The federation's SuperLink and SuperNodes, all ended afterwards."""
     folder, port = federation.folder / "real", free_port()
     table = {"name": "npz"}
@@ -35,35 +34,35 @@ def real(federation: Federated) -> Iterator[Loopback]:
         own = {"state": "state", "data": {"name": "npz", "root": str(federation.folder / name / "own.npz")}}
         (folder / "sites" / name / "data.toml").write_text(tomli_w.dumps(own))
     os.environ["OMP_NUM_THREADS"] = "1"
-    with Loopback(folder, port, NAMES) as loopback:
+    with LocalFederation(folder, port, NAMES) as loopback:
         yield loopback
 
 
-def rewrite(loopback: Loopback, config: dict[str, Any]) -> None:
+def rewrite(loopback: LocalFederation, config: dict[str, Any]) -> None:
     (loopback.folder / "app" / "run.toml").write_text(tomli_w.dumps(resolve(config).tree()))
 
 
-def run_folder(loopback: Loopback) -> Path | None:
+def run_folder(loopback: LocalFederation) -> Path | None:
     """The newest run's."""
     found = sorted((loopback.folder / "server" / "runs").glob("*"), key=lambda path: path.stat().st_ctime)
     return found[-1] if found else None
 
 
-def rounds(loopback: Loopback) -> list[dict[str, Any]]:
+def rounds(loopback: LocalFederation) -> list[dict[str, Any]]:
     folder = run_folder(loopback)
     if folder is None or not (folder / "rounds.jsonl").exists():
         return []
     return [json.loads(line) for line in (folder / "rounds.jsonl").read_text().split("\n")[:-1]]
 
 
-def until(done: Callable[[], Any], seconds: float, loopback: Loopback) -> None:
+def until(done: Callable[[], Any], seconds: float, loopback: LocalFederation) -> None:
     deadline = time.monotonic() + seconds
     while not done():
         assert time.monotonic() < deadline, loopback.log("run").read_text()[-3000:]
         time.sleep(0.2)
 
 
-def agree(loopback: Loopback, federation: Federated, config: dict[str, Any]) -> None:
+def agree(loopback: LocalFederation, federation: Federated, config: dict[str, Any]) -> None:
     """Train it for real and in the simulator: the same cohorts, weights and model."""
     whole = resolve({**config, "data": {"name": "npz", "root": str(federation.folder / "whole.npz")}})
     rewrite(loopback, config)
@@ -105,14 +104,12 @@ def test_other_methods_train_for_real_what_was_simulated(tmp_path: Path) -> None
         agree(loopback, federation, config_of("fedvls", participation=0.67))
 
 
-def kill(loopback: Loopback, name: str, how: signal.Signals) -> None:
+def kill(loopback: LocalFederation, name: str, how: signal.Signals) -> None:
     """A signal to a site's SuperNode and to all that it started."""
-    leader = loopback.processes[name]
-    for process in [*descendants([leader.pid]), leader.pid]:
-        try:
-            os.kill(process, how)
-        except ProcessLookupError:
-            continue
+    leader = psutil.Process(loopback.processes[name].pid)
+    for process in [*leader.children(recursive=True), leader]:
+        with suppress(psutil.NoSuchProcess):
+            process.send_signal(how)
 
 
 @pytest.mark.faults
@@ -166,7 +163,7 @@ def test_all_gone_leaves_the_model_waits_and_says_so(tmp_path: Path) -> None:
         run = loopback.run()
         until(lambda: len(rounds(loopback)) >= 2, 120, loopback)
         loopback.end(list(NAMES))
-        waits = "no site is there; the model stays as after round"
+        waits = "no site is connected; the model stays as after round"
         until(lambda: waits in loopback.log("run").read_text(), 120, loopback)
         played = len(rounds(loopback))
         time.sleep(6)
@@ -207,5 +204,5 @@ def test_a_site_with_other_classes_than_agreed_is_told_apart(tmp_path: Path) -> 
     with real(federation) as loopback:
         loopback.wait("run", loopback.run(), 180)
         assert sorted(rounds(loopback)[1]["answered"]) == [0, 1]
-        assert "cedar did not tell its label counts" in loopback.log("run").read_text()
+        assert "cedar did not report its label counts" in loopback.log("run").read_text()
         assert "class '42' is not one of the federation's classes" in loopback.log("cedar").read_text()

@@ -12,30 +12,25 @@ import pytest
 import torch
 from federated import federate, tree
 
-from fedskew.deploy import leaving, load_site
-from fedskew.deploy._site_state import SiteStates, released_once
+from fedskew.deploy import SiteStates, disclosures, load_site, released_once
 from fedskew.errors import ConfigError, DataError
 
 TRAIN_ONCE = """
 import json, sys
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
-from flwr.supercore.task_identity import TaskIdentity
-TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
-from fedskew.deploy import site_app
-from fedskew.deploy._client import agreed_site
-from fedskew.deploy._instruction import Task, instruction
 from pathlib import Path
-app_folder, data = Path(sys.argv[1]), sys.argv[2]
-app = site_app(app_folder)
-from fedskew.deploy._agreement import read_agreement
-from fedskew.deploy._layout import ModelLayout
-from fedskew.deploy._site_data import load_site
-from fedskew.experiment._config import read
-agreement = read_agreement(app_folder / "deploy.toml")
-site = agreed_site(read(app_folder / "run.toml"), agreement, load_site(Path(data), agreement))
-arrays = ModelLayout(site.model).record(site.model.read_state())
-message = Message(instruction(Task("0a", 1, 0, 1, 0), arrays, {}), 5, "train")
-reply = app(message, Context(1, 5, {"data": data}, RecordDict(), {}))
+from flwr.app import Context, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+from fedskew import methods
+from fedskew.deploy import ModelLayout, TrainInstruction, read_agreement, site_app
+from fedskew.experiment import make_network, read
+from fedskew.models import FlatModel
+TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+folder, data = Path(sys.argv[1]), sys.argv[2]
+config, agreement = read(folder / "run.toml"), read_agreement(folder / "deploy.toml")
+model = FlatModel(make_network(config, 0, methods.build(config.method), 10, tuple(agreement.shape)))
+arrays = ModelLayout(model).to_record(model.read_state())
+message = Message(TrainInstruction("0a", 1, 0, 1, 0).content(arrays, {}), 5, "train")
+reply = site_app(folder)(message, Context(1, 5, {"data": data}, RecordDict(), {}))
 assert reply.has_content()
 print(json.dumps(sorted(sys.modules)))
 """
@@ -133,11 +128,11 @@ def test_a_wrong_data_file_is_one_line(tmp_path: Path) -> None:
 
 def test_what_leaves_a_site_is_said_in_full(tmp_path: Path) -> None:
     federation = federate(tmp_path, tree("scaffold"))
-    words = [thing.what for thing in leaving(federation.config, federation.agreement)]
+    words = [thing.what for thing in disclosures(federation.config, federation.agreement)]
     assert any("number of its training samples of each of 10 classes" in what for what in words)
     assert any("scaffold.change" in what for what in words)
     assert any("confusion matrix" in what for what in words)
     withheld = federation.agreement.model_copy(update={"label_counts": "withheld"})
-    words = [thing.what for thing in leaving(federation.config, withheld)]
+    words = [thing.what for thing in disclosures(federation.config, withheld)]
     assert words[0] == "the number of its training samples"
     assert not any("confusion" in what for what in words)

@@ -1,4 +1,4 @@
-"""`fedskew deploy`: a real federation, on Flower."""
+"""`fedskew deploy`: a real federation on Flower."""
 
 from __future__ import annotations
 
@@ -15,18 +15,17 @@ from rich.console import Console
 
 if TYPE_CHECKING:
     from fedskew.data import Dataset
-    from fedskew.deploy import Agreement
-    from fedskew.deploy._loopback import Loopback
+    from fedskew.deploy import Agreement, LocalFederation
     from fedskew.experiment import Config
 
 app = typer.Typer(
-    help="A real federation, on Flower: data on its sites.", no_args_is_help=True, rich_markup_mode="markdown"
+    help="A real federation on Flower: data stays at its sites.", no_args_is_help=True, rich_markup_mode="markdown"
 )
 
 CONFIG = typer.Option("--config", help="The TOML file that was simulated.", show_default=False)
-SET = typer.Option("--set", metavar="KEY=VALUE", help="Change one key of it, such as training.rounds=20.")
-COUNTS = typer.Option(help="What sites tell of their labels: exact, noisy, or withheld.")
-EPSILON = typer.Option(help="How noisy: the label counts' epsilon, with --label-counts noisy.", show_default=False)
+SET = typer.Option("--set", metavar="KEY=VALUE", help="Change one key of the config, such as training.rounds=20.")
+COUNTS = typer.Option(help="What sites report of their label counts: exact, noisy, or withheld.")
+EPSILON = typer.Option(help="Privacy parameter of noisy label counts, with --label-counts noisy.", show_default=False)
 LOCAL: dict[str, Any] = {
     "schema": 1,
     "name": "local",
@@ -41,27 +40,30 @@ LOCAL: dict[str, Any] = {
 
 @app.command()
 def init(
-    folder: Annotated[Path, typer.Argument(help="A new folder.", show_default=False)],
+    folder: Annotated[Path, typer.Argument(help="A new folder for the federation.", show_default=False)],
     config: Annotated[Path, CONFIG],
     sites: Annotated[str, typer.Option(help="The sites' names, such as north,south,west.", show_default=False)],
-    address: Annotated[str, typer.Option(help="Where sites reach the server, HOST:PORT.")] = "localhost:9092",
+    address: Annotated[
+        str, typer.Option(help="The address by which sites reach the server, HOST:PORT.")
+    ] = "localhost:9092",
     label_counts: Annotated[str, COUNTS] = "exact",
     epsilon: Annotated[float | None, EPSILON] = None,
     target: Annotated[
-        Path | None, typer.Option(help="A CSV file with the target mix, which the server keeps.", show_default=False)
+        Path | None, typer.Option(help="A CSV file with the target mix; it stays at the server.", show_default=False)
     ] = None,
     classes: Annotated[
-        str | None, typer.Option(help="Class names, such as cat,dog, where the config's data is not here.")
+        str | None, typer.Option(help="Class names, such as cat,dog, where the config's data is not on this machine.")
     ] = None,
     shape: Annotated[
-        str | None, typer.Option(help="Of one sample, such as 3,32,32, where the data is not here.")
+        str | None, typer.Option(help="Shape of one sample, such as 3,32,32, where the data is not on this machine.")
     ] = None,
     changes: Annotated[list[str] | None, SET] = None,
-    data_root: Annotated[Path | None, typer.Option(help="Where the data sets are (else FEDSKEW_DATA).")] = None,
+    data_root: Annotated[Path | None, typer.Option(help="Folder of the data sets; default: FEDSKEW_DATA.")] = None,
 ) -> None:
     """Write a federation's folder: the app, TLS certificates, and a key, a data file and a start script for every site.
 
-    Class names, the shape of a sample and its normalisation are those of the config's data, where it is here.
+    Class names, the shape of a sample and its normalisation are taken from the config's data, or given by --classes and
+    --shape where the data is not on this machine.
 
     Examples:
 
@@ -71,22 +73,22 @@ def init(
     """
     _need_flower()
     from fedskew.cli.changes import changed_keys
-    from fedskew.deploy._folder import Address, write_federation
+    from fedskew.deploy import Address, write_federation
     from fedskew.errors import ConfigError
     from fedskew.experiment import read
 
     place = Address.parse(address)
     whole = read(config, changed_keys(changes, None, None, data_root))
     if (classes is None) != (shape is None):
-        raise ConfigError("--classes, --shape: give both, or neither where the config's data is here")
+        raise ConfigError("--classes, --shape: give both, or neither where the config's data is on this machine")
     agreed: dict[str, Any] = {"sites": _names(sites, "--sites"), "label_counts": label_counts, "epsilon": epsilon}
     if classes is not None and shape is not None:
         agreed |= {"classes": _names(classes, "--classes"), "shape": _numbers(shape)}
     else:
         agreed |= _kind(_dataset(whole))
-    write_federation(folder, whole, _agreement(agreed), place, _pictures(whole), target)
+    write_federation(folder, whole, _agreement(agreed), place, _images_table(whole), target)
     Console().print(
-        f"{folder}/README.md says who does what; {folder}/sites/NAME goes to that site alone", soft_wrap=True
+        f"{folder}/README.md says who does what; send {folder}/sites/NAME to that site alone", soft_wrap=True
     )
 
 
@@ -95,28 +97,28 @@ def site(
     check: Annotated[Path, typer.Option(help="The site's data.toml.", show_default=False)],
     agreement: Annotated[
         Path | None,
-        typer.Option(help="The federation's deploy.toml and run.toml are here; beside data.toml if not said."),
+        typer.Option(help="Folder with the federation's deploy.toml and run.toml; default: the folder of data.toml."),
     ] = None,
 ) -> None:
-    """Before a site joins: does its data fit the federation, and exactly what will leave it.
+    """Check before a site joins that its data fits the federation, and list everything that will leave the site.
 
     Example:
 
         fedskew deploy site --check data.toml
     """
-    from fedskew.cli.site_tables import held_table, leaving_table
-    from fedskew.deploy import leaving, load_site, read_agreement
+    from fedskew.cli.site_tables import disclosure_table, samples_table
+    from fedskew.deploy import disclosures, load_site, read_agreement
     from fedskew.errors import ConfigError
     from fedskew.experiment import read
 
     if not check.is_file():
-        raise ConfigError(f"{check}: there is no such file; a site's folder has its data.toml")
+        raise ConfigError(f"{check}: there is no such file; every site's folder has a data.toml")
     place = agreement or check.parent
     agreed, config = read_agreement(place / "deploy.toml"), read(place / "run.toml")
     data = load_site(check, agreed)
     console = Console()
-    console.print(held_table(data, agreed))
-    console.print(leaving_table(leaving(config, agreed), agreed))
+    console.print(samples_table(data, agreed))
+    console.print(disclosure_table(disclosures(config, agreed), agreed))
 
 
 @app.command()
@@ -124,18 +126,20 @@ def local(
     folder: Annotated[Path, typer.Argument(help="A new folder for the federation and its run.", show_default=False)],
     config: Annotated[
         Path | None,
-        typer.Option("--config", help="A TOML file, whose data is divided among the sites; digits if none."),
+        typer.Option(
+            "--config", help="A TOML file whose data is divided among the sites; default: scikit-learn's digits."
+        ),
     ] = None,
     sites: Annotated[
-        int | None, typer.Option(min=1, help="How many; as many as the config has clients if not said.")
+        int | None, typer.Option(min=1, help="Number of sites; default: as many as the config has clients.")
     ] = None,
     label_counts: Annotated[str, COUNTS] = "exact",
     epsilon: Annotated[float | None, EPSILON] = None,
     changes: Annotated[list[str] | None, SET] = None,
-    data_root: Annotated[Path | None, typer.Option(help="Where the data sets are (else FEDSKEW_DATA).")] = None,
+    data_root: Annotated[Path | None, typer.Option(help="Folder of the data sets; default: FEDSKEW_DATA.")] = None,
 ) -> None:
-    """A whole federation on this machine: writes each site's pictures, starts server and sites with TLS and node keys,
-    trains, and stops everything.
+    """Run a whole federation on this machine: write each site's images, start server and sites with TLS and node keys,
+    train, and stop everything.
 
     Examples:
 
@@ -145,12 +149,9 @@ def local(
     """
     _need_flower()
     from fedskew.cli.changes import changed_keys
-    from fedskew.deploy._folder import Address, write_federation
-    from fedskew.deploy._loopback import Loopback, free_port
-    from fedskew.deploy._shares import site_names, write_pictures
+    from fedskew.deploy import Address, LocalFederation, free_port, site_names, write_federation, write_images
     from fedskew.errors import ConfigError
-    from fedskew.experiment import put, read, resolve
-    from fedskew.experiment._setup import make_task
+    from fedskew.experiment import make_task, put, read, resolve
 
     changed = changed_keys(changes, None, None, data_root)
     if config is not None:
@@ -165,20 +166,22 @@ def local(
     task = make_task(whole, whole.seeds[0])
     names = site_names(task.client_names)
     if sites not in (None, len(names)):
-        raise ConfigError(f"--sites: the config's data has {len(names)} clients of its own, not {sites}; leave it out")
+        raise ConfigError(
+            f"--sites: the config's data has {len(names)} clients of its own, not {sites}; leave --sites out"
+        )
     agreed = {"sites": names, "label_counts": label_counts, "epsilon": epsilon} | _kind(task.dataset)
     port = free_port()
     shares = task.partition.indices[: len(names)]
-    write_federation(folder, whole, _agreement(agreed), Address("127.0.0.1", port), _pictures(whole))
-    write_pictures(task.dataset, shares, [folder / "sites" / name / "pictures" for name in names])
+    write_federation(folder, whole, _agreement(agreed), Address("127.0.0.1", port), _images_table(whole))
+    write_images(task.dataset, shares, [folder / "sites" / name / "images" for name in names])
     console = Console(soft_wrap=True, highlight=False)
-    console.print(f"{len(names)} sites with {sum(map(len, shares))} pictures to train on, in {folder / 'sites'}")
+    console.print(f"{len(names)} sites with {sum(map(len, shares))} images to train on, in {folder / 'sites'}")
     try:
-        with _stopped_by_signals(), Loopback(folder, port, tuple(names)) as federation:
-            console.print(f"server and sites run, with TLS and node keys; what they say is in {folder / 'logs'}")
+        with _stopped_by_signals(), LocalFederation(folder, port, tuple(names)) as federation:
+            console.print(f"server and sites are running, with TLS and node keys; logs: {folder / 'logs'}")
             summary = _train(console, federation)
     except KeyboardInterrupt:
-        console.print(f"stopped, server and sites too; {folder} keeps what was trained")
+        console.print(f"stopped, server and sites too; what was trained is in {folder}")
         raise typer.Exit(130) from None
     console.print(_result(summary))
     console.print(f"report: {next((folder / 'server' / 'runs').glob('*/report.html'))}")
@@ -186,17 +189,17 @@ def local(
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def superlink(context: typer.Context) -> None:
-    """Flower's flower-superlink, with its options, that takes commands (register a node, run an app) from this machine
-    only. Flower's own takes them from whoever reaches its port.
+    """Run Flower's flower-superlink with its options, but accept commands (register a node, run an app) from this
+    machine only. Flower's own accepts them from anybody who reaches its port.
 
     Example:
 
         fedskew deploy superlink --host 0.0.0.0 --port 9092 --enable-supernode-auth ...      (see server/superlink.sh)
     """
     _need_flower()
-    from fedskew.deploy._superlink import run
+    from fedskew.deploy import run_superlink
 
-    run(context.args)
+    run_superlink(context.args)
 
 
 def _names(text: str, option: str) -> list[str]:
@@ -221,13 +224,13 @@ def _numbers(text: str) -> list[int]:
 
 def _dataset(config: Config) -> Dataset:
     from fedskew.errors import DataError
-    from fedskew.experiment._setup import load_dataset
+    from fedskew.experiment import load_dataset
 
     try:
         return load_dataset(config, config.seeds[0])
     except DataError as error:
         raise DataError(
-            f"{error}; or, where the data is at the sites only, say what it is: --classes cat,dog --shape 3,32,32"
+            f"{error}; where the data is at the sites only, describe it: --classes cat,dog --shape 3,32,32"
         ) from None
 
 
@@ -245,14 +248,14 @@ def _kind(dataset: Dataset) -> dict[str, Any]:
 
 
 def _agreement(tree: dict[str, Any]) -> Agreement:
-    from fedskew.deploy._agreement import agree
+    from fedskew.deploy import Agreement
 
-    return agree({key: value for key, value in tree.items() if value is not None})
+    return Agreement.resolve({key: value for key, value in tree.items() if value is not None})
 
 
-def _pictures(config: Config) -> dict[str, object]:
-    """What a site's `data.toml` begins with: pictures, of the size that the config asks for."""
-    table: dict[str, object] = {"name": "folder", "root": "pictures"}
+def _images_table(config: Config) -> dict[str, object]:
+    """The table `[data]` of every site's `data.toml`: images, of the size that the config asks for."""
+    table: dict[str, object] = {"name": "folder", "root": "images"}
     size = config.data.parameters.get("size") if config.data.name == "folder" else None
     return table if size is None else table | {"size": size}
 
@@ -269,7 +272,7 @@ def _need_flower() -> None:
 
 @contextmanager
 def _stopped_by_signals() -> Iterator[None]:
-    """A polite kill, or a terminal that is closed, is a Ctrl-C: so what was started is stopped."""
+    """Turn SIGTERM and SIGHUP into KeyboardInterrupt, so that what was started is stopped."""
 
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt
@@ -282,8 +285,8 @@ def _stopped_by_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _train(console: Console, federation: Loopback) -> dict[str, Any]:
-    """The rounds of a run as they come, and its summary. Raises RunError where it, the server or a site ended early."""
+def _train(console: Console, federation: LocalFederation) -> dict[str, Any]:
+    """Train and show every round; return the run's summary. Raises RunError where a process ended early."""
     import json
 
     from fedskew.cli.progress import Watch
@@ -297,7 +300,7 @@ def _train(console: Console, federation: Loopback) -> dict[str, Any]:
     with Watch(console, [config]) as watch:
         listen = watch.start(config)
         while True:
-            over = process.poll() is not None
+            ended = process.poll() is not None
             records = read_records(folder / "rounds.jsonl")
             for record in records[seen:]:
                 listen(record)
@@ -306,7 +309,7 @@ def _train(console: Console, federation: Loopback) -> dict[str, Any]:
             for warning in warnings[warned:]:
                 console.print(warning, style="yellow", markup=False)
             warned = len(warnings)
-            if over:
+            if ended:
                 break
             federation.check()
             time.sleep(0.5)
@@ -317,12 +320,12 @@ def _train(console: Console, federation: Loopback) -> dict[str, Any]:
 
 
 def _result(summary: dict[str, Any]) -> str:
-    """One line."""
+    """The run's result in one line."""
     final, rounds = summary["final"], summary["rounds"]
     trained = f"{rounds} round{'' if rounds == 1 else 's'} in {summary['seconds']:.0f} s"
     if final is None or final["accuracy"] is None:
         return (
-            f"{trained}; no accuracy is known, as sites that don't tell their label counts don't tell results by class"
+            f"{trained}; accuracy unknown, as sites that do not report exact label counts report no confusion matrices"
         )
     worst = "" if final["worst_class"] is None else f" (worst class {100 * final['worst_class']:.1f} %)"
-    return f"{trained}; accuracy on the sites' own test pictures {100 * final['accuracy']:.1f} %{worst}"
+    return f"{trained}; accuracy on the sites' own test images {100 * final['accuracy']:.1f} %{worst}"

@@ -1,4 +1,4 @@
-"""What a site holds, and what will leave it, as tables."""
+"""Tables of a site's samples and of what will leave it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from rich.markup import escape
 from rich.table import Table
 
-from fedskew.deploy import Agreement, Leaving, SiteData
+from fedskew.deploy import Agreement, Disclosure, SiteData
 
 BAR = 24
 
 
-def held_table(data: SiteData, agreement: Agreement) -> Table:
-    """Samples of each class of the federation, as a bar and a number, for training and for tests."""
+def samples_table(data: SiteData, agreement: Agreement) -> Table:
+    """Number of samples of every class, for training (with a bar) and for tests."""
     shape = " x ".join(map(str, agreement.shape))
     kind = "token ids" if agreement.tokens else "numbers"
     counts = data.counts.astype(int)
@@ -33,19 +33,19 @@ def held_table(data: SiteData, agreement: Agreement) -> Table:
     return table
 
 
-def leaving_table(things: Sequence[Leaving], agreement: Agreement) -> Table:
-    """Everything that leaves a site: what, when and how large; and what never does."""
-    table = Table(title="What will leave it", title_justify="left", caption_justify="left", show_lines=True)
+def disclosure_table(things: Sequence[Disclosure], agreement: Agreement) -> Table:
+    """Everything that leaves a site (what, when, and how large) and what never does."""
+    table = Table(title="What will leave this site", title_justify="left", caption_justify="left", show_lines=True)
     for heading in ("what", "when"):
         table.add_column(heading, overflow="fold")
     table.add_column("bytes", justify="right", no_wrap=True)
     for thing in things:
         table.add_row(escape(thing.what), escape(thing.when), f"{thing.bytes:,}")
-    never = ["samples", "file names", "where they are"]
+    never = ["samples", "file names", "paths"]
     if agreement.label_counts != "exact":
-        never.append("how many samples of each class there are, exactly" if agreement.epsilon else "label counts")
+        never.append("exact label counts" if agreement.epsilon else "label counts")
     table.caption = (
-        f"Nothing else: never {', '.join(never)}. Flower sees its address, its key, and when it is there. What a model "
-        "may tell of the samples that it was trained on: docs/privacy.md of fedskew."
+        f"Nothing else leaves it: never {', '.join(never)}. Flower learns the site's address, its key, and when it is "
+        "connected. What a model may reveal of the samples that it was trained on: docs/privacy.md of fedskew."
     )
     return table

@@ -1,12 +1,11 @@
-"""A real federation, on Flower: data on its sites, a server that never sees it.
+"""A real federation on Flower: data stays at its sites, and the server never sees it.
 
-For an app folder (`run.toml`, the config that was simulated, and `deploy.toml`, the `Agreement` beside it), its two
-modules are
+The two modules of an app folder (`run.toml`, the config that was simulated, beside `deploy.toml`, the `Agreement`) are
 
     server = fedskew.deploy.server_app(FOLDER)          client = fedskew.deploy.site_app(FOLDER)
 
-and for a Flower project of one's own, `strategy` and `client_app`. Flower is the extra `fedskew[flower]`; what needs it
-is imported when it is first used.
+In a Flower project of one's own, use `strategy` and `client_app`. The public names stand in
+`__init__.pyi`. Flower comes with the extra `fedskew[flower]`; what needs it is imported when it is first used.
 """
 
 from typing import Any
@@ -22,6 +21,6 @@ def __getattr__(name: str) -> Any:
     try:
         return _load(name)
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "flwr":
+        if (error.name or "").partition(".")[0] not in ("filelock", "flwr", "psutil"):
             raise
         raise MissingPackageError("Flower is not installed: pip install 'fedskew[flower]'") from None

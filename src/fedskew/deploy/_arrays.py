@@ -1,19 +1,25 @@
-"""Arrays on the wire: numpy's own format, without pickle, read only where they have the shape and dtype agreed on."""
+"""Named arrays as they travel, and the flat vectors that the engine computes with.
+
+On the wire an array is in numpy's own format, without pickle. It is read only where its shape and dtype are as agreed.
+"""
 
 from __future__ import annotations
 
+import copy
 import io
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
+import torch
 from flwr.app import Array, ArrayRecord
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedskew.deploy._refusal import RefusedError
+from fedskew.errors import FedskewError
+from fedskew.models import FlatModel, ModelState
 
 AnyArray = NDArray[np.generic]
 
@@ -21,7 +27,11 @@ HEADER = 4096
 """Bytes that an array may take beside its values."""
 
 
-class Form(NamedTuple):
+class RefusedError(FedskewError):
+    """A reply that is not used; the message is the reason, in one line for the log."""
+
+
+class ArraySpec(NamedTuple):
     """Shape and dtype of an array; the dtype by numpy's name."""
 
     shape: tuple[int, ...]
@@ -29,53 +39,67 @@ class Form(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many values."""
+        """Number of values."""
         return math.prod(self.shape)
 
     @property
     def bytes(self) -> int:
-        """Of its values."""
+        """Size of the values in bytes."""
         return self.size * np.dtype(self.dtype).itemsize
 
     @property
     def is_float(self) -> bool:
-        """Whether its values are floating-point numbers."""
+        """Whether the values are floating-point numbers."""
         return np.issubdtype(np.dtype(self.dtype), np.floating)
 
     def __str__(self) -> str:
         return f"{self.dtype} {self.shape}"
 
 
-def encode(tensors: Mapping[str, Tensor]) -> ArrayRecord:
-    """Named tensors as a record."""
-    return ArrayRecord({name: Array(tensor.detach().cpu().contiguous().numpy()) for name, tensor in tensors.items()})
+Specs = Mapping[str, ArraySpec]
 
 
-def forms(tensors: Mapping[str, Tensor]) -> dict[str, Form]:
+def specs_of(tensors: Mapping[str, Tensor]) -> dict[str, ArraySpec]:
     """Shapes and dtypes of named tensors."""
     return {
-        name: Form(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")) for name, tensor in tensors.items()
+        name: ArraySpec(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+        for name, tensor in tensors.items()
     }
 
 
-def decode(record: ArrayRecord, expected: Mapping[str, Form], what: str) -> dict[str, AnyArray]:
-    """The arrays of a record, which are just the expected ones, all finite; read-only.
+def encode(tensors: Mapping[str, Tensor]) -> ArrayRecord:
+    """Named tensors as a record to be sent."""
+    return ArrayRecord({name: Array(tensor.detach().cpu().contiguous().numpy()) for name, tensor in tensors.items()})
 
-    What a record says of its arrays is not believed: the bytes' own header is read, without evaluating it, and values
-    only where it and the number of bytes are as expected; so nothing is allocated that wasn't agreed on. Raises
-    RefusedError naming `what` and the first thing that is wrong.
+
+def decode(record: ArrayRecord, expected: Specs, what: str) -> dict[str, AnyArray]:
+    """Decode a record that holds exactly the expected arrays, all values finite.
+
+    What the record says of its arrays is ignored. The header inside the bytes is parsed without evaluating it, and
+    values are read only where header and length are as expected, so nothing is allocated that was not agreed on.
+
+    Args:
+        record: The record as it was received.
+        expected: Shape and dtype of every array, by name.
+        what: What an array is called in an error, such as "the server's array".
+
+    Returns:
+        Read-only arrays, by name.
+
+    Raises:
+        RefusedError: The message names `what` and the first mistake.
     """
     missing, extra = sorted(set(expected) - set(record)), sorted(set(record) - set(expected))
     if missing or extra:
-        wrong = f"lacks {missing[0]!r}" if missing else f"has {_short(extra[0])}, which nobody asked for"
+        wrong = f"lacks {missing[0]!r}" if missing else f"has {short(extra[0])}, which nobody asked for"
         raise RefusedError(f"{what} {wrong}")
-    return {name: _decode(record[name], form, f"{what} {name!r}") for name, form in expected.items()}
+    return {name: _decode(record[name], spec, f"{what} {name!r}") for name, spec in expected.items()}
 
 
-def _decode(array: Array, expected: Form, what: str) -> AnyArray:
+def _decode(array: Array, expected: ArraySpec, what: str) -> AnyArray:
     data = array.data
     if array.stype != "numpy.ndarray":
-        raise RefusedError(f"{what} is stored as {_short(array.stype)}, not as a numpy array")
+        raise RefusedError(f"{what} is stored as {short(array.stype)}, not as a numpy array")
     if not isinstance(data, bytes) or len(data) > expected.bytes + HEADER:
         raise RefusedError(f"{what} takes {len(data)} bytes; expected {expected}")
     buffer = io.BytesIO(data)
@@ -83,10 +107,10 @@ def _decode(array: Array, expected: Form, what: str) -> AnyArray:
         version = npy.read_magic(buffer)
         read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
         shape, fortran, dtype = read(buffer, max_header_size=HEADER)
-    except Exception as error:  # bytes of somebody else's making: whatever they raise, they are no array
+    except Exception as error:  # the sender chose these bytes: whatever they raise, they are no array
         raise RefusedError(f"{what} is no numpy array ({type(error).__name__})") from None
     if shape != expected.shape or dtype != np.dtype(expected.dtype):
-        raise RefusedError(f"{what} is {_short(f'{dtype} {shape}')}; expected {expected}")
+        raise RefusedError(f"{what} is {short(f'{dtype} {shape}')}; expected {expected}")
     start = buffer.tell()
     if len(data) - start != expected.bytes:
         raise RefusedError(f"{what} has {len(data) - start} bytes of values; expected {expected.bytes}")
@@ -97,7 +121,107 @@ def _decode(array: Array, expected: Form, what: str) -> AnyArray:
     return values
 
 
-def _short(text: object) -> str:
-    """Somebody else's text, fit for one line of a log."""
-    line = repr(text)
+def short(value: object) -> str:
+    """A value that somebody else sent, cut to fit one line of a log."""
+    if isinstance(value, list) and len(value) > 8:
+        return f"a list of {len(value)}"
+    if isinstance(value, int) and abs(value) > 2**64:
+        return "a number of more than 64 bits"
+    line = repr(value)
     return line if len(line) <= 60 else f"{line[:57]}..."
+
+
+class Layout(Protocol):
+    """Which arrays a model consists of, and where each lies in the engine's flat vectors."""
+
+    @property
+    def specs(self) -> Specs:
+        """Shape and dtype of every array, by name."""
+
+    def to_record(self, state: ModelState) -> ArrayRecord:
+        """The model's arrays, to be sent."""
+
+    def to_state(self, arrays: Mapping[str, AnyArray], out: Tensor | None = None) -> ModelState:
+        """The model as flat vectors.
+
+        Args:
+            arrays: All arrays of the layout, decoded.
+            out: Memory for the parameters, `(parameters,)` float32 on the CPU; None: newly allocated.
+        """
+
+
+class ModelLayout:
+    """Layout of a network's state dict: trainable parameters, buffers, and frozen parameters.
+
+    Frozen parameters travel, since a state dict contains them, but what comes back of them is not used.
+    """
+
+    def __init__(self, model: FlatModel) -> None:
+        self._model = FlatModel(copy.deepcopy(model.module).cpu())
+        state = self._model.state_dict()
+        self.specs: Specs = specs_of(state)
+        buffers = {name: buffer for name, buffer in self._model.module.named_buffers() if name in state}
+        self._buffers = [name for name, buffer in buffers.items() if buffer.is_floating_point()]
+        self._integers = list(self._model.integer_buffers)
+
+    def to_record(self, state: ModelState) -> ArrayRecord:
+        """See `Layout.to_record`."""
+        self._model.write_state(ModelState(*(part.cpu() for part in state)))
+        return encode(self._model.state_dict())
+
+    def to_state(self, arrays: Mapping[str, AnyArray], out: Tensor | None = None) -> ModelState:
+        """See `Layout.to_state`."""
+        vector = torch.empty_like(self._model.vector) if out is None else out
+        for name, view in self._model.views(vector).items():
+            np.copyto(view.numpy(), arrays[name])
+        return ModelState(
+            vector,
+            _concatenated([arrays[name] for name in self._buffers], np.float32),
+            _concatenated([arrays[name] for name in self._integers], np.int64),
+        )
+
+
+class ArraysLayout:
+    """Layout of a model whose network is not known: every floating-point array counts as parameters, in float32.
+
+    A server update that extrapolates or normalises therefore acts on batch norm's statistics too. Pass `strategy` the
+    network where that matters.
+    """
+
+    def __init__(self, arrays: ArrayRecord) -> None:
+        self.specs: Specs = {name: ArraySpec(tuple(array.shape), array.dtype) for name, array in arrays.items()}
+        self._floats = _offsets({name: spec for name, spec in self.specs.items() if spec.is_float})
+        self._integers = _offsets({name: spec for name, spec in self.specs.items() if not spec.is_float})
+
+    def to_record(self, state: ModelState) -> ArrayRecord:
+        """See `Layout.to_record`."""
+        arrays: dict[str, Array] = {}
+        for name, spec in self.specs.items():
+            vector, part = (
+                (state.parameters, self._floats[name]) if spec.is_float else (state.integers, self._integers[name])
+            )
+            arrays[name] = Array(vector[part].cpu().numpy().astype(spec.dtype).reshape(spec.shape))
+        return ArrayRecord(arrays)
+
+    def to_state(self, arrays: Mapping[str, AnyArray], out: Tensor | None = None) -> ModelState:
+        """See `Layout.to_state`."""
+        return ModelState(
+            _concatenated([arrays[name] for name in self._floats], np.float32, out),
+            torch.zeros(0),
+            _concatenated([arrays[name] for name in self._integers], np.int64),
+        )
+
+
+def _offsets(specs: Specs) -> dict[str, slice]:
+    """Where each array lies in a vector that holds one after another."""
+    parts, start = {}, 0
+    for name, spec in specs.items():
+        parts[name] = slice(start, start + spec.size)
+        start += spec.size
+    return parts
+
+
+def _concatenated(arrays: list[AnyArray], dtype: type[np.generic], out: Tensor | None = None) -> Tensor:
+    joined = np.empty(sum(array.size for array in arrays), dtype) if out is None else out.numpy()
+    np.concatenate([joined[:0], *(array.reshape(-1) for array in arrays)], out=joined)
+    return torch.from_numpy(joined)

@@ -1,4 +1,4 @@
-"""A site: it trains, evaluates and tells its label counts, each in a process that Flower starts for one message."""
+"""A site: it trains, evaluates and reports its label counts, each in a process that Flower starts for one message."""
 
 from __future__ import annotations
 
@@ -17,35 +17,37 @@ from torch import nn
 
 from fedskew import methods, models
 from fedskew.deploy._agreement import Agreement, check_config, read_agreement
-from fedskew.deploy._arrays import decode, encode
-from fedskew.deploy._check import CONFUSION, COUNTS, EVALUATION_LOSS, LOSS, SAMPLES
-from fedskew.deploy._instruction import (
+from fedskew.deploy._arrays import ModelLayout, decode, encode
+from fedskew.deploy._messages import (
     ARRAYS,
     BROADCAST,
     CLIENT,
     CONFIG,
+    CONFUSION,
+    COUNTS,
+    EVALUATION_LOSS,
+    LOSS,
     METRICS,
     REPLY,
+    REPORT_SAMPLES,
     ROUND,
+    SAMPLES,
     STEPS,
-    TELL,
-    Task,
-    task_of,
+    TrainInstruction,
 )
-from fedskew.deploy._layout import ModelLayout
-from fedskew.deploy._site_data import SiteData, load_site
-from fedskew.deploy._site_state import SiteStates, released_once
-from fedskew.engine import LocalTraining, LocalWork, Sent, SequentialBackend, Update, hooked, predict
+from fedskew.deploy._site_data import SiteData, SiteStates, load_site, released_once
+from fedskew.engine import LocalTraining, LocalWork, Sent, SequentialBackend, hooked, predict
 from fedskew.errors import ArgumentError, ConfigError, FedskewError, RunError
-from fedskew.experiment._config import read
-from fedskew.experiment._work import make_network, make_work
+from fedskew.experiment import Config, make_network, make_work, read
 from fedskew.hooks import Hooks
 from fedskew.labels import privatize
 from fedskew.methods import Method
-from fedskew.models import FlatModel
+from fedskew.models import FlatModel, ModelState
 
 LOG = logging.getLogger("flwr")
 STOCK = "stock"
+"""Run identifier of a site's state under a server that is not fedskew's."""
+
 Release = Literal["exact", "noisy", "withheld"]
 Data = SiteData | Callable[[Context], SiteData]
 Model = nn.Module | Callable[[], nn.Module]
@@ -53,7 +55,18 @@ Model = nn.Module | Callable[[], nn.Module]
 
 @dataclass(frozen=True)
 class Site:
-    """What a site works with. `label_counts`, `epsilon`, `neighbours`, `confusion`: what it tells (see `Agreement`)."""
+    """What a site works with.
+
+    Attributes:
+        model: The network.
+        work: Local training.
+        data: The site's samples.
+        epochs: Local epochs where the server does not say.
+        label_counts: See `Agreement`.
+        epsilon: See `Agreement`.
+        neighbours: See `Agreement`.
+        confusion: Whether it reports confusion matrices.
+    """
 
     model: FlatModel
     work: LocalWork
@@ -65,39 +78,47 @@ class Site:
     confusion: bool = True
 
     def train(self, content: RecordDict, node: int) -> RecordDict:
-        """The reply to a training instruction: the model's arrays after local training, and figures.
+        """Train on a message's instruction and return the reply's records.
 
-        A server that is not ours says neither which client this is nor which of its rounds it counted; then draws
-        depend on the node's id, and the site goes on from its last round.
+        A server that is not fedskew's says neither which client this is nor which of its rounds were counted. Then
+        random draws depend on the node's id, and the site goes on from its latest state.
         """
         config = _config(content)
-        given = task_of(config)
+        given = TrainInstruction.parse(config)
         round = int(config.get(ROUND, 0))  # type: ignore[arg-type]
         states = None if self.data.state is None else SiteStates(self.data.state, STOCK if given is None else given.run)
         counted = 0 if states is None else states.newest
-        task = Task(STOCK, round, node, self.epochs, counted) if given is None else given
+        task = TrainInstruction(STOCK, round, node, self.epochs, counted) if given is None else given
         layout = ModelLayout(self.model)
-        sent = Sent(
-            layout.flat(decode(_arrays(content, ARRAYS), layout.forms, "the server's array")), _tensors(content)
-        )
+        sent = Sent(_model(content, layout), _broadcast(content))
         kept = {} if states is None else states.load(task.counted)
         for hooks in self.work.hooks.values():
             kept = dict(hooks.init_client(sent.model.parameters)) | kept
 
-        backend = SequentialBackend(self.model, self.work, lambda *_: encode(self.model.state_dict()))
-        (update,) = backend.train(task.round, [task.assignment(kept)], sent)
+        backend = SequentialBackend(self.model, self.work)
+        update, trained = backend.train_client(task.round, task.assignment(kept), sent)
 
         if states is not None:
-            states.keep(task.round, update.state)  # also where that is nothing, so that a loss is noticed
+            states.keep(task.round, update.state)  # even where it is empty, so that a lost state is noticed
         elif update.state:
             raise ConfigError("data: this method keeps something between rounds; give the site a folder (state)")
         ours = given is not None
-        return self._reply(update, task, ours, tells=not ours or (TELL in config and self.label_counts != "noisy"))
+        figures: dict[str, Any] = {LOSS: update.loss}
+        if ours:
+            figures |= {CLIENT: task.client, ROUND: task.round, STEPS: update.steps}
+        if not ours or (REPORT_SAMPLES in config and self.label_counts != "noisy"):
+            figures[SAMPLES] = len(self.data.targets)
+        reply = RecordDict({ARRAYS: layout.to_record(trained), METRICS: MetricRecord(figures)})
+        if update.reply:
+            if not ours:
+                raise ConfigError("method: it returns something beside the model; use fedskew.deploy.strategy")
+            reply[REPLY] = encode(update.reply)
+        return reply
 
     def evaluate(self, content: RecordDict) -> RecordDict:
-        """The reply to an evaluation: the confusion matrix of the test samples, or to a stock server the accuracy."""
-        config, layout = _config(content), ModelLayout(self.model)
-        self.model.write_state(layout.flat(decode(_arrays(content, ARRAYS), layout.forms, "the server's array")))
+        """Evaluate the model and return the reply's records: a confusion matrix, or the accuracy for a stock server."""
+        config = _config(content)
+        self.model.write_state(_model(content, ModelLayout(self.model)))
         confusion, loss = predict(
             self.model.module, self.data.test_inputs, self.data.test_targets, self.data.num_classes
         )
@@ -112,39 +133,28 @@ class Site:
                 CONFUSION: confusion.reshape(-1).tolist(),
             }
         else:
-            raise ConfigError("evaluation: the server asks for a confusion matrix, which this site does not tell")
+            raise ConfigError("evaluation: the server asks for a confusion matrix, which this site does not report")
         return RecordDict({METRICS: MetricRecord(figures)})
 
-    def tell(self) -> RecordDict:
-        """The reply to a query: label counts, exact or noisy, or the number of samples only."""
+    def report_labels(self) -> RecordDict:
+        """The records of the reply to a query: label counts, exact or noisy, or the number of samples only."""
         counts = self.data.counts
         if self.label_counts == "withheld":
             return RecordDict({METRICS: MetricRecord({SAMPLES: int(counts.sum())})})
         if self.label_counts == "noisy":
             if self.epsilon is None or self.data.state is None:
-                raise ConfigError("label_counts: noisy counts need epsilon, and a folder where the release is kept")
+                raise ConfigError(
+                    "label_counts: noisy counts need epsilon, and a folder where the release is stored (state)"
+                )
             how = {"epsilon": self.epsilon, "neighbours": self.neighbours}
-            told = released_once(self.data.state, counts, how, self._noisy).tolist()
-            return RecordDict({METRICS: MetricRecord({COUNTS: told, "epsilon": self.epsilon})})
+            released = released_once(self.data.state, counts, how, self._noisy).tolist()
+            return RecordDict({METRICS: MetricRecord({COUNTS: released, "epsilon": self.epsilon})})
         return RecordDict({METRICS: MetricRecord({COUNTS: counts.astype(int).tolist()})})
 
     def _noisy(self) -> NDArray[np.float64]:
-        assert self.epsilon is not None, "the release has been checked"
+        assert self.epsilon is not None, "checked by report_labels"
         released: NDArray[np.float64] = privatize(self.data.counts[None], self.epsilon, neighbours=self.neighbours)[0]
         return released
-
-    def _reply(self, update: Update, task: Task, ours: bool, tells: bool) -> RecordDict:
-        figures: dict[str, Any] = {LOSS: update.loss}
-        if ours:
-            figures |= {CLIENT: task.client, ROUND: task.round, STEPS: update.steps}
-        if tells:
-            figures[SAMPLES] = len(self.data.targets)
-        content = RecordDict({ARRAYS: update.observed, METRICS: MetricRecord(figures)})
-        if update.reply:
-            if not ours:
-                raise ConfigError("method: it returns something beside the model; use fedskew.deploy.strategy")
-            content[REPLY] = encode(update.reply)
-        return content
 
 
 def client_app(
@@ -159,19 +169,31 @@ def client_app(
     epsilon: float | None = None,
     neighbours: Literal["add-remove", "replace"] = "add-remove",
 ) -> ClientApp:
-    """A Flower ClientApp that trains as a method says: its objective and its local step.
-
-    `model`: a network, or a function that makes one, called once per message; `data`: this site's samples, or a
-    function of Flower's `Context` that reads them. `method`: a preset's name, the tables of a config's `[method]`, or a
-    `Method`; only what a client does matters here. `epochs`: where the server does not say (ours does). `label_counts`,
-    `epsilon`, `neighbours`: what a query of the server gets (see `Agreement`); where it isn't the exact counts, neither
-    are confusion matrices told.
+    """A Flower ClientApp that trains as a method's objective and local step say.
 
     Under a stock Flower strategy such as FedAvg it takes any objective that needs nothing from the server beside the
     model; replies carry `arrays` and `num-examples`. Under `fedskew.deploy.strategy` it takes every method but those
-    that change the network (MOON). A method that keeps something at its clients (SCAFFOLD) needs `SiteData.state`.
-    Raises ConfigError for a method that can't be; what a message brings that does not fit is an error reply, whose
-    reason the site's own log tells.
+    that change the network (MOON). Where a message does not fit, the reply is an error, and the site's own log says
+    why.
+
+    Args:
+        model: A network, or a function that makes one, which is called once per message.
+        data: The site's samples, or a function of Flower's `Context` that reads them. A method that keeps state at its
+            clients (SCAFFOLD) needs `SiteData.state`.
+        method: A preset's name, the tables of a config's `[method]`, or a `Method`; only what a client does matters.
+        training: Batch size, learning rate and so on.
+        epochs: Local epochs where the server does not say; fedskew's does.
+        seed: Seed of shuffles, dropout and augmentation.
+        label_counts: What a query of the server gets (see `Agreement`); unless it is "exact", confusion matrices are
+            not reported either.
+        epsilon: Privacy parameter of noisy label counts.
+        neighbours: What epsilon protects (see `Agreement`).
+
+    Raises:
+        ConfigError: The method cannot be used so.
+
+    Example:
+        app = client_app(make_network, read_samples, "fedvls", epochs=2)
     """
     chosen = as_method(method, (training or LocalTraining()).momentum)
 
@@ -188,10 +210,13 @@ def client_app(
 
 
 def site_app(folder: str | Path) -> ClientApp:
-    """The ClientApp of an app folder, which holds `run.toml` and `deploy.toml`.
+    """The ClientApp of a federation's app folder.
 
-    Which samples are this site's says a file that the node's own config names: `data="/path/of/data.toml"` (see
-    `load_site`). A site whose data doesn't fit the agreement answers with an error, and its own log says why.
+    Each node's config names the site's own `data.toml`, as `data="/path/of/data.toml"` (see `load_site`). A site whose
+    data does not fit the agreement replies with an error, and its own log says why.
+
+    Args:
+        folder: The app folder, which holds `run.toml` and `deploy.toml`.
     """
     folder = Path(folder)
 
@@ -205,8 +230,8 @@ def site_app(folder: str | Path) -> ClientApp:
     return _app(site)
 
 
-def agreed_site(config: Any, agreement: Agreement, data: SiteData) -> Site:
-    """A site as a config and an agreement describe it."""
+def agreed_site(config: Config, agreement: Agreement, data: SiteData) -> Site:
+    """The site that a config and an agreement describe."""
     check_config(config, agreement, has_target=True)
     seed = config.seeds[0]
     method = methods.build(config.method, config.training.momentum)
@@ -226,9 +251,10 @@ def agreed_site(config: Any, agreement: Agreement, data: SiteData) -> Site:
 
 
 def as_method(method: str | Mapping[str, Any] | Method, momentum: float | None = None) -> Method:
-    """A method by a preset's name, by tables, or itself.
+    """A method from a preset's name, from tables, or itself, for use in a Flower project of somebody's own.
 
-    Raises ConfigError for one that can't stand in somebody else's app.
+    Raises:
+        ConfigError: The method needs fedskew's own server and sites.
     """
     if isinstance(method, Method):
         methods.check(method)
@@ -240,32 +266,34 @@ def as_method(method: str | Mapping[str, Any] | Method, momentum: float | None =
     for component in hooked(built).values():
         if type(component).adapt is not Hooks.adapt:
             name = type(component).__name__
-            raise ConfigError(f"method: {name} changes the network, so server and sites must be ours; use server_app")
+            raise ConfigError(
+                f"method: {name} changes the network, so both sides have to be fedskew's; use server_app and site_app"
+            )
     return built
 
 
 def _app(site: Callable[[Context], Site]) -> ClientApp:
     app = ClientApp()
 
-    def answer(message: Message, context: Context, work: Callable[[Site], RecordDict]) -> Message:
+    def reply(message: Message, context: Context, work: Callable[[Site], RecordDict]) -> Message:
         try:
             return Message(work(site(context)), reply_to=message)
         except FedskewError as error:
             LOG.error("%s", error)
-            # The message may name files and classes of this site; the server needs to know neither.
+            # The message may name files and classes of this site, which the server need not know.
             raise RunError(f"this site can't do it ({type(error).__name__}); its own log says why") from None
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        return answer(message, context, lambda site: site.train(message.content, context.node_id))
+        return reply(message, context, lambda site: site.train(message.content, context.node_id))
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
-        return answer(message, context, lambda site: site.evaluate(message.content))
+        return reply(message, context, lambda site: site.evaluate(message.content))
 
     @app.query()
     def query(message: Message, context: Context) -> Message:
-        return answer(message, context, lambda site: site.tell())
+        return reply(message, context, lambda site: site.report_labels())
 
     return app
 
@@ -282,8 +310,13 @@ def _arrays(content: RecordDict, key: str) -> ArrayRecord:
     return record
 
 
-def _tensors(content: RecordDict) -> dict[str, torch.Tensor]:
-    """What the server sends beside the model, as it says; its values only shape this site's own training."""
+def _model(content: RecordDict, layout: ModelLayout) -> ModelState:
+    """The model that the server sent."""
+    return layout.to_state(decode(_arrays(content, ARRAYS), layout.specs, "the server's array"))
+
+
+def _broadcast(content: RecordDict) -> dict[str, torch.Tensor]:
+    """What the server sent beside the model; not checked, as it affects only this site's own training."""
     if BROADCAST not in content:
         return {}
     return {name: torch.from_numpy(array.numpy().copy()) for name, array in _arrays(content, BROADCAST).items()}

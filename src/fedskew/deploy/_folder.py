@@ -1,14 +1,14 @@
-"""The folder of a federation, as `fedskew deploy init` writes it.
+"""The folder of a federation, as `fedskew deploy init` and `fedskew deploy local` write it.
 
 README.md                  who does what, with the commands
 app/                       what `flwr run` sends to the server and to every site
-    pyproject.toml         what Flower wants to know
+    pyproject.toml         the app's description for Flower
     run.toml, deploy.toml  the config that was simulated, and the agreement
-    federation/            server.py and site.py: Flower's two apps, a line each
-server/                    stays with the server: ca.crt, server.crt, server.key, superlink.sh, run.sh; later state.db
-                           and runs/
+    federation/            server.py and site.py: Flower's two apps, one statement each
+server/                    stays with the server: ca.crt, server.crt, server.key, superlink.sh, register.sh, run.sh;
+                           later state.db and runs/
 sites/NAME/                goes to that site and to nobody else: ca.crt, key, key.pub, data.toml, supernode.sh,
-                           run.toml, deploy.toml (copies, for `deploy site --check`); later state/, what it remembers
+                           run.toml, deploy.toml (copies, for `deploy site --check`); later state/
 """
 
 from __future__ import annotations
@@ -16,61 +16,78 @@ from __future__ import annotations
 import ipaddress
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from string import Template
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
+import numpy as np
 import tomli_w
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
 
 from fedskew import __version__
+from fedskew.data import Dataset, Inputs
 from fedskew.deploy._agreement import Agreement, check_config
 from fedskew.deploy._tls import write_certificates, write_node_key
 from fedskew.errors import ConfigError
-from fedskew.experiment._config import Config, write
+from fedskew.experiment import Config, write
 from fedskew.labels import read_target
 
 CONNECTION = "fedskew"
-"""What the SuperLink is called in Flower's own configuration."""
+"""The SuperLink's name in Flower's own configuration."""
 
 SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
-"""It names a folder, and a key at the SuperLink."""
+"""Valid names of sites: each names a folder, and a key at the SuperLink."""
 
+HOST_NAME = re.compile(r"(?=.{1,253}$)(?!-)[a-z0-9-]{1,63}(\.(?!-)[a-z0-9-]{1,63})*")
 TARGET = "target.csv"
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
-"""Names and addresses that the server's certificate holds for beside its own."""
+"""Names and addresses that the server's certificate is valid for beside its own."""
 
 
 class Address(NamedTuple):
-    """Where sites reach the server: a name or an IP address, and a port."""
+    """Where sites reach the server.
+
+    Attributes:
+        host: A host name or an IP address.
+        port: A TCP port.
+    """
 
     host: str
     port: int
 
     @classmethod
     def parse(cls, text: str) -> Address:
-        """From `HOST:PORT`, or `[HOST]:PORT` for an IPv6 address. Raises ConfigError."""
-        host, _, port = text.rpartition(":")
-        if host.startswith("[") and host.endswith("]"):
-            host = host[1:-1]
-            named = False
-        else:
-            named = re.fullmatch(r"(?=.{1,253}$)(?!-)[A-Za-z0-9-]{1,63}(\.(?!-)[A-Za-z0-9-]{1,63})*", host) is not None
-        if not (named or _is_ipv6(host)) or not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) < 65536:
+        """Parse `HOST:PORT`, or `[HOST]:PORT` for an IPv6 address.
+
+        Raises:
+            ConfigError: The text is no such address.
+        """
+        try:
+            parts = urlsplit(f"//{text}")
+            address = cls(parts.hostname or "", parts.port or 0)
+        except ValueError:
+            address = cls("", 0)
+        is_host = HOST_NAME.fullmatch(address.host) or (_is_ipv6(address.host) and "%" not in address.host)
+        if not is_host or not address.port or str(address) != text.lower():
             raise ConfigError(f"address: expected HOST:PORT, such as fl.example.org:9092; got {text!r}")
-        return cls(host, int(port))
+        return address
 
     @property
     def listen(self) -> str:
-        """What the server binds: all of its addresses, or loopback where nobody else is to reach it."""
+        """The address that the server binds: all of its addresses, or loopback where sites reach it by loopback."""
         if self.host in LOOPBACK:
             return self.local
         return "::" if _is_ipv6(self.host) else "0.0.0.0"
 
     @property
     def local(self) -> str:
-        """Where the server's own machine reaches it."""
+        """The address by which the server's own machine reaches it."""
         return "::1" if _is_ipv6(self.host) else "127.0.0.1"
 
     def __str__(self) -> str:
@@ -85,21 +102,28 @@ def write_federation(
     data: Mapping[str, object],
     target: Path | None = None,
 ) -> None:
-    """A new federation in `folder`, with TLS and a key for every site.
+    """Write a new federation's folder, with TLS certificates and a key for every site.
 
-    `data`: what a site's `data.toml` begins with; `target`: a file with the target mix (see `labels.read_target`), of
-    which the server gets a copy.
+    Args:
+        folder: A folder that does not exist yet, or is empty.
+        config: The config that was simulated.
+        agreement: What server and sites agree on.
+        address: Where sites reach the server.
+        data: The table `[data]` that every site's `data.toml` begins with.
+        target: A file with the target mix (see `labels.read_target`), of which the server gets a copy.
 
-    Raises ConfigError where the folder is not empty, or the config can't be deployed under the agreement.
+    Raises:
+        ConfigError: The folder is not empty, a site's name is not valid, or the config cannot be deployed under the
+            agreement.
     """
     check_config(config, agreement, has_target=target is not None)
     if target is not None:
         read_target(target, agreement.classes)
     for name in agreement.sites:
         if not SITE_NAME.fullmatch(name):
-            raise ConfigError(f"sites: {name!r}: a site's name is made of letters, digits, '.', '_' and '-'")
+            raise ConfigError(f"sites: {name!r}: a site's name may have letters, digits, '.', '_' and '-'")
     if folder.exists() and any(folder.iterdir()):
-        raise ConfigError(f"{folder}: is not empty, and keys are not written over; name a new folder")
+        raise ConfigError(f"{folder}: is not empty, and keys are never overwritten; name a new folder")
     fields = {
         "NAME": config.name,
         "ADDRESS": str(address),
@@ -129,18 +153,64 @@ def write_federation(
     _fill("README.md", folder / "README.md", fields)
 
 
+def site_names(clients: Sequence[str]) -> list[str]:
+    """A site's name for each client of a simulation, sorted as the clients are.
+
+    They are the clients' own names where these are valid and sorted, else `site-0`, `site-1` and so on.
+    """
+    width = len(str(len(clients) - 1))
+    valid = all(SITE_NAME.fullmatch(name) and not name.isdecimal() for name in clients)
+    own = valid and sorted(set(clients)) == list(clients)
+    return list(clients) if own else [f"site-{place:0{width}d}" for place in range(len(clients))]
+
+
+def write_images(dataset: Dataset, shares: Sequence[NDArray[np.int64]], folders: Sequence[Path]) -> None:
+    """Write each site's share of a data set to its folder, as `train/CLASS/ROW.png`, and the test part dealt in turn.
+
+    Args:
+        dataset: A data set of images.
+        shares: Rows of the training part, by site.
+        folders: Where to write, by site.
+
+    Raises:
+        ConfigError: Samples are not images with one or three channels.
+    """
+    if len(dataset.in_shape) != 3 or dataset.in_shape[0] not in (1, 3):
+        raise ConfigError(
+            f"data.name: samples of {dataset.name!r} have shape {dataset.in_shape} and are no images; describe each "
+            "site's data in its data.toml, as fedskew deploy init lays it out"
+        )
+    for place, (rows, folder) in enumerate(zip(shares, folders, strict=True)):
+        _write_part(dataset, dataset.inputs, dataset.targets, np.asarray(rows), folder / "train")
+        dealt = np.arange(place, len(dataset.test_targets), len(folders))
+        _write_part(dataset, dataset.test_inputs, dataset.test_targets, dealt, folder / "test")
+
+
+def _write_part(dataset: Dataset, inputs: Inputs, targets: Tensor, rows: NDArray[np.int64], folder: Path) -> None:
+    for name in dataset.classes:
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    for row in rows.tolist():
+        (sample,) = inputs.index_select(0, torch.tensor([row]))
+        if dataset.mean:
+            by_channel = (-1, 1, 1)
+            sample = sample * torch.tensor(dataset.std).view(by_channel) + torch.tensor(dataset.mean).view(by_channel)
+        levels = (sample.clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
+        image = Image.fromarray(levels[..., 0] if levels.shape[2] == 1 else levels)
+        image.save(folder / dataset.classes[int(targets[row])] / f"{row:06d}.png")
+
+
 def _private(folder: Path) -> None:
-    """A folder that only its owner may enter: the server's has every model, a site's its data and its key."""
+    """Make a folder that only its owner may enter: the server's holds every model, a site's its data and its key."""
     folder.mkdir(parents=True)
     folder.chmod(0o700)
 
 
 def _write_app(app: Path, config: Config, agreement: Agreement) -> None:
-    """What `flwr run` sends."""
+    """Write the app folder that `flwr run` sends."""
     package = app / "federation"
     package.mkdir(parents=True)
-    nowhere = config.data.model_copy(update={"root": None})  # where the data was simulated is nobody's business
-    write(config.model_copy(update={"data": nowhere}), app / "run.toml")
+    without_root = config.data.model_copy(update={"root": None})  # sites need not learn where the simulation's data was
+    write(config.model_copy(update={"data": without_root}), app / "run.toml")
     agreement.write(app / "deploy.toml")
     (app / "pyproject.toml").write_text(tomli_w.dumps(_flower_app(config.name)), encoding="utf-8")
     (package / "__init__.py").write_text('"""A federation, as `fedskew deploy init` wrote it."""\n', encoding="utf-8")
@@ -154,7 +224,7 @@ def _fill(template: str, path: Path, fields: Mapping[str, str]) -> None:
 
 
 def _flower_app(name: str) -> dict[str, object]:
-    """The `pyproject.toml` of the app folder."""
+    """The contents of the app folder's `pyproject.toml`."""
     return {
         "project": {
             "name": _project_name(name),
@@ -183,6 +253,6 @@ def _is_ipv6(host: str) -> bool:
 
 
 def _project_name(name: str) -> str:
-    """A config's name as a project may be called."""
+    """A config's name, made a valid project name."""
     kept = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in name.lower()).strip("-")
     return kept or "federation"

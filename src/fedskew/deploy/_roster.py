@@ -1,4 +1,4 @@
-"""Who the sites are, and what they told of their labels: asked once, and kept in the run folder for good."""
+"""The sites of a run and their label counts: queried once, and kept in the run folder for good."""
 
 from __future__ import annotations
 
@@ -16,30 +16,34 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from fedskew.deploy._agreement import Agreement
-from fedskew.deploy._check import check_counts, check_only_samples
-from fedskew.deploy._exchange import exchange
-from fedskew.deploy._instruction import CONFIG, ROUND
-from fedskew.deploy._refusal import RefusedError
+from fedskew.deploy._arrays import RefusedError
+from fedskew.deploy._messages import CONFIG, ROUND
+from fedskew.deploy._replies import check_counts, check_only_samples
+from fedskew.deploy._sites import exchange
 from fedskew.errors import RunError
-from fedskew.experiment._folder import plain_json
+from fedskew.experiment import plain_json
 from fedskew.files import write_text
-from fedskew.labels._release import SENSITIVITY
+from fedskew.labels import SENSITIVITY
 
 LOG = logging.getLogger("flwr")
 FILE = "deployment.json"
 PAUSE = 2.0
-ASK_AGAIN = 30.0
-"""Seconds after which a site is asked again that did not tell."""
+RETRY = 30.0
+"""Seconds after which a site that did not report its label counts is queried again."""
 
 NOISE_SPREAD = 40.0
-"""Laplace noise is beyond so many times its scale once in 10^17 draws."""
+"""Laplace noise exceeds this many times its scale once in 10^17 draws."""
 
 
 class Roster:
-    """The sites of one run, as `deployment.json` in its folder has them.
+    """The sites of one run, as `deployment.json` in its folder lists them.
 
     Client k is the k-th of the agreement's sorted names. A site is the node whose key is registered under its name at
-    the SuperLink; nothing that a message says of its sender is read.
+    the SuperLink; what a message says of its sender is ignored.
+
+    Attributes:
+        names: Names of the sites, by client index.
+        run: Identifier of the run, in hex.
     """
 
     def __init__(self, grid: Grid, agreement: Agreement, folder: Path) -> None:
@@ -47,27 +51,27 @@ class Roster:
         self.names = agreement.names
         kept = self._read()
         self.run: str = kept["run"] if kept else secrets.token_hex(8)
-        self._told: dict[str, dict[str, Any]] = kept["sites"] if kept else {}
+        self._reports: dict[str, dict[str, Any]] = kept["sites"] if kept else {}
         self._nodes: dict[int, int] = {}
-        self._ask_again: dict[int, float] = {}
+        self._retry_at: dict[int, float] = {}
 
     @property
     def counts(self) -> NDArray[np.float64]:
-        """Label counts as the server knows them, `(sites, classes)`.
+        """Label counts as the server knows them, shape `(sites, classes)`.
 
-        0 for a site that has told nothing yet; of one that withholds them, its samples in equal parts.
+        They are 0 for a site that has not reported yet. For a site that withholds them its samples are spread evenly.
         """
         classes = len(self._agreement.classes)
         rows = np.zeros((len(self.names), classes))
         for row, name in zip(rows, self.names, strict=True):
-            told = self._told.get(name)
-            if told is not None:
-                row[:] = told["counts"] if told["counts"] is not None else told["samples"] / classes
+            report = self._reports.get(name)
+            if report is not None:
+                row[:] = report["counts"] if report["counts"] is not None else report["samples"] / classes
         return rows
 
     @property
     def shown(self) -> tuple[tuple[str, ...], NDArray[np.int64]]:
-        """Class names and label counts for a report: of labels that are withheld and not evaluated, one class."""
+        """Class names and label counts for a run's report; a single class where labels are withheld."""
         counts, agreement = self.counts, self._agreement
         if agreement.label_counts == "withheld" and not agreement.evaluates:
             return ("labels withheld",), np.rint(counts.sum(axis=1, keepdims=True)).astype(np.int64)
@@ -75,40 +79,40 @@ class Roster:
 
     @property
     def slack(self) -> float:
-        """Samples that a site may have beyond what it told, where that was noisy."""
+        """Samples that a site may have beyond its reported counts, where these are noisy."""
         if self._agreement.epsilon is None:
             return 0.0
         scale = SENSITIVITY[self._agreement.neighbours] / self._agreement.epsilon
         return float(NOISE_SPREAD * scale * len(self._agreement.classes))
 
     def online(self) -> dict[int, int]:
-        """The node of each site that is there now, by client index."""
+        """The node id of every connected site, by client index."""
         nodes: dict[int, list[int]] = {}
         for node in self._grid.get_nodes():
             if node.name in self.names:
                 nodes.setdefault(self.names.index(node.name), []).append(node.node_id)
         for client, found in nodes.items():
             if len(found) > 1:
-                LOG.warning("%s: %d nodes are registered by this name; none is asked", self.names[client], len(found))
-        there = {client: found[0] for client, found in nodes.items() if len(found) == 1}
-        for client, now in there.items():
+                LOG.warning("%s: %d nodes are registered under this name; none is used", self.names[client], len(found))
+        online = {client: found[0] for client, found in nodes.items() if len(found) == 1}
+        for client, now in online.items():
             if self._nodes.get(client, now) != now:
                 LOG.warning("%s: its key has been replaced at the SuperLink; the new one is used", self.names[client])
-        self._nodes |= there
-        return there
+        self._nodes |= online
+        return online
 
     def gather(self) -> None:
-        """Ask for label counts until all sites have told, or the agreement's time is over and enough have.
+        """Query label counts until all sites have reported, or the start timeout has passed and enough have.
 
-        Writes down what came, with how it was released. Sites that told in an earlier run of this folder aren't asked
-        again: every release costs privacy.
+        The reports are stored with how they were released. Sites that reported before the run was resumed are not
+        queried again, as every release costs privacy.
         """
         agreement = self._agreement
         deadline, said = time.monotonic() + agreement.start_timeout, 0.0
-        while missing := [name for name in self.names if name not in self._told]:
-            self.ask_newcomers()
-            missing = [name for name in self.names if name not in self._told]
-            enough = len(self._told) >= agreement.min_sites
+        while missing := [name for name in self.names if name not in self._reports]:
+            self.query_newcomers()
+            missing = [name for name in self.names if name not in self._reports]
+            enough = len(self._reports) >= agreement.min_sites
             if not missing or (enough and time.monotonic() >= deadline):
                 break
             if time.monotonic() - said >= 60.0:
@@ -116,47 +120,47 @@ class Roster:
                 said = time.monotonic()
             time.sleep(PAUSE)
         if missing:
-            LOG.warning("beginning without %s; a site that comes later joins then", ", ".join(missing))
+            LOG.warning("beginning without %s; a site that connects later joins then", ", ".join(missing))
         self._write()
 
-    def ask_newcomers(self) -> bool:
-        """Ask the sites that are there and have told nothing yet; whether any told."""
+    def query_newcomers(self) -> bool:
+        """Query the connected sites that have not reported yet; return whether any reported."""
         online = self.online()
         now = time.monotonic()
-        asked = {
+        queried = {
             node: self.names[client]
             for client, node in online.items()
-            if self.names[client] not in self._told and now >= self._ask_again.get(client, now)
+            if self.names[client] not in self._reports and now >= self._retry_at.get(client, now)
         }
-        if not asked:
+        if not queried:
             return False
-        self._ask_again |= {client: now + ASK_AGAIN for client, node in online.items() if node in asked}
+        self._retry_at |= {client: now + RETRY for client, node in online.items() if node in queried}
         content = RecordDict({CONFIG: ConfigRecord({ROUND: 0})})
         answers = exchange(
-            self._grid, dict.fromkeys(asked, content), MessageType.QUERY, self._agreement.start_timeout, "0"
+            self._grid, dict.fromkeys(queried, content), MessageType.QUERY, self._agreement.start_timeout, "0"
         )
         for node, reason in answers.failures.items():
-            LOG.warning("%s did not tell its label counts: %s", asked[node], reason)
-        before = len(self._told)
+            LOG.warning("%s did not report its label counts: %s", queried[node], reason)
+        before = len(self._reports)
         for node, reply in answers.contents.items():
             try:
-                self._told[asked[node]] = self._believed(reply) | {"node": str(node)}
+                self._reports[queried[node]] = self._validated(reply) | {"node": str(node)}
             except RefusedError as error:
-                LOG.warning("refused the label counts of %s: %s", asked[node], error)
-        if len(self._told) == before:
+                LOG.warning("refused the label counts of %s: %s", queried[node], error)
+        if len(self._reports) == before:
             return False
         self._write()
         return True
 
-    def _believed(self, reply: RecordDict) -> dict[str, Any]:
+    def _validated(self, reply: RecordDict) -> dict[str, Any]:
         agreement = self._agreement
         if agreement.label_counts == "withheld":
             return {"counts": None, "samples": check_only_samples(reply), "label_counts": "withheld"}
         counts = check_counts(reply, len(agreement.classes), whole=agreement.label_counts == "exact")
-        told: dict[str, Any] = {"counts": counts.tolist(), "label_counts": agreement.label_counts}
+        report: dict[str, Any] = {"counts": counts.tolist(), "label_counts": agreement.label_counts}
         if agreement.epsilon is not None:
-            told |= {"epsilon": agreement.epsilon, "neighbours": agreement.neighbours}
-        return told
+            report |= {"epsilon": agreement.epsilon, "neighbours": agreement.neighbours}
+        return report
 
     def _read(self) -> Mapping[str, Any] | None:
         if not self._path.exists():
@@ -165,13 +169,15 @@ class Roster:
             kept: dict[str, Any] = json.loads(self._path.read_text(encoding="utf-8"))
             agreed = kept["agreement"]
         except (OSError, ValueError, KeyError) as error:
-            raise RunError(f"{self._path}: can't be read ({type(error).__name__}); restore it, or begin anew") from None
+            raise RunError(
+                f"{self._path}: can't be read ({type(error).__name__}); restore it, or begin a new run elsewhere"
+            ) from None
         now = self._agreement.tree()
         for key in ("sites", "classes", "shape", "tokens", "mean", "std", "label_counts", "epsilon", "neighbours"):
             if agreed.get(key) != now.get(key):
                 raise RunError(
-                    f"{self._path}: this run began with {key} = {agreed.get(key)}, and deploy.toml now says "
-                    f"{now.get(key)}; begin another run elsewhere, or put it back"
+                    f"{self._path}: this run began with {key} = {agreed.get(key)}, but deploy.toml now says "
+                    f"{now.get(key)}; change it back, or begin a new run elsewhere"
                 )
         return kept
 
@@ -180,7 +186,7 @@ class Roster:
         kept = {
             "run": self.run,
             "agreement": self._agreement.tree(),
-            "sites": self._told,
+            "sites": self._reports,
             "label_counts": self.shown[1].tolist(),
         }
         write_text(self._path, plain_json(kept))

@@ -1,26 +1,29 @@
-"""The server of a federation of real sites: the run loop of a simulation, with sites in place of a data set."""
+"""The server of a federation of real sites: the training loop of a simulation, with sites in place of a data set."""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+from filelock import FileLock, Timeout
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from numpy.typing import NDArray
 
 from fedskew import methods
 from fedskew.deploy._agreement import Agreement, check_config, read_agreement
-from fedskew.deploy._alone import alone
-from fedskew.deploy._layout import ModelLayout
-from fedskew.deploy._returned import returned_forms
+from fedskew.deploy._arrays import ModelLayout
+from fedskew.deploy._disclosures import returned_specs
+from fedskew.deploy._replies import ReplyRules, ReplyValidator
 from fedskew.deploy._roster import Roster
-from fedskew.deploy._sites import ReplyValidator, Rules, Sites
+from fedskew.deploy._sites import Sites
 from fedskew.engine import ClientStates, Evaluation, Federation, Round, RoundRunner, ServerState, evaluation
-from fedskew.errors import ArgumentError, ConfigError
+from fedskew.errors import ArgumentError, ConfigError, RunError
 from fedskew.experiment import Config, RunFolder, TaskInfo, TrainingLoop, make_network, read, run_folder
 from fedskew.labels import read_target
 from fedskew.models import FlatModel, ModelState
@@ -28,17 +31,22 @@ from fedskew.report import SeedRun
 
 LOG = logging.getLogger("flwr")
 PAUSE = 2.0
+PATIENCE = 90.0
+"""Seconds to wait for another run's end: a ServerApp needs some to notice that its SuperLink was killed."""
 
 FloatArray = NDArray[np.float64]
 
 
 def server_app(folder: str | Path) -> ServerApp:
-    """The ServerApp of an app folder, which holds `run.toml` and `deploy.toml`.
+    """The ServerApp of a federation's app folder.
 
-    It writes the same run folder as a simulation, below `out` of the app's config for Flower (`[tool.flwr.app.config]`;
-    "runs" where there is none), with `deployment.json` beside it: which sites there are and what they told. Started
-    again with the same config, as by another `flwr run`, it goes on from that folder at the round where it stood.
-    `target` of the same config names a file with the target mix (see `labels.read_target`).
+    It writes the same run folder as a simulation, and in it `deployment.json`: the sites and what they reported. When
+    it is started again with the same config, as by another `flwr run`, it goes on from that folder's last round. Two
+    keys of the app's config for Flower (`[tool.flwr.app.config]`) are read: `out`, where run folders are written
+    ("runs" by default), and `target`, a file with the target mix (see `labels.read_target`).
+
+    Args:
+        folder: The app folder, which holds `run.toml` and `deploy.toml`.
     """
     folder = Path(folder)
     app = ServerApp()
@@ -53,38 +61,78 @@ def server_app(folder: str | Path) -> ServerApp:
 
 
 def serve(grid: Grid, config: Config, agreement: Agreement, out: Path, target: Path | None = None) -> SeedRun:
-    """Train a federation to the end, and write its folder below `out`; `target`: a file with the target mix.
+    """Train a federation to the end and write its run folder.
 
-    Raises ConfigError for what can't be deployed, RunError for a folder of another run.
+    Args:
+        grid: Flower's grid.
+        config: The config that was simulated.
+        agreement: What server and sites agree on.
+        out: Where the run folder is written.
+        target: A file with the target mix.
+
+    Raises:
+        ConfigError: The config cannot be deployed.
+        RunError: The run folder is another run's.
     """
     check_config(config, agreement, has_target=target is not None)
-    # A round must not be believed at the server and forgotten by it, as sites keep two rounds only.
+    # Sites keep the states of two rounds, so the server must not lose more than one.
     config = config.model_copy(update={"output": config.output.model_copy(update={"checkpoint_every": 1})})
     folder = run_folder(config, out)
     LOG.info("run folder: %s", folder.absolute())
-    with alone(folder):
-        finished = make_deployed_loop(config, agreement, grid, folder, target).run(resume=True, progress=_tell)
+    with only_writer(folder):
+        finished = make_deployed_loop(config, agreement, grid, folder, target).run(resume=True, progress=_log_round)
     from fedskew.report import write_report
 
     LOG.info("report: %s", write_report([finished], folder / "report.html", config.name).absolute())
     return finished
 
 
+@contextmanager
+def only_writer(folder: Path, patience: float = PATIENCE) -> Iterator[None]:
+    """Keep every other process from writing a run folder.
+
+    A second run may be started while another goes on: Ctrl-C on `flwr run --stream` stops watching, not the run.
+
+    Args:
+        folder: The run folder.
+        patience: Seconds to wait for a run that is writing there.
+
+    Raises:
+        RunError: Another run is still writing after that time.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / "lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        LOG.warning("%s: another run is writing here; waiting for its end", folder)
+        try:
+            lock.acquire(timeout=patience, poll_interval=1.0)
+        except Timeout:
+            raise RunError(
+                f"{folder}: another run is writing here; wait for its end, or end it with flwr stop"
+            ) from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
 def make_deployed_loop(
     config: Config, agreement: Agreement, grid: Grid, folder: Path, target: Path | None = None
 ) -> TrainingLoop:
-    """The training loop of a federation of real sites: it asks each for its label counts, then it is ready to run.
+    """The training loop of a federation of real sites; queries their label counts first.
 
     Args:
         config: The config, of one seed.
-        agreement: What server and sites agree on beside it.
-        grid: Flower's way to the sites.
+        agreement: What server and sites agree on.
+        grid: Flower's grid.
         folder: The run folder.
         target: A file with the target mix, in place of the config's.
 
     Raises:
         ConfigError: The method does not fit the federation, or there is no target where one is needed.
-        RunError: Too few sites answered, or the folder is of another federation.
+        RunError: The folder is of another federation.
     """
     seed = config.seeds[0]
     roster = Roster(grid, agreement, folder)
@@ -93,8 +141,10 @@ def make_deployed_loop(
     training = config.training
     method = methods.build(config.method, training.momentum)
     model = FlatModel(make_network(config, seed, method, len(agreement.classes), tuple(agreement.shape)))
-    returned, idle = returned_forms(config, agreement, method)
-    rules = Rules(agreement.norm_limit, agreement.norm_action, agreement.max_reply, training.batch_size, roster.slack)
+    returned, idle = returned_specs(config, agreement, method)
+    rules = ReplyRules(
+        agreement.norm_limit, agreement.norm_action, agreement.max_reply, training.batch_size, roster.slack
+    )
     sites = Sites(
         grid=grid,
         run=roster.run,
@@ -122,12 +172,13 @@ def make_deployed_loop(
         return TaskInfo(counts, roster.names, classes, mix)
 
     def evaluate(round: int, state: ModelState) -> tuple[Evaluation | None, Evaluation | None]:
-        summed = sites.evaluate(round, state, len(agreement.classes)) if agreement.evaluates else None
-        if summed is None:
-            if agreement.evaluates:
-                LOG.warning("round %d: no site evaluated the model", round)
+        if not agreement.evaluates:
             return None, None
-        confusion, loss, _ = summed
+        summed = sites.evaluate(round, state, len(agreement.classes))
+        if summed is None:
+            LOG.warning("round %d: no site evaluated the model", round)
+            return None, None
+        confusion, loss = summed
         return evaluation(confusion, loss, mix), None
 
     return TrainingLoop(
@@ -143,7 +194,10 @@ def make_deployed_loop(
 
 
 class DeployedRunner(RoundRunner):
-    """Rounds with sites: none is played while nobody is there, and a site that comes late is asked for its counts."""
+    """Rounds at real sites.
+
+    No round begins while no site is connected. A site that connects late is queried for its label counts, and joins.
+    """
 
     def __init__(self, federation: Federation, roster: Roster, sites: Sites, withheld: bool) -> None:
         self._federation, self._roster, self.sites, self._withheld = federation, roster, sites, withheld
@@ -163,11 +217,11 @@ class DeployedRunner(RoundRunner):
     def run_round(self, state: ServerState) -> tuple[ServerState, Round]:
         """See `RoundRunner.run_round`."""
         self._wait(state.round)
-        if self._roster.ask_newcomers():
+        if self._roster.query_newcomers():
             self._federation = dataclasses.replace(self._federation, counts=self._roster.counts)
         following, record = self._federation.run_round(state)
         record["deployment"] = dict(self.sites.validator.notes)
-        if self._withheld:  # the counts are made up of sizes: what they say of classes is nothing
+        if self._withheld:  # the counts are spread evenly, so measures of skew mean nothing
             record["entropy"] = record["kl"] = record["target_distance"] = None
         return following, record
 
@@ -176,19 +230,19 @@ class DeployedRunner(RoundRunner):
         return self._federation.evaluated_model(state)
 
     def _wait(self, round: int) -> None:
-        """Until a site is there."""
+        """Wait until a site is connected."""
         waiting = False
         while not self._roster.online():
             if not waiting:
-                LOG.warning("no site is there; the model stays as after round %d until one comes", round)
+                LOG.warning("no site is connected; the model stays as after round %d until one is", round)
                 waiting = True
             time.sleep(PAUSE)
         if waiting:
-            LOG.info("a site is there again")
+            LOG.info("a site is connected again")
 
 
 def _target(config: Config, agreement: Agreement, counts: FloatArray, file: Path | None) -> FloatArray | None:
-    """The target label mix, `(classes,)`, sum 1; None where there is none."""
+    """The target label mix, shape `(classes,)`, sum 1; None where there is none."""
     mix, classes = config.target.mix, len(agreement.classes)
     if file is not None:
         return read_target(file, agreement.classes)
@@ -203,11 +257,13 @@ def _target(config: Config, agreement: Agreement, counts: FloatArray, file: Path
     return shares
 
 
-def _tell(record: Round) -> None:
-    """One line of progress."""
-    judged = record["evaluation"]
+def _log_round(record: Round) -> None:
+    """Log a round in one line."""
+    evaluated = record["evaluation"]
     accuracy = (
-        "" if judged is None else f", accuracy {judged['accuracy']:.4f} (balanced {judged['balanced_accuracy']:.4f})"
+        ""
+        if evaluated is None
+        else f", accuracy {evaluated['accuracy']:.4f} (balanced {evaluated['balanced_accuracy']:.4f})"
     )
     if record["round"] == 0:
         LOG.info("untrained%s", accuracy or ": not evaluated")

@@ -1,16 +1,25 @@
-"""A site's own samples, as the agreement wants them.
+"""What a site has on its own disk: its samples, and what it keeps between rounds.
 
-A site describes them in a file of its own, `data.toml`, which never leaves it:
+A site describes its samples in a file of its own, `data.toml`, which never leaves it:
 
-    state = "state"             where the site keeps what it must remember, beside this file unless absolute
+    state = "state"             where the site keeps its state, relative to this file unless absolute
 
     [data]                      as in the config of a simulation
     name = "folder"
-    root = "pictures"
+    root = "images"
+
+State is kept by round. A site cannot know whether the server aggregated its update: the site may have been killed
+before it replied, or the reply came too late or was refused. So the state after a training is written beside the state
+of the last counted round, and the server says in its next instruction which round that was. The site goes on from
+exactly that state and deletes the others. A server that was killed repeats the round after its checkpoint and names a
+round whose state the site still has, since a site deletes a state only when it is told of a later one.
 """
 
 from __future__ import annotations
 
+import json
+import logging
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +27,8 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fedskew import components, data
@@ -25,17 +36,27 @@ from fedskew.data import Dataset, Inputs
 from fedskew.deploy._agreement import Agreement
 from fedskew.engine import ClientSamples
 from fedskew.errors import ArgumentError, ConfigError, DataError, nearest
-from fedskew.experiment._config import read_tree
+from fedskew.experiment import read_tree
+from fedskew.files import replacing, write_text
 from fedskew.randomness import Purpose, generator
+
+LOG = logging.getLogger("flwr")
+RELEASE = "label-counts.json"
 
 
 @dataclass(frozen=True, eq=False)
 class SiteData:
     """One site's samples.
 
-    `inputs`, `(samples, *shape)`, and `targets`, `(samples,)` int64, for training; `test_inputs` and `test_targets` for
-    evaluation, which may be empty; `num_classes`: how many classes there are, with samples here or without; `state`:
-    the site's own folder, None where it keeps nothing.
+    Attributes:
+        inputs: Training samples, shape `(samples, *shape)`.
+        targets: Class ids of the training samples, shape `(samples,)`, int64.
+        test_inputs: Samples for evaluation, of which there may be none.
+        test_targets: Class ids of the samples for evaluation.
+        num_classes: Number of classes, including those without a sample here.
+        state: The site's own folder for what it keeps between rounds; None where it keeps nothing.
+        mean: Mean by channel that the samples were normalised by; empty where they were not.
+        std: Standard deviation by channel, likewise.
     """
 
     inputs: Inputs
@@ -49,20 +70,26 @@ class SiteData:
 
     @property
     def counts(self) -> NDArray[np.float64]:
-        """Training samples of each class, `(classes,)`."""
+        """Number of training samples of each class, shape `(classes,)`."""
         counts: NDArray[np.float64] = np.bincount(self.targets.cpu().numpy(), minlength=self.num_classes).astype(float)
         return counts
 
     def of(self, client: int) -> ClientSamples:
-        """All of its samples, whichever client it is (see `engine.ClientData`)."""
+        """All samples of the site, whichever client it is (see `engine.ClientData`)."""
         return ClientSamples(self.inputs, self.targets, np.arange(len(self.targets)), self.counts)
 
 
 def load_site(path: Path, agreement: Agreement) -> SiteData:
-    """The samples that a site's `data.toml` describes, with the agreement's class ids and normalisation.
+    """Read the samples that a site's `data.toml` describes, with the agreement's class ids and normalisation.
 
-    Raises ConfigError or DataError naming what does not fit: an unreadable file, a class that the federation does not
-    know, samples of another shape or kind, no sample at all.
+    Args:
+        path: The site's `data.toml`.
+        agreement: What server and sites agree on.
+
+    Raises:
+        ConfigError: The file cannot be read, or a key of it is wrong.
+        DataError: The samples cannot be read, or do not fit the agreement: a class that it does not name, another
+            shape, or floats in place of token ids.
     """
     tree, _, _ = read_tree(path, "site's data", None, False)
     state = tree.pop("state", "state")
@@ -70,7 +97,7 @@ def load_site(path: Path, agreement: Agreement) -> SiteData:
     if tree:
         raise ConfigError(f"{path}: {next(iter(tree))}: no such key{nearest(next(iter(tree)), ['state', 'data'])}")
     if not isinstance(table, dict) or not isinstance(table.get("name"), str) or not isinstance(state, str):
-        raise ConfigError(f"{path}: expected a table [data] with a name and what its reader takes, and state, a folder")
+        raise ConfigError(f"{path}: expected a table [data] with the name and options of a reader, and state, a folder")
     try:
         dataset = _read(table, path.parent)
         return _fitted(dataset, agreement, path.parent / state)
@@ -97,10 +124,10 @@ def _read(table: dict[str, Any], beside: Path) -> Dataset:
 def _fitted(dataset: Dataset, agreement: Agreement, state: Path) -> SiteData:
     unknown = [name for name in dataset.classes if name not in agreement.classes]
     used = {dataset.classes[label] for label in set(torch.cat([dataset.targets, dataset.test_targets]).tolist())}
-    strange = sorted(used & set(unknown))
-    if strange:
+    foreign = sorted(used & set(unknown))
+    if foreign:
         raise DataError(
-            f"class {strange[0]!r} is not one of the federation's classes{nearest(strange[0], agreement.classes)}"
+            f"class {foreign[0]!r} is not one of the federation's classes{nearest(foreign[0], agreement.classes)}"
         )
     if dataset.in_shape != tuple(agreement.shape):
         raise DataError(f"samples are {dataset.in_shape}; the federation's are {tuple(agreement.shape)}")
@@ -118,12 +145,12 @@ def _fitted(dataset: Dataset, agreement: Agreement, state: Path) -> SiteData:
 
 
 def _normalised(inputs: Inputs, dataset: Dataset, agreement: Agreement) -> Inputs:
-    """The samples normalised by the agreement's mean and deviation, in place of the reader's own."""
+    """The samples normalised by the agreement's mean and standard deviation in place of the reader's own."""
     if not isinstance(inputs, Tensor):
         if (dataset.mean, dataset.std) != (tuple(agreement.mean), tuple(agreement.std)):
             raise DataError(
                 f"reader {dataset.name!r} leaves samples on disk and normalises them by {dataset.mean}, "
-                f"{dataset.std}; the federation by {agreement.mean}, {agreement.std}"
+                f"{dataset.std}; the federation normalises by {agreement.mean}, {agreement.std}"
             )
         return inputs
     if agreement.tokens != (inputs.dtype == torch.int64):
@@ -141,3 +168,70 @@ def _normalised(inputs: Inputs, dataset: Dataset, agreement: Agreement) -> Input
 
 def _by_channel(values: tuple[float, ...] | list[float], inputs: Tensor) -> Tensor:
     return torch.tensor(values, dtype=torch.float64).reshape(1, -1, *(1 for _ in inputs.shape[2:]))
+
+
+class SiteStates:
+    """A site's tensors by round, of one run: files `<run>/<round>.safetensors` in the site's state folder."""
+
+    def __init__(self, folder: Path, run: str) -> None:
+        self._folder = folder / run
+
+    @property
+    def newest(self) -> int:
+        """The latest round with a state; 0 where there is none."""
+        return max((int(path.stem) for path in self._folder.glob("*.safetensors")), default=0)
+
+    def load(self, round: int) -> dict[str, Tensor]:
+        """The state after a round, and delete all others; empty for round 0, and where the state is lost."""
+        for path in self._folder.glob("*.safetensors"):
+            if int(path.stem) != round:
+                path.unlink()
+        if round == 0:
+            return {}
+        path = self._path(round)
+        try:
+            return load_file(path)
+        except (OSError, SafetensorError) as error:
+            LOG.warning("%s can't be read (%s); this site begins anew", path, type(error).__name__)
+            return {}
+
+    def keep(self, round: int, state: Mapping[str, Tensor]) -> None:
+        """Write the state after a round, whole or not at all."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with replacing(self._path(round), shared=True) as part:
+            save_file({name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}, part)
+
+    def _path(self, round: int) -> Path:
+        return self._folder / f"{round}.safetensors"
+
+
+def released_once(
+    folder: Path,
+    counts: NDArray[np.float64],
+    how: Mapping[str, Any],
+    draw: Callable[[], NDArray[np.float64]],
+) -> NDArray[np.float64]:
+    """The site's noisy label counts: those that it released before, or newly drawn ones.
+
+    Noise that is drawn again for every query would average out, so the first release is stored and repeated. Noise is
+    drawn again only where the data or the privacy parameters have changed, which costs epsilon once more.
+
+    Args:
+        folder: The site's state folder.
+        counts: Its exact label counts, shape `(classes,)`.
+        how: Privacy parameters of the release.
+        draw: Draws a release.
+    """
+    path = folder / RELEASE
+    kept = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+    if kept is not None and kept["of"] == counts.tolist() and kept["how"] == dict(how):
+        return np.array(kept["released"], dtype=np.float64)
+    if kept is not None:
+        LOG.warning(
+            "%s: the data or the privacy parameters have changed; new noise is drawn, which costs epsilon once more",
+            path,
+        )
+    released = draw()
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(path, json.dumps({"of": counts.tolist(), "how": dict(how), "released": released.tolist()}))
+    return released

@@ -1,9 +1,9 @@
-"""Flower's SuperLink, behind a door: from elsewhere it takes what a SuperNode says, and nothing else.
+"""Flower's SuperLink behind a filter: other machines reach what SuperNodes need, and nothing else.
 
-A SuperLink serves three things at one port: to SuperNodes (`/v1/fleet`, where node keys are asked for), to `flwr`
-(`/v1/control`: register a node, run an app) and to the apps that it runs (`/v1/runtime`). The last two ask nobody who
-he is in Flower's open edition, so whoever reaches the port could register a key of his own, or run code of his own on
-the server and on every site. Here both answer to this machine only.
+A SuperLink serves three APIs at one port: one for SuperNodes (`/v1/fleet`, which requires node keys), one for the
+command `flwr` (`/v1/control`: register a node, run an app), and one for the apps that it runs (`/v1/runtime`). In
+Flower's open edition the last two require no authentication, so whoever reaches the port could register a key, or run
+code on the server and on every site. The filter serves both to this machine only.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-FOR_SITES = "/v1/fleet/"
+SITES_API = "/v1/fleet/"
 
 
-class Door:
-    """An ASGI application that lets requests through: all from this machine, those of SuperNodes from anywhere."""
+class LocalCommands:
+    """ASGI middleware that passes on all requests of this machine, and from elsewhere only those of SuperNodes."""
 
-    def __init__(self, behind: Application) -> None:
-        self._behind = behind
+    def __init__(self, app: Application) -> None:
+        self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See the ASGI specification, 3.0."""
-        if scope["type"] == "lifespan" or is_local(scope) or scope.get("path", "").startswith(FOR_SITES):
-            await self._behind(scope, receive, send)
+        """Handle one connection (ASGI 3.0)."""
+        if scope["type"] == "lifespan" or is_local(scope) or scope.get("path", "").startswith(SITES_API):
+            await self._app(scope, receive, send)
         elif scope["type"] == "http":
-            body = b"this is taken from the server's own machine only\n"
+            body = b"only the server's own machine may do this\n"
             headers = [(b"content-type", b"text/plain"), (b"content-length", str(len(body)).encode())]
             await send({"type": "http.response.start", "status": 403, "headers": headers})
             await send({"type": "http.response.body", "body": body})
@@ -43,7 +43,7 @@ class Door:
 
 
 def is_local(scope: Scope) -> bool:
-    """Whether a request comes from this machine: over loopback, or from the address that it came to."""
+    """Whether a request comes from this machine: over loopback, or from the address that it was sent to."""
     client, server = scope.get("client"), scope.get("server")
     if not client:
         return False
@@ -55,16 +55,16 @@ def is_local(scope: Scope) -> bool:
     return address.is_loopback or (server is not None and client[0] == server[0])
 
 
-def run(arguments: Sequence[str]) -> None:
-    """`flower-superlink` with these arguments, behind the door. Ends with its process."""
+def run_superlink(arguments: Sequence[str]) -> None:
+    """Run `flower-superlink` with these arguments, such that only this machine can give it commands."""
     from flwr.superlink.cli.flower_superlink import flower_superlink
 
     serve = uvicorn.run
 
-    def serve_behind_door(app: Application, **settings: Any) -> None:
-        # No header may say where a request comes from.
-        serve(Door(app), **settings, proxy_headers=False)
+    def serve_filtered(app: Application, **settings: Any) -> None:
+        # No header may claim where a request comes from.
+        serve(LocalCommands(app), **settings, proxy_headers=False)
 
-    uvicorn.run = serve_behind_door  # type: ignore[assignment]
+    uvicorn.run = serve_filtered  # type: ignore[assignment]
     sys.argv = ["flower-superlink", *arguments]
     flower_superlink()

@@ -1,6 +1,6 @@
-"""Who is who on the wire: a certificate authority of one's own, the server's certificate, and a key for every site.
+"""TLS and node keys: a certificate authority for one federation, the server's certificate, and a key for every site.
 
-Private keys are files that only their owner may read (0600) and that are never written over.
+Private keys are files that only their owner may read (0600) and that are never overwritten.
 """
 
 from __future__ import annotations
@@ -19,13 +19,20 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from fedskew.errors import ConfigError
 
 DAYS = 825
-"""How long the certificates are good for: the most that common TLS clients accept of a server's."""
+"""Validity of the certificates: the most that common TLS clients accept of a server's."""
 
 
 def write_certificates(folder: Path, hosts: Sequence[str]) -> None:
-    """`ca.crt`, which every site gets, and the server's `server.crt` and `server.key` for these names and addresses.
+    """Write `ca.crt`, which every site gets, and the server's `server.crt` and `server.key`.
 
-    The authority's own key signs the one certificate and is not kept: a new server certificate means a new authority.
+    The authority's own key signs this one certificate and is not kept: a new server certificate needs a new authority.
+
+    Args:
+        folder: Where to write.
+        hosts: Names and addresses that the server's certificate is valid for.
+
+    Raises:
+        ConfigError: A host is no valid name, or there is a private key already.
     """
     authority = ec.generate_private_key(ec.SECP384R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedskew federation")])
@@ -54,7 +61,14 @@ def write_certificates(folder: Path, hosts: Sequence[str]) -> None:
 
 
 def write_node_key(path: Path) -> None:
-    """A site's key in OpenSSH's format, as `ssh-keygen -t ecdsa -b 384` makes it: `path`, and the public `path`.pub."""
+    """Write a site's key in OpenSSH's format, as `ssh-keygen -t ecdsa -b 384` does: `path`, and `path`.pub.
+
+    Args:
+        path: Where to write the private key.
+
+    Raises:
+        ConfigError: There is a private key already.
+    """
     key = ec.generate_private_key(ec.SECP384R1())
     public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -63,11 +77,11 @@ def write_node_key(path: Path) -> None:
 
 
 def write_secret(path: Path, content: bytes) -> None:
-    """A new file that only its owner may read. Raises ConfigError where there is one already."""
+    """Write a new file that only its owner may read. Raises ConfigError where there is one already."""
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
-        raise ConfigError(f"{path}: is there already, and a private key is not written over; move it away") from None
+        raise ConfigError(f"{path}: exists already, and private keys are never overwritten; move it away") from None
     with os.fdopen(handle, "wb") as file:
         file.write(content)
 
@@ -107,7 +121,9 @@ def _host(host: str) -> x509.GeneralName:
     try:
         return x509.DNSName(host)
     except ValueError:
-        raise ConfigError(f"{host!r}: no name or address of a host; plain ASCII, such as server.example.org") from None
+        raise ConfigError(
+            f"{host!r}: not a host name or address; use plain ASCII, such as server.example.org"
+        ) from None
 
 
 def _pem(key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat) -> bytes:

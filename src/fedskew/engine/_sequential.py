@@ -97,6 +97,19 @@ class SequentialBackend(Backend):
             updates.append(self.finish(setup, self._train(setup), None if rows is None else rows[place]))
         return updates
 
+    def train_client(self, round: int, task: Assignment, sent: Sent) -> tuple[Update, ModelState]:
+        """Train one client, as a real site does.
+
+        Returns:
+            The client's update, and its model after the last local step, free of the rounding that adding the update's
+            change would bring. The model may be a view of the backend's own and holds until that is used again.
+        """
+        if self._teacher is not None:
+            self._teacher.load(sent.model)
+        setup = self.set_up(round, task, sent)
+        result = self._train(setup)
+        return self.finish(setup, result), result.model
+
     def set_up(self, round: int, task: Assignment, sent: Sent) -> ClientSetup:
         """Prepare a client for its first local step: its samples, settings and context."""
         start = sent.model.parameters

@@ -1,5 +1,7 @@
-"""A whole federation on this machine: SuperLink and SuperNodes on loopback, with TLS and node keys, by the scripts that
-`fedskew deploy init` writes for real ones."""
+"""A whole federation on this machine: SuperLink and SuperNodes on loopback, with TLS and node keys.
+
+They are started by the scripts that `fedskew deploy init` writes for real sites.
+"""
 
 from __future__ import annotations
 
@@ -11,44 +13,50 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import IO
 
-from fedskew.deploy._descendants import descendants
-from fedskew.deploy._descendants import end as end_all
+import psutil
+
 from fedskew.errors import RunError
 
-PATIENCE = 60.0
-"""Seconds that a process gets to begin before it is an error."""
+STARTUP = 60.0
+"""Seconds that a process may take to start."""
 
 GRACE = 15.0
-"""Seconds that processes get to end before they are killed."""
+"""Seconds that processes may take to end before they are killed."""
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _LEVEL = re.compile(r"^\s*(?:INFO|WARNING|ERROR)\s*:\s*")
 _WARNING = re.compile(r"^\s*(?:WARNING|ERROR)\s*:")
 _REASON = re.compile(r"ERROR|\[code: \d+\]|\w(?:Error|Exception)\b|_FAILED\b")
-_CHATTER = re.compile(
+_NOISE = re.compile(
     r"|For more information.*|.*(?:terminated gracefully|Shutting down|[Ll]ifespan|Finished server process|SuperExec"
     r"|[Aa]pplication (?:shutdown|startup)|retrying in).*"
 )
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens on now."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
+    """A TCP port of this machine that is free at the moment."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
         return port
 
 
-class Loopback:
-    """The processes of one federation folder, whose server listens on 127.0.0.1 at `port`.
+class LocalFederation:
+    """The processes of a federation folder, all on this machine; a context manager.
 
-    Entered, the SuperLink runs, every site is registered and joins. Left, in whatever way, every process has ended.
-    Each process writes to `logs/NAME.log` in the folder.
+    On entry the SuperLink is started, and every site is registered and started. On exit, whatever the reason, every
+    process has ended. Each process writes to `logs/NAME.log` in the folder.
+
+    Attributes:
+        folder: A folder that `write_federation` wrote for `127.0.0.1` and this port.
+        port: The server's port.
+        sites: Names of the sites.
+        processes: The processes that run, by name: "superlink", "register", "run", and the sites' names.
     """
 
     def __init__(self, folder: Path, port: int, sites: tuple[str, ...]) -> None:
@@ -57,10 +65,10 @@ class Loopback:
         self.sites = sites
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
-    def __enter__(self) -> Loopback:
+    def __enter__(self) -> LocalFederation:
         try:
             self.start_server()
-            self.wait("register", self.start("register", "server/register.sh"), PATIENCE * len(self.sites))
+            self.wait("register", self.start("register", "server/register.sh"), STARTUP * len(self.sites))
             for name in self.sites:
                 self.start_site(name)
         except BaseException:
@@ -74,9 +82,9 @@ class Loopback:
         self.stop()
 
     def start_server(self) -> None:
-        """The SuperLink, until it listens. Raises RunError where it doesn't."""
+        """Start the SuperLink and wait until it listens. Raises RunError where it does not."""
         process = self.start("superlink", "server/superlink.sh")
-        until = time.monotonic() + PATIENCE
+        until = time.monotonic() + STARTUP
         while process.poll() is None and time.monotonic() < until:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1):
                 return
@@ -84,15 +92,15 @@ class Loopback:
         raise RunError(f"the SuperLink did not start: {self.last_words('superlink')}")
 
     def start_site(self, name: str) -> subprocess.Popen[bytes]:
-        """A site's SuperNode."""
+        """Start a site's SuperNode."""
         return self.start(name, f"sites/{name}/supernode.sh", {"PORT": str(free_port())})
 
     def run(self) -> subprocess.Popen[bytes]:
-        """The training, which ends by itself."""
+        """Start the training, which ends by itself."""
         return self.start("run", "server/run.sh")
 
     def start(self, name: str, script: str, environment: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
-        """One of the folder's scripts, in a process group of its own."""
+        """Start one of the folder's scripts, in a process group of its own."""
         log = self.log(name)
         log.parent.mkdir(parents=True, exist_ok=True)
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
@@ -101,7 +109,7 @@ class Loopback:
         return self.processes[name]
 
     def wait(self, name: str, process: subprocess.Popen[bytes], seconds: float) -> None:
-        """Until a process has ended well. Raises RunError with its last words."""
+        """Wait for a process to end. Raises RunError where it fails or takes longer."""
         try:
             status = process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -110,13 +118,13 @@ class Loopback:
             raise RunError(f"{name} failed: {self.last_words(name)}; see {self.log(name)}")
 
     def check(self) -> None:
-        """Raises RunError where the server or a site has ended, with its last words."""
+        """Raise RunError where the server or a site has ended, with its last words."""
         for name, process in self.processes.items():
             if name in ("superlink", *self.sites) and process.poll() is not None:
-                raise RunError(f"{name} ended{_how(process)}: {self.last_words(name)}; see {self.log(name)}")
+                raise RunError(f"{name} ended{_signal_name(process)}: {self.last_words(name)}; see {self.log(name)}")
 
     def stop(self) -> None:
-        """End all of it: the sites, then the server; at once where that is interrupted."""
+        """End all processes: the sites, then the server; by force where an interrupt comes meanwhile."""
         try:
             self.end([name for name in self.processes if name != "superlink"])
             self.end(list(self.processes))
@@ -124,13 +132,13 @@ class Loopback:
             self.end(list(self.processes), signal.SIGKILL)
             raise
 
-    def end(self, names: list[str], how: signal.Signals = signal.SIGTERM) -> None:
-        """End some processes, and what they started; by force those that take too long."""
+    def end(self, names: list[str], by: signal.Signals = signal.SIGTERM) -> None:
+        """End some processes and all that they started; by force those that take too long."""
         ending = {name: self.processes[name] for name in names}
         # Flower starts processes in sessions of their own, some of which outlive it for a while.
-        theirs = descendants([process.pid for process in ending.values()])
+        started = [child for process in ending.values() for child in _descendants(process.pid)]
         for process in ending.values():
-            _signal(process, how)
+            _signal(process, by)
         until = time.monotonic() + GRACE
         for name, process in ending.items():
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -138,20 +146,20 @@ class Loopback:
             _signal(process, signal.SIGKILL)
             process.wait()
             del self.processes[name]
-        end_all(theirs, GRACE)
+        _end(started)
 
     def log(self, name: str) -> Path:
-        """What a process wrote."""
+        """The file that a process writes to."""
         return self.folder / "logs" / f"{name}.log"
 
     def last_words(self, name: str) -> str:
-        """The last line that a process wrote which gives a reason, or else says anything."""
-        lines = [line for line in self._lines(name)[-40:] if not _CHATTER.fullmatch(_plain(line))]
+        """The last line of a process that names an error, or else its last line."""
+        lines = [line for line in self._lines(name)[-40:] if not _NOISE.fullmatch(_plain(line))]
         last = next((line for line in reversed(lines) if _REASON.search(line)), lines[-1] if lines else "")
-        return _plain(last) or "it said nothing"
+        return _plain(last) or "it wrote nothing"
 
     def warnings(self, name: str) -> list[str]:
-        """What a process warned of, each once."""
+        """The warnings of a process, each once."""
         found = (line for line in self._lines(name)[:-1] if _WARNING.match(_COLOUR.sub("", line)))
         return list(dict.fromkeys(map(_plain, found)))
 
@@ -176,11 +184,29 @@ def _popen(script: Path, out: IO[bytes], environment: Mapping[str, str]) -> subp
     )
 
 
-def _how(process: subprocess.Popen[bytes]) -> str:
+def _signal_name(process: subprocess.Popen[bytes]) -> str:
     code = process.returncode
     return f" by {signal.Signals(-code).name}" if code < 0 else ""
 
 
-def _signal(process: subprocess.Popen[bytes], how: signal.Signals) -> None:
+def _signal(process: subprocess.Popen[bytes], by: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, how)
+        os.killpg(process.pid, by)
+
+
+def _descendants(pid: int) -> list[psutil.Process]:
+    try:
+        found: list[psutil.Process] = psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+    return found
+
+
+def _end(processes: Iterable[psutil.Process]) -> None:
+    """End processes that are no children of this one; by force those that take too long."""
+    left = list(processes)
+    for by in (signal.SIGTERM, signal.SIGKILL):
+        for process in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(by)
+        _, left = psutil.wait_procs(left, timeout=GRACE)

@@ -13,9 +13,10 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedskew.deploy._arrays import Form
-from fedskew.deploy._check import (
-    Expected,
+from fedskew.deploy import (
+    ArraySpec,
+    ExpectedReply,
+    RefusedError,
     Reply,
     bytes_needed,
     check_confusion,
@@ -23,18 +24,17 @@ from fedskew.deploy._check import (
     check_only_samples,
     check_reply,
 )
-from fedskew.deploy._refusal import RefusedError
 
-MODEL = {"weight": Form((2, 3), "float32"), "bias": Form((2,), "float32"), "seen": Form((), "int64")}
-RETURNED = {"change": Form((8,), "float32")}
-EXPECTED = Expected(
+MODEL = {"weight": ArraySpec((2, 3), "float32"), "bias": ArraySpec((2,), "float32"), "seen": ArraySpec((), "int64")}
+RETURNED = {"change": ArraySpec((8,), "float32")}
+EXPECTED = ExpectedReply(
     client=1, round=4, arrays=MODEL, returned=RETURNED, idle={}, most_steps=10, max_bytes=bytes_needed(MODEL, RETURNED)
 )
 THOUSANDS = settings(max_examples=1000, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def honest() -> RecordDict:
-    arrays = {name: Array(np.ones(form.shape, form.dtype)) for name, form in MODEL.items()}
+    arrays = {name: Array(np.ones(spec.shape, spec.dtype)) for name, spec in MODEL.items()}
     figures = {"fedskew-client": 1, "server-round": 4, "fedskew-steps": 3, "train-loss": 0.5}
     return RecordDict(
         {
@@ -116,7 +116,7 @@ BROKEN = {
 }
 
 
-def test_an_honest_reply_is_believed() -> None:
+def test_an_honest_reply_is_accepted() -> None:
     reply = check_reply(honest(), EXPECTED)
     assert reply.steps == 3
     assert reply.loss == 0.5
@@ -145,7 +145,6 @@ def test_a_reply_over_the_agreed_size_is_refused_before_it_is_read() -> None:
 
 
 FIGURES = ["fedskew-client", "server-round", "fedskew-steps", "train-loss"]
-TOLD = ["label-counts", "num-examples", "confusion", "eval-loss", "server-round"]
 
 numbers = st.one_of(st.integers(), st.floats())
 anything = st.one_of(numbers, st.lists(st.integers(), max_size=12), st.lists(st.floats(), max_size=12))
@@ -179,7 +178,7 @@ records = st.one_of(
 )
 
 
-def believed_or_refused(content: RecordDict) -> None:
+def accepted_or_refused(content: RecordDict) -> None:
     try:
         reply = check_reply(content, EXPECTED)
     except RefusedError:
@@ -187,9 +186,9 @@ def believed_or_refused(content: RecordDict) -> None:
     assert isinstance(reply, Reply)
     assert 0 <= reply.steps <= 10
     assert math.isfinite(reply.loss)
-    for name, form in MODEL.items():
-        assert reply.arrays[name].shape == form.shape
-        assert reply.arrays[name].dtype == form.dtype
+    for name, spec in MODEL.items():
+        assert reply.arrays[name].shape == spec.shape
+        assert reply.arrays[name].dtype == spec.dtype
         assert np.isfinite(reply.arrays[name]).all()
 
 
@@ -199,20 +198,20 @@ def believed_or_refused(content: RecordDict) -> None:
         st.one_of(st.sampled_from(["arrays", "metrics", "reply"]), st.text(max_size=5)), records, max_size=4
     )
 )
-def test_whatever_a_reply_holds_it_is_believed_or_refused(parts: dict[str, Any]) -> None:
-    believed_or_refused(RecordDict(parts))
+def test_whatever_a_reply_holds_it_is_accepted_or_refused(parts: dict[str, Any]) -> None:
+    accepted_or_refused(RecordDict(parts))
 
 
 @THOUSANDS
 @given(st.sampled_from(["arrays", "reply"]), names, arrays())
-def test_an_honest_reply_with_one_array_changed_is_believed_or_refused(record: str, name: str, array: Array) -> None:
-    believed_or_refused(set_array(name, array, record))
+def test_an_honest_reply_with_one_array_changed_is_accepted_or_refused(record: str, name: str, array: Array) -> None:
+    accepted_or_refused(set_array(name, array, record))
 
 
 @THOUSANDS
 @given(st.sampled_from([*FIGURES, "more"]), anything)
-def test_an_honest_reply_with_one_figure_changed_is_believed_or_refused(name: str, value: Any) -> None:
-    believed_or_refused(set_figure(name, value))
+def test_an_honest_reply_with_one_figure_changed_is_accepted_or_refused(name: str, value: Any) -> None:
+    accepted_or_refused(set_figure(name, value))
 
 
 @pytest.mark.parametrize(
@@ -237,7 +236,7 @@ def test_noisy_counts_may_be_fractions() -> None:
         st.sampled_from(["label-counts", "num-examples", "confusion", "eval-loss", "server-round"]), anything
     )
 )
-def test_whatever_is_told_of_labels_is_believed_or_refused(figures: dict[str, Any]) -> None:
+def test_whatever_is_reported_of_labels_is_accepted_or_refused(figures: dict[str, Any]) -> None:
     content = RecordDict({"metrics": MetricRecord(figures)})
     for check in (
         lambda: check_counts(content, 3, whole=True),

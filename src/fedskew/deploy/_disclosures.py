@@ -1,0 +1,115 @@
+"""Everything that leaves a site, in words and bytes, and the arrays that a method's clients return."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedskew import methods
+from fedskew.deploy._agreement import Agreement, check_config
+from fedskew.deploy._arrays import ArraySpec, ModelLayout, specs_of
+from fedskew.deploy._site_data import SiteData
+from fedskew.engine import Assignment, LocalWork, Sent, SequentialBackend
+from fedskew.experiment import Config, make_network, make_work
+from fedskew.methods import Method
+from fedskew.models import FlatModel
+
+
+class Disclosure(NamedTuple):
+    """One thing that leaves a site.
+
+    Attributes:
+        what: What it is, in words.
+        when: When it leaves the site, in words.
+        bytes: Its approximate size in bytes.
+    """
+
+    what: str
+    when: str
+    bytes: int
+
+
+def disclosures(config: Config, agreement: Agreement) -> tuple[Disclosure, ...]:
+    """Everything that a site sends to the server; nothing else leaves it.
+
+    Args:
+        config: The config that was simulated.
+        agreement: What server and sites agree on.
+
+    Raises:
+        ConfigError: The config cannot be deployed under the agreement.
+    """
+    check_config(config, agreement, has_target=True)
+    classes, training = len(agreement.classes), config.training
+    method = methods.build(config.method, training.momentum)
+    network = make_network(config, config.seeds[0], method, classes, tuple(agreement.shape))
+    arrays = ModelLayout(FlatModel(network)).specs
+    returned, _ = returned_specs(config, agreement, method)
+    once, each = "once, before the first round", "every round that the site takes part in"
+    counts = {
+        "exact": Disclosure(f"the number of its training samples of each of {classes} classes", once, 8 * classes),
+        "noisy": Disclosure(
+            f"the number of its training samples of each of {classes} classes, with Laplace noise for epsilon "
+            f"{agreement.epsilon} ({agreement.neighbours}), drawn once",
+            once,
+            8 * classes,
+        ),
+        "withheld": Disclosure("the number of its training samples", once, 8),
+    }
+    things = [
+        counts[agreement.label_counts],
+        Disclosure(
+            f"the model after local training, {len(arrays)} arrays", each, sum(spec.bytes for spec in arrays.values())
+        ),
+        Disclosure(
+            "its mean training loss, and its number of local steps (which reveals its number of batches)", each, 16
+        ),
+    ]
+    things += [
+        Disclosure(f"{name}, {spec}, which the method needs", each, spec.bytes) for name, spec in returned.items()
+    ]
+    if agreement.evaluates:
+        things.append(
+            Disclosure(
+                f"the confusion matrix of its test samples, {classes} x {classes}, and their mean loss",
+                f"before the first round, every {config.evaluation.every} rounds, and after the last",
+                8 * classes * classes + 8,
+            )
+        )
+    things.append(Disclosure("that it cannot do what it is asked, and the kind of error", "when that happens", 100))
+    return tuple(things)
+
+
+def returned_specs(
+    config: Config, agreement: Agreement, method: Method
+) -> tuple[dict[str, ArraySpec], dict[str, ArraySpec]]:
+    """The arrays that clients return beside the model, after some local steps and after none.
+
+    They are found by training a client on samples of zeros.
+    """
+    return _returned(config, agreement, method, 2), _returned(config, agreement, method, 0)
+
+
+def _returned(config: Config, agreement: Agreement, method: Method, samples: int) -> dict[str, ArraySpec]:
+    seed, classes, shape = config.seeds[0], len(agreement.classes), tuple(agreement.shape)
+    model = FlatModel(make_network(config, seed, method, classes, shape))
+    inputs = torch.zeros(samples, *shape, dtype=torch.int64 if agreement.tokens else torch.float32)
+    targets = torch.arange(samples) % classes
+    data = SiteData(inputs, targets, inputs[:0], targets[:0], classes, Path())
+    work = make_work(config, seed, method, data, tuple(agreement.mean), tuple(agreement.std))
+    return returned_by(model, work, len(agreement.sites))
+
+
+def returned_by(model: FlatModel, work: LocalWork, clients: int) -> dict[str, ArraySpec]:
+    """The arrays that one client returns beside the model, found by training it."""
+    start = model.read_state()
+    sent: dict[str, Tensor] = {}
+    kept: dict[str, Tensor] = {}
+    for hooks in work.hooks.values():
+        sent |= hooks.broadcast(hooks.init_server(start.parameters, clients))
+        kept |= hooks.init_client(start.parameters)
+    (update,) = SequentialBackend(model, work).train(1, [Assignment(0, 1, kept)], Sent(start, sent))
+    return specs_of(update.reply)
