@@ -17,6 +17,7 @@ ORDER = (
     "fedskew",
     "fedskew.labels",
     "fedskew.methods",
+    "fedskew.methods.catalogue",
     "fedskew.selection",
     "fedskew.objectives",
     "fedskew.objectives.functional",
@@ -26,14 +27,17 @@ ORDER = (
     "fedskew.pipelines",
     "fedskew.parameters",
     "fedskew.hooks",
-    "fedskew.about",
+    "fedskew.components",
     "fedskew.partition",
     "fedskew.data",
     "fedskew.models",
     "fedskew.metrics",
+    "fedskew.mixing",
     "fedskew.experiment",
     "fedskew.deploy",
     "fedskew.engine",
+    "fedskew.report",
+    "fedskew.drawing",
     "fedskew.papers",
 )
 COMMANDS = "fedskew.cli"
@@ -57,13 +61,21 @@ def modules() -> list[str]:
 
 
 def exported(module: str) -> list[str]:
-    """The names in a module's `__all__`, as its file says them; none where it has no `__all__`."""
+    """The names that a module exports: those of its stub, or else of its `__all__`; none where it has neither."""
     path = SOURCE.joinpath(*module.split(".")[1:])
     file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+    stub = file.with_suffix(".pyi")
+    if stub.exists():
+        imports = [node for node in _statements(stub) if isinstance(node, ast.ImportFrom) and node.module]
+        return [alias.name for node in imports for alias in node.names]
+    for node in _statements(file):
         if isinstance(node, ast.Assign) and any(getattr(name, "id", "") == "__all__" for name in node.targets):
             return [str(name) for name in ast.literal_eval(node.value)]
     return []
+
+
+def _statements(file: Path) -> list[ast.stmt]:
+    return ast.parse(file.read_text(encoding="utf-8")).body
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -78,7 +90,9 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages."""
     for name in modules():
-        files.append(File.generated(config, _address(name), content=f"# {name}\n\n::: {name}\n"))
+        names = exported(name)
+        chosen = f"    options:\n      members: {names}\n" if names else ""
+        files.append(File.generated(config, _address(name), content=f"# {name}\n\n::: {name}\n{chosen}"))
     return files
 
 
