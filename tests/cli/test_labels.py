@@ -160,7 +160,7 @@ def test_weights_are_written_for_every_client(here: Path) -> None:
     [
         ("describe none.csv", "none.csv: can't be read"),
         ("describe counts.csv --target counts.csv", "counts.csv, line 1: the counts have no class 'client'"),
-        ("describe counts.csv --picture who.xyz", "who.xyz: the picture can't be written"),
+        ("describe counts.csv --picture who.xyz", "who.xyz: the figure can't be written"),
         ("describe counts.csv --picture a.png --no-picture", "--no-picture: contradicts --picture"),
         ("weights counts.csv --method fedpal", "--method: unknown name 'fedpal' (did you mean 'fedpals'?)"),
         ("weights counts.csv --method fedpals", "--target: fedpals weighs clients towards a target"),

@@ -74,9 +74,7 @@ def describe(
     report = describe_labels(counts, mix)
     drawn = None if no_picture else picture if picture is not None or as_json else PICTURE
     if drawn is not None:
-        from fedskew.labels.picture import draw
-
-        draw(counts, drawn, mix)
+        _draw(counts, mix, drawn)
     if as_json:
         _print_json(report.to_dict())
         return
@@ -141,6 +139,15 @@ def weights(
     _print_mix(console, found)
     if csv_path is not None:
         console.print(f"\nEvery client's weight: {csv_path}", soft_wrap=True, markup=False)
+
+
+def _draw(counts: LabelCounts, target: np.ndarray | None, path: Path) -> None:
+    from fedskew import drawing
+
+    with drawing.styled():
+        figure = drawing.holdings_panel(*counts.counts.shape, beside=True)
+        drawing.who_holds_what(figure, counts.counts, counts.clients, counts.classes, beside=True, target=target)
+        drawing.save(figure, path)
 
 
 @dataclass(frozen=True)
