@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from fedskew import torchrun
-from fedskew.cli import demo, deploy, labels, methods, recipes, report, reproduce, run, sweep
+from fedskew.cli import demo, deploy, labels, methods, papers, run, sweep
 from fedskew.errors import FedskewError
 
 app = typer.Typer(
@@ -25,9 +25,9 @@ app.command()(labels.weights)
 app.command()(methods.methods)
 app.command()(run.run)
 app.command()(sweep.sweep)
-app.command()(recipes.recipes)
-app.command()(reproduce.reproduce)
-app.command()(report.report)
+app.command()(papers.recipes)
+app.command()(papers.reproduce)
+app.command()(run.report)
 app.command()(demo.demo)
 app.add_typer(deploy.app, name="deploy")
 

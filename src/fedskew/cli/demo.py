@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from rich.console import Console
+
+from fedskew.cli.options import Out
 
 TASK: dict[str, Any] = {
     "schema": 1,
@@ -35,7 +36,7 @@ READING = (
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Where the run folders and the report go.")] = Path("runs"),
+    out: Out = Path("runs"),
 ) -> None:
     """Train FedAvg and the four papers' methods on digits, 20 clients under strong label skew, 3 seeds: a minute.
 
@@ -43,7 +44,7 @@ def demo(
 
         fedskew demo
     """
-    from fedskew.cli.progress import Watch
+    from fedskew.cli.progress import RunProgressBar
     from fedskew.cli.tables import results_table
     from fedskew.experiment import resolve, run_folder, simulate
     from fedskew.report import write_report
@@ -52,7 +53,7 @@ def demo(
     console.print(SETTING)
     configs = [resolve(TASK).with_method(name) for name in METHODS]
     results = []
-    with Watch(console, configs) as watch:
+    with RunProgressBar(console, configs) as watch:
         for config in configs:
             shutil.rmtree(run_folder(config, out), ignore_errors=True)  # a demo begins anew
             results.append(simulate(config, out=out, progress=watch.start(config)))

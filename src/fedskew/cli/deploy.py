@@ -72,7 +72,7 @@ def init(
         fedskew deploy init shops --config run.toml --sites a,b --classes shoe,hat --shape 3,32,32
     """
     _need_flower()
-    from fedskew.cli.changes import changed_keys
+    from fedskew.cli.options import changed_keys
     from fedskew.deploy import Address, write_federation
     from fedskew.errors import ConfigError
     from fedskew.experiment import read
@@ -148,7 +148,7 @@ def local(
         fedskew deploy local trial --config run.toml --set training.rounds=3
     """
     _need_flower()
-    from fedskew.cli.changes import changed_keys
+    from fedskew.cli.options import changed_keys
     from fedskew.deploy import Address, LocalFederation, free_port, site_names, write_federation, write_images
     from fedskew.errors import ConfigError
     from fedskew.experiment import make_task, put, read, resolve
@@ -289,7 +289,7 @@ def _train(console: Console, federation: LocalFederation) -> dict[str, Any]:
     """Train and show every round; return the run's summary. Raises RunError where a process ended early."""
     import json
 
-    from fedskew.cli.progress import Watch
+    from fedskew.cli.progress import RunProgressBar
     from fedskew.errors import RunError
     from fedskew.experiment import read, read_records, run_folder
 
@@ -297,7 +297,7 @@ def _train(console: Console, federation: LocalFederation) -> dict[str, Any]:
     folder = run_folder(config, federation.folder / "server" / "runs")
     process = federation.run()
     seen, warned = 0, 0
-    with Watch(console, [config]) as watch:
+    with RunProgressBar(console, [config]) as watch:
         listen = watch.start(config)
         while True:
             ended = process.poll() is not None

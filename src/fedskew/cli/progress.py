@@ -1,55 +1,42 @@
-"""Live progress of runs: rounds done, accuracy so far, time left."""
+"""Progress bars: rounds done, accuracy so far, time left."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from fedskew.engine import Round
-from fedskew.experiment import Config
-from fedskew.experiment import Progress as Listener
+if TYPE_CHECKING:
+    from fedskew.experiment import Config, Job
 
 
-class Watch:
-    """A progress bar over the rounds of several configs."""
+class _Bar:
+    """A progress bar on a terminal, which vanishes at the end; in a log there is none."""
 
-    def __init__(self, console: Console, configs: Sequence[Config]) -> None:
+    def __init__(self, console: Console, unit: str, speed_estimate_period: float) -> None:
+        self._console = console
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[news]}"),
+            TextColumn(unit),
             TimeElapsedColumn(),
             TextColumn("left"),
             TimeRemainingColumn(),
             console=console,
             transient=True,
-            speed_estimate_period=3600.0,  # rounds may take minutes
             disable=not console.is_terminal,
+            speed_estimate_period=speed_estimate_period,
         )
-        self._task = self._bar.add_task("", total=sum(map(rounds_of, configs)), news="")
-        self._done = 0.0
-
-    def start(self, config: Config) -> Listener:
-        """What `simulate` calls with each record of this config."""
-        self._bar.update(self._task, completed=self._done, description=config.name)
-        self._done += rounds_of(config)
-
-        def listen(record: Round) -> None:
-            if evaluation := record["evaluation"]:
-                self._bar.update(self._task, news=f"seed {record['seed']}  accuracy {evaluation['accuracy']:.3f}")
-            self._bar.update(self._task, advance=1 if record["round"] else 0)
-
-        return listen
 
     def stop(self) -> None:
         """Take the bar off the screen."""
         self._bar.stop()
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> Self:
         self._bar.start()
         return self
 
@@ -59,7 +46,76 @@ class Watch:
         self._bar.stop()
 
 
+class RunProgressBar(_Bar):
+    """A progress bar over the rounds of several configs, run one after another.
+
+    Args:
+        console: Where it is shown.
+        configs: The configs.
+    """
+
+    def __init__(self, console: Console, configs: Sequence[Config]) -> None:
+        super().__init__(console, "{task.fields[news]}", speed_estimate_period=3600.0)  # rounds may take minutes
+        self._task = self._bar.add_task("", total=sum(map(rounds_of, configs)), news="")
+        self._done = 0.0
+
+    def start(self, config: Config) -> Callable[[Mapping[str, Any]], None]:
+        """Begin a config, and return what to call with each of its records."""
+        self._bar.update(self._task, completed=self._done, description=config.name)
+        self._done += rounds_of(config)
+
+        def listen(record: Mapping[str, Any]) -> None:
+            if evaluation := record["evaluation"]:
+                self._bar.update(self._task, news=f"seed {record['seed']}  accuracy {evaluation['accuracy']:.3f}")
+            self._bar.update(self._task, advance=1 if record["round"] else 0)
+
+        return listen
+
+
+class SweepProgressBar(_Bar):
+    """A progress bar over the rounds of all runs of a sweep, and a line for each run that ends.
+
+    Args:
+        console: Where it is shown.
+    """
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(console, "rounds ", speed_estimate_period=600.0)  # methods differ in cost
+
+    def begin(self, jobs: Sequence[Job], finished: int) -> None:
+        """See `SweepProgress`."""
+        self._rounds_left = {job.name: rounds_of(job.config) for job in jobs}
+        self._accuracy: dict[str, float] = {}
+        self._ended, self._all = finished, finished + len(jobs)
+        self._task = self._bar.add_task(self._runs(), total=sum(self._rounds_left.values()))
+        if finished:
+            self._print(f"{self._runs()} are there already")
+
+    def round(self, job: Job, round: int, accuracy: float | None) -> None:
+        """See `SweepProgress`."""
+        if accuracy is not None:
+            self._accuracy[job.name] = accuracy
+        if round:
+            self._rounds_left[job.name] -= 1
+            self._bar.advance(self._task)
+
+    def ended(self, job: Job, failure: str | None) -> None:
+        """See `SweepProgress`."""
+        self._ended += 1
+        left = self._rounds_left[job.name]  # not 0 where a run stops early or fails
+        self._bar.advance(self._task, left)
+        self._bar.update(self._task, description=self._runs())
+        known = f"accuracy {100 * self._accuracy[job.name]:.1f} % at its end" if job.name in self._accuracy else "done"
+        self._print(f"{self._runs()}  {job.name}: {known if failure is None else 'failed'}")
+
+    def _print(self, text: str) -> None:
+        self._console.print(text, soft_wrap=True, markup=False, highlight=False)
+
+    def _runs(self) -> str:
+        return f"{self._ended} of {self._all} runs"
+
+
 def rounds_of(config: Config) -> int:
-    """How many rounds a config will play at the most."""
+    """Return how many rounds a config takes at the most."""
     tried = 1 if config.tune is None else len(config.tune.values)
     return config.training.rounds * len(config.seeds) * tried

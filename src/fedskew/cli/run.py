@@ -1,4 +1,4 @@
-"""`fedskew run`: train a federation from a TOML file."""
+"""`fedskew run` trains a federation from a TOML file; `fedskew report` compares runs on one page."""
 
 from __future__ import annotations
 
@@ -8,26 +8,24 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from fedskew.cli.options import Changes, ConfigFile, DataRoot, Device, Out, Quick, Seeds, changed_keys
+
 if TYPE_CHECKING:
     from fedskew.experiment import Config
 
 
 def run(
-    config: Annotated[Path, typer.Argument(help="The TOML file.", show_default=False)],
-    changes: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one key, such as training.lr=0.05.")
-    ] = None,
+    config: ConfigFile,
+    changes: Changes = None,
     method: Annotated[
-        list[str] | None, typer.Option(help="Use this preset instead of the file's method; may be given several times.")
+        list[str] | None, typer.Option(help="Use this preset, not the file's method; may be repeated.")
     ] = None,
-    seeds: Annotated[str | None, typer.Option(help="Seeds, such as 0,1,2.")] = None,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Apply the file's own [quick] table: minutes, not hours.")
-    ] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")] = False,
-    out: Annotated[Path, typer.Option(help="Where run folders go.")] = Path("runs"),
-    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
-    data_root: Annotated[Path | None, typer.Option(help="Where the data sets are (else FEDSKEW_DATA).")] = None,
+    seeds: Seeds = None,
+    quick: Quick = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue a run that was stopped.")] = False,
+    out: Out = Path("runs"),
+    device: Device = None,
+    data_root: DataRoot = None,
 ) -> None:
     """Train a federation that a TOML file describes, and write its records, model and report.
 
@@ -42,8 +40,7 @@ def run(
         torchrun --nproc-per-node 4 -m fedskew run my.toml      (each cohort over four processes, or GPUs)
     """
     from fedskew import methods, models, torchrun
-    from fedskew.cli.changes import changed_keys
-    from fedskew.cli.progress import Watch
+    from fedskew.cli.progress import RunProgressBar
     from fedskew.cli.tables import results_table
     from fedskew.experiment import read, run_folder, simulate
     from fedskew.report import write_report
@@ -57,7 +54,7 @@ def run(
         for note in filter(None, [*notes, models.note(one.model.name, one.model.parameters)]):
             console.print(f"note on {one.name}: {note}", style="yellow", highlight=False)
     results = []
-    with Watch(console, configs) as watch:
+    with RunProgressBar(console, configs) as watch:
         for one in configs:
             try:
                 results.append(simulate(one, out=out, resume=resume, progress=watch.start(one)))
@@ -75,3 +72,21 @@ def run(
     if len(results) > 1 and torchrun.rank() == 0:
         path = write_report([run for result in results for run in result.runs], out / f"{whole.name}.html", whole.name)
     console.print(f"report: {path}", soft_wrap=True)
+
+
+def report(
+    folders: Annotated[list[Path], typer.Argument(help="The run folders.", show_default=False)],
+    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
+    title: Annotated[str, typer.Option(help="Title of the page.")] = "Comparison of runs",
+) -> None:
+    """Write one self-contained page that compares runs: figures first, then tables.
+
+    Example:
+
+        fedskew report runs/digits-fedavg-* runs/digits-fedvls-* --out comparison.html
+    """
+    from fedskew.experiment import read_runs
+    from fedskew.report import write_report
+
+    runs = [run for folder in folders for run in read_runs(folder)]
+    Console().print(f"report: {write_report(runs, out, title)}", soft_wrap=True)

@@ -1,7 +1,9 @@
-"""`fedskew recipes`: the papers' tables and figures, and what each of them needs."""
+"""`fedskew recipes` lists the papers' tables and figures; `fedskew reproduce` runs them, ours beside theirs."""
 
 from __future__ import annotations
 
+import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fedskew.cli.options import Changes, DataRoot, Device, Out, Processes, changed_keys
 from fedskew.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -18,15 +21,15 @@ if TYPE_CHECKING:
 
 
 def recipes(
-    name: Annotated[str | None, typer.Argument(help="One of them, to see its rows.", show_default=False)] = None,
+    name: Annotated[str | None, typer.Argument(help="A recipe, to see its rows.", show_default=False)] = None,
     rows: Annotated[str | None, typer.Option(help="Only rows with these labels.", metavar="LABELS")] = None,
     config: Annotated[bool, typer.Option("--config", help="Print the config of the first row, for `run`.")] = False,
     estimate: Annotated[
-        bool, typer.Option("--estimate", help="Measure steps here, and say how long each would take: a minute or two.")
+        bool, typer.Option("--estimate", help="Time a few steps, and estimate how long each would take here.")
     ] = False,
-    data_root: Annotated[Path | None, typer.Option(help="Where the data sets are (else FEDSKEW_DATA).")] = None,
+    data_root: DataRoot = None,
 ) -> None:
-    """List the papers' tables and figures with the data they need; or show one: its rows, settings, what deviates.
+    """List the papers' tables and figures with the data they need; or show one with its rows, settings and deviations.
 
     Examples:
 
@@ -39,7 +42,7 @@ def recipes(
     from fedskew.papers import names, read_recipe
 
     console = Console()
-    wide = console if console.is_terminal else Console(width=160)  # a log has no edge to keep to
+    wide = console if console.is_terminal else Console(width=160)  # a log has no width to keep to
     if name is None:
         if rows is not None or config:
             raise ConfigError(
@@ -68,12 +71,10 @@ def _list(console: Console, found: list[Recipe], with_cost: bool, root: Path | N
             cost = [in_words(estimate(recipe.rows))] if with_cost else []
             table.add_row(recipe.name, str(_runs(recipe)), _data(recipe, root), *cost, Text(recipe.title))
     console.print(table)
-    console.print("Data: ✓ is there, ✗ is not (--data-root or FEDSKEW_DATA says where). Runs: rows times seeds.")
+    console.print("Data: ✓ is there, ✗ is missing (see --data-root). Runs: rows times seeds.")
     if with_cost:
-        console.print(
-            "About: all runs one after another on this machine's CPU, from a few measured steps, all samples dealt."
-        )
-    console.print("One of them: fedskew recipes NAME; run it: fedskew reproduce NAME.", markup=False)
+        console.print("About: all runs one after another on this machine's CPU, from a few measured steps.")
+    console.print("Show one: fedskew recipes NAME. Run it: fedskew reproduce NAME.", markup=False)
 
 
 def _show(console: Console, recipe: Recipe, words: str | None, with_cost: bool, root: Path | None) -> None:
@@ -120,3 +121,77 @@ def _data(recipe: Recipe, root: Path | None) -> str:
 
 def _runs(recipe: Recipe) -> int:
     return sum(len(row.tree["seeds"]) for row in recipe.rows)
+
+
+def reproduce(
+    name: Annotated[str, typer.Argument(help="A recipe, such as fedentopt-table1; `fedskew recipes` lists them.")],
+    rows: Annotated[
+        str | None,
+        typer.Option(help="Only rows with these labels, such as 'cifar10,dir0.1,fedavg,fedentopt'.", metavar="LABELS"),
+    ] = None,
+    seeds: Annotated[
+        str | None, typer.Option(help="Seeds, such as 0,1,2.  [default: as many as the paper has]")
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(help="Run at most this many rounds, to see something soon.")] = None,
+    changes: Changes = None,
+    out: Out = Path("runs"),
+    processes: Processes = None,
+    device: Device = None,
+    data_root: DataRoot = None,
+) -> None:
+    """Run a table or figure of a paper, and print ours, theirs and the difference.
+
+    Runs are ordinary run folders: finished ones are read, interrupted ones continue. A figure is drawn as PNG and SVG.
+    Notes under the table say what was made smaller than in the paper, and what deviates from it.
+
+    Examples:
+
+        fedskew reproduce fedentopt-table1 --rows cifar10 --seeds 0
+
+        fedskew reproduce fedvls-table1 --rows mnist,dir0.05,fedavg,fedvls --rounds 10
+    """
+    from fedskew.cli.progress import SweepProgressBar
+    from fedskew.cli.tables import comparison_table
+    from fedskew.papers import read_recipe
+    from fedskew.papers import reproduce as run_recipe
+
+    recipe = read_recipe(name)
+    chosen = recipe.rows if rows is None else recipe.choose(rows)
+    changed = changed_keys(changes, seeds, device, data_root)
+    console = Console()
+    with SweepProgressBar(console) as bar:
+        try:
+            done = run_recipe(
+                recipe,
+                chosen,
+                out,
+                changes=changed,
+                rounds=rounds,
+                processes=processes,
+                progress=bar,
+                command=_command(),
+            )
+        except KeyboardInterrupt:
+            bar.stop()
+            console.print("stopped; the same command goes on from here")
+            raise typer.Exit(130) from None
+    wide = console if console.is_terminal else Console(width=160)  # a log has no width to keep to
+    wide.print(Text(f"{recipe.paper}: {recipe.title}", style="bold"))
+    wide.print(comparison_table(done))
+    for note in done.notes:
+        wide.print(note, markup=False, highlight=False)
+    for file in done.files:
+        console.print(f"written: {file}", soft_wrap=True, markup=False, highlight=False)
+    for failure in done.failures:
+        Console(stderr=True, soft_wrap=True).print(f"failed: {failure}", markup=False, highlight=False, style="red")
+    if done.failures:
+        raise typer.Exit(1)
+
+
+def _command() -> str:
+    """Return the command line as typed, without the folder of the data sets, which is of this machine only."""
+    words = [word for word in sys.argv[1:] if not word.startswith("--data-root=")]
+    while "--data-root" in words:
+        at = words.index("--data-root")
+        del words[at : at + 2]
+    return shlex.join(["fedskew", *words])
