@@ -106,7 +106,7 @@ def test_the_app_is_the_config_and_the_agreement(config, tmp_path):
     assert components == {"serverapp": "federation.server:server", "clientapp": "federation.site:site"}
 
 
-def test_where_the_simulated_data_was_is_not_told(tmp_path):
+def test_where_the_simulations_data_was_is_not_disclosed(tmp_path):
     (tmp_path / "run.toml").write_text(CONFIG)
     folder = init(tmp_path / "run.toml", tmp_path / "fed", "--classes", "shoe,hat", "--shape", "3,32,32")
     written = [path.read_text() for path in folder.rglob("*") if path.is_file()]

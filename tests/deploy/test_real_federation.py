@@ -1,4 +1,4 @@
-"""Real processes on loopback, with TLS and node keys: the federation that was simulated, and what befalls real ones."""
+"""Real processes on local, with TLS and node keys: they train what was simulated, and survive faults."""
 
 from __future__ import annotations
 
@@ -34,44 +34,44 @@ def real(federation: Federated) -> Iterator[LocalFederation]:
         own = {"state": "state", "data": {"name": "npz", "root": str(federation.folder / name / "own.npz")}}
         (folder / "sites" / name / "data.toml").write_text(tomli_w.dumps(own))
     os.environ["OMP_NUM_THREADS"] = "1"
-    with LocalFederation(folder, port, NAMES) as loopback:
-        yield loopback
+    with LocalFederation(folder, port, NAMES) as local:
+        yield local
 
 
-def rewrite(loopback: LocalFederation, config: dict[str, Any]) -> None:
-    (loopback.folder / "app" / "run.toml").write_text(tomli_w.dumps(resolve(config).tree()))
+def rewrite(local: LocalFederation, config: dict[str, Any]) -> None:
+    (local.folder / "app" / "run.toml").write_text(tomli_w.dumps(resolve(config).tree()))
 
 
-def run_folder(loopback: LocalFederation) -> Path | None:
+def run_folder(local: LocalFederation) -> Path | None:
     """The newest run's."""
-    found = sorted((loopback.folder / "server" / "runs").glob("*"), key=lambda path: path.stat().st_ctime)
+    found = sorted((local.folder / "server" / "runs").glob("*"), key=lambda path: path.stat().st_ctime)
     return found[-1] if found else None
 
 
-def rounds(loopback: LocalFederation) -> list[dict[str, Any]]:
-    folder = run_folder(loopback)
+def rounds(local: LocalFederation) -> list[dict[str, Any]]:
+    folder = run_folder(local)
     if folder is None or not (folder / "rounds.jsonl").exists():
         return []
     return [json.loads(line) for line in (folder / "rounds.jsonl").read_text().split("\n")[:-1]]
 
 
-def until(done: Callable[[], Any], seconds: float, loopback: LocalFederation) -> None:
+def until(done: Callable[[], Any], seconds: float, local: LocalFederation) -> None:
     deadline = time.monotonic() + seconds
     while not done():
-        assert time.monotonic() < deadline, loopback.log("run").read_text()[-3000:]
+        assert time.monotonic() < deadline, local.log("run").read_text()[-3000:]
         time.sleep(0.2)
 
 
-def agree(loopback: LocalFederation, federation: Federated, config: dict[str, Any]) -> None:
+def assert_as_simulated(local: LocalFederation, federation: Federated, config: dict[str, Any]) -> None:
     """Train it for real and in the simulator: the same cohorts, weights and model."""
     whole = resolve({**config, "data": {"name": "npz", "root": str(federation.folder / "whole.npz")}})
-    rewrite(loopback, config)
-    loopback.wait("run", loopback.run(), 240)
-    folder = run_folder(loopback)
+    rewrite(local, config)
+    local.wait("run", local.run(), 240)
+    folder = run_folder(local)
     assert folder is not None
     aside = federation.folder / f"simulated-{folder.name}"
     simulated = make_training_loop(whole, 3, aside).run()
-    deployed = rounds(loopback)
+    deployed = rounds(local)
     assert [record["round"] for record in deployed] == [record["round"] for record in simulated.rounds]
     for here, there in zip(simulated.rounds, deployed, strict=True):
         assert there["cohort"] == here["cohort"]
@@ -90,23 +90,23 @@ def config_of(method: Any, **training: Any) -> dict[str, Any]:
 def test_fedavg_and_scaffold_train_for_real_what_was_simulated(tmp_path: Path) -> None:
     patient = {"start_timeout": 120.0, "round_timeout": 120.0}
     federation = federate(tmp_path, config_of("fedavg"), evaluation="none", **patient)  # an exchange takes seconds
-    with real(federation) as loopback:
-        agree(loopback, federation, config_of("fedavg"))
-        agree(loopback, federation, config_of("scaffold"))
+    with real(federation) as local:
+        assert_as_simulated(local, federation, config_of("fedavg"))
+        assert_as_simulated(local, federation, config_of("scaffold"))
 
 
 @pytest.mark.faults
 def test_other_methods_train_for_real_what_was_simulated(tmp_path: Path) -> None:
     federation = federate(tmp_path, config_of("fedavg"), start_timeout=120.0, round_timeout=120.0)
-    with real(federation) as loopback:
-        agree(loopback, federation, config_of("fedentopt+fedla", participation=0.67))
-        agree(loopback, federation, config_of(FEDPALS))
-        agree(loopback, federation, config_of("fedvls", participation=0.67))
+    with real(federation) as local:
+        assert_as_simulated(local, federation, config_of("fedentopt+fedla", participation=0.67))
+        assert_as_simulated(local, federation, config_of(FEDPALS))
+        assert_as_simulated(local, federation, config_of("fedvls", participation=0.67))
 
 
-def kill(loopback: LocalFederation, name: str, how: signal.Signals) -> None:
+def kill(local: LocalFederation, name: str, how: signal.Signals) -> None:
     """A signal to a site's SuperNode and to all that it started."""
-    leader = psutil.Process(loopback.processes[name].pid)
+    leader = psutil.Process(local.processes[name].pid)
     for process in [*leader.children(recursive=True), leader]:
         with suppress(psutil.NoSuchProcess):
             process.send_signal(how)
@@ -115,94 +115,94 @@ def kill(loopback: LocalFederation, name: str, how: signal.Signals) -> None:
 @pytest.mark.faults
 def test_a_site_killed_in_mid_round_costs_its_update_and_may_rejoin(tmp_path: Path) -> None:
     federation = federate(tmp_path, config_of("scaffold", rounds=40), start_timeout=120.0, round_timeout=120.0)
-    with real(federation) as loopback:
-        run = loopback.run()
-        until(lambda: len(rounds(loopback)) >= 2, 120, loopback)
+    with real(federation) as local:
+        run = local.run()
+        until(lambda: len(rounds(local)) >= 2, 120, local)
         time.sleep(1.5)  # round 2 has been asked for
-        kill(loopback, "birch", signal.SIGKILL)
-        until(lambda: 1 not in rounds(loopback)[-1]["answered"], 180, loopback)
-        lost = rounds(loopback)[-1]
+        kill(local, "birch", signal.SIGKILL)
+        until(lambda: 1 not in rounds(local)[-1]["answered"], 180, local)
+        lost = rounds(local)[-1]
         assert sorted(lost["answered"]) == [0, 2]
         deployment = lost["deployment"]
         assert "birch" in {*deployment["failed"], *deployment["silent"], *deployment["offline"]}
 
         def again() -> bool:
-            """Until the SuperLink has forgotten the dead one, it refuses its key; whoever keeps it running retries."""
-            if loopback.processes["birch"].poll() is not None:
-                loopback.start_site("birch")
+            """Start the site again until the SuperLink, which refuses its key while it counts as online, accepts it."""
+            if local.processes["birch"].poll() is not None:
+                local.start_site("birch")
                 time.sleep(5)
-            return 1 in rounds(loopback)[-1]["answered"]
+            return 1 in rounds(local)[-1]["answered"]
 
-        loopback.processes["birch"].wait(10)
-        until(again, 240, loopback)
+        local.processes["birch"].wait(10)
+        until(again, 240, local)
         assert run.poll() is None
 
 
 @pytest.mark.faults
 def test_a_site_that_never_answers_is_waited_for_only_so_long(tmp_path: Path) -> None:
     federation = federate(tmp_path, config_of("fedavg", rounds=40), start_timeout=120.0, round_timeout=20.0)
-    with real(federation) as loopback:
-        run = loopback.run()
-        until(lambda: len(rounds(loopback)) >= 2, 120, loopback)
-        kill(loopback, "cedar", signal.SIGSTOP)
+    with real(federation) as local:
+        run = local.run()
+        until(lambda: len(rounds(local)) >= 2, 120, local)
+        kill(local, "cedar", signal.SIGSTOP)
         try:
-            until(lambda: rounds(loopback)[-1]["deployment"]["silent"] == ["cedar"], 120, loopback)
-            silent = next(record for record in rounds(loopback)[1:] if record["deployment"]["silent"])
+            until(lambda: rounds(local)[-1]["deployment"]["silent"] == ["cedar"], 120, local)
+            silent = next(record for record in rounds(local)[1:] if record["deployment"]["silent"])
             assert sorted(silent["answered"]) == [0, 1]
             assert 18 < silent["seconds"] < 40
         finally:
-            kill(loopback, "cedar", signal.SIGCONT)
-        until(lambda: 2 in rounds(loopback)[-1]["answered"], 120, loopback)
+            kill(local, "cedar", signal.SIGCONT)
+        until(lambda: 2 in rounds(local)[-1]["answered"], 120, local)
         assert run.poll() is None
 
 
 @pytest.mark.faults
 def test_all_gone_leaves_the_model_waits_and_says_so(tmp_path: Path) -> None:
     federation = federate(tmp_path, config_of("fedavg", rounds=5), start_timeout=120.0, round_timeout=30.0)
-    with real(federation) as loopback:
-        run = loopback.run()
-        until(lambda: len(rounds(loopback)) >= 2, 120, loopback)
-        loopback.end(list(NAMES))
+    with real(federation) as local:
+        run = local.run()
+        until(lambda: len(rounds(local)) >= 2, 120, local)
+        local.end(list(NAMES))
         waits = "no site is connected; the model stays as after round"
-        until(lambda: waits in loopback.log("run").read_text(), 120, loopback)
-        played = len(rounds(loopback))
+        until(lambda: waits in local.log("run").read_text(), 120, local)
+        played = len(rounds(local))
         time.sleep(6)
-        assert len(rounds(loopback)) == played
+        assert len(rounds(local)) == played
         for name in NAMES:
-            loopback.start_site(name)
-        loopback.wait("run", run, 240)
-        assert [record["round"] for record in rounds(loopback)] == [0, 1, 2, 3, 4, 5]
-        assert sorted(rounds(loopback)[-1]["answered"]) == [0, 1, 2]
+            local.start_site(name)
+        local.wait("run", run, 240)
+        assert [record["round"] for record in rounds(local)] == [0, 1, 2, 3, 4, 5]
+        assert sorted(rounds(local)[-1]["answered"]) == [0, 1, 2]
 
 
 @pytest.mark.faults
 def test_superlink_and_serverapp_killed_and_started_again_go_on_at_their_round(tmp_path: Path) -> None:
     federation = federate(tmp_path, config_of("scaffold", rounds=4), start_timeout=120.0, round_timeout=120.0)
-    with real(federation) as loopback:
-        first = loopback.run()
-        until(lambda: len(rounds(loopback)) >= 3, 120, loopback)
-        loopback.end(["superlink"], signal.SIGKILL)
+    with real(federation) as local:
+        first = local.run()
+        until(lambda: len(rounds(local)) >= 3, 120, local)
+        local.end(["superlink"], signal.SIGKILL)
         first.wait(120)
-        loopback.end(["run"])
-        before = rounds(loopback)
+        local.end(["run"])
+        before = rounds(local)
         assert before[-1]["round"] < 4
-        loopback.start_server()
+        local.start_server()
         time.sleep(5)
-        # The same as `agree`, but the run is there already.
-        agree(loopback, federation, config_of("scaffold", rounds=4))
-        assert rounds(loopback)[: len(before)] == before
-        queries = json.loads((run_folder(loopback) / "deployment.json").read_text())  # type: ignore[operator]
+        # The run is resumed, and agrees with one that never stopped.
+        assert_as_simulated(local, federation, config_of("scaffold", rounds=4))
+        assert rounds(local)[: len(before)] == before
+        queries = json.loads((run_folder(local) / "deployment.json").read_text())  # type: ignore[operator]
         assert set(queries["sites"]) == set(NAMES)
 
 
 @pytest.mark.faults
-def test_a_site_with_other_classes_than_agreed_is_told_apart(tmp_path: Path) -> None:
+def test_a_site_with_other_classes_than_agreed_is_left_out(tmp_path: Path) -> None:
     federation = federate(tmp_path, config_of("fedavg", rounds=1), start_timeout=20.0, round_timeout=60.0)
     own = dict(np.load(tmp_path / "cedar" / "own.npz"))
     own["y"] = np.where(own["y"] == 9, 42, own["y"])
     np.savez(tmp_path / "cedar" / "own.npz", **own)
-    with real(federation) as loopback:
-        loopback.wait("run", loopback.run(), 180)
-        assert sorted(rounds(loopback)[1]["answered"]) == [0, 1]
-        assert "cedar did not report its label counts" in loopback.log("run").read_text()
-        assert "class '42' is not one of the federation's classes" in loopback.log("cedar").read_text()
+    with real(federation) as local:
+        local.wait("run", local.run(), 180)
+        assert sorted(rounds(local)[1]["answered"]) == [0, 1]
+        assert "cedar did not report its label counts" in local.log("run").read_text()
+        assert "class '42' is not one of the federation's classes" in local.log("cedar").read_text()

@@ -119,7 +119,7 @@ def test_a_site_that_is_gone_costs_its_update_only_and_may_come_back(tmp_path: P
     assert sorted(records[3]["answered"]) == [0, 1, 2]
 
 
-def test_nobody_there_leaves_the_model_and_plays_no_round(
+def test_no_connected_site_leaves_the_model_and_plays_no_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
     federation = federate(tmp_path, tree("fedavg", rounds=2))
@@ -172,7 +172,7 @@ def test_a_server_killed_in_a_round_goes_on_at_it_and_no_round_counts_twice(tmp_
     assert len(queries) == len(NAMES)
 
 
-def test_what_a_site_keeps_of_an_uncounted_round_is_not_believed(tmp_path: Path) -> None:
+def test_a_sites_state_of_an_uncounted_round_is_discarded(tmp_path: Path) -> None:
     """SCAFFOLD's control variate of a refused round must not outlive it: as if the site had been away."""
     refused, away = federate(tmp_path / "refused", tree("scaffold")), federate(tmp_path / "away", tree("scaffold"))
     grid = refused.grid()
@@ -196,7 +196,7 @@ def test_what_a_site_keeps_of_an_uncounted_round_is_not_believed(tmp_path: Path)
         np.testing.assert_array_equal(model(refused.run_folder)[name], values)
 
 
-def test_a_site_that_comes_late_tells_its_counts_then_and_joins(tmp_path: Path) -> None:
+def test_a_site_that_connects_late_reports_its_counts_then_and_joins(tmp_path: Path) -> None:
     federation = federate(tmp_path, tree("fedavg"), start_timeout=0.1)
     grid = federation.grid()
     grid.offline.add(federation.node("cedar"))
@@ -215,7 +215,7 @@ def test_a_site_that_comes_late_tells_its_counts_then_and_joins(tmp_path: Path) 
     assert written.counts.sum(axis=1).tolist() == [150, 90, 210]
 
 
-def test_two_nodes_of_one_name_are_neither(tmp_path: Path) -> None:
+def test_two_nodes_of_one_name_are_not_used(tmp_path: Path) -> None:
     federation = federate(tmp_path, tree("fedavg", rounds=1), start_timeout=0.1)
     grid = federation.grid()
     grid.apps[5] = grid.apps[federation.node("ash")]
@@ -250,9 +250,9 @@ def test_noisy_counts_are_drawn_once_and_stored_with_their_epsilon(tmp_path: Pat
     federation = federate(tmp_path, tree("fedentopt+fedla", rounds=2, participation=0.67), **agreed)
     federation.run(federation.grid()).run(resume=True)
     kept = json.loads((federation.run_folder / "deployment.json").read_text())
-    told = np.array([kept["sites"][name]["counts"] for name in NAMES])
-    assert (told >= 0).all()
-    assert (told != np.round(told)).any()
+    reported = np.array([kept["sites"][name]["counts"] for name in NAMES])
+    assert (reported >= 0).all()
+    assert (reported != np.round(reported)).any()
     assert kept["sites"]["ash"]["epsilon"] == 0.5
     again = federation.run_folder.with_name("again")
     (federation.run_folder).rename(again)

@@ -125,7 +125,7 @@ def no_images(folder: Path) -> None:
 
 
 def unreadable_image(folder: Path) -> None:
-    (folder / "images" / "train" / "hat" / "0.png").write_text("not a picture")
+    (folder / "images" / "train" / "hat" / "0.png").write_text("not an image")
 
 
 def no_agreement(folder: Path) -> None:

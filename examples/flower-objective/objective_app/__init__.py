@@ -1,1 +1,1 @@
-"""A Flower project that trains by an objective of fedskew."""
+"""A Flower project with an objective of fedskew."""

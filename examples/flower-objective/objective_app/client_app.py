@@ -1,4 +1,4 @@
-"""The client: fedskew's, which trains by FedVLS so that a node does not forget the classes that it lacks."""
+"""fedskew's client, training with FedVLS so that a node does not forget the classes that it lacks."""
 
 from __future__ import annotations
 

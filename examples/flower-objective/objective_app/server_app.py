@@ -1,4 +1,4 @@
-"""The server: Flower's own FedAvg, unchanged."""
+"""A stock Flower server with FedAvg."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Train, and say how it went."""
+    """Train, and print the accuracy of every round."""
     result = FedAvg().start(
         grid=grid,
         initial_arrays=ArrayRecord(make_network().state_dict()),

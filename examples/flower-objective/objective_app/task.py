@@ -1,4 +1,4 @@
-"""The network, and each node's share of scikit-learn's digits: node k of n holds the digits 10k/n to 10(k+1)/n."""
+"""The network, and each node's part of scikit-learn's digits: node k of n holds the digits 10k/n to 10(k+1)/n."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def make_network() -> nn.Module:
 
 
 def share(node: int, nodes: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Pixels and labels of one node, for training and for tests; the tests are of all digits."""
+    """Images and labels of one node for training, and for tests, which are of all digits."""
     digits = load_digits()
     pixels, labels = torch.tensor(digits.images, dtype=torch.float32)[:, None] / 16, torch.tensor(digits.target)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))

@@ -1,1 +1,1 @@
-"""A Flower project that takes its cohorts and weights from fedskew."""
+"""A Flower project with a selection and a weighting of fedskew."""

@@ -1,4 +1,4 @@
-"""A client as Flower's users write them, which also answers the one question that label-aware methods ask."""
+"""A stock Flower client that also replies to the query for label counts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ app = ClientApp()
 
 @app.query()
 def query(message: Message, context: Context) -> Message:
-    """How many samples of each class: what FedEntOpt chooses by and FedLA weighs by."""
+    """Report the number of samples of each class, which FedEntOpt and FedLA use."""
     _, labels, _, _ = _share(context)
     counts = torch.bincount(labels, minlength=CLASSES).tolist()
     return Message(RecordDict({"metrics": MetricRecord({"label-counts": counts})}), reply_to=message)
@@ -22,7 +22,7 @@ def query(message: Message, context: Context) -> Message:
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    """Two epochs of SGD."""
+    """Train for two epochs of SGD."""
     inputs, targets, _, _ = _share(context)
     model = make_network()
     model.load_state_dict(message.content["arrays"].to_torch_state_dict())
@@ -40,7 +40,7 @@ def train(message: Message, context: Context) -> Message:
 
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
-    """Accuracy on this node's test samples."""
+    """Measure the accuracy on this node's test samples."""
     _, _, inputs, targets = _share(context)
     model = make_network()
     model.load_state_dict(message.content["arrays"].to_torch_state_dict())

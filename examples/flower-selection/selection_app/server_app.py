@@ -1,4 +1,4 @@
-"""The server: Flower's own, but for the two lines that are marked."""
+"""A stock Flower server, except for the two marked lines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Train, and say how it went."""
+    """Train, and print the accuracy of every round."""
     chosen = strategy("fedentopt+fedla", participation=0.5)  # 2: was "FedAvg(fraction_train=0.5)"
     result = chosen.start(
         grid=grid,

@@ -1,5 +1,5 @@
 #!/bin/sh
-# On the server, once, while superlink.sh runs: from now on only these keys may join, each under its site's name.
+# On the server, once, while superlink.sh runs: register the sites' keys. No other keys may join.
 cd "$$(dirname "$$0")" || exit
 export FLWR_HOME="$$PWD/flower" FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
 for site in $SITES; do

@@ -1,4 +1,4 @@
-"""Flower's app for the server."""
+"""The federation's ServerApp."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Flower's app for every site."""
+"""The federation's ClientApp, the same for every site."""
 
 from pathlib import Path
 

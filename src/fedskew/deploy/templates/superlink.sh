@@ -1,5 +1,5 @@
 #!/bin/sh
-# On the server: what sites connect to. Keep it running; started again, it knows its sites and goes on.
+# On the server: the process that sites connect to. Keep it running; after a restart it still knows its sites.
 cd "$$(dirname "$$0")" || exit
 export FLWR_HOME="$$PWD/flower" FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
 mkdir -p flower && cat > flower/config.toml <<END || exit

@@ -1,4 +1,4 @@
-"""Real processes on loopback: `fedskew deploy local` from beginning to end, and who is turned away."""
+"""Real processes on loopback: `fedskew deploy local` from beginning to end, and which nodes are refused."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_whole_federation_in_one_command(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFederation]:
-    """A server that knows the keys of two sites, none of which is there."""
+    """A server at which the keys of two sites are registered, neither of which is connected."""
     folder, port = tmp_path_factory.mktemp("federation") / "fed", free_port()
     table = {"name": "folder", "root": "images"}
     write_federation(folder, resolve(LOCAL), Agreement.resolve(AGREED), Address("127.0.0.1", port), table)
@@ -101,7 +101,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFederation
 
 
 def join(federation: LocalFederation, name: str, *options: str) -> subprocess.Popen[bytes]:
-    """Somebody's SuperNode, with these options."""
+    """Start a SuperNode with these options."""
     script = federation.folder / f"{name}.sh"
     words = ["flower-supernode", "--superlink", f"127.0.0.1:{federation.port}", "--port", str(free_port()), *options]
     home = federation.folder / name
@@ -112,12 +112,12 @@ def join(federation: LocalFederation, name: str, *options: str) -> subprocess.Po
 
 
 def joined(federation: LocalFederation) -> int:
-    """How often a node was let in."""
+    """How often a node was accepted."""
     return federation.log("superlink").read_text().count("[Fleet.ActivateNode]")
 
 
 @pytest.mark.faults
-def test_a_registered_site_is_let_in_and_comes_back(server: LocalFederation) -> None:
+def test_a_registered_site_is_accepted_again_and_again(server: LocalFederation) -> None:
     for times in (1, 2):
         server.start_site("north")
         _until(lambda: joined(server) == times, 60)  # noqa: B023
@@ -125,7 +125,7 @@ def test_a_registered_site_is_let_in_and_comes_back(server: LocalFederation) -> 
 
 
 @pytest.mark.faults
-def test_an_unknown_key_is_turned_away(server: LocalFederation) -> None:
+def test_an_unknown_key_is_refused(server: LocalFederation) -> None:
     write_node_key(server.folder / "stranger" / "key")
     before = joined(server)
     ca, key = server.folder / "server" / "ca.crt", server.folder / "stranger" / "key"
@@ -136,7 +136,7 @@ def test_an_unknown_key_is_turned_away(server: LocalFederation) -> None:
 
 
 @pytest.mark.faults
-def test_a_node_without_a_key_is_turned_away(server: LocalFederation) -> None:
+def test_a_node_without_a_key_is_refused(server: LocalFederation) -> None:
     before = joined(server)
     process = join(server, "keyless", "--root-certificates", str(server.folder / "server" / "ca.crt"))
     assert process.wait(60) != 0
