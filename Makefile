@@ -1,17 +1,25 @@
-# Two commands for a newcomer: make demo, make test. Each makes .venv by itself.
+# Three commands for a newcomer: make demo, make check, make test. Each makes .venv by itself.
 PYTHON ?= python3
 BIN := .venv/bin
 # Test processes, each on one thread.
 JOBS ?= auto
 
-.PHONY: demo test test-all test-faults bench data docs lock
+.PHONY: demo lint check test test-all test-faults bench data docs lock
 demo: .venv/ready
 	$(BIN)/fedskew demo
 
-test: .venv/ready data
+# Style, imports (which package may know which) and types.
+lint: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
 	$(BIN)/mypy
+
+# For the edit loop: under two minutes.
+check: lint data
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) -m "not slow and not whole_product and not faults"
+
+test: lint data
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS)
 
 # Also the whole product of methods: half an hour more.
