@@ -8,7 +8,8 @@ import torch
 from fedskew.errors import ArgumentError
 from fedskew.hooks import RoundEnd
 from fedskew.local_steps import FedGF, FedSAM, StepSettings
-from fedskew.local_steps._fedgf import PERTURBED, SHARE, WINDOW
+
+PERTURBED, SHARE, WINDOW = "fedgf.perturbed", "fedgf.share", "fedgf.window"  # as in checkpoints
 
 G = torch.Generator().manual_seed(0)
 START = torch.randn(7, generator=G, dtype=torch.float64)

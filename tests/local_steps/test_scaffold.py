@@ -8,7 +8,8 @@ import torch
 from fedskew.errors import ArgumentError
 from fedskew.hooks import LocalEnd, RoundEnd
 from fedskew.local_steps import SGD, Scaffold, StepSettings
-from fedskew.local_steps._scaffold import CHANGE, CLIENT, SERVER
+
+SERVER, CLIENT, CHANGE = "scaffold.server", "scaffold.client", "scaffold.change"  # as in checkpoints
 
 ONE, TWO = Scaffold(option="one"), Scaffold()
 

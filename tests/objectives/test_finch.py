@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from fedskew.objectives._finch import coarsest_clusters
+from fedskew.objectives import coarsest_clusters
 
 
 def at(*degrees: float) -> np.ndarray:

@@ -10,8 +10,10 @@ import torch
 from fedskew.errors import ArgumentError, MissingPackageError
 from fedskew.hooks import LocalEnd, RoundEnd
 from fedskew.objectives import FPL, Batch, Context
-from fedskew.objectives._fpl import CLASSES, COUNTS, MEANS, VALUES, fpl_flat
-from fedskew.objectives.functional import fpl
+from fedskew.objectives.functional import fpl, fpl_flat
+
+VALUES, CLASSES = "fpl.prototypes", "fpl.classes"  # as in checkpoints and replies
+MEANS, COUNTS = "fpl.means", "fpl.counts"
 
 RNG = np.random.default_rng(9)
 FEATURES = RNG.normal(size=(7, 3))

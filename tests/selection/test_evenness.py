@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedskew.selection._evenness import TIE, even_cohort
+from fedskew.selection import TIE, even_cohort
 
 
 def anew(counts: np.ndarray, candidates: np.ndarray, size: int, first: int | None = None) -> list[int]:

@@ -13,7 +13,8 @@ from scipy import sparse
 from fedskew.errors import ArgumentError
 from fedskew.hooks import LocalEnd, RoundEnd
 from fedskew.weighting import AFL, Answered, afl_update
-from fedskew.weighting._afl import LOSS, WEIGHTS
+
+WEIGHTS, LOSS = "afl.weights", "afl.loss"  # as in checkpoints
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""How a client steps: the next parameters from the present ones and their gradient."""
+"""Local steps: how a client gets its next parameters from the present ones and their gradient."""
 
 from fedskew.local_steps._fedgf import FedGF
 from fedskew.local_steps._fedprox import FedProx

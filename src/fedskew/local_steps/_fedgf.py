@@ -4,13 +4,13 @@ Lee & Yoon, "Rethinking the Flat Minima Searching in Federated Learning", ICML 2
 
     client   p = theta + rho g / ||g||                          the client's own ascent, as in FedSAM
              theta <- SGD(theta, gradient(c w_p + (1 - c) p))
-    server   w_p = w + rho_g (w_old - w) / ||w_old - w||        uphill of the new model, along its last move
+    server   w_p = w + rho_g (w_old - w) / ||w_old - w||        back along the last move
              c = share of the last W rounds in which mean_k ||y_k - w_old|| > T_D
 
-Where clients drift far apart, c rises and the point is the server's; before the first move c is 0, and the step is
-FedSAM's. As in the authors' code, whose grid for T_D is 0.2 and 0.3 and whose launcher calls it `c_o`; the mean over
-those who answered is unweighted. The norms are those of all trainable parameters. The authors train 10,000 rounds with
-one local epoch, lr 0.01, weight decay 0.0004 and no momentum.
+Where clients drift far apart, c rises and the point moves towards the server's; before the first move c is 0, and the
+step is FedSAM's. This follows the authors' code, whose grid for T_D is 0.2 and 0.3 and whose launcher calls it `c_o`.
+The mean over the clients that replied is unweighted. The norms are those of all trainable parameters. The authors train
+10,000 rounds with one local epoch, lr 0.01, weight decay 0.0004 and no momentum.
 """
 
 from __future__ import annotations
@@ -34,9 +34,11 @@ PERTURBED, SHARE, WINDOW = "fedgf.perturbed", "fedgf.share", "fedgf.window"
 class FedGF(Hooks):
     """SGD along the gradient at a point between the client's ascent and the server's.
 
-    `rho`: reach of the client's ascent, 0.02, 0.05 or 0.1 in the authors' scripts; `server_rho`: of the server's, `rho`
-    where None; `window`: rounds that c looks back (W); `threshold`: distance from the sent model above which a round
-    counts as divergent (T_D).
+    Attributes:
+        rho: Length of the client's ascent; 0.02, 0.05 or 0.1 in the authors' scripts.
+        server_rho: Length of the server's ascent; `rho` where None.
+        window: Number of rounds that c looks back (W).
+        threshold: Mean distance from the sent model above which a round counts as divergent (T_D).
     """
 
     paper: ClassVar[str] = "Lee & Yoon, ICML 2024"
@@ -48,13 +50,13 @@ class FedGF(Hooks):
     threshold: NonNegative = 0.3
 
     def init(self, settings: StepSettings) -> Tensor | None:
-        """See `momentum_buffer`."""
+        """Return an SGD momentum buffer of zeros, or None without momentum."""
         return momentum_buffer(settings)
 
     def step(
         self, parameters: Tensor, gradient: Gradient, carried: Tensor | None, settings: StepSettings
     ) -> tuple[Tensor, Tensor | None]:
-        """One step along the gradient at the point between; no argument is written to."""
+        """Take a step along the gradient at the interpolated point; no argument is written to."""
         ascended = ascend(parameters, gradient, self.rho)
         point = torch.lerp(ascended, settings.broadcast[PERTURBED], settings.broadcast[SHARE])
         return descend(parameters, gradient(point), carried, settings)

@@ -5,7 +5,7 @@ Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020: the l
     (mu / 2) ||theta - w||^2        so that        g <- g + mu (theta - w)
 
 over all trainable parameters, before momentum. Some federated benchmarks don't square the norm (a pull of constant
-size, undefined at the start); the paper does, and so do we.
+size, undefined at the start); the paper and this implementation do.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from fedskew.parameters import NonNegative, component
 class FedProx:
     """SGD on the objective plus `mu / 2` times the squared distance from the sent parameters.
 
-    `mu` is 0.01 in the FedVLS paper and 0.0001 in FedEntOpt's; the original searches 0.001 to 1.
+    Attributes:
+        mu: Strength of the pull; 0.01 in the FedVLS paper and 0.0001 in FedEntOpt's; the original searches 0.001 to 1.
     """
 
     paper: ClassVar[str] = "Li et al., MLSys 2020"
@@ -32,12 +33,12 @@ class FedProx:
     mu: NonNegative = 0.01
 
     def init(self, settings: StepSettings) -> Tensor | None:
-        """See `momentum_buffer`."""
+        """Return an SGD momentum buffer of zeros, or None without momentum."""
         return momentum_buffer(settings)
 
     def step(
         self, parameters: Tensor, gradient: Gradient, carried: Tensor | None, settings: StepSettings
     ) -> tuple[Tensor, Tensor | None]:
-        """One step along the gradient at `parameters` plus the proximal pull; no argument is written to."""
+        """Take a step along the gradient at `parameters` plus the proximal pull; no argument is written to."""
         pulled = torch.add(gradient(parameters), parameters - settings.start, alpha=self.mu)
         return descend(parameters, pulled, carried, settings)

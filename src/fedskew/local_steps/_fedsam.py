@@ -1,4 +1,4 @@
-"""FedSAM: step along the gradient at the worst point nearby, to find flatter minima.
+"""FedSAM: step along the gradient at the worst nearby point, to find flatter minima.
 
 Qu et al., "Generalized Federated Learning via Sharpness Aware Minimization", ICML 2022.
 
@@ -23,7 +23,7 @@ from fedskew.parameters import NonNegative, component
 
 
 def ascend(parameters: Tensor, gradient: Gradient, rho: float) -> Tensor:
-    """The parameters at distance `rho` uphill, `(parameters,)`; they themselves where the gradient is zero."""
+    """The parameters moved by `rho` along the gradient, shape `(parameters,)`; unchanged where it is zero."""
     uphill = gradient(parameters)
     reach: Tensor = rho / (torch.linalg.vector_norm(uphill) + 1e-7)
     return parameters + reach * uphill
@@ -31,7 +31,11 @@ def ascend(parameters: Tensor, gradient: Gradient, rho: float) -> Tensor:
 
 @component
 class FedSAM:
-    """SGD along the gradient at distance `rho` uphill. `rho` is 0.1 in the FedVLS paper."""
+    """SGD along the gradient at the point a distance `rho` uphill.
+
+    Attributes:
+        rho: Length of the ascent; 0.1 in the FedVLS paper.
+    """
 
     paper: ClassVar[str] = "Qu et al., ICML 2022"
     cost: ClassVar[Cost] = Cost(forward=1, backward=1)
@@ -39,11 +43,11 @@ class FedSAM:
     rho: NonNegative = 0.1
 
     def init(self, settings: StepSettings) -> Tensor | None:
-        """See `momentum_buffer`."""
+        """Return an SGD momentum buffer of zeros, or None without momentum."""
         return momentum_buffer(settings)
 
     def step(
         self, parameters: Tensor, gradient: Gradient, carried: Tensor | None, settings: StepSettings
     ) -> tuple[Tensor, Tensor | None]:
-        """One step along the gradient at the perturbed parameters; no argument is written to."""
+        """Take a step along the gradient at the perturbed parameters; no argument is written to."""
         return descend(parameters, gradient(ascend(parameters, gradient, self.rho)), carried, settings)

@@ -1,11 +1,13 @@
-"""SCAFFOLD: steps corrected by how the client's gradient differs from everybody's.
+"""SCAFFOLD: steps corrected by how a client's gradient differs from the mean of all clients' gradients.
 
 Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", ICML 2020, algorithm 1.
 
-    g  <- g - c_k + c                                                   at every local step
-    c_k <- gradient of the client's objective at w                      option I, one more pass over its samples
-    c_k <- c_k - c + (w - y_k) / (a(tau_k, rho) lr)                     option II
-    c  <- c + 1/K sum over those who answered of the changes of c_k     K: all clients
+    g   <- g - c_k + c                                   every local step
+    c_k <- gradient of the client's objective at w       option I
+    c_k <- c_k - c + (w - y_k) / (a(tau_k, rho) lr)      option II
+    c   <- c + (sum of the changes of c_k) / K           K: number of all clients
+
+The last sum is over the clients that replied. Option I costs one more pass over a client's samples.
 
 All control variates begin at zero. The paper has plain SGD, where a(tau, 0) = tau. With momentum rho a local training
 adds up to a(tau, rho) gradients (`fedskew.momentum`), so that, with the correction inside the gradient, dividing by tau
@@ -39,8 +41,11 @@ SERVER, CLIENT, CHANGE = "scaffold.server", "scaffold.client", "scaffold.change"
 class Scaffold(Hooks):
     """SGD along the gradient minus the client's control variate plus the server's.
 
-    `option`: how a client renews its own, "two" from its steps (the paper's choice) or "one" from a gradient over all
-    of its samples at the sent model. A client that took no step keeps its own.
+    A client that took no step keeps its control variate.
+
+    Attributes:
+        option: How a client renews its control variate: "two" from its steps (the paper's choice), or "one" from the
+            gradient over all of its samples at the sent model.
     """
 
     paper: ClassVar[str] = "Karimireddy et al., ICML 2020"
@@ -56,13 +61,13 @@ class Scaffold(Hooks):
     option: Literal["one", "two"] = "two"
 
     def init(self, settings: StepSettings) -> Tensor | None:
-        """See `momentum_buffer`."""
+        """Return an SGD momentum buffer of zeros, or None without momentum."""
         return momentum_buffer(settings)
 
     def step(
         self, parameters: Tensor, gradient: Gradient, carried: Tensor | None, settings: StepSettings
     ) -> tuple[Tensor, Tensor | None]:
-        """One step along the corrected gradient at `parameters`; no argument is written to."""
+        """Take a step along the corrected gradient at `parameters`; no argument is written to."""
         corrected = gradient(parameters) - settings.client[CLIENT] + settings.broadcast[SERVER]
         return descend(parameters, corrected, carried, settings)
 

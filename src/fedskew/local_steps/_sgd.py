@@ -45,7 +45,7 @@ class SGD:
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
 
     def init(self, settings: StepSettings) -> Tensor | None:
-        """See `momentum_buffer`."""
+        """Return an SGD momentum buffer of zeros, or None without momentum."""
         return momentum_buffer(settings)
 
     def step(

@@ -1,4 +1,4 @@
-"""What a client minimises: one classification loss plus weighted terms."""
+"""Objectives: what a client minimises, one classification loss plus weighted terms."""
 
 from fedskew.hooks import Batch
 from fedskew.objectives._cross_entropy import CrossEntropy
@@ -10,7 +10,7 @@ from fedskew.objectives._fedmr import FedMR
 from fedskew.objectives._fedntd import FedNTD
 from fedskew.objectives._fedrs import FedRS
 from fedskew.objectives._fedvls import FedVLSCalibration, Suppression, VacantDistillation
-from fedskew.objectives._fpl import FPL
+from fedskew.objectives._fpl import FPL, coarsest_clusters
 from fedskew.objectives._moon import MOON
 from fedskew.objectives._protocol import Context, Loss, Objective
 
@@ -51,4 +51,5 @@ __all__ = [
     "Objective",
     "Suppression",
     "VacantDistillation",
+    "coarsest_clusters",
 ]

@@ -19,10 +19,18 @@ from fedskew.parameters import component
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Mean cross-entropy over the real rows, 0-d.
+    """Mean cross-entropy.
 
-    `logits`: `(batch, classes)`; `targets`: `(batch,)` int64; `mask`: `(batch,)` bool, True at real rows.
-    Raises ArgumentError for a wrong shape or dtype.
+    Args:
+        logits: Logits, shape `(batch, classes)`.
+        targets: Class ids, shape `(batch,)`, int64.
+        mask: True at real rows, shape `(batch,)`, bool.
+
+    Returns:
+        The mean over the real rows, 0-d.
+
+    Raises:
+        ArgumentError: A wrong shape or dtype.
     """
     check_outputs("logits", logits, mask)
     check_targets(targets, logits, "logits")

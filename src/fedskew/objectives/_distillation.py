@@ -36,11 +36,20 @@ def distillation(
     classes: Tensor | None = None,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """Divergence from the teacher among some classes, mean over the real rows, 0-d.
+    """Divergence from the teacher among some classes.
 
-    `logits`, `teacher_logits`: `(batch, classes)`, the teacher gets no gradient; `classes`: class ids, 1-D int64, or a
-    bool mask, `(classes,)`; all where None, and 0 where it names none; `mask`: `(batch,)` bool, True at real rows.
-    Raises ArgumentError for a wrong shape or dtype, or a temperature not above 0.
+    Args:
+        logits: Logits, shape `(batch, classes)`.
+        teacher_logits: The teacher's logits, shape `(batch, classes)`; they get no gradient.
+        temperature: Divides both models' logits.
+        classes: Class ids, 1-D int64, or a bool mask of shape `(classes,)`; None: all classes.
+        mask: True at real rows, shape `(batch,)`, bool.
+
+    Returns:
+        The mean over the real rows, 0-d; 0 where `classes` names none.
+
+    Raises:
+        ArgumentError: A wrong shape or dtype, or a temperature not above 0.
     """
     check_outputs("logits", logits, mask)
     check_same("teacher_logits", teacher_logits, logits)
@@ -53,7 +62,11 @@ def distillation(
 
 @component
 class FedKD:
-    """Distillation from the sent model over all classes. The FedVLS comparison takes weight 0.1 and temperature 1."""
+    """Distillation from the sent model over all classes. The FedVLS comparison has weight 0.1 and temperature 1.
+
+    Attributes:
+        temperature: Divides both models' logits.
+    """
 
     temperature: Positive = 1.0
 
@@ -69,7 +82,11 @@ class FedKD:
 
 @component
 class FedEKD:
-    """Distillation from the sent model over the classes that the client holds. Weight and temperature as for FedKD."""
+    """Distillation from the sent model over the classes that the client holds. Weight and temperature as for FedKD.
+
+    Attributes:
+        temperature: Divides both models' logits.
+    """
 
     temperature: Positive = 1.0
 

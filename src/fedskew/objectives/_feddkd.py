@@ -1,4 +1,4 @@
-"""FedDKD: distillation split into the true class against the rest, and the rest among themselves.
+"""FedDKD: distillation split into the true class against the others, and the others among themselves.
 
 Zhao et al., "Decoupled Knowledge Distillation", CVPR 2022; as a federated term, the FedVLS paper's table 13.
 
@@ -43,11 +43,22 @@ def decoupled_distillation(
     rest_weight: float = 1.0,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """DKD's two terms, weighted, without cross-entropy, mean over the real rows, 0-d.
+    """DKD's two terms, weighted, without cross-entropy.
 
-    `logits`, `teacher_logits`: `(batch, classes)`, the teacher gets no gradient; `targets`: `(batch,)` int64;
-    `target_weight`, `rest_weight`: the paper's alpha and beta; `mask`: `(batch,)` bool, True at real rows. Raises
-    ArgumentError for a wrong shape or dtype, a temperature not above 0, or a negative weight.
+    Args:
+        logits: Logits, shape `(batch, classes)`.
+        targets: Class ids, shape `(batch,)`, int64.
+        teacher_logits: The teacher's logits, shape `(batch, classes)`; they get no gradient.
+        temperature: Divides both models' logits.
+        target_weight: The paper's alpha.
+        rest_weight: The paper's beta.
+        mask: True at real rows, shape `(batch,)`, bool.
+
+    Returns:
+        The mean over the real rows, 0-d.
+
+    Raises:
+        ArgumentError: A wrong shape or dtype, a temperature not above 0, or a negative weight.
     """
     check_non_negative("target_weight", target_weight)
     check_non_negative("rest_weight", rest_weight)
@@ -61,7 +72,13 @@ def decoupled_distillation(
 
 @component
 class FedDKD:
-    """DKD's two terms from the sent model. The FedVLS comparison takes outer weight 0.1."""
+    """DKD's two terms from the sent model. The FedVLS comparison has the outer weight 0.1.
+
+    Attributes:
+        temperature: Divides both models' logits.
+        target_weight: Weight of the true class against the others (alpha).
+        rest_weight: Weight of the others among themselves (beta).
+    """
 
     temperature: Positive = 1.0
     target_weight: NonNegative = 1.0

@@ -5,8 +5,8 @@ Zhang et al., "Federated Learning with Label Distribution Skew via Logits Calibr
     L = mean_n  -log( e^{g_{n,y_n}} / sum_{c: n_c > 0} e^{g_{n,c}} ),    g_{n,c} = f_{n,c} - tau n_c^(-1/4)
 
 The paper's formula leaves the true class out of the denominator, which makes the loss unbounded below; public
-implementations keep it in, as we do (`exclude_target` gives the printed formula, for study). A class that the client
-lacks has an infinite margin: it is taken out of the softmax, so no gradient reaches its logit.
+implementations keep it in, as is done here (`exclude_target` gives the printed formula, for study). A class that the
+client lacks has an infinite margin: it is taken out of the softmax, so no gradient reaches its logit.
 """
 
 from __future__ import annotations
@@ -40,12 +40,21 @@ def fedlc(
     exclude_target: bool = False,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """FedLC's calibrated cross-entropy, mean over the real rows, 0-d.
+    """FedLC's calibrated cross-entropy.
 
-    `logits`: `(batch, classes)`; `targets`: `(batch,)` int64, of classes with a positive count (elsewhere the loss is
-    infinite); `counts`: the client's label counts, `(classes,)`, in the logits' dtype; `tau`: strength of the margin;
-    `exclude_target`: leave the true class out of the denominator, 0 where the client has no other class; `mask`:
-    `(batch,)` bool, True at real rows. Raises ArgumentError for a wrong shape or dtype, or a negative `tau`.
+    Args:
+        logits: Logits, shape `(batch, classes)`.
+        targets: Class ids, shape `(batch,)`, int64, of classes with a positive count (else the loss is infinite).
+        counts: The client's label counts, shape `(classes,)`, in the logits' dtype.
+        tau: Strength of the margin.
+        exclude_target: Leave the true class out of the denominator; 0 where the client has no other class.
+        mask: True at real rows, shape `(batch,)`, bool.
+
+    Returns:
+        The mean over the real rows, 0-d.
+
+    Raises:
+        ArgumentError: A wrong shape or dtype, or a negative `tau`.
     """
     check_outputs("logits", logits, mask)
     check_targets(targets, logits, "logits")
@@ -63,7 +72,12 @@ def fedlc(
 
 @component
 class FedLC:
-    """FedLC's calibrated cross-entropy. `tau` is 1 in the FedEntOpt paper, 0.5 in FedVLS's."""
+    """FedLC's calibrated cross-entropy.
+
+    Attributes:
+        tau: Strength of the margin; 1 in the FedEntOpt paper, 0.5 in FedVLS's.
+        exclude_target: Leave the true class out of the denominator, as the paper prints it.
+    """
 
     tau: NonNegative = 1.0
     exclude_target: bool = False

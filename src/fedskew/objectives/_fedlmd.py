@@ -1,4 +1,4 @@
-"""FedLMD: distil the sent model's view of the classes that the client holds few of.
+"""FedLMD: distil what the sent model says of the classes that the client has few samples of.
 
 Lu et al., "Federated Learning with Label-Masking Distillation", ACM Multimedia 2023.
 
@@ -43,11 +43,21 @@ def label_masking_distillation(
     temperature: float = 1.0,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """FedLMD's term, without cross-entropy, mean over the real rows, 0-d.
+    """FedLMD's term, without cross-entropy.
 
-    `logits`, `teacher_logits`: `(batch, classes)`, the teacher gets no gradient; `targets`: `(batch,)` int64; `counts`:
-    the client's label counts, `(classes,)`, in the logits' dtype; `mask`: `(batch,)` bool, True at real rows. Raises
-    ArgumentError for a wrong shape or dtype, or a temperature not above 0.
+    Args:
+        logits: Logits, shape `(batch, classes)`.
+        targets: Class ids, shape `(batch,)`, int64.
+        teacher_logits: The teacher's logits, shape `(batch, classes)`; they get no gradient.
+        counts: The client's label counts, shape `(classes,)`, in the logits' dtype.
+        temperature: Divides both models' logits.
+        mask: True at real rows, shape `(batch,)`, bool.
+
+    Returns:
+        The mean over the real rows, 0-d.
+
+    Raises:
+        ArgumentError: A wrong shape or dtype, or a temperature not above 0.
     """
     check_outputs("logits", logits, mask)
     check_targets(targets, logits, "logits")
@@ -63,7 +73,11 @@ def label_masking_distillation(
 
 @component
 class FedLMD:
-    """FedLMD's term. The authors run it with weight 1 and temperature 1; the FedVLS paper with weight 0.1."""
+    """FedLMD's term. The authors have weight 1 and temperature 1; the FedVLS paper has weight 0.1.
+
+    Attributes:
+        temperature: Divides both models' logits.
+    """
 
     temperature: Positive = 1.0
 

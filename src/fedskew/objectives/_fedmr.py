@@ -23,11 +23,20 @@ from fedskew.parameters import component
 
 
 def fedmr(features: Tensor, targets: Tensor, mask: Tensor | None = None) -> Tensor:
-    """FedMR's intra-class term, without cross-entropy, 0-d; 0 where no class has two samples.
+    """FedMR's intra-class term, without cross-entropy.
 
-    `features`: `(batch, dim)`, what the last linear layer receives; `targets`: `(batch,)` int64; `mask`: `(batch,)`
-    bool, True at real rows. It couples the rows of a batch, so it isn't a mean of single rows. Raises ArgumentError
-    for a wrong shape or dtype.
+    It couples the rows of a batch, so it is not a mean of single rows.
+
+    Args:
+        features: What the last linear layer receives, shape `(batch, dim)`.
+        targets: Class ids, shape `(batch,)`, int64.
+        mask: True at real rows, shape `(batch,)`, bool.
+
+    Returns:
+        The term, 0-d; 0 where no class has two samples.
+
+    Raises:
+        ArgumentError: A wrong shape or dtype.
     """
     check_outputs("features", features, mask)
     check_targets(targets, features, "features")
@@ -50,7 +59,7 @@ def fedmr(features: Tensor, targets: Tensor, mask: Tensor | None = None) -> Tens
 
 @component
 class FedMR:
-    """FedMR's intra-class term. Its size grows with the batch: take a small weight, 0.0001 to start with."""
+    """FedMR's intra-class term. It grows with the batch size: choose a small weight, 0.0001 to start with."""
 
     role: ClassVar[str] = "term"
     reads: ClassVar[frozenset[str]] = frozenset()

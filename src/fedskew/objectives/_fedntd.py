@@ -1,4 +1,4 @@
-"""FedNTD: distil the sent model's view of every class but the true one.
+"""FedNTD: distil what the sent model says of every class but the true one.
 
 Lee et al., "Preservation of the Global Knowledge by Not-True Distillation in Federated Learning", NeurIPS 2022.
 
@@ -33,10 +33,20 @@ from fedskew.parameters import Positive, component
 def not_true_distillation(
     logits: Tensor, targets: Tensor, teacher_logits: Tensor, temperature: float = 1.0, mask: Tensor | None = None
 ) -> Tensor:
-    """FedNTD's term, without cross-entropy, mean over the real rows, 0-d.
+    """FedNTD's term, without cross-entropy.
 
-    `logits`, `teacher_logits`: `(batch, classes)`, the teacher gets no gradient; `targets`: `(batch,)` int64; `mask`:
-    `(batch,)` bool, True at real rows. Raises ArgumentError for a wrong shape or dtype, or a temperature not above 0.
+    Args:
+        logits: Logits, shape `(batch, classes)`.
+        targets: Class ids, shape `(batch,)`, int64.
+        teacher_logits: The teacher's logits, shape `(batch, classes)`; they get no gradient.
+        temperature: Divides both models' logits.
+        mask: True at real rows, shape `(batch,)`, bool.
+
+    Returns:
+        The mean over the real rows, 0-d.
+
+    Raises:
+        ArgumentError: A wrong shape or dtype, or a temperature not above 0.
     """
     check_outputs("logits", logits, mask)
     check_targets(targets, logits, "logits")
@@ -50,7 +60,11 @@ def not_true_distillation(
 
 @component
 class FedNTD:
-    """FedNTD's term. The authors run it with weight 1 and temperature 1; the FedVLS paper with weight 0.1."""
+    """FedNTD's term. The authors have weight 1 and temperature 1; the FedVLS paper has weight 0.1.
+
+    Attributes:
+        temperature: Divides both models' logits.
+    """
 
     temperature: Positive = 1.0
 

@@ -1,4 +1,4 @@
-"""FedRS: a softmax that restrains the classes which the client lacks.
+"""FedRS: a softmax that restrains the classes that the client lacks.
 
 Li & Zhan, "FedRS: Federated Learning with Restricted Softmax for Label Distribution Non-IID Data", KDD 2021.
 
@@ -32,12 +32,21 @@ def fedrs(
     graded: bool = False,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """FedRS's restricted cross-entropy, mean over the real rows, 0-d.
+    """FedRS's restricted cross-entropy.
 
-    `logits`: `(batch, classes)`; `targets`: `(batch,)` int64; `counts`: the client's label counts, `(classes,)`, in the
-    logits' dtype; `alpha`: the scale of a missing class's logit, in [0, 1]; `graded`: the authors' code's scale, which
-    grows with the count; `mask`: `(batch,)` bool, True at real rows. Raises ArgumentError for a wrong shape or dtype,
-    or an `alpha` out of range.
+    Args:
+        logits: Logits, shape `(batch, classes)`.
+        targets: Class ids, shape `(batch,)`, int64.
+        counts: The client's label counts, shape `(classes,)`, in the logits' dtype.
+        alpha: Scale of a missing class's logit, in [0, 1].
+        graded: Use the scale of the authors' code, which grows with the count.
+        mask: True at real rows, shape `(batch,)`, bool.
+
+    Returns:
+        The mean over the real rows, 0-d.
+
+    Raises:
+        ArgumentError: A wrong shape or dtype, or an `alpha` out of range.
     """
     check_outputs("logits", logits, mask)
     check_targets(targets, logits, "logits")
@@ -54,7 +63,12 @@ def fedrs(
 
 @component
 class FedRS:
-    """FedRS's restricted cross-entropy. `alpha` is 0.5 in the FedEntOpt paper, 0.7 in FedVLS's."""
+    """FedRS's restricted cross-entropy.
+
+    Attributes:
+        alpha: Scale of a missing class's logit; 0.5 in the FedEntOpt paper, 0.7 in FedVLS's.
+        graded: Use the scale of the authors' code, which grows with the count.
+    """
 
     alpha: Share = 0.5
     graded: bool = False

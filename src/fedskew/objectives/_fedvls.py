@@ -1,17 +1,20 @@
-"""FedVLS: calibrate by the client's label prior, distil its vacant classes, hold back its logits.
+"""FedVLS: calibrate by the client's label prior, distil its vacant classes, suppress its logits.
 
 Guo et al., "Exploring Vacant Classes in Label-Skewed Federated Learning", AAAI 2025.
 
     L       = L_cal + 0.1 L_dis + 0.005 L_logit
-    L_cal   = mean_n  -log softmax(f_n + ln(p + eps))[y_n]                         p_c = n_c / n at the client
-    L_dis   = mean_n  KL( q^g_n || q_n )                                           softmax over vacant classes, n_c = 0
-    L_logit = sum_c p_c ( ln sum_n exp( 1[y_n != c] h_{n,c} ) - ln N )             "official"
-              sum_c p_c ln( 1/N sum_n 1[y_n != c] exp(f_{n,c}) )                   "printed"
-              with h = f - ln(p + eps) + ln(1/C + eps), sums over the batch of N
+    L_cal   = mean_n  -log softmax(f_n + ln(p + eps))[y_n]     p_c = n_c / n
+    L_dis   = mean_n  KL( q^g_n || q_n )                       over n_c = 0
+    L_logit = sum_c p_c ( ln sum_n exp( 1[y_n != c] h_{n,c} ) - ln N )
+              sum_c p_c ln( 1/N sum_n 1[y_n != c] exp(f_{n,c}) )
+              with h = f - ln(p + eps) + ln(1/C + eps)
+
+n_c are the client's label counts, q softmaxes over its vacant classes, and sums over n are over the batch of N. The
+first form of L_logit is "official", the second "printed".
 
 Where the authors' code and the paper differ:
 
-- the paper's eq. 3 prints L_dis with a minus sign; the code, and we, minimise the divergence.
+- the paper's eq. 3 prints L_dis with a minus sign; the code minimises the divergence, as is done here.
 - the paper gives L_logit weight 1, the code 0.005. At weight 1 the printed form pushes every logit of an observed class
   down with constant force, which nothing holds against, until the client predicts vacant classes. Hence 0.005.
 - the code's L_logit ("official", our default) uses prior-shifted logits, and its mask multiplies the exponent, so that
@@ -57,12 +60,21 @@ Form = Literal["official", "printed"]
 def fedvls_calibration(
     logits: Tensor, targets: Tensor, counts: Tensor, prior_eps: float = 1e-9, mask: Tensor | None = None
 ) -> Tensor:
-    """Cross-entropy on logits shifted by the log of the client's label prior (L_cal), mean over the real rows, 0-d.
+    """Cross-entropy on logits shifted by the log of the client's label prior (L_cal).
 
-    `logits`: `(batch, classes)`; `targets`: `(batch,)` int64; `counts`: the client's label counts, `(classes,)`, in the
-    logits' dtype; `prior_eps`: added to the prior inside the logarithm, 0 takes missing classes out of the softmax (a
-    target of such a class then has infinite loss); `mask`: `(batch,)` bool, True at real rows. Raises ArgumentError for
-    a wrong shape or dtype, or a negative `prior_eps`.
+    Args:
+        logits: Logits, shape `(batch, classes)`.
+        targets: Class ids, shape `(batch,)`, int64.
+        counts: The client's label counts, shape `(classes,)`, in the logits' dtype.
+        prior_eps: Added to the prior inside the logarithm; 0 takes missing classes out of the softmax (a target of such
+            a class then has infinite loss).
+        mask: True at real rows, shape `(batch,)`, bool.
+
+    Returns:
+        The mean over the real rows, 0-d.
+
+    Raises:
+        ArgumentError: A wrong shape or dtype, or a negative `prior_eps`.
     """
     check_outputs("logits", logits, mask)
     check_targets(targets, logits, "logits")
@@ -75,12 +87,19 @@ def fedvls_calibration(
 
 
 def fedvls_distillation(logits: Tensor, teacher_logits: Tensor, counts: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Divergence from the teacher among the client's vacant classes (L_dis), mean over the real rows, 0-d.
+    """Divergence from the teacher among the client's vacant classes (L_dis), at temperature 1.
 
-    Temperature 1; the teacher gets no gradient. Exactly 0, with zero gradient, where fewer than two classes are vacant.
+    Args:
+        logits: Logits, shape `(batch, classes)`.
+        teacher_logits: The teacher's logits, shape `(batch, classes)`; they get no gradient.
+        counts: The client's label counts, shape `(classes,)`, in the logits' dtype.
+        mask: True at real rows, shape `(batch,)`, bool.
 
-    `logits`, `teacher_logits`: `(batch, classes)`; `counts`: the client's label counts, `(classes,)`, in the logits'
-    dtype; `mask`: `(batch,)` bool, True at real rows. Raises ArgumentError for a wrong shape or dtype.
+    Returns:
+        The mean over the real rows, 0-d; exactly 0, with zero gradient, where fewer than two classes are vacant.
+
+    Raises:
+        ArgumentError: A wrong shape or dtype.
     """
     check_outputs("logits", logits, mask)
     check_same("teacher_logits", teacher_logits, logits)
@@ -99,16 +118,25 @@ def fedvls_suppression(
     prior_eps: float = 1e-9,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """The mean exponentiated logit that other classes' samples give each class, in logs, prior-weighted (L_logit), 0-d.
+    """Log-mean-exp of the logits that other classes' samples give each class, weighted by the prior (L_logit).
 
-    Without outer weight (the authors' code multiplies it by 0.005). It couples the rows of a batch, so it isn't a mean
-    of single rows. Classes that the client lacks are skipped, and in the printed form classes to which every real row
-    belongs.
+    It has no outer weight (the authors' code multiplies it by 0.005). It couples the rows of a batch, so it is not a
+    mean of single rows. Classes that the client lacks are skipped, and in the printed form classes to which every real
+    row belongs.
 
-    `logits`: `(batch, classes)`; `targets`: `(batch,)` int64; `counts`: the client's label counts, `(classes,)`, in the
-    logits' dtype; `form`: "official" (the authors' code) or "printed" (the paper's eq. 4 to 6); `prior_eps`: see
-    `fedvls_calibration`, official form only; `mask`: `(batch,)` bool, True at real rows. Raises ArgumentError for a
-    wrong shape or dtype, an unknown form, or a negative `prior_eps`.
+    Args:
+        logits: Logits, shape `(batch, classes)`.
+        targets: Class ids, shape `(batch,)`, int64.
+        counts: The client's label counts, shape `(classes,)`, in the logits' dtype.
+        form: "official" (the authors' code) or "printed" (the paper's eq. 4 to 6).
+        prior_eps: As in `fedvls_calibration`; official form only.
+        mask: True at real rows, shape `(batch,)`, bool.
+
+    Returns:
+        The term, 0-d.
+
+    Raises:
+        ArgumentError: A wrong shape or dtype, an unknown form, or a negative `prior_eps`.
     """
     check_outputs("logits", logits, mask)
     check_targets(targets, logits, "logits")
@@ -142,11 +170,24 @@ def fedvls(
     prior_eps: float = 1e-9,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """FedVLS's whole loss, the weighted sum of calibration, vacant distillation and suppression, 0-d.
+    """FedVLS's whole loss: the weighted sum of calibration, vacant distillation and suppression.
 
-    `distillation_weight` is 0.1 in the paper for MNIST and CIFAR-10, 0.5 for CIFAR-100 and TinyImageNet;
-    `suppression_weight` is the authors' code's 0.005 (the paper says 1; see the top of the file). Other arguments and
-    errors as in `fedvls_calibration`, `fedvls_distillation` and `fedvls_suppression`.
+    Args:
+        logits: Logits, shape `(batch, classes)`.
+        targets: Class ids, shape `(batch,)`, int64.
+        teacher_logits: The teacher's logits, shape `(batch, classes)`; they get no gradient.
+        counts: The client's label counts, shape `(classes,)`, in the logits' dtype.
+        distillation_weight: 0.1 in the paper for MNIST and CIFAR-10, 0.5 for CIFAR-100 and TinyImageNet.
+        suppression_weight: 0.005 in the authors' code; the paper says 1 (see the module's docstring).
+        form: As in `fedvls_suppression`.
+        prior_eps: As in `fedvls_calibration`.
+        mask: True at real rows, shape `(batch,)`, bool.
+
+    Returns:
+        The loss, 0-d.
+
+    Raises:
+        ArgumentError: A wrong shape or dtype, an unknown form, or a negative `prior_eps`.
     """
     calibration = fedvls_calibration(logits, targets, counts, prior_eps, mask)
     distillation = fedvls_distillation(logits, teacher_logits, counts, mask)
@@ -156,7 +197,11 @@ def fedvls(
 
 @component
 class FedVLSCalibration:
-    """FedVLS's L_cal: cross-entropy on logits shifted by the log of the client's label prior."""
+    """FedVLS's L_cal: cross-entropy on logits shifted by the log of the client's label prior.
+
+    Attributes:
+        prior_eps: Added to the prior inside the logarithm; 0 takes missing classes out of the softmax.
+    """
 
     prior_eps: NonNegative = 1e-9
 
@@ -185,9 +230,13 @@ class VacantDistillation:
 
 @component
 class Suppression:
-    """FedVLS's L_logit: hold back the logits that a class gets from other classes' samples.
+    """FedVLS's L_logit: suppress the logits that a class gets from other classes' samples.
 
-    The authors' code weighs it 0.005. "official" is that code's form, "printed" the paper's.
+    The authors' code weighs it 0.005.
+
+    Attributes:
+        form: "official" is the form of the authors' code, "printed" the paper's.
+        prior_eps: As in fedvls_calibration; official form only.
     """
 
     form: Form = "official"

@@ -14,17 +14,18 @@ of its clusters. Every round has the prototypes of the cohort before it, and the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedskew.components import Cost
-from fedskew.errors import ArgumentError
+from fedskew.errors import ArgumentError, MissingPackageError
 from fedskew.hooks import Batch, Hooks, LocalEnd, Named, RoundEnd
-from fedskew.objectives._finch import coarsest_clusters, finch
 from fedskew.objectives._protocol import Context
 from fedskew.objectives._tensors import (
     check_columns,
@@ -50,11 +51,20 @@ def fpl(
     temperature: float = 0.02,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """FPL's two terms, InfoNCE and squared distance, without cross-entropy, mean over the real rows, 0-d.
+    """FPL's two terms, InfoNCE and squared distance, without cross-entropy.
 
-    `features`: `(batch, dim)`; `targets`: `(batch,)` int64; `prototypes`: class id to its prototypes, `(count, dim)`,
-    in the features' dtype, without gradient; 0 where there is none; `mask`: `(batch,)` bool, True at real rows. Raises
-    ArgumentError for a wrong shape or dtype, a negative class id, or a temperature not above 0.
+    Args:
+        features: What the last linear layer receives, shape `(batch, dim)`.
+        targets: Class ids, shape `(batch,)`, int64.
+        prototypes: Prototypes by class id, shape `(count, dim)` each, in the features' dtype; they get no gradient.
+        temperature: Divides the cosines.
+        mask: True at real rows, shape `(batch,)`, bool.
+
+    Returns:
+        The mean over the real rows, 0-d; 0 where there is no prototype.
+
+    Raises:
+        ArgumentError: A wrong shape or dtype, a negative class id, or a temperature not above 0.
     """
     check_outputs("features", features, mask)
     known = sorted(prototypes)
@@ -100,6 +110,9 @@ class FPL(Hooks):
     """FPL's two terms, towards prototypes that the server clusters. The weight is 1 in the authors' code.
 
     It needs the extra `fpl`.
+
+    Attributes:
+        temperature: Divides the cosines.
     """
 
     temperature: Positive = 0.02
@@ -163,3 +176,33 @@ class FPL(Hooks):
             VALUES: torch.from_numpy(np.stack(values)).to(like),
             CLASSES: torch.from_numpy(np.array(classes, dtype=np.int64)).to(like.device),
         }
+
+
+def finch() -> Callable[..., Any]:
+    """The clustering function of its authors' package; MissingPackageError where it is not installed."""
+    try:
+        with warnings.catch_warnings(action="ignore"):  # it misses packages for millions of points
+            from finch import FINCH
+    except ImportError:
+        raise MissingPackageError("FPL clusters prototypes by finch-clust: pip install 'fedskew[fpl]'") from None
+    function: Callable[..., Any] = FINCH
+    return function
+
+
+def coarsest_clusters(points: NDArray[np.float32]) -> NDArray[np.int64]:
+    """Cluster points by FINCH (Sarfraz et al., CVPR 2019) with cosine distance.
+
+    Points are linked with their nearest neighbours, linked points make a cluster, and the clusters' means are clustered
+    again until one is left.
+
+    Args:
+        points: Shape `(points, dim)`, at least one.
+
+    Returns:
+        A cluster id from 0 for each point, shape `(points,)`: the last partition that is not one cluster; one cluster
+        where the first partition is that already.
+    """
+    if len(points) == 1:
+        return np.zeros(1, dtype=np.int64)
+    partitions, _, _ = finch()(points, distance="cosine", ensure_early_exit=False, verbose=False)
+    return np.asarray(partitions[:, -1], dtype=np.int64)

@@ -1,12 +1,13 @@
-"""MOON: pull a client's representation towards the sent model's and away from its own previous one.
+"""MOON: pull a client's representation towards the sent model's and away from its own previous model's.
 
 Li et al., "Model-Contrastive Federated Learning", CVPR 2021.
 
-    L = mean_n  -log( e^{cos(z, z_global) / tau} / (e^{cos(z, z_global) / tau} + e^{cos(z, z_previous) / tau}) )
+    L = mean_n  -log( e^{g / tau} / (e^{g / tau} + e^{p / tau}) )
+        g = cos(z, z_global),    p = cos(z, z_previous)
 
 z is the output of a projection head, encoder - linear d to d - ReLU - linear d to 256, which takes the place of the
 network's last hidden layer and is averaged with the rest, as in the authors' code (FedVLS's has linear d to d/2, ReLU,
-linear d/2 to 256). The sent and the previous model look in evaluation mode. At its first participation a client has no
+linear d/2 to 256). The sent and the previous model run in evaluation mode. At its first participation a client has no
 previous model: the term is 0, as in the authors' code (FedVLS's takes the client's random initialisation).
 """
 
@@ -35,11 +36,22 @@ from fedskew.parameters import Positive, component
 def moon(
     z: Tensor, z_global: Tensor, z_previous: Tensor, temperature: float = 0.5, mask: Tensor | None = None
 ) -> Tensor:
-    """MOON's model-contrastive term, without cross-entropy, mean over the real rows, 0-d.
+    """MOON's model-contrastive term, without cross-entropy.
 
-    `z`, `z_global`, `z_previous`: what the projection head gives in the client's model, the sent model and the client's
-    previous model, `(batch, dim)`; the latter two get no gradient. A zero vector has cosine 0 with everything. `mask`:
-    `(batch,)` bool, True at real rows. Raises ArgumentError for a wrong shape or dtype, or a temperature not above 0.
+    A zero vector has cosine 0 with everything.
+
+    Args:
+        z: Output of the projection head of the client's model, shape `(batch, dim)`.
+        z_global: The same of the sent model; it gets no gradient.
+        z_previous: The same of the client's previous model; it gets no gradient.
+        temperature: Divides the cosines (tau).
+        mask: True at real rows, shape `(batch,)`, bool.
+
+    Returns:
+        The mean over the real rows, 0-d.
+
+    Raises:
+        ArgumentError: A wrong shape or dtype, or a temperature not above 0.
     """
     check_outputs("z", z, mask)
     check_same("z_global", z_global, z)
@@ -53,8 +65,11 @@ def moon(
 class MOON(Hooks):
     """MOON's term, on a network with a projection head.
 
-    The weight is the paper's mu, 5 for CIFAR-10 and 1 for CIFAR-100 and TinyImageNet; the FedVLS comparison takes 0.01.
+    The weight is the paper's mu, 5 for CIFAR-10 and 1 for CIFAR-100 and TinyImageNet; the FedVLS comparison has 0.01.
     A client keeps the model that its last participation ended with.
+
+    Attributes:
+        temperature: Divides the cosines (tau).
     """
 
     temperature: Positive = 0.5

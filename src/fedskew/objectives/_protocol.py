@@ -1,4 +1,4 @@
-"""What an objective sees, and what every loss of this folder implements."""
+"""What an objective receives, and what every loss implements."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ from fedskew.models import Outputs
 
 
 class Context(NamedTuple):
-    """What stays the same during a client's local training, and the outputs of the models it is compared with.
+    """What a loss may read beside the batch.
 
-    `counts`: the client's own label counts, `(classes,)`, in the logits' dtype. `teacher`: outputs of the model that
-    the server sent, on the same rows, without gradient; None unless a loss reads it. `previous`: the same for the
-    model that this client ended its last participation with. `broadcast`: what the server sent beside the model.
+    Attributes:
+        counts: The client's own label counts, shape `(classes,)`, in the logits' dtype.
+        teacher: Outputs of the model that the server sent, on the same rows, without gradient; None unless a loss reads
+            them.
+        previous: The same of the model with which this client's last participation ended.
+        broadcast: What the server sent beside the model.
     """
 
     counts: Tensor
@@ -27,29 +30,35 @@ class Context(NamedTuple):
 
 
 class Loss(Protocol):
-    """One component of the objective slot: a frozen dataclass of hyper-parameters.
+    """A component of the objective slot: a frozen dataclass of hyper-parameters.
 
-    `role` is "classification" (exactly one in an objective) or "term" (any number, each with a weight). `reads` names
-    what it needs of `Context` beside the counts: "teacher", "previous", or "broadcast".
+    Attributes:
+        role: "classification" (exactly one in an objective) or "term" (any number, each with a weight).
+        reads: What it needs of `Context` beside the counts: "teacher", "previous", "broadcast".
     """
 
     role: ClassVar[str]
     reads: ClassVar[frozenset[str]]
 
     def value(self, batch: Batch, context: Context) -> Tensor:
-        """The loss of one batch, 0-d: a mean over real rows, without outer weight and without a branch on values."""
+        """Return the loss of a batch, 0-d: a mean over real rows, without outer weight or a branch on values."""
 
 
 @dataclass(frozen=True)
 class Objective:
-    """What a client minimises: one classification loss plus weighted terms."""
+    """What a client minimises.
+
+    Attributes:
+        loss: The classification loss.
+        terms: Further losses, each with its weight.
+    """
 
     loss: Loss
     terms: tuple[tuple[float, Loss], ...] = ()
 
     @property
     def reads(self) -> frozenset[str]:
-        """What any of its losses reads."""
+        """What any of its losses reads of the context."""
         return self.loss.reads.union(*(term.reads for _, term in self.terms))
 
     def value(self, batch: Batch, context: Context) -> Tensor:

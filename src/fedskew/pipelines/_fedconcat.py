@@ -3,9 +3,9 @@
 Diao, Li and He, "Exploiting Label Skews in Federated Learning with Model Concatenation", AAAI 2024.
 
 - Once, k-means on the clients' normalised label counts divides them into `clusters`.
-- In the first `encoder_rounds` rounds every cluster trains a model of its own. Cohort are drawn from all clients;
-  each trains its cluster's model, and a cluster of which nobody was drawn is skipped. This is FedAvg inside a cluster,
-  or whatever local step, objective, weighting and server update are configured.
+- In the first `encoder_rounds` rounds every cluster trains a model of its own. Cohorts are drawn from all clients;
+  each client trains its cluster's model, and a cluster none of whose clients was drawn is skipped. Inside a cluster
+  this is FedAvg, or whatever local step, objective, weighting and server update are configured.
 - In the rounds that remain the clusters' models lose their heads and are frozen, in eval mode. One linear head on their
   concatenated features is trained: each participant takes `batches` local steps from it, and the next head is the plain
   mean, since all have taken as many. Only the head travels (that the encoders reach every client once, when they are
@@ -42,10 +42,13 @@ _ONE_MODEL = (
 class FedConcat:
     """Encoders by cluster, then one linear head on their concatenated features.
 
-    `encoder_rounds`: how many of the run's rounds train encoders; half of them, rounded down, where none is given.
-    `batches`: local steps of a participant in each round after that. `head`: it begins "fresh", drawn as any linear
-    layer, or as the "clusters" have theirs, side by side with the sum of their biases, so that its logits are the sums
-    of theirs (the paper for CIFAR-100 and Tiny-ImageNet).
+    Attributes:
+        clusters: Number of clusters.
+        encoder_rounds: Rounds of the run that train encoders; half of them, rounded down, where None.
+        batches: Local steps of a participant in each round after these.
+        head: How the head starts: "fresh", drawn as any linear layer, or from the "clusters": their heads side by side
+            with the sum of their biases, so that its logits are the sums of theirs (the paper for CIFAR-100 and
+            Tiny-ImageNet).
     """
 
     paper: ClassVar[str] = "Diao et al., AAAI 2024"
@@ -66,7 +69,7 @@ class FedConcat:
     head: Literal["fresh", "clusters"] = "fresh"
 
     def split(self, rounds: int) -> int:
-        """How many of a run's rounds train encoders. Raises ArgumentError where none would remain for the head."""
+        """The number of a run's rounds that train encoders; ArgumentError where none would remain for the head."""
         first = rounds // 2 if self.encoder_rounds is None else self.encoder_rounds
         if first < 1 or first >= rounds:
             raise ArgumentError(
@@ -75,11 +78,20 @@ class FedConcat:
         return first
 
     def divide(self, counts: CountsLike, rng: np.random.Generator) -> NDArray[np.int64]:
-        """The cluster of every client, `(clients,)`: k-means of scikit-learn on label shares, the best of 10 starts.
+        """Divide the clients into clusters by k-means (scikit-learn) on label shares, the best of 10 starts.
 
-        `counts`: `(clients, classes)`. Clusters are numbered as their first clients come. A client without samples has
-        share 0 of every class; it doesn't count in the search and goes where the centre is nearest, which is the most
-        even one. Raises ArgumentError where there are fewer different clients than clusters.
+        A client without samples has share 0 of every class; it takes no part in the search and goes to the nearest
+        centre, which is the most even one.
+
+        Args:
+            counts: Label counts, shape `(clients, classes)`.
+            rng: Seeds the search.
+
+        Returns:
+            The cluster of every client, shape `(clients,)`, numbered in the order of their first clients.
+
+        Raises:
+            ArgumentError: There are fewer clients with different label shares than clusters.
         """
         from sklearn.cluster import KMeans
         from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # scikit-learn's own

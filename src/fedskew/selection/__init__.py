@@ -1,7 +1,8 @@
-"""Who trains this round: one method per file."""
+"""Selection: which clients train in a round."""
 
 from __future__ import annotations
 
+from fedskew.selection._evenness import TIE, even_cohort
 from fedskew.selection._fedentopt import FedEntOpt, FedEntOptState
 from fedskew.selection._function import Function, FunctionState
 from fedskew.selection._greedy_kl import GreedyKL
@@ -22,6 +23,7 @@ INDEX: dict[str, type] = {
 
 __all__ = [
     "INDEX",
+    "TIE",
     "FedEntOpt",
     "FedEntOptState",
     "Function",
@@ -33,4 +35,5 @@ __all__ = [
     "SeolKim",
     "SeolKimState",
     "Uniform",
+    "even_cohort",
 ]

@@ -1,4 +1,4 @@
-"""The greedy way to a cohort whose pooled labels are even.
+"""Greedy choice of a cohort whose pooled labels are even.
 
 With p the pooled labels, S their sum, x a client's labels, n theirs, and g(t) = t log2 t, the entropy of both is
 
@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from fedskew.selection._protocol import FloatArray, IntArray
 
 TIE = 1e-12
-"""What differs by less is the same, so that rounding does not choose: entropies in bits, numbers of samples."""
+"""Smaller differences are ties, so that rounding does not decide: of entropies in bits, of numbers of samples."""
 
 _ROUNDING = 2e-13  # entropies brought up to date differ by less (4e-14 seen) from those computed anew
 _FRESH = 64  # after so many updates they are computed anew
@@ -38,12 +38,20 @@ _TINY = np.finfo(np.float64).tiny  # in place of 0 where a logarithm is taken, o
 
 
 def even_cohort(counts: FloatArray, candidates: IntArray, size: int, first: int | None = None) -> IntArray:
-    """`size` of the candidates in order of choice: each makes the pooled labels of those so far most even.
+    """Choose clients one by one so that the pooled labels of those chosen are as even as possible.
 
-    `counts`: `(clients, classes)`; `candidates`: client ids, ascending; `first`: the one to begin with. Every choice
-    maximises the entropy of the pooled labels, or, which is the same, minimises their KL divergence to uniform; the
-    lowest id of those within `TIE` bits of the maximum. Beside the counts it needs a quarter of the candidates' memory
-    at most where these are whole numbers, else as much again.
+    Every choice maximises the entropy of the pooled labels, which is the same as minimising their KL divergence to
+    uniform. Beside the counts it needs at most a quarter of the candidates' memory where counts are whole numbers, else
+    as much again.
+
+    Args:
+        counts: Label counts, shape `(clients, classes)`.
+        candidates: Client ids, ascending.
+        size: The number of clients to choose.
+        first: Fixes the first choice.
+
+    Returns:
+        Client ids in order of choice; of those within `TIE` bits of the maximum, the lowest id.
     """
     cohort = np.empty(size, dtype=np.int64)
     pooled = np.zeros(counts.shape[1])
@@ -56,7 +64,7 @@ def even_cohort(counts: FloatArray, candidates: IntArray, size: int, first: int 
 
 
 class _Candidates:
-    """Those who may still be chosen, in blocks of clients about as far from even."""
+    """The clients that can still be chosen, in blocks of clients about as far from even."""
 
     def __init__(self, counts: FloatArray, ids: IntArray) -> None:
         self._counts = counts
@@ -73,7 +81,7 @@ class _Candidates:
         self._largest = np.array([block.sizes.max() for block in self._blocks])
 
     def most_even(self, pooled: FloatArray) -> np.int64:
-        """The lowest id of those who make the most even pool, up to a tie."""
+        """The lowest id of the clients that make the most even pool, up to a tie."""
         best, near = -math.inf, []
         most = self._most(pooled)
         for place in np.argsort(-most, kind="stable"):
@@ -94,7 +102,7 @@ class _Candidates:
         return lowest
 
     def remove(self, client: np.int64) -> None:
-        """Choose this one no more."""
+        """Exclude a client from later choices."""
         for block in self._blocks:
             block.remove(client)
 
@@ -129,7 +137,7 @@ class _Block:
         return entropies
 
     def remove(self, client: np.int64) -> None:
-        """Who is chosen is chosen no more."""
+        """Exclude a client from later choices."""
         self.gains[np.flatnonzero(self.ids == client)] = np.inf
 
     def _update(self, pooled: FloatArray) -> None:
@@ -145,7 +153,7 @@ class _Block:
 
 
 class _Plain:
-    """What some clients hold, `(clients, classes)`."""
+    """Label counts of some clients, given as `(clients, classes)`."""
 
     def __init__(self, rows: FloatArray) -> None:
         self._columns = np.ascontiguousarray(rows.T)
@@ -160,14 +168,14 @@ class _Plain:
 
 
 class _Coded:
-    """The same where clients are many and counts are small whole numbers: what these add is computed once for each."""
+    """The same for many clients with small whole counts: the gain of each count is computed once and looked up."""
 
     def __init__(self, codes: NDArray[np.uint16]) -> None:
         self._codes, self._amounts = codes, np.arange(codes.max() + 1.0)
 
     @classmethod
     def of(cls, counts: FloatArray, ids: IntArray) -> _Coded | None:
-        """None where that would change the counts, or save nothing."""
+        """None where coding would change the counts, or save nothing."""
         codes = np.empty((counts.shape[1], len(ids)), dtype=np.uint16)
         for part in _parts(len(ids), max(1, _NUMBERS // counts.shape[1])):
             rows = counts[ids[part]]

@@ -1,17 +1,17 @@
 """FedEntOpt: Lutz, Steidl, Mueller, Samek, "Boosting Federated Learning with FedEntOpt", Algorithm 1.
 
-The first client is drawn uniformly; each next one is the client l that maximises the entropy of the cohort's summed
-label counts L, H((L + l) / |L + l|), in bits. Raw counts are summed, so that large clients weigh more. Whoever took
-part stays out while a first-in first-out buffer of Q clients, which persists from round to round, remembers it.
+The first client is drawn uniformly. Each next one is the client l that maximises the entropy of the cohort's summed
+label counts L, H((L + l) / |L + l|), in bits. Raw counts are summed, so large clients weigh more. A client that took
+part can't be chosen again while it is in a first-in first-out buffer of Q clients, which persists between rounds.
 
-Read literally: those who may be chosen are set anew each round and only become fewer within it, so that a client that
-the buffer drops during a round may be chosen in the next one. The paper leaves open what happens with Q = 0 (here: no
-memory), when Q and the cohort together exceed the clients (refused), on ties (lowest id within 1e-12 bits), and with an
-empty pool (entropy 0). The paper tries Q of 50 to 80 % of the clients and finds 50 % best for Dirichlet splits, 70 %
-for a fixed number of labels.
+The paper is read literally: the candidates are determined at the start of a round and only become fewer within it, so a
+client that leaves the buffer during a round can be chosen in the next one. The paper leaves open what happens with
+Q = 0 (here: no memory), when Q and the cohort together exceed the number of clients (refused), on ties (the lowest id
+within 1e-12 bits), and with an empty pool (entropy 0). It tries Q of 50 to 80 % of the clients and finds 50 % best for
+Dirichlet splits and 70 % for a fixed number of labels.
 
-Where there are very many clients, `candidates` (ours, off by default) shows the greedy choice so many of those who may
-be chosen, drawn anew and uniformly each round. A cohort then costs what these cost, and loses little evenness as long
+For very many clients, `candidates` (not in the paper, off by default) restricts the greedy choice to that many of the
+eligible clients, drawn uniformly in each round. A cohort then costs what these cost, and loses little evenness as long
 as they are many more than the cohort.
 """
 
@@ -33,7 +33,11 @@ from fedskew.selection._protocol import EVEN_LABELS, IntArray, check_rng, check_
 
 @dataclass(frozen=True)
 class FedEntOptState:
-    """`buffer`: ids of the clients that stay out, oldest first."""
+    """State of FedEntOpt.
+
+    Attributes:
+        buffer: Ids of the clients that can't be chosen, oldest first.
+    """
 
     buffer: IntArray
 
@@ -42,8 +46,10 @@ class FedEntOptState:
 class FedEntOpt:
     """Greedy maximisation of the cohort's label entropy.
 
-    `buffer`: Q as a share of the clients, rounded down. `candidates`: the choice is among so many clients, drawn
-    uniformly each round from those outside the buffer; None: among all of these.
+    Attributes:
+        buffer: Q as a share of the clients, rounded down.
+        candidates: The choice is among this many clients, drawn uniformly in each round from those outside the buffer;
+            None: among all of them.
     """
 
     paper: ClassVar[str] = "Lutz et al., arXiv 2411.01240"
@@ -54,7 +60,7 @@ class FedEntOpt:
     candidates: Count | None = None
 
     def init(self, counts: CountsLike) -> FedEntOptState:
-        """An empty buffer."""
+        """Return an empty buffer."""
         as_counts(counts)
         return FedEntOptState(np.empty(0, dtype=np.int64))
 
@@ -70,7 +76,7 @@ class FedEntOpt:
         rng: np.random.Generator,
         first: int | None = None,
     ) -> tuple[IntArray, FedEntOptState]:
-        """See `Selection.select`. Raises `ArgumentError` where the buffer leaves fewer than `size` clients."""
+        """Choose a cohort; see `Selection.select`. ArgumentError where the buffer leaves fewer than `size` clients."""
         counts = as_counts(counts)
         check_round(len(counts), size, first)
         check_rng(rng)
@@ -100,7 +106,7 @@ class FedEntOpt:
 
 
 def _drawn(clients: IntArray, number: int, rng: np.random.Generator, first: int | None) -> IntArray:
-    """So many of the clients, ascending, each set as likely as any other; with `first` where it is given."""
+    """A uniform sample of the clients, ascending; it contains `first` where that is given."""
     if first is None:
         return np.sort(rng.choice(clients, number, replace=False, shuffle=False))
     others = rng.choice(clients[clients != first], number - 1, replace=False, shuffle=False)

@@ -1,4 +1,4 @@
-"""A user's own function as a selection, without a class."""
+"""Selection by a user's own function, without a class."""
 
 from __future__ import annotations
 
@@ -17,19 +17,26 @@ from fedskew.selection._protocol import IntArray, check_cohort, check_first, che
 
 @dataclass(frozen=True)
 class FunctionState:
-    """`round`: how many cohorts have been chosen."""
+    """State of Function.
+
+    Attributes:
+        round: The number of cohorts chosen so far.
+    """
 
     round: int
 
 
 @component
 class Function:
-    """Clients by `function(round, counts, size, rng)`: the rounds from 1, the label counts, and a numpy generator.
+    """The cohort is what `function(round, counts, size, rng)` returns.
 
-    It returns different client ids in order of choice, `size` of them or another number. `function`: `module:name`, or
-    from Python the function itself, which has to stand at the top level of a module. It should depend on nothing but
-    its arguments, so that a run can be repeated and resumed; it is asked once more for round 1, before the run. A
-    selection that remembers something is a class of one's own instead.
+    It gets the round, from 1, the label counts, the size of a cohort and a numpy generator, and returns distinct client
+    ids in order of choice, `size` of them or another number. It should depend on nothing but its arguments, so that a
+    run can be repeated and resumed; before the run it is called once more for round 1. A selection with a memory has to
+    be a class instead.
+
+    Attributes:
+        function: `module:name`, or from Python the function itself, defined at the top level of a module.
     """
 
     function: str | Callable[..., Any]
@@ -43,12 +50,12 @@ class Function:
             raise ArgumentError(f"function: {self._name} is of type {type(self._called).__name__}, not a function")
 
     def init(self, counts: CountsLike) -> FunctionState:
-        """Before the first cohort."""
+        """Return the state before the first round."""
         as_counts(counts)
         return FunctionState(0)
 
     def check(self, counts: CountsLike, size: int) -> None:
-        """Asks the function for a first cohort; see `Selection.check`."""
+        """Call the function for a first cohort; see `Selection.check`."""
         self.select(self.init(counts), counts, size, np.random.default_rng(0))
 
     def select(
@@ -59,7 +66,7 @@ class Function:
         rng: np.random.Generator,
         first: int | None = None,
     ) -> tuple[IntArray, FunctionState]:
-        """What the function returns; see `Selection.select`. Raises ArgumentError where these are no client ids."""
+        """Return what the function returns; see `Selection.select`. ArgumentError where these are no client ids."""
         counts = as_counts(counts)
         check_round(len(counts), size, first)
         check_rng(rng)

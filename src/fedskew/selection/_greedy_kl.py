@@ -1,9 +1,9 @@
 """GreedyKL: Yang et al., "Federated Learning with Class Imbalance Reduction", 2021, with the label counts known.
 
-The first client is the one whose labels are nearest to uniform, each next one makes the cohort's summed labels nearest
-to uniform, in KL divergence KL(P || U) = log2 C - H(P). So it is FedEntOpt's criterion, without its random start and
-its buffer: the same cohort every round. The paper sums normalised histograms (`normalise`) and estimates them from
-gradients (CUCB), which is not done here.
+The first client is the one whose labels are nearest to uniform; each next one is the client that brings the cohort's
+summed labels nearest to uniform, in KL divergence KL(P || U) = log2 C - H(P). This is FedEntOpt's criterion without its
+random start and its buffer, so the cohort is the same in every round. The paper sums normalised histograms
+(`normalise`) and estimates them from gradients (CUCB), which is not done here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,11 @@ from fedskew.selection._protocol import EVEN_LABELS, IntArray, check_round
 
 @component
 class GreedyKL:
-    """Greedy minimisation of the KL divergence to uniform. `normalise`: clients count alike, whatever their size."""
+    """Greedy minimisation of the KL divergence of the cohort's labels to uniform.
+
+    Attributes:
+        normalise: Sum label shares instead of counts, so that clients count alike whatever their size.
+    """
 
     paper: ClassVar[str] = "Yang et al., arXiv 2011.11266"
     needs_label_counts: ClassVar[bool] = True
@@ -31,7 +35,7 @@ class GreedyKL:
     normalise: Switch = False
 
     def init(self, counts: CountsLike) -> None:
-        """There is nothing to remember."""
+        """Return None: there is no state."""
 
     def check(self, counts: CountsLike, size: int) -> None:
         """See `Selection.check`."""
@@ -45,7 +49,7 @@ class GreedyKL:
         rng: np.random.Generator,
         first: int | None = None,
     ) -> tuple[IntArray, None]:
-        """See `Selection.select`. It draws nothing."""
+        """Choose a cohort; see `Selection.select`. `rng` is not used."""
         counts = as_counts(counts)
         check_round(len(counts), size, first)
         if self.normalise:

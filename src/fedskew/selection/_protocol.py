@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from numbers import Integral
-from typing import Any, Protocol, TypeGuard
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,32 +24,47 @@ EVEN_LABELS: Mapping[str, str] = {
 
 
 class Selection(Protocol):
-    """One component of the selection slot: a frozen dataclass of hyper-parameters.
+    """A component of the selection slot: a frozen dataclass of hyper-parameters.
 
-    A state is a frozen dataclass of arrays and plain values (or None), so that a run can be checkpointed.
+    Its state is a frozen dataclass of arrays and plain values, or None, so that a run can be checkpointed.
     """
 
     def init(self, counts: CountsLike) -> Any:
-        """The state before the first round; `counts`: `(clients, classes)`."""
+        """Return the state before the first round, given the label counts, shape `(clients, classes)`."""
 
     def check(self, counts: CountsLike, size: int) -> None:
-        """Raise ArgumentError unless cohorts of `size` can be chosen, without choosing one; asked before a run.
+        """Check before a run, without drawing a cohort, that cohorts of `size` can be chosen.
 
-        A selection of one's own may leave it out: its first cohort is chosen before anybody trains.
+        A user's own selection may leave this method out; its first cohort is then chosen before anyone trains.
+
+        Raises:
+            ArgumentError: They can't; the message names the argument or parameter.
         """
 
     def select(
         self, state: Any, counts: CountsLike, size: int, rng: np.random.Generator, first: int | None = None
     ) -> tuple[IntArray, Any]:
-        """`size` client ids in order of choice, and the next state. `first` fixes the first choice.
+        """Choose the cohort of a round.
 
-        The engine passes `LabelCounts`, whose values have been checked; `fedskew.labels.as_counts` gives the array. A
-        selection may return fewer where no other client would help (SeolKim).
+        Args:
+            state: What `init` or the last `select` returned.
+            counts: Label counts, shape `(clients, classes)`. The engine passes `LabelCounts`, whose values have been
+                checked; `fedskew.labels.as_counts` gives the array.
+            size: The number of clients to choose.
+            rng: The only source of randomness.
+            first: Fixes the first choice.
+
+        Returns:
+            Client ids in order of choice, and the next state. There may be fewer than `size` where no other client
+            would help (SeolKim).
+
+        Raises:
+            ArgumentError: Wrong values, or no such cohort; the message names the argument.
         """
 
 
 def check_round(clients: int, size: object, first: object = None) -> None:
-    """Raise unless `size` different ones of so many clients can be drawn, beginning with `first` where it is given."""
+    """Raise ArgumentError unless `size` of the clients can be drawn, beginning with `first` where it is given."""
     if not _is_whole_in(size, 1, clients):
         raise ArgumentError(f"size: must be a whole number from 1 to the {clients} clients there are, not {size!r}")
     if first is not None and not _is_whole_in(first, 0, clients - 1):
@@ -57,13 +72,13 @@ def check_round(clients: int, size: object, first: object = None) -> None:
 
 
 def check_rng(rng: object) -> None:
-    """Raise unless `rng` is a numpy generator; for those who draw."""
+    """Raise ArgumentError unless `rng` is a numpy generator; for selections that draw."""
     if not isinstance(rng, np.random.Generator):
         raise ArgumentError(f"rng: must be a numpy.random.Generator, not {type(rng).__name__}")
 
 
 def check_cohort(name: str, cohort: object, clients: int) -> IntArray:
-    """Client ids as an array, `(cohort,)`. Raise unless they are whole, different, and there are such clients."""
+    """Client ids as an array, shape `(cohort,)`; ArgumentError unless they are distinct ids of existing clients."""
     ids = np.asarray(cohort)
     if ids.ndim != 1 or ids.size == 0 or ids.dtype.kind not in "iu":
         raise ArgumentError(f"{name}: expected client ids, whole numbers and one at least, got {cohort!r}")
@@ -76,15 +91,10 @@ def check_cohort(name: str, cohort: object, clients: int) -> IntArray:
 
 
 def check_first(first: int | None, cohort: IntArray) -> None:
-    """Raise unless a cohort that can't be changed begins with `first`, where it is given."""
+    """Raise ArgumentError unless a given cohort begins with `first`, where that is given."""
     if first is not None and first != cohort[0]:
         raise ArgumentError(f"first: the cohort begins with client {cohort[0]} and can't begin with {first!r}")
 
 
-def is_whole(value: object) -> TypeGuard[int]:
-    """A whole number, of Python or numpy; True and False are none."""
-    return isinstance(value, Integral) and not isinstance(value, bool)
-
-
 def _is_whole_in(value: object, least: int, most: int) -> bool:
-    return is_whole(value) and least <= value <= most
+    return not isinstance(value, bool) and isinstance(value, Integral) and least <= int(value) <= most

@@ -14,17 +14,22 @@ from fedskew.selection._protocol import IntArray, check_cohort, check_first
 
 @dataclass(frozen=True)
 class RecordedState:
-    """`round`: how many cohorts have been chosen."""
+    """State of Recorded.
+
+    Attributes:
+        round: The number of cohorts chosen so far.
+    """
 
     round: int
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """Round r has cohort (r - 1) mod n of the n that are given, whatever the participation.
+    """Round r has cohort (r - 1) mod n of the n given ones, whatever the participation.
 
-    `cohorts`: client ids of each round, in order of choice. Those of an earlier run:
-    `[record["cohort"] for record in result.rounds[1:]]`.
+    Attributes:
+        cohorts: Client ids of each round, in order of choice. Those of an earlier run are
+            `[record["cohort"] for record in result.rounds[1:]]`.
     """
 
     needs_label_counts: ClassVar[bool] = False
@@ -33,15 +38,15 @@ class Recorded:
 
     def __post_init__(self) -> None:
         if not len(self.cohorts):
-            raise ArgumentError("cohorts: expected one list of client ids at least, got none")
+            raise ArgumentError("cohorts: expected at least one list of client ids, got none")
 
     def init(self, counts: CountsLike) -> RecordedState:
-        """Before the first cohort. Raises ArgumentError where any cohort names a client that isn't there, or twice."""
+        """Return the state before the first round; ArgumentError for an unknown client, or one named twice."""
         self.check(counts, 0)
         return RecordedState(0)
 
     def check(self, counts: CountsLike, size: int) -> None:
-        """Whatever `size`, of every cohort; see `Selection.check`."""
+        """Check every cohort, whatever `size`; see `Selection.check`."""
         clients = len(as_counts(counts))
         for place, cohort in enumerate(self.cohorts):
             check_cohort(f"cohorts[{place}]", cohort, clients)
@@ -54,7 +59,7 @@ class Recorded:
         rng: np.random.Generator,
         first: int | None = None,
     ) -> tuple[IntArray, RecordedState]:
-        """The next cohort, whatever `size`; see `Selection.select`. It draws nothing, and can't begin elsewhere."""
+        """Return the next cohort, whatever `size`; see `Selection.select`. `rng` is not used."""
         place = state.round % len(self.cohorts)
         cohort = check_cohort(f"cohorts[{place}]", self.cohorts[place], len(as_counts(counts)))
         check_first(first, cohort)

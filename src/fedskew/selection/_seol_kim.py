@@ -2,12 +2,12 @@
 Sensors 23(3):1152, 2023, Algorithm 2. It is what FedEntOpt's paper compares with as "KL".
 
 The largest client comes first, with all its data; m is the size of its largest class. Then clients are scanned by
-falling size: with v the labels in use so far and f the class that v has least of, a client without samples of f is
-skipped; another joins with a quota of min(m - v_c, n_c) samples of each class c. Scans repeat until `size` clients are
-chosen, the KL divergence of v to uniform, in bits, falls below the threshold, or a scan adds nobody.
+falling size. With v the labels in use so far and f the class that v has least of, a client without samples of f is
+skipped; any other joins with a quota of min(m - v_c, n_c) samples of each class c. Scans repeat until `size` clients
+are chosen, the KL divergence of v to uniform, in bits, falls below the threshold, or a scan adds no client.
 
-Clients train on, and are weighed by, their quota. The cohort is the same every round. The printed listing updates v
-before it takes the quota, which would then be 0; here the quota is taken first. No client is taken twice or with an
+Clients train on, and are weighed by, their quota. The cohort is the same in every round. The printed listing updates v
+before it takes the quota, which would then be 0; here the quota is taken first. No client is chosen twice or with an
 empty quota. The paper gives no threshold.
 """
 
@@ -29,14 +29,22 @@ from fedskew.selection._protocol import EVEN_LABELS, FloatArray, IntArray, check
 
 @dataclass(frozen=True)
 class SeolKimState:
-    """`quotas`: samples per class that each client of the last cohort trains on, `(cohort, classes)`."""
+    """State of SeolKim.
+
+    Attributes:
+        quotas: Samples per class that each client of the last cohort trains on, shape `(cohort, classes)`.
+    """
 
     quotas: FloatArray
 
 
 @component
 class SeolKim:
-    """Fill up the classes that the cohort lacks. `threshold`: bits of KL divergence to uniform that are even enough."""
+    """Add clients that hold the class which the cohort has least of, each with a quota of its samples.
+
+    Attributes:
+        threshold: KL divergence to uniform, in bits, below which the cohort is even enough.
+    """
 
     paper: ClassVar[str] = "Seol & Kim, Sensors 2023"
     cost: ClassVar[Cost] = Cost(numbers=("C down",))
@@ -48,7 +56,7 @@ class SeolKim:
     threshold: NonNegative = 0.01
 
     def init(self, counts: CountsLike) -> SeolKimState:
-        """No cohort yet."""
+        """Return a state without quotas."""
         return SeolKimState(np.zeros((0, as_counts(counts).shape[1])))
 
     def check(self, counts: CountsLike, size: int) -> None:
@@ -66,7 +74,7 @@ class SeolKim:
         rng: np.random.Generator,
         first: int | None = None,
     ) -> tuple[IntArray, SeolKimState]:
-        """At most `size` clients; the next state carries their quotas. See `Selection.select`. It draws nothing."""
+        """Choose at most `size` clients; the next state has their quotas. See `Selection.select`; `rng` is not used."""
         counts = as_counts(counts)
         check_round(len(counts), size, first)
         waiting = np.argsort(-counts.sum(axis=1), kind="stable")
@@ -98,9 +106,9 @@ class SeolKim:
 
 
 def _next(counts: FloatArray, waiting: IntArray, start: int, used: FloatArray, most: np.float64) -> int:
-    """The first place from `start` on of a client that holds the rarest class and would add something; else the end.
+    """The first place from `start` on of a client that holds the rarest class and would add a sample; else the end.
 
-    More and more clients are looked at together: mostly the next ones will do, and where none does there are many.
+    The clients are searched in growing blocks: mostly one of the next few qualifies.
     """
     rarest = np.argmax(used <= used.min() + TIE)
     many = 16

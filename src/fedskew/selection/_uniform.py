@@ -1,4 +1,4 @@
-"""Every cohort is equally likely: McMahan et al., 2017 (FedAvg)."""
+"""Uniform selection: every cohort is equally likely (FedAvg, McMahan et al., 2017)."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from fedskew.selection._protocol import IntArray, check_rng, check_round
 
 @component
 class Uniform:
-    """A uniform subset without replacement, whatever the label counts."""
+    """A uniform sample of the clients without replacement, whatever their label counts."""
 
     needs_label_counts: ClassVar[bool] = False
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
 
     def init(self, counts: CountsLike) -> None:
-        """There is nothing to remember."""
+        """Return None: there is no state."""
 
     def check(self, counts: CountsLike, size: int) -> None:
         """See `Selection.check`."""
@@ -33,7 +33,7 @@ class Uniform:
         rng: np.random.Generator,
         first: int | None = None,
     ) -> tuple[IntArray, None]:
-        """See `Selection.select`; with `first`, the others are uniform among the other clients."""
+        """Draw a cohort; see `Selection.select`. With `first`, the others are drawn from the other clients."""
         clients = len(as_counts(counts))
         check_round(clients, size, first)
         check_rng(rng)

@@ -1,4 +1,4 @@
-"""How the weighted updates of a round move the model."""
+"""Server updates: how the weighted updates of a round move the model."""
 
 from fedskew.momentum import fednova_normaliser
 from fedskew.server_updates._fedexp import FedEXP, fedexp_step

@@ -2,7 +2,8 @@
 
 Jhunjhunwala et al., "FedExP: Speeding Up Federated Averaging via Extrapolation", ICLR 2023.
 
-    eta = max(1, sum_k p_k ||D_k||^2 / (2 (||sum_k p_k D_k||^2 + eps)))        w <- w + eta sum_k p_k D_k
+    eta = max(1, sum_k p_k ||D_k||^2 / (2 (||sum_k p_k D_k||^2 + eps)))
+    w   <- w + eta sum_k p_k D_k
 
 p are the weighting slot's weights; the paper has 1 / M. The authors' code multiplies eps by the number of clients and
 lets it decay with the learning rate; here eps is constant. The authors report the average of the last two models, which
@@ -27,11 +28,18 @@ from fedskew.server_updates._protocol import FloatArray, as_tensor, as_weights, 
 
 
 def fedexp_step(updates: ArrayLike | Tensor, weights: ArrayLike, eps: float) -> float:
-    """The server step eta, 1 or more; 1 where no client moved.
+    """FedExP's server step eta.
 
-    `updates`: client model minus sent model, `(clients, parameters)`, numpy or torch; `weights`: `(clients,)`, sum 1;
-    `eps`: keeps the step small where updates cancel. Raises ArgumentError for shapes that don't fit, values of
-    `weights` and `eps` that make no sense, or an array of updates that isn't finite.
+    Args:
+        updates: Client model minus sent model, shape `(clients, parameters)`, numpy or torch.
+        weights: Weights, shape `(clients,)`, sum 1.
+        eps: Keeps the step small where updates cancel.
+
+    Returns:
+        The step, 1 or more; 1 where no client moved.
+
+    Raises:
+        ArgumentError: Wrong shapes, weights or eps, or an array of updates that is not finite.
     """
     if not (math.isfinite(eps) and eps >= 0):
         raise ArgumentError(f"eps: must be 0 or above and finite, got {eps}")
@@ -46,9 +54,11 @@ LAST = "fedexp.last"
 class FedEXP(Hooks):
     """Move the model by FedExP's extrapolated update.
 
-    `eps` is 0.001 in the authors' code for CIFAR-10, CIFAR-100 and CINIC-10, 0.1 for EMNIST, and 0.01 in the FedVLS
-    paper. `average_last_two`: the mean of the last two models' parameters is evaluated and saved, with the last one's
-    buffers; training goes on from the last.
+    Attributes:
+        eps: 0.001 in the authors' code for CIFAR-10, CIFAR-100 and CINIC-10, 0.1 for EMNIST, and 0.01 in the FedVLS
+            paper.
+        average_last_two: Evaluate and save the mean of the last two models' parameters, with the last one's buffers;
+            training goes on from the last.
     """
 
     paper: ClassVar[str] = "Jhunjhunwala et al., ICLR 2023"
@@ -57,7 +67,7 @@ class FedEXP(Hooks):
     average_last_two: bool = False
 
     def init(self, parameters: Tensor) -> None:
-        """Nothing is kept between rounds."""
+        """Return None: there is no state."""
 
     def update(
         self,
@@ -67,16 +77,16 @@ class FedEXP(Hooks):
         weights: NDArray[np.float64],
         steps: NDArray[np.int64],
     ) -> tuple[Tensor, None]:
-        """The next model; arguments as in `ServerUpdate`. `steps` isn't read."""
+        """Compute the next model; arguments as in `ServerUpdate`. `steps` is not used."""
         mean = weighted_sum(updates, weights)
         return (parameters + _step(updates, weights, mean, self.eps) * mean).to(parameters.dtype), None
 
     def init_server(self, parameters: Tensor, clients: int) -> dict[str, Tensor]:
-        """The model itself, where two are averaged."""
+        """The model itself, where the last two are averaged."""
         return {LAST: parameters} if self.average_last_two else {}
 
     def end_round(self, state: Named, end: RoundEnd) -> dict[str, Tensor]:
-        """The model that was sent, where two are averaged."""
+        """The model that was sent, where the last two are averaged."""
         return {LAST: end.old} if self.average_last_two else {}
 
     def evaluated(self, state: Named, parameters: Tensor) -> Tensor:
@@ -91,7 +101,7 @@ def _step(updates: Tensor, weights: FloatArray, mean: Tensor, eps: float) -> flo
 
 
 def _squared_norm(vector: Tensor) -> float:
-    """Folded in halves down to a length that PyTorch sums in one thread: the same bits for any number of threads."""
+    """The squared norm, folded in halves to a length that PyTorch sums in one thread: the same bits for any number."""
     squares = vector.to(torch.float64).square()
     while len(squares) > 4096:
         half = (len(squares) + 1) // 2

@@ -1,11 +1,12 @@
-"""FedNova: divide each update by the steps that it took, so that clients with more steps don't pull the objective.
+"""FedNova: divide each update by the steps that it took, so that clients with more steps don't dominate.
 
 Wang et al., "Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization", NeurIPS 2020.
 
-    a_k = [tau_k - rho (1 - rho^tau_k) / (1 - rho)] / (1 - rho)          what tau_k steps with momentum rho add up to
+    a_k = [tau_k - rho (1 - rho^tau_k) / (1 - rho)] / (1 - rho)
     w  <- w + tau_eff sum_k p_k D_k / a_k,    tau_eff = sum_k p_k a_k
 
-p are the weighting slot's weights, over those who answered. The effective weights p_k tau_eff / a_k sum to 1 or more:
+a_k is what tau_k steps with momentum rho add up to. p are the weighting slot's weights, over the clients that replied.
+The effective weights p_k tau_eff / a_k sum to 1 or more:
 where steps differ much, FedNova is also a larger server step. With FedProx the official code shrinks a by the proximal
 term; here it doesn't. Buffers such as batch-norm statistics are not normalised (some public code does, and gets
 negative variances).
@@ -28,10 +29,19 @@ from fedskew.server_updates._protocol import FloatArray, as_tensor, as_weights, 
 
 
 def fednova_weights(steps: ArrayLike, weights: ArrayLike, momentum: float) -> FloatArray:
-    """The effective weights p_k tau_eff / a_k of the updates, `(clients,)`; 0 for a client that took no step.
+    """The effective weights p_k tau_eff / a_k of the updates.
 
-    Their sum, 1 or more where everyone moved, is the server step hidden in FedNova. `steps`: local steps of each
-    client, `(clients,)`; `weights`: `(clients,)`, sum 1; `momentum`: that of the clients' SGD. Raises ArgumentError.
+    Args:
+        steps: Local steps of each client, shape `(clients,)`.
+        weights: Weights, shape `(clients,)`, sum 1.
+        momentum: Momentum of the clients' SGD.
+
+    Returns:
+        Effective weights, shape `(clients,)`; 0 for a client that took no step. Their sum, 1 or more where every client
+        moved, is the server step hidden in FedNova.
+
+    Raises:
+        ArgumentError: Wrong shapes or values; the message names the argument.
     """
     shares, taken = as_weights(weights), np.asarray(steps)
     if taken.shape != shares.shape:
@@ -46,11 +56,19 @@ def fednova(updates: Tensor, steps: ArrayLike, weights: ArrayLike, momentum: flo
 @overload
 def fednova(updates: ArrayLike, steps: ArrayLike, weights: ArrayLike, momentum: float) -> FloatArray: ...
 def fednova(updates: ArrayLike | Tensor, steps: ArrayLike, weights: ArrayLike, momentum: float) -> FloatArray | Tensor:
-    """The change of the model, `(parameters,)`: an array for an array, a tensor of the same dtype for a tensor.
+    """FedNova's change of the model.
 
-    `updates`: client model minus sent model, `(clients, parameters)`; `steps`, `weights`, `momentum`: see
-    `fednova_weights`. Raises ArgumentError for shapes that don't fit, values of `steps` and `weights` that make no
-    sense, or an array of updates that isn't finite.
+    Args:
+        updates: Client model minus sent model, shape `(clients, parameters)`.
+        steps: As in `fednova_weights`.
+        weights: As in `fednova_weights`.
+        momentum: As in `fednova_weights`.
+
+    Returns:
+        The change, shape `(parameters,)`: an array for an array, a tensor of the same dtype for a tensor.
+
+    Raises:
+        ArgumentError: Wrong shapes or values, or an array of updates that is not finite.
     """
     rows = as_tensor(updates)
     change = weighted_sum(rows, fednova_weights(steps, weights, momentum))
@@ -61,8 +79,9 @@ def fednova(updates: ArrayLike | Tensor, steps: ArrayLike, weights: ArrayLike, m
 class FedNova:
     """Move the model by FedNova's normalised updates.
 
-    `local_momentum` is that of the clients' SGD; any other value weighs them wrongly. From a config it is left out: a
-    run fills in its own `training.momentum`, and refuses another.
+    Attributes:
+        local_momentum: Momentum of the clients' SGD; another value would weigh them wrongly. In a config it is left
+            out: a run fills in its `training.momentum`, and refuses another value.
     """
 
     local_momentum: BelowOne | None = None
@@ -75,7 +94,7 @@ class FedNova:
     }
 
     def init(self, parameters: Tensor) -> None:
-        """Nothing is kept between rounds."""
+        """Return None: there is no state."""
 
     def update(
         self,
@@ -85,7 +104,7 @@ class FedNova:
         weights: NDArray[np.float64],
         steps: NDArray[np.int64],
     ) -> tuple[Tensor, None]:
-        """The next model; arguments as in `ServerUpdate`. Raises ArgumentError where the momentum is not known."""
+        """Compute the next model; arguments as in `ServerUpdate`. ArgumentError where the momentum is not known."""
         if self.local_momentum is None:
             raise ArgumentError("local_momentum: give that of the clients' SGD, such as FedNova(local_momentum=0.9)")
         change = weighted_sum(updates, fednova_weights(steps, weights, self.local_momentum))

@@ -23,14 +23,23 @@ from fedskew.server_updates._protocol import weighted_sum
 
 @dataclass(frozen=True)
 class PlainState:
-    """The server's momentum, `(parameters,)`, in the model's dtype."""
+    """State of the plain server update.
+
+    Attributes:
+        velocity: The server's momentum, shape `(parameters,)`, in the model's dtype.
+    """
 
     velocity: Tensor
 
 
 @component
 class Plain:
-    """Move the model by `lr` times the weighted sum of the updates, with server momentum if asked for."""
+    """Move the model by `lr` times the weighted sum of the updates.
+
+    Attributes:
+        lr: Learning rate of the server.
+        momentum: Momentum of the server, from 0 to below 1.
+    """
 
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017; Hsu et al., 2019"
 
@@ -38,7 +47,7 @@ class Plain:
     momentum: BelowOne = 0.0
 
     def init(self, parameters: Tensor) -> PlainState | None:
-        """A velocity of zeros; None without momentum."""
+        """Return a velocity of zeros; None without momentum."""
         return PlainState(torch.zeros_like(parameters)) if self.momentum else None
 
     def update(
@@ -49,7 +58,7 @@ class Plain:
         weights: NDArray[np.float64],
         steps: NDArray[np.int64],
     ) -> tuple[Tensor, PlainState | None]:
-        """The next model and state; arguments as in `ServerUpdate`. `steps` isn't read."""
+        """Compute the next model and state; arguments as in `ServerUpdate`. `steps` is not used."""
         change = weighted_sum(updates, weights)
         if state is not None:
             change += self.momentum * state.velocity.to(torch.float64)

@@ -17,31 +17,37 @@ PART = 1 << 16
 
 
 class ServerUpdate(Protocol):
-    """One component of the server-update slot: a frozen dataclass of hyper-parameters.
+    """A component of the server-update slot: a frozen dataclass of hyper-parameters.
 
-    It moves trainable parameters only; the engine averages buffers (batch-norm statistics) plainly with the same
-    weights.
+    It moves the trainable parameters only; the engine averages buffers (batch-norm statistics) with the same weights.
     """
 
     def init(self, parameters: Tensor) -> Any:
-        """The state before the first round: a frozen dataclass of tensors and plain values, or None."""
+        """Return the state before the first round: a frozen dataclass of tensors and plain values, or None."""
 
     def update(
         self, state: Any, parameters: Tensor, updates: Tensor, weights: NDArray[np.float64], steps: NDArray[np.int64]
     ) -> tuple[Tensor, Any]:
-        """The next model and state.
+        """Compute the next model.
 
-        `parameters`: the model that was sent, `(parameters,)`; `updates`: client model minus sent model,
-        `(answered, parameters)`; `weights` and `steps` (local steps that each took): `(answered,)`.
+        Args:
+            state: What `init` or the last `update` returned.
+            parameters: The model that was sent, shape `(parameters,)`.
+            updates: Client model minus sent model, shape `(answered, parameters)`.
+            weights: The weighting's weights, shape `(answered,)`, sum 1.
+            steps: Local steps that each client took, shape `(answered,)`.
+
+        Returns:
+            The next model, shape `(parameters,)`, and the next state.
         """
 
 
 def weighted_sum(updates: Tensor, weights: FloatArray) -> Tensor:
-    """`sum_k weights_k * updates_k` in float64, `(parameters,)`, added in the order of the rows.
+    """The sum of `weights_k * updates_k` in float64, shape `(parameters,)`, added in the order of the rows.
 
-    `updates`: `(answered, parameters)`; `weights`: `(answered,)`. A matrix product would let the linear-algebra library
-    choose the order of additions; here every operation is one rounding of one element. Raises ArgumentError for a wrong
-    shape or dtype.
+    The bits are the same whatever the layout or the number of threads: a matrix product would let the linear-algebra
+    library choose the order of additions; here every operation is one rounding of one element. `updates` has the shape
+    `(answered, parameters)`, `weights` `(answered,)`; ArgumentError for another shape or dtype.
     """
     if updates.ndim != 2 or not updates.is_floating_point():
         raise ArgumentError(
@@ -60,7 +66,7 @@ def weighted_sum(updates: Tensor, weights: FloatArray) -> Tensor:
 
 
 def as_tensor(updates: ArrayLike | Tensor) -> Tensor:
-    """Updates as a tensor; of an array the values are checked too. Raises ArgumentError."""
+    """Updates as a tensor; ArgumentError for an array whose values are not all finite."""
     if isinstance(updates, Tensor):
         return updates
     array = np.asarray(updates, dtype=np.float64)
@@ -70,7 +76,7 @@ def as_tensor(updates: ArrayLike | Tensor) -> Tensor:
 
 
 def as_weights(weights: ArrayLike) -> FloatArray:
-    """Weights as a float64 array. Raises ArgumentError for one that is negative or not finite, or for none at all."""
+    """Weights as a float64 array; ArgumentError for none at all, or for one that is negative or not finite."""
     array = np.asarray(weights, dtype=np.float64)
     if array.ndim != 1 or array.size == 0 or not (np.isfinite(array) & (array >= 0)).all():
         raise ArgumentError("weights: expected at least one number for each update, finite and not negative")

@@ -1,4 +1,4 @@
-"""How much each update counts: the weighting slot."""
+"""Weighting: how much each client's update counts."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
 """AFL (Mohri et al., "Agnostic Federated Learning", ICML 2019): weights that rise where the loss is high.
 
     min_w max_lambda sum_k lambda_k f_k(w)          lambda on the simplex over all clients
-    lambda <- projection of lambda + gamma f(w)     f_k = 0 for a client that didn't answer
+    lambda <- projection of lambda + gamma f(w)     f_k = 0 for a client that did not reply
 
-Of those who answered each counts by its lambda, renormalised; lambda begins uniform. Losses are those at the model that
-was sent, the mean over all of a client's samples. The paper's groups are domains, and so are those of the FedDG
-benchmark, from which FedPALS's figures come; there the losses are taken at the next model, and clients weigh their
-gradients. Under partial participation lambda grows for those who happen to be asked.
+Each client that replied is weighed by its lambda, renormalised; lambda starts uniform. A client's loss is the mean over
+all of its samples at the model that was sent. The paper's groups are domains, and so are those of the FedDG benchmark,
+from which FedPALS's figures come; there the losses are taken at the next model, and clients weigh their gradients.
+Under partial participation lambda grows for the clients that happen to be selected.
 """
 
 from __future__ import annotations
@@ -31,10 +31,18 @@ WEIGHTS, LOSS = "afl.weights", "afl.loss"
 
 
 def afl_update(weights: ArrayLike, losses: ArrayLike, step_size: float) -> FloatArray:
-    """AFL's next weights of all clients, `(clients,)`: the point of the simplex nearest to weights + step_size losses.
+    """AFL's next weights: the point of the simplex that is nearest to `weights + step_size * losses`.
 
-    `weights`: `(clients,)`, none negative, sum 1; `losses`: `(clients,)`, 0 for a client that didn't answer. Raises
-    ArgumentError for wrong shapes or values.
+    Args:
+        weights: Weights of all clients, shape `(clients,)`, not negative, sum 1.
+        losses: Their losses, shape `(clients,)`; 0 for a client that did not reply.
+        step_size: The paper's gamma.
+
+    Returns:
+        Weights, shape `(clients,)`, sum 1.
+
+    Raises:
+        ArgumentError: Wrong shapes or values; the message names the argument.
     """
     old, loss = _vector("weights", weights), _vector("losses", losses)
     if loss.shape != old.shape:
@@ -53,10 +61,12 @@ def afl_update(weights: ArrayLike, losses: ArrayLike, step_size: float) -> Float
 
 @component
 class AFL(Hooks):
-    """Every update counts by its client's lambda among those who answered; equally, where all of these are 0.
+    """Weights by the clients' lambda; equal where it is 0 for all clients that replied.
 
-    `step_size`: gamma, 0.1 for PACS and 0.0001 for iWildCam in the FedDG benchmark. Each round costs a client one
-    forward pass over its samples.
+    Each round costs a client one more forward pass over its samples.
+
+    Attributes:
+        step_size: The paper's gamma; 0.1 for PACS and 0.0001 for iWildCam in the FedDG benchmark.
     """
 
     needs_target: ClassVar[bool] = False
@@ -71,7 +81,7 @@ class AFL(Hooks):
     step_size: NonNegative = 0.1
 
     def weigh(self, answered: Answered) -> FloatArray:
-        """Lambda of those who answered and hold a sample, renormalised; uniform before the first round."""
+        """Lambda of the clients that replied and hold a sample, renormalised; uniform before the first round."""
         present = (answered.sizes > 0).astype(np.float64)
         if not present.any():
             raise ArgumentError("sizes: no client holds a sample")
@@ -89,7 +99,7 @@ class AFL(Hooks):
         return {WEIGHTS: torch.full((clients,), 1 / clients, dtype=torch.float64)}
 
     def end_local(self, end: LocalEnd) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Returns the client's loss at the sent model."""
+        """The client returns its loss at the model that was sent."""
         return {}, {LOSS: end.full_loss(end.start)}
 
     def end_round(self, state: Named, end: RoundEnd) -> dict[str, Tensor]:

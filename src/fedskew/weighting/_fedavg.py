@@ -13,10 +13,17 @@ from fedskew.weighting._protocol import Answered, FloatArray
 
 
 def fedavg(counts: CountsLike, sizes: ArrayLike | None = None) -> FloatArray:
-    """Weights by the number of samples, `(clients,)`, sum 1.
+    """FedAvg's weights: proportional to the number of samples.
 
-    `counts`: `(clients, classes)`; `sizes`: samples of each client, `(clients,)`, where they are not the counts' row
-    sums (noisy counts). Raises ArgumentError for wrong shapes or values, and where no client holds a sample.
+    Args:
+        counts: Label counts, shape `(clients, classes)`.
+        sizes: Samples of each client, shape `(clients,)`, where they are not the row sums of `counts` (noisy counts).
+
+    Returns:
+        Weights, shape `(clients,)`, sum 1.
+
+    Raises:
+        ArgumentError: Wrong shapes or values, or no client holds a sample.
     """
     held = as_sizes(sizes, as_counts(counts))
     total = held.sum()
@@ -28,12 +35,12 @@ def fedavg(counts: CountsLike, sizes: ArrayLike | None = None) -> FloatArray:
 
 @component
 class FedAvg:
-    """Every update counts by the client's number of samples."""
+    """Weights proportional to the clients' numbers of samples."""
 
     needs_target: ClassVar[bool] = False
     needs_label_counts: ClassVar[bool] = False
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
 
     def weigh(self, answered: Answered) -> FloatArray:
-        """`fedavg` of those who answered."""
+        """`fedavg` of the clients that replied."""
         return fedavg(answered.counts, answered.sizes)

@@ -3,8 +3,8 @@
     W(k) = sum_c n_{k,c} / S_c,   S_c = sum of n_{k,c} over the participants,   a_k = W(k) / sum W
 
 A client's weight is its share of each label, summed over labels. Proportional histograms give FedAvg's weights, and so
-does a single participant. A label that one participant holds brings it a whole unit of W, even with one sample; the
-paper says so. The authors' public code computes the same weights.
+does a single participant. A label that only one participant holds adds 1 to its W, even with a single sample, as the
+paper says. The authors' public code computes the same weights.
 """
 
 from __future__ import annotations
@@ -20,9 +20,16 @@ from fedskew.weighting._protocol import Answered, FloatArray
 
 
 def fedla(counts: CountsLike) -> FloatArray:
-    """FedLA's weights of the participants, `(clients,)`, sum 1. `counts`: theirs alone, `(clients, classes)`.
+    """FedLA's weights.
 
-    Raises ArgumentError for wrong shapes or values, and where no client holds a sample.
+    Args:
+        counts: Label counts of the participants, shape `(clients, classes)`.
+
+    Returns:
+        Weights, shape `(clients,)`, sum 1.
+
+    Raises:
+        ArgumentError: Wrong shapes or values, or no client holds a sample.
     """
     held = as_counts(counts)
     pooled = held.sum(axis=0)
@@ -36,12 +43,12 @@ def fedla(counts: CountsLike) -> FloatArray:
 
 @component
 class FedLA:
-    """Every update counts by the client's share of each label among those who answered."""
+    """Weights by the clients' shares of each label among the clients that replied."""
 
     needs_target: ClassVar[bool] = False
     needs_label_counts: ClassVar[bool] = True
     paper: ClassVar[str] = "Khalil et al., FMEC 2023"
 
     def weigh(self, answered: Answered) -> FloatArray:
-        """`fedla` of those who answered."""
+        """`fedla` of the clients that replied."""
         return fedla(answered.counts)

@@ -1,6 +1,7 @@
 """FedPALS (Listo Zec, Breitholtz, Johansson, "Overcoming label shift with target-aware federated learning").
 
-    a = argmin over a >= 0, sum a = 1   ||T - sum_i a_i S_i||^2 + lambda sum_i a_i^2 / n_i          (eq. 5)
+    a = argmin  ||T - sum_i a_i S_i||^2 + lambda sum_i a_i^2 / n_i      (eq. 5)
+        over a >= 0, sum a = 1
 
 with S_i and n_i the label marginals and sizes of the participants, T the target mix and lambda the strength. A large
 strength gives FedAvg. Strength 0 is the limit from above: of the weights that fit best, those with the largest

@@ -1,4 +1,4 @@
-"""What a weighting sees and implements."""
+"""What a weighting receives and implements."""
 
 from __future__ import annotations
 
@@ -17,11 +17,14 @@ FloatArray = NDArray[np.float64]
 
 
 class Answered(NamedTuple):
-    """Those who answered this round.
+    """The clients that replied in a round.
 
-    `counts`: their label counts, `(answered, classes)`; `sizes`: their samples, `(answered,)`; `target`: the label mix
-    that the model is for, `(classes,)`, or None; `ids`: which clients they are, `(answered,)`; `state`: what the
-    weighting keeps between rounds (see `fedskew.hooks`).
+    Attributes:
+        counts: Their label counts, shape `(answered, classes)`.
+        sizes: Their numbers of samples, shape `(answered,)`.
+        target: The label mix that the model is for, shape `(classes,)`, or None.
+        ids: Which clients they are, shape `(answered,)`.
+        state: What the weighting keeps between rounds (see `fedskew.hooks`).
     """
 
     counts: FloatArray
@@ -32,17 +35,21 @@ class Answered(NamedTuple):
 
 
 class Weighting(Protocol):
-    """One component of the weighting slot: a frozen dataclass of hyper-parameters."""
+    """A component of the weighting slot: a frozen dataclass of hyper-parameters.
+
+    Attributes:
+        needs_target: Whether it reads the target label mix; a run without one is then refused.
+    """
 
     needs_target: ClassVar[bool]
 
     def weigh(self, answered: Answered) -> FloatArray:
-        """Weights of those who answered, `(answered,)`, sum 1."""
+        """Return the weights of the clients that replied, shape `(answered,)`, sum 1."""
 
 
 @runtime_checkable
 class Solver(Protocol):
-    """A weighting that solves an optimisation problem can also say how near its weights are to the optimum."""
+    """A weighting that solves an optimisation problem, and can say how near its weights are to the optimum."""
 
     def solve(self, answered: Answered) -> tuple[Solution, float]:
         """The weights with certificates of their optimality, and the strength (lambda) that they are for."""

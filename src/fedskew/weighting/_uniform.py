@@ -11,9 +11,16 @@ from fedskew.weighting._protocol import Answered, FloatArray
 
 
 def uniform(counts: CountsLike) -> FloatArray:
-    """The same weight for every client that holds a sample, `(clients,)`, sum 1.
+    """The same weight for every client that holds a sample.
 
-    `counts`: `(clients, classes)`. Raises ArgumentError for wrong shapes or values, and where no client holds a sample.
+    Args:
+        counts: Label counts, shape `(clients, classes)`.
+
+    Returns:
+        Weights, shape `(clients,)`, sum 1.
+
+    Raises:
+        ArgumentError: Wrong shapes or values, or no client holds a sample.
     """
     return _equal(as_counts(counts).sum(axis=1), "counts")
 
@@ -28,7 +35,7 @@ def _equal(held: FloatArray, argument: str) -> FloatArray:
 
 @component
 class Uniform:
-    """Every update of a client that holds a sample counts the same, as in SCAFFOLD's mean."""
+    """The same weight for every client that holds a sample, as in SCAFFOLD's mean."""
 
     needs_target: ClassVar[bool] = False
     needs_label_counts: ClassVar[bool] = False
@@ -36,5 +43,5 @@ class Uniform:
     paper: ClassVar[str] = "Karimireddy et al., ICML 2020"
 
     def weigh(self, answered: Answered) -> FloatArray:
-        """Equal weights of those who answered."""
+        """Equal weights of the clients that replied."""
         return _equal(answered.sizes, "sizes")
