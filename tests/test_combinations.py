@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,37 +10,36 @@ import pytest
 
 from covering import Cell, covering_set, whole_product
 from fedskew.experiment import make_training_loop, resolve
-from fedskew.methods import COMBINATIONS, PRESETS
+from fedskew.methods import BUNDLES, COMBINATIONS, PRESETS
+from fedskew.pipelines import INDEX
 
 TASK: dict[str, Any] = {
     "data": {"name": "digits", "validation": 0.1},
     "partition": {"rule": "dirichlet_by_class", "clients": 6, "beta": 0.2, "min_size": 1},
     "model": {"name": "mlp3", "width": 12},
-    "training": {"rounds": 3, "participation": 0.5, "epochs": 2, "batch_size": 64, "lr": 0.05, "momentum": 0.5},
+    "training": {"rounds": 3, "participation": 0.5, "epochs": 2, "batch_size": 128, "lr": 0.05, "momentum": 0.5},
     "target": {"mix": [0.02] * 5 + [0.18] * 5},
     "conditions": {"dropout": 0.34, "stragglers": 0.5},
     "output": {"checkpoint_every": 2},
 }
 
 
-def _stop_at(round: int):
-    def listen(record):
-        if record["round"] == round:
-            raise KeyboardInterrupt
-
-    return listen
-
-
 def _trains_and_resumes(method: dict[str, Any] | str, folder: Path) -> None:
+    """Go through without a break, and from a copy of the folder as a kill at the end of round 3 leaves it."""
+    whole, killed = folder / "whole", folder / "killed"
+
+    def copy_at_the_end(record: dict[str, Any]) -> None:
+        if record["round"] == 3:  # the last checkpoint is that of round 2
+            shutil.copytree(whole, killed)
+
     config = resolve({**TASK, "method": method})
-    make_training_loop(config, 0, folder / "whole").run()
-    with pytest.raises(KeyboardInterrupt):
-        make_training_loop(config, 0, folder / "stopped").run(progress=_stop_at(2))
-    resumed = make_training_loop(config, 0, folder / "stopped").run(resume=True)
+    through = make_training_loop(config, 0, whole).run(progress=copy_at_the_end)
+    resumed = make_training_loop(config, 0, killed).run(resume=True)
     assert [record["round"] for record in resumed.rounds] == [0, 1, 2, 3]
+    assert resumed.rounds[2]["seconds"] == through.rounds[2]["seconds"]  # restored, not trained again
     assert not any(record["diverged"] for record in resumed.rounds)
     for file in ("model.safetensors", "best.safetensors"):
-        assert (folder / "stopped" / file).read_bytes() == (folder / "whole" / file).read_bytes()
+        assert (killed / file).read_bytes() == (whole / file).read_bytes()
 
 
 @pytest.mark.parametrize("cell", covering_set(), ids=str)
@@ -47,6 +47,12 @@ def test_every_accepted_pair_of_components_trains_and_resumes_bit_for_bit(cell: 
     _trains_and_resumes(cell.tables(), tmp_path)
 
 
+@pytest.mark.parametrize("name", [*BUNDLES, *INDEX])
+def test_a_method_of_several_components_trains_and_resumes_bit_for_bit(name, tmp_path):
+    _trains_and_resumes(name, tmp_path)
+
+
+@pytest.mark.whole_product
 @pytest.mark.parametrize("name", [*PRESETS, *COMBINATIONS])
 def test_every_named_method_trains_and_resumes_bit_for_bit(name, tmp_path):
     _trains_and_resumes(name, tmp_path)
