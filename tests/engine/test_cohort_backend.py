@@ -28,11 +28,10 @@ from fedskew.engine import (
     Update,
     hooked,
 )
-from fedskew.engine.cohort import _layers as _cohort_layers
+from fedskew.engine.cohort import CONVOLUTION_FORMS
 from fedskew.errors import RunError
 from fedskew.methods import Method
-from fedskew.models import FlatModel, ModelState, build, swap_dropout
-from fedskew.models._network import Network
+from fedskew.models import FlatModel, ModelState, Network, build, swap_dropout
 
 ROWS, FEATURES, CLASSES, CLIENTS = 120, 5, 4, 8
 SIZES = (40, 3, 17, 0, 8, 24, 1, 27)
@@ -290,7 +289,7 @@ def test_convolutions_channel_dropout_and_augmentation_are_each_clients_own(name
 def test_every_form_of_a_convolution_is_the_convolution(form, options, monkeypatch):
     if form == "columns" and ("groups" in options or options.get("padding") == "same"):
         pytest.skip("the rule never takes it there")
-    monkeypatch.setattr(_cohort_layers, "convolution_form", lambda *_: form)
+    monkeypatch.setitem(CONVOLUTION_FORMS, "cpu", form)
     flat = data()
     inputs = torch.from_numpy(np.random.default_rng(5).normal(size=(ROWS, 2, 9, 7)).astype(np.float32))
     divided = PartitionedData(inputs, flat.targets, flat.rows, flat.counts)

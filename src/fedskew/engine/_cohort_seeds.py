@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from fedskew.engine._federation import Federation, ServerState
 from fedskew.engine._records import Round
-from fedskew.engine.cohort import CohortBackend, Request, train_together
+from fedskew.engine.cohort import CohortBackend, CohortRequest, train_together
 
 
 def run_round_together(
@@ -27,7 +27,7 @@ def run_round_together(
         assert isinstance(federation.backend, CohortBackend), "seeds train together only where a cohort does"
         sent, assignments = federation.instructions(following, cohort)
         sents.append(sent)
-        requests.append(Request(federation.backend, following.round, assignments, sent))
+        requests.append(CohortRequest(federation.backend, following.round, assignments, sent))
     played = []
     for federation, (cohort, following), sent, updates in zip(
         federations, asked, sents, train_together(requests), strict=True

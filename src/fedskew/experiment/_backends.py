@@ -60,7 +60,7 @@ def describe(course: RoundRunner) -> dict[str, Any]:
 def _named(backend: object) -> dict[str, Any]:
     record: dict[str, Any] = {"name": getattr(backend, "name", type(backend).__name__.lower())}
     if isinstance(backend, CohortBackend):
-        record["stacked"] = backend.most
+        record["stacked"] = backend.stack_size
         if backend.capture:
             record["captured"] = backend.not_captured is None
         if backend.not_captured is not None:

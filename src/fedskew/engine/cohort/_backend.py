@@ -1,4 +1,4 @@
-"""A whole cohort in lock-step: parameters stacked, one local step of all clients at once."""
+"""The backend that trains a cohort in lock-step."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any, ClassVar, NamedTuple
 from fedskew.engine._backend import Assignment, Backend, Observer, Sent, Update
 from fedskew.engine._local_work import LocalWork
 from fedskew.engine._sequential import ClientResult, SequentialBackend
-from fedskew.engine.cohort._capture import Captures
 from fedskew.engine.cohort._layers import MappedNetwork
 from fedskew.engine.cohort._rules import stack_size
-from fedskew.engine.cohort._stack import Member, Stack
+from fedskew.engine.cohort._stack import StackedClient, StackTrainer
 from fedskew.engine.cohort._step import Networks, Step
+from fedskew.engine.cohort.capture import CapturedTrainer
 from fedskew.models import FlatModel
 
 
@@ -24,13 +24,18 @@ from fedskew.models import FlatModel
 class CohortBackend(Backend):
     """Trains a cohort together, on the device of `model`.
 
-    At most `chunk` clients are stacked at a time (None: as many as `stack_size` says); they are taken in the order of
-    their numbers of steps, and leave the stack when they are done. Losses, draws, replies and states are those of
-    `SequentialBackend`, to floating-point tolerance. Losses and local steps are mapped over clients by
-    `torch.func.vmap`, and
-    short batches are padded: they must not branch on values, and a loss must leave out the rows that `Batch.mask` does.
-    `capture`: a step is captured as a CUDA graph, where that can be done (`not_captured` says why not); on the CPU the
-    same step runs as it is, on the tensors that a graph would have.
+    Clients are stacked in the order of their numbers of steps, and leave the stack when they are done. Losses, draws,
+    replies and states are those of `SequentialBackend`, to floating-point tolerance. Losses and local steps are mapped
+    over clients by `torch.func.vmap`, and short batches are padded: they must not branch on values, and a loss must
+    leave out the rows that `Batch.mask` does.
+
+    Attributes:
+        model: The network.
+        work: Local training.
+        observe: Called with every client's model after its training.
+        chunk: How many clients are stacked at a time, at most; None: as many as memory allows, by shapes.
+        capture: Capture a step as a CUDA graph, where that is possible. On the CPU the same step runs as it is, on the
+            tensors that a graph would have.
     """
 
     name: ClassVar[str] = "cohort"
@@ -48,35 +53,26 @@ class CohortBackend(Backend):
             teacher=MappedNetwork(self.model, False, batch_statistics) if "teacher" in reads else None,
             previous=MappedNetwork(self.model, False) if "previous" in reads else None,
         )
-        self._step = Step(networks, self.work)
-        self._captures = Captures(self._step) if self.capture else None
+        step = Step(networks, self.work)
+        self.trainer = CapturedTrainer(step) if self.capture else StackTrainer(step)
 
     def train(self, round: int, cohort: Sequence[Assignment], sent: Sent) -> list[Update]:
         """See `Backend.train`."""
-        return train_together([Request(self, round, cohort, sent)])[0]
+        return train_together([CohortRequest(self, round, cohort, sent)])[0]
 
     @cached_property
-    def most(self) -> int:
-        """How many clients are stacked at a time, at the most."""
+    def stack_size(self) -> int:
+        """How many clients are stacked at a time, at most."""
         return self.chunk or stack_size(self.model, self.work)
 
     @property
     def not_captured(self) -> str | None:
-        """Why steps are not captured, as far as is known by now; None where they are, or were never to be."""
-        return None if self._captures is None else self._captures.refused
-
-    def train_stack(self, members: Sequence[Member]) -> list[ClientResult]:
-        """Every step of clients of one kind, given with most steps first."""
-        ended = None if self._captures is None else self._captures.train(members)
-        return Stack(self._step, members).train() if ended is None else ended
-
-    def end(self, member: Member, ended: ClientResult) -> Update:
-        """What a client sends and keeps after its last step."""
-        return self.sequential.finish(member.started, ended)
+        """Why steps are not captured although `capture` is set, as far as known by now; None without a reason."""
+        return self.trainer.not_captured
 
 
-class Request(NamedTuple):
-    """One round of one federation."""
+class CohortRequest(NamedTuple):
+    """One round of one federation: the arguments of `Backend.train`, and its backend."""
 
     backend: CohortBackend
     round: int
@@ -84,28 +80,36 @@ class Request(NamedTuple):
     sent: Sent
 
 
-def train_together(requests: Sequence[Request]) -> list[list[Update]]:
-    """Rounds of federations that differ in nothing but their data and seed, as one cohort; each one's updates.
+def train_together(requests: Sequence[CohortRequest]) -> list[list[Update]]:
+    """Train rounds of several federations as one cohort.
 
-    They are stacked as the first one's backend says.
+    Args:
+        requests: The rounds, of federations that differ in nothing but their data and seed. The first one's backend
+            decides on the size of stacks.
+
+    Returns:
+        The updates of each federation, in the order of its cohort.
     """
     first = requests[0].backend
-    members = [
-        Member(request.backend.work, request.backend.sequential.set_up(request.round, task, request.sent))
+    clients = [
+        StackedClient(request.backend.work, request.backend.sequential.set_up(request.round, task, request.sent))
         for request in requests
         for task in request.cohort
     ]
-    alike: defaultdict[Any, list[Member]] = defaultdict(list)
-    for member in members:
-        alike[member.kind].append(member)
-    ended: dict[Member, ClientResult] = {}
-    for some in alike.values():
-        some.sort(key=lambda member: -member.steps)
-        for start in range(0, len(some), first.most):
-            chunk = some[start : start + first.most]
-            ended |= dict(zip(chunk, first.train_stack(chunk), strict=True))
-    own = iter(members)
+    by_kind: defaultdict[Any, list[StackedClient]] = defaultdict(list)
+    for client in clients:
+        by_kind[client.kind].append(client)
+    results: dict[StackedClient, ClientResult] = {}
+    for alike in by_kind.values():
+        alike.sort(key=lambda client: -client.steps)
+        for start in range(0, len(alike), first.stack_size):
+            stacked = alike[start : start + first.stack_size]
+            results |= dict(zip(stacked, first.trainer.train(stacked), strict=True))
+    remaining = iter(clients)
     return [
-        [request.backend.end(member, ended.pop(member)) for member in islice(own, len(request.cohort))]
+        [
+            request.backend.sequential.finish(client.setup, results.pop(client))
+            for client in islice(remaining, len(request.cohort))
+        ]
         for request in requests
     ]

@@ -22,17 +22,17 @@ _INSIDE = "inside.model."
 class MappedNetwork:
     """The forward pass of one client at any parameters, to be mapped by `torch.func.vmap`.
 
-    Frozen tensors are those of `model` itself. Batch norm reads the statistics of the client's real rows only, and
-    returns the running ones instead of writing them; it has them written by hand, as PyTorch's own knows no mask.
-    `train`: as in training; else in eval mode, but for batch norm where `batch_statistics`.
+    Frozen tensors are those of `model` itself. Batch norm uses the statistics of the client's real rows only, and
+    running statistics are returned instead of written; PyTorch's own knows no mask. `train`: in training mode; else in
+    eval mode, but for batch norm with `batch_statistics`.
     """
 
     def __init__(self, model: FlatModel, train: bool, batch_statistics: bool = False) -> None:
         self.batch_statistics = batch_statistics
         self._model = model
-        self._rows = _Rows()
+        self._mask = _BatchMask()
         own = {id(tensor): tensor for tensor in chain(model.module.parameters(), model.module.buffers())}
-        module = _swapped(copy.deepcopy(model.module, own), self._rows)
+        module = _swap_layers(copy.deepcopy(model.module, own), self._mask)
         self._keys = [_INSIDE + name for name in dropout_keys(module)]
         views = model.buffer_views(model.buffers, model.read_state().integers)
         self._network = _Whole(module, list(views)).train(train)
@@ -49,18 +49,18 @@ class MappedNetwork:
         x: Tensor,
         key: Tensor | None = None,
         mask: Tensor | None = None,
-        fewest: int = 0,
+        smallest: int = 0,
     ) -> tuple[Outputs, Tensor, Tensor]:
-        """What the network returns for `x`, `(batch, ...)`, and its buffers and integer buffers afterwards.
+        """The network's outputs for `x`, `(batch, ...)`, and its buffers and integer buffers afterwards.
 
-        `parameters`: by name; `key`: of its dropout; `mask`: real rows, `(batch,)`; `fewest`: how many of them a client
-        has at least.
+        `parameters`: by name; `key`: of its dropout; `mask`: real rows, `(batch,)`; `smallest`: number of real rows in
+        the smallest batch.
         """
         views = {**parameters, **self._model.buffer_views(buffers, integers)}
         tensors = {_INSIDE + name: tensor for name, tensor in views.items()}
         if key is not None:
             tensors |= dict.fromkeys(self._keys, key)
-        self._rows.mask, self._rows.fewest = mask, len(x) if mask is None else fewest
+        self._mask.real, self._mask.smallest = mask, len(x) if mask is None else smallest
         outputs, after = functional_call(self._network, tensors, (x,))
         names = self._model.integer_buffers
         floating = [value.reshape(-1) for name, value in after.items() if name not in names]
@@ -73,25 +73,25 @@ class MappedNetwork:
 
     @property
     def has_dropout(self) -> bool:
-        """Whether it reads a key."""
+        """Whether it has dropout layers, which need a key."""
         return bool(self._keys)
 
     @property
     def has_batch_norm(self) -> bool:
-        """Whether it asks for the smallest batch."""
+        """Whether it has batch norm, which needs to know the smallest batch."""
         return any(isinstance(layer, _BatchNorm) for layer in self._network.modules())
 
 
 @dataclass
-class _Rows:
-    """Which rows of the batch in work are real."""
+class _BatchMask:
+    """Which rows of the present batch are real, `(batch,)`, None for all; and how many in the smallest batch."""
 
-    mask: Tensor | None = None
-    fewest: int = 0
+    real: Tensor | None = None
+    smallest: int = 0
 
 
 class _Whole(nn.Module):
-    """The network, which also returns the buffers that it ends with."""
+    """The network, which also returns its buffers after the forward pass."""
 
     def __init__(self, module: nn.Module, buffers: list[str]) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ def on_stacks(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
 
 
 class _OnStacks(torch.autograd.Function):
-    """PyTorch's way to say by hand how something is mapped."""
+    """PyTorch's way to define by hand how something is mapped."""
 
     @staticmethod
     def forward(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
@@ -132,12 +132,12 @@ class _OnStacks(torch.autograd.Function):
         return function(*stacks), 0
 
 
-def _swapped(module: nn.Module, rows: _Rows) -> nn.Module:
-    """`module`, in place, with the layers of this file in place of PyTorch's."""
+def _swap_layers(module: nn.Module, mask: _BatchMask) -> nn.Module:
+    """Replace PyTorch's layers by those of this file, in place; returns the module."""
     swapped: dict[nn.Module, nn.Module] = {}
     for layer in module.modules():
         if type(layer) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm):
-            swapped[layer] = _BatchNorm(layer, rows)
+            swapped[layer] = _BatchNorm(layer, mask)
         elif type(layer) is nn.Conv2d and layer.weight.requires_grad and layer.padding_mode == "zeros":
             swapped[layer] = _Conv2d(layer)
         elif isinstance(layer, nn.Linear) and type(layer).forward is nn.Linear.forward and _trains_weight(layer):
@@ -164,11 +164,11 @@ class _BatchNorm(nn.Module):
     running_var: Tensor | None
     num_batches_tracked: Tensor | None
 
-    def __init__(self, layer: Any, rows: _Rows) -> None:
+    def __init__(self, layer: Any, mask: _BatchMask) -> None:
         super().__init__()
         _take_over(self, layer)
         self._eps, self._momentum = layer.eps, layer.momentum
-        self._rows = rows
+        self._mask = mask
 
     def forward(self, x: Tensor) -> Tensor:
         along = [0, *range(2, x.dim())]
@@ -184,16 +184,16 @@ class _BatchNorm(nn.Module):
         return x * scale.view(shape) + shift.view(shape)
 
     def _statistics(self, x: Tensor, along: list[int]) -> tuple[Tensor, Tensor]:
-        """Mean and variance by channel; renews the running ones."""
-        rows, each = self._rows, x[0, 0].numel()
-        if self.training and rows.fewest * each == 1:
+        """Mean and variance by channel; updates the running ones."""
+        mask, each = self._mask, x[0, 0].numel()
+        if self.training and mask.smallest * each == 1:
             raise ValueError("Expected more than 1 value per channel when training, got 1")
-        if rows.mask is None:
+        if mask.real is None:
             number: Tensor | int = len(x) * each
             var, mean = torch.var_mean(x, along, correction=0)
         else:
-            real = rows.mask.view(-1, *[1] * (x.dim() - 1))
-            number = rows.mask.sum() * each
+            real = mask.real.view(-1, *[1] * (x.dim() - 1))
+            number = mask.real.sum() * each
             mean = torch.where(real, x, 0).sum(along) / number
             centred = torch.where(real, x - mean.view(1, -1, *[1] * (x.dim() - 2)), 0)
             var = centred.square().sum(along) / number
@@ -228,7 +228,7 @@ class _Linear(nn.Linear):
 
 
 class _Conv2d(nn.Module):
-    """A convolution in the form that is fastest for its shape (see `convolution_form`)."""
+    """A convolution in the form that is fastest for its shape (see `CONVOLUTION_FORMS`)."""
 
     weight: Tensor
     bias: Tensor | None
@@ -250,17 +250,17 @@ class _Conv2d(nn.Module):
         return functional.conv2d(x, weight, bias, self._stride, self._padding, self._dilation, self._groups)
 
     def _one_by_one(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """One client's after another's. The pictures' channels stay innermost, as CPUs like them."""
+        """One client's after another's. The images' channels stay innermost, which is faster on CPUs."""
         biases = [None] * len(x) if bias is None else bias.unbind()
-        pictures = [self._convolve(*own) for own in zip(x.unbind(), weight.unbind(), biases, strict=True)]
-        return torch.stack([picture.permute(0, 2, 3, 1) for picture in pictures]).permute(0, 1, 4, 2, 3)
+        images = [self._convolve(*own) for own in zip(x.unbind(), weight.unbind(), biases, strict=True)]
+        return torch.stack([image.permute(0, 2, 3, 1) for image in images]).permute(0, 1, 4, 2, 3)
 
     def _as_columns(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """All clients' in one batched product of their patches, `(clients, batch * places, patch)`, and weights.
 
-        Patches are views that are copied at once; PyTorch's own `unfold` on a GPU is a launch for every picture.
+        Patches are views that are copied at once; PyTorch's own `unfold` on a GPU is a launch for every image.
         """
-        assert not isinstance(self._padding, str), "the rule takes another form then"
+        assert not isinstance(self._padding, str), "the rule chooses another form then"
         clients, outs, (down, across) = len(x), weight.shape[1], self._padding
         patches = functional.pad(x.flatten(0, 1), (across, across, down, down))
         for axis, (side, dilation, stride) in enumerate(
@@ -276,7 +276,7 @@ class _Conv2d(nn.Module):
 
 
 def _take_over(new: nn.Module, old: nn.Module) -> None:
-    """The parameters, buffers and mode of a layer, the very same tensors."""
+    """Give a new layer the parameters and buffers of the old one, the very same tensors, and its mode."""
     for name, parameter in old._parameters.items():
         new.register_parameter(name, parameter)
     for name, buffer in old._buffers.items():

@@ -1,4 +1,4 @@
-"""Clients whose parameters are stacked: who takes which step on which rows, and every step of all of them."""
+"""Clients whose parameters are stacked: which client takes which step on which rows, and all steps of all of them."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ from torch.utils._pytree import tree_map
 from fedskew.data import Inputs
 from fedskew.engine._local_work import LocalWork, training_failed
 from fedskew.engine._sequential import MOMENTUM, ClientResult, ClientSetup
-from fedskew.engine.cohort._step import Held, Step, StepInputs
+from fedskew.engine.cohort._step import StackData, Step, StepInputs
 from fedskew.hooks import Hooks, Named
 from fedskew.models import ModelState
 from fedskew.objectives import Batch
 from fedskew.randomness import Purpose, mix, stream_key
 
 
-class Member:
+class StackedClient:
     """One client of a stack."""
 
-    def __init__(self, work: LocalWork, started: ClientSetup) -> None:
-        self.work, self.started = work, started
-        self.size, batch = work.training.samples_of_epoch(len(started.samples.rows)), work.training.batch_size
+    def __init__(self, work: LocalWork, setup: ClientSetup) -> None:
+        self.work, self.setup = work, setup
+        self.size, batch = work.training.samples_of_epoch(len(setup.samples.rows)), work.training.batch_size
         self._epoch = -(-self.size // batch)  # steps of an epoch
-        self.steps = started.task.epochs * self._epoch
-        if started.task.steps is not None:
-            self.steps = min(self.steps, started.task.steps)
+        self.steps = setup.task.epochs * self._epoch
+        if setup.task.steps is not None:
+            self.steps = min(self.steps, setup.task.steps)
 
     @property
     def kind(self) -> Any:
         """What must be the same in a stack: the round, and names and shapes of what was kept and sent."""
-        named = self.started.state, self.started.sent.broadcast
-        return self.started.round, *(tuple((name, value.shape) for name, value in one.items()) for one in named)
+        named = self.setup.state, self.setup.sent.broadcast
+        return self.setup.round, *(tuple((name, value.shape) for name, value in one.items()) for one in named)
 
     def batches(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The rows of each step's batch, `(steps, batch size)`; a short batch is filled up with rows of the client."""
-        task, size = self.started.task, self.work.training.batch_size
+        """The rows of each step's batch, `(steps, batch size)`; a short batch is padded with rows of the client."""
+        task, size = self.setup.task, self.work.training.batch_size
         if not self.steps:
             return np.zeros((0, size), dtype=np.int64)
         table = np.empty((-(-self.steps // self._epoch), self._epoch * size), dtype=np.int64)
-        orders = self.work.epoch_orders(self.started.round, task.client, rows, task.epochs)
+        orders = self.work.epoch_orders(self.setup.round, task.client, rows, task.epochs)
         for epoch, order in zip(table, orders, strict=False):
             epoch[: self.size], epoch[self.size :] = order, order[0]
         return table.reshape(-1, size)[: self.steps]
@@ -57,98 +57,120 @@ class Member:
         return np.resize(epoch, self.steps)
 
     def in_last_epoch(self, step: int) -> bool:
-        """Whether a step is one of its last local epoch."""
-        return step // self._epoch == self.started.task.epochs - 1
+        """Whether a step belongs to its last local epoch."""
+        return step // self._epoch == self.setup.task.epochs - 1
 
     def key(self, purpose: Purpose) -> int:
-        """The key of its draws inside steps."""
-        return stream_key(self.work.seed, purpose, self.started.round, self.started.task.client)
+        """The key of its random draws inside steps."""
+        return stream_key(self.work.seed, purpose, self.setup.round, self.setup.task.client)
+
+
+class StackTrainer:
+    """Trains stacks of clients.
+
+    `not_captured`: why steps are not captured where they were to be; None without a reason.
+    """
+
+    not_captured: str | None = None
+
+    def __init__(self, step: Step) -> None:
+        self.step = step
+
+    def train(self, clients: Sequence[StackedClient]) -> list[ClientResult]:
+        """All steps of clients of one kind, which are given with most steps first."""
+        return Stack(self.step, clients).train()
 
 
 class Stack:
-    """Clients of one kind in training, given with most steps first: the active ones are always the first rows.
+    """The data and the schedule of clients of one kind, with most steps first, so that active ones are always first.
 
-    `apart`: their samples are copied out of the data set. `held`: what they have throughout; `active`: how many of them
-    take each step; `rows`: of each one's batches, `(steps, clients, batch size)`; `sizes` and, on the device,
-    `lengths`: how many of these are real, `(steps, clients)`, 0 where a client has finished; `dropout`: the keys of the
-    dropout layers, `(steps, clients)`, None where there are none; `fewest`: rows of the smallest batch.
+    With `apart`, their samples are copied out of the data set.
+
+    Attributes:
+        data: What stays the same during their training.
+        active: How many clients take each step.
+        rows: Rows of each batch, `(steps, clients, batch size)`.
+        sizes: How many of these are real, `(steps, clients)`; 0 where a client has finished.
+        lengths: The same on the device.
+        dropout: Keys of the dropout layers, `(steps, clients)`; None without dropout.
+        smallest: Number of real rows in the smallest batch.
     """
 
-    def __init__(self, step: Step, members: Sequence[Member], apart: bool = False) -> None:
-        self.members, self.settings = members, members[0].started.settings
+    def __init__(self, step: Step, clients: Sequence[StackedClient], apart: bool = False) -> None:
+        self.clients, self.settings = clients, clients[0].setup.settings
         self.work, self._step, self._device = step.work, step, self.settings.start.device
-        inputs, targets, rows = self._data(apart)
-        self.held = Held(inputs, targets, members[0].started.sent, self._own(), self._augmentation())
+        inputs, targets, rows = self._samples(apart)
+        self.data = StackData(inputs, targets, clients[0].setup.sent, self._own(), self._augmentation())
         self._schedule(rows)
 
     def train(self) -> list[ClientResult]:
-        """Every step of every client, in the order of the members."""
-        members, work = self.members, self.work
-        model, carried = self.begin()
-        ended = left(model, carried, slice(self.active[0] if self.active else 0, len(members)))
+        """All steps of all clients; results in the order of the clients."""
+        clients, work = self.clients, self.work
+        model, carried = self.start()
+        finished = split_clients(model, carried, slice(self.active[0] if self.active else 0, len(clients)))
         gathering = {name: hooks for name, hooks in work.hooks.items() if type(hooks).gather is not Hooks.gather}
-        gathered: list[dict[str, Named]] = [{name: {} for name in work.hooks} for _ in members]
-        totals = torch.zeros(len(members), device=self._device)
+        gathered: list[dict[str, Named]] = [{name: {} for name in work.hooks} for _ in clients]
+        totals = torch.zeros(len(clients), device=self._device)
         for number, active in enumerate(self.active):
             model, carried = _first((model, carried), active)
             try:
-                taken = self._step.take(
-                    self._first_held(active), self._step_inputs(number), self.settings, model, carried
+                result = self._step.take(
+                    self._first_data(active), self._step_inputs(number), self.settings, model, carried
                 )
             except (RuntimeError, ValueError) as error:
-                clients = ", ".join(str(member.started.task.client) for member in members[:active])
-                where = f"round {members[0].started.round}, clients {clients}, step {number}"
+                names = ", ".join(str(client.setup.task.client) for client in clients[:active])
+                where = f"round {clients[0].setup.round}, clients {names}, step {number}"
                 raise training_failed(where, error) from error
-            model, carried = taken.model, taken.carried
-            totals[:active] += taken.values * self.lengths[number, :active]
+            model, carried = result.model, result.carried
+            totals[:active] += result.values * self.lengths[number, :active]
             for name, hooks in gathering.items():
-                for place, member in enumerate(members[:active]):
-                    rows = int(self.sizes[number, place])
-                    batch = Batch(*(part[place, :rows] for part in taken.batch[:3]))
-                    gathered[place][name] = hooks.gather(gathered[place][name], batch, member.in_last_epoch(number))
+                for index, client in enumerate(clients[:active]):
+                    rows = int(self.sizes[number, index])
+                    batch = Batch(*(part[index, :rows] for part in result.batch[:3]))
+                    gathered[index][name] = hooks.gather(gathered[index][name], batch, client.in_last_epoch(number))
             following = self.active[number + 1] if number + 1 < len(self.active) else 0
-            ended = left(model, carried, slice(following, active)) + ended
-        return self.ended(ended, totals, gathered)
+            finished = split_clients(model, carried, slice(following, active)) + finished
+        return self.results(finished, totals, gathered)
 
-    def begin(self) -> tuple[ModelState, Tensor | None]:
+    def start(self) -> tuple[ModelState, Tensor | None]:
         """Every client's model and what its local step carries, before the first step."""
-        members, sent = self.members, self.held.sent.model
-        if "sent" in self.held.own:
-            model = self.held.own["sent"]
+        clients, sent = self.clients, self.data.sent.model
+        if "sent" in self.data.own:
+            model = self.data.own["sent"]
         else:
-            model = ModelState(*(part.expand(len(members), -1) for part in sent))
+            model = ModelState(*(part.expand(len(clients), -1) for part in sent))
         # Cloned, because layers of a user's own may write to buffers in place.
         model = model._replace(buffers=model.buffers.clone(), integers=model.integers.clone())
         fresh = self.work.local_step.init(self.settings)
         if fresh is None:
             return model, None
-        return model, torch.stack([member.started.state.get(MOMENTUM, fresh) for member in members])
+        return model, torch.stack([client.setup.state.get(MOMENTUM, fresh) for client in clients])
 
-    def ended(
+    def results(
         self,
-        left: Sequence[tuple[ModelState, Tensor | None]],
+        finished: Sequence[tuple[ModelState, Tensor | None]],
         totals: Tensor,
         gathered: Sequence[dict[str, Named]],
     ) -> list[ClientResult]:
-        """The members after their last step; `totals`: of their objectives over all samples seen, `(clients,)`."""
+        """The clients after their last step; `totals`: sums of their objectives over all samples seen, `(clients,)`."""
         losses = (totals / self.lengths.sum(0).clamp(min=1)).tolist()
         return [
-            ClientResult(model, carried, member.steps, loss, own)
-            for member, (model, carried), loss, own in zip(self.members, left, losses, gathered, strict=True)
+            ClientResult(model, carried, client.steps, loss, own)
+            for client, (model, carried), loss, own in zip(self.clients, finished, losses, gathered, strict=True)
         ]
 
     def _own(self) -> dict[str, Any]:
-        """What each client has of its own throughout; with one server, what it sent is everybody's and not in it."""
-        started = [member.started for member in self.members]
+        """What differs between clients throughout; what was sent is in it only where there are several servers."""
+        setups = [client.setup for client in self.clients]
         own: dict[str, Any] = {
-            "counts": torch.stack([one.context.counts for one in started]),
-            "client": {name: torch.stack([one.state[name] for one in started]) for name in started[0].state},
+            "counts": torch.stack([one.context.counts for one in setups]),
+            "client": {name: torch.stack([one.state[name] for one in setups]) for name in setups[0].state},
         }
-        sent = started[0].sent
-        if any(one.sent is not sent for one in started):
-            own["sent"] = ModelState(*map(torch.stack, zip(*(one.sent.model for one in started), strict=True)))
+        sent = setups[0].sent
+        if any(one.sent is not sent for one in setups):
+            own["sent"] = ModelState(*map(torch.stack, zip(*(one.sent.model for one in setups), strict=True)))
             own["broadcast"] = {
-                name: torch.stack([one.sent.broadcast[name] for one in started]) for name in sent.broadcast
+                name: torch.stack([one.sent.broadcast[name] for one in setups]) for name in sent.broadcast
             }
         return own
 
@@ -156,12 +178,12 @@ class Stack:
         """The keys of augmentation, `(clients, 1)`."""
         if self.work.augment is None:
             return None
-        keys = torch.tensor([member.key(Purpose.AUGMENTATION) for member in self.members])
+        keys = torch.tensor([client.key(Purpose.AUGMENTATION) for client in self.clients])
         return keys.unsqueeze(1).to(self._device)
 
-    def _data(self, apart: bool) -> tuple[Inputs, Tensor, list[NDArray[np.int64]]]:
-        """Inputs and targets that hold all clients' samples, and each one's rows; a copy of those if several."""
-        samples = [member.started.samples for member in self.members]
+    def _samples(self, apart: bool) -> tuple[Inputs, Tensor, list[NDArray[np.int64]]]:
+        """Inputs and targets that contain all clients' samples, and each one's rows; copies if there are several."""
+        samples = [client.setup.samples for client in self.clients]
         inputs, targets, _, _ = samples[0]
         if not apart and all(one.inputs is inputs and one.targets is targets for one in samples):
             return inputs, targets, [one.rows for one in samples]
@@ -174,44 +196,44 @@ class Stack:
         )
 
     def _schedule(self, rows: Sequence[NDArray[np.int64]]) -> None:
-        """Who does what in each step."""
-        members, steps = self.members, self.members[0].steps
-        table = np.zeros((steps, len(members), self.work.training.batch_size), dtype=np.int64)
-        self.sizes = np.zeros((steps, len(members)), dtype=np.int64)
-        for place, (member, own) in enumerate(zip(members, rows, strict=True)):
-            table[: member.steps, place] = member.batches(own)
-            self.sizes[: member.steps, place] = member.lengths()
+        """Set which client does what in each step."""
+        clients, steps = self.clients, self.clients[0].steps
+        table = np.zeros((steps, len(clients), self.work.training.batch_size), dtype=np.int64)
+        self.sizes = np.zeros((steps, len(clients)), dtype=np.int64)
+        for index, (client, own) in enumerate(zip(clients, rows, strict=True)):
+            table[: client.steps, index] = client.batches(own)
+            self.sizes[: client.steps, index] = client.lengths()
         self.active: list[int] = (self.sizes > 0).sum(1).tolist()
-        self.fewest = min(self.sizes[self.sizes > 0].tolist(), default=0)
+        self.smallest = min(self.sizes[self.sizes > 0].tolist(), default=0)
         self.rows = torch.from_numpy(table).to(self._device)
         self.lengths = torch.from_numpy(self.sizes).to(self._device)
         self.dropout: Tensor | None = None
         if self._step.networks.train.has_dropout:
-            keys = torch.tensor([member.key(Purpose.DROPOUT_LAYER) for member in members])
+            keys = torch.tensor([client.key(Purpose.DROPOUT_LAYER) for client in clients])
             self.dropout = mix(0, keys, torch.arange(steps).unsqueeze(1)).to(self._device)
 
     def _step_inputs(self, number: int) -> StepInputs:
         """One step of the active clients, as wide as the longest batch."""
         active = self.active[number]
         sizes = self.sizes[number, :active]
-        width, fewest = int(sizes.max()), int(sizes.min())
+        width, smallest = int(sizes.max()), int(sizes.min())
         mask = None
-        if fewest < width:
+        if smallest < width:
             mask = torch.arange(width, device=self._device) < self.lengths[number, :active].unsqueeze(1)
         dropout = None if self.dropout is None else self.dropout[number, :active]
-        return StepInputs(number, self.rows[number, :active, :width], mask, fewest, dropout)
+        return StepInputs(number, self.rows[number, :active, :width], mask, smallest, dropout)
 
-    def _first_held(self, clients: int) -> Held:
-        """What the first clients hold."""
-        augmentation = None if self.held.augmentation is None else self.held.augmentation[:clients]
-        return self.held._replace(own=_first(self.held.own, clients), augmentation=augmentation)
+    def _first_data(self, clients: int) -> StackData:
+        """The data of the first clients."""
+        augmentation = None if self.data.augmentation is None else self.data.augmentation[:clients]
+        return self.data._replace(own=_first(self.data.own, clients), augmentation=augmentation)
 
 
-def left(model: ModelState, carried: Tensor | None, done: slice) -> list[tuple[ModelState, Tensor | None]]:
-    """What each of the clients that are done leaves with; copied where others go on, so as not to hold on to theirs."""
-    clients = done.stop - done.start
+def split_clients(model: ModelState, carried: Tensor | None, which: slice) -> list[tuple[ModelState, Tensor | None]]:
+    """The model and carried vector of some clients, one by one; copied if others go on, so that memory is freed."""
+    clients = which.stop - which.start
     parts = [
-        part[done] if clients == len(part) else part[done].clone() for part in (*model, carried) if part is not None
+        part[which] if clients == len(part) else part[which].clone() for part in (*model, carried) if part is not None
     ]
     rows = zip(*(part.unbind() for part in parts), strict=True)
     return [(ModelState(*row[:3]), row[3] if len(row) > 3 else None) for row in rows]
