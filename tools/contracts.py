@@ -34,7 +34,9 @@ class PrivateContract(Contract):
         """Print each crossing with its line."""
         for crossing in check.metadata["crossings"]:
             where = f"{crossing['importer']}:{crossing['line_number']}"
-            output.print_error(f"{where} imports {crossing['imported']}; export what it needs from its package", bold=False)
+            output.print_error(
+                f"{where} imports {crossing['imported']}; export what it needs from its package", bold=False
+            )
 
 
 def _owner(module: str) -> str | None:
