@@ -1,4 +1,4 @@
-"""A sweep: one task under several methods, other values and seeds. Every cell and seed of the grid is an ordinary run.
+"""A sweep: one task under several methods, values and seeds. Every cell and seed of the grid is an ordinary run.
 
 The file is the config of a run with one more table:
 
@@ -11,11 +11,11 @@ The file is the config of a run with one more table:
         {label = "fedprox, small steps", preset = "fedprox", set = {training.lr = 0.01}},
     ]
 
-    [sweep.grid]                # each with each, and with every method
+    [sweep.grid]                # every combination of these, with every method
     partition.beta = [0.1, 0.5]
     training.participation = [0.1, 0.25]
 
-A method is a preset, or what `[method]` would hold with a `label`, and with `set` for keys that differ under it alone.
+A method is a preset, or a table with a `label`, what `[method]` would hold, and `set` for keys that differ under it.
 A key of the grid is any key of the config; a value that is a table replaces the whole table, and `label` names it:
 
     partition = [
@@ -53,7 +53,13 @@ _FIXED = ("schema", "name", "output", "sweep", "quick")
 
 @dataclass(frozen=True)
 class Cell:
-    """One combination. `values`: what it has on each axis, by the axis's name; `config`: of all its seeds."""
+    """One combination of a sweep.
+
+    Attributes:
+        label: Its name.
+        values: The label of its value on each axis.
+        config: The config with all its seeds.
+    """
 
     label: str
     values: dict[str, str]
@@ -62,7 +68,14 @@ class Cell:
 
 @dataclass(frozen=True)
 class Sweep:
-    """Cells in the order of the file, the first axis slowest; `command` is what a user types for it."""
+    """A grid of runs.
+
+    Attributes:
+        name: Its name.
+        cells: The combinations in the order of the file; the first axis varies slowest.
+        accuracy: The test accuracy whose first round the table names.
+        command: The command line that runs it.
+    """
 
     name: str
     cells: tuple[Cell, ...]
@@ -71,7 +84,7 @@ class Sweep:
 
     @property
     def axes(self) -> tuple[str, ...]:
-        """Names of what the cells differ in: `method` and keys of the grid, shortened where that is clear."""
+        """Names of what the cells differ in: `method` and keys of the grid, shortened where that is unambiguous."""
         return tuple(self.cells[0].values)
 
     @property
@@ -81,7 +94,7 @@ class Sweep:
         return hashlib.sha256(json.dumps([cells, self.accuracy]).encode()).hexdigest()[:8]
 
     def folder(self, out: Path) -> Path:
-        """Where the tables go; the runs go beside it, each in its own folder."""
+        """Return where the tables go under `out`, beside the run folders."""
         return out / f"sweep-{self.name}-{self.hash}"
 
 
@@ -95,14 +108,14 @@ class _Value:
 
 @dataclass(frozen=True)
 class _Source:
-    """The file, its text, and the dotted keys that were given beside it."""
+    """The file, its text, and the dotted keys that were changed on the command line."""
 
     path: Path
     text: str
     given: frozenset[str]
 
     def located(self, error: FedskewError, cell: str = "", changed: Mapping[str, Any] | None = None) -> FedskewError:
-        """The error with the file, the line of its key where it has one, and its cell, which changed these keys."""
+        """Add file, line of the key where it has one, and cell to an error; `changed`: the keys that the cell sets."""
         key = re.split(r"[\[:]", str(error), maxsplit=1)[0]
         written = f"sweep.grid.{key}" if key in (changed or {}) else key
         line = None if written in self.given else line_of(self.text, written)
@@ -110,9 +123,15 @@ class _Source:
 
 
 def read_sweep(path: Path, changes: Mapping[str, Any] | None = None, quick: bool = False) -> Sweep:
-    """The sweep in a TOML file, every cell checked; `changes` and `quick` as in `read`, `sweep.*` keys included.
+    """Read a sweep from a TOML file, and check every cell.
 
-    Raises ConfigError naming file, line, key and, for a combination that is refused, the cell.
+    Args:
+        path: The file.
+        changes: Dotted keys to change, `sweep.*` included, and their values.
+        quick: Whether the `[quick]` table of the file applies.
+
+    Raises:
+        ConfigError: Something is wrong; the message names file, line, key and, for a combination, the cell.
     """
     changes = dict(changes or {})
     tree, text, changed = read_tree(path, "sweep", changes, quick)
@@ -131,7 +150,7 @@ def read_sweep(path: Path, changes: Mapping[str, Any] | None = None, quick: bool
 
 
 def _axes(section: Any, tree: dict[str, Any]) -> dict[str, list[_Value]]:
-    """The values of every axis. Methods are written out with all their keys, so that the grid can reach into them."""
+    """Return the values of every axis; methods have all their keys, so that the grid can change single ones."""
     if not isinstance(section, dict):
         raise ConfigError(f"sweep: expected a table [sweep], got {section!r}")
     for key in section:
@@ -142,7 +161,7 @@ def _axes(section: Any, tree: dict[str, Any]) -> dict[str, list[_Value]]:
     if "methods" in section:
         if "method" in tree:
             raise ConfigError(
-                "method: sweep.methods replaces it, so what it says would be lost; say it there, or for every method "
+                "method: sweep.methods replaces it, so it would be lost; give it there, or for every method "
                 "as sweep.grid, such as method.server_update = ['fedexp']"
             )
         axes["method"] = _methods(section["methods"], set(grid))
@@ -201,7 +220,7 @@ def _grid_value(key: str, value: Any, where: str) -> _Value:
 
 
 def _text(value: Any) -> str:
-    """A value as a table of results shows it."""
+    """Return a value as a table of results shows it."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, dict):
@@ -274,7 +293,7 @@ def _check_distinct(cells: list[Cell], path: Path) -> None:
 
 
 def _command(path: Path, changes: Mapping[str, Any], quick: bool) -> str:
-    """The command line that makes these tables, without what is of this machine only."""
+    """Return the command line of this sweep, without the folder of the data sets, which is of this machine only."""
     words = ["fedskew", "sweep", str(path), *(["--quick"] if quick else [])]
     for key, value in changes.items():
         if key != "data.root":

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import platform
-import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from fedskew.engine import Evaluation, Round
+from fedskew.tables import Spread
 
 FIGURES = ("accuracy", "balanced_accuracy", "macro_f1", "worst_class", "target_accuracy", "loss")
 
@@ -43,7 +44,9 @@ def summarise(rounds: Sequence[Round], best_round: int | None) -> dict[str, Any]
     chosen = next((evaluation for round, evaluation in evaluated if round == best_round), None)
     return {
         "final": figures(evaluations[-1]) if evaluations else None,
-        "last10": {name: _mean([entry[name] for entry in last]) for name in FIGURES},
+        "last10": {
+            name: Spread.of(value for entry in last if (value := entry[name]) is not None).mean for name in FIGURES
+        },
         "best_by_validation": None if chosen is None else {**figures(chosen), "round": best_round},
         "max": figures(max(evaluations, key=score)) if evaluations else None,
         "rounds": rounds[-1]["round"],
@@ -62,15 +65,10 @@ def over_seeds(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
             together[kind] = None
             continue
         together[kind] = {
-            name: spread([summary[kind][name] for summary in summaries if summary[kind][name] is not None])
+            name: asdict(Spread.of(summary[kind][name] for summary in summaries if summary[kind][name] is not None))
             for name in FIGURES
         }
     return together
-
-
-def spread(values: Sequence[float]) -> dict[str, float | None]:
-    """Mean and standard deviation (ddof 1)."""
-    return {"mean": _mean(values), "std": statistics.stdev(values) if len(values) > 1 else None}
 
 
 def surroundings(threads: int, device: torch.device) -> dict[str, Any]:
@@ -87,11 +85,6 @@ def surroundings(threads: int, device: torch.device) -> dict[str, Any]:
         "revision": _revision(),
         "command": Path(sys.argv[0]).name,
     }
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.fmean(known) if known else None
 
 
 def _processor() -> str:
