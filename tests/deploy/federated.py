@@ -161,7 +161,7 @@ def federate(folder: Path, config: Mapping[str, Any], **agreed: Any) -> Federate
             "mean": list(pooled.mean),
             "std": list(pooled.std),
             "start_timeout": 5.0,
-            "round_timeout": 5.0,
+            "round_timeout": 1.0,
             **agreed,
         }
     )

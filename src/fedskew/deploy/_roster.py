@@ -118,7 +118,8 @@ class Roster:
             if time.monotonic() - said >= 60.0:
                 LOG.info("waiting for the label counts of %s", ", ".join(missing))
                 said = time.monotonic()
-            time.sleep(PAUSE)
+            left = deadline - time.monotonic()
+            time.sleep(min(PAUSE, left) if left > 0 else PAUSE)
         if missing:
             LOG.warning("beginning without %s; a site that connects later joins then", ", ".join(missing))
         self._write()
