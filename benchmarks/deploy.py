@@ -137,7 +137,7 @@ def main(grid, context):
         figures["flower"].append(time.perf_counter() - began)
         began = time.perf_counter()
         state, record = run.runner.run_round(state)
-        assert len(record["answered"]) == 3, record
+        assert len(record.answered) == 3, record
         figures["fedskew"].append(time.perf_counter() - began)
         figures["own"].append(run.runner.sites.own_seconds)
     (out / "figures.json").write_text(json.dumps(figures))

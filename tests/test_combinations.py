@@ -35,9 +35,9 @@ def _trains_and_resumes(method: dict[str, Any] | str, folder: Path) -> None:
     config = resolve({**TASK, "method": method})
     through = make_training_loop(config, 0, whole).run(progress=copy_at_the_end)
     resumed = make_training_loop(config, 0, killed).run(resume=True)
-    assert [record["round"] for record in resumed.rounds] == [0, 1, 2, 3]
-    assert resumed.rounds[2]["seconds"] == through.rounds[2]["seconds"]  # restored, not trained again
-    assert not any(record["diverged"] for record in resumed.rounds)
+    assert [record.round for record in resumed.rounds] == [0, 1, 2, 3]
+    assert resumed.rounds[2].seconds == through.rounds[2].seconds  # restored, not trained again
+    assert not any(record.diverged for record in resumed.rounds)
     for file in ("model.safetensors", "best.safetensors"):
         assert (killed / file).read_bytes() == (whole / file).read_bytes()
 
@@ -65,4 +65,4 @@ def test_the_whole_product_trains(subtests):
             with subtests.test(cell=str(cell)):
                 training = TASK["training"] | {"rounds": 2, "epochs": 1}
                 config = resolve({**TASK, "method": cell.tables(), "training": training})
-                assert make_training_loop(config, 0).run().rounds[-1]["evaluation"] is not None
+                assert make_training_loop(config, 0).run().rounds[-1].evaluation is not None

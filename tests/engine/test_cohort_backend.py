@@ -156,9 +156,9 @@ def assert_close_runs(one, other) -> None:
             torch.testing.assert_close(state.hooks[name][key], value, **CLOSE)
     for record, expected_record in zip(records, known, strict=True):
         for key in ("cohort", "answered", "dropped", "diverged", "steps", "bytes_up", "bytes_down"):
-            assert record[key] == expected_record[key]
-        np.testing.assert_allclose(record["weights"], expected_record["weights"], rtol=1e-3, atol=1e-5)
-        assert record["loss"] == pytest.approx(expected_record["loss"], rel=1e-3, abs=1e-5)
+            assert getattr(record, key) == getattr(expected_record, key)
+        np.testing.assert_allclose(record.weights, expected_record.weights, rtol=1e-3, atol=1e-5)
+        assert record.loss == pytest.approx(expected_record.loss, rel=1e-3, abs=1e-5)
 
 
 @pytest.mark.parametrize("cell", covering_set(), ids=str)

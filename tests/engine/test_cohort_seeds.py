@@ -36,9 +36,9 @@ def test_seeds_together_end_as_each_of_them_alone(method, tmp_path):
         alone = fedskew.simulate(TASK, method=method, seeds=seed, engine=engine)
         for name, value in alone.model.state_dict().items():
             np.testing.assert_allclose(models(together.folder)[place][name], value, rtol=1e-3, atol=1e-5)
-        for ours, theirs in zip(together.runs[place].rounds, alone.rounds, strict=True):
-            assert ours["cohort"] == theirs["cohort"]
-            assert ours["steps"] == theirs["steps"]
+        for ours, theirs in zip(together.runs[place].rounds, alone.runs[0].rounds, strict=True):
+            assert ours.cohort == theirs.cohort
+            assert ours.steps == theirs.steps
     assert together.runs[0].summary["backend"]["name"] == "cohort"
 
 
@@ -52,7 +52,7 @@ def test_an_interrupted_run_of_seeds_together_ends_as_one_that_was_not(tmp_path)
     with pytest.raises(KeyboardInterrupt):
         fedskew.simulate(TASK, out=tmp_path / "stopped", progress=interrupt)
     resumed = fedskew.simulate(TASK, out=tmp_path / "stopped", resume=True)
-    assert [[record["round"] for record in run.rounds] for run in resumed.runs] == [[0, 1, 2]] * 3
+    assert [[record.round for record in run.rounds] for run in resumed.runs] == [[0, 1, 2]] * 3
     for ours, theirs in zip(models(resumed.folder), models(whole.folder), strict=True):
         for name, value in theirs.items():
             np.testing.assert_allclose(ours[name], value, rtol=1e-3, atol=1e-5)

@@ -56,7 +56,7 @@ def start(one: Federation):
 
 
 def by_client(record) -> dict[int, float]:
-    return dict(zip(record["answered"], record["weights"], strict=True))
+    return dict(zip(record.answered, record.weights, strict=True))
 
 
 def test_fedavg_moves_the_model_by_the_mean_update_weighted_by_samples():
@@ -67,14 +67,14 @@ def test_fedavg_moves_the_model_by_the_mean_update_weighted_by_samples():
     torch.testing.assert_close(state.model.parameters, torch.tensor([11.25, 21.25]))
     torch.testing.assert_close(state.model.buffers, torch.tensor([13.5]))
     assert state.model.integers.tolist() == [7]  # counters: the largest
-    assert record["loss"] == pytest.approx(0.25 * 1 + 0.5 * 2)
-    assert record["ess"] == pytest.approx(16.0)
-    assert record["ess_share"] == pytest.approx(1.0)
+    assert record.loss == pytest.approx(0.25 * 1 + 0.5 * 2)
+    assert record.ess == pytest.approx(16.0)
+    assert record.ess_share == pytest.approx(1.0)
     # drift: (1 + 1 + 8) / |(3, 3)|^2
-    assert record["drift"] == pytest.approx(10 / 18)
+    assert record.drift == pytest.approx(10 / 18)
     # pooled labels 11 and 5: entropy of (11/16, 5/16)
-    assert record["entropy"] == pytest.approx(0.8960382325345575)
-    assert record["bytes_up"] == record["bytes_down"] == 3 * 20
+    assert record.entropy == pytest.approx(0.8960382325345575)
+    assert record.bytes_up == record.bytes_down == 3 * 20
 
 
 def test_fedla_weighs_by_share_of_each_label():
@@ -92,7 +92,7 @@ def test_fedpals_reaches_a_target_inside_the_hull():
     weights = np.array([by_client(record)[client] for client in range(3)])
     marginals = COUNTS / COUNTS.sum(axis=1, keepdims=True)
     np.testing.assert_allclose(weights @ marginals, target, atol=1e-7)
-    assert record["target_distance"] == pytest.approx(0.0, abs=1e-12)
+    assert record.target_distance == pytest.approx(0.0, abs=1e-12)
 
 
 def test_a_weighting_towards_a_target_is_refused_without_one():
@@ -104,8 +104,8 @@ def test_a_weighting_towards_a_target_is_refused_without_one():
 def test_a_diverged_client_is_left_out_and_recorded(bad):
     one = federation("fedavg", {**MOVES, 1: [bad, 0.0]})
     state, record = one.run_round(start(one))
-    assert record["diverged"] == [1]
-    assert sorted(record["answered"]) == [0, 2]
+    assert record.diverged == [1]
+    assert sorted(record.answered) == [0, 2]
     torch.testing.assert_close(state.model.parameters, torch.tensor([10 + 5 / 3, 20 + 4 / 3]))
 
 
@@ -114,8 +114,8 @@ def test_finite_updates_that_lead_to_no_finite_model_all_count_as_diverged():
     before = one.start(ModelState(torch.tensor([3e38, 0.0]), torch.tensor([1.0]), torch.tensor([5])))
     state, record = one.run_round(before)
     assert torch.equal(state.model.parameters, before.model.parameters)
-    assert sorted(record["diverged"]) == [0, 1, 2]
-    assert record["answered"] == record["weights"] == []
+    assert sorted(record.diverged) == [0, 1, 2]
+    assert record.answered == record.weights == []
 
 
 def test_a_round_goes_on_with_those_who_answered_in_whatever_order():
@@ -125,8 +125,8 @@ def test_a_round_goes_on_with_those_who_answered_in_whatever_order():
     replies = {update.client: update for update in one.backend.train(state.round, asked, sent)}
     following, outcome = one.aggregate(state, cohort, sent, [replies[2], replies[0]])
     record = one.record(state.round, cohort, outcome)
-    assert (record["dropped"], record["diverged"], sorted(record["answered"])) == ([1], [], [0, 2])
-    assert record["answered"] == [client for client in record["cohort"] if client != 1]
+    assert (record.dropped, record.diverged, sorted(record.answered)) == ([1], [], [0, 2])
+    assert record.answered == [client for client in record.cohort if client != 1]
     assert by_client(record) == pytest.approx({0: 1 / 3, 2: 2 / 3})
     torch.testing.assert_close(following.model.parameters, torch.tensor([10 + 5 / 3, 20 + 4 / 3]))
 
@@ -142,7 +142,7 @@ def test_what_clients_keep_may_hold_whole_numbers_and_must_hold_none_that_is_no_
     ]
     replies = [update._replace(state=kept[update.client]) for update in one.backend.train(state.round, asked, sent)]
     record = one.record(state.round, cohort, one.aggregate(state, cohort, sent, replies)[1])
-    assert (record["diverged"], sorted(record["answered"])) == ([1], [0, 2])
+    assert (record.diverged, sorted(record.answered)) == ([1], [0, 2])
 
 
 def test_a_round_that_nobody_answers_leaves_the_model_as_it_was():
@@ -151,12 +151,12 @@ def test_a_round_that_nobody_answers_leaves_the_model_as_it_was():
     sent, _ = one.instructions(state, cohort)
     following, outcome = one.aggregate(state, cohort, sent, [])
     assert torch.equal(following.model.parameters, state.model.parameters)
-    assert one.record(state.round, cohort, outcome)["dropped"] == cohort.ids.tolist()
+    assert one.record(state.round, cohort, outcome).dropped == cohort.ids.tolist()
 
 
 def test_huge_updates_have_a_drift():
     _, record = (one := federation("uniform", {0: [1e30, 0.0], 1: [1e30, 0.0], 2: [1e30, 0.0]})).run_round(start(one))
-    assert record["drift"] == pytest.approx(1 / 3)
+    assert record.drift == pytest.approx(1 / 3)
 
 
 def test_a_round_in_which_everyone_diverges_leaves_the_model_as_it_was():
@@ -165,9 +165,9 @@ def test_a_round_in_which_everyone_diverges_leaves_the_model_as_it_was():
     state, record = one.run_round(before)
     assert torch.equal(state.model.parameters, before.model.parameters)
     assert state.round == 1
-    assert record["answered"] == []
-    assert record["weights"] == []
-    assert record["loss"] is record["drift"] is record["ess"] is None
+    assert record.answered == []
+    assert record.weights == []
+    assert record.loss is record.drift is record.ess is None
 
 
 def test_clients_without_samples_train_but_weigh_nothing():
@@ -190,16 +190,16 @@ def test_clients_with_quotas_are_weighed_by_their_quotas():
     state = start(one)
     quotas = one.method.selection.select(state.selection, COUNTS, 3, np.random.default_rng(0))[1].quotas
     _, record = one.run_round(state)
-    np.testing.assert_allclose(record["weights"], quotas.sum(axis=1) / quotas.sum())
-    assert record["cohort"][0] == 2
+    np.testing.assert_allclose(record.weights, quotas.sum(axis=1) / quotas.sum())
+    assert record.cohort[0] == 2
 
 
 def test_one_participant_is_the_model_whatever_the_weighting():
     for preset in ("fedavg", "fedla", "uniform", "fedpals"):
         one = federation(preset, target=np.array([0.5, 0.5]), share=0.3)
         state, record = one.run_round(start(one))
-        assert record["weights"] == pytest.approx([1.0])
-        moved = torch.tensor([10.0, 20.0]) + torch.tensor(MOVES[record["answered"][0]])
+        assert record.weights == pytest.approx([1.0])
+        moved = torch.tensor([10.0, 20.0]) + torch.tensor(MOVES[record.answered[0]])
         torch.testing.assert_close(state.model.parameters, moved)
 
 

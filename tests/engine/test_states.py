@@ -65,7 +65,7 @@ def test_a_pool_of_100_000_clients_of_which_1_000_took_part_costs_1_000_states(t
     now, seen = start(one), set()
     for _ in range(4):
         now, record = one.run_round(now)
-        seen |= set(record["answered"])
+        seen |= set(record.answered)
     assert 990 <= len(seen) <= 1000  # four draws of 250 hardly meet
     index = states.save()
     assert set(index[:, 0].tolist()) == seen
@@ -80,7 +80,7 @@ def test_each_client_gets_its_own_state_back_however_little_memory_there_is(tmp_
     now, times = start(one), np.zeros(20)
     for _ in range(12):
         now, record = one.run_round(now)
-        times[record["answered"]] += 1
+        times[record.answered] += 1
     for client in np.flatnonzero(times):
         assert states.get(client)["times"].item() == times[client]
 

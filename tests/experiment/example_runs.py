@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedskew.engine import Evaluation, Round
+from fedskew.engine import ClientEvaluation, Evaluation, RoundRecord
 from fedskew.report import SeedRun
 
 CIFAR = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -50,7 +50,7 @@ def example_run(
         entropy = None if shares is None else float(-(shares * np.log2(shares)).sum())
         progress = 1 - np.exp(-5 * number / max(rounds, 1))
         lines.append(
-            Round(
+            RoundRecord(
                 seed=seed,
                 round=number,
                 cohort=chosen,
@@ -114,30 +114,21 @@ def _evaluation(
     )
 
 
-def _client(rng: np.random.Generator, client: int, progress: float) -> dict:
-    return {
-        "client": client,
-        "per_class": [],
-        "confusion": [],
-        "majority": float(0.6 + 0.35 * progress),
-        "minority": float(0.5 * progress + 0.1 * rng.random()) if rng.random() < 0.9 else None,
-        "vacant": float(0.3 * progress * rng.random()),
-    }
+def _client(rng: np.random.Generator, client: int, progress: float) -> ClientEvaluation:
+    return ClientEvaluation(
+        client=client,
+        per_class=[],
+        confusion=[],
+        majority=float(0.6 + 0.35 * progress),
+        minority=float(0.5 * progress + 0.1 * rng.random()) if rng.random() < 0.9 else None,
+        vacant=float(0.3 * progress * rng.random()),
+    )
 
 
-def _summary(lines: list[Round]) -> dict:
-    evaluations = [line["evaluation"] for line in lines if line["evaluation"] is not None]
-    figures = [
-        {
-            "accuracy": one["accuracy"],
-            "balanced_accuracy": one["balanced_accuracy"],
-            "macro_f1": one["macro_f1"],
-            "worst_class": min(one["per_class"]),
-            "target_accuracy": one["target_accuracy"],
-            "loss": one["loss"],
-        }
-        for one in evaluations
-    ]
+def _summary(lines: list[RoundRecord]) -> dict:
+    names = ("accuracy", "balanced_accuracy", "macro_f1", "worst_class", "target_accuracy", "loss")
+    evaluations = [line.evaluation for line in lines if line.evaluation is not None]
+    figures = [{name: getattr(one, name) for name in names} for one in evaluations]
 
     def mean(key: str) -> float | None:
         values = [one[key] for one in figures[-10:] if one[key] is not None]
@@ -148,10 +139,10 @@ def _summary(lines: list[Round]) -> dict:
         "last10": {key: mean(key) for key in figures[-1]},
         "max": max(figures, key=lambda one: one["accuracy"]),
         "best_by_validation": None,
-        "rounds": lines[-1]["round"],
-        "seconds": sum(line["seconds"] for line in lines),
-        "bytes_up": sum(line["bytes_up"] for line in lines),
-        "bytes_down": sum(line["bytes_down"] for line in lines),
+        "rounds": lines[-1].round,
+        "seconds": sum(line.seconds for line in lines),
+        "bytes_up": sum(line.bytes_up for line in lines),
+        "bytes_down": sum(line.bytes_down for line in lines),
         "versions": {"fedskew": "0.1.0", "python": "3.11.2", "torch": "2.13.0"},
         "machine": {"processor": "an example", "cores": 2},
         "revision": "0123abc",

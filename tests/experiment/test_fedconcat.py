@@ -124,10 +124,10 @@ def test_every_round_is_that_of_a_loop_written_by_hand():
     skipped = 0
     for round, record in enumerate(run.records, start=1):
         if round <= 4:
-            hand.encoder_round(round, record["cohort"], cluster_of)
-            skipped += 3 - len(set(cluster_of[record["cohort"]]))
+            hand.encoder_round(round, record.cohort, cluster_of)
+            skipped += 3 - len(set(cluster_of[record.cohort]))
         else:
-            hand.head_round(round, record["cohort"])
+            hand.head_round(round, record.cohort)
         for cluster, expected in enumerate(hand.clusters):
             torch.testing.assert_close(encoder_of(run, states[round], cluster), expected)
         torch.testing.assert_close(head_of(run, states[round]), hand.head)
@@ -136,8 +136,8 @@ def test_every_round_is_that_of_a_loop_written_by_hand():
 
 def test_under_the_head_clients_with_few_batches_and_stragglers_take_as_many_steps_as_others():
     run, _ = played(changed(training={"batch_size": 1000, "epochs": 5}, conditions={"stragglers": 1.0}))
-    assert len({steps for record in run.records[:4] for steps in record["steps"]}) > 1  # an epoch is one batch
-    assert [record["steps"] for record in run.records[4:]] == [[3] * 3] * 3
+    assert len({steps for record in run.records[:4] for steps in record.steps}) > 1  # an epoch is one batch
+    assert [record.steps for record in run.records[4:]] == [[3] * 3] * 3
 
 
 def test_records_say_what_happened_in_both_parts():
@@ -171,7 +171,7 @@ def test_with_one_cluster_the_encoder_is_fedavgs_model():
     plain, expected = played({**TASK, "method": "fedavg"})
     assert torch.equal(states[4].encoders["0"].model.parameters, expected[4].model.parameters)
     for ours, theirs in zip(alone.records[:4], plain.records[:4], strict=True):
-        assert {**ours, "seconds": 0} == {**theirs, "seconds": 0}
+        assert replace(ours, seconds=0) == replace(theirs, seconds=0)
 
 
 def stop_at(round: int):
@@ -293,8 +293,8 @@ def test_weights_are_the_methods_own_inside_a_cluster_and_plain_under_the_head()
     run, states = played(changed(method={"preset": "fedconcat+fedla"}, training={"participation": 1.0}))
     counts, cluster_of = run.task().counts, states[0].cluster_of
     for record in run.records:
-        answered, weights = np.array(record["answered"]), np.array(record["weights"])
-        if record["round"] > 4:
+        answered, weights = np.array(record.answered), np.array(record.weights)
+        if record.round > 4:
             np.testing.assert_allclose(weights, 1 / 10)
             continue
         for cluster in range(3):
@@ -312,10 +312,10 @@ def test_rounds_in_which_nobody_answers_and_clients_without_samples_change_nothi
     )
     del tree["partition"]["labels_per_client"]
     run, states = played(tree)
-    silent = [at for at, record in enumerate(run.records) if not record["answered"]]
+    silent = [at for at, record in enumerate(run.records) if not record.answered]
     assert {at < 4 for at in silent} == {True, False}, "in both parts"
     for at in silent:
-        assert run.records[at]["loss"] is run.records[at]["drift"] is None
+        assert run.records[at].loss is run.records[at].drift is None
         assert torch.equal(states[at].head.model.parameters, states[at + 1].head.model.parameters)
         for name, encoder in states[at].encoders.items():
             assert torch.equal(encoder.model.parameters, states[at + 1].encoders[name].model.parameters)

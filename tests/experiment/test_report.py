@@ -193,8 +193,8 @@ def test_a_long_curve_becomes_means_of_blocks_of_rounds(tmp_path):
 def test_the_effective_mix_is_weights_times_label_shares():
     run = example_run(rounds=2, clients=2, classes=2, cohort=1)
     first, second = (
-        run.rounds[1] | {"answered": [0, 1], "weights": [0.25, 0.75]},
-        run.rounds[2] | {"answered": [], "weights": []},
+        dataclasses.replace(run.rounds[1], answered=[0, 1], weights=[0.25, 0.75]),
+        dataclasses.replace(run.rounds[2], answered=[], weights=[]),
     )
     run = dataclasses.replace(run, counts=np.array([[10, 0], [10, 30]]), rounds=[run.rounds[0], first, second])
     # 0.25 * (1, 0) + 0.75 * (1/4, 3/4)
@@ -204,7 +204,7 @@ def test_the_effective_mix_is_weights_times_label_shares():
 def test_participation_is_the_share_of_rounds_after_the_untrained_one(tmp_path):
     run = example_run(rounds=4, clients=3, cohort=1)
     rounds = [run.rounds[0]] + [
-        record | {"cohort": cohort, "answered": cohort, "weights": [1.0 / len(cohort)] * len(cohort)}
+        dataclasses.replace(record, cohort=cohort, answered=cohort, weights=[1.0 / len(cohort)] * len(cohort))
         for record, cohort in zip(run.rounds[1:], ([0], [0], [0, 1], [1]), strict=True)
     ]
     page = page_of([dataclasses.replace(run, rounds=rounds)], tmp_path)
@@ -213,7 +213,7 @@ def test_participation_is_the_share_of_rounds_after_the_untrained_one(tmp_path):
 
 def test_diverged_clients_are_shown(tmp_path):
     run = example_run(diverging=(1, 2), cohort=10)
-    times = sum(len(record["diverged"]) for record in run.rounds)
+    times = sum(len(record.diverged) for record in run.rounds)
     page = page_of([run], tmp_path)
     assert f"fedavg: 2 clients diverged, {times} times in all." in page.words
     assert str(times) in page.words, "in the table of costs"
@@ -221,7 +221,7 @@ def test_diverged_clients_are_shown(tmp_path):
 
 def test_a_round_in_which_nobody_answered_is_no_obstacle(tmp_path):
     run = example_run(cohort=2, clients=4, diverging=(0, 1, 2, 3))
-    assert all(record["answered"] == [] for record in run.rounds)
+    assert all(record.answered == [] for record in run.rounds)
     page = page_of([run], tmp_path)
     assert "How much each client counts" not in page.text, "nobody ever did"
 
@@ -229,11 +229,11 @@ def test_a_round_in_which_nobody_answered_is_no_obstacle(tmp_path):
 def test_undefined_and_diverged_values_are_left_out(tmp_path):
     runs = [example_run("a", seed, target=False) for seed in (0, 1)]
     for run in runs:
-        run.rounds[3]["loss"], run.rounds[4]["loss"] = float("inf"), float("nan")
+        run.rounds[3].loss, run.rounds[4].loss = float("inf"), float("nan")
         run.summary["final"]["loss"] = float("nan")
         for record in run.rounds:
-            record["evaluation"]["per_class"][0] = None
-            record["evaluation"]["loss"] = float("nan")
+            record.evaluation.per_class[0] = None
+            record.evaluation.loss = float("nan")
     page = page_of(runs, tmp_path)
     assert not {"nan", "inf"} & set(re.findall(r"\w+", page.text.lower()))
     assert not any(re.search(r"\bnan\b", value.lower()) for value in page.values("d"))
@@ -242,13 +242,13 @@ def test_undefined_and_diverged_values_are_left_out(tmp_path):
 
 def test_the_worst_class_is_named_and_so_is_that_it_has_equals(tmp_path):
     run = example_run(rounds=1)
-    run.rounds[-1]["evaluation"]["per_class"] = [0.5, 0.25, 0.75, 0.25, *[0.5] * 6]
+    run.rounds[-1].evaluation.per_class = [0.5, 0.25, 0.75, 0.25, *[0.5] * 6]
     assert "Worst class: automobile and 1 more (25.0 %)." in page_of([run], tmp_path).words
 
 
 def test_classes_of_which_none_was_tested_have_no_worst(tmp_path):
     run = example_run(rounds=1)
-    run.rounds[-1]["evaluation"]["per_class"] = [None] * 10
+    run.rounds[-1].evaluation.per_class = [None] * 10
     assert "Worst class: none was tested." in page_of([run], tmp_path).words
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from fedskew import methods, models
+from fedskew.engine import Evaluation, RoundRecord
 from fedskew.errors import ArgumentError, CombinationError, ConfigError, FedskewError, RunError
 from fedskew.experiment import (
     CellResult,
@@ -291,7 +292,7 @@ def run_of(
 ) -> SeedRun:
     """A finished run with these test accuracies at rounds 0, 2, 4 ..., and this summary."""
     rounds = [
-        {"round": at, "evaluation": None if at % 2 else {"accuracy": accuracies[at // 2]}}
+        RoundRecord(seed, at, evaluation=None if at % 2 else Evaluation(accuracies[at // 2], None, 0.0, 0.0, [], []))
         for at in range(2 * len(accuracies) - 1)
     ]
     summary = {
@@ -408,7 +409,7 @@ def test_own_components_work_and_a_run_that_fails_stops_no_other(tmp_path, monke
     assert [len(row.seeds) for row in result.rows] == [0, 0, 1]
     (own,) = read_runs(run_folder(sweep.cells[2].config, tmp_path / "runs"))
     uniform = simulate(sweep.cells[2].config, method="uniform")
-    assert [record["evaluation"] for record in own.rounds] == [record["evaluation"] for record in uniform.rounds]
+    assert [record.evaluation for record in own.rounds] == [record.evaluation for record in uniform.runs[0].rounds]
 
 
 class Told:

@@ -10,10 +10,11 @@ import pytest
 from example_runs import example_run
 
 from fedskew.errors import ConfigError, MissingPackageError
-from fedskew.experiment._trackers import make_trackers, scalars
+from fedskew.experiment import make_trackers, scalars
 
-PER_ROUND = {"loss", "entropy", "ess_share", "drift", "seconds", "diverged"}
-PER_EVALUATION = {"accuracy", "target_accuracy", "worst_class"}
+UNTRAINED = {"seconds", "diverged", "bytes_up", "bytes_down"}
+PER_ROUND = UNTRAINED | {"loss", "entropy", "kl", "ess", "ess_share", "target_distance", "drift"}
+PER_EVALUATION = {"accuracy", "balanced_accuracy", "macro_f1", "target_accuracy", "worst_class", "test_loss"}
 
 
 @pytest.fixture(autouse=True)
@@ -37,23 +38,23 @@ def track(name: str, folder: Path, rounds: slice = slice(None)) -> None:
 def logged(name: str) -> list[tuple[int, float]]:
     """What `track` logs under this name, by round."""
     rounds = example_run(rounds=3, evaluate_every=2).rounds
-    return [(record["round"], scalars(record)[name]) for record in rounds if name in scalars(record)]
+    return [(record.round, scalars(record)[name]) for record in rounds if name in scalars(record)]
 
 
 def test_the_scalars_of_a_round_are_its_own_figures_and_those_of_its_evaluation():
     untrained, first, second = example_run(rounds=3, evaluate_every=2).rounds[:3]
     assert set(scalars(second)) == PER_ROUND | PER_EVALUATION
     assert set(scalars(first)) == PER_ROUND, "not evaluated"
-    assert set(scalars(untrained)) == {"seconds", "diverged"} | PER_EVALUATION, "nobody trained"
-    assert scalars(second)["worst_class"] == min(second["evaluation"]["per_class"])
-    second["validation"] = second["evaluation"]
-    assert scalars(second)["validation_accuracy"] == second["evaluation"]["accuracy"]
+    assert set(scalars(untrained)) == UNTRAINED | PER_EVALUATION, "nobody trained"
+    assert scalars(second)["worst_class"] == min(second.evaluation.per_class)
+    second.validation = second.evaluation
+    assert scalars(second)["validation_accuracy"] == second.evaluation.accuracy
 
 
 def test_values_that_are_undefined_or_not_finite_are_not_tracked():
     record = example_run(rounds=1, target=False).rounds[1]
-    record["loss"], record["drift"] = float("nan"), float("inf")
-    record["evaluation"]["per_class"] = [None, float("nan")]
+    record.loss, record.drift = float("nan"), float("inf")
+    record.evaluation.per_class = [None, float("nan")]
     assert not {"loss", "drift", "worst_class", "target_accuracy"} & set(scalars(record))
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from fedskew.engine import Evaluation, RoundRecord
 from fedskew.errors import ConfigError, DataError
 from fedskew.papers import (
     DATASETS,
@@ -49,14 +50,14 @@ def digits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(DATASETS, "digits", DatasetFacts("digits", (), (1, 8, 8), 1437, 360, 10))
 
 
-def run_of(rounds: list[dict[str, Any]], seed: int = 0, **summary: Any) -> SeedRun:
+def run_of(rounds: list[RoundRecord], seed: int = 0, **summary: Any) -> SeedRun:
     return SeedRun("run", seed, {}, rounds, None, (), (), None, summary)  # type: ignore[arg-type]
 
 
 def test_a_measure_reads_a_summary_or_a_round():
     accuracies = [0.1, 0.5, 0.4, 0.7]
     records = [
-        {"round": number, "evaluation": {"accuracy": value}, "drift": number / 4}
+        RoundRecord(0, number, evaluation=Evaluation(value, None, 0.0, 0.0, [], []), drift=number / 4)
         for number, value in enumerate(accuracies)
     ]
     run = run_of(records, last10={"accuracy": 0.425}, best_by_validation=None)

@@ -303,7 +303,7 @@ def _train(console: Console, federation: LocalFederation) -> dict[str, Any]:
             ended = process.poll() is not None
             records = read_records(folder / "rounds.jsonl")
             for record in records[seen:]:
-                listen(record)
+                listen(record.to_dict())
             seen = len(records)
             warnings = federation.warnings("run")
             for warning in warnings[warned:]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from filelock import FileLock, Timeout
@@ -22,7 +23,7 @@ from fedskew.deploy._disclosures import returned_specs
 from fedskew.deploy._replies import ReplyRules, ReplyValidator
 from fedskew.deploy._roster import Roster
 from fedskew.deploy._sites import Sites
-from fedskew.engine import ClientStates, Evaluation, Federation, Round, RoundRunner, ServerState, evaluation
+from fedskew.engine import ClientStates, Evaluation, Federation, RoundRecord, RoundRunner, ServerState, evaluation
 from fedskew.errors import ArgumentError, ConfigError, RunError
 from fedskew.experiment import Config, RunFolder, TaskInfo, TrainingLoop, make_network, read, run_folder
 from fedskew.labels import read_target
@@ -214,15 +215,15 @@ class DeployedRunner(RoundRunner):
         """See `RoundRunner.start`."""
         return self._federation.start(model)
 
-    def run_round(self, state: ServerState) -> tuple[ServerState, Round]:
+    def run_round(self, state: ServerState) -> tuple[ServerState, RoundRecord]:
         """See `RoundRunner.run_round`."""
         self._wait(state.round)
         if self._roster.query_newcomers():
             self._federation = dataclasses.replace(self._federation, counts=self._roster.counts)
         following, record = self._federation.run_round(state)
-        record["deployment"] = dict(self.sites.validator.notes)
+        record.deployment = dict(self.sites.validator.notes)
         if self._withheld:  # the counts are spread evenly, so measures of skew mean nothing
-            record["entropy"] = record["kl"] = record["target_distance"] = None
+            record.entropy = record.kl = record.target_distance = None
         return following, record
 
     def evaluated_model(self, state: ServerState) -> ModelState:
@@ -257,7 +258,7 @@ def _target(config: Config, agreement: Agreement, counts: FloatArray, file: Path
     return shares
 
 
-def _log_round(record: Round) -> None:
+def _log_round(record: Mapping[str, Any]) -> None:
     """Log a round in one line."""
     evaluated = record["evaluation"]
     accuracy = (

@@ -56,7 +56,6 @@ from fedskew.engine import (
     Federation,
     LocalTraining,
     LocalWork,
-    Round,
     Sent,
     ServerState,
     Update,
@@ -158,7 +157,7 @@ class MethodStrategy(FedAvg):
         own_seconds: Seconds that the server computed in the last round.
     """
 
-    record: Round
+    record: dict[str, Any]
 
     def __init__(
         self,
@@ -236,7 +235,7 @@ class MethodStrategy(FedAvg):
         if not cohort.quotas:
             cohort = cohort._replace(counts=self._counts[cohort.ids])
         self._state, outcome = federation.aggregate(self._state, cohort, self._sent, kept)
-        self.record = federation.record(server_round, cohort, outcome)
+        self.record = federation.record(server_round, cohort, outcome).to_dict()
         self._federation = federation
         loss = self.record["loss"]
         metrics = MetricRecord({"counted": len(outcome.updates), "refused": len(self._validator.notes["refused"])})

@@ -6,13 +6,13 @@ import time
 from collections.abc import Sequence
 
 from fedskew.engine._federation import Federation, ServerState
-from fedskew.engine._records import Round
+from fedskew.engine._records import RoundRecord
 from fedskew.engine.cohort import CohortBackend, CohortRequest, train_together
 
 
 def run_round_together(
     federations: Sequence[Federation], states: Sequence[ServerState]
-) -> list[tuple[ServerState, Round]]:
+) -> list[tuple[ServerState, RoundRecord]]:
     """One round of each federation: the next states and records, as `Federation.play` gives them.
 
     The federations differ in nothing but seed and data, their backends are `CohortBackend`. Their clients train as
@@ -35,5 +35,5 @@ def run_round_together(
         settled, outcome = federation.aggregate(following, cohort, sent, updates)
         played.append((settled, federation.record(settled.round, cohort, outcome)))
     for _, record in played:
-        record["seconds"] = (time.perf_counter() - began) / len(played)
+        record.seconds = (time.perf_counter() - began) / len(played)
     return played

@@ -42,15 +42,15 @@ def _samples(inputs: Inputs, start: int, size: int) -> Tensor:
 
 def evaluation(confusion: NDArray[np.int64], loss: float, target: NDArray[np.float64] | None) -> Evaluation:
     """The figures of one evaluation, in plain values."""
-    return {
-        "accuracy": float(np.trace(confusion) / max(confusion.sum(), 1)),
-        "loss": loss if math.isfinite(loss) else None,
-        "balanced_accuracy": metrics.balanced_accuracy(confusion),
-        "macro_f1": metrics.macro_f1(confusion),
-        "per_class": plain(metrics.per_class_accuracy(confusion)),
-        "confusion": confusion.tolist(),
-        "target_accuracy": None if target is None else _defined(metrics.target_accuracy(confusion, target)),
-    }
+    return Evaluation(
+        accuracy=float(np.trace(confusion) / max(confusion.sum(), 1)),
+        loss=loss if math.isfinite(loss) else None,
+        balanced_accuracy=metrics.balanced_accuracy(confusion),
+        macro_f1=metrics.macro_f1(confusion),
+        per_class=plain(metrics.per_class_accuracy(confusion)),
+        confusion=confusion.tolist(),
+        target_accuracy=None if target is None else _defined(metrics.target_accuracy(confusion, target)),
+    )
 
 
 def plain(values: NDArray[np.float64]) -> list[float | None]:

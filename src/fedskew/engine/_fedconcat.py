@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedskew.engine._federation import Cohort, Federation, FloatArray, RoundOutcome, ServerState
-from fedskew.engine._records import Round
+from fedskew.engine._federation import Federation, ServerState
+from fedskew.engine._records import Cohort, FloatArray, RoundOutcome, RoundRecord
 from fedskew.models import Concatenated, FlatModel, ModelState
 from fedskew.pipelines import FedConcat
 
@@ -80,7 +80,7 @@ class FedConcatRunner:
             cluster_of=self.cluster_of,
         )
 
-    def run_round(self, state: FedConcatState) -> tuple[FedConcatState, Round]:
+    def run_round(self, state: FedConcatState) -> tuple[FedConcatState, RoundRecord]:
         """One round of encoders, or of the head."""
         if state.round < self.encoder_rounds:
             return self._train_encoders(state)
@@ -95,7 +95,7 @@ class FedConcatRunner:
         self._put_encoders(state)
         return self.head.evaluated_model(state.head)
 
-    def _train_encoders(self, state: FedConcatState) -> tuple[FedConcatState, Round]:
+    def _train_encoders(self, state: FedConcatState) -> tuple[FedConcatState, RoundRecord]:
         """One round in every cluster that has participants."""
         began = time.perf_counter()
         cohort, head = self.head.select_participants(state.head)
@@ -108,7 +108,7 @@ class FedConcatRunner:
         if head.round == self.encoder_rounds and self.pipeline.head == "clusters":
             head = replace(head, model=self._joined_heads(encoders))
         record = self.encoders.record(head.round, cohort, _together(cohort, outcomes))
-        record["seconds"] = time.perf_counter() - began
+        record.seconds = time.perf_counter() - began
         return replace(state, head=head, encoders=encoders), record
 
     def _put_encoders(self, state: FedConcatState) -> None:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -18,17 +18,15 @@ from fedskew import metrics
 from fedskew.engine._backend import Assignment, Backend, Sent, Update
 from fedskew.engine._clients import ClientStates
 from fedskew.engine._conditions import Conditions
-from fedskew.engine._records import Round
+from fedskew.engine._records import Cohort, FloatArray, RoundOutcome, RoundRecord
 from fedskew.engine._update_buffer import as_matrix
 from fedskew.errors import ArgumentError
 from fedskew.hooks import Hooks, RoundEnd
-from fedskew.labels import LabelCounts, effective_sample_size, entropy, kl_to_uniform
+from fedskew.labels import LabelCounts
 from fedskew.methods import Method
 from fedskew.models import ModelState
 from fedskew.randomness import Purpose, generator
 from fedskew.weighting import Answered
-
-FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -44,37 +42,26 @@ class ServerState:
     hooks: dict[str, dict[str, Tensor]]
 
 
-class Cohort(NamedTuple):
-    """Who is asked in a round.
+class RoundRunner(Protocol):
+    """Plays rounds one after another.
 
-    `ids`, `(cohort,)`, in order of choice; `lost`, `(cohort,)`: who vanishes; `counts`, `(cohort, classes)`: label
-    counts of what each trains on, which are `quotas` where the selection gave any.
+    A state is the runner's own; it has the number of its last `round`, and the `model` that is trained.
     """
 
-    ids: NDArray[np.int64]
-    lost: NDArray[np.bool_]
-    counts: FloatArray
-    quotas: bool
+    def open(self) -> None:
+        """Get the backend ready."""
 
-    def take(self, members: NDArray[np.bool_]) -> Cohort:
-        """Some of them."""
-        return Cohort(self.ids[members], self.lost[members], self.counts[members], self.quotas)
+    def close(self) -> None:
+        """Release what the backend holds."""
 
+    def start(self, model: ModelState) -> Any:
+        """The state before the first round, from the untrained model."""
 
-class RoundOutcome(NamedTuple):
-    """What a cohort did in a round.
+    def run_round(self, state: Any) -> tuple[Any, RoundRecord]:
+        """Play one round: the next state and the round's record, without evaluations."""
 
-    `replied`: who sent anything back; `updates`, `counts`, `(answered, classes)`, and `weights`, `(answered,)`: of
-    those whose reply counts; no weights where the model stayed as it was.
-    """
-
-    replied: list[int]
-    updates: list[Update]
-    counts: FloatArray
-    weights: FloatArray
-    drift: float | None
-    bytes_up: int
-    bytes_down: int
+    def evaluated_model(self, state: Any) -> ModelState | None:
+        """The model to evaluate and to save; None while there is none that all clients share."""
 
 
 @dataclass(frozen=True)
@@ -147,13 +134,13 @@ class Federation:
             },
         )
 
-    def run_round(self, state: ServerState) -> tuple[ServerState, Round]:
+    def run_round(self, state: ServerState) -> tuple[ServerState, RoundRecord]:
         """One round: the next state and its record (without evaluations)."""
         began = time.perf_counter()
         cohort, following = self.select_participants(state)
         following, outcome = self.train(following, cohort)
         record = self.record(following.round, cohort, outcome)
-        record["seconds"] = time.perf_counter() - began
+        record.seconds = time.perf_counter() - began
         return following, record
 
     def select_participants(self, state: ServerState) -> tuple[Cohort, ServerState]:
@@ -227,39 +214,9 @@ class Federation:
             parameters = hooks.evaluated(state.hooks[name], parameters)
         return state.model._replace(parameters=parameters)
 
-    def record(self, round: int, cohort: Cohort, outcome: RoundOutcome) -> Round:
-        """What is to be kept of a round, without evaluations and time."""
-        ids = cohort.ids.tolist()
-        updates, counts, weights = outcome.updates, outcome.counts, outcome.weights
-        answered = [update.client for update in updates]
-        pooled = cohort.counts.sum(axis=0)
-        sizes = counts.sum(axis=1)
-        moved = len(weights) > 0
-        ess = effective_sample_size(weights, sizes) if moved else None
-        distance = metrics.mix_distance(weights, counts, self.target) if moved and self.target is not None else None
-        return {
-            "seed": self.seed,
-            "round": round,
-            "cohort": ids,
-            "answered": answered,
-            "dropped": _without(ids, outcome.replied),
-            "diverged": _without(outcome.replied, answered),
-            "weights": weights.tolist(),
-            "steps": [update.steps for update in updates],
-            "loss": _known(float(weights @ [update.loss for update in updates])) if moved else None,
-            "entropy": float(entropy(pooled)),
-            "kl": float(kl_to_uniform(pooled)),
-            "ess": ess,
-            "ess_share": None if ess is None else ess / float(sizes.sum()),
-            "target_distance": distance,
-            "drift": outcome.drift,
-            "seconds": 0.0,
-            "bytes_up": outcome.bytes_up,
-            "bytes_down": outcome.bytes_down,
-            "evaluation": None,
-            "validation": None,
-            "clients": [update.observed for update in updates if update.observed is not None] or None,
-        }
+    def record(self, round: int, cohort: Cohort, outcome: RoundOutcome) -> RoundRecord:
+        """The record of a round, without evaluations and time."""
+        return RoundRecord.of(self.seed, round, cohort, outcome, self.target)
 
     def _select(self, state: Any, round: int) -> tuple[NDArray[np.int64], Any]:
         rng = generator(self.seed, Purpose.SELECTION, round)
@@ -323,11 +280,6 @@ def hooked(method: Method) -> dict[str, Hooks]:
         "server_update": method.server_update,
     }
     return {name: component for name, component in places.items() if isinstance(component, Hooks)}
-
-
-def _without(clients: Sequence[int], some: Sequence[int]) -> list[int]:
-    members = frozenset(some)
-    return [client for client in clients if client not in members]
 
 
 def _finite(updates: Sequence[Update]) -> list[Update]:

@@ -78,14 +78,7 @@ class ClientEvaluations:
         majority, minority, vacant = (
             _mean_known(accuracy[ids]) for ids in (groups.majority, groups.minority, groups.vacant)
         )
-        return {
-            "client": client,
-            "per_class": plain(accuracy),
-            "confusion": confusion.tolist(),
-            "majority": majority,
-            "minority": minority,
-            "vacant": vacant,
-        }
+        return ClientEvaluation(client, plain(accuracy), confusion.tolist(), majority, minority, vacant)
 
 
 def _mean_known(values: NDArray[np.float64]) -> float | None:

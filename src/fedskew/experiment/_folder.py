@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from safetensors.torch import save_file
 from torch import Tensor
 
-from fedskew.engine import Round
+from fedskew.engine import RoundRecord
 from fedskew.errors import RunError
 from fedskew.experiment import _checkpoint
 from fedskew.experiment._config import Config, read, write
@@ -90,15 +90,15 @@ class RunFolder:
         described = {"clients": task.client_names, "classes": task.class_names, "target": target}
         write_text(path / "task.json", json.dumps(described, indent=1))
 
-    def append(self, record: Round) -> None:
+    def append(self, record: RoundRecord) -> None:
         """Add a line to `rounds.jsonl`."""
         with self._rounds.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record, allow_nan=False) + "\n")
+            file.write(json.dumps(record.to_dict(), allow_nan=False) + "\n")
 
-    def keep_rounds(self, last: int) -> list[Round]:
+    def keep_rounds(self, last: int) -> list[RoundRecord]:
         """Drop the records after round `last`, and a line cut short by a kill, from the file; return the others."""
-        kept = [record for record in read_records(self._rounds) if record["round"] <= last]
-        write_text(self._rounds, "".join(json.dumps(record) + "\n" for record in kept))
+        kept = [record for record in read_records(self._rounds) if record.round <= last]
+        write_text(self._rounds, "".join(json.dumps(record.to_dict()) + "\n" for record in kept))
         return kept
 
     def save_checkpoint(self, state: Any) -> None:
@@ -142,7 +142,7 @@ def read_runs(path: Path, label: str | None = None) -> list[SeedRun]:
             raise RunError(f"{path}: the run is not finished; go on with: fedskew run {path / 'config.toml'} --resume")
         parts = json.loads((path / "summary.json").read_text(encoding="utf-8"))["parts"]
         return [run for part in parts for run in read_runs(path / part, label)]
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunError(f"{path}: the run folder is damaged ({type(error).__name__}: {error})") from None
 
 
@@ -169,10 +169,10 @@ def _read_run(path: Path, label: str | None) -> SeedRun:
     )
 
 
-def read_records(path: Path) -> list[Round]:
+def read_records(path: Path) -> list[RoundRecord]:
     """Read the records of a `rounds.jsonl`, but for a last line that is still being written."""
     lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
-    return [json.loads(line) for line in lines]
+    return [RoundRecord.from_dict(json.loads(line)) for line in lines]
 
 
 def plain_json(value: Any) -> str:

@@ -11,20 +11,20 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedskew.engine import ClientStates, Evaluation, FedConcatState, Round, RoundRunner, ServerState
+from fedskew.engine import ClientStates, Evaluation, FedConcatState, RoundRecord, RoundRunner, ServerState
 from fedskew.errors import ConfigError, RunError
 from fedskew.experiment._backends import describe
 from fedskew.experiment._config import Config
 from fedskew.experiment._folder import RunFolder, TaskInfo
-from fedskew.experiment._summary import score, summarise, surroundings
+from fedskew.experiment._summary import summarise, surroundings
 from fedskew.experiment._trackers import Tracker, make_trackers
 from fedskew.models import FlatModel, ModelState
 from fedskew.report import SeedRun
 
-Progress = Callable[[Round], None]
-"""Called with every record, as soon as its round is over."""
+Progress = Callable[[dict[str, Any]], None]
+"""Called with every record, in plain values, as soon as its round is over."""
 
-PlayedRound = tuple[Any, Round]
+PlayedRound = tuple[Any, RoundRecord]
 """The server's state after a round, and the round's record without evaluations."""
 
 RunRounds = Callable[[Sequence[RoundRunner], Sequence[Any]], Sequence[PlayedRound]]
@@ -99,7 +99,7 @@ class TrainingLoop:
         self.runner = runner
         self.untrained = untrained
         self.model = model
-        self.records: list[Round] = []
+        self.records: list[RoundRecord] = []
         self._evaluate = evaluate
         self.task = task
         self._clients = clients
@@ -143,20 +143,20 @@ class TrainingLoop:
             checkpoint = cast(RunState | None, self._folder.load_checkpoint(state)) if resume else None
             self.records = self._folder.keep_rounds(-1 if checkpoint is None else checkpoint.server.round)
         if checkpoint is None:
-            self._state = self._evaluated(state, _untrained_round(self.config.seeds[0]))
+            self._state = self._evaluated(state, RoundRecord(self.config.seeds[0], 0))
             self.save()
         else:
             self._state = checkpoint
             self._clients.restore(checkpoint.clients)
         if progress is not None:
             for record in self.records:
-                progress(record)
+                progress(record.to_dict())
         if self._folder is not None:
             self._trackers = make_trackers(self.config.output.trackers, self._folder.path)
         for tracker in self._trackers:
             tracker.start(self.config.tree())
 
-    def advance(self, server: Any, record: Round) -> None:
+    def advance(self, server: Any, record: RoundRecord) -> None:
         """Take over a round that was played: evaluate, record, report, and save a checkpoint where these are due.
 
         Args:
@@ -164,9 +164,10 @@ class TrainingLoop:
             record: The round's record, without evaluations.
         """
         self._state = self._evaluated(replace(self._state, server=server), record)
-        for listen in (self._progress, *(tracker.log for tracker in self._trackers)):
-            if listen is not None:
-                listen(self.records[-1])
+        if self._progress is not None:
+            self._progress(record.to_dict())
+        for tracker in self._trackers:
+            tracker.log(record)
         if server.round % self.config.output.checkpoint_every == 0 or self.is_over:
             self.save()
 
@@ -206,17 +207,16 @@ class TrainingLoop:
             summary=summary,
         )
 
-    def _evaluated(self, state: RunState, record: Round) -> RunState:
+    def _evaluated(self, state: RunState, record: RoundRecord) -> RunState:
         """Evaluate the round where that is due, keep its record, and return the state with the best model so far."""
-        round = record["round"]
-        model = self.runner.evaluated_model(state.server) if self.config.is_evaluated(round) else None
+        due = self.config.is_evaluated(record.round)
+        model = self.runner.evaluated_model(state.server) if due else None
         if model is not None:
-            record["evaluation"], record["validation"] = self._evaluate(round, model)
-        if model is not None and record["validation"] is not None:
-            achieved = score(record["validation"])
-            if achieved > state.best_score:
-                state = replace(state, best=model, best_score=achieved, best_round=round, stale=0)
-            else:
+            record.evaluation, record.validation = self._evaluate(record.round, model)
+            if record.validation is not None and record.validation.score > state.best_score:
+                score = record.validation.score
+                state = replace(state, best=model, best_score=score, best_round=record.round, stale=0)
+            elif record.validation is not None:
                 state = replace(state, stale=state.stale + 1)
         self.records.append(record)
         if self._folder is not None:
@@ -276,29 +276,3 @@ def compute_threads(number: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def _untrained_round(seed: int) -> Round:
-    return {
-        "seed": seed,
-        "round": 0,
-        "cohort": [],
-        "answered": [],
-        "dropped": [],
-        "diverged": [],
-        "weights": [],
-        "steps": [],
-        "loss": None,
-        "entropy": None,
-        "kl": None,
-        "ess": None,
-        "ess_share": None,
-        "target_distance": None,
-        "drift": None,
-        "seconds": 0.0,
-        "bytes_up": 0,
-        "bytes_down": 0,
-        "evaluation": None,
-        "validation": None,
-        "clients": None,
-    }

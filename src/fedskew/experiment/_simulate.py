@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from fedskew import torchrun
-from fedskew.engine import Federation, Round, RoundRunner, run_round_together
+from fedskew.engine import Federation, RoundRunner, run_round_together
 from fedskew.errors import ConfigError, MissingPackageError
 from fedskew.experiment._config import Config, read, resolve, write
 from fedskew.experiment._folder import plain_json
 from fedskew.experiment._loop import PlayedRound, Progress, run_in_step
 from fedskew.experiment._mirror import own_place
 from fedskew.experiment._setup import make_training_loop
-from fedskew.experiment._summary import over_seeds, score
+from fedskew.experiment._summary import over_seeds
 from fedskew.files import write_text
 from fedskew.report import SeedRun, write_report
 
@@ -41,9 +41,9 @@ class Result:
     folder: Path | None
 
     @property
-    def rounds(self) -> list[Round]:
-        """Every record of every seed."""
-        return [record for run in self.runs for record in run.rounds]
+    def rounds(self) -> list[dict[str, Any]]:
+        """Every record of every seed, in plain values: the lines of `rounds.jsonl` (see `engine.RoundRecord`)."""
+        return [record.to_dict() for run in self.runs for record in run.rounds]
 
     def to_frame(self) -> pd.DataFrame:
         """One row a round, evaluations as columns `evaluation.accuracy` and so on. Needs pandas."""
@@ -51,7 +51,7 @@ class Result:
             import pandas as pd
         except ImportError:
             raise MissingPackageError("Result.to_frame needs pandas: pip install 'fedskew[frames]'") from None
-        return pd.json_normalize([dict(record) for record in self.rounds])
+        return pd.json_normalize(self.rounds)
 
     def report(self, path: str | Path) -> Path:
         """Write the report page of these runs."""
@@ -137,7 +137,7 @@ def _seed(
             None if folder is None else folder / part,
         )
         finished = loop.run(resume, progress)
-        best = max(_validation_scores(finished.rounds))
+        best = max(record.validation.score for record in finished.rounds if record.validation is not None)
         tried.append((best, finished, loop.model.module, part))
     _, chosen, model, part = max(tried, key=lambda entry: entry[0])
     if folder is not None:
@@ -149,7 +149,3 @@ def _seed(
 
 def _rounds_together(runners: Sequence[RoundRunner], states: Sequence[Any]) -> list[PlayedRound]:
     return run_round_together([runner for runner in runners if isinstance(runner, Federation)], states)
-
-
-def _validation_scores(rounds: Sequence[Round]) -> list[float]:
-    return [score(record["validation"]) for record in rounds if record["validation"] is not None]

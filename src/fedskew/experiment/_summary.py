@@ -13,34 +13,26 @@ from typing import Any
 
 import torch
 
-from fedskew.engine import Evaluation, Round
+from fedskew.engine import Evaluation, RoundRecord
 from fedskew.tables import Spread
 
 FIGURES = ("accuracy", "balanced_accuracy", "macro_f1", "worst_class", "target_accuracy", "loss")
 
 
-def score(evaluation: Evaluation) -> float:
-    """What a choice is made by: accuracy on the target mix where there is one, else accuracy."""
-    target = evaluation["target_accuracy"]
-    return evaluation["accuracy"] if target is None else target
-
-
 def figures(evaluation: Evaluation) -> dict[str, float | None]:
-    """The figures of one evaluation; `worst_class` is the lowest per-class accuracy."""
-    seen = [value for value in evaluation["per_class"] if value is not None]
-    values: dict[str, Any] = {**evaluation, "worst_class": min(seen, default=None)}
-    return {name: values[name] for name in FIGURES}
+    """The figures of one evaluation."""
+    return {name: getattr(evaluation, name) for name in FIGURES}
 
 
-def summarise(rounds: Sequence[Round], best_round: int | None) -> dict[str, Any]:
+def summarise(rounds: Sequence[RoundRecord], best_round: int | None) -> dict[str, Any]:
     """The final figures, the mean of the last 10 rounds, the round that validation chose, and the best on the test set.
 
     `last10` is over the evaluations of the last 10 rounds; None: nothing was evaluated. `max` picks its round on the
     test set, so it is optimistic.
     """
-    evaluated = [(record["round"], record["evaluation"]) for record in rounds if record["evaluation"] is not None]
+    evaluated = [(record.round, record.evaluation) for record in rounds if record.evaluation is not None]
     evaluations = [evaluation for _, evaluation in evaluated]
-    last = [figures(evaluation) for round, evaluation in evaluated if round > rounds[-1]["round"] - 10]
+    last = [figures(evaluation) for round, evaluation in evaluated if round > rounds[-1].round - 10]
     chosen = next((evaluation for round, evaluation in evaluated if round == best_round), None)
     return {
         "final": figures(evaluations[-1]) if evaluations else None,
@@ -48,12 +40,12 @@ def summarise(rounds: Sequence[Round], best_round: int | None) -> dict[str, Any]
             name: Spread.of(value for entry in last if (value := entry[name]) is not None).mean for name in FIGURES
         },
         "best_by_validation": None if chosen is None else {**figures(chosen), "round": best_round},
-        "max": figures(max(evaluations, key=score)) if evaluations else None,
-        "rounds": rounds[-1]["round"],
-        "seconds": sum(record["seconds"] for record in rounds),
-        "bytes_up": sum(record["bytes_up"] for record in rounds),
-        "bytes_down": sum(record["bytes_down"] for record in rounds),
-        "diverged": sum(len(record["diverged"]) for record in rounds),
+        "max": figures(max(evaluations, key=lambda evaluation: evaluation.score)) if evaluations else None,
+        "rounds": rounds[-1].round,
+        "seconds": sum(record.seconds for record in rounds),
+        "bytes_up": sum(record.bytes_up for record in rounds),
+        "bytes_down": sum(record.bytes_down for record in rounds),
+        "diverged": sum(len(record.diverged) for record in rounds),
     }
 
 

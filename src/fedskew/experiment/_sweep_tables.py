@@ -156,9 +156,9 @@ def write_tables(sweep: Sweep, rows: Sequence[CellResult], runs: Sequence[SeedRu
 def _figures(run: SeedRun, accuracy: float | None) -> dict[str, float | None]:
     last = run.summary["last10"]
     reached = [
-        float(record["round"])
+        float(record.round)
         for record in run.rounds
-        if accuracy is not None and record["evaluation"] is not None and record["evaluation"]["accuracy"] >= accuracy
+        if accuracy is not None and record.evaluation is not None and record.evaluation.accuracy >= accuracy
     ]
     return {
         "accuracy": last["accuracy"],

@@ -22,8 +22,9 @@ from numbers import Real
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedskew.engine import Round
+from fedskew.engine import RoundRecord
 from fedskew.errors import ConfigError, MissingPackageError, nearest
+from fedskew.experiment._summary import figures
 from fedskew.tables import flatten
 
 
@@ -33,31 +34,29 @@ class Tracker(Protocol):
     def start(self, config: Mapping[str, Any]) -> None:
         """Open the run and store its config: a resolved one, of one seed."""
 
-    def log(self, record: Round) -> None:
-        """Store the scalars of one round, at step `record["round"]`."""
+    def log(self, record: RoundRecord) -> None:
+        """Store the scalars of one round, at step `record.round`."""
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Store the final figures and close the run."""
 
 
-def scalars(record: Round) -> dict[str, float]:
-    """What is tracked of one round. A value that is None or not finite is left out; shares are in [0, 1]."""
-    values: dict[str, float | None] = {
-        "loss": record["loss"],
-        "entropy": record["entropy"],
-        "ess_share": record["ess_share"],
-        "drift": record["drift"],
-        "seconds": record["seconds"],
-        "diverged": len(record["diverged"]),
-    }
-    for prefix, evaluation in (("", record["evaluation"]), ("validation_", record["validation"])):
+def scalars(record: RoundRecord) -> dict[str, float]:
+    """The numbers of a round's record and of its evaluations, by name; shares are in [0, 1].
+
+    The loss on the test set is `test_loss`, figures on the validation set begin with `validation_`, and `diverged` is
+    how many clients diverged. Values that are None or not finite are left out.
+    """
+    values = {**vars(record), "diverged": len(record.diverged)}
+    for name in ("seed", "round"):
+        del values[name]
+    for prefix, evaluation in (("", record.evaluation), ("validation_", record.validation)):
         if evaluation is not None:
-            values[prefix + "accuracy"] = evaluation["accuracy"]
-            values[prefix + "target_accuracy"] = evaluation["target_accuracy"]
-            values[prefix + "worst_class"] = min(
-                (a for a in evaluation["per_class"] if a is not None and math.isfinite(a)), default=None
-            )
-    return {name: float(value) for name, value in values.items() if value is not None and _finite(value)}
+            of_model = figures(evaluation)
+            if not prefix:
+                of_model["test_loss"] = of_model.pop("loss")
+            values |= {prefix + name: value for name, value in of_model.items()}
+    return {name: float(value) for name, value in values.items() if _finite(value)}
 
 
 class TensorBoard:
@@ -72,10 +71,10 @@ class TensorBoard:
         self._writer = self._open()
         self._writer.add_text("config", _block(config))
 
-    def log(self, record: Round) -> None:
+    def log(self, record: RoundRecord) -> None:
         """Store the scalars of one round and flush, so that an open board shows them."""
         for name, value in scalars(record).items():
-            self._writer.add_scalar(name, value, record["round"])
+            self._writer.add_scalar(name, value, record.round)
         self._writer.flush()
 
     def finish(self, summary: Mapping[str, Any]) -> None:
@@ -108,9 +107,9 @@ class MLflow:
         for first in range(0, len(params), 100):  # MLflow takes at most 100 parameters a call
             self._client.log_batch(self._run, params=params[first : first + 100])
 
-    def log(self, record: Round) -> None:
+    def log(self, record: RoundRecord) -> None:
         """Store the scalars of one round."""
-        self._log_metrics(scalars(record), record["round"])
+        self._log_metrics(scalars(record), record.round)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Store the summary's numbers as metrics and the rest as tags, both named `summary.*`, and end the run."""
@@ -159,9 +158,9 @@ class WandB:
             settings=self._wandb.Settings(silent=True, console="off"),
         )
 
-    def log(self, record: Round) -> None:
+    def log(self, record: RoundRecord) -> None:
         """Store the scalars of one round."""
-        self._run.log(scalars(record), step=record["round"])
+        self._run.log(scalars(record), step=record.round)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Store the summary, named `summary.*`, and close the run."""

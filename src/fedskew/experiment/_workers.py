@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 from fedskew.children import Child, Died, Pool, Reply, hear_interrupts
-from fedskew.engine import Round
 from fedskew.errors import FedskewError
 from fedskew.experiment._config import Config
 from fedskew.experiment._simulate import run_folder, simulate
@@ -42,7 +42,7 @@ def run_all(configs: Sequence[Config], out: Path, processes: int, round_ended: R
 def _run(connection: Connection, out: Path) -> None:
     """Run the configs that are sent, and reply with each round and with the reason of a failure, None without one."""
 
-    def progress(record: Round) -> None:
+    def progress(record: Mapping[str, Any]) -> None:
         evaluation = record["evaluation"]
         accuracy = None if evaluation is None else evaluation["accuracy"]
         connection.send(Reply((record["round"], accuracy), done=False))

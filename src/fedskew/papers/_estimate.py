@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
 
 from fedskew import methods
 from fedskew.data import Dataset
-from fedskew.engine import Round
 from fedskew.experiment import simulate
 from fedskew.papers._datasets import facts_of
 from fedskew.papers._recipe import RecipeRow
@@ -86,7 +86,7 @@ def _measured(
     """Measure the seconds of one step of this batch, and of the evaluation of one sample."""
     batch = max(2, min(batch_size, _VALUES_AT_ONCE // math.prod(shape)))
     steps = _STEPS[math.prod(shape) > _LARGE]
-    ends: list[tuple[float, Round]] = []
+    ends: list[tuple[float, Mapping[str, Any]]] = []
     simulate(
         {
             "data": {

@@ -107,9 +107,9 @@ def _series(run: SeedRun, value: str) -> Iterator[tuple[int, float]]:
     for record in run.rounds:
         found: Any = record
         for key in value.split("."):
-            found = None if found is None else found[key]
+            found = None if found is None else getattr(found, key)
         if found is not None:
-            yield record["round"], scale * float(found)
+            yield record.round, scale * float(found)
 
 
 def _against(axes: Axes, part: FigurePart, rows: Runs, styles: dict[str, int]) -> None:
@@ -162,12 +162,12 @@ def _classes(axes: Axes, part: FigurePart, rows: Runs, _: dict[str, int]) -> Non
     """
     local, sent_or_merged = [], []
     for run in (run for _, seeds in rows for run in seeds):
-        evaluated = [record for record in run.rounds if record["evaluation"] is not None]
-        watched = [client for client in evaluated[-1]["clients"] or [] if _meant(client["client"], part)]
-        local.append(np.mean([_numbers(client["per_class"]) for client in watched], axis=0))
-        model = evaluated[-2 if part.clients else -1]["evaluation"]
+        evaluated = [record for record in run.rounds if record.evaluation is not None]
+        watched = [client for client in evaluated[-1].clients or [] if _meant(client.client, part)]
+        local.append(np.mean([_numbers(client.per_class) for client in watched], axis=0))
+        model = evaluated[-2 if part.clients else -1].evaluation
         assert model is not None
-        sent_or_merged.append(_numbers(model["per_class"]))
+        sent_or_merged.append(_numbers(model.per_class))
     first = drawing.Values(
         0, 100 * np.mean(sent_or_merged, axis=0), label="model sent" if part.clients else "aggregated"
     )
@@ -181,8 +181,8 @@ def _classes(axes: Axes, part: FigurePart, rows: Runs, _: dict[str, int]) -> Non
 def _confusion(axes: Axes, part: FigurePart, rows: Runs, _: dict[str, int]) -> None:
     """Draw a client's confusion after its local training, last evaluated round of the first seed; rows as shares."""
     run = rows[0][1][0]
-    last = [record for record in run.rounds if record["clients"]][-1]
-    matrix = next(client["confusion"] for client in last["clients"] or [] if _meant(client["client"], part))
+    last = [record for record in run.rounds if record.clients][-1]
+    matrix = next(client.confusion for client in last.clients or [] if _meant(client.client, part))
     drawing.heat_map(axes, label_shares(np.array(matrix)), Normalize(0, 1), run.class_names)
     axes.set_xlabel("predicted")
     axes.set_ylabel("true")

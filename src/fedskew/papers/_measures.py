@@ -56,8 +56,8 @@ def value_of(run: SeedRun, measure: str, reading: Mapping[str, str] | None = Non
         return None if run.target is None else projection_distance(run.counts, run.target)
     moment, _, figure = measure.partition(".")
     if moment == "last":
-        found: Any = next((record for record in reversed(run.rounds) if record["round"]), None)
-        value = None if found is None else found[figure]
+        found: Any = next((record for record in reversed(run.rounds) if record.round), None)
+        value = None if found is None else getattr(found, figure)
     elif measure == "max.accuracy" and "rounds" in reading:
         value = _max_until(run, int(reading["rounds"]))
     elif measure == "final.domain_accuracy":
@@ -84,12 +84,10 @@ def describe_measure(measure: str) -> str:
 
 
 def _max_until(run: SeedRun, last: int) -> float | None:
-    if run.rounds[-1]["round"] < last:
+    if run.rounds[-1].round < last:
         return None
     return max(
-        record["evaluation"]["accuracy"]
-        for record in run.rounds
-        if record["evaluation"] is not None and record["round"] <= last
+        record.evaluation.accuracy for record in run.rounds if record.evaluation is not None and record.round <= last
     )
 
 

@@ -132,7 +132,7 @@ def _facts(groups: list[Group]) -> list[tuple[str, str]]:
 
 
 def _last_round(run: SeedRun) -> int:
-    return max((record["round"] for record in run.rounds), default=0)
+    return max((record.round for record in run.rounds), default=0)
 
 
 def _headline(group: Group) -> list[tuple[str, str]]:
@@ -209,7 +209,7 @@ def _tables(groups: list[Group]) -> list[_Table]:
 
 
 def _diverged(run: SeedRun) -> int:
-    return sum(len(record["diverged"]) for record in run.rounds)
+    return sum(len(record.diverged) for record in run.rounds)
 
 
 def _entry(summary: dict[str, Any], *keys: str) -> float | None:

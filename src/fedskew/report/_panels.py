@@ -16,10 +16,10 @@ from matplotlib.figure import Figure
 
 from fedskew import drawing
 from fedskew.drawing import Floats
-from fedskew.engine import Round
+from fedskew.engine import RoundRecord
 from fedskew.report._runs import SeedRun, effective_mix, label_shares, mean_weights
 
-Value = Callable[[Round], float | None]
+Value = Callable[[RoundRecord], float | None]
 
 GOOD, DATA, ROUND, LOCAL = (
     "How good the model is",
@@ -90,18 +90,13 @@ class CurvePanel:
     most_caption: str = ""
 
 
-def _of(name: Literal["accuracy", "target_accuracy"]) -> Value:
-    return lambda record: None if record["evaluation"] is None else record["evaluation"][name]
-
-
-def _worst(record: Round) -> float | None:
-    values = record["evaluation"]["per_class"] if record["evaluation"] else []
-    return min((value for value in values if value is not None and math.isfinite(value)), default=None)
+def _of(name: Literal["accuracy", "target_accuracy", "worst_class"]) -> Value:
+    return lambda record: None if record.evaluation is None else getattr(record.evaluation, name)
 
 
 def _mean_over_clients(kind: Literal["majority", "minority", "vacant"]) -> Value:
-    def value(record: Round) -> float | None:
-        found = [client[kind] for client in record["clients"] or []]
+    def value(record: RoundRecord) -> float | None:
+        found = [getattr(client, kind) for client in record.clients or []]
         values = [number for number in found if number is not None and math.isfinite(number)]
         return float(np.mean(values)) if values else None
 
@@ -131,7 +126,7 @@ CURVES = (
     CurvePanel(
         GOOD,
         "Accuracy on the worst class",
-        _worst,
+        _of("worst_class"),
         "Share of the samples of one class that the model gets right, for the class where that share is lowest; it may "
         "be another class every round.",
         unit="%",
@@ -139,7 +134,7 @@ CURVES = (
     CurvePanel(
         ROUND,
         "Label entropy of the cohort",
-        lambda record: record["entropy"],
+        lambda record: record.entropy,
         "How evenly the labels of the chosen clients, added up, cover the classes.",
         unit="bits",
         points=60,
@@ -149,14 +144,14 @@ CURVES = (
     CurvePanel(
         ROUND,
         "Distance from the target mix",
-        lambda record: record["target_distance"],
+        lambda record: record.target_distance,
         "Squared distance between the label mix that the weights give a round and the target's; 0 is a perfect match.",
         points=60,
     ),
     CurvePanel(
         ROUND,
         "Effective sample size",
-        lambda record: record["ess_share"],
+        lambda record: record.ess_share,
         "How many of the cohort's samples count after weighting: 100 % is FedAvg; the lower the line, the fewer "
         "samples decide and the noisier the round.",
         unit="%",
@@ -165,7 +160,7 @@ CURVES = (
     CurvePanel(
         ROUND,
         "Drift diversity",
-        lambda record: record["drift"],
+        lambda record: record.drift,
         "How much the clients' updates pull apart: their squared lengths, added up, over the squared length of their "
         "sum. The higher, the more they cancel each other.",
         points=60,
@@ -173,7 +168,7 @@ CURVES = (
     CurvePanel(
         ROUND,
         "Training loss",
-        lambda record: record["loss"],
+        lambda record: record.loss,
         "Mean loss that the clients minimise, weighted as their updates are. Runs with different objectives can't be "
         "compared by it.",
     ),
@@ -245,7 +240,7 @@ def _curve(groups: list[Group], panel: CurvePanel) -> Iterator[Panel]:
 def _series(run: SeedRun, panel: CurvePanel) -> dict[int, float]:
     """Return the value by round, where there is a finite one."""
     scale = 100.0 if panel.unit == "%" else 1.0
-    found = ((record["round"], panel.value(record)) for record in run.rounds)
+    found = ((record.round, panel.value(record)) for record in run.rounds)
     return {number: scale * x for number, x in found if x is not None and math.isfinite(x)}
 
 
@@ -285,8 +280,8 @@ def _per_class(groups: list[Group]) -> Iterator[Panel]:
 
 def _final_per_class(run: SeedRun) -> Floats | None:
     for record in reversed(run.rounds):
-        if record["evaluation"] is not None:
-            return np.array(record["evaluation"]["per_class"], dtype=np.float64)  # None becomes NaN
+        if record.evaluation is not None:
+            return np.array(record.evaluation.per_class, dtype=np.float64)  # None becomes NaN
     return None
 
 
@@ -342,15 +337,15 @@ def _label_mixes(groups: list[Group]) -> Iterator[Panel]:
 def _participation(groups: list[Group]) -> Iterator[Panel]:
     rows, shown, diverged = [], [], []
     for group in groups:
-        trained = [record for record in group.first.rounds if record["round"] > 0]
+        trained = [record for record in group.first.rounds if record.round > 0]
         if trained:
             clients = len(group.first.counts)
-            chosen = _times([record["cohort"] for record in trained], clients) / len(trained)
-            failed = _times([record["diverged"] for record in trained], clients) / len(trained)
+            chosen = _times([record.cohort for record in trained], clients) / len(trained)
+            failed = _times([record.diverged for record in trained], clients) / len(trained)
             rows.append(drawing.Participation(group.style, group.label, chosen, failed))
             shown.append(group)
             if failed.any():
-                times = sum(len(record["diverged"]) for record in trained)
+                times = sum(len(record.diverged) for record in trained)
                 who = np.count_nonzero(failed)
                 diverged.append(f"{group.label}: {who} client{'s' if who > 1 else ''} diverged, {times} times in all.")
     if not rows:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from fedskew.engine import Round
+    from fedskew.engine import RoundRecord
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class SeedRun:
     label: str
     seed: int
     config: dict[str, Any]
-    rounds: list[Round]
+    rounds: list[RoundRecord]
     counts: NDArray[np.int64]
     client_names: tuple[str, ...]
     class_names: tuple[str, ...]
@@ -61,8 +61,8 @@ def mean_weights(run: SeedRun) -> MeanWeights:
     sizes = run.counts.sum(axis=1)
     given, fedavg, times = np.zeros((3, len(sizes)))
     for record in run.rounds:
-        answered = record["answered"]
-        given[answered] += record["weights"]
+        answered = record.answered
+        given[answered] += record.weights
         fedavg[answered] += label_shares(sizes[answered])
         times[answered] += 1
     clients = np.flatnonzero(times)
@@ -82,7 +82,7 @@ def effective_mix(run: SeedRun) -> NDArray[np.float64] | None:
     where no round had.
     """
     mixes = label_shares(run.counts)
-    rounds = [np.asarray(record["weights"]) @ mixes[record["answered"]] for record in run.rounds if record["answered"]]
+    rounds = [np.asarray(record.weights) @ mixes[record.answered] for record in run.rounds if record.answered]
     return np.mean(rounds, axis=0) if rounds else None
 
 
