@@ -79,8 +79,8 @@ def test_several_methods_give_one_comparison_and_report_compares_folders(config,
         (["describe", "nowhere.csv"], "nowhere.csv"),
     ],
 )
-def test_a_mistake_is_one_line_and_exit_status_2(config, tmp_path, words, says):
-    done = fedskew(*words, cwd=tmp_path, FEDSKEW_DATA="")
+def test_a_mistake_is_one_line_and_exit_status_2(config, tmp_path, command, words, says):
+    done = command(*words, cwd=tmp_path, FEDSKEW_DATA="")
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
@@ -117,9 +117,12 @@ def test_control_c_stops_after_a_checkpoint_and_resume_ends_the_run(config, tmp_
     assert len(records.read_text().splitlines()) == 401
 
 
-@pytest.mark.parametrize("command", ["run", "sweep", "report", "methods", "demo", "describe", "weights"])
-def test_every_command_shows_an_example_in_its_help(command, tmp_path):
-    done = fedskew(command, "--help", cwd=tmp_path)
+COMMANDS = ["run", "sweep", "recipes", "reproduce", "report", "methods", "demo", "describe", "weights"]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_shows_an_example_in_its_help(name, command, tmp_path):
+    done = command(name, "--help", cwd=tmp_path)
     assert done.returncode == 0
     assert "Example" in done.stdout
-    assert f"fedskew {command}" in done.stdout
+    assert f"fedskew {name}" in done.stdout

@@ -47,15 +47,15 @@ def test_the_list_names_what_does_not_go_together(listing):
     assert "selection.fedentopt conflicts with weighting.fedpals" in flat
 
 
-def test_one_in_a_page(tmp_path):
-    done = fedskew("methods", "fedprox", cwd=tmp_path)
+def test_one_in_a_page(tmp_path, command):
+    done = command("methods", "fedprox", cwd=tmp_path, COLUMNS="80")
     assert done.returncode == 0, done.stderr
     for text in ("MLSys 2020", "(mu / 2) ||theta - w||^2", "mu = 0.01", 'preset = "fedprox"', "Goes with", "square"):
         assert text in done.stdout
 
 
-def test_json_is_for_programs(tmp_path):
-    done = fedskew("methods", "fedvls", "--json", cwd=tmp_path)
+def test_json_is_for_programs(tmp_path, command):
+    done = command("methods", "fedvls", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     tree = json.loads(done.stdout)
     assert [one["name"] for one in tree["components"]] == ["fedvls_calibration", "vacant_distillation", "suppression"]
@@ -69,8 +69,8 @@ def test_json_is_for_programs(tmp_path):
         ("fedlc+fedrs", "take 'fedlc' or 'fedrs'"),
     ],
 )
-def test_an_unknown_or_senseless_name_is_one_line_and_exit_status_2(tmp_path, name, says):
-    done = fedskew("methods", name, cwd=tmp_path)
+def test_an_unknown_or_senseless_name_is_one_line_and_exit_status_2(tmp_path, command, name, says):
+    done = command("methods", name, cwd=tmp_path)
     assert done.returncode == 2
     assert done.stdout == ""
     assert len(done.stderr.strip().splitlines()) == 1

@@ -52,7 +52,8 @@ def test_a_figure_is_run_drawn_and_said_to_be_smaller_and_runs_are_used_again(tm
     assert "fedskew reproduce fedpals-fig9 --rows 0.5,10localsteps --rounds 2 --seeds 0" in page
 
 
-def test_mistakes_are_one_line(tmp_path: Path):
+def test_mistakes_are_one_line(tmp_path: Path, command, monkeypatch):
+    monkeypatch.delenv("FEDSKEW_DATA", raising=False)
     mistakes = {
         ("recipes", "--rows", "mnist"): "--rows and --config need the name of one",
         ("reproduce", "fedpals-fig99"): "did you mean 'fedpals-fig9'?",
@@ -61,7 +62,7 @@ def test_mistakes_are_one_line(tmp_path: Path):
         ("reproduce", "fedpals-fig9", "--rounds", "0"): "rounds: must be at least 1, not 0",
     }
     for words, says in mistakes.items():
-        done = fedskew(*words, cwd=tmp_path)
+        done = command(*words, cwd=tmp_path)
         assert done.returncode == 2
         assert says in done.stderr
         assert done.stderr.count("\n") == 1

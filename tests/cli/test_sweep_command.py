@@ -148,8 +148,8 @@ def test_a_failed_run_is_one_line_at_the_end_and_exit_status_1(home):
         (["small.toml", "--set", "data.name=mnist", "--data-root", "nowhere"], "nowhere"),
     ],
 )
-def test_a_mistake_is_one_line_and_exit_status_2_before_anything_runs(home, words, says):
-    done = fedskew("sweep", *words, cwd=home)
+def test_a_mistake_is_one_line_and_exit_status_2_before_anything_runs(home, command, words, says):
+    done = command("sweep", *words, cwd=home)
     assert done.returncode == 2
     assert len(done.stderr.strip().splitlines()) == 1
     assert says in done.stderr
@@ -157,7 +157,7 @@ def test_a_mistake_is_one_line_and_exit_status_2_before_anything_runs(home, word
     assert not (home / "runs").exists()
 
 
-def test_help_shows_the_file_and_an_example(home):
-    done = fedskew("sweep", "--help", cwd=home)
+def test_help_shows_the_file_and_an_example(home, command):
+    done = command("sweep", "--help", cwd=home)
     assert "[sweep.grid]" in done.stdout
     assert "fedskew sweep recipes/compare.toml --quick" in done.stdout

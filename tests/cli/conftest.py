@@ -1,0 +1,37 @@
+"""The command line inside this process: a command that only prints need not import PyTorch anew."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Command = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
+    """Run `fedskew WORDS` in a folder, with environment variables, and return its exit status and what it printed."""
+
+    def run(*words: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+        from fedskew.cli import main
+
+        with monkeypatch.context() as here:
+            here.chdir(cwd)
+            here.setattr(sys, "argv", ["fedskew", *map(str, words)])
+            here.setattr(sys, "path", [*sys.path])
+            for name, value in ({"COLUMNS": "200"} | environment).items():
+                here.setenv(name, value)
+            capfd.readouterr()
+            status: object = 0
+            try:
+                main()
+            except SystemExit as end:
+                status = end.code
+            out, err = capfd.readouterr()
+        return subprocess.CompletedProcess(list(words), int(str(status or 0)), out, err)
+
+    return run
