@@ -131,7 +131,7 @@ def test_an_unknown_key_is_refused(server: LocalFederation) -> None:
     ca, key = server.folder / "server" / "ca.crt", server.folder / "stranger" / "key"
     process = join(server, "stranger", "--root-certificates", str(ca), "--auth-supernode-private-key", str(key))
     assert process.wait(60) != 0
-    assert "2004" in server.last_words("stranger")
+    assert "2004" in server.last_message("stranger")
     assert joined(server) == before
 
 
@@ -140,7 +140,7 @@ def test_a_node_without_a_key_is_refused(server: LocalFederation) -> None:
     before = joined(server)
     process = join(server, "keyless", "--root-certificates", str(server.folder / "server" / "ca.crt"))
     assert process.wait(60) != 0
-    assert "2001" in server.last_words("keyless")
+    assert "2001" in server.last_message("keyless")
     assert joined(server) == before
 
 
@@ -160,7 +160,7 @@ def test_a_site_leaves_a_server_whose_certificate_it_does_not_know(server: Local
     ca, key = server.folder / "impostor" / "ca.crt", server.folder / "sites" / "south" / "key"
     process = join(server, "misled", "--root-certificates", str(ca), "--auth-supernode-private-key", str(key))
     assert process.wait(60) != 0
-    assert "CERTIFICATE_VERIFY_FAILED" in server.last_words("misled")
+    assert "CERTIFICATE_VERIFY_FAILED" in server.last_message("misled")
     assert joined(server) == before
 
 

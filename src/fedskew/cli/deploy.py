@@ -314,7 +314,7 @@ def _train(console: Console, federation: LocalFederation) -> dict[str, Any]:
             federation.check()
             time.sleep(0.5)
     if not (folder / "summary.json").exists():  # Flower's own command may end well all the same
-        raise RunError(f"the run ended early: {federation.last_words('run')}; see {federation.log('run')}")
+        raise RunError(f"the run ended early: {federation.last_message('run')}; see {federation.log('run')}")
     summary: dict[str, Any] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     return summary
 

@@ -157,6 +157,9 @@ def site_names(clients: Sequence[str]) -> list[str]:
     """A site's name for each client of a simulation, sorted as the clients are.
 
     They are the clients' own names where these are valid and sorted, else `site-0`, `site-1` and so on.
+
+    Args:
+        clients: Names of the clients.
     """
     width = len(str(len(clients) - 1))
     valid = all(SITE_NAME.fullmatch(name) and not name.isdecimal() for name in clients)

@@ -89,7 +89,7 @@ class LocalFederation:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1):
                 return
             time.sleep(0.1)
-        raise RunError(f"the SuperLink did not start: {self.last_words('superlink')}")
+        raise RunError(f"the SuperLink did not start: {self.last_message('superlink')}")
 
     def start_site(self, name: str) -> subprocess.Popen[bytes]:
         """Start a site's SuperNode."""
@@ -115,13 +115,13 @@ class LocalFederation:
         except subprocess.TimeoutExpired:
             raise RunError(f"{name} did not end within {seconds:.0f} s; see {self.log(name)}") from None
         if status != 0:
-            raise RunError(f"{name} failed: {self.last_words(name)}; see {self.log(name)}")
+            raise RunError(f"{name} failed: {self.last_message(name)}; see {self.log(name)}")
 
     def check(self) -> None:
         """Raise RunError where the server or a site has ended, with its last words."""
         for name, process in self.processes.items():
             if name in ("superlink", *self.sites) and process.poll() is not None:
-                raise RunError(f"{name} ended{_signal_name(process)}: {self.last_words(name)}; see {self.log(name)}")
+                raise RunError(f"{name} ended{_signal_name(process)}: {self.last_message(name)}; see {self.log(name)}")
 
     def stop(self) -> None:
         """End all processes: the sites, then the server; by force where an interrupt comes meanwhile."""
@@ -152,7 +152,7 @@ class LocalFederation:
         """The file that a process writes to."""
         return self.folder / "logs" / f"{name}.log"
 
-    def last_words(self, name: str) -> str:
+    def last_message(self, name: str) -> str:
         """The last line of a process that names an error, or else its last line."""
         lines = [line for line in self._lines(name)[-40:] if not _NOISE.fullmatch(_plain(line))]
         last = next((line for line in reversed(lines) if _REASON.search(line)), lines[-1] if lines else "")

@@ -80,7 +80,11 @@ class Reply(NamedTuple):
 
 
 def bytes_needed(*arrays: Specs) -> int:
-    """Upper limit of the size of a reply with these arrays, in bytes."""
+    """Upper limit of the size of a reply, in bytes.
+
+    Args:
+        *arrays: Shapes and dtypes of its arrays.
+    """
     return 2**20 + sum(spec.bytes + HEADER for part in arrays for spec in part.values())
 
 
@@ -131,7 +135,20 @@ def check_arrays(record: ArrayRecord, expected: Specs) -> dict[str, AnyArray]:
 
 
 def check_counts(content: RecordDict, classes: int, whole: bool, max_bytes: int = 2**24) -> NDArray[np.float64]:
-    """Validate a site's label counts, `(classes,)`; `whole`: they are exact, so fractions are refused."""
+    """Validate the label counts that a site reports.
+
+    Args:
+        content: The reply's records.
+        classes: Number of classes.
+        whole: Whether the counts are exact, so that fractions are refused.
+        max_bytes: Largest size of the reply.
+
+    Returns:
+        Label counts, shape `(classes,)`.
+
+    Raises:
+        RefusedError: They are missing, of another length, negative, too large, or not finite.
+    """
     check_size(content, max_bytes)
     values = only_metrics(content).get(COUNTS)
     if not isinstance(values, list) or len(values) != classes:
@@ -153,13 +170,33 @@ def check_samples(metrics: MetricRecord) -> int:
 
 
 def check_only_samples(content: RecordDict, max_bytes: int = 2**24) -> int:
-    """Validate the number of samples of a site that withholds its label counts."""
+    """Validate the number of samples of a site that withholds its label counts.
+
+    Args:
+        content: The reply's records.
+        max_bytes: Largest size of the reply.
+
+    Raises:
+        RefusedError: It is missing, negative, too large, or not a whole number.
+    """
     check_size(content, max_bytes)
     return check_samples(only_metrics(content))
 
 
 def check_confusion(content: RecordDict, classes: int, round: int) -> tuple[NDArray[np.int64], float]:
-    """Validate a site's confusion matrix, `(classes, classes)`, and its mean loss."""
+    """Validate a site's evaluation.
+
+    Args:
+        content: The reply's records.
+        classes: Number of classes.
+        round: The round that was asked for.
+
+    Returns:
+        The confusion matrix, shape `(classes, classes)`, rows truth; and the mean loss.
+
+    Raises:
+        RefusedError: One of them is missing or not valid, or the evaluation is of another round.
+    """
     check_size(content, 2**20 + 16 * classes * classes)
     metrics = only_metrics(content)
     if metrics.get(ROUND) != round:

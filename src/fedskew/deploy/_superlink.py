@@ -43,7 +43,11 @@ class LocalCommands:
 
 
 def is_local(scope: Scope) -> bool:
-    """Whether a request comes from this machine: over loopback, or from the address that it was sent to."""
+    """Whether a request comes from this machine: over loopback, or from the address that it was sent to.
+
+    Args:
+        scope: The ASGI connection scope.
+    """
     client, server = scope.get("client"), scope.get("server")
     if not client:
         return False
@@ -56,7 +60,11 @@ def is_local(scope: Scope) -> bool:
 
 
 def run_superlink(arguments: Sequence[str]) -> None:
-    """Run `flower-superlink` with these arguments, such that only this machine can give it commands."""
+    """Run `flower-superlink` until its process ends, such that only this machine can give it commands.
+
+    Args:
+        arguments: Options of `flower-superlink`.
+    """
     from flwr.superlink.cli.flower_superlink import flower_superlink
 
     serve = uvicorn.run
