@@ -1,10 +1,8 @@
 """What a component may do around a round, beside its slot's own function.
 
 A component that keeps something between rounds, sends something beside the model, or returns something beside its
-update
-inherits from `Hooks` and replaces what it needs; every default does nothing. All states are named tensors, so that they
-can be checkpointed, sent and stacked. Names are shared by all components of a method, so a component's own are
-distinct.
+update inherits from `Hooks` and overrides what it needs. All states are named tensors, so that they can be
+checkpointed, sent and stacked. The components of a method share one name space, so each component prefixes its names.
 """
 
 from __future__ import annotations
@@ -38,13 +36,21 @@ class Batch(NamedTuple):
 
 
 class LocalEnd(NamedTuple):
-    """A client's local training, just over.
+    """What a client knows at the end of its local training.
 
-    `start`, `parameters`: what was sent and what came out, `(parameters,)`; `buffers`: what came out, `(buffers,)`;
-    `steps`: local steps taken; `lr`, `momentum`: of this round; `client`: the client's state before; `broadcast`: what
-    was sent beside the model; `gathered`: what `gather` made of the batches; `full_gradient`, `full_loss`: gradient,
-    `(parameters,)`, and mean, 0-d, of the objective over all of the client's samples, at any parameters, with the sent
-    model's buffers.
+    Attributes:
+        start: The parameters that were sent, shape `(parameters,)`.
+        parameters: The parameters after training, shape `(parameters,)`.
+        buffers: The buffers after training, shape `(buffers,)`.
+        steps: The number of local steps taken.
+        lr: The learning rate of this round.
+        momentum: The momentum of the client's SGD.
+        client: The client's state before.
+        broadcast: What was sent beside the model.
+        gathered: What `gather` collected from the batches.
+        full_gradient: The objective's gradient over all of the client's samples at given parameters, shape
+            `(parameters,)`, with the sent model's buffers.
+        full_loss: The same for the objective's mean, 0-d.
     """
 
     start: Tensor
@@ -61,11 +67,16 @@ class LocalEnd(NamedTuple):
 
 
 class RoundEnd(NamedTuple):
-    """A round, just over, as the server sees it.
+    """What the server knows at the end of a round.
 
-    `old`, `new`: the model sent and the next one, `(parameters,)`; `changes`, `(answered, parameters)`, `ids` and
-    `weights`, `(answered,)`: of those who answered; `replies`: what each returned beside its update; `clients`: how
-    many there are in all.
+    Attributes:
+        old: The model that was sent, shape `(parameters,)`.
+        new: The next model, shape `(parameters,)`.
+        changes: Updates of the clients that replied, shape `(answered, parameters)`.
+        ids: Their client ids, shape `(answered,)`.
+        weights: Their weights, shape `(answered,)`.
+        replies: What each returned beside its update.
+        clients: The number of all clients.
     """
 
     old: Tensor
@@ -87,36 +98,37 @@ class Hooks:
     keeps_state: ClassVar[bool] = True
 
     def adapt(self, module: nn.Module, generator: Generator) -> nn.Module:
-        """The network that is trained in place of `module`, its new weights drawn from `generator`, both on the CPU.
+        """Return the network to train in place of `module`, with new weights drawn from `generator`, all on the CPU.
 
-        Raises ArgumentError where it can't be adapted.
+        Raises:
+            ArgumentError: The network can't be adapted.
         """
         return module
 
     def init_server(self, parameters: Tensor, clients: int) -> dict[str, Tensor]:
-        """What the server keeps between rounds, before the first."""
+        """Return what the server keeps between rounds, before the first round."""
         return {}
 
     def broadcast(self, state: Named) -> dict[str, Tensor]:
-        """What the server sends to every client of the cohort beside the model."""
+        """Return what the server sends to every client of the cohort beside the model."""
         return {}
 
     def init_client(self, parameters: Tensor) -> dict[str, Tensor]:
-        """What a client keeps between its participations, before its first; `parameters`: the model sent."""
+        """Return what a client keeps between its participations, before its first, given the model sent."""
         return {}
 
     def gather(self, gathered: Named, batch: Batch, last_epoch: bool) -> Named:
-        """What is made of a batch, as the first pass of its step saw it, without gradient; empty before the first."""
+        """Return `gathered` (empty at first) with a batch added, as its step's first pass saw it, without gradient."""
         return gathered
 
     def end_local(self, end: LocalEnd) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """The client's next state, and what it returns beside its update."""
+        """Return the client's next state, and what it returns beside its update."""
         return {}, {}
 
     def end_round(self, state: Named, end: RoundEnd) -> dict[str, Tensor]:
-        """What the server keeps next."""
+        """Return the server's next state."""
         return dict(state)
 
     def evaluated(self, state: Named, parameters: Tensor) -> Tensor:
-        """The parameters that are evaluated and saved, where they aren't those that training goes on from."""
+        """Return the parameters to evaluate and save, where training goes on from others."""
         return parameters
