@@ -1,14 +1,16 @@
 """Pages of the reference for `mkdocs build`: one for each public package and module of fedskew, from its docstrings.
 
-An mkdocs hook (see `mkdocs.yml`). Pages exist only while the site is built, so that a new package or name appears by
-itself. `ORDER` says which come first in the navigation; all others follow by name.
+An mkdocs hook and a griffe extension (see `mkdocs.yml`). Pages exist only while the site is built, so that a new
+package or name appears by itself. `ORDER` says which come first in the navigation; all others follow by name.
 """
 
 from __future__ import annotations
 
 import ast
 from pathlib import Path
+from typing import Any
 
+import griffe
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
@@ -74,6 +76,16 @@ def exported(module: str) -> list[str]:
     return []
 
 
+class ComponentSignatures(griffe.Extension):
+    """Show a `@component` with the signature of the frozen dataclass that it is."""
+
+    def on_class_members(self, *, cls: griffe.Class, **kwargs: Any) -> None:
+        """Give the class the decorator that griffe knows."""
+        for decorator in cls.decorators:
+            if getattr(decorator.value, "canonical_path", "") == "fedskew.parameters.component":
+                decorator.value = griffe.ExprName("dataclasses.dataclass")
+
+
 def _statements(file: Path) -> list[ast.stmt]:
     return ast.parse(file.read_text(encoding="utf-8")).body
 
@@ -83,7 +95,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     assert config.nav is not None
     for section in config.nav:
         if "Reference" in section:
-            section["Reference"] = [{name: _address(name)} for name in modules()]
+            section["Reference"] += [{name: _address(name)} for name in modules()]
     return config
 
 
