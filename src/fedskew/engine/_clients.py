@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from fedskew.files import replacing
+
 Named = Mapping[str, Tensor]
 
 
@@ -108,9 +110,8 @@ class ClientStates:
             return
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._path(client, self._rounds[client])
-        aside = path.with_suffix(".part")
-        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in self._held[client].items()}, aside)
-        aside.replace(path)
+        with replacing(path) as part:
+            save_file({name: tensor.detach().cpu().contiguous() for name, tensor in self._held[client].items()}, part)
         self._unwritten.remove(client)
 
     def _path(self, client: int, round: int) -> Path:

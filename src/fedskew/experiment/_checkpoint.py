@@ -1,4 +1,4 @@
-"""The server's state on disk: one safetensors file, written aside and renamed, so that it is whole or absent.
+"""The server's state on disk: one safetensors file, replaced whole.
 
 A state is a tree of frozen dataclasses, named tuples, tensors, arrays and plain values. Tensors and arrays become
 tensors of the file, plain values a JSON text in its header.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fedskew.errors import RunError
+from fedskew.files import replacing
 
 FILE = "checkpoint/state.safetensors"
 
@@ -30,9 +30,8 @@ def save(folder: Path, state: Any) -> None:
     _flatten("", state, tensors, values)
     path = folder / FILE
     path.parent.mkdir(exist_ok=True)
-    aside = path.with_suffix(".part")
-    save_file(tensors, aside, metadata={"values": json.dumps(values)})
-    os.replace(aside, path)
+    with replacing(path) as part:
+        save_file(tensors, part, metadata={"values": json.dumps(values)})
 
 
 def load(folder: Path, template: Any) -> Any | None:
