@@ -141,8 +141,8 @@ def _ag_news(root: Path, train: int, test: int, rng: np.random.Generator) -> Non
                 writer.writerow([label + 1, *texts])
 
 
-def picture(path: Path, rng: np.random.Generator, height: int, width: int) -> None:
-    """A colour picture in the format that the suffix names."""
+def image(path: Path, rng: np.random.Generator, height: int, width: int) -> None:
+    """A colour image in the format that the suffix names."""
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(_pixels(rng, height, width, 3)).save(path)
 
@@ -151,7 +151,7 @@ def _cinic10(root: Path, train: int, test: int, rng: np.random.Generator) -> Non
     for part, each in (("train", train), ("valid", train), ("test", test)):
         for label in CINIC_CLASSES:
             for number in range(each):
-                picture(root / "cinic-10" / part / label / f"cifar10-{part}-{number}.png", rng, 32, 32)
+                image(root / "cinic-10" / part / label / f"cifar10-{part}-{number}.png", rng, 32, 32)
 
 
 def _tiny_imagenet(root: Path, train: int, test: int, rng: np.random.Generator, classes: int = 200) -> None:
@@ -160,10 +160,10 @@ def _tiny_imagenet(root: Path, train: int, test: int, rng: np.random.Generator, 
     lines = []
     for wnid in ids:
         for number in range(train):
-            picture(folder / "train" / wnid / "images" / f"{wnid}_{number}.JPEG", rng, 64, 64)
+            image(folder / "train" / wnid / "images" / f"{wnid}_{number}.JPEG", rng, 64, 64)
         for _ in range(test):
             name = f"val_{len(lines)}.JPEG"
-            picture(folder / "val" / "images" / name, rng, 64, 64)
+            image(folder / "val" / "images" / name, rng, 64, 64)
             lines.append(f"{name}\t{wnid}\t0\t0\t63\t63\n")
     (folder / "wnids.txt").write_text("\n".join(ids) + "\n")
     (folder / "words.txt").write_text("".join(f"{wnid}\tthing {wnid}, object\n" for wnid in ids))
@@ -171,14 +171,14 @@ def _tiny_imagenet(root: Path, train: int, test: int, rng: np.random.Generator, 
 
 
 def _pacs(root: Path, train: int, test: int, rng: np.random.Generator) -> None:
-    """Also the files of folds: the first `train` pictures of each class train, the next `test` are for validation."""
+    """Also the files of folds: the first `train` images of each class train, the next `test` are for validation."""
     folder = root / "PACS"
     for domain in PACS_DOMAINS:
         lines: dict[str, list[str]] = {"train": [], "crossval": [], "test": []}
         for label, name in enumerate(PACS_CLASSES, start=1):
             for number in range(train + test):
                 file = f"{domain}/{name}/pic_{number:03d}.{'png' if domain == 'sketch' else 'jpg'}"
-                picture(folder / file, rng, 227, 227)
+                image(folder / file, rng, 227, 227)
                 lines["train" if number < train else "crossval"].append(f"{file} {label}\n")
                 lines["test"].append(f"{file} {label}\n")
         for fold, rows in lines.items():
@@ -188,7 +188,7 @@ def _pacs(root: Path, train: int, test: int, rng: np.random.Generator) -> None:
 def _iwildcam(
     root: Path, train: int, test: int, rng: np.random.Generator, classes: int = 182, cameras: int = 12
 ) -> None:
-    """`train` pictures of each class from `cameras` training cameras; every other split has other or the same ones."""
+    """`train` images of each class from `cameras` training cameras; every other split has other or the same ones."""
     folder = root / "iwildcam_v2.0"
     splits = {
         "train": (train, 0),
@@ -206,7 +206,7 @@ def _iwildcam(
         for split, (each, first) in splits.items():
             for label in np.repeat(np.arange(classes), each):
                 camera, file = first + int(rng.integers(cameras)), f"{line:08d}.jpg"
-                picture(folder / "train" / file, rng, 24, 32)
+                image(folder / "train" / file, rng, 24, 32)
                 writer.writerow([line, split, camera, 100 + camera, label, 300 + label, "2013-01-01", file, line])
                 line += 1
     with (folder / "categories.csv").open("w", newline="") as stream:

@@ -1,4 +1,4 @@
-"""Augmentation by key, against the same formulas picture by picture in numpy."""
+"""Augmentation by key, against the same formulas image by image in numpy."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def keys(size: int, of: int = 7) -> torch.Tensor:
     return mix(torch.arange(size), of)
 
 
-def pictures(size: int, channels: int = 3, side: int = 8) -> torch.Tensor:
+def images(size: int, channels: int = 3, side: int = 8) -> torch.Tensor:
     return torch.rand(size, channels, side, side, generator=torch.Generator().manual_seed(0))
 
 
@@ -45,16 +45,16 @@ def apply(augmentation, pixels: torch.Tensor, keys: torch.Tensor) -> torch.Tenso
     return out * torch.tensor(STD[:channels]).view(-1, 1, 1) + torch.tensor(MEAN[:channels]).view(-1, 1, 1)
 
 
-def jittered(picture: np.ndarray, key: int) -> np.ndarray:
-    """One picture, (channels, height, width), in float64."""
+def jittered(image: np.ndarray, key: int) -> np.ndarray:
+    """One image, (channels, height, width), in float64."""
     draws = [hashed(key, index) for index in range(5)]
     bright, contrast, saturation = (1 + 0.2 * (2 * draw - 1) for draw in draws[1:4])
-    weights = np.array([0.299, 0.587, 0.114]) if len(picture) == 3 else np.ones(1)
+    weights = np.array([0.299, 0.587, 0.114]) if len(image) == 3 else np.ones(1)
 
     def grey(x: np.ndarray) -> np.ndarray:
         return np.tensordot(weights, x, axes=1)
 
-    x = picture[:, :, ::-1] if draws[0] < 0.5 else picture
+    x = image[:, :, ::-1] if draws[0] < 0.5 else image
     x = np.clip(bright * x, 0, 1)
     x = np.clip(contrast * x + (1 - contrast) * grey(x).mean(), 0, 1)
     if draws[4] < 0.1:
@@ -63,24 +63,24 @@ def jittered(picture: np.ndarray, key: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_fedentopts_augmentation_is_its_formulas_picture_by_picture(channels):
-    batch, of = pictures(200, channels), keys(200)
+def test_fedentopts_augmentation_is_its_formulas_image_by_image(channels):
+    batch, of = images(200, channels), keys(200)
     assert sum(hashed(int(key), 4) < 0.1 for key in of) > 5  # greyscale occurs
     expected = np.stack([jittered(p.double().numpy(), int(k)) for p, k in zip(batch, of, strict=True)])
     np.testing.assert_allclose(apply(JitterFlipGrey(), batch, of).numpy(), expected, atol=2e-6)
 
 
-def cropped(picture: np.ndarray, key: int, pad: int) -> np.ndarray:
+def cropped(image: np.ndarray, key: int, pad: int) -> np.ndarray:
     mirror, down, right = (hashed(key, index) for index in range(3))
     down, right = int(down * (2 * pad + 1)), int(right * (2 * pad + 1))
-    _, height, width = picture.shape
-    x = picture[:, :, ::-1] if mirror < 0.5 else picture
+    _, height, width = image.shape
+    x = image[:, :, ::-1] if mirror < 0.5 else image
     return np.pad(x, ((0, 0), (pad, pad), (pad, pad)))[:, down : down + height, right : right + width]
 
 
 @pytest.mark.parametrize("pad", [0, 2, 4])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_crop_and_flip_cut_the_padded_picture(pad, channels):
+def test_crop_and_flip_cut_the_padded_image(pad, channels):
     batch, of = torch.rand(60, channels, 6, 9, generator=torch.Generator().manual_seed(0)), keys(60)
     expected = np.stack([cropped(p.numpy(), int(k), pad) for p, k in zip(batch, of, strict=True)])
     np.testing.assert_allclose(apply(CropFlip(pad=pad), batch, of).numpy(), expected, atol=1e-6)
@@ -93,7 +93,7 @@ def test_a_flip_mirrors_left_to_right_exactly():
 
 
 def test_pixels_that_a_crop_keeps_are_exact():
-    batch = normalised(pictures(50))
+    batch = normalised(images(50))
     out = CropFlip().apply(batch, keys(50), MEAN, STD)
     black = normalised(torch.zeros(1, 3, 1, 1)).flatten()
     for before, after in zip(batch, out, strict=True):
@@ -109,7 +109,7 @@ def test_greyscale_weighs_red_green_and_blue():
 
 
 def test_nothing_happens_at_strength_zero():
-    torch.testing.assert_close(apply(PLAIN, pictures(5), keys(5)), pictures(5))
+    torch.testing.assert_close(apply(PLAIN, images(5), keys(5)), images(5))
 
 
 def test_brightness_is_uniform_around_one():
@@ -138,7 +138,7 @@ def test_flips_greys_and_places_come_as_often_as_they_should():
 @pytest.mark.parametrize("name", sorted(AUGMENTATIONS))
 def test_a_sample_does_not_depend_on_the_rest_of_the_batch(name):
     augment = AUGMENTATIONS[name]().bind(MEAN, STD)
-    batch, of = normalised(pictures(12)), keys(12)
+    batch, of = normalised(images(12)), keys(12)
     together = augment(batch, of)
     order = torch.tensor([7, 3, 11])
     torch.testing.assert_close(augment(batch[order], of[order]), together[order])
@@ -149,7 +149,7 @@ def test_a_sample_does_not_depend_on_the_rest_of_the_batch(name):
 @pytest.mark.parametrize("name", sorted(AUGMENTATIONS))
 def test_it_maps_over_clients(name):
     augment = AUGMENTATIONS[name]().bind(MEAN, STD)
-    batch = normalised(pictures(12)).view(3, 4, 3, 8, 8)
+    batch = normalised(images(12)).view(3, 4, 3, 8, 8)
     of = keys(12).view(3, 4)
     mapped = torch.func.vmap(augment)(batch, of)
     torch.testing.assert_close(mapped, torch.stack([augment(b, k) for b, k in zip(batch, of, strict=True)]))
@@ -158,7 +158,7 @@ def test_it_maps_over_clients(name):
 @pytest.mark.parametrize("name", sorted(AUGMENTATIONS))
 def test_the_batch_is_left_as_it_was_and_keys_decide(name):
     augment = AUGMENTATIONS[name]().bind(MEAN, STD)
-    batch = normalised(pictures(12))
+    batch = normalised(images(12))
     kept, state = batch.clone(), torch.get_rng_state()
     out = augment(batch, keys(12))
     assert torch.equal(batch, kept)
@@ -171,7 +171,7 @@ def test_the_batch_is_left_as_it_was_and_keys_decide(name):
 @pytest.mark.parametrize("name", sorted(AUGMENTATIONS))
 def test_layout_in_memory_changes_nothing(name):
     augment = AUGMENTATIONS[name]().bind(MEAN, STD)
-    batch = normalised(pictures(6))
+    batch = normalised(images(6))
     torch.testing.assert_close(
         augment(batch.contiguous(memory_format=torch.channels_last), keys(6)), augment(batch, keys(6))
     )
@@ -180,11 +180,11 @@ def test_layout_in_memory_changes_nothing(name):
 @pytest.mark.parametrize("name", sorted(AUGMENTATIONS))
 def test_wrong_shapes_are_refused(name):
     augment = AUGMENTATIONS[name]().bind((), ())
-    with pytest.raises(ArgumentError, match="batch: .* takes pictures"):
+    with pytest.raises(ArgumentError, match="batch: .* takes images"):
         augment(torch.zeros(4, 10), keys(4))
-    with pytest.raises(ArgumentError, match="batch: .* takes pictures"):
+    with pytest.raises(ArgumentError, match="batch: .* takes images"):
         augment(torch.zeros(4, 2, 8, 8), keys(4))
-    with pytest.raises(ArgumentError, match="keys: expected one key a sample"):
+    with pytest.raises(ArgumentError, match="keys: expected one key per sample"):
         augment(torch.zeros(4, 3, 8, 8), keys(3))
     with pytest.raises(ArgumentError, match="batch: has 3 channels"):
         AUGMENTATIONS[name]().bind((0.5,), (0.5,))(torch.zeros(4, 3, 8, 8), keys(4))

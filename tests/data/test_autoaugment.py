@@ -10,7 +10,7 @@ import torch
 from PIL import Image, ImageEnhance, ImageOps
 
 from fedskew.data import AutoAugment, CropFlip, CropFlipAutoAugment
-from fedskew.data._autoaugment import _PROBABILITIES, _ROWS, _row, operate
+from fedskew.data.autoaugment import PROBABILITIES, ROWS, operate, operation_row
 from fedskew.errors import ArgumentError
 from fedskew.randomness import mix
 
@@ -100,7 +100,7 @@ def pixels(image: Image.Image) -> np.ndarray:
 
 
 def samples(channels: int, height: int, width: int) -> torch.Tensor:
-    """Noise; smooth pictures, of full and of little contrast; few levels; a constant one; a black one with one dot."""
+    """Noise; smooth images, of full and of little contrast; few levels; a constant one; a black one with one dot."""
     rng = np.random.default_rng(0)
     noise = rng.integers(0, 256, (4, channels, height, width))
     y, x = np.mgrid[:height, :width] / max(height, width)
@@ -112,7 +112,7 @@ def samples(channels: int, height: int, width: int) -> torch.Tensor:
 
 
 def rows(name: str, level: int, size: int = 1) -> torch.Tensor:
-    return torch.tensor([_row(name, level)] * size, dtype=torch.float64)
+    return torch.tensor([operation_row(name, level)] * size, dtype=torch.float64)
 
 
 @pytest.mark.parametrize(("channels", "height", "width"), [(3, 32, 32), (1, 32, 32), (3, 20, 36)])
@@ -129,12 +129,12 @@ def test_the_policy_is_the_published_one():
     # Operations by the numbers that stand for them, so that the levels that mean nothing don't count.
     pairs = published()
     assert len(pairs) == 25
-    assert torch.equal(_ROWS[:50], torch.cat([rows(name, level) for pair in pairs for name, _, level in pair]))
-    assert torch.equal(_PROBABILITIES, torch.tensor([[probability for _, probability, _ in pair] for pair in pairs]))
+    assert torch.equal(ROWS[:50], torch.cat([rows(name, level) for pair in pairs for name, _, level in pair]))
+    assert torch.equal(PROBABILITIES, torch.tensor([[probability for _, probability, _ in pair] for pair in pairs]))
 
 
 def test_strengths_at_a_glance():
-    # A white picture of 12 x 9: a translation by 9 takes trunc(12 * 150/331) = 5 columns, trunc(9 * 150/331) = 4 rows.
+    # A white image of 12 x 9: a translation by 9 takes trunc(12 * 150/331) = 5 columns, trunc(9 * 150/331) = 4 rows.
     white = torch.full((1, 1, 9, 12), 255.0)
     for name, lost in (("translate_x", 5 * 9), ("translate_y", 4 * 12)):
         out = operate(white, rows(name, 9), torch.ones(1))
@@ -157,10 +157,10 @@ def hashed(*words: int) -> float:
     return (value >> 8) / 2**24
 
 
-def by_pillow(picture: np.ndarray, key: int) -> tuple[np.ndarray, int]:
-    """The policy on one picture, by the draws 3 to 7 of its key; and how many operations happened."""
+def by_pillow(array: np.ndarray, key: int) -> tuple[np.ndarray, int]:
+    """The policy on one image, by the draws 3 to 7 of its key; and how many operations happened."""
     draws = [hashed(key, number) for number in range(3, 8)]
-    pair, one, done = published()[int(draws[0] * 25)], image(picture), 0
+    pair, one, done = published()[int(draws[0] * 25)], image(array), 0
     for turn, (name, probability, level) in enumerate(pair):
         if draws[1 + turn] < probability:
             one, done = pillow(one, name, level, 1 if draws[3 + turn] < 0.5 else -1), done + 1

@@ -12,7 +12,7 @@ from PIL import Image
 
 from fedskew import data
 from fedskew.errors import ArgumentError, DataError
-from published_formats import CINIC_CLASSES, PACS_CLASSES, WRITERS, idx, picture, write
+from published_formats import CINIC_CLASSES, PACS_CLASSES, WRITERS, idx, image, write
 
 MADE = {
     # samples written for each class (and domain): 4 train, 2 test
@@ -47,7 +47,7 @@ def load(name, root, **options):
 
 
 def levels(dataset: data.Dataset, inputs: data.Inputs) -> torch.Tensor:
-    """The pictures as whole numbers from 0 to 255."""
+    """The images as whole numbers from 0 to 255."""
     mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (dataset.mean, dataset.std))
     return ((inputs.index_select(0, torch.arange(len(inputs))) * std + mean) * 255).round()
 
@@ -113,7 +113,7 @@ def test_a_damaged_file_says_so_in_one_line(name, file, content, message, tmp_pa
 
 def test_emnist_s_characters_stand_upright(tmp_path):
     write("emnist_balanced", tmp_path)
-    # a picture is stored column by column: value 28 * column + row, cut to 8 bits
+    # an image is stored column by column: value 28 * column + row, cut to 8 bits
     columns, rows = np.meshgrid(np.arange(28), np.arange(28), indexing="ij")
     stored = np.broadcast_to((columns * 28 + rows) % 256, (94, 28, 28))
     idx(tmp_path / "EMNIST/raw/emnist-balanced-test-images-idx3-ubyte.gz", stored)
@@ -158,7 +158,7 @@ def test_four_domains_of_digits_have_one_shape_and_say_whose_each_sample_is(tmp_
     pixels = levels(digits, digits.inputs)
     assert torch.equal(pixels[digits.domains == 2], levels(single, single.inputs))
     assert torch.equal(digits.targets[digits.domains == 2], single.targets)
-    # grey pictures have three channels alike, and are resized as Pillow does it (FPL's code), to one level
+    # grey images have three channels alike, and are resized as Pillow does it (FPL's code), to one level
     mnist = load("mnist", tmp_path)
     grey = pixels[digits.domains == 0]
     assert torch.equal(grey[:, 0], grey[:, 2])
@@ -206,9 +206,9 @@ def test_cinic10_s_third_part_is_left_trained_on_or_set_aside(tmp_path):
     assert load("cinic10", tmp_path).validation is None
 
 
-def test_a_class_that_lacks_a_picture_is_named(tmp_path):
+def test_a_class_that_lacks_a_image_is_named(tmp_path):
     write("cinic10", tmp_path, train=1)
-    with pytest.raises(DataError, match=r"train/airplane is damaged: it holds 1 pictures, expected 9,000"):
+    with pytest.raises(DataError, match=r"train/airplane is damaged: it holds 1 images, expected 9,000"):
         data.load("cinic10", tmp_path)
 
 
@@ -243,14 +243,14 @@ def test_tiny_imagenet_is_held_to_its_classes_and_annotations(tiny, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def pictures_of_pacs(tmp_path_factory):
+def images_of_pacs(tmp_path_factory):
     root = tmp_path_factory.mktemp("pacs")
     write("pacs", root, train=2, test=1)
     return root
 
 
-def test_pacs_trains_on_two_domains_sets_one_aside_and_tests_on_the_last(pictures_of_pacs):
-    pacs = load("pacs", pictures_of_pacs, size=16, leave_out=["giraffe"])
+def test_pacs_trains_on_two_domains_sets_one_aside_and_tests_on_the_last(images_of_pacs):
+    pacs = load("pacs", images_of_pacs, size=16, leave_out=["giraffe"])
     assert pacs.domain_names == ("art_painting", "cartoon", "photo", "sketch")
     trained = np.setdiff1d(np.arange(len(pacs.targets)), pacs.validation)
     assert np.bincount(pacs.domains[trained], minlength=4).tolist() == [0, 21, 0, 21]
@@ -261,13 +261,13 @@ def test_pacs_trains_on_two_domains_sets_one_aside_and_tests_on_the_last(picture
     assert pacs.classes == PACS_CLASSES
 
 
-def test_pacs_s_own_folds(pictures_of_pacs):
-    pacs = load("pacs", pictures_of_pacs, size=16, kfold=True, validation_domain=None, train=["photo"], test="sketch")
-    # of each class the writer's first two pictures train, the third is for validation, and all are the test part
+def test_pacs_s_own_folds(images_of_pacs):
+    pacs = load("pacs", images_of_pacs, size=16, kfold=True, validation_domain=None, train=["photo"], test="sketch")
+    # of each class the writer's first two images train, the third is for validation, and all are the test part
     assert len(pacs.targets) == 21
     assert pacs.validation.tolist() == list(range(14, 21))
     assert len(pacs.test_targets) == 21
-    assert load("pacs", pictures_of_pacs, size=16, validation_domain=None).validation is None
+    assert load("pacs", images_of_pacs, size=16, validation_domain=None).validation is None
 
 
 BAD_PACS = [
@@ -284,9 +284,9 @@ def test_domains_classes_and_sizes_that_do_not_exist_are_named(options, message,
         load("pacs", tmp_path, **options)
 
 
-def test_pacs_is_held_to_its_number_of_pictures(pictures_of_pacs):
-    with pytest.raises(DataError, match=r"sketch is damaged: it holds 21 pictures, expected 3,929"):
-        data.load("pacs", pictures_of_pacs)
+def test_pacs_is_held_to_its_number_of_images(images_of_pacs):
+    with pytest.raises(DataError, match=r"sketch is damaged: it holds 21 images, expected 3,929"):
+        data.load("pacs", images_of_pacs)
 
 
 @pytest.fixture(scope="module")
@@ -320,7 +320,7 @@ def test_iwildcam_s_other_splits(traps):
 
 
 def test_iwildcam_is_held_to_its_splits_and_columns(traps, tmp_path):
-    with pytest.raises(DataError, match=r"iwildcam_v2.0 is damaged: it holds 30 pictures, expected 129,809"):
+    with pytest.raises(DataError, match=r"iwildcam_v2.0 is damaged: it holds 30 images, expected 129,809"):
         data.load("iwildcam", traps)
     (tmp_path / "iwildcam_v2.0").mkdir()
     (tmp_path / "iwildcam_v2.0/metadata.csv").write_text("split,y,filename\ntrain,1,a.jpg\n")
@@ -328,7 +328,7 @@ def test_iwildcam_is_held_to_its_splits_and_columns(traps, tmp_path):
         load("iwildcam", tmp_path)
 
 
-def test_a_picture_that_is_missing_is_named_when_pictures_are_packed(tmp_path):
+def test_a_image_that_is_missing_is_named_when_images_are_packed(tmp_path):
     WRITERS["iwildcam"](tmp_path, 1, 1, np.random.default_rng(0), classes=2, cameras=1)
     (tmp_path / "iwildcam_v2.0/train/00000001.jpg").unlink()
     with pytest.raises(DataError, match=r"00000001.jpg is missing"):
@@ -370,8 +370,8 @@ def test_the_subset_of_ag_news_is_asked_for_and_called_so(tmp_path):
         load("ag_news", tmp_path)
 
 
-def test_pictures_of_the_wrong_suffix_are_passed_over(tmp_path):
+def test_images_of_the_wrong_suffix_are_passed_over(tmp_path):
     write("cinic10", tmp_path, train=1, test=1)
     (tmp_path / "cinic-10/train/cat/notes.txt").write_text("")
-    picture(tmp_path / "cinic-10/train/cat/other.PNG", np.random.default_rng(0), 32, 32)
+    image(tmp_path / "cinic-10/train/cat/other.PNG", np.random.default_rng(0), 32, 32)
     assert load("cinic10", tmp_path).targets.bincount().tolist() == [1, 1, 1, 2, 1, 1, 1, 1, 1, 1]

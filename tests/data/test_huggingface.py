@@ -16,7 +16,7 @@ hf = pytest.importorskip("datasets", reason="needs the extra hf")
 RNG = np.random.default_rng(0)
 
 
-def pictures(samples: int, mode: str = "RGB", side: int = 4):
+def images(samples: int, mode: str = "RGB", side: int = 4):
     shape = (side, side, 3) if mode == "RGB" else (side, side)
     features = hf.Features({"image": hf.Image(), "label": hf.ClassLabel(names=["zebra", "ant", "never seen"])})
     rows = {
@@ -26,8 +26,8 @@ def pictures(samples: int, mode: str = "RGB", side: int = 4):
     return hf.Dataset.from_dict(rows, features=features)
 
 
-def test_pictures_with_class_labels_and_a_test_part():
-    parts = hf.DatasetDict({"train": pictures(6), "test": pictures(4)})
+def test_images_with_class_labels_and_a_test_part():
+    parts = hf.DatasetDict({"train": images(6), "test": images(4)})
     dataset = data.from_huggingface(parts)
     assert dataset.inputs.shape == (6, 3, 4, 4)
     assert dataset.test_inputs.shape == (4, 3, 4, 4)
@@ -41,11 +41,11 @@ def test_pictures_with_class_labels_and_a_test_part():
     assert dataset.mean == pytest.approx(mean, abs=1e-6)
 
 
-def test_grey_pictures_have_one_channel_and_are_resized_on_demand():
-    parts = hf.DatasetDict({"train": pictures(6, "L"), "test": pictures(4, "L")})
+def test_grey_images_have_one_channel_and_are_resized_on_demand():
+    parts = hf.DatasetDict({"train": images(6, "L"), "test": images(4, "L")})
     assert data.from_huggingface(parts, size=(6, 8)).in_shape == (1, 6, 8)
-    mixed = hf.DatasetDict({"train": pictures(6), "test": pictures(4, side=5)})
-    with pytest.raises(DataError, match=r"'image' in row 0 is 5 x 5 pixels.*set size"):
+    mixed = hf.DatasetDict({"train": images(6), "test": images(4, side=5)})
+    with pytest.raises(DataError, match=r"'image' in row 0: is 5 x 5 pixels.*set size"):
         data.from_huggingface(mixed)
 
 
@@ -84,7 +84,7 @@ def test_columns_of_numbers_with_clients_and_a_test_part_that_is_drawn():
         data.from_huggingface(numbers(20))
 
 
-def test_arrays_of_bytes_are_pictures():
+def test_arrays_of_bytes_are_images():
     features = hf.Features({"x": hf.Array2D((4, 5), "uint8"), "label": hf.Value("int64")})
     values = RNG.integers(0, 256, (6, 4, 5), dtype=np.uint8)
     table = hf.Dataset.from_dict({"x": list(values), "label": [3, 10, 3, 10, 3, 10]}, features=features)
@@ -95,7 +95,7 @@ def test_arrays_of_bytes_are_pictures():
 
 
 def test_a_saved_folder_is_read_by_name(tmp_path):
-    hf.DatasetDict({"train": pictures(6), "valid": pictures(4)}).save_to_disk(tmp_path / "mine")
+    hf.DatasetDict({"train": images(6), "valid": images(4)}).save_to_disk(tmp_path / "mine")
     dataset = data.load("huggingface", tmp_path / "mine", test="valid")
     assert len(dataset.test_targets) == 4
     with pytest.raises(DataError, match="is no folder that save_to_disk of datasets wrote"):

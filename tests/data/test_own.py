@@ -1,4 +1,4 @@
-"""A user's own data: a folder of pictures, arrays, a table."""
+"""A user's own data: a folder of images, arrays, a table."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from PIL import Image
 
 from fedskew import data
 from fedskew.data import Dataset
-from fedskew.data._own import hold_out, ordered
 from fedskew.errors import ArgumentError, DataError
 
 
@@ -25,7 +24,7 @@ def pixels(dataset: Dataset, test: bool = False) -> torch.Tensor:
 
 
 def paint(path, value, size=(4, 5), mode="L"):
-    """A picture of one colour; size is (height, width)."""
+    """An image of one colour; size is (height, width)."""
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new(mode, size[::-1], value).save(path)
 
@@ -33,10 +32,18 @@ def paint(path, value, size=(4, 5), mode="L"):
 # ---- a test part held out
 
 
+def divided(folder, labels, share=0.2, generator=None):
+    """The rows that are kept and held out of an .npz file with these labels."""
+    np.savez(folder / "a.npz", x=np.arange(len(labels), dtype=np.float64)[:, None], y=np.array(labels))
+    read = data.load("npz", folder / "a.npz", rng=generator, test_share=share)
+    parts = (read.inputs * read.std[0] + read.mean[0], read.test_inputs * read.std[0] + read.mean[0])
+    return [part.flatten().round().long().tolist() for part in parts]
+
+
 @pytest.mark.parametrize("share", [0.1, 0.2, 0.5])
-def test_the_same_share_of_every_class_is_held_out(share):
+def test_the_same_share_of_every_class_is_held_out(share, tmp_path):
     labels = ["a"] * 100 + ["b"] * 50 + ["c"]
-    kept, held = hold_out(labels, share, rng())
+    kept, held = divided(tmp_path, labels, share, rng())
     assert sorted([*kept, *held]) == list(range(151))
     assert np.all(np.diff(kept) > 0)
     assert np.all(np.diff(held) > 0)
@@ -44,25 +51,30 @@ def test_the_same_share_of_every_class_is_held_out(share):
     assert counts == {"a": 100 * share, "b": 50 * share, "c": 0}
 
 
-def test_what_is_held_out_depends_on_the_generator():
+def test_what_is_held_out_depends_on_the_generator(tmp_path):
     labels = ["a", "b"] * 50
-    assert np.array_equal(hold_out(labels, 0.2, rng(1))[1], hold_out(labels, 0.2, rng(1))[1])
-    assert not np.array_equal(hold_out(labels, 0.2, rng(1))[1], hold_out(labels, 0.2, rng(2))[1])
+    first = divided(tmp_path, labels, generator=rng(1))
+    assert divided(tmp_path, labels, generator=rng(1)) == first
+    assert divided(tmp_path, labels, generator=rng(2)) != first
 
 
-def test_holding_out_needs_a_generator_a_share_and_enough_samples():
+def test_holding_out_needs_a_generator_a_share_and_enough_samples(tmp_path):
     with pytest.raises(ArgumentError, match="rng:"):
-        hold_out(["a"] * 10, 0.2, None)
+        divided(tmp_path, ["a"] * 10)
     for share in (0.0, 1.0, float("nan")):
         with pytest.raises(ArgumentError, match="test_share:"):
-            hold_out(["a"] * 10, share, rng())
+            divided(tmp_path, ["a"] * 10, share, rng())
     with pytest.raises(DataError, match="too few samples"):
-        hold_out(["a", "b", "c"], 0.2, rng())
+        divided(tmp_path, ["a", "b", "c"], generator=rng())
 
 
-def test_names_are_in_order_of_value_where_they_are_numbers():
-    assert ordered(["10", "9", "-1", "2"]) == ("-1", "2", "9", "10")
-    assert ordered(["10", "9", "b", "a"]) == ("10", "9", "a", "b")
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [(["10", "9", "-1", "2"], ("-1", "2", "9", "10")), (["10", "9", "b", "a"], ("10", "9", "a", "b"))],
+)
+def test_names_are_in_order_of_value_where_they_are_numbers(names, expected, tmp_path):
+    np.savez(tmp_path / "a.npz", x=np.arange(40.0)[:, None], y=np.array(names * 10))
+    assert data.load("npz", tmp_path / "a.npz", rng=rng()).classes == expected
 
 
 # ---- folder
@@ -72,7 +84,7 @@ def test_a_folder_of_class_folders(tmp_path):
     for index in range(10):
         paint(tmp_path / "cat" / f"{index}.png", 10 + index)
         paint(tmp_path / "dog" / f"{index}.JPG", 200)
-    (tmp_path / "cat" / "notes.txt").write_text("not a picture")
+    (tmp_path / "cat" / "notes.txt").write_text("not an image")
     (tmp_path / ".hidden").mkdir()
     (tmp_path / "eel").mkdir()
     made = data.load("folder", tmp_path, rng=rng())
@@ -112,7 +124,7 @@ def test_the_first_level_names_clients_where_asked(tmp_path):
     assert made.client_names == ("site 10", "site 2", "site 3")
     assert np.bincount(made.clients, minlength=3).sum() == len(made.targets) == 16
     assert set(made.clients) == {0, 1}
-    with pytest.raises(DataError, match=r"site 10.* holds folders and no pictures.* client_level = true") as raised:
+    with pytest.raises(DataError, match=r"site 10.* holds folders and no images.* client_level = true") as raised:
         data.load("folder", tmp_path, rng=rng())
     assert "\n" not in str(raised.value)
 
@@ -138,7 +150,7 @@ def test_sixteen_bits_of_grey_are_read_in_full(tmp_path):
     assert pixels(made, test=True)[0, 0, 0, 0] == pytest.approx(255, abs=1e-3)
 
 
-def test_pictures_of_different_sizes_are_refused_or_resized(tmp_path):
+def test_images_of_different_sizes_are_refused_or_resized(tmp_path):
     paint(tmp_path / "train" / "a" / "1.png", 10, size=(4, 5))
     paint(tmp_path / "train" / "a" / "2.png", 20, size=(8, 8))
     paint(tmp_path / "test" / "a" / "1.png", 30, size=(4, 5))
@@ -153,16 +165,16 @@ def test_pictures_of_different_sizes_are_refused_or_resized(tmp_path):
             data.load("folder", tmp_path, size=size)
 
 
-def test_what_is_no_picture_is_named(tmp_path):
+def test_what_is_no_image_is_named(tmp_path):
     (tmp_path / "a").mkdir()
-    with pytest.raises(DataError, match="found no pictures in CLASS folders"):
+    with pytest.raises(DataError, match="found no images in CLASS folders"):
         data.load("folder", tmp_path, rng=rng())
-    (tmp_path / "a" / "x.png").write_bytes(b"no picture")
-    with pytest.raises(DataError, match=r"x.png: can't be read as a picture"):
+    (tmp_path / "a" / "x.png").write_bytes(b"no image")
+    with pytest.raises(DataError, match=r"x.png: can't be read as an image"):
         data.load("folder", tmp_path, rng=rng())
     paint(tmp_path / "a" / "whole.png", 7, size=(40, 40))
     (tmp_path / "a" / "x.png").write_bytes((tmp_path / "a" / "whole.png").read_bytes()[:60])
-    with pytest.raises(DataError, match=r"x.png: can't be read as a picture"):
+    with pytest.raises(DataError, match=r"x.png: can't be read as an image"):
         data.load("folder", tmp_path, rng=rng())
     with pytest.raises(DataError, match="is no folder"):
         data.load("folder", tmp_path / "a" / "x.png", rng=rng())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import io
 import pickle
 import shutil
 from pathlib import Path
@@ -13,7 +12,6 @@ import pytest
 import torch
 
 from fedskew import data
-from fedskew.data._pickles import _Unpickler
 from fedskew.errors import DataError
 
 FOLDERS = {
@@ -74,14 +72,14 @@ def test_labels_are_the_published_counts(published):
         assert counts == [5000] * 10
         assert test_counts == [1000] * 10
         assert published.classes[:3] == ("airplane", "automobile", "bird")
-        # the first pictures of the training and test sets are a frog and a cat
+        # the first images of the training and test sets are a frog and a cat
         assert published.classes[published.targets[0]] == "frog"
         assert published.classes[published.test_targets[0]] == "cat"
     elif published.name == "cifar100":
         assert counts == [500] * 100
         assert test_counts == [100] * 100
         assert published.classes[:2] == ("apple", "aquarium_fish")
-        # the first pictures of the training and test sets are cattle and a mountain
+        # the first images of the training and test sets are cattle and a mountain
         assert published.classes[published.targets[0]] == "cattle"
         assert published.classes[published.test_targets[0]] == "mountain"
     elif published.name == "fashion_mnist":
@@ -96,14 +94,14 @@ def test_labels_are_the_published_counts(published):
         assert test_counts == [359, 264, 198, 166, 200, 160, 170, 147, 166, 177]
 
 
-def test_a_picture_lies_the_right_way_round(data_root):
+def test_a_image_lies_the_right_way_round(data_root):
     pickled = pickle.loads((data_root / "cifar-10-batches-py/test_batch").read_bytes(), encoding="latin1")
     row = pickled["data"][17]
     read = data.load("cifar10", data_root)
-    picture = read.test_inputs[17] * torch.tensor(read.std).view(3, 1, 1) + torch.tensor(read.mean).view(3, 1, 1)
+    image = read.test_inputs[17] * torch.tensor(read.std).view(3, 1, 1) + torch.tensor(read.mean).view(3, 1, 1)
     # a row is the red plane, then green, then blue, each row by row
     for channel, y, x in ((0, 0, 0), (0, 3, 30), (1, 31, 2), (2, 10, 20)):
-        assert picture[channel, y, x] * 255 == pytest.approx(row[1024 * channel + 32 * y + x], abs=1e-3)
+        assert image[channel, y, x] * 255 == pytest.approx(row[1024 * channel + 32 * y + x], abs=1e-3)
 
 
 def copied(data_root: Path, name: str, to: Path) -> Path:
@@ -203,9 +201,12 @@ class Malicious:
         return (eval, ("1 + 1",))
 
 
-def test_only_arrays_and_plain_values_are_unpickled():
-    with pytest.raises(pickle.UnpicklingError, match=r"no use for .*\.eval"):
-        _Unpickler(io.BytesIO(pickle.dumps(Malicious(), protocol=2))).load()
+def test_only_arrays_and_plain_values_are_unpickled(tmp_path):
+    folder = tmp_path / FOLDERS["cifar10"]
+    folder.mkdir()
+    (folder / "batches.meta").write_bytes(pickle.dumps(Malicious(), protocol=2))
+    with pytest.raises(DataError, match=r"batches\.meta .*no use for .*\.eval"):
+        data.load("cifar10", tmp_path, verify=False)
 
 
 def test_digits_are_embedded_and_their_test_part_never_changes():

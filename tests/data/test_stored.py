@@ -11,10 +11,9 @@ from PIL import Image
 
 import fedskew
 from fedskew import data
-from fedskew.data._pictures import Pictures, stored
-from fedskew.data._stored import Bytes, Mapped
+from fedskew.data import ByteImages, ImageFiles, MappedImages
 from fedskew.errors import ArgumentError, DataError
-from published_formats import picture, write
+from published_formats import image, write
 
 MEAN, STD = (0.5, 0.25, 0.125), (0.5, 0.25, 0.2)
 
@@ -32,22 +31,22 @@ def by_hand(pixels: np.ndarray) -> torch.Tensor:
 
 def make(kind: str, pixels: np.ndarray, tmp_path) -> data.Stored:
     if kind == "bytes":
-        return Bytes(torch.from_numpy(pixels), MEAN, STD)
+        return ByteImages(torch.from_numpy(pixels), MEAN, STD)
     if kind == "mapped":
         np.save(tmp_path / "p.npy", pixels)
-        return Mapped(tmp_path / "p.npy", MEAN, STD)
+        return MappedImages(tmp_path / "p.npy", MEAN, STD)
     names = tuple(f"{row}.png" for row in range(len(pixels)))
     for name, one in zip(names, pixels, strict=True):
         Image.fromarray(one.transpose(1, 2, 0)).save(tmp_path / name)
-    return Pictures(tmp_path, names, (4, 5), MEAN, STD, "its page")
+    return ImageFiles(tmp_path, names, (4, 5), MEAN, STD, "its page")
 
 
-@pytest.fixture(params=["bytes", "mapped", "pictures"])
+@pytest.fixture(params=["bytes", "mapped", "images"])
 def inputs(request, pixels, tmp_path) -> data.Stored:
     return make(request.param, pixels, tmp_path)
 
 
-def test_batches_are_the_normalised_pictures_in_the_order_asked_for(inputs, pixels):
+def test_batches_are_the_normalised_images_in_the_order_asked_for(inputs, pixels):
     assert inputs.shape == (7, 3, 4, 5)
     assert len(inputs) == 7
     rows = torch.tensor([6, 0, 0, 3])
@@ -73,7 +72,7 @@ def test_some_rows_of_stored_inputs_are_listed_and_not_read(inputs, pixels):
 def test_they_deliver_to_another_device(inputs):
     moved = inputs.to("meta")
     assert moved.device == torch.device("meta")
-    if not isinstance(moved, Bytes) or isinstance(moved, Mapped):
+    if not isinstance(moved, ByteImages) or isinstance(moved, MappedImages):
         assert moved.index_select(0, torch.tensor([0])).device.type == "meta"
     assert inputs.device == torch.device("cpu")
 
@@ -86,12 +85,12 @@ def test_a_worker_gets_the_files_names_and_reads_the_same(inputs):
 
 def test_what_lies_in_files_is_not_pickled(tmp_path):
     pixels = np.zeros((50, 3, 32, 32), dtype=np.uint8)
-    for kind in ("mapped", "pictures"):
+    for kind in ("mapped", "images"):
         assert len(pickle.dumps(make(kind, pixels, tmp_path))) < 3000
 
 
-def test_pictures_are_the_same_whatever_the_threads(pixels, tmp_path):
-    inputs, rows = make("pictures", pixels, tmp_path), torch.arange(7)
+def test_images_are_the_same_whatever_the_threads(pixels, tmp_path):
+    inputs, rows = make("images", pixels, tmp_path), torch.arange(7)
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
@@ -102,74 +101,74 @@ def test_pictures_are_the_same_whatever_the_threads(pixels, tmp_path):
         torch.set_num_threads(threads)
 
 
-def test_pictures_of_another_size_are_resized_and_grey_ones_become_colour(tmp_path):
+def test_images_of_another_size_are_resized_and_grey_ones_become_colour(tmp_path):
     Image.fromarray(np.full((8, 8), 51, dtype=np.uint8)).save(tmp_path / "grey.png")
-    inputs = Pictures(tmp_path, ("grey.png",), (4, 6), (0.0,) * 3, (1.0,) * 3, "its page")
+    inputs = ImageFiles(tmp_path, ("grey.png",), (4, 6), (0.0,) * 3, (1.0,) * 3, "its page")
     batch = inputs.index_select(0, torch.tensor([0]))
     torch.testing.assert_close(batch, torch.full((1, 3, 4, 6), 0.2))
 
 
-def test_a_missing_or_damaged_picture_is_named_when_it_is_read(tmp_path):
-    picture(tmp_path / "a.png", np.random.default_rng(0), 4, 4)
-    inputs = Pictures(tmp_path, ("a.png", "b.png"), (4, 4), MEAN, STD, "its page")
+def test_a_missing_or_damaged_image_is_named_when_it_is_read(tmp_path):
+    image(tmp_path / "a.png", np.random.default_rng(0), 4, 4)
+    inputs = ImageFiles(tmp_path, ("a.png", "b.png"), (4, 4), MEAN, STD, "its page")
     with pytest.raises(DataError, match=r"b\.png is missing .*its page"):
         inputs.index_select(0, torch.tensor([1]))
     (tmp_path / "b.png").write_bytes((tmp_path / "a.png").read_bytes()[:40])
-    with pytest.raises(DataError, match=r"b\.png is damaged: it can't be read as a picture") as raised:
+    with pytest.raises(DataError, match=r"b\.png is damaged: it can't be read as an image") as raised:
         inputs.index_select(0, torch.tensor([1]))
     assert "\n" not in str(raised.value)
 
 
-def test_packed_pictures_are_the_same_and_made_once(pixels, tmp_path):
-    inputs = make("pictures", pixels, tmp_path)
-    packed = stored(inputs, "train", packed=True)
+def test_packed_images_are_the_same_and_made_once(pixels, tmp_path):
+    inputs = make("images", pixels, tmp_path)
+    packed = inputs.pack("train")
     assert torch.equal(packed.index_select(0, torch.arange(7)), inputs.index_select(0, torch.arange(7)))
     (file,) = (tmp_path / ".packed").iterdir()
     made = file.stat().st_mtime_ns
-    stored(inputs, "train", packed=True)
+    inputs.pack("train")
     assert file.stat().st_mtime_ns == made
 
 
-def test_other_pictures_never_pass_for_those_that_were_packed(pixels, tmp_path):
-    inputs = make("pictures", pixels, tmp_path)
-    stored(inputs, "train", packed=True)
+def test_other_images_never_pass_for_those_that_were_packed(pixels, tmp_path):
+    inputs = make("images", pixels, tmp_path)
+    inputs.pack("train")
     Image.fromarray(np.full((40, 50, 3), 255, dtype=np.uint8)).save(tmp_path / "0.png")
-    again = stored(inputs, "train", packed=True)
+    again = inputs.pack("train")
     torch.testing.assert_close(again.index_select(0, torch.tensor([0])), by_hand(np.full((1, 3, 4, 5), 255)))
 
 
-def test_where_packed_pictures_go_can_be_said(pixels, tmp_path, monkeypatch):
-    (tmp_path / "pictures").mkdir()
-    inputs = make("pictures", pixels, tmp_path / "pictures")
+def test_where_packed_images_go_can_be_said(pixels, tmp_path, monkeypatch):
+    (tmp_path / "images").mkdir()
+    inputs = make("images", pixels, tmp_path / "images")
     monkeypatch.setenv("FEDSKEW_CACHE", str(tmp_path / "cache"))
-    stored(inputs, "train", packed=True)
+    inputs.pack("train")
     assert len(list((tmp_path / "cache").iterdir())) == 1
-    assert not (tmp_path / "pictures" / ".packed").exists()
+    assert not (tmp_path / "images" / ".packed").exists()
     (tmp_path / "a file").write_text("")
     monkeypatch.setenv("FEDSKEW_CACHE", str(tmp_path / "a file"))
-    with pytest.raises(DataError, match=r"can't be kept there .*; set FEDSKEW_CACHE .*, or packed = false"):
-        stored(inputs, "train", packed=True)
+    with pytest.raises(DataError, match=r"can't be stored there .*; set FEDSKEW_CACHE .*, or packed = false"):
+        inputs.pack("train")
 
 
 def test_a_damaged_packed_file_says_what_to_do(pixels, tmp_path):
-    inputs = make("pictures", pixels, tmp_path)
-    stored(inputs, "train", packed=True)
+    inputs = make("images", pixels, tmp_path)
+    inputs.pack("train")
     (file,) = (tmp_path / ".packed").iterdir()
     file.write_bytes(file.read_bytes()[:-10])
     with pytest.raises(DataError, match="delete it, and it is made again"):
-        stored(inputs, "train", packed=True)
+        inputs.pack("train")
 
 
 def test_what_can_t_be_packed_leaves_nothing_behind(pixels, tmp_path):
-    inputs = make("pictures", pixels, tmp_path)
-    (tmp_path / "6.png").write_text("no picture")
+    inputs = make("images", pixels, tmp_path)
+    (tmp_path / "6.png").write_text("no image")
     with pytest.raises(DataError, match=r"6\.png is damaged"):
-        stored(inputs, "train", packed=True)
+        inputs.pack("train")
     assert list((tmp_path / ".packed").iterdir()) == []
 
 
 def test_a_data_set_of_stored_inputs_is_checked_without_reading_them(tmp_path):
-    inputs = Pictures(tmp_path, ("gone.png",) * 3, (4, 4), MEAN, STD, "its page")
+    inputs = ImageFiles(tmp_path, ("gone.png",) * 3, (4, 4), MEAN, STD, "its page")
     labels = torch.tensor([0, 1, 0])
     dataset = data.Dataset("own", inputs, labels, inputs, labels, ("a", "b"), MEAN, STD)
     assert dataset.in_shape == (3, 4, 4)
@@ -209,7 +208,7 @@ def test_what_a_data_set_sets_aside_is_validated_on_and_never_trained_on(tmp_pat
         method="fedpals",
         training={"rounds": 1},
     )
-    # 3 pictures of each class and domain: two domains train; of the validation domain, six classes are left
+    # 3 images of each class and domain: two domains train; of the validation domain, six classes are left
     assert result.runs[0].counts.sum() == 2 * 7 * 3
     assert np.sum(result.rounds[0]["validation"]["confusion"]) == 6 * 3
     # the target is the test part's mix, which has no giraffe

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from fedskew.data._autoaugment import AutoAugment, CropFlipAutoAugment
-from fedskew.data._crop_flip import CropFlip
+from fedskew.data._augmentation import Augmentation, Augmenter, CropFlip, JitterFlipGrey
 from fedskew.data._dataset import Dataset
-from fedskew.data._fedentopt import JitterFlipGrey
 from fedskew.data._huggingface import from_huggingface
+from fedskew.data._image_files import ImageFiles
 from fedskew.data._load import INDEX, Reader, load
-from fedskew.data._protocol import Augmentation, Augmenter
-from fedskew.data._stored import Inputs, Stored, take
+from fedskew.data._stored import ByteImages, Inputs, MappedImages, Stored, take
+from fedskew.data.autoaugment import AutoAugment, CropFlipAutoAugment
 
 AUGMENTATIONS: dict[str, type[Augmenter]] = {
     "fedentopt": JitterFlipGrey,
@@ -25,11 +24,14 @@ __all__ = [
     "Augmentation",
     "Augmenter",
     "AutoAugment",
+    "ByteImages",
     "CropFlip",
     "CropFlipAutoAugment",
     "Dataset",
+    "ImageFiles",
     "Inputs",
     "JitterFlipGrey",
+    "MappedImages",
     "Reader",
     "Stored",
     "from_huggingface",

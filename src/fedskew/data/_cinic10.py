@@ -7,10 +7,10 @@ from typing import Literal
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedskew.data._dataset import Dataset
-from fedskew.data._pictures import Pictures, check_count, listed, stored
+from fedskew.data._image_files import ImageFiles, class_folders
+from fedskew.data._stored import Stored
 
 _PAGE = "https://datashare.ed.ac.uk/handle/10283/3192"
 _CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -21,48 +21,40 @@ _MEAN, _STD = (0.47889522, 0.47227842, 0.43047404), (0.24205776, 0.23828046, 0.2
 def cinic10(
     root: Path, valid: Literal["unused", "train", "own"] = "unused", packed: bool = True, verify: bool = True
 ) -> Dataset:
-    """90,000 colour pictures of 32 x 32 for training and 90,000 for test, in CIFAR-10's ten classes.
+    """90,000 colour images of 32 x 32 for training and 90,000 for test, in CIFAR-10's ten classes.
 
     Reads `root/cinic-10/train/CLASS/*.png` and `test/CLASS/*.png`. `valid`: what to do with the 90,000 of `valid/`:
     leave them, train on them too ("train"), or set them aside as the data set's own validation part ("own").
     Normalised by channel with the authors' means 0.4789, 0.4723, 0.4305 and deviations 0.2421, 0.2383, 0.2587 (to eight
-    decimals). `packed`: decode once into one file (see `data/_pictures.py`), 280 MB a part, else batch by batch.
-    `verify`: hold the folders to the published numbers of pictures.
+    decimals). `packed`: decode once into one file (see `ImageFiles.pack`), 280 MB a part, else batch by batch.
+    `verify`: hold the folders to the published numbers of images.
     """
     folder = root / "cinic-10"
-    names, targets = _part(folder, "train", verify)
+
+    def part(name: str) -> tuple[list[str], list[int]]:
+        return class_folders(folder, [f"{name}/{label}" for label in _CLASSES], _PAGE, _EACH if verify else None)
+
+    names, targets = part("train")
     validation = None
     if valid != "unused":
-        more, more_targets = _part(folder, "valid", verify)
+        more, more_targets = part("valid")
         if valid == "own":
             validation = np.arange(len(names), len(names) + len(more))
-        names, targets = names + more, torch.cat([targets, more_targets])
-    test_names, test_targets = _part(folder, "test", verify)
+        names, targets = names + more, targets + more_targets
+    test_names, test_targets = part("test")
 
-    def pictures(part: str, found: list[str]) -> Pictures:
-        return Pictures(folder, tuple(found), (32, 32), _MEAN, _STD, _PAGE)
+    def images(found: list[str], part: str) -> Stored:
+        files = ImageFiles(folder, tuple(found), (32, 32), _MEAN, _STD, _PAGE)
+        return files.pack(part) if packed else files
 
     return Dataset(
         name="cinic10",
-        inputs=stored(pictures("train", names), "train" if valid == "unused" else "train+valid", packed),
-        targets=targets,
-        test_inputs=stored(pictures("test", test_names), "test", packed),
-        test_targets=test_targets,
+        inputs=images(names, "train" if valid == "unused" else "train+valid"),
+        targets=torch.tensor(targets),
+        test_inputs=images(test_names, "test"),
+        test_targets=torch.tensor(test_targets),
         classes=_CLASSES,
         mean=_MEAN,
         std=_STD,
         validation=validation,
     )
-
-
-def _part(folder: Path, part: str, verify: bool) -> tuple[list[str], Tensor]:
-    """Pictures class by class, and their labels."""
-    names: list[str] = []
-    sizes = []
-    for label in _CLASSES:
-        found = listed(folder, f"{part}/{label}", _PAGE)
-        if verify:
-            check_count(folder / part / label, len(found), _EACH, _PAGE)
-        names += found
-        sizes.append(len(found))
-    return names, torch.arange(len(_CLASSES)).repeat_interleave(torch.tensor(sizes))

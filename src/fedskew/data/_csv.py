@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from fedskew.data._dataset import Dataset
-from fedskew.data._own import Samples, make
+from fedskew.data._own import RawSamples, make
 from fedskew.errors import DataError, nearest
 
 
@@ -29,17 +29,17 @@ def csv(
     columns; without one, `test_share` of every class is drawn with `rng` and held out. Features are standardised with
     mean and deviation of the training part.
     """
-    train, header = _samples(root, label, client)
+    train, header = _read(root, label, client)
     held = None
     if test is not None:
         path = root.parent / test
-        held, columns = _samples(path, label, client)
+        held, columns = _read(path, label, client)
         if columns != header:
             raise DataError(f"{path}, line 1: its columns are not those of {root}")
     return make("csv", train, held, test_share, rng)
 
 
-def _samples(path: Path, label: str, client: str | None) -> tuple[Samples, list[str]]:
+def _read(path: Path, label: str, client: str | None) -> tuple[RawSamples, list[str]]:
     """The samples of one file, and its header."""
     labels: list[str] = []
     clients: list[str] = []
@@ -79,7 +79,7 @@ def _samples(path: Path, label: str, client: str | None) -> tuple[Samples, list[
             f"{path}, line {lines[row_index]}: {header[features[column]]!r} is {table[row_index, column]}, "
             "not a finite number"
         )
-    return Samples(torch.from_numpy(table.copy()), labels, clients if client_column is not None else None), header
+    return RawSamples(torch.from_numpy(table.copy()), labels, clients if client_column is not None else None), header
 
 
 def _columns(path: Path, header: list[str], label: str, client: str | None) -> tuple[int, int | None]:

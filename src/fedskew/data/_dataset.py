@@ -21,7 +21,7 @@ class Dataset:
     - `inputs`, `(samples, *in_shape)`, and `targets`, `(samples,)` int64; `test_inputs` and `test_targets` alike.
       Inputs are a tensor of float32, or of int64 token ids (0 pads), or a `Stored`, which delivers such tensors.
     - `classes`: names, by class id. `mean` and `std`: what inputs were normalised by, one value a channel (a feature,
-      where they are no pictures); empty where they were not.
+      where they are no images); empty where they were not.
     - `clients`, `(samples,)` int64: the natural client of each training sample, where there are such; `client_names`
       by id.
     - `domains`, `(samples,)` int64, and `test_domains`: where each sample comes from, in a data set of several sources;

@@ -13,7 +13,7 @@ from torch.nn.functional import interpolate
 from fedskew.data._dataset import Dataset
 from fedskew.data._idx import mnist_arrays
 from fedskew.data._mat import svhn_parts, syn_parts
-from fedskew.data._stored import Bytes
+from fedskew.data._stored import ByteImages
 from fedskew.data._usps import usps_arrays
 from fedskew.errors import ArgumentError
 
@@ -31,7 +31,7 @@ def digit_domains(
 ) -> Dataset:
     """MNIST, USPS, SVHN and SYN digits as one data set of ten classes; `domains` says which sample is from where.
 
-    Reads the files of `mnist`, `usps`, `svhn` and `syn_digits`. All pictures are brought to 3 x 32 x 32 bytes as in
+    Reads the files of `mnist`, `usps`, `svhn` and `syn_digits`. All images are brought to 3 x 32 x 32 bytes as in
     FPL's code: resized (bilinear), grey in all three channels, normalised by ImageNet's means 0.485, 0.456, 0.406 and
     deviations 0.229, 0.224, 0.225. `domains`: which sources, in this order. `share`: of each source's training
     samples, drawn with `rng` and rounded down (FPL's code gives a client 0.01); the test parts stay whole. `verify`: as
@@ -52,9 +52,9 @@ def digit_domains(
     ids = np.arange(len(domains))
     return Dataset(
         name="digit_domains",
-        inputs=Bytes(inputs, _MEAN, _STD),
+        inputs=ByteImages(inputs, _MEAN, _STD),
         targets=targets,
-        test_inputs=Bytes(test_inputs, _MEAN, _STD),
+        test_inputs=ByteImages(test_inputs, _MEAN, _STD),
         test_targets=test_targets,
         classes=tuple("0123456789"),
         mean=_MEAN,
@@ -75,7 +75,7 @@ def _drawn(samples: int, share: float, rng: np.random.Generator | None) -> Tenso
 
 
 def _common(pixels: Tensor) -> Tensor:
-    """uint8 pictures of any size and 1 or 3 channels as `(samples, 3, 32, 32)`."""
+    """uint8 images of any size and 1 or 3 channels as `(samples, 3, 32, 32)`."""
     if pixels.shape[2:] != (32, 32):
         parts = [interpolate(part, (32, 32), mode="bilinear", antialias=True) for part in torch.split(pixels, 10_000)]
         pixels = torch.cat(parts) if parts else pixels.new_empty(0, pixels.shape[1], 32, 32)

@@ -1,4 +1,4 @@
-"""A user's own pictures, in a folder of class folders."""
+"""A user's own images, in a folder of class folders."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from fedskew.data._dataset import Dataset
-from fedskew.data._image import as_floats, is_grey, sides
-from fedskew.data._own import Samples, make
+from fedskew.data._images import as_floats, common_shape, sides
+from fedskew.data._own import RawSamples, make
 from fedskew.errors import DataError
 
 _SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"}
 
 
-class _Picture(NamedTuple):
+class _Image(NamedTuple):
     path: Path
     label: str
     client: str | None
 
 
 class _Tree(NamedTuple):
-    """Pictures below one folder, and the names of its class and client folders, empty ones included."""
+    """Images below one folder, and the names of its class and client folders, empty ones included."""
 
-    pictures: list[_Picture]
+    images: list[_Image]
     classes: set[str]
     clients: set[str]
 
@@ -40,11 +40,11 @@ def folder(
     size: int | tuple[int, int] | None = None,
     test_share: float = 0.2,
 ) -> Dataset:
-    """Pictures in `root/CLASS/`, or `root/CLIENT/CLASS/` with `client_level`; `root/train/` and `root/test/` where
+    """Images in `root/CLASS/`, or `root/CLIENT/CLASS/` with `client_level`; `root/train/` and `root/test/` where
     there are.
 
     Class folders name the classes. Files are recognised by their suffix; others, and hidden ones, are passed over.
-    Grey where every file is, else RGB; transparency is dropped; 16-bit grey is read in full. All pictures have one
+    Grey where every file is, else RGB; transparency is dropped; 16-bit grey is read in full. All images have one
     size, or are resized (bilinear) to `size`, a side or (height, width). Without a test part, `test_share` of every
     class is drawn with `rng` and held out. Pixels are scaled to [0, 1], then standardised by channel with mean and
     deviation of the training part.
@@ -54,12 +54,12 @@ def folder(
     split = (root / "train").is_dir()
     train = _tree(root / "train" if split else root, client_level)
     test = _tree(root / "test", client_level) if split and (root / "test").is_dir() else None
-    pictures = train.pictures + (test.pictures if test else [])
-    shape = _shape([picture.path for picture in pictures], sides(size))
+    images = train.images + (test.images if test else [])
+    shape = common_shape(map(_header, (image.path for image in images)), sides(size))
     return make(
         "folder",
-        _samples(train, shape, client_level),
-        _samples(test, shape, client_level) if test else None,
+        _read(train, shape, client_level),
+        _read(test, shape, client_level) if test else None,
         test_share,
         rng,
         classes=train.classes | (test.classes if test else set()),
@@ -78,13 +78,13 @@ def _tree(top: Path, client_level: bool) -> _Tree:
             found = [path for path in files if path.suffix.lower() in _SUFFIXES and path.is_file()]
             if not found and any(path.is_dir() for path in files):
                 raise DataError(
-                    f"{label}: holds folders and no pictures; if the first level names clients, set client_level = true"
+                    f"{label}: holds folders and no images; if the first level names clients, set client_level = true"
                 )
             owner = None if client is None else client.name
-            tree.pictures.extend(_Picture(path, label.name, owner) for path in found)
-    if not tree.pictures:
+            tree.images.extend(_Image(path, label.name, owner) for path in found)
+    if not tree.images:
         level = "CLIENT/CLASS" if client_level else "CLASS"
-        raise DataError(f"{top}: found no pictures in {level} folders below it")
+        raise DataError(f"{top}: found no images in {level} folders below it")
     return tree
 
 
@@ -92,39 +92,21 @@ def _folders(top: Path) -> Iterator[Path]:
     return (path for path in sorted(top.iterdir()) if path.is_dir() and not path.name.startswith("."))
 
 
-def _shape(paths: list[Path], wanted: tuple[int, int] | None) -> tuple[int, int, int]:
-    """(channels, height, width) of all pictures, from their headers."""
-    channels, first = 1, None
-    for path in paths:
-        mode, width, height = _header(path)
-        if not is_grey(mode):
-            channels = 3
-        if wanted is None:
-            first = first or (height, width)
-            if (height, width) != first:
-                raise DataError(
-                    f"{path}: is {height} x {width} pixels, but {paths[0]} is {first[0]} x {first[1]}; "
-                    "set size to resize all"
-                )
-    height, width = wanted or first or (0, 0)
-    return channels, height, width
-
-
-def _header(path: Path) -> tuple[str, int, int]:
-    """Mode, width and height."""
+def _header(path: Path) -> tuple[str, int, int, str]:
+    """Mode, height and width of an image file, and its path."""
     try:
         with Image.open(path) as image:
-            return image.mode, *image.size
+            return image.mode, image.height, image.width, str(path)
     except (OSError, UnidentifiedImageError) as error:
-        raise DataError(f"{path}: can't be read as a picture: {error}") from None
+        raise DataError(f"{path}: can't be read as an image: {error}") from None
 
 
-def _samples(tree: _Tree, shape: tuple[int, int, int], client_level: bool) -> Samples:
-    inputs = torch.empty(len(tree.pictures), *shape)
-    for row, picture in enumerate(tree.pictures):
-        inputs[row] = _pixels(picture.path, shape)
-    clients = [picture.client or "" for picture in tree.pictures] if client_level else None
-    return Samples(inputs, [picture.label for picture in tree.pictures], clients)
+def _read(tree: _Tree, shape: tuple[int, int, int], client_level: bool) -> RawSamples:
+    inputs = torch.empty(len(tree.images), *shape)
+    for row, image in enumerate(tree.images):
+        inputs[row] = _pixels(image.path, shape)
+    clients = [image.client or "" for image in tree.images] if client_level else None
+    return RawSamples(inputs, [image.label for image in tree.images], clients)
 
 
 def _pixels(path: Path, shape: tuple[int, int, int]) -> Tensor:
@@ -133,4 +115,4 @@ def _pixels(path: Path, shape: tuple[int, int, int]) -> Tensor:
         with Image.open(path) as image:
             return as_floats(image, shape, path)
     except (OSError, SyntaxError) as error:
-        raise DataError(f"{path}: can't be read as a picture: {error}") from None
+        raise DataError(f"{path}: can't be read as an image: {error}") from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from fedskew.data._dataset import Dataset
-from fedskew.data._image import as_floats, is_grey, sides
-from fedskew.data._own import Samples, hold_out, make
+from fedskew.data._images import as_floats, common_shape, sides
+from fedskew.data._own import RawSamples, hold_out, make
 from fedskew.data._words import token_ids, vocabulary
 from fedskew.errors import ArgumentError, DataError, MissingPackageError, nearest
 
@@ -70,12 +70,12 @@ def from_huggingface(
 ) -> Dataset:
     """A `datasets.Dataset`, or a `DatasetDict` whose parts are "train" and, where there is one, `test`.
 
-    `inputs` names the column to learn from: pictures, text, an array, or a number. Without it, the one column of
-    pictures, else the one of text, else all columns of numbers together. `label` and `client` name columns of labels
+    `inputs` names the column to learn from: images, text, an array, or a number. Without it, the one column of
+    images, else the one of text, else all columns of numbers together. `label` and `client` name columns of labels
     and of natural clients (a column called "client" is taken for it). Classes keep the ids of a `ClassLabel`. Without a
     test part, `test_share` of every class is drawn with `rng` and held out.
 
-    Pictures: grey where all are, else RGB, of one size or resized (bilinear) to `size`, a side or (height, width).
+    Images: grey where all are, else RGB, of one size or resized (bilinear) to `size`, a side or (height, width).
     Arrays: `(features,)`, `(height, width)` or `(channels, height, width)`; uint8 is scaled to [0, 1]. Both, and
     numbers, are standardised by channel or feature with mean and deviation of the training part. Text: token ids
     `(samples, length)` by a vocabulary of the training text, as for `ag_news`. All is read into memory.
@@ -107,8 +107,8 @@ def from_huggingface(
     values, held_values = _read(package, train, held, columns, size, vocabulary_size, length)
     return make(
         "huggingface",
-        Samples(values, _names(train, label), None if client is None else _names(train, client)),
-        Samples(held_values, _names(held, label)),
+        RawSamples(values, _names(train, label), None if client is None else _names(train, client)),
+        RawSamples(held_values, _names(held, label)),
         test_share,
         rng,
         numbered=features.names if isinstance(features, package.ClassLabel) else (),
@@ -123,10 +123,10 @@ def _package() -> Any:
 
 
 def _kind(feature: Any) -> str:
-    """What a column holds: "picture", "text", "number", "array" or "other"."""
+    """What a column holds: "image", "text", "number", "array" or "other"."""
     kind = type(feature).__name__
     if kind == "Image":
-        return "picture"
+        return "image"
     if kind == "Value":
         return "text" if "string" in feature.dtype else "number" if feature.dtype.startswith(_NUMBERS) else "other"
     return "array" if kind in ("Sequence", "List", "LargeList", "Array2D", "Array3D", "list") else "other"
@@ -145,7 +145,7 @@ def _columns(table: Table, label: str, client: str | None, inputs: str | None) -
                 f"inputs: column {inputs!r} holds {table.features[inputs]}, which can't be learned from"
             )
         return [inputs]
-    for kind in ("picture", "text", "array"):
+    for kind in ("image", "text", "array"):
         found = [name for name in kinds if kinds[name] == kind]
         if len(found) == 1:
             return found
@@ -185,9 +185,9 @@ def _read(
         texts, held_texts = ([value or "" for value in part[columns[0]]] for part in (train, held))
         ids = vocabulary(texts, vocabulary_size)
         return token_ids(texts, ids, length), token_ids(held_texts, ids, length)
-    if kind == "picture":
-        shape = _shape([train, held], columns[0], sides(size))
-        return _pictures(train, columns[0], shape), _pictures(held, columns[0], shape)
+    if kind == "image":
+        shape = common_shape(_sizes([train, held], columns[0]), sides(size))
+        return _images(train, columns[0], shape), _images(held, columns[0], shape)
     values, held_values = (_arrays(part, columns) for part in (train, held))
     if values.shape[1:] != held_values.shape[1:]:
         raise DataError(
@@ -196,26 +196,16 @@ def _read(
     return values, held_values
 
 
-def _shape(tables: Sequence[Table], column: str, wanted: tuple[int, int] | None) -> tuple[int, int, int]:
-    """(channels, height, width) of all pictures."""
-    channels, first = 1, None
+def _sizes(tables: Sequence[Table], column: str) -> Iterator[tuple[str, int, int, str]]:
+    """Mode, height, width and location of each image."""
     for table in tables:
         for row, image in enumerate(table[column]):
             if image is None:
                 raise DataError(f"table: {column!r} is empty in row {row}")
-            if not is_grey(image.mode):
-                channels = 3
-            first = first or image.size
-            if wanted is None and image.size != first:
-                raise DataError(
-                    f"table: {column!r} in row {row} is {image.size[1]} x {image.size[0]} pixels, the first "
-                    f"{first[1]} x {first[0]}; set size to resize all"
-                )
-    width, height = first or (0, 0)
-    return channels, *(wanted or (height, width))
+            yield image.mode, image.height, image.width, f"table: {column!r} in row {row}"
 
 
-def _pictures(table: Table, column: str, shape: tuple[int, int, int]) -> Tensor:
+def _images(table: Table, column: str, shape: tuple[int, int, int]) -> Tensor:
     values = torch.empty(len(table), *shape)
     for row, image in enumerate(table[column]):
         values[row] = as_floats(image, shape, f"table: {column!r} in row {row}")

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedskew.data._dataset import Dataset
 from fedskew.data._files import damaged, read_checked, unpacked
-from fedskew.data._pixels import normalised, statistics
+from fedskew.data._images import normalised, statistics
 
 # For each file: the MD5 of the gzip file as published, and that of its content, for files that were unpacked.
 _MNIST = {
@@ -47,11 +47,11 @@ _GARMENTS = (
 _CHARACTERS = tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabdefghnqrt")
 
 Arrays = tuple[Tensor, Tensor, Tensor, Tensor]
-"""Pictures, `(samples, 1, height, width)` uint8, and int64 labels, of the training part, then of the test part."""
+"""ImageFiles, `(samples, 1, height, width)` uint8, and int64 labels, of the training part, then of the test part."""
 
 
 def mnist(root: Path, verify: bool = True) -> Dataset:
-    """MNIST (LeCun, Bottou, Bengio, Haffner 1998): 60,000 and 10,000 grey pictures of 28 x 28, digits 0 to 9.
+    """MNIST (LeCun, Bottou, Bengio, Haffner 1998): 60,000 and 10,000 grey images of 28 x 28, digits 0 to 9.
 
     Reads `root/MNIST/raw/*-ubyte.gz`, or the same without `.gz`. Normalised by mean 0.1307 and deviation 0.3081, those
     of the training pixels. `verify`: hold files to their published MD5; false takes other files in this format too.
@@ -65,7 +65,7 @@ def mnist_arrays(root: Path, verify: bool = True) -> Arrays:
 
 
 def fashion_mnist(root: Path, verify: bool = True) -> Dataset:
-    """Fashion-MNIST (Xiao, Rasul, Vollgraf 2017): 60,000 and 10,000 grey pictures of 28 x 28, ten garments.
+    """Fashion-MNIST (Xiao, Rasul, Vollgraf 2017): 60,000 and 10,000 grey images of 28 x 28, ten garments.
 
     Reads `root/FashionMNIST/raw/*-ubyte.gz`, or the same without `.gz`. Normalised by mean 0.2860 and deviation 0.3530,
     those of the training pixels. `verify`: hold files to their published MD5; false takes other files in this format.
@@ -76,11 +76,11 @@ def fashion_mnist(root: Path, verify: bool = True) -> Dataset:
 
 
 def emnist_balanced(root: Path, verify: bool = True) -> Dataset:
-    """EMNIST, balanced (Cohen, Afshar, Tapson, van Schaik 2017): 112,800 and 18,800 grey pictures of 28 x 28.
+    """EMNIST, balanced (Cohen, Afshar, Tapson, van Schaik 2017): 112,800 and 18,800 grey images of 28 x 28.
 
     47 classes of 2,400 and 400: digits, upper-case letters, and the eleven lower-case letters that don't look like
     theirs. Reads `root/EMNIST/raw/emnist-balanced-*-ubyte.gz`, or the same without `.gz`, as the authors' gzip.zip
-    holds them. Its pictures are stored column by column; they are turned here so that characters stand upright (much
+    holds them. Its images are stored column by column; they are turned here so that characters stand upright (much
     public code leaves them lying). Normalised by mean and deviation of the training pixels, taken from the files.
     `verify`: hold the files to the published sizes (single files have no published checksum).
     """
@@ -118,7 +118,7 @@ def _read(folder: Path, files: Mapping[str, tuple[str | None, str | None]], page
     names = list(files)
     for file, images, labels in zip(names[1::2], values[::2], values[1::2], strict=True):
         if images.ndim != 3 or labels.shape != images.shape[:1]:
-            raise damaged(folder / file, f"it holds labels {labels.shape}, and the pictures are {images.shape}", page)
+            raise damaged(folder / file, f"it holds labels {labels.shape}, and the images are {images.shape}", page)
     train, train_labels, test, test_labels = map(torch.from_numpy, values)
     return train.unsqueeze(1), train_labels.long(), test.unsqueeze(1), test_labels.long()
 

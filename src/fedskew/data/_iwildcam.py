@@ -12,7 +12,8 @@ import torch
 
 from fedskew.data._dataset import Dataset, label_mix
 from fedskew.data._files import damaged, read
-from fedskew.data._pictures import IMAGENET_MEAN, IMAGENET_STD, Pictures, check_count, stored
+from fedskew.data._image_files import IMAGENET_MEAN, IMAGENET_STD, ImageFiles, check_count
+from fedskew.data._stored import Stored
 from fedskew.errors import ArgumentError
 
 _PAGE = "https://wilds.stanford.edu/datasets/#iwildcam"
@@ -35,17 +36,17 @@ def iwildcam(
     packed: bool = False,
     verify: bool = True,
 ) -> Dataset:
-    """Colour pictures from camera traps in 182 classes (one is "empty"): 129,809 from 243 cameras train.
+    """Colour images from camera traps in 182 classes (one is "empty"): 129,809 from 243 cameras train.
 
-    Reads `root/iwildcam_v2.0/`: `metadata.csv`, `categories.csv` for names where it is there, and the pictures, which
+    Reads `root/iwildcam_v2.0/`: `metadata.csv`, `categories.csv` for names where it is there, and the images, which
     all lie in `train/`. Each training camera (`location_remapped`) is a natural client. `validation_split` is what the
-    data set sets aside itself: 14,961 pictures of 32 other cameras ("val"), 7,314 of the training cameras ("id_val"),
+    data set sets aside itself: 14,961 images of 32 other cameras ("val"), 7,314 of the training cameras ("id_val"),
     or nothing. `test`: 42,791 of 48 other cameras, or 8,154 of the training cameras ("id_test"). The label mix of the
     test part is the target.
 
-    Pictures are resized to `size` x `size` (WILDS: 448) and normalised by ImageNet's means 0.485, 0.456, 0.406 and
+    Images are resized to `size` x `size` (WILDS: 448) and normalised by ImageNet's means 0.485, 0.456, 0.406 and
     deviations 0.229, 0.224, 0.225. They are decoded batch by batch; `packed`: once into one file (see
-    `data/_pictures.py`), which at 448 takes 112 GB. `verify`: hold the splits to their published sizes.
+    `ImageFiles.pack`), which at 448 takes 112 GB. `verify`: hold the splits to their published sizes.
     """
     if size < 1:
         raise ArgumentError(f"size: must be a side in pixels, got {size}")
@@ -63,16 +64,17 @@ def iwildcam(
     if verify and classes != _CLASSES:
         raise damaged(folder / "metadata.csv", f"it has {classes} classes, expected {_CLASSES}", _PAGE)
 
-    def pictures(found: list[_Row]) -> Pictures:
+    def images(found: list[_Row], part: str) -> Stored:
         names = tuple(f"train/{row.file}" for row in found)
-        return Pictures(folder, names, (size, size), IMAGENET_MEAN, IMAGENET_STD, _PAGE)
+        files = ImageFiles(folder, names, (size, size), IMAGENET_MEAN, IMAGENET_STD, _PAGE)
+        return files.pack(part) if packed else files
 
     test_labels = [row.label for row in tested]
     return Dataset(
         name="iwildcam",
-        inputs=stored(pictures(kept + held), "train", packed),
+        inputs=images(kept + held, "train"),
         targets=torch.tensor([row.label for row in kept + held]),
-        test_inputs=stored(pictures(tested), test, packed),
+        test_inputs=images(tested, test),
         test_targets=torch.tensor(test_labels),
         classes=_names(folder / "categories.csv", classes),
         mean=IMAGENET_MEAN,

@@ -12,13 +12,12 @@ import numpy as np
 import pydantic
 
 from fedskew.data._ag_news import ag_news
-from fedskew.data._cifar10 import cifar10
-from fedskew.data._cifar100 import cifar100
+from fedskew.data._builtin import digits, synthetic
+from fedskew.data._cifar import cifar10, cifar100
 from fedskew.data._cinic10 import cinic10
 from fedskew.data._csv import csv
 from fedskew.data._dataset import Dataset
 from fedskew.data._digit_domains import digit_domains
-from fedskew.data._digits import digits
 from fedskew.data._folder import folder
 from fedskew.data._huggingface import huggingface
 from fedskew.data._idx import emnist_balanced, fashion_mnist, mnist
@@ -26,7 +25,6 @@ from fedskew.data._iwildcam import iwildcam
 from fedskew.data._mat import svhn, syn_digits
 from fedskew.data._npz import npz
 from fedskew.data._pacs import pacs
-from fedskew.data._synthetic import synthetic
 from fedskew.data._tiny_imagenet import tiny_imagenet
 from fedskew.data._usps import usps
 from fedskew.errors import ArgumentError, DataError, nearest

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from fedskew.data._dataset import Dataset
 from fedskew.data._files import damaged, read_checked
-from fedskew.data._pixels import statistics
-from fedskew.data._stored import Bytes
+from fedskew.data._images import statistics
+from fedskew.data._stored import ByteImages
 
 _SVHN_PAGE = "http://ufldl.stanford.edu/housenumbers/"
 _SYN_PAGE = "http://yaroslav.ganin.net/"
@@ -24,11 +24,11 @@ _SVHN = {
 _SYN = {"synth_train_32x32.mat": 479_400, "synth_test_32x32.mat": 9_553}
 
 Part = tuple[Tensor, Tensor]
-"""Pictures, `(samples, 3, 32, 32)` uint8, and int64 labels."""
+"""ImageFiles, `(samples, 3, 32, 32)` uint8, and int64 labels."""
 
 
 def svhn(root: Path, extra: bool = False, verify: bool = True) -> Dataset:
-    """Street View House Numbers (Netzer et al. 2011), cropped digits: 73,257 and 26,032 colour pictures of 32 x 32.
+    """Street View House Numbers (Netzer et al. 2011), cropped digits: 73,257 and 26,032 colour images of 32 x 32.
 
     Reads `root/svhn/train_32x32.mat` and `test_32x32.mat`, and with `extra` the 531,131 easier training samples of
     `extra_32x32.mat` too. The files' label 10 is digit 0. Kept as bytes in memory, and normalised by channel with mean
@@ -52,7 +52,7 @@ def svhn_parts(root: Path, verify: bool = True, extra: bool = False) -> tuple[Pa
 
 
 def syn_digits(root: Path, verify: bool = True) -> Dataset:
-    """SYN digits (Ganin, Lempitsky 2015), drawn from fonts: 479,400 and 9,553 colour pictures of 32 x 32.
+    """SYN digits (Ganin, Lempitsky 2015), drawn from fonts: 479,400 and 9,553 colour images of 32 x 32.
 
     Reads `root/syn/synth_train_32x32.mat` and `synth_test_32x32.mat`. Kept as bytes in memory (1.5 GB), and normalised
     by channel with mean and deviation of the training pixels, taken from the files. `verify`: hold the files to the
@@ -77,9 +77,9 @@ def _dataset(name: str, train: Part, test: Part) -> Dataset:
     mean, std = statistics(train[0])
     return Dataset(
         name=name,
-        inputs=Bytes(train[0], mean, std),
+        inputs=ByteImages(train[0], mean, std),
         targets=train[1],
-        test_inputs=Bytes(test[0], mean, std),
+        test_inputs=ByteImages(test[0], mean, std),
         test_targets=test[1],
         classes=tuple("0123456789"),
         mean=mean,
@@ -99,6 +99,6 @@ def _read(path: Path, md5: str | None, page: str) -> Part:
     if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[:3] != (32, 32, 3):
         raise damaged(path, f"X is {pixels.dtype} {pixels.shape}, expected uint8 (32, 32, 3, samples)", page)
     if labels.size != pixels.shape[3] or labels.dtype.kind not in "iuf" or not np.isin(labels, range(11)).all():
-        raise damaged(path, "y does not hold one label from 0 to 10 for each picture", page)
-    pictures = torch.from_numpy(np.ascontiguousarray(pixels.transpose(3, 2, 0, 1)))
-    return pictures, torch.from_numpy(labels.ravel().astype(np.int64) % 10)
+        raise damaged(path, "y does not hold one label from 0 to 10 for each image", page)
+    images = torch.from_numpy(np.ascontiguousarray(pixels.transpose(3, 2, 0, 1)))
+    return images, torch.from_numpy(labels.ravel().astype(np.int64) % 10)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedskew.data._dataset import Dataset
-from fedskew.data._own import Samples, make
+from fedskew.data._own import RawSamples, make
 from fedskew.errors import DataError
 
 Array = np.ndarray[Any, Any]
@@ -20,8 +20,8 @@ Array = np.ndarray[Any, Any]
 def npz(root: Path, rng: np.random.Generator | None, test_share: float = 0.2) -> Dataset:
     """`root` is the file. Arrays: `x` and `y`; where there are such, `client`, and a test part `x_test`, `y_test`.
 
-    x: features, `(samples, features)`, or pictures, `(samples, height, width)` or `(samples, channels, height,
-    width)`, of numbers (uint8 counts as 0 to 255 and is scaled to [0, 1]; other pictures should be there already, as
+    x: features, `(samples, features)`, or images, `(samples, height, width)` or `(samples, channels, height,
+    width)`, of numbers (uint8 counts as 0 to 255 and is scaled to [0, 1]; other images should be there already, as
     augmentation takes them to be). y and client: whole numbers or text, `(samples,)`. Without a test part,
     `test_share` of every class is drawn with `rng` and held out. Inputs are standardised by channel or feature with
     mean and deviation of the training part.
@@ -32,8 +32,8 @@ def npz(root: Path, rng: np.random.Generator | None, test_share: float = 0.2) ->
             raise DataError(f"{root}: has no array {name!r} (found: {', '.join(sorted(arrays)) or 'none'})")
     if ("x_test" in arrays) != ("y_test" in arrays):
         raise DataError(f"{root}: has only one of 'x_test' and 'y_test'; a test part needs both")
-    train = _samples(root, arrays, "x", "y", "client")
-    test = _samples(root, arrays, "x_test", "y_test", None) if "x_test" in arrays else None
+    train = _read(root, arrays, "x", "y", "client")
+    test = _read(root, arrays, "x_test", "y_test", None) if "x_test" in arrays else None
     if test is not None and test.inputs.shape[1:] != train.inputs.shape[1:]:
         raise DataError(
             f"{root}: samples of 'x_test' are {tuple(test.inputs.shape[1:])}, "
@@ -51,10 +51,10 @@ def _arrays(path: Path) -> dict[str, Array]:
         raise DataError(f"{path}: can't be read as an .npz file of plain arrays: {reason}") from None
 
 
-def _samples(path: Path, arrays: dict[str, Array], x: str, y: str, client: str | None) -> Samples:
+def _read(path: Path, arrays: dict[str, Array], x: str, y: str, client: str | None) -> RawSamples:
     inputs = _inputs(path, x, arrays[x])
     clients = _names(path, client, arrays[client], len(inputs)) if client in arrays and client else None
-    return Samples(inputs, _names(path, y, arrays[y], len(inputs)), clients)
+    return RawSamples(inputs, _names(path, y, arrays[y], len(inputs)), clients)
 
 
 def _inputs(path: Path, name: str, array: Array) -> Tensor:

@@ -16,26 +16,23 @@ from fedskew.errors import ArgumentError, DataError
 
 
 @dataclass
-class Samples:
-    """One part of a data set as it was read.
-
-    `inputs`, `(samples, ...)` floats or token ids, and the names of their labels and clients.
-    """
+class RawSamples:
+    """One part of a data set as it was read: `inputs`, `(samples, ...)` floats or token ids, and names, not ids."""
 
     inputs: Tensor
     labels: Sequence[str]
     clients: Sequence[str] | None = None
 
-    def take(self, rows: NDArray[np.int64]) -> Samples:
+    def take(self, rows: NDArray[np.int64]) -> RawSamples:
         """Copies of some samples."""
         clients = None if self.clients is None else [self.clients[row] for row in rows]
-        return Samples(self.inputs[torch.from_numpy(rows)], [self.labels[row] for row in rows], clients)
+        return RawSamples(self.inputs[torch.from_numpy(rows)], [self.labels[row] for row in rows], clients)
 
 
 def make(
     name: str,
-    train: Samples,
-    test: Samples | None,
+    train: RawSamples,
+    test: RawSamples | None,
     test_share: float,
     rng: np.random.Generator | None,
     classes: Iterable[str] = (),

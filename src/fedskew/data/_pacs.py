@@ -11,7 +11,8 @@ import torch
 
 from fedskew.data._dataset import Dataset, label_mix
 from fedskew.data._files import damaged, read
-from fedskew.data._pictures import IMAGENET_MEAN, IMAGENET_STD, Pictures, check_count, listed, stored
+from fedskew.data._image_files import IMAGENET_MEAN, IMAGENET_STD, ImageFiles, check_count, class_folders
+from fedskew.data._stored import Stored
 from fedskew.errors import ArgumentError
 
 _PAGE = "https://domaingeneralization.github.io"
@@ -20,7 +21,7 @@ _CLASSES = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
 
 
 class _Part(NamedTuple):
-    """Pictures with their labels and domains."""
+    """Images with their labels and domains."""
 
     names: list[str]
     labels: list[int]
@@ -50,18 +51,18 @@ def pacs(
     packed: bool = False,
     verify: bool = True,
 ) -> Dataset:
-    """9,991 pictures of seven classes from four domains: art_painting, cartoon, photo, sketch; one domain is the test.
+    """9,991 images of seven classes from four domains: art_painting, cartoon, photo, sketch; one domain is the test.
 
     Reads `root/PACS/DOMAIN/CLASS/`. The domains in `train` are the training samples; `validation_domain` is what the
     data set sets aside itself (None: nothing), and `test` the test part; the default is FedPALS's choice. `leave_out`:
     classes that the validation and test parts lose (FedPALS: giraffe). The label mix of the test part is the target.
-    `kfold`: only the pictures of `root/PACS/DOMAIN_train_kfold.txt` train, those of `DOMAIN_test_kfold.txt` are the
+    `kfold`: only the images of `root/PACS/DOMAIN_train_kfold.txt` train, those of `DOMAIN_test_kfold.txt` are the
     test part, and without a validation domain the `DOMAIN_crossval_kfold.txt` of the training domains are set aside:
     the authors' division.
 
-    Pictures are resized to `size` x `size` and normalised by ImageNet's means 0.485, 0.456, 0.406 and deviations 0.229,
-    0.224, 0.225. `packed`: decode once into one file (see `data/_pictures.py`), 1.5 GB, else batch by batch. `verify`:
-    hold the folders to the published numbers of pictures.
+    Images are resized to `size` x `size` and normalised by ImageNet's means 0.485, 0.456, 0.406 and deviations 0.229,
+    0.224, 0.225. `packed`: decode once into one file (see `ImageFiles.pack`), 1.5 GB, else batch by batch. `verify`:
+    hold the folders to the published numbers of images.
     """
     used = [*train, *([validation_domain] if validation_domain is not None else []), test]
     if not train or len(set(used)) != len(used) or not set(used) <= set(_DOMAINS):
@@ -81,14 +82,15 @@ def pacs(
     held, tested = held.without(leave_out), _read(folder, [test], "test" if kfold else None, verify).without(leave_out)
     all_rows = _Part(kept.names + held.names, kept.labels + held.labels, kept.domains + held.domains)
 
-    def pictures(part: _Part, name: str) -> Pictures:
-        return Pictures(folder, tuple(part.names), (size, size), IMAGENET_MEAN, IMAGENET_STD, _PAGE)
+    def images(part: _Part, name: str) -> Stored:
+        files = ImageFiles(folder, tuple(part.names), (size, size), IMAGENET_MEAN, IMAGENET_STD, _PAGE)
+        return files.pack(name) if packed else files
 
     return Dataset(
         name="pacs",
-        inputs=stored(pictures(all_rows, "train"), "train", packed),
+        inputs=images(all_rows, "train"),
         targets=torch.tensor(all_rows.labels),
-        test_inputs=stored(pictures(tested, "test"), "test", packed),
+        test_inputs=images(tested, "test"),
         test_targets=torch.tensor(tested.labels),
         classes=_CLASSES,
         mean=IMAGENET_MEAN,
@@ -105,7 +107,7 @@ _EXPECTED = {"leave_out": f"class names among {', '.join(_CLASSES)}", "size": "a
 
 
 def _read(folder: Path, domains: Sequence[str], fold: str | None, verify: bool) -> _Part:
-    """All pictures of some domains, or those that one of their files of folds lists."""
+    """All images of some domains, or those that one of their files of folds lists."""
     part = _Part([], [], [])
     for domain in domains:
         names, labels = _whole(folder, domain, verify) if fold is None else _fold(folder, domain, fold)
@@ -114,12 +116,7 @@ def _read(folder: Path, domains: Sequence[str], fold: str | None, verify: bool) 
 
 
 def _whole(folder: Path, domain: str, verify: bool) -> tuple[list[str], list[int]]:
-    names: list[str] = []
-    labels: list[int] = []
-    for label, name in enumerate(_CLASSES):
-        found = listed(folder, f"{domain}/{name}", _PAGE)
-        names += found
-        labels += [label] * len(found)
+    names, labels = class_folders(folder, [f"{domain}/{name}" for name in _CLASSES], _PAGE)
     if verify:
         check_count(folder / domain, len(names), _DOMAINS[domain], _PAGE)
     return names, labels
@@ -132,7 +129,7 @@ def _fold(folder: Path, domain: str, fold: str) -> tuple[list[str], list[int]]:
     for line, row in enumerate(read(path, "a text file", _PAGE).decode("utf-8", "replace").splitlines(), start=1):
         name, _, label = row.strip().rpartition(" ")
         if label not in "1234567" or len(label) != 1 or not name:
-            raise damaged(path, f"line {line} is no picture and label from 1 to 7", _PAGE)
+            raise damaged(path, f"line {line} is no image and label from 1 to 7", _PAGE)
         names.append(name)
         labels.append(int(label) - 1)
     return names, labels

@@ -40,10 +40,10 @@ Inputs = Tensor | Stored
 
 def take(inputs: Inputs, rows: Tensor) -> Inputs:
     """Some of the samples, by their int64 rows: copied from a tensor, only listed of what is stored."""
-    return inputs.index_select(0, rows.to(inputs.device)) if isinstance(inputs, Tensor) else Rows(inputs, rows)
+    return inputs.index_select(0, rows.to(inputs.device)) if isinstance(inputs, Tensor) else Subset(inputs, rows)
 
 
-class Rows:
+class Subset:
     """Some rows of stored inputs."""
 
     def __init__(self, inputs: Stored, rows: Tensor) -> None:
@@ -66,13 +66,13 @@ class Rows:
         """See `Stored.index_select`."""
         return self._inputs.index_select(dim, self._rows.index_select(0, index))
 
-    def to(self, device: torch.device | str, /) -> Rows:
+    def to(self, device: torch.device | str, /) -> Subset:
         """See `Stored.to`."""
-        return Rows(self._inputs.to(device), self._rows)
+        return Subset(self._inputs.to(device), self._rows)
 
 
-class Bytes:
-    """Pictures of 8 bits a channel in memory: a quarter of what floats take.
+class ByteImages:
+    """Images of 8 bits a channel in memory: a quarter of what floats take.
 
     `pixels`: `(samples, channels, height, width)` uint8. A batch is scaled to [0, 1] and normalised by channel.
     """
@@ -102,13 +102,13 @@ class Bytes:
         batch = self.pixels.index_select(dim, index.to(self.pixels.device)).to(self._device)
         return batch.float().div_(255).sub_(self._shift).div_(self._scale)
 
-    def to(self, device: torch.device | str, /) -> Bytes:
+    def to(self, device: torch.device | str, /) -> ByteImages:
         """The pixels themselves on another device."""
-        return Bytes(self.pixels.to(device), self.mean, self.std)
+        return ByteImages(self.pixels.to(device), self.mean, self.std)
 
 
-class Mapped(Bytes):
-    """Pictures as `Bytes`, memory-mapped from a `.npy` file of uint8."""
+class MappedImages(ByteImages):
+    """Images as `ByteImages`, memory-mapped from a `.npy` file of uint8."""
 
     def __init__(
         self, path: Path, mean: tuple[float, ...], std: tuple[float, ...], device: torch.device | str = "cpu"
@@ -118,11 +118,11 @@ class Mapped(Bytes):
         self.path = path
 
     def __reduce__(self) -> tuple[object, ...]:
-        return Mapped, (self.path, self.mean, self.std, self.device)
+        return MappedImages, (self.path, self.mean, self.std, self.device)
 
-    def to(self, device: torch.device | str, /) -> Bytes:
+    def to(self, device: torch.device | str, /) -> ByteImages:
         """On a GPU, the pixels themselves where they take at most half of its free memory, else batch by batch."""
         device = torch.device(device)
         if device.type == "cuda" and self.pixels.nbytes <= torch.cuda.mem_get_info(device)[0] // 2:
             return super().to(device)
-        return Mapped(self.path, self.mean, self.std, device)
+        return MappedImages(self.path, self.mean, self.std, device)

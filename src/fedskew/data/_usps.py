@@ -27,7 +27,7 @@ _TEST = (
 
 
 def usps(root: Path, verify: bool = True) -> Dataset:
-    """7,291 and 2,007 grey pictures of 16 x 16, digits 0 to 9, values in [-1, 1] as published (mean, deviation 0.5).
+    """7,291 and 2,007 grey images of 16 x 16, digits 0 to 9, values in [-1, 1] as published (mean, deviation 0.5).
 
     Reads `root/usps/zip.train.gz` and `zip.test.gz`. `verify`: hold them to the published values (copies of these
     archives are compressed differently, so it is not the archives that are held to a checksum); false takes other
@@ -47,7 +47,7 @@ def usps(root: Path, verify: bool = True) -> Dataset:
 
 
 def usps_arrays(root: Path, verify: bool = True) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Pictures, `(samples, 1, 16, 16)` float32 in [-1, 1], and int64 labels: training part, then test part."""
+    """ImageFiles, `(samples, 1, 16, 16)` float32 in [-1, 1], and int64 labels: training part, then test part."""
     return *_read(root / "usps", *_TRAIN, verify), *_read(root / "usps", *_TEST, verify)
 
 

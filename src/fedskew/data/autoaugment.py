@@ -2,7 +2,7 @@
 
 Cubuk, Zoph, Mane, Vasudevan, Le, "AutoAugment: Learning Augmentation Strategies from Data", CVPR 2019, table 7: 25
 sub-policies of two operations, each with its probability and a level from 0 to 9. One sub-policy is drawn for each
-picture. FedVLS trains with it on CIFAR, after `CropFlip`, and on Tiny ImageNet, alone.
+image. FedVLS trains with it on CIFAR, after `CropFlip`, and on Tiny ImageNet, alone.
 
 What a level means is not in the paper, and public code differs. Here it is as in torchvision: the level picks one of
 ten equal steps from nothing to a shear of 0.3, a translation by 150/331 of the side, a rotation by 30 degrees, an
@@ -17,15 +17,13 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn.functional import hardtanh_
 
-from fedskew.data._crop_flip import CropFlip
-from fedskew.data._pixels import check, per_channel
-from fedskew.data._protocol import Augmentation
+from fedskew.data._augmentation import Augmentation, CropFlip, check, per_channel
+from fedskew.parameters import Share, Size, component
 from fedskew.randomness import uniform
 
 POLICY = (
@@ -60,16 +58,16 @@ POLICY = (
 
 _FIRST_DRAW = 3  # CropFlip takes 0, 1 and 2 of the same key
 
-# An operation is a row of numbers, each of which does nothing in most rows:
+# An operation is a row of numbers, most of which have no effect in a given row:
 #   what may take either sign: shear, translation (shares of the side), angle, and how far 1 is left in enhancing;
-#   flags: enhance from grey (colour), from the mean (contrast), from the smooth picture (sharpness; brightness: none);
+#   flags: enhance from grey (colour), from the mean (contrast), from the smooth image (sharpness; brightness: none);
 #   flags: stretch (auto-contrast), equalise; step of levels (posterise); first level that is inverted.
 _SIGNED = ("shear_y", "translate_x", "translate_y", "rotate", "enhance")
 _COLUMNS = (*_SIGNED, "color", "contrast", "sharpness", "auto_contrast", "equalize", "posterize", "invert")
 _NOTHING = dict.fromkeys(_COLUMNS, 0.0) | {"posterize": 1.0, "invert": 256.0}
 
 
-def _row(name: str, level: int) -> list[float]:
+def operation_row(name: str, level: int) -> list[float]:
     """The numbers of one operation, in the order of `_COLUMNS`."""
     share = level / 9
     strength = {
@@ -90,19 +88,21 @@ def _row(name: str, level: int) -> list[float]:
     return list((_NOTHING | strength[name]).values())
 
 
-_ROWS = torch.tensor(
-    [_row(name, level) for sub_policy in POLICY for name, _, level in sub_policy] + [list(_NOTHING.values())],
+ROWS = torch.tensor(
+    [operation_row(name, level) for sub_policy in POLICY for name, _, level in sub_policy] + [list(_NOTHING.values())],
     dtype=torch.float64,
 )
-_PROBABILITIES = torch.tensor([[probability for _, probability, _ in sub_policy] for sub_policy in POLICY])
+"""The rows of the policy's 50 operations, two per sub-policy, then a row that does nothing."""
+PROBABILITIES = torch.tensor([[probability for _, probability, _ in sub_policy] for sub_policy in POLICY])
+"""The probabilities of the operations, shape `(25, 2)`."""
 
 
-@dataclass(frozen=True)
+@component
 class AutoAugment:
-    """The policy alone: on each picture two operations, by what its key draws. Pixels are rounded to 256 levels."""
+    """The policy alone: two operations on each image, drawn by its key. Pixels are rounded to 256 levels."""
 
     def apply(self, batch: Tensor, keys: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
-        """The batch augmented; `mean` and `std` by channel are what it was normalised by (empty: not at all)."""
+        """The batch augmented; `mean` and `std` by channel are those it was normalised with (empty: none)."""
         check(batch, keys, "autoaugment")
         shift, scale = per_channel(mean, batch, 0.0), per_channel(std, batch, 1.0)
         rows, probabilities = _policy_on(batch.device)
@@ -117,51 +117,59 @@ class AutoAugment:
         return x.mul_(1 / 255).sub_(shift).div_(scale)
 
     def bind(self, mean: tuple[float, ...], std: tuple[float, ...]) -> Augmentation:
-        """`apply` for data normalised by these."""
+        """`apply` for data normalised with these means and deviations."""
         return functools.partial(self.apply, mean=mean, std=std)
 
 
-@dataclass(frozen=True)
+@component
 class CropFlipAutoAugment:
-    """`CropFlip`, then `AutoAugment`: what FedVLS trains with on CIFAR."""
+    """`CropFlip`, then `AutoAugment`: what FedVLS trains with on CIFAR.
 
-    pad: int = 4
-    flip: float = 0.5
+    Attributes:
+        pad: As in `CropFlip`.
+        flip: As in `CropFlip`.
+    """
 
-    def __post_init__(self) -> None:
-        CropFlip(self.pad, self.flip)
+    pad: Size = 4
+    flip: Share = 0.5
 
     def apply(self, batch: Tensor, keys: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
-        """The batch augmented; `mean` and `std` by channel are what it was normalised by (empty: not at all)."""
+        """The batch augmented; `mean` and `std` by channel are those it was normalised with (empty: none)."""
         return AutoAugment().apply(CropFlip(self.pad, self.flip).apply(batch, keys, mean, std), keys, mean, std)
 
     def bind(self, mean: tuple[float, ...], std: tuple[float, ...]) -> Augmentation:
-        """`apply` for data normalised by these."""
+        """`apply` for data normalised with these means and deviations."""
         return functools.partial(self.apply, mean=mean, std=std)
 
 
 @functools.cache
 def _policy_on(device: torch.device) -> tuple[Tensor, Tensor]:
-    """The operations' rows and probabilities on a device: copied there once, as a copy has to be waited for."""
-    return _ROWS.to(device), _PROBABILITIES.to(device)
+    """Rows and probabilities on a device, copied there once: a copy has to be waited for."""
+    return ROWS.to(device), PROBABILITIES.to(device)
 
 
 def operate(x: Tensor, rows: Tensor, sign: Tensor) -> Tensor:
-    """One operation on each picture, to the grey level as Pillow does it.
+    """Apply one operation to each image, with Pillow's result to the grey level.
 
-    `x`: `(batch, 1 or 3, height, width)`, whole numbers from 0 to 255 as floats; `rows`: `(batch, columns)` of
-    float64, the numbers of each picture's operation; `sign`: `(batch,)`, 1 or -1. Every kind is computed for every
-    picture: which one a picture gets must not decide the shape of anything.
+    Every kind of operation is computed for every image, so that no shape depends on which one an image gets.
+
+    Args:
+        x: Images, shape `(batch, 1 or 3, height, width)`, whole numbers from 0 to 255 as floats.
+        rows: Operation of each image as `operation_row` gives it, shape `(batch, columns)`, float64.
+        sign: Direction of signed operations, 1 or -1, shape `(batch,)`.
+
+    Returns:
+        The changed images, same shape.
     """
     signed = rows[:, : len(_SIGNED)] * sign.unsqueeze(1)
-    signed[:, -1] += 1  # before rounding to the picture's precision, as Pillow
+    signed[:, -1] += 1  # before rounding to the image's precision, as Pillow
     values = torch.cat([signed, rows[:, len(_SIGNED) :]], dim=1).to(x.dtype)
     numbers = dict(zip(_COLUMNS, values.view(*values.shape, 1, 1, 1).unbind(1), strict=True))
     return _enhanced(_mapped(_moved(x, numbers), numbers), numbers)
 
 
 def _moved(x: Tensor, numbers: dict[str, Tensor]) -> Tensor:
-    """Shear, translation and rotation: each pixel is the nearest of the old picture, black where there is none."""
+    """Shear, translation and rotation: each pixel is the nearest of the old image, black where there is none."""
     size, channels, height, width = x.shape
     right = width / 2 + torch.trunc(width * numbers["translate_x"])
     down = height / 2 + torch.trunc(height * numbers["translate_y"])
@@ -206,7 +214,7 @@ def _mapped(x: Tensor, numbers: dict[str, Tensor]) -> Tensor:
 
 
 def _enhanced(x: Tensor, numbers: dict[str, Tensor]) -> Tensor:
-    """Colour, contrast, brightness and sharpness: away from a grey, flat, black or smooth picture, or towards it."""
+    """Colour, contrast, brightness and sharpness: away from a grey, flat, black or smooth image, or towards it."""
     grey = x
     if x.shape[1] == 3:
         red, green, blue = x[:, :1], x[:, 1:2], x[:, 2:]

@@ -1,0 +1,158 @@
+"""CIFAR-10 and CIFAR-100 (Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009).
+
+Both are read from the authors' Python version: Python 2 pickles, which are read without running what is in them.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedskew.data._dataset import Dataset
+from fedskew.data._files import damaged, read_checked
+from fedskew.data._images import normalised
+from fedskew.errors import DataError
+
+_PAGE = "https://www.cs.toronto.edu/~kriz/cifar.html"
+
+_CIFAR10_TRAIN = {
+    "data_batch_1": "c99cafc152244af753f735de768cd75f",
+    "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
+    "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
+    "data_batch_4": "634d18415352ddfa80567beed471001a",
+    "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
+}
+_CIFAR10_TEST = {"test_batch": "40351d587109b95175f43aff81a1287e"}
+_CIFAR10_META = {"batches.meta": "5ff9c542aee3614f3951f8cda6e48888"}
+_CIFAR10_MEAN, _CIFAR10_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+
+_CIFAR100 = {
+    "meta": "7973b15100ade9c7d40fb424638fde48",
+    "test": "f0ef6b0ae62326f3e7ffdfab6717acfc",
+    "train": "16019d7e3df5f24257cddd939b257f8d",
+}
+_CIFAR100_MEAN, _CIFAR100_STD = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
+
+
+def cifar10(root: Path, verify: bool = True) -> Dataset:
+    """50,000 and 10,000 colour images of 32 x 32 in ten classes.
+
+    Reads `root/cifar-10-batches-py/`. Normalised by channel with means 0.4914, 0.4822, 0.4465 and deviations 0.2470,
+    0.2435, 0.2616, those of the training pixels. `verify`: hold files to their published MD5; false takes other files
+    in this format too.
+    """
+    folder = root / "cifar-10-batches-py"
+    ((meta, md5),) = _CIFAR10_META.items()
+    names = _entry(_unpickle(folder / meta, md5 if verify else None), folder / meta, "label_names")
+    inputs, targets = _read(folder, _CIFAR10_TRAIN, verify)
+    test_inputs, test_targets = _read(folder, _CIFAR10_TEST, verify)
+    return Dataset(
+        name="cifar10",
+        inputs=inputs,
+        targets=targets,
+        test_inputs=test_inputs,
+        test_targets=test_targets,
+        classes=tuple(names),
+        mean=_CIFAR10_MEAN,
+        std=_CIFAR10_STD,
+    )
+
+
+def cifar100(root: Path, superclasses: bool = False, verify: bool = True) -> Dataset:
+    """50,000 and 10,000 colour images of 32 x 32 in 100 classes, or in their 20 `superclasses` of five classes each.
+
+    Reads `root/cifar-100-python/`. Normalised by channel with means 0.5071, 0.4865, 0.4409 and deviations 0.2673,
+    0.2564, 0.2762, those of the training pixels. `verify`: hold files to their published MD5; false takes other files
+    in this format too.
+    """
+    folder, level = root / "cifar-100-python", "coarse" if superclasses else "fine"
+    read = {file: _unpickle(folder / file, md5 if verify else None) for file, md5 in _CIFAR100.items()}
+    inputs, test_inputs = (_images(read[part], folder / part) for part in ("train", "test"))
+    return Dataset(
+        name="cifar100",
+        inputs=normalised(inputs, _CIFAR100_MEAN, _CIFAR100_STD),
+        targets=_labels(read["train"], folder / "train", f"{level}_labels", len(inputs)),
+        test_inputs=normalised(test_inputs, _CIFAR100_MEAN, _CIFAR100_STD),
+        test_targets=_labels(read["test"], folder / "test", f"{level}_labels", len(test_inputs)),
+        classes=tuple(_entry(read["meta"], folder / "meta", f"{level}_label_names")),
+        mean=_CIFAR100_MEAN,
+        std=_CIFAR100_STD,
+    )
+
+
+def _read(folder: Path, files: dict[str, str], verify: bool) -> tuple[Tensor, Tensor]:
+    """Normalised images and labels of some files, one after another."""
+    pixels, targets = [], []
+    for file, md5 in files.items():
+        path = folder / file
+        batch = _unpickle(path, md5 if verify else None)
+        pixels.append(_images(batch, path))
+        targets.append(_labels(batch, path, "labels", len(pixels[-1])))
+    return normalised(torch.cat(pixels), _CIFAR10_MEAN, _CIFAR10_STD), torch.cat(targets)
+
+
+def _unpickle(path: Path, md5: str | None) -> dict[str, Any]:
+    """The dict in a file; `md5` None: whatever the file's checksum. Raises DataError."""
+    content = read_checked(path, md5, _PAGE)
+    try:
+        found = _Unpickler(io.BytesIO(content), encoding="latin1").load()
+    except Exception as error:  # a damaged pickle can raise almost anything
+        raise damaged(path, f"no pickle of arrays and plain values ({error})", _PAGE) from None
+    if not isinstance(found, dict):
+        raise damaged(path, f"holds a {type(found).__name__}, not a dict", _PAGE)
+    return found
+
+
+def _entry(content: dict[str, Any], path: Path, name: str) -> Any:
+    """One value of the dict. Raises DataError where it has none of this name."""
+    if name not in content:
+        raise damaged(path, f"has no {name!r} (found: {', '.join(map(str, content))})", _PAGE)
+    return content[name]
+
+
+def _images(content: dict[str, Any], path: Path) -> Tensor:
+    """`data`, `(samples, 3, 32, 32)` uint8: a row is the red plane, then green, then blue, each in row order."""
+    data = _entry(content, path, "data")
+    if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.ndim != 2 or data.shape[1] != 3 * 32 * 32:
+        raise damaged(path, "its data is not uint8 (samples, 3072)", _PAGE)
+    return torch.from_numpy(data).view(-1, 3, 32, 32)
+
+
+def _labels(content: dict[str, Any], path: Path, name: str, samples: int) -> Tensor:
+    """The labels of one name, `(samples,)` int64."""
+    try:
+        found = torch.tensor(_entry(content, path, name), dtype=torch.int64)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{path}: {name!r} holds no whole numbers ({error})") from None
+    if found.shape != (samples,):
+        raise damaged(path, f"has {samples} images and {len(found)} labels", _PAGE)
+    return found
+
+
+class _Unpickler(pickle.Unpickler):
+    """Builds numpy arrays and plain values, and nothing else. The files name numpy's modules as of numpy 1."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("numpy.core.multiarray", "_reconstruct"):
+            return _reconstruct
+        if (module, name) == ("numpy", "ndarray"):
+            return np.ndarray
+        if (module, name) == ("numpy", "dtype"):
+            return _dtype
+        raise pickle.UnpicklingError(f"a CIFAR file has no use for {module}.{name}")
+
+
+def _reconstruct(kind: type[np.ndarray[Any, Any]], shape: tuple[int, ...], code: bytes) -> np.ndarray[Any, Any]:
+    """What numpy's own function of this name does: an empty array, filled by the state that follows."""
+    return kind.__new__(kind, shape, "b")
+
+
+def _dtype(name: str, align: int, copy: int) -> np.dtype[Any]:
+    """Python 2 wrote the flags as integers, which numpy no longer takes."""
+    return np.dtype(name, bool(align), bool(copy))

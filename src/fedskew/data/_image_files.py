@@ -1,0 +1,191 @@
+"""Image files of a published data set, decoded batch by batch or once into one file of bytes."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from fedskew.data._files import damaged, missing
+from fedskew.data._images import normalised
+from fedskew.data._stored import MappedImages
+from fedskew.errors import DataError
+
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+_SUFFIXES = (".png", ".jpg", ".jpeg")
+_ROWS_AT_ONCE = 1000
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class ImageFiles:
+    """Image files that are decoded when a batch needs them, by as many threads as torch uses.
+
+    Each becomes RGB, resized (bilinear) to `size` where it has another one, scaled to [0, 1] and normalised by channel.
+    A file that is missing or damaged raises DataError.
+
+    Attributes:
+        root: The folder.
+        names: Paths of the files below `root`.
+        size: Height and width of a sample.
+        mean: Means by channel to normalise with.
+        std: Deviations by channel to normalise with.
+        page: Where the authors publish the files; named in errors.
+        device: Where batches are delivered.
+    """
+
+    root: Path
+    names: tuple[str, ...]
+    size: tuple[int, int]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    page: str
+    device: torch.device = _CPU
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """`(samples, 3, height, width)`."""
+        return len(self.names), 3, *self.size
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def index_select(self, dim: int, index: Tensor, /) -> Tensor:
+        """See `Stored.index_select`."""
+        pixels = torch.from_numpy(self.decode(index.tolist()))
+        return normalised(pixels.to(self.device), self.mean, self.std)
+
+    def to(self, device: torch.device | str, /) -> ImageFiles:
+        """See `Stored.to`."""
+        return ImageFiles(self.root, self.names, self.size, self.mean, self.std, self.page, torch.device(device))
+
+    def decode(self, rows: Iterable[int]) -> NDArray[np.uint8]:
+        """The pixels of some files, shape `(rows, 3, height, width)`, uint8."""
+        paths = [self.root / self.names[row] for row in rows]
+        pixels = np.empty((len(paths), 3, *self.size), dtype=np.uint8)
+
+        def read(place: int) -> None:
+            pixels[place] = _decoded(paths[place], self.size, self.page).transpose(2, 0, 1)
+
+        workers = min(torch.get_num_threads(), len(paths))
+        if workers > 1:
+            with ThreadPoolExecutor(workers) as pool:
+                list(pool.map(read, range(len(paths))))
+        else:
+            for place in range(len(paths)):
+                read(place)
+        return pixels
+
+    def pack(self, part: str) -> MappedImages:
+        """Decode all files once into a memory-mapped file, or open the one that an earlier call wrote.
+
+        The file lies in `.packed/` below `root`, or in the folder that the environment variable FEDSKEW_CACHE names.
+        Its name has `part`, the size and a hash of the images' names and sizes in bytes, so that it never serves other
+        images. It is written atomically.
+
+        Args:
+            part: The part of the data set, for the file's name.
+
+        Raises:
+            DataError: The file can't be written or read, or an image is missing or damaged.
+        """
+        folder = Path(os.environ.get("FEDSKEW_CACHE") or self.root / ".packed")
+        path = folder / f"{part}-{self.size[0]}x{self.size[1]}-{_hash(self)}.npy"
+        if not path.exists():
+            _pack(self, path)
+        try:
+            return MappedImages(path, self.mean, self.std)
+        except (OSError, ValueError) as error:
+            raise DataError(f"{path} can't be read ({error}); delete it, and it is made again") from None
+
+
+def _pack(images: ImageFiles, path: Path) -> None:
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Written, not memory-mapped: on a full disk, that would end the process without an error.
+        with aside.open("wb") as file:
+            header = {"descr": "|u1", "fortran_order": False, "shape": images.shape}
+            np.lib.format.write_array_header_1_0(file, header)
+            for start in range(0, len(images), _ROWS_AT_ONCE):
+                rows = range(start, min(start + _ROWS_AT_ONCE, len(images)))
+                file.write(images.decode(rows).data)
+        aside.replace(path)
+    except OSError as error:
+        raise DataError(
+            f"{path}: decoded images can't be stored there ({error.strerror}); set FEDSKEW_CACHE to a folder that can "
+            "be written, or packed = false to decode them batch by batch"
+        ) from None
+    finally:
+        with contextlib.suppress(OSError):
+            aside.unlink()
+
+
+def _hash(images: ImageFiles) -> str:
+    digest = hashlib.sha256()
+    for name in images.names:
+        try:
+            size = (images.root / name).stat().st_size
+        except OSError:
+            raise missing(images.root / name, "an image", images.page) from None
+        digest.update(f"{name} {size}\n".encode())
+    return digest.hexdigest()[:16]
+
+
+def listed(root: Path, folder: str, page: str) -> list[str]:
+    """The image files of one folder below `root`, sorted, as paths below `root`. Raises DataError without it."""
+    path = root / folder
+    if not path.is_dir():
+        raise missing(path, "a folder of images", page)
+    with os.scandir(path) as entries:
+        names = sorted(entry.name for entry in entries if entry.name.lower().endswith(_SUFFIXES))
+    return [f"{folder}/{name}" for name in names]
+
+
+def class_folders(
+    root: Path, folders: Sequence[str], page: str, each: int | None = None
+) -> tuple[list[str], list[int]]:
+    """The image files of class folders, one folder per class, and their class ids.
+
+    `each`: how many every folder must hold; None where that is not checked.
+    """
+    names: list[str] = []
+    labels: list[int] = []
+    for label, folder in enumerate(folders):
+        found = listed(root, folder, page)
+        if each is not None:
+            check_count(root / folder, len(found), each, page)
+        names += found
+        labels += [label] * len(found)
+    return names, labels
+
+
+def check_count(path: Path, found: int, expected: int, page: str) -> None:
+    """Raise DataError where a part of a data set is not as large as published."""
+    if found != expected:
+        raise damaged(path, f"it holds {found:,} images, expected {expected:,}", page)
+
+
+def _decoded(path: Path, size: tuple[int, int], page: str) -> NDArray[np.uint8]:
+    """`(height, width, 3)`."""
+    try:
+        with Image.open(path) as image:
+            flat = image.convert("RGB")
+    except FileNotFoundError:
+        raise missing(path, "an image", page) from None
+    except (OSError, SyntaxError, ValueError) as error:
+        raise damaged(path, f"it can't be read as an image ({error})", page) from None
+    if flat.size != size[::-1]:
+        flat = flat.resize(size[::-1], Image.Resampling.BILINEAR)
+    return np.asarray(flat)

@@ -1,0 +1,84 @@
+"""Images as tensors: decoded by Pillow, scaled to [0, 1], normalised by channel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from fedskew.errors import ArgumentError, DataError
+
+_GREY = {"1", "L", "LA", "La"}
+_DEEP = {"I", "I;16", "I;16L", "I;16B", "I;16N"}
+
+
+def is_grey(mode: str) -> bool:
+    """Whether images of this Pillow mode have one channel, apart from transparency."""
+    return mode in _GREY | _DEEP
+
+
+def sides(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
+    """(height, width) from the option `size`: a side, or both."""
+    if size is None:
+        return None
+    found = (size, size) if isinstance(size, int) else tuple(size)
+    if len(found) != 2 or not all(isinstance(side, int) and side > 0 for side in found):
+        raise ArgumentError(f"size: must be a side or (height, width) in pixels, got {size!r}")
+    return found
+
+
+def common_shape(images: Iterable[tuple[str, int, int, str]], wanted: tuple[int, int] | None) -> tuple[int, int, int]:
+    """(channels, height, width) for images given by mode, height, width and location: grey where all are.
+
+    Raises DataError where sizes differ and no size is `wanted`.
+    """
+    channels, first, size = 1, "", wanted or (0, 0)
+    for mode, height, width, where in images:
+        if not is_grey(mode):
+            channels = 3
+        if wanted is not None:
+            continue
+        first, size = (first, size) if first else (where, (height, width))
+        if (height, width) != size:
+            raise DataError(
+                f"{where}: is {height} x {width} pixels, but {first} is {size[0]} x {size[1]}; set size to resize all"
+            )
+    return channels, *size
+
+
+def as_floats(image: Image.Image, shape: tuple[int, int, int], where: object) -> Tensor:
+    """Values in [0, 1], `(channels, height, width)` as `shape` says: 1 channel or 3; resized (bilinear) where needed.
+
+    16-bit grey is read in full. Raises DataError, naming `where`, for a deeper one.
+    """
+    channels, height, width = shape
+    deep = image.mode in _DEEP
+    flat = image.convert("F" if deep else "L" if channels == 1 else "RGB")
+    if flat.size != (width, height):
+        flat = flat.resize((width, height), Image.Resampling.BILINEAR)
+    pixels = torch.from_numpy(np.asarray(flat, dtype=np.float32) / (65535 if deep else 255))
+    if pixels.max() > 1:
+        raise DataError(f"{where}: is deeper than 16 bits")
+    return pixels.permute(2, 0, 1) if pixels.dim() == 3 else pixels.unsqueeze(0)
+
+
+def normalised(pixels: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+    """uint8 images, `(samples, channels, height, width)`, as floats: scaled to [0, 1], then by channel."""
+    shift, scale = (torch.tensor(list(values)).view(-1, 1, 1) for values in (mean, std))
+    return pixels.float().div_(255).sub_(shift).div_(scale)
+
+
+def statistics(pixels: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and deviation by channel of uint8 images scaled to [0, 1]: exact, from how often each level occurs."""
+    levels, means, deviations = np.arange(256) / 255, [], []
+    for channel in range(pixels.shape[1]):
+        shares = np.zeros(256)
+        for part in torch.split(pixels[:, channel], 10_000):
+            shares += np.bincount(part.numpy().ravel(), minlength=256)
+        shares /= shares.sum()
+        means.append(float(shares @ levels))
+        deviations.append(float(np.sqrt(shares @ (levels - means[-1]) ** 2)) or 1.0)
+    return tuple(means), tuple(deviations)
