@@ -16,6 +16,7 @@ pytest.importorskip("mkdocs", reason="the extra docs is not installed")
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
+@pytest.mark.slow
 def test_the_site_builds_and_holds_every_public_name(tmp_path):
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}

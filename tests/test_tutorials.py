@@ -25,7 +25,7 @@ BLOCK = re.compile(r'(<!-- not run by the tests -->\n+)?```(\w+)(?: title="([^"]
 @pytest.mark.parametrize(
     ("page", "written"),
     [
-        ("own-data.md", ["who.svg", "runs/clinics.html", "runs/sweep-*/table.md"]),
+        pytest.param("own-data.md", ["who.svg", "runs/clinics.html", "runs/sweep-*/table.md"], marks=pytest.mark.slow),
         ("own-method.md", ["runs/own-*/report.html"]),
         ("../label-counts.md", []),
         ("../data.md", []),
