@@ -1,12 +1,16 @@
-"""Pages of the reference for `mkdocs build`: one for each public package and module of fedskew, from its docstrings.
+"""Pages of the reference for `mkdocs build`: the command line, and each public package and module of fedskew.
 
-An mkdocs hook and a griffe extension (see `mkdocs.yml`). Pages exist only while the site is built, so that a new
-package or name appears by itself. `ORDER` says which come first in the navigation; all others follow by name.
+An mkdocs hook and a griffe extension (see `mkdocs.yml`). Pages are made from docstrings and from the commands' help
+while the site is built, so that a new package, name or option appears by itself. `ORDER` says which packages come first
+in the navigation; all others follow by name.
 """
 
 from __future__ import annotations
 
 import ast
+import re
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +47,12 @@ ORDER = (
     "fedskew.papers",
 )
 COMMANDS = "fedskew.cli"
-"""The command line, whose reference is `fedskew --help`."""
+"""The command line, which has a page of its own."""
+COMMAND_LINE = """# Command line
+
+`fedskew COMMAND --help` prints the same. A user's error is one line and exit status 2; `fedskew --debug COMMAND` shows
+its traceback. `fedskew --version` prints the version.
+"""
 
 
 def modules() -> list[str]:
@@ -76,6 +85,49 @@ def exported(module: str) -> list[str]:
     return []
 
 
+def command_line() -> str:
+    """The page of the command line: help, options and examples of every command."""
+    sys.path.insert(0, str(SOURCE.parent))
+    from typer.main import get_command
+
+    from fedskew.cli import app
+
+    return COMMAND_LINE + "".join(_commands("fedskew", get_command(app)))
+
+
+def _commands(name: str, command: Any) -> Iterator[str]:
+    """The sections of a group's commands."""
+    for part, inner in command.commands.items():
+        if hasattr(inner, "commands"):
+            yield from _commands(f"{name} {part}", inner)
+        else:
+            yield _command(f"{name} {part}", inner)
+
+
+def _command(name: str, command: Any) -> str:
+    description, *examples = re.split(r"^Examples?:", command.help, flags=re.MULTILINE)
+    rows = [_parameter(parameter) for parameter in command.params]
+    lines = [line.strip() for example in examples for line in example.splitlines() if line.strip()]
+    shown = "\n".join(re.sub(r"\s{3,}\((.*)\)$", r"  # \1", line) for line in lines)
+    table = "| argument or option | meaning |\n|---|---|\n" + "\n".join(rows) if rows else ""
+    return f"\n## {name}\n\n{description.strip()}\n\n```sh\n{shown}\n```\n\n{table}\n"
+
+
+def _parameter(parameter: Any) -> str:
+    """The row of an argument or option: how it is written, what it means, whether it is required, its default."""
+    value = parameter.metavar or ("" if getattr(parameter, "is_flag", False) else parameter.type.name.upper())
+    argument = parameter.param_type_name == "argument"
+    written = (parameter.metavar or parameter.name.upper()) if argument else f"{parameter.opts[0]} {value}".strip()
+    notes = re.sub(r"\s+\[default: (.*)\]$", r" Default: \1.", getattr(parameter, "help", None) or "")
+    if argument and not parameter.required:
+        written = f"[{written}]"
+    if parameter.required and not argument:
+        notes += " Required."
+    if parameter.default not in (None, False) and not parameter.required:
+        notes += f" Default: `{parameter.default}`."
+    return f"| `{written}` | {notes.strip().replace('|', '&#124;')} |"
+
+
 class ComponentSignatures(griffe.Extension):
     """Show a `@component` with the signature of the frozen dataclass that it is."""
 
@@ -91,7 +143,7 @@ def _statements(file: Path) -> list[ast.stmt]:
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """List the pages in the navigation, under "Reference"."""
+    """List the pages of packages and modules in the navigation, under "Reference"."""
     assert config.nav is not None
     for section in config.nav:
         if "Reference" in section:
@@ -101,6 +153,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages."""
+    files.append(File.generated(config, _address("command-line"), content=command_line()))
     for name in modules():
         names = exported(name)
         chosen = f"    options:\n      members: {names}\n" if names else ""

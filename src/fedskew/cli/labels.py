@@ -36,7 +36,7 @@ CLASSES_NAMED = 4
 CLIENTS_SHOWN = 12
 PICTURE = Path("who-holds-what.png")
 
-CountsPath = Annotated[Path, typer.Argument(metavar="COUNTS.CSV", show_default=False)]
+CountsPath = Annotated[Path, typer.Argument(metavar="COUNTS.CSV", help="The label counts.", show_default=False)]
 TargetPath = Annotated[
     Path | None,
     typer.Option(
