@@ -53,7 +53,7 @@ from fedskew.engine import (
     Update,
     hooked,
 )
-from fedskew.experiment import _checkpoint
+from fedskew.experiment import RunFolder
 from fedskew.labels import LabelCounts, describe, privatize
 from fedskew.models import FlatModel
 from fedskew.randomness import Purpose, generator
@@ -132,7 +132,7 @@ def run_round(counts: NDArray[np.float64], cohort: int, preset: str) -> dict[str
         state, outcome = asked.train(state, chosen)
         record = json.dumps(asked.record(state.round, chosen, outcome))
         trained = time.perf_counter() - began
-        _checkpoint.save(Path(folder), state)
+        RunFolder(Path(folder)).save_checkpoint(state)
         seconds = time.perf_counter() - began
     assert len(json.loads(record)["answered"]) == cohort
     return {

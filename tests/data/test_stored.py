@@ -216,7 +216,7 @@ def test_what_a_data_set_sets_aside_is_validated_on_and_never_trained_on(tmp_pat
 
 
 def test_own_validation_samples_are_refused_where_there_are_none():
-    with pytest.raises(fedskew.errors.ConfigError, match="data.validation: data set 'digits' sets nothing aside"):
+    with pytest.raises(fedskew.errors.ConfigError, match="data.validation: .* has no validation samples"):
         fedskew.simulate(
             data={"name": "digits", "validation": "own"},
             partition={"rule": "quantity", "clients": 10, "labels_per_client": 5},

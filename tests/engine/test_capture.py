@@ -38,7 +38,7 @@ from fedskew.data import AUGMENTATIONS
 from fedskew.engine import Assignment, CohortBackend, PartitionedData, Sent
 from fedskew.engine.cohort import CohortRequest, capture, train_together
 from fedskew.errors import ConfigError, RunError
-from fedskew.experiment._backends import describe
+from fedskew.experiment import describe_backend
 from fedskew.models import Concatenated, FlatModel, build
 
 STEPS = tuple(local_steps.INDEX)
@@ -304,17 +304,17 @@ def test_inputs_that_are_read_batch_by_batch_are_not_captured():
 def test_a_run_records_whether_its_steps_were_captured():
     method = built(objective={"name": "cross_entropy", "terms": [{"name": "fpl"}]})
     _, together, model = captured(method, network())
-    course: Any = SimpleNamespace(backend=together)
-    assert describe(course) == {"name": "cohort", "stacked": together.stack_size, "captured": True}
+    runner: Any = SimpleNamespace(backend=together)
+    assert describe_backend(runner) == {"name": "cohort", "stacked": together.stack_size, "captured": True}
     together.train(1, UNEVEN, Sent(model))
-    assert describe(course) == {
+    assert describe_backend(runner) == {
         "name": "cohort",
         "stacked": together.stack_size,
         "captured": False,
         "not_captured": "FPL gathers something from every client's batch in turn",
     }
     _, plain, _ = backends(method, network())
-    assert "captured" not in describe(SimpleNamespace(backend=plain))
+    assert "captured" not in describe_backend(SimpleNamespace(backend=plain))
 
 
 @pytest.mark.parametrize(
@@ -436,19 +436,19 @@ def test_an_error_of_the_function_is_raised_when_it_is_captured(name):
 
 
 class Pretended:
-    """What a capture asks of PyTorch on a GPU, told in order; `fails`: the capture ends in an error, as CUDA's do."""
+    """What a capture calls of PyTorch on a GPU, in order; `fails`: the capture ends in an error, as CUDA's do."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.told: list[Any] = []
+        self.calls: list[Any] = []
         self.fails = False
         for name, stand_in in {
             "device": lambda device: nullcontext(),
             "Stream": lambda: self,
             "stream": lambda stream: nullcontext(),
             "current_stream": lambda: self,
-            "set_stream": lambda stream: self.told.append("stream put back"),
+            "set_stream": lambda stream: self.calls.append("stream put back"),
             "get_sync_debug_mode": lambda: 0,
-            "set_sync_debug_mode": lambda mode: self.told.append(("waits", mode)),
+            "set_sync_debug_mode": lambda mode: self.calls.append(("waits", mode)),
             "CUDAGraph": lambda: self,
             "graph": self.graph,
         }.items():
@@ -456,21 +456,21 @@ class Pretended:
             monkeypatch.setattr(torch.cuda, name, stand_in)
 
     def wait_stream(self, other: object) -> None:
-        self.told.append("streams in order")
+        self.calls.append("streams in order")
 
     def replay(self) -> None:
-        self.told.append("replayed")
+        self.calls.append("replayed")
 
     @contextmanager
     def graph(self, graph: object, pool: object):
-        self.told.append(("captures into", pool))
+        self.calls.append(("captures into", pool))
         yield
         if self.fails:
             raise RuntimeError("operation not permitted when stream is capturing")
-        self.told.append("captured")
+        self.calls.append("captured")
 
     def captured(self) -> capture.CapturedFunction:
-        return capture.CapturedFunction(lambda: self.told.append("run"), torch.device("cuda"))
+        return capture.CapturedFunction(lambda: self.calls.append("run"), torch.device("cuda"))
 
 
 def test_a_function_is_run_to_warm_up_and_once_without_waits_before_it_is_captured(monkeypatch):
@@ -478,7 +478,7 @@ def test_a_function_is_run_to_warm_up_and_once_without_waits_before_it_is_captur
     captured = gpu.captured()
     captured.capture("a pool")
     captured()
-    assert gpu.told == [
+    assert gpu.calls == [
         "streams in order",
         *["run"] * capture.WARM_UPS,
         *[("waits", "error"), "run", ("waits", 0)],
@@ -494,7 +494,7 @@ def test_a_capture_that_fails_leaves_the_stream_as_it_was_and_its_graph_alive(mo
     gpu.fails, captured = True, gpu.captured()
     with pytest.raises(RuntimeError, match="not permitted"):
         captured.capture()
-    assert gpu.told[-1] == "stream put back"
+    assert gpu.calls[-1] == "stream put back"
     assert captured._graph is gpu
 
 

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedskew.errors import CombinationError, ConfigError
-from fedskew.experiment import parse_change, read, read_sweep, resolve
-from fedskew.experiment._config import line_of, write
+from fedskew.experiment import line_of, parse_change, read, read_sweep, resolve, write
 
 GOOD = """\
 schema = 1

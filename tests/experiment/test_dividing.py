@@ -8,8 +8,7 @@ import torch
 
 from fedskew.data import Dataset
 from fedskew.errors import PartitionError
-from fedskew.experiment import resolve
-from fedskew.experiment._setup import make_task
+from fedskew.experiment import make_task, resolve
 
 
 def cameras() -> Dataset:
@@ -56,7 +55,7 @@ def test_fewer_clients_than_cameras_put_whole_cameras_together():
 
 
 def test_more_clients_than_cameras_are_refused():
-    with pytest.raises(PartitionError, match="names 6 clients, which can't be put together to 7"):
+    with pytest.raises(PartitionError, match="names 6 clients, which can't be merged into 7"):
         task(rule="natural", clients=7)
 
 

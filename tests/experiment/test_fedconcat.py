@@ -396,7 +396,7 @@ def test_a_network_of_ones_own_with_statistics(tmp_path):
         (changed(pipeline={"head": "warm"}), "method.pipeline.head: .*fresh"),
         (changed(pipeline={"clusters": 2.5}), "method.pipeline.clusters: .*got 2.5"),
         ({**TASK, "method": {"pipeline": {"clusters": 2}}}, "method.pipeline.name: missing .known: fedconcat"),
-        ({**TASK, "model": Headless}, "^model.name: FedConcat can't take test_fedconcat:Headless: .* self.head"),
+        ({**TASK, "model": Headless}, "^model.name: FedConcat can't use test_fedconcat:Headless: .* self.head"),
         (changed(training={"rounds": 1}), "^method.pipeline.encoder_rounds: "),
     ],
 )

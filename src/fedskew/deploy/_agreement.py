@@ -6,13 +6,14 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import numpy as np
 import pydantic
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field
 
 from fedskew import components, methods
 from fedskew.errors import ConfigError, nearest
-from fedskew.experiment import Config, read_tree
+from fedskew.experiment import Config, read_tree, target_mix
 from fedskew.parameters import Count, Finite, Positive
 
 
@@ -168,22 +169,17 @@ def check_config(config: Config, agreement: Agreement, has_target: bool = False)
         if given:
             raise ConfigError(f"{key}: can't be deployed: {reason}")
     if not has_target:
-        _check_target(config, agreement)
+        classes = len(agreement.classes)
+        unknown = dict.fromkeys(
+            ("client", "data"),
+            "is taken from data, and the server has none; give a file (target in the app's config for Flower), or the "
+            "shares as a list",
+        )
+        unknown["pooled"] = "is computed from label counts, which this federation withholds"
+        known = {} if agreement.label_counts == "withheld" else {"pooled": np.ones(classes)}  # before they are known
+        target_mix(config.target.mix, classes, known, unknown)
     if agreement.label_counts != "exact":
         _check_private(config, agreement)
-
-
-def _check_target(config: Config, agreement: Agreement) -> None:
-    mix = config.target.mix
-    if mix in ("client", "data"):
-        raise ConfigError(
-            f"target.mix: {mix!r} is taken from data, and the server has none; give a file (target in the app's config "
-            "for Flower), or the shares as a list"
-        )
-    if mix == "pooled" and agreement.label_counts == "withheld":
-        raise ConfigError("target.mix: 'pooled' is computed from label counts, which this federation withholds")
-    if isinstance(mix, list) and len(mix) != len(agreement.classes):
-        raise ConfigError(f"target.mix: expected {len(agreement.classes)} shares, one per class; got {len(mix)}")
 
 
 def _check_private(config: Config, agreement: Agreement) -> None:

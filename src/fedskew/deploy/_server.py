@@ -25,7 +25,7 @@ from fedskew.deploy._roster import Roster
 from fedskew.deploy._sites import Sites
 from fedskew.engine import ClientStates, Evaluation, Federation, RoundRecord, RoundRunner, ServerState, evaluation
 from fedskew.errors import ArgumentError, ConfigError, RunError
-from fedskew.experiment import Config, RunFolder, TaskInfo, TrainingLoop, make_network, read, run_folder
+from fedskew.experiment import Config, RunFolder, TaskInfo, TrainingLoop, make_network, read, run_folder, target_mix
 from fedskew.labels import read_target
 from fedskew.models import FlatModel, ModelState
 from fedskew.report import SeedRun
@@ -138,7 +138,11 @@ def make_deployed_loop(
     seed = config.seeds[0]
     roster = Roster(grid, agreement, folder)
     roster.gather()
-    mix = _target(config, agreement, roster.counts, target)
+    mix = (
+        target_mix(config.target.mix, len(agreement.classes), {"pooled": roster.counts.sum(axis=0)}, {})
+        if target is None
+        else read_target(target, agreement.classes)
+    )
     training = config.training
     method = methods.build(config.method, training.momentum)
     model = FlatModel(make_network(config, seed, method, len(agreement.classes), tuple(agreement.shape)))
@@ -240,22 +244,6 @@ class DeployedRunner(RoundRunner):
             time.sleep(PAUSE)
         if waiting:
             LOG.info("a site is connected again")
-
-
-def _target(config: Config, agreement: Agreement, counts: FloatArray, file: Path | None) -> FloatArray | None:
-    """The target label mix, shape `(classes,)`, sum 1; None where there is none."""
-    mix, classes = config.target.mix, len(agreement.classes)
-    if file is not None:
-        return read_target(file, agreement.classes)
-    if mix is None:
-        return None
-    if mix == "uniform":
-        return np.full(classes, 1.0 / classes)
-    values = counts.sum(axis=0) if mix == "pooled" else np.asarray(mix, dtype=np.float64)
-    if not np.isfinite(values).all() or (values < 0).any() or not values.sum():
-        raise ConfigError(f"target.mix: expected {classes} shares, none negative and not all 0; got {values.tolist()}")
-    shares: FloatArray = values / values.sum()
-    return shares
 
 
 def _log_round(record: Mapping[str, Any]) -> None:

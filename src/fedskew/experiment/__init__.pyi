@@ -1,3 +1,4 @@
+from ._backends import describe_backend as describe_backend
 from ._config import Config as Config
 from ._config import ModelSection as ModelSection
 from ._config import line_of as line_of
@@ -6,6 +7,7 @@ from ._config import put as put
 from ._config import read as read
 from ._config import read_tree as read_tree
 from ._config import resolve as resolve
+from ._config import target_mix as target_mix
 from ._config import write as write
 from ._folder import RunFolder as RunFolder
 from ._folder import TaskInfo as TaskInfo

@@ -1,4 +1,4 @@
-"""The backend that a config asks for."""
+"""The backend that a config names."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fedskew.models import FlatModel
 def make_backend(
     engine: EngineSection, model: FlatModel, work: LocalWork, observe: Observer | None, clients: int
 ) -> Backend:
-    """Where cohorts of so many clients train, on the device that the model is on; under `torchrun`, over its ranks."""
+    """The backend for cohorts of so many clients, on the model's device; under `torchrun`, over all ranks."""
     local = _local(engine, model, work, observe, -(-clients // torchrun.ranks()))
     return RankBackend(local, work) if torchrun.launched() else local
 
@@ -48,10 +48,17 @@ def _local(engine: EngineSection, model: FlatModel, work: LocalWork, observe: Ob
     return SequentialBackend(model, work, observe)
 
 
-def describe(course: RoundRunner) -> dict[str, Any]:
-    """What a run's record says of its backend: its name, how many clients are stacked, whether their steps are captured
-    or why not, where they were to be, and over how many ranks."""
-    backend = course.encoders.backend if isinstance(course, FedConcatRunner) else getattr(course, "backend", None)
+def describe_backend(runner: RoundRunner) -> dict[str, Any]:
+    """What a run's summary says of its backend.
+
+    Args:
+        runner: What plays the run's rounds.
+
+    Returns:
+        Its `name`; for a cohort how many clients are `stacked`; with capture whether steps were `captured`, or why
+        `not_captured`; under torchrun the number of `ranks`.
+    """
+    backend = runner.encoders.backend if isinstance(runner, FedConcatRunner) else getattr(runner, "backend", None)
     if isinstance(backend, RankBackend):
         return _named(backend.local) | {"ranks": torchrun.ranks()}
     return _named(backend)

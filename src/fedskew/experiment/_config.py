@@ -1,4 +1,4 @@
-"""What a run is, as a tree that can be written down: read from TOML or keyword arguments, checked before anything runs.
+"""Configs: read from TOML or keyword arguments, checked before anything runs.
 
 A resolved config has every default filled in, so its `config.toml` alone replays the run.
 """
@@ -16,37 +16,48 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import numpy as np
 import pydantic
 import tomli_w
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from fedskew import components, data, methods, models, partition
 from fedskew.errors import ConfigError, FedskewError, nearest
+from fedskew.files import write_text
+
+FloatArray = NDArray[np.float64]
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Positive = Annotated[float, Field(gt=0.0)]
 
 
 class Section(BaseModel):
-    """A table of the config; unknown keys are errors."""
+    """A table of a config; an unknown key is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class Named(BaseModel):
-    """A table with a name and that name's own parameters, checked where the name is looked up."""
+    """A table that names a component; its further keys are parameters, checked when the component is made."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """The keys that are not this section's own."""
+        """The parameters of the named component."""
         return dict(self.model_extra or {})
 
 
 class DataSection(Named):
-    """Which data set; `validation`: share of the training samples held out, for early stop and choices, or "own", those
-    that the data set itself sets aside (which are never trained on, whatever this says)."""
+    """The data set, with the parameters of its reader.
+
+    Attributes:
+        name: Name of a reader, or `module:function` for one of your own.
+        root: Folder of its files; None: the environment variable `FEDSKEW_DATA`.
+        validation: Share of the training samples of each class that is held out, for early stopping and for choosing
+            values; "own": the samples that the data set itself sets aside, which are never trained on in any case.
+    """
 
     name: str
     root: str | None = None
@@ -54,12 +65,15 @@ class DataSection(Named):
 
 
 class PartitionSection(Named):
-    """How the training samples are divided: a rule and its parameters, or rule "file" with the `path` of a saved
-    one (and `target_client`, whether its last client is the target).
+    """How the training samples are divided among clients, with the rule's parameters.
 
-    `clients` counts a target client too, where the rule has one; rules "natural" and "file" bring their own number
-    ("natural" puts whole clients together to fewer, where a number is given).
-    `oracle`: the samples of those that train are dealt again, so that each has the target's mix (FedPALS's Oracle).
+    Attributes:
+        rule: A partition rule; "natural": the data set's own clients; "file": a saved partition, whose parameters are
+            `path` and `target_client`, whether its last client is the target.
+        clients: Number of clients, including a target client where the rule has one. "natural" merges whole clients
+            until so many are left (None: it keeps all); "file" has its own number.
+        oracle: Divide the samples of the clients that train once more, so that each has the target mix (the Oracle of
+            FedPALS).
     """
 
     rule: str
@@ -68,16 +82,32 @@ class PartitionSection(Named):
 
 
 class ModelSection(Named):
-    """Which network."""
+    """The network, with its options.
+
+    Attributes:
+        name: Name of a network, or `module:function` for one of your own.
+    """
 
     name: str
 
 
 class TrainingSection(Section):
-    """Rounds, and what each client does in one.
+    """Rounds, and the local training of each client in a round.
 
-    A last batch of an epoch with fewer samples than `smallest_batch` is left out. `persist_momentum`,
-    `teacher_train_mode`: habits of public code, to compare with it (see `engine.LocalTraining`).
+    Attributes:
+        rounds: Number of rounds.
+        participation: Share of the clients that is selected in each round.
+        epochs: Local epochs.
+        batch_size: Samples in a batch.
+        smallest_batch: A last batch of an epoch with fewer samples is left out.
+        lr: Learning rate of the first round.
+        lr_decay: Factor of the learning rate from round to round.
+        momentum: Momentum of SGD.
+        weight_decay: L2 penalty, added to the gradient.
+        persist_momentum: Each client keeps its momentum buffer between participations, as FedVLS's public code does for
+            its baselines.
+        teacher_train_mode: The teacher's batch norm uses batch statistics, as FedVLS's public code does for itself.
+        augmentation: Random changes of a batch's inputs, by name; None: none.
     """
 
     rounds: Annotated[int, Field(ge=0)]
@@ -95,10 +125,13 @@ class TrainingSection(Section):
 
 
 class TargetSection(Section):
-    """The label mix that the model is for: shares by class, or where to take them from.
+    """The label mix that the model is trained for.
 
-    `noise`: what the server is told is the mix plus noise * max(0, a standard normal draw) in each class, normalised
-    (FedPALS, appendix A.4); accuracy on the target is measured with the true one.
+    Attributes:
+        mix: Shares by class; "uniform"; "pooled": that of all clients that train; "client": that of the partition's
+            target client; "data": the one that the data set defines; None: "client" or "data", whichever there is.
+        noise: The server is given the mix plus noise * max(0, a standard normal draw) in each class, normalised
+            (FedPALS, appendix A.4); accuracy on the target is measured with the exact mix.
     """
 
     mix: Literal["uniform", "pooled", "client", "data"] | list[float] | None = None
@@ -106,10 +139,17 @@ class TargetSection(Section):
 
 
 class ConditionsSection(Section):
-    """What goes wrong, and how well the server knows the label counts.
+    """Clients that drop out or do less work, and noise on the label counts.
 
-    `count_epsilon`: counts carry Laplace noise of scale 1 / epsilon, drawn once (None: exact); the server uses them for
-    selection and FedConcat's clusters, and with `count_use = "all"` for weights too. Sizes stay exact.
+    Attributes:
+        dropout: Share of each cohort that drops out after selection.
+        dropout_rule: "exact": that share, rounded down, and never the whole cohort; "bernoulli": each client on its
+            own with this probability.
+        stragglers: Share of the clients that do fewer local epochs: from 1 to `epochs`, drawn once.
+        count_epsilon: Label counts carry Laplace noise of scale 1 / epsilon, drawn once; None: they are exact. Numbers
+            of samples stay exact.
+        count_use: What noisy counts are used for: "selection", which includes FedConcat's clusters, or "all", weights
+            too.
     """
 
     dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
@@ -120,8 +160,13 @@ class ConditionsSection(Section):
 
 
 class EvaluationSection(Section):
-    """When to evaluate; `clients`: also each client's model after its local training; `patience`: stop after so many
-    evaluations without a better validation accuracy (0: never)."""
+    """When and what to evaluate.
+
+    Attributes:
+        every: Rounds from one evaluation to the next; the last round is always evaluated.
+        clients: Also evaluate each client's model after its local training.
+        patience: Stop after so many evaluations without a better validation accuracy; 0: never.
+    """
 
     every: Annotated[int, Field(ge=1)] = 1
     clients: bool = False
@@ -129,22 +174,32 @@ class EvaluationSection(Section):
 
 
 class TuneSection(Section):
-    """A key whose value is chosen by validation accuracy, from a list."""
+    """A key whose value is chosen by validation accuracy.
+
+    Attributes:
+        key: The dotted key.
+        values: The values to try.
+    """
 
     key: str
     values: Annotated[list[Any], Field(min_length=1)]
 
 
 class EngineSection(Section):
-    """Where the cohort trains.
+    """Where and how a cohort trains.
 
-    `backend`: "sequential", one client after another; "processes", several at a time, the same bits; "cohort", all at
-    once, equal to floating-point tolerance, at most `chunk` of them stacked (None: by their memory), with
-    `seeds_together` those of all seeds, on a GPU with `capture` by a step that is captured once as a CUDA graph; "auto"
-    is "cohort" where that is known to be faster (`engine.faster_together`), and "sequential" elsewhere. The summary
-    says which, and why a step was not captured.
-    `threads`, in every process, are part of the result: sums inside a convolution depend on them. `processes`, for the
-    backend of that name, are not (None: as many as the cores allow).
+    Attributes:
+        backend: "sequential": one client after another. "processes": several at a time, with the same bits. "cohort":
+            all at once, equal to floating-point tolerance. "auto": "cohort" where that is known to be faster
+            (`engine.faster_together`), else "sequential". The run's summary names the backend.
+        chunk: How many clients the backend "cohort" stacks at a time, at most; None: as many as memory allows.
+        seeds_together: With "cohort": the clients of all seeds train as one cohort.
+        capture: With "cohort" on a GPU: capture a training step as a CUDA graph; the summary says why where that was
+            not possible.
+        processes: Number of processes of the backend "processes", which does not change the result; None: as many as
+            the cores allow.
+        device: "auto": a GPU where there is one.
+        threads: Threads of every process. They are part of the result, as sums inside a convolution depend on them.
     """
 
     backend: Literal["auto", "sequential", "processes", "cohort"] = "auto"
@@ -156,21 +211,43 @@ class EngineSection(Section):
     threads: Annotated[int, Field(ge=1)] = 1
 
     def number_of_processes(self) -> int:
-        """How many train at a time: 1, but for the backend `processes`."""
+        """How many clients train at a time: 1, except with the backend "processes"."""
         if self.backend != "processes":
             return 1
         return self.processes or max(1, cores() // self.threads)
 
 
 class OutputSection(Section):
-    """What is written beside the records: a checkpoint every so many rounds, and trackers."""
+    """What a run writes beside its records.
+
+    Attributes:
+        checkpoint_every: Rounds from one checkpoint to the next.
+        trackers: Experiment trackers that get every record.
+    """
 
     checkpoint_every: Annotated[int, Field(ge=1)] = 1
     trackers: list[Literal["tensorboard", "mlflow", "wandb"]] = []
 
 
 class Config(Section):
-    """The whole tree."""
+    """A whole config.
+
+    Attributes:
+        schema_: Version of this format; the key is `schema`.
+        name: The run's name; its folder is `<name>-<hash>`.
+        seeds: Seeds; the run is repeated for each of them.
+        data: The data set.
+        partition: How the training samples are divided among clients.
+        model: The network.
+        method: `preset`, the name of a method, and tables that replace its components slot by slot.
+        training: Rounds and local training.
+        target: The label mix that the model is trained for.
+        conditions: Dropouts, stragglers, noise on the label counts.
+        evaluation: When and what to evaluate.
+        tune: A key whose value is chosen by validation accuracy; None: no key.
+        engine: Where and how a cohort trains.
+        output: What a run writes beside its records.
+    """
 
     schema_: Literal[1] = Field(1, alias="schema")
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$", max_length=80)] = "run"
@@ -188,33 +265,50 @@ class Config(Section):
     output: OutputSection = OutputSection()
 
     def tree(self) -> dict[str, Any]:
-        """The config in plain values, every default included, None left out."""
+        """The config in plain values, with every default; keys that are None are left out."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
 
     @property
     def hash(self) -> str:
-        """Eight hex digits that change with anything that can change the run's model or records."""
+        """Eight hex digits that differ whenever the run's model or records can differ."""
         tree = {key: value for key, value in self.tree().items() if key not in {"name", "output"}}
         tree["engine"].pop("processes", None)
-        if tree["engine"]["backend"] == "processes":  # the same bits
+        if tree["engine"]["backend"] == "processes":  # the same bits as "sequential"
             tree["engine"]["backend"] = "sequential"
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:8]
 
     def with_value(self, key: str, value: Any) -> Config:
-        """This config with one dotted key changed, checked again."""
+        """This config with one dotted key changed.
+
+        Args:
+            key: The dotted key.
+            value: Its new value.
+
+        Raises:
+            ConfigError: The changed config is not valid.
+        """
         tree = self.tree()
         put(tree, key, value)
         return resolve(tree)
 
     def with_method(self, preset: str) -> Config:
-        """This config with another method, named after it; a choice of a method's key is dropped."""
+        """This config with another method, whose name is added to the config's own.
+
+        A `tune` section for a key of the method is dropped.
+
+        Args:
+            preset: The method's name.
+
+        Raises:
+            ConfigError: The method does not go with the rest of the config.
+        """
         tree = self.tree()
         if self.tune is not None and self.tune.key.startswith("method."):
             del tree["tune"]
         return resolve({**tree, "method": {"preset": preset}, "name": f"{self.name}-{preset}"})
 
     def is_evaluated(self, round: int) -> bool:
-        """Whether a round ends with an evaluation: every so many, and the last."""
+        """Whether a round ends with an evaluation."""
         return round % self.evaluation.every == 0 or round == self.training.rounds
 
     def for_seed(self, seed: int) -> Config:
@@ -228,13 +322,22 @@ def cores() -> int:
 
 
 def read(path: Path, changes: Mapping[str, Any] | None = None, quick: bool = False) -> Config:
-    """The config in a TOML file, with dotted keys changed; `quick` first applies the file's own `[quick]` table.
+    """Read a config from a TOML file.
 
-    Raises ConfigError naming file, line and key.
+    Args:
+        path: The file.
+        changes: Values for dotted keys, in place of the file's.
+        quick: First apply the file's own `[quick]` table, of dotted keys for a short run.
+
+    Returns:
+        The resolved config.
+
+    Raises:
+        ConfigError: The file can't be read or the config is not valid; the message names file, line and key.
     """
     tree, text, changed = read_tree(path, "config", changes, quick)
     if "sweep" in tree:
-        raise ConfigError(f"{path}: it describes many runs; use: fedskew sweep {path}")
+        raise ConfigError(f"{path}: this file is a sweep of many runs; use: fedskew sweep {path}")
     try:
         return resolve(tree)
     except ConfigError as error:
@@ -246,9 +349,19 @@ def read(path: Path, changes: Mapping[str, Any] | None = None, quick: bool = Fal
 def read_tree(
     path: Path, what: str, changes: Mapping[str, Any] | None, quick: bool
 ) -> tuple[dict[str, Any], str, set[str]]:
-    """A TOML file as a tree with dotted keys changed, its text, and the keys that were changed from outside the tables.
+    """Read a TOML file as a tree.
 
-    `what` it is, for the message of an error; `quick` first applies its `[quick]` table, which is no part of the tree.
+    Args:
+        path: The file.
+        what: What the file is, for error messages.
+        changes: Values for dotted keys, in place of the file's.
+        quick: First apply the file's `[quick]` table; it is never part of the tree.
+
+    Returns:
+        The tree, the file's text, and the dotted keys that were changed.
+
+    Raises:
+        ConfigError: The file can't be read; the message names it.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -261,7 +374,9 @@ def read_tree(
         raise ConfigError(f"{path}: not valid TOML: {error}") from None
     smaller = tree.pop("quick", None)
     if quick and not isinstance(smaller, dict):
-        raise ConfigError(f"{path}: it has no [quick] table of dotted keys, so --quick means nothing here")
+        raise ConfigError(
+            f"{path}: there is no [quick] table of dotted keys, which --quick applies; add one, or leave out --quick"
+        )
     changed = {**(smaller if quick else {}), **(changes or {})}
     for key, value in changed.items():
         put(tree, key, value)
@@ -269,24 +384,39 @@ def read_tree(
 
 
 def write(config: Config, path: Path) -> None:
-    """The config as TOML, defaults included."""
-    path.write_text(tomli_w.dumps(config.tree()), encoding="utf-8")
+    """Write a config as TOML, with every default.
+
+    Args:
+        config: The config.
+        path: The file, which is replaced whole.
+    """
+    write_text(path, tomli_w.dumps(config.tree()))
 
 
 def resolve(tree: Mapping[str, Any]) -> Config:
-    """A checked config with every default filled in. Raises ConfigError whose message begins with the dotted key."""
+    """Check a config and fill in every default.
+
+    Args:
+        tree: The config's tables. A component, class or function may stand where a name may.
+
+    Returns:
+        The config.
+
+    Raises:
+        ConfigError: The config is not valid; the message begins with the dotted key.
+    """
     try:
         config = Config.model_validate(_named(tree))
     except pydantic.ValidationError as error:
         raise ConfigError(_message(error)) from None
     config = config.model_copy(
-        update={"method": methods.expand(config.method), "partition": _whole_partition(config.partition)}
+        update={"method": methods.expand(config.method), "partition": _with_rule_defaults(config.partition)}
     )
     _check(config)
     return config
 
 
-def _whole_partition(section: PartitionSection) -> PartitionSection:
+def _with_rule_defaults(section: PartitionSection) -> PartitionSection:
     """The section with every parameter of its rule, defaults included."""
     if section.rule == "file":
         if not {"path"} <= set(section.parameters) <= {"path", "target_client"}:
@@ -304,8 +434,50 @@ def _whole_partition(section: PartitionSection) -> PartitionSection:
     )
 
 
+def target_mix(
+    mix: str | list[float] | None, classes: int, known: Mapping[str, FloatArray], unknown: Mapping[str, str]
+) -> FloatArray | None:
+    """The target label mix that a config's `target.mix` stands for.
+
+    Args:
+        mix: The key's value.
+        classes: Number of classes.
+        known: What the names "pooled", "client" and "data" stand for, as far as there is such a thing: non-negative
+            amounts, shape `(classes,)`.
+        unknown: For the other names, why there is no such mix and what to do.
+
+    Returns:
+        The mix, shape `(classes,)`, sum 1; None where the config has none.
+
+    Raises:
+        ConfigError: There is no such mix, or its shares are not valid.
+    """
+    if mix is None:
+        return None
+    if isinstance(mix, str) and mix not in {"uniform", *known}:
+        raise ConfigError(f"target.mix: {mix!r} {unknown[mix]}")
+    amounts = np.ones(classes) if mix == "uniform" else known[mix] if isinstance(mix, str) else np.array(mix, float)
+    total = amounts.sum()
+    if len(amounts) != classes or (amounts < 0).any() or not 0 < total < np.inf:
+        raise ConfigError(
+            f"target.mix: expected {classes} shares, one per class, none negative and not all 0; got {mix!r}"
+        )
+    shares: FloatArray = amounts / total
+    return shares
+
+
 def parse_change(text: str) -> tuple[str, Any]:
-    """`a.b=value` of the command line; the value is read as TOML, and as a string where it is none."""
+    """Parse a change given on the command line.
+
+    Args:
+        text: `a.b=value`; the value is read as TOML, or as a plain string where it is not TOML.
+
+    Returns:
+        The dotted key and the value.
+
+    Raises:
+        ConfigError: The text has another form.
+    """
     key, separator, value = text.partition("=")
     if not separator or not re.fullmatch(r"[\w-]+(\.[\w-]+)*", key):
         raise ConfigError(f"--set {text!r}: expected key=value with a dotted key, such as training.lr=0.1")
@@ -316,7 +488,15 @@ def parse_change(text: str) -> tuple[str, Any]:
 
 
 def line_of(text: str, key: str) -> int | None:
-    """The line (from 1) on which a dotted key stands in TOML text, or its table where the key itself is absent."""
+    """Find the line of a dotted key in TOML text.
+
+    Args:
+        text: The TOML text.
+        key: The dotted key.
+
+    Returns:
+        The key's line, from 1; its table's where the text has no such key; None where it has neither.
+    """
     parts = re.sub(r"\[\d+\]", "", key).split(".")
     table, found = "", None
     for number, line in enumerate(text.splitlines(), start=1):
@@ -330,21 +510,18 @@ def line_of(text: str, key: str) -> int | None:
 
 
 def _check(config: Config) -> None:
-    """What no single section can see."""
-    if config.engine.seeds_together and config.engine.backend != "cohort":
-        raise ConfigError(
-            f"engine.seeds_together: seeds train together as one cohort; set engine.backend to 'cohort' (it is "
-            f"{config.engine.backend!r})"
-        )
-    if config.engine.capture and config.engine.backend != "cohort":
-        raise ConfigError(
-            f"engine.capture: a cohort's steps are captured; set engine.backend to 'cohort' (it is "
-            f"{config.engine.backend!r})"
-        )
+    """Check what depends on several sections."""
+    backend = config.engine.backend
+    for key, reason in (
+        ("seeds_together", "seeds train together as one cohort"),
+        ("capture", "a cohort's steps are captured"),
+    ):
+        if getattr(config.engine, key) and backend != "cohort":
+            raise ConfigError(f"engine.{key}: {reason}; set engine.backend to 'cohort' (it is {backend!r})")
     validated = config.tune is not None or config.evaluation.patience > 0
     if validated and config.data.validation == 0:
         key = "tune.key" if config.tune is not None else "evaluation.patience"
-        raise ConfigError(f"{key}: needs a validation set; set data.validation to a share such as 0.1")
+        raise ConfigError(f"{key}: there is no validation set; set data.validation to a share such as 0.1")
     if len(set(config.seeds)) != len(config.seeds):
         raise ConfigError(f"seeds: {config.seeds} names a seed twice")
     pipeline = methods.build(config.method, config.training.momentum).pipeline
@@ -353,10 +530,12 @@ def _check(config: Config) -> None:
     if config.training.augmentation is not None:
         components.find(data.AUGMENTATIONS, config.training.augmentation, "training.augmentation")
     if config.engine.seeds_together and (pipeline is not None or config.tune is not None):
-        raise ConfigError("engine.seeds_together: not with a pipeline, nor where a key is tuned")
+        raise ConfigError(
+            "engine.seeds_together: not possible with a pipeline, nor where a key is tuned; set it to false"
+        )
     if pipeline is not None:
         if config.training.persist_momentum:
-            raise ConfigError("training.persist_momentum: a pipeline trains several models, each with its own momentum")
+            raise ConfigError("training.persist_momentum: not possible with a pipeline, which trains several models")
         try:
             pipeline.split(config.training.rounds)
         except FedskewError as error:
@@ -368,11 +547,11 @@ def _check(config: Config) -> None:
             try:
                 config.model_copy(update={"tune": None}).with_value(config.tune.key, value)
             except FedskewError as error:
-                raise ConfigError(f"tune.values: {value!r} is refused: {error}") from None
+                raise ConfigError(f"tune.values: {value!r} is not valid: {error}") from None
 
 
 def _named(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """The tree with the user's own classes, functions and components (given from Python) replaced by their names."""
+    """The tree with classes, functions and components that were given from Python replaced by their names."""
     plain = {key: dict(value) if isinstance(value, Mapping) else value for key, value in tree.items()}
     for section, key in (("data", "name"), ("partition", "rule"), ("model", "name")):
         table = plain.get(section)
@@ -392,7 +571,16 @@ def _named(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def put(tree: dict[str, Any], key: str, value: Any) -> None:
-    """Set a dotted key of a tree, in place. Raises ConfigError where a table is expected and a value stands."""
+    """Set a dotted key of a tree, in place.
+
+    Args:
+        tree: The tree.
+        key: The dotted key; missing tables on the way are added.
+        value: The value.
+
+    Raises:
+        ConfigError: A part of the key that must be a table is a plain value.
+    """
     *tables, last = key.split(".")
     for name in tables:
         tree = tree.setdefault(name, {})
@@ -402,7 +590,7 @@ def put(tree: dict[str, Any], key: str, value: Any) -> None:
 
 
 def _message(error: pydantic.ValidationError) -> str:
-    """One line for the first mistake; an unknown key before others, as it often explains them."""
+    """One line for the first mistake; unknown keys come first, as they often explain the others."""
     errors = error.errors()
     first = next((entry for entry in errors if entry["type"] == "extra_forbidden"), errors[0])
     section: type[BaseModel] = Config

@@ -1,4 +1,4 @@
-"""The run loop: rounds one after another, from the untrained model to the summary, with evaluations and checkpoints."""
+"""The training loop: rounds, evaluations and checkpoints, from the untrained model to the summary."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fedskew.engine import ClientStates, Evaluation, FedConcatState, RoundRecord, RoundRunner, ServerState
 from fedskew.errors import ConfigError, RunError
-from fedskew.experiment._backends import describe
+from fedskew.experiment._backends import describe_backend
 from fedskew.experiment._config import Config
 from fedskew.experiment._folder import RunFolder, TaskInfo
 from fedskew.experiment._summary import summarise, surroundings
@@ -188,7 +188,7 @@ class TrainingLoop:
         best_round = state.best_round if state.best_round >= 0 else None
         device = self.model.vector.device
         summary = summarise(self.records, best_round) | surroundings(self.config.engine.threads, device)
-        summary["backend"] = describe(self.runner)
+        summary["backend"] = describe_backend(self.runner)
         if folder is not None and best_round is not None:
             self.model.write_state(state.best)
             folder.save_model("best.safetensors", self.model.state_dict())

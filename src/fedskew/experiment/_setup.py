@@ -1,4 +1,4 @@
-"""From a config and a seed to a training loop on this machine: data, partition, label counts, target, federation."""
+"""Builds a simulation from a config and a seed: data, partition, label counts, target, federation, training loop."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fedskew.engine import (
 )
 from fedskew.errors import ArgumentError, ConfigError
 from fedskew.experiment._backends import make_backend
-from fedskew.experiment._config import Config
+from fedskew.experiment._config import Config, target_mix
 from fedskew.experiment._evaluations import ClientEvaluations, LabelledData, LocalEvaluator
 from fedskew.experiment._folder import RunFolder, TaskInfo
 from fedskew.experiment._loop import TrainingLoop
@@ -43,10 +43,15 @@ FloatArray = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Task:
-    """The data of one run, divided: what stays the same whatever the method.
+    """The partitioned data of one run, which do not depend on the method.
 
-    `partition` holds every client, a target client last where there is one; `counts`, `(clients, classes)`, and
-    `client_names` only those that train. `validation`: rows of the training data that are held out.
+    Attributes:
+        dataset: The data set.
+        partition: The rows of every client; a target client is the last.
+        counts: Label counts of the clients that train, `(clients, classes)`.
+        client_names: Their names.
+        target: Target label mix, `(classes,)`, sum 1, or None.
+        validation: Rows of the training data that are held out.
     """
 
     dataset: Dataset
@@ -58,19 +63,29 @@ class Task:
 
 
 def make_task(config: Config, seed: int) -> Task:
-    """Load and divide the data. Raises DataError, PartitionError or ConfigError."""
+    """Load the data of a config and partition them.
+
+    Args:
+        config: The config.
+        seed: The seed, in place of the config's.
+
+    Raises:
+        DataError: The data can't be loaded.
+        PartitionError: The rule can't divide them.
+        ConfigError: The config does not fit the data.
+    """
     dataset = load_dataset(config, seed)
     labels = dataset.targets.numpy()
     kept, validation = _hold_out(dataset, config.data.validation, generator(seed, Purpose.VALIDATION))
     divided, names, has_target_client = _divide(config, dataset, labels, kept, seed)
-    target = _target(config, dataset, divided.counts.astype(np.float64), has_target_client)
+    target = _target(config.target.mix, dataset, divided.counts.astype(np.float64), has_target_client)
     if config.partition.oracle:
-        divided = _dealt_again(divided, labels, target, has_target_client, generator(seed, Purpose.ORACLE))
+        divided = _oracle(divided, labels, target, has_target_client, generator(seed, Purpose.ORACLE))
     counts = divided.counts.astype(np.float64)
     if has_target_client:
         counts, names = counts[:-1], names[:-1]
     if counts.sum() == 0:
-        raise ConfigError("partition.clients: no client that trains has a sample; ask for fewer clients")
+        raise ConfigError("partition.clients: no client that trains has a sample; set fewer clients")
     return Task(dataset, divided, counts, names, target, validation)
 
 
@@ -120,7 +135,7 @@ def choose_device(name: str) -> torch.device:
     """
     has_gpu = torch.cuda.is_available()
     if name == "cuda" and not has_gpu:
-        raise ConfigError("engine.device: no CUDA device here; use 'cpu' or 'auto'")
+        raise ConfigError("engine.device: this machine has no CUDA device; use 'cpu' or 'auto'")
     if name == "cpu" or not has_gpu:
         return torch.device("cpu")
     torch.backends.cudnn.allow_tf32 = False
@@ -130,7 +145,7 @@ def choose_device(name: str) -> torch.device:
 def _make_runner(
     config: Config, seed: int, task: Task, device: torch.device, clients: ClientStates, observe: Observer | None
 ) -> tuple[RoundRunner, ModelState, FlatModel]:
-    """The method on the task's clients, the untrained network as flat vectors, and the model that is evaluated."""
+    """The runner of a method's rounds, the untrained model, and the network that evaluated models are written into."""
     training, dataset = config.training, task.dataset
     method = methods.build(config.method, training.momentum)
     model = FlatModel(make_network(config, seed, method, dataset.num_classes, dataset.in_shape).to(device))
@@ -139,15 +154,19 @@ def _make_runner(
     )
     work = make_work(config, seed, method, samples, dataset.mean, dataset.std)
     conditions = config.conditions
-    noisy = _noisy(task.counts, conditions.count_epsilon, seed)
+    noisy = (
+        None
+        if conditions.count_epsilon is None
+        else privatize(task.counts, conditions.count_epsilon, rng=generator(seed, Purpose.NOISE))
+    )
     size = cohort_size(training.participation, len(task.counts))
     if method.pipeline is not None:
-        size //= method.pipeline.clusters  # each cluster's part of a cohort trains apart
+        size //= method.pipeline.clusters  # each cluster's part of a cohort trains by itself
     federation = Federation(
         method=method,
         backend=make_backend(config.engine, model, work, observe, size),
         counts=task.counts,
-        target=_told(task.target, config.target.noise, seed),
+        target=_noisy_target(task.target, config.target.noise, seed),
         participation=training.participation,
         seed=seed,
         epochs=training.epochs,
@@ -170,7 +189,7 @@ def _fedconcat(
     work: LocalWork,
     observe: Observer | None,
 ) -> FedConcatRunner:
-    """The pipeline around a federation that trains the config's network."""
+    """The runner of a pipeline, around a federation that trains the config's network."""
     seed = federation.seed
     counts = federation.counts if federation.seen is None else federation.seen
     try:
@@ -181,13 +200,13 @@ def _fedconcat(
     try:
         whole = models.Concatenated(network.module, pipeline.clusters, drawn)
     except ArgumentError as error:
-        raise ConfigError(f"model.name: FedConcat can't take {config.model.name}: {error}") from None
+        raise ConfigError(f"model.name: FedConcat can't use {config.model.name}: {error}") from None
     whole_model = FlatModel(whole, buffers=False)
     head = replace(
         federation,
         method=replace(federation.method, weighting=Uniform(), server_update=Plain(), pipeline=None),
         backend=make_backend(config.engine, whole_model, replace(work, hooks={}), observe, federation.cohort_size),
-        epochs=pipeline.batches,  # so that a client with a single batch takes as many steps
+        epochs=pipeline.batches,  # even a client with a single batch can take all its steps
         steps=pipeline.batches,
         conditions=replace(federation.conditions, stragglers=0.0),
     )
@@ -202,22 +221,26 @@ def _fedconcat(
     )
 
 
-def _noisy(counts: FloatArray, epsilon: float | None, seed: int) -> FloatArray | None:
-    """The label counts as clients that protect them report them, once; None where they report them exactly."""
-    return None if epsilon is None else privatize(counts, epsilon, rng=generator(seed, Purpose.NOISE))
-
-
-def _told(target: FloatArray | None, noise: float, seed: int) -> FloatArray | None:
-    """The target as the server is told it."""
+def _noisy_target(target: FloatArray | None, noise: float, seed: int) -> FloatArray | None:
+    """The target mix that the server is given (see `TargetSection.noise`)."""
     if target is None or noise == 0:
         return target
-    told = target + noise * np.maximum(generator(seed, Purpose.TARGET).standard_normal(len(target)), 0)
-    shares: FloatArray = told / told.sum()
+    noisy = target + noise * np.maximum(generator(seed, Purpose.TARGET).standard_normal(len(target)), 0)
+    shares: FloatArray = noisy / noisy.sum()
     return shares
 
 
 def load_dataset(config: Config, seed: int) -> Dataset:
-    """The config's data. Raises DataError or ConfigError."""
+    """Load the data set of a config.
+
+    Args:
+        config: The config.
+        seed: The seed, for data sets that are drawn at random.
+
+    Raises:
+        DataError: The data can't be loaded.
+        ConfigError: The config names no such data set, or a function that returns no `data.Dataset`.
+    """
     load = components.find(data.INDEX, config.data.name, "data.name")
     options, rng = config.data.parameters, generator(seed, Purpose.DATA)
     if ":" not in config.data.name:
@@ -235,14 +258,14 @@ def _hold_out(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Rows to train on and rows held out: the data set's own, or the same share of every class, rounded down.
 
-    What the data set sets aside is in neither where it isn't held out.
+    Rows that the data set sets aside are never trained on, whether they are held out or not.
     """
     own, labels = dataset.validation, dataset.targets.numpy()
     free = np.arange(len(labels)) if own is None else np.setdiff1d(np.arange(len(labels)), own)
     if share == "own":
         if own is None:
             raise ConfigError(
-                f"data.validation: data set {dataset.name!r} sets nothing aside; give a share such as 0.1"
+                f"data.validation: data set {dataset.name!r} has no validation samples; give a share, as 0.1"
             )
         return free, np.sort(own)
     held = [np.empty(0, dtype=np.int64)]
@@ -257,7 +280,7 @@ def _hold_out(
 def _divide(
     config: Config, dataset: Dataset, labels: NDArray[np.int64], kept: NDArray[np.int64], seed: int
 ) -> tuple[Partition, tuple[str, ...], bool]:
-    """The partition of the kept rows (as rows of the data set), client names, and whether the last is a target."""
+    """The partition of the kept rows (as rows of the data set), client names, whether the last is a target client."""
     section, classes = config.partition, dataset.num_classes
     if section.rule == "file":
         stored = Partition.load(section.parameters["path"])
@@ -289,50 +312,38 @@ def _divide(
     return Partition.of([kept[rows] for rows in shares], labels, classes, rule), names, rule.target_client
 
 
-def _dealt_again(
+def _oracle(
     divided: Partition,
     labels: NDArray[np.int64],
     target: FloatArray | None,
     has_target_client: bool,
     rng: np.random.Generator,
 ) -> Partition:
-    """The partition with the target's mix at every client that trains."""
+    """The partition with the target mix at every client that trains."""
     if target is None:
-        raise ConfigError("partition.oracle: the clients get the target's mix, and there is no target; set target.mix")
+        raise ConfigError("partition.oracle: clients get the target mix, and there is none; set target.mix")
     training = len(divided.indices) - has_target_client
     dealt = partition.oracle(divided.indices[:training], labels, target, rng)
     rule = f"{divided.rule}, dealt again with the target's mix"
     return Partition.of([*dealt, *divided.indices[training:]], labels, divided.num_classes, rule)
 
 
-def _target(config: Config, dataset: Dataset, counts: FloatArray, has_target_client: bool) -> FloatArray | None:
+def _target(
+    mix: str | list[float] | None, dataset: Dataset, counts: FloatArray, has_target_client: bool
+) -> FloatArray | None:
     """The target label mix, `(classes,)`, sum 1; None where the task has none."""
-    mix = config.target.mix
     if mix is None:
         mix = "client" if has_target_client else "data" if dataset.target is not None else None
-    if mix is None:
-        return None
-    if mix == "uniform":
-        return np.full(dataset.num_classes, 1.0 / dataset.num_classes)
-    if mix == "data":
-        if dataset.target is None:
-            raise ConfigError(f"target.mix: data set {dataset.name!r} defines no target; give the shares as a list")
+    if mix == "data" and dataset.target is not None:
         return dataset.target
-    if mix == "client" and not has_target_client:
-        raise ConfigError("target.mix: 'client' needs a partition rule with a target client, such as sparsity")
-    if isinstance(mix, str):
-        values = counts[-1] if mix == "client" else counts[: len(counts) - has_target_client].sum(axis=0)
-    else:
-        values = np.asarray(mix, dtype=np.float64)
-        if (
-            len(values) != dataset.num_classes
-            or not np.isfinite(values).all()
-            or (values < 0).any()
-            or not values.sum()
-        ):
-            raise ConfigError(
-                f"target.mix: expected {dataset.num_classes} shares, one per class, none negative and not all 0; "
-                f"got {mix}"
-            )
-    shares: FloatArray = values / values.sum()
-    return shares
+    return target_mix(
+        mix,
+        dataset.num_classes,
+        known={"client": counts[-1], "pooled": counts[:-1].sum(axis=0)}
+        if has_target_client
+        else {"pooled": counts.sum(axis=0)},
+        unknown={
+            "client": "needs a partition rule with a target client, such as sparsity",
+            "data": f"is the data set's own mix, and {dataset.name!r} defines no target; give the shares as a list",
+        },
+    )

@@ -1,4 +1,4 @@
-"""Final figures of a run, and of several seeds together."""
+"""The summary of a run, and of several seeds."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def figures(evaluation: Evaluation) -> dict[str, float | None]:
 
 
 def summarise(rounds: Sequence[RoundRecord], best_round: int | None) -> dict[str, Any]:
-    """The final figures, the mean of the last 10 rounds, the round that validation chose, and the best on the test set.
+    """The summary of a run's records.
 
-    `last10` is over the evaluations of the last 10 rounds; None: nothing was evaluated. `max` picks its round on the
-    test set, so it is optimistic.
+    `final` is the last evaluation, `last10` the mean over the evaluations of the last 10 rounds, `best_by_validation`
+    the round that validation chose, and `max` the best round on the test set, which is optimistic. None: not evaluated.
     """
     evaluated = [(record.round, record.evaluation) for record in rounds if record.evaluation is not None]
     evaluations = [evaluation for _, evaluation in evaluated]
@@ -50,7 +50,15 @@ def summarise(rounds: Sequence[RoundRecord], best_round: int | None) -> dict[str
 
 
 def over_seeds(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Mean and standard deviation (ddof 1; None for one seed) of every figure over seeds."""
+    """Summarise the runs of several seeds.
+
+    Args:
+        summaries: The summary of each seed.
+
+    Returns:
+        Mean and standard deviation (ddof 1; None for one seed) of every figure; None for a kind of figures that a seed
+        does not have.
+    """
     together: dict[str, Any] = {"seeds": len(summaries)}
     for kind in ("final", "last10", "best_by_validation", "max"):
         if any(summary[kind] is None for summary in summaries):
@@ -64,7 +72,7 @@ def over_seeds(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def surroundings(threads: int, device: torch.device) -> dict[str, Any]:
-    """Versions, machine and revision: what a figure stands beside."""
+    """Versions, machine and revision, which a summary names."""
     return {
         "versions": {name: version(name) for name in ("fedskew", "torch", "numpy")}
         | {"python": platform.python_version()},

@@ -1,6 +1,8 @@
-"""What a client trains, and how, as a config says: the same on one machine and on a real site."""
+"""Builds what a client trains, and how, from a config: the same in a simulation and on a real site."""
 
 from __future__ import annotations
+
+from dataclasses import fields
 
 import torch
 from torch import nn
@@ -14,9 +16,20 @@ from fedskew.randomness import Purpose, stream_key
 
 
 def make_network(config: Config, seed: int, method: Method, num_classes: int, in_shape: tuple[int, ...]) -> nn.Module:
-    """The untrained network as the method's components change it, its dropout layers ours, on the CPU.
+    """Build the untrained network on the CPU.
 
-    torch's global generator is as it was.
+    The method's components may change it, and its dropout layers are replaced by `models.Dropout`. PyTorch's global
+    generator is left as it was.
+
+    Args:
+        config: The config.
+        seed: Seed of the initial weights.
+        method: The method.
+        num_classes: Number of classes.
+        in_shape: Shape of one sample.
+
+    Raises:
+        ConfigError: The network can't be built, or does not go with the data or the method.
     """
     module = _network(config, seed, num_classes, in_shape)
     drawn = torch.Generator().manual_seed(stream_key(seed, Purpose.MODEL_ADAPT))
@@ -32,7 +45,19 @@ def make_network(config: Config, seed: int, method: Method, num_classes: int, in
 def make_work(
     config: Config, seed: int, method: Method, samples: ClientData, mean: tuple[float, ...], std: tuple[float, ...]
 ) -> LocalWork:
-    """What a client does in a round; `mean` and `std` by channel are what its samples were normalised by."""
+    """Build the local training of a config.
+
+    Args:
+        config: The config.
+        seed: Seed of all random draws.
+        method: The method.
+        samples: Gives the samples of a client.
+        mean: Mean by channel by which the samples were normalised, for augmentation.
+        std: Standard deviation by channel, likewise.
+
+    Raises:
+        ConfigError: The config names no such augmentation.
+    """
     training = config.training
     augment = None
     if training.augmentation is not None:
@@ -42,16 +67,7 @@ def make_work(
         data=samples,
         objective=method.objective,
         local_step=method.local_step,
-        training=LocalTraining(
-            batch_size=training.batch_size,
-            lr=training.lr,
-            lr_decay=training.lr_decay,
-            momentum=training.momentum,
-            weight_decay=training.weight_decay,
-            persist_momentum=training.persist_momentum,
-            teacher_train_mode=training.teacher_train_mode,
-            smallest_batch=training.smallest_batch,
-        ),
+        training=LocalTraining(**{field.name: getattr(training, field.name) for field in fields(LocalTraining)}),
         seed=seed,
         augment=augment,
         hooks=hooked(method),
@@ -64,7 +80,7 @@ def _network(config: Config, seed: int, num_classes: int, in_shape: tuple[int, .
     if ":" not in config.model.name:
         for option in ("num_classes", "in_shape", "generator"):
             if option in options:
-                raise ConfigError(f"model.{option}: is no option; data set and seed say it")
+                raise ConfigError(f"model.{option}: not an option; it follows from the data set and the seed")
         try:
             return models.build(
                 config.model.name, num_classes, in_shape, generator=torch.Generator().manual_seed(key), **options
