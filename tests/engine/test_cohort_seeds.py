@@ -62,7 +62,7 @@ def test_an_interrupted_run_of_seeds_together_ends_as_one_that_was_not(tmp_path)
     ("changes", "reason"),
     [
         ({"engine": {"seeds_together": True, "backend": "sequential"}}, "set engine.backend to 'cohort'"),
-        ({"method": {"preset": "fedconcat", "pipeline": {"clusters": 2}}}, "not with a pipeline"),
+        ({"method": {"preset": "fedconcat", "pipeline": {"clusters": 2}}}, "not possible with a pipeline"),
         ({"tune": {"key": "training.lr", "values": [0.1, 0.01]}}, "nor where a key is tuned"),
     ],
 )
