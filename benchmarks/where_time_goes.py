@@ -28,14 +28,14 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from fedskew.models import LeNet5, build
-from fedskew.models._conv_pool import _FewIn, _FewOut
+from fedskew.models.conv_pool import FewInputChannels, FewOutputChannels
 
 STEPS = EPOCHS * -(-IMAGES // BATCH)
 GROUPS = {
     "convolution, forward": ("aten::mkldnn_convolution",),
     "convolution, backward": ("aten::convolution_backward",),
     "pooling, PyTorch's": ("aten::max_pool2d_with_indices", "aten::max_pool2d_with_indices_backward"),
-    "pooling, by halves": ("aten::maximum", "aten::ge", "_FewOut", "_FewOutBackward"),
+    "pooling, by halves": ("aten::maximum", "aten::ge", "FewOutputChannels", "FewOutputChannelsBackward"),
     "linear layers": ("aten::addmm", "aten::mm"),
     "multiply, add, subtract": ("aten::mul", "aten::mul_", "aten::add", "aten::add_", "aten::sub", "aten::sub_"),
     "ReLU": ("aten::clamp_min", "aten::clamp_min_", "aten::relu", "aten::threshold_backward"),
@@ -141,8 +141,8 @@ def floor(network: LeNet5, inputs: Tensor, targets: Tensor) -> Callable[[], None
         (w1, b1), (w2, b2), (w3, b3), (w4, b4), (w5, b5) = weights
         x = rows.index_select(0, batch).view(-1, 32, 32, 3).permute(0, 3, 1, 2)
         first, second = Kept(False), Kept(True)
-        a1 = _FewOut.forward(first, x, w1, b1)
-        y2 = _FewIn.forward(second, a1, w2, b2)
+        a1 = FewOutputChannels.forward(first, x, w1, b1)
+        y2 = FewInputChannels.forward(second, a1, w2, b2)
         pooled, places = torch.ops.aten.max_pool2d_with_indices(y2, [2, 2], [2, 2])
         a2 = pooled.clamp_min_(0)
         flat = a2.flatten(1)
@@ -155,8 +155,8 @@ def floor(network: LeNet5, inputs: Tensor, targets: Tensor) -> Callable[[], None
         g2 = torch.ops.aten.threshold_backward((g3 @ w3).view_as(a2), a2, 0)
         g2 = g2.contiguous(memory_format=torch.channels_last)
         g2 = torch.ops.aten.max_pool2d_with_indices_backward(g2, y2, [2, 2], [2, 2], [0, 0], [1, 1], False, places)
-        g1, *for_second = _FewIn.backward(second, g2)
-        _, *for_first = _FewOut.backward(first, g1)
+        g1, *for_second = FewInputChannels.backward(second, g2)
+        _, *for_first = FewOutputChannels.backward(first, g1)
         descend(4, gradient.t() @ a4, gradient.sum(0))
         descend(3, g4.t() @ a3, g4.sum(0))
         descend(2, g3.t() @ flat, g3.sum(0))

@@ -276,7 +276,7 @@ def test_a_network_that_is_none_is_refused():
         ({"partition": {"rule": "natural"}}, "names no clients"),
         ({"model": {"name": "mlp3", "widht": 5}}, "model: widht: .* .did you mean 'width'"),
         ({"model": {"name": "logistic", "num_classes": 5}}, "model.num_classes: not an option"),
-        ({"model": {"name": "lenet5"}}, "model: in_shape: lenet5 takes pictures, .* of at least 16 x 16"),
+        ({"model": {"name": "lenet5"}}, "model: in_shape: lenet5 takes images, .* of at least 16 x 16"),
         ({"partition": {"rule": "quantity", "labels_per_client": 2}}, "partition.clients"),
         ({"method": "fedpals", "target": {}}, "target"),
         ({"output": {"trackers": ["tensorboard"]}}, "folder"),

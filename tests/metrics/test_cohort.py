@@ -4,15 +4,7 @@ import numpy as np
 import pytest
 
 from fedskew.errors import ArgumentError
-from fedskew.labels import LabelCounts
-from fedskew.metrics import cohort_entropy, mix_distance
-
-
-def test_entropy_is_of_the_pooled_labels() -> None:
-    # Summed (4, 2, 2): 1/2 + 2 * 1/4 * 2 = 1.5 bits, whatever each client's own.
-    assert cohort_entropy([[4, 0, 0], [0, 2, 0], [0, 0, 2]]) == pytest.approx(1.5)
-    assert cohort_entropy(LabelCounts([[3, 1, 1], [1, 1, 1]])) == pytest.approx(1.5)
-    assert cohort_entropy(np.zeros((2, 3))) == 0
+from fedskew.metrics import mix_distance
 
 
 def test_distance_of_the_weighted_marginals_from_the_target() -> None:

@@ -4,17 +4,14 @@ import math
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn import metrics as judge
+from sklearn import metrics as reference
 
 from fedskew.errors import ArgumentError
-from fedskew.metrics import balanced_accuracy, confusion_matrix, macro_f1, per_class_accuracy, target_accuracy
+from fedskew.metrics import balanced_accuracy, macro_f1, per_class_accuracy, target_accuracy
 
-# Class 3 occurs in neither, class 2 is only predicted.
-TARGETS = [0, 0, 0, 0, 1, 1]
-PREDICTIONS = [0, 0, 0, 1, 1, 2]
+# Class 3 is neither true nor predicted, class 2 is only predicted.
 TABLE = [[3, 1, 0, 0], [0, 1, 1, 0], [0, 0, 0, 0], [0, 0, 0, 0]]
 
 pairs = st.integers(2, 5).flatmap(
@@ -25,16 +22,8 @@ pairs = st.integers(2, 5).flatmap(
 )
 
 
-def test_confusion_counts_truth_by_row() -> None:
-    table = confusion_matrix(TARGETS, PREDICTIONS, 4)
-    assert table.dtype == np.int64
-    np.testing.assert_array_equal(table, TABLE)
-    np.testing.assert_array_equal(confusion_matrix(torch.tensor(TARGETS), torch.tensor(PREDICTIONS), 4), TABLE)
-
-
 def test_no_samples_make_an_empty_table() -> None:
-    table = confusion_matrix([], [], 3)
-    np.testing.assert_array_equal(table, np.zeros((3, 3)))
+    table = np.zeros((3, 3))
     assert np.isnan(per_class_accuracy(table)).all()
     assert math.isnan(balanced_accuracy(table))
     assert math.isnan(macro_f1(table))
@@ -55,18 +44,17 @@ def test_macro_f1_over_present_or_over_seen_classes() -> None:
     assert macro_f1(TABLE, present_only=False) == pytest.approx((6 / 7 + 1 / 2) / 3)
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=30, deadline=None, derandomize=True)
 @given(drawn=pairs)
 def test_agrees_with_scikit_learn(drawn) -> None:
     classes, rows = drawn
     targets, predictions = map(list, zip(*rows, strict=True))
-    table = confusion_matrix(targets, predictions, classes)
-    np.testing.assert_array_equal(table, judge.confusion_matrix(targets, predictions, labels=range(classes)))
-    recall = judge.recall_score(targets, predictions, labels=sorted(set(targets)), average=None, zero_division=0)
+    table = reference.confusion_matrix(targets, predictions, labels=range(classes))
+    recall = reference.recall_score(targets, predictions, labels=sorted(set(targets)), average=None, zero_division=0)
     assert balanced_accuracy(table) == pytest.approx(recall.mean())
     np.testing.assert_allclose(per_class_accuracy(table)[sorted(set(targets))], recall)
     for present_only, labels in ((True, sorted(set(targets))), (False, None)):
-        expected = judge.f1_score(targets, predictions, labels=labels, average="macro", zero_division=0)
+        expected = reference.f1_score(targets, predictions, labels=labels, average="macro", zero_division=0)
         assert macro_f1(table, present_only=present_only) == pytest.approx(expected)
 
 
@@ -87,21 +75,6 @@ def test_target_accuracy_is_unknown_where_a_wanted_class_has_no_sample() -> None
 def test_refuses_what_is_no_target(target) -> None:
     with pytest.raises(ArgumentError, match="target"):
         target_accuracy(TABLE, target)
-
-
-@pytest.mark.parametrize(
-    ("targets", "predictions", "message"),
-    [
-        ([0, 4], [0, 0], "targets: must be from 0 to 3, but 0 to 4 occur"),
-        ([0, 0], [-1, 0], "predictions: must be from 0 to 3, but -1 to 0 occur"),
-        ([0, 0], [0], "predictions: there are 1 for 2 targets"),
-        ([0.0], [0], "targets: must be one-dimensional integers, not float64"),
-        ([[0]], [0], "targets: must be one-dimensional integers"),
-    ],
-)
-def test_refuses_what_are_no_class_ids(targets, predictions, message) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        confusion_matrix(targets, predictions, 4)
 
 
 @pytest.mark.parametrize("table", [np.ones((2, 3)), np.ones(4), np.ones((0, 0)), [[1, -1], [0, 1]], [[math.nan]]])

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import max_pool2d, relu
 
-from fedskew.models._conv_pool import conv_pool_relu
+from fedskew.models.conv_pool import conv_pool_relu
 
 # Few channels out (rows in pairs), few in (the input's gradient in pairs), both, neither, an odd side of the output.
 SHAPES = [

@@ -80,7 +80,7 @@ def test_a_safetensors_file_of_the_same_classes_gives_the_head_too(published, tm
 def test_a_run_says_where_the_weights_come_from():
     assert note("resnet50", {}).startswith("resnet50 starts from random weights")
     said = note("resnet50", {"weights": "r50.pth"})
-    assert said == "resnet50 starts from r50.pth; its head is drawn anew where that is for other classes"
+    assert said == "resnet50 starts from r50.pth; its head is drawn anew if the file has other classes"
     assert note("resnet18", {}) == note("module:own", {}) == ""
 
 

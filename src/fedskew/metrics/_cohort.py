@@ -1,24 +1,34 @@
-"""What labels a cohort trains on."""
+"""Measures of clients: what labels a cohort trains on, what classes a client holds, how far updates point apart."""
 
 from __future__ import annotations
 
+import math
+from typing import NamedTuple
+
 import numpy as np
-from numpy.typing import ArrayLike
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
 
 from fedskew.errors import ArgumentError
-from fedskew.labels import CountsLike, LabelCounts, as_counts, as_target, entropy
-
-
-def cohort_entropy(counts: CountsLike) -> float:
-    """The entropy, in bits, of the clients' summed label counts, `(clients, classes)`."""
-    return float(entropy(as_counts(counts).sum(axis=0)))
+from fedskew.labels import GROUPS, CountsLike, LabelCounts, as_counts, as_target, class_group_matrix
 
 
 def mix_distance(weights: ArrayLike, counts: CountsLike, target: ArrayLike) -> float:
-    """The squared distance of the effective label mix, the weighted mean of the clients' marginals, from the target.
+    """Compute the squared distance of the effective label mix from the target, which FedPALS minimises at strength 0.
 
-    `weights`: `(clients,)`, as they are used, sum 1; `counts`: `(clients, classes)`, an empty client's marginals are 0;
-    `target`: `(classes,)`, normalised here. What FedPALS minimises at strength 0.
+    The effective label mix is the weighted mean of the clients' marginals.
+
+    Args:
+        weights: Weights as they are used, shape `(clients,)`, sum 1.
+        counts: Label counts, shape `(clients, classes)`; the marginals of an empty client are 0.
+        target: Label mix, shape `(classes,)`; normalised here.
+
+    Returns:
+        The squared Euclidean distance.
+
+    Raises:
+        ArgumentError: Wrong shapes or values; the message names the argument.
     """
     marginals = LabelCounts(as_counts(counts)).marginals
     shares = np.asarray(weights, dtype=np.float64)
@@ -26,3 +36,76 @@ def mix_distance(weights: ArrayLike, counts: CountsLike, target: ArrayLike) -> f
         raise ArgumentError(f"weights: must be {len(marginals)} finite numbers, none below 0, one per client of counts")
     gap = shares @ marginals - as_target(target, marginals.shape[1])
     return float(gap @ gap)
+
+
+class ClassGroups(NamedTuple):
+    """The classes that a client holds many, few or no samples of; each class is in one group.
+
+    Attributes:
+        majority: Class ids, ascending, int64.
+        minority: Class ids, ascending, int64.
+        vacant: Class ids, ascending, int64.
+    """
+
+    majority: NDArray[np.int64]
+    minority: NDArray[np.int64]
+    vacant: NDArray[np.int64]
+
+
+def class_groups(counts: ArrayLike) -> ClassGroups:
+    """Divide the classes by one client's counts.
+
+    With n samples in C classes, a class is a majority class with more than n / C samples, a minority class with some
+    but no more than that, vacant with none. The FedVLS paper gives no threshold; this one (FedLMD's) gives its table 7.
+
+    Args:
+        counts: One client's label counts, shape `(classes,)`.
+
+    Returns:
+        The three groups.
+
+    Raises:
+        ArgumentError: The counts are not one client's.
+    """
+    held = np.asarray(counts)
+    if held.ndim != 1:
+        raise ArgumentError(f"counts: must be one client's, (classes,), not of shape {held.shape}")
+    (group,) = class_group_matrix(held[None])
+    return ClassGroups(*(np.flatnonzero(group == GROUPS.index(name)) for name in ClassGroups._fields))
+
+
+def drift_diversity(updates: ArrayLike | Tensor, norms: ArrayLike | None = None) -> float:
+    """Compute the sum of the squared norms of the updates over the squared norm of their sum.
+
+    1/clients where all updates are the same, 1 where they are orthogonal, infinite where they cancel out; 1/clients if
+    all are zero. FedVLS, table 17; the gradient diversity of Yin et al., 2018, of updates instead of gradients.
+
+    Args:
+        updates: Client model minus the model that was sent, shape `(clients, parameters)`; summed in their dtype,
+            unweighted.
+        norms: The norm of each update, shape `(clients,)`, if known; saves a third of the work.
+
+    Returns:
+        The drift diversity.
+
+    Raises:
+        ArgumentError: Wrong shapes, NaN or infinity; the message names the argument.
+    """
+    rows = updates if isinstance(updates, Tensor) else torch.tensor(np.asarray(updates, dtype=np.float64))
+    if rows.ndim != 2 or not len(rows):
+        raise ArgumentError(f"updates: must be (clients, parameters), not of shape {tuple(rows.shape)}")
+    if not rows.is_floating_point():
+        raise ArgumentError(f"updates: must be of floating point, not {rows.dtype}")
+    if norms is not None and np.shape(norms) != (len(rows),):
+        raise ArgumentError(f"norms: expected one for each of {len(rows)} updates, got shape {np.shape(norms)}")
+    # In the updates' own dtype: float64 sums of float32 rows would take longest of all in a round without training.
+    apart = float(torch.linalg.vector_norm(rows) if norms is None else np.linalg.norm(np.asarray(norms)))
+    together = float(torch.linalg.vector_norm(rows.sum(dim=0)))
+    if not math.isfinite(apart + together):  # overflow, NaN or infinity
+        apart = float(torch.linalg.vector_norm(rows, dtype=torch.float64))
+        together = float(torch.linalg.vector_norm(rows.sum(dim=0, dtype=torch.float64)))
+    if not math.isfinite(apart):
+        raise ArgumentError("updates: must be finite, but NaN or infinity occurs")
+    if apart == 0:
+        return 1.0 / len(rows)
+    return (apart / together) ** 2 if together > 0 else math.inf

@@ -1,4 +1,4 @@
-"""Figures of a classifier from its confusion matrix: rows truth, columns prediction."""
+"""Measures of a classifier from its confusion matrix: rows are true classes, columns are predictions."""
 
 from __future__ import annotations
 
@@ -11,20 +11,18 @@ from fedskew.labels import as_target
 FloatArray = NDArray[np.float64]
 
 
-def confusion_matrix(targets: ArrayLike, predictions: ArrayLike, num_classes: int) -> NDArray[np.int64]:
-    """How often each class (row) was predicted as each class (column): `(num_classes, num_classes)` int64.
-
-    `targets`, `predictions`: `(samples,)` class ids. Raises `ArgumentError` for other shapes, types or ids.
-    """
-    truth, predicted = _class_ids("targets", targets, num_classes), _class_ids("predictions", predictions, num_classes)
-    if len(truth) != len(predicted):
-        raise ArgumentError(f"predictions: there are {len(predicted)} for {len(truth)} targets")
-    flat = np.bincount(truth * num_classes + predicted, minlength=num_classes * num_classes)
-    return flat.reshape(num_classes, num_classes)
-
-
 def per_class_accuracy(confusion: ArrayLike) -> FloatArray:
-    """The share of each class that was recognised, `(classes,)`; NaN where the class has no sample."""
+    """Compute the share of each class that was recognised.
+
+    Args:
+        confusion: Confusion matrix, shape `(classes, classes)`.
+
+    Returns:
+        Accuracies, shape `(classes,)`; NaN where the class has no sample.
+
+    Raises:
+        ArgumentError: The matrix is not square, or holds other than finite non-negative numbers.
+    """
     table = _table(confusion)
     present = table.sum(axis=1)
     accuracy = np.full(len(table), np.nan)
@@ -33,17 +31,35 @@ def per_class_accuracy(confusion: ArrayLike) -> FloatArray:
 
 
 def balanced_accuracy(confusion: ArrayLike) -> float:
-    """The mean of `per_class_accuracy` over the classes with a sample; NaN without any sample."""
+    """Compute the mean of `per_class_accuracy` over the classes with a sample.
+
+    Args:
+        confusion: Confusion matrix, shape `(classes, classes)`.
+
+    Returns:
+        The balanced accuracy; NaN without any sample.
+
+    Raises:
+        ArgumentError: As for `per_class_accuracy`.
+    """
     accuracy = per_class_accuracy(confusion)
     present = ~np.isnan(accuracy)
     return float(accuracy[present].mean()) if present.any() else float("nan")
 
 
 def macro_f1(confusion: ArrayLike, present_only: bool = True) -> float:
-    """The mean over classes of F1 = 2 TP / (2 TP + FP + FN), 0 where TP is 0; NaN without any sample.
+    """Compute the mean over classes of F1 = 2 TP / (2 TP + FP + FN), 0 where TP is 0.
 
-    `present_only`: over the classes that occur in the truth, as WILDS does for iWildCam; otherwise over those that
-    occur in the truth or are predicted, as scikit-learn does by default.
+    Args:
+        confusion: Confusion matrix, shape `(classes, classes)`.
+        present_only: Average over the classes that have samples, as WILDS does for iWildCam; otherwise over those that
+            have samples or are predicted, as scikit-learn does by default.
+
+    Returns:
+        The macro F1; NaN without any sample.
+
+    Raises:
+        ArgumentError: As for `per_class_accuracy`.
     """
     table = _table(confusion)
     truth, predicted = table.sum(axis=1), table.sum(axis=0)
@@ -55,23 +71,21 @@ def macro_f1(confusion: ArrayLike, present_only: bool = True) -> float:
 
 
 def target_accuracy(confusion: ArrayLike, target: ArrayLike) -> float:
-    """The accuracy to expect under the target label mix: per-class accuracy averaged with the target's shares.
+    """Compute the accuracy to expect under the target label mix: the mean of per-class accuracy, weighted by the mix.
 
-    `target`: `(classes,)` non-negative with a positive sum, normalised here. NaN where a class that the target has is
-    without a sample.
+    Args:
+        confusion: Confusion matrix, shape `(classes, classes)`.
+        target: Label mix, shape `(classes,)`, non-negative with a positive sum; normalised here.
+
+    Returns:
+        The expected accuracy; NaN if a class of the target has no sample.
+
+    Raises:
+        ArgumentError: Wrong shapes or values; the message names the argument.
     """
     accuracy = per_class_accuracy(confusion)
     mix = as_target(target, len(accuracy))
     return float(accuracy[mix > 0] @ mix[mix > 0])
-
-
-def _class_ids(name: str, values: ArrayLike, num_classes: int) -> NDArray[np.int64]:
-    array = np.asarray(values)
-    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-        raise ArgumentError(f"{name}: must be one-dimensional integers, not {array.dtype} of shape {array.shape}")
-    if array.size and not (array.min() >= 0 and array.max() < num_classes):
-        raise ArgumentError(f"{name}: must be from 0 to {num_classes - 1}, but {array.min()} to {array.max()} occur")
-    return array.astype(np.int64)
 
 
 def _table(confusion: ArrayLike) -> FloatArray:

@@ -9,19 +9,12 @@ import pydantic
 import torch
 
 from fedskew.errors import ArgumentError, nearest
-from fedskew.models._cnn_mnist import CNNMnist
-from fedskew.models._cnn_w2 import CNNW2
+from fedskew.models._cnn import CNNW2, VGG11, CNNMnist, FedLACifar, LeNet5
+from fedskew.models._dense import MLP3, FastText, Logistic
 from fedskew.models._dropout import swap_dropout
-from fedskew.models._fasttext import FastText
-from fedskew.models._fedla_cifar import FedLACifar
-from fedskew.models._lenet5 import LeNet5
-from fedskew.models._logistic import Logistic
-from fedskew.models._mlp3 import MLP3
 from fedskew.models._mobilenetv2 import MobileNetV2
 from fedskew.models._network import Network
-from fedskew.models._resnet import ResNet18, ResNet50
-from fedskew.models._resnet32 import ResNet32
-from fedskew.models._vgg11 import VGG11
+from fedskew.models._resnet import ResNet18, ResNet32, ResNet50
 
 INDEX: dict[str, type[Network]] = {
     "logistic": Logistic,
@@ -37,7 +30,7 @@ INDEX: dict[str, type[Network]] = {
     "fedla_cifar": FedLACifar,
     "fasttext": FastText,
 }
-"""The networks by the name that a config gives them."""
+"""Network classes by the names that configs use."""
 
 
 def build(
@@ -48,11 +41,24 @@ def build(
     generator: torch.Generator | None = None,
     **options: Any,
 ) -> Network:
-    """An untrained network for inputs of `in_shape` (without the batch) on the CPU; `options` are the network's own.
+    """Build an untrained network on the CPU.
 
-    Weights and biases come from PyTorch's default distributions, where the network doesn't name its own, drawn from
-    `generator`; without one, from a fresh generator seeded 0. torch's global generator is neither read nor set. Raises
-    ArgumentError naming the argument, DataError for a file of weights that can't be read.
+    Weights and biases come from PyTorch's default distributions, unless the network has its own. torch's global
+    generator is neither read nor set.
+
+    Args:
+        name: A key of `INDEX`.
+        num_classes: Number of classes.
+        in_shape: Shape of one input, without the batch.
+        generator: Draws the weights; a fresh generator seeded 0 by default.
+        **options: The network's own arguments, such as `width` of `mlp3`.
+
+    Returns:
+        The network, in train mode.
+
+    Raises:
+        ArgumentError: No such model or option, or a wrong value; the message names the argument.
+        DataError: A file of weights can't be read.
     """
     if name not in INDEX:
         raise ArgumentError(f"name: no model is called {name!r}{nearest(name, INDEX)}")
@@ -62,9 +68,9 @@ def build(
         raise ArgumentError(f"in_shape: must be positive sizes without the batch, got {tuple(in_shape)}")
     network = INDEX[name]
     given = {option: _checked(network, name, option, value) for option, value in options.items()}
-    with torch.device("meta"):  # no storage and no draws: weights are drawn once, below
+    with torch.device("meta"):  # neither storage nor random numbers: weights are drawn once, below
         model = network(num_classes, tuple(in_shape), **given)
-    # `to_empty`, which would import sympy for half a second.
+    # What `to_empty` does, without its import of sympy, which takes half a second.
     model._apply(lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype))  # type: ignore[no-untyped-call]
     model.draw(generator or torch.Generator().manual_seed(0))
     swap_dropout(model)
@@ -72,9 +78,14 @@ def build(
 
 
 def note(name: str, options: Mapping[str, Any]) -> str:
-    """What a user should know before network `name` with these options is trained; empty where there is nothing.
+    """Say what a user should know before training a network.
 
-    A user's own network, `module:attribute`, has none.
+    Args:
+        name: A key of `INDEX`, or a user's own network, `module:attribute`.
+        options: The network's own arguments.
+
+    Returns:
+        A sentence; empty if there is nothing to say, and for a user's own network.
     """
     return INDEX[name].note(options) if name in INDEX else ""
 

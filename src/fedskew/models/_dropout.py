@@ -1,4 +1,4 @@
-"""Dropout whose mask is a function of a key, so that a step can be repeated, on any device, alone or in a cohort."""
+"""Dropout whose mask is a function of a key, so that a step can be repeated on any device, alone or in a cohort."""
 
 from __future__ import annotations
 
@@ -14,10 +14,20 @@ from fedskew.randomness import at_least
 class Dropout(nn.Module):
     """Zeroes each element with probability `p` and scales the others by 1 / (1 - p); identity in eval mode.
 
-    The mask depends on `key` (a 0-d int64 buffer outside the state dict, set before each step), on `layer` (its number
-    among the model's dropout layers), on how often the layer has been used in this forward pass, and on the element's
-    place in the batch, row-major. It is the same on every device, and under `torch.func.vmap` with a mapped key.
-    Numbers and uses are kept by `swap_dropout`, which a network of one's own must go through once.
+    The mask depends on `key`, on `layer`, on how often the layer has been used in this forward pass, and on the
+    element's row-major position in the batch. It is the same on every device, and under `torch.func.vmap` with a mapped
+    key. `swap_dropout` numbers the layers and counts their uses; call it once on a network of your own.
+
+    Args:
+        p: Probability of zeroing an element.
+
+    Attributes:
+        key: A 0-d int64 buffer outside the state dict, set before each step.
+        layer: The layer's number among the model's dropout layers.
+        uses: How often the layer has been used in this forward pass.
+
+    Raises:
+        ArgumentError: `p` is outside [0, 1].
     """
 
     key: Tensor
@@ -32,7 +42,7 @@ class Dropout(nn.Module):
         self.register_buffer("key", torch.zeros((), dtype=torch.int64), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """`x` with elements zeroed, of the same shape."""
+        """Return `x` with elements zeroed, of the same shape."""
         if not self.training or self.p == 0.0:
             return x
         if self.p == 1.0:
@@ -44,7 +54,7 @@ class Dropout(nn.Module):
         return x * (kept * (1.0 / (1.0 - self.p))).to(x.dtype)
 
     def extra_repr(self) -> str:
-        """Shown inside the layer's name when a model is printed."""
+        """Describe the layer where a model is printed."""
         return f"p={self.p}, layer={self.layer}"
 
     def _mask_shape(self, x: Tensor) -> torch.Size:
@@ -52,7 +62,7 @@ class Dropout(nn.Module):
 
 
 class ChannelDropout(Dropout):
-    """`Dropout` of whole channels of `(batch, channels, ...)`, as nn.Dropout1d, 2d and 3d do."""
+    """`Dropout` of whole channels of `(batch, channels, ...)`, like nn.Dropout1d, 2d and 3d."""
 
     def _mask_shape(self, x: Tensor) -> torch.Size:
         if x.dim() < 2:
@@ -65,11 +75,18 @@ _UNKEYED = (nn.AlphaDropout, nn.FeatureAlphaDropout, nn.RReLU, nn.FractionalMaxP
 
 
 def swap_dropout(model: nn.Module) -> nn.Module:
-    """Replace every nn.Dropout, 1d, 2d and 3d of `model` in place by ours, and number all dropout layers.
+    """Replace every nn.Dropout, 1d, 2d and 3d of a model in place by the keyed ones, and number all dropout layers.
 
-    Returns the model (its replacement, where it is a dropout layer itself). Raises ArgumentError naming a layer that
-    draws from torch's global generator and has no keyed counterpart; calls of `torch.nn.functional.dropout` inside a
-    `forward` can't be seen, and must be layers instead.
+    Calls of `torch.nn.functional.dropout` inside a `forward` can't be detected; use layers instead.
+
+    Args:
+        model: Any network.
+
+    Returns:
+        The model, or its replacement if it is a dropout layer itself.
+
+    Raises:
+        ArgumentError: A layer draws from torch's global generator and has no keyed counterpart; the message names it.
     """
     ours: dict[nn.Module, Dropout] = {}
     for name, layer in model.named_modules():
@@ -95,12 +112,12 @@ def swap_dropout(model: nn.Module) -> nn.Module:
 
 
 def dropout_keys(model: nn.Module) -> list[str]:
-    """The names of the `key` buffers of the model's dropout layers, as `torch.func.functional_call` takes them."""
+    """Return the names of the dropout layers' `key` buffers, as `torch.func.functional_call` takes them."""
     return [f"{name}.key".lstrip(".") for name, layer in model.named_modules() if isinstance(layer, Dropout)]
 
 
 def _count_anew(model: nn.Module, inputs: tuple[Any, ...]) -> None:
-    """Before each forward pass: a layer that a model uses twice in one pass has two masks, the same in every pass."""
+    """Reset the use counts before a forward pass, so that every pass has the same masks."""
     for layer in model.modules():
         if isinstance(layer, Dropout):
             layer.uses = 0

@@ -1,4 +1,4 @@
-"""A model as one flat vector, so that an update is a row of a matrix and a local step maps a vector to a vector."""
+"""A model as one flat vector: an update is a row of a matrix, and a local step maps a vector to a vector."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedskew.models._wide_linear import Product, WideLinear, gradients
 
 @dataclass(frozen=True)
 class _Slice:
-    """Where one named tensor lies in a flat vector."""
+    """The part of a flat vector that is one named tensor."""
 
     name: str
     shape: torch.Size
@@ -34,21 +34,21 @@ class _Slice:
 
 
 class _Place(NamedTuple):
-    """Where the layer that owns a named tensor keeps it."""
+    """A named tensor's entry in the layer that owns it."""
 
     name: str
     tensors: dict[str, Any]
     key: str
 
     def addresses(self) -> tuple[int, int]:
-        """Where its values and its gradient lie in memory now; 0 where there are none."""
+        """Memory addresses of its values and of its gradient; 0 if there are none."""
         tensor = self.tensors[self.key]
         gradient = tensor.grad if tensor is not None and tensor.requires_grad else None
         return (0 if tensor is None else tensor.data_ptr(), 0 if gradient is None else gradient.data_ptr())
 
 
 class ModelState(NamedTuple):
-    """A model as flat vectors.
+    """The state of a model as flat vectors.
 
     Attributes:
         parameters: Trainable parameters, `(parameters,)`, float32.
@@ -62,30 +62,29 @@ class ModelState(NamedTuple):
 
 
 class FlatModel:
-    """The trainable parameters of `module` as one vector, of which the module's own parameters become views.
+    """A model whose trainable parameters are views of one vector.
 
     Frozen parameters, and buffers outside the state dict, stay as they are.
 
-    With `channels_last` (convolution weights stored with channels innermost) values are not in the order of
-    `parameters_to_vector`; `views` and `state_dict` speak in names and canonical order either way. It is the default
-    because it is faster on CPUs, whatever the layout of the inputs: a step of LeNet-5 at batch 64, on one thread of a
-    Xeon, takes 5.4 ms instead of 6.3 ms.
+    With `channels_last` the values of convolution weights are not in the order of `parameters_to_vector`; `views` and
+    `state_dict` have names and canonical shapes either way. It is the default because it is faster on CPUs, whatever
+    the layout of the inputs: a step of LeNet-5 at batch 64, on one thread of a Xeon, takes 5.4 ms instead of 6.3 ms.
 
-    From here on the module must be updated in place: what replaces its tensors (`.to()`, `.zero_grad()`, assigning a
-    buffer) detaches it from the vector, which `read`, `write_buffers` and `state_dict` report by an ArgumentError.
+    The module must be updated in place from now on: replacing its tensors (`.to()`, `.zero_grad()`, assigning a buffer)
+    detaches it from the vector, which `read`, `write_buffers` and `state_dict` report by an ArgumentError.
 
     Args:
         module: The network.
         channels_last: Store convolution weights with channels innermost.
-        buffers: Include the buffers; False for a model whose layers with statistics are frozen.
+        buffers: Include the buffers; False for a model whose layers with running statistics are frozen.
 
     Attributes:
         vector: The parameters, `(parameters,)`, float32.
-        gradient: As long as `vector`; set by `differentiate`. Every parameter's `.grad` is a view of it, so that
-            `loss.backward()` adds to it.
+        gradient: Of the same shape as `vector`; set by `differentiate`. Every parameter's `.grad` is a view of
+            it, so that `loss.backward()` adds to it.
         names: The parameters' names, in the order of the vector. A tied parameter counts once.
         buffers: The floating-point buffers of the state dict (batch norm's running statistics), `(buffers,)`, float32,
-            of which the module's own become views likewise.
+            of which the module's own are views too.
         integer_buffers: The state dict's other buffers, by name.
 
     Raises:
@@ -121,34 +120,34 @@ class FlatModel:
         self._addresses = [place.addresses() for place in self._places]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickled as its module and the options of the layout."""
+        """Pickle the module and the options of the layout."""
         return partial(FlatModel, **self._options), (self.module,)
 
     def read(self) -> Tensor:
-        """A copy of `vector`. Raises ArgumentError where the module is detached from it."""
+        """Return a copy of `vector`; raise ArgumentError if the module is detached from it."""
         self._check_views()
         return self.vector.clone()
 
     @torch.no_grad()
     def write(self, vector: Tensor) -> None:
-        """Set the parameters, in place; nothing to do where `vector` is the model's own."""
+        """Set the parameters, in place; does nothing if `vector` is the model's own."""
         _check_shape("vector", vector, self.vector)
         if vector.data_ptr() != self.vector.data_ptr():
             self.vector.copy_(vector)
 
     @torch.no_grad()
     def write_buffers(self, buffers: Tensor) -> None:
-        """Set the floating-point buffers, in place. Raises ArgumentError where the module is detached from them."""
+        """Set the floating-point buffers, in place; raise ArgumentError if the module is detached from them."""
         self._check_views()
         _check_shape("buffers", buffers, self.buffers)
         if buffers.data_ptr() != self.buffers.data_ptr():
             self.buffers.copy_(buffers)
 
     def read_state(self, copied: bool = True) -> ModelState:
-        """Parameters, buffers and integer buffers.
+        """Return parameters, buffers and integer buffers.
 
         Args:
-            copied: Copy the parameters; else `vector` itself is returned for them.
+            copied: Copy the parameters; otherwise they are `vector` itself.
 
         Returns:
             The model's state; buffers are always copies.
@@ -174,7 +173,7 @@ class FlatModel:
     def differentiate(self, value: Tensor) -> None:
         """Set `gradient` to the gradient of `value`, 0-d, by a backward pass.
 
-        It is copied once, where zeroing and `backward`, which adds, would go over the vector three times.
+        This writes the vector once; zeroing it and adding by `backward` would pass over it three times.
         """
         gradients = torch.autograd.grad(value, self._parameters, allow_unused=True)
         for held, gradient in zip(self._gradients, gradients, strict=True):
@@ -188,14 +187,14 @@ class FlatModel:
         momentum: float = 0.0,
         weight_decay: float = 0.0,
     ) -> None:
-        """One step of SGD on the model's own parameters, in place, as `torch.optim.SGD` takes it.
+        """Take one step of SGD on the model's own parameters, in place, like `torch.optim.SGD`.
 
-        The gradient vector is never assembled, and that of a `WideLinear`'s weight, if the layer is used once on
-        `(batch, in)`, not even computed; the latter's step is rounded differently.
+        The gradient vector is never assembled. The gradient of a `WideLinear`'s weight, if the layer is used once on
+        inputs `(batch, in)`, is not even computed; that weight's step is rounded differently.
 
         Args:
-            objective: Computes the value to be reduced, 0-d, from the module.
-            velocity: The momentum buffer as `parts`, updated in place; empty without momentum.
+            objective: Computes the value to minimise, 0-d, from the module.
+            velocity: The momentum buffer split by `parts`, updated in place; empty without momentum.
             lr: Learning rate.
             momentum: Momentum, in [0, 1).
             weight_decay: L2 penalty.
@@ -212,7 +211,7 @@ class FlatModel:
             directions.append(gradient)
             if buffer is not None:
                 buffers.append(buffer)
-        if not parameters:  # which PyTorch's operations on lists refuse
+        if not parameters:  # PyTorch's operations on lists refuse empty ones
             return
         if weight_decay:
             directions = list(torch._foreach_add(directions, parameters, alpha=weight_decay))
@@ -223,22 +222,22 @@ class FlatModel:
         torch._foreach_sub_(parameters, directions, alpha=lr)
 
     def parts(self, vector: Tensor) -> list[Tensor]:
-        """A vector of this layout as one view for each parameter, in the order of `names`."""
+        """Split a vector of this layout into one view for each parameter, in the order of `names`."""
         return [part.of(vector) for part in self._slices]
 
     def views(self, vector: Tensor) -> dict[str, Tensor]:
-        """Named parameters as views of any vector of this layout, as `torch.func.functional_call` takes them."""
+        """Return named parameters as views of a vector of this layout, as `torch.func.functional_call` takes them."""
         return {part.name: part.of(vector) for part in self._slices}
 
     def buffer_views(self, buffers: Tensor, integers: Tensor) -> dict[str, Tensor]:
-        """Named buffers as views of a vector of buffers and one of integer buffers."""
+        """Return named buffers as views of a vector of buffers and one of integer buffers."""
         whole = _lay_out(self.integer_buffers, False)
         return {part.name: part.of(buffers) for part in self._buffer_slices} | {
             part.name: part.of(integers) for part in whole
         }
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The module's state dict, frozen parameters and integer buffers included, as contiguous copies."""
+        """Return contiguous copies of the module's state dict, frozen parameters and integer buffers included."""
         self._check_views()
         return {
             name: value.detach().clone(memory_format=torch.contiguous_format)
@@ -246,7 +245,7 @@ class FlatModel:
         }
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Set everything that `state_dict` gives, in place. Raises ArgumentError where names or shapes differ."""
+        """Set everything that `state_dict` returns, in place; raise ArgumentError if names or shapes differ."""
         try:
             self.module.load_state_dict(state)
         except RuntimeError as error:
@@ -282,7 +281,7 @@ def _lay_out(tensors: Mapping[str, Tensor], channels_last: bool) -> list[_Slice]
 
 @torch.no_grad()
 def _gather(tensors: Mapping[str, Tensor], slices: list[_Slice], device: torch.device) -> Tensor:
-    """Move tensors into one new vector, and leave views of it in their place."""
+    """Move tensors into one new vector, and make the tensors views of it."""
     vector = torch.empty(sum(tensor.numel() for tensor in tensors.values()), device=device)
     for part in slices:
         view = part.of(vector)

@@ -1,27 +1,27 @@
-"""MobileNetV2 for small pictures (FedVLS on CIFAR and Tiny ImageNet)."""
+"""MobileNetV2 for small images (FedVLS on CIFAR and Tiny ImageNet)."""
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
-from fedskew.models._network import Network, picture
+from fedskew.models._network import Network, image_size
 
-# Expansion, channels, blocks, stride of the first: Sandler et al., 2018, table 2, but for the second row's stride.
+# Expansion, channels, blocks, stride of the first block: Sandler et al., 2018, table 2, except the second row's stride.
 _STAGES = ((1, 16, 1, 1), (6, 24, 2, 1), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
 
 
 class MobileNetV2(Network):
-    """Seventeen inverted residual blocks, 1280 features, average pooling; 2,296,922 parameters for 10 classes.
+    """MobileNetV2: seventeen inverted residual blocks, 1280 features, average pooling.
 
-    As in FedVLS' code: stride 1 in the stem and in the stage of 24 channels, so that 32 x 32 pictures end as 4 x 4;
-    ReLU where the paper says ReLU6; a 1x1 projection on the shortcut where a block keeps the size and changes the
-    width. (The paper's table shows the layout for 224 x 224.)
+    2,296,922 parameters for 10 classes. As in FedVLS' code: stride 1 in the stem and in the stage of 24 channels, so
+    that 32 x 32 images end as 4 x 4; ReLU where the paper says ReLU6; a 1x1 projection on the shortcut where a block
+    keeps the size and changes the width. (The paper's table shows the layout for 224 x 224.)
     """
 
     def __init__(self, num_classes: int, in_shape: tuple[int, ...]) -> None:
         super().__init__()
-        channels, _, _ = picture("mobilenetv2", in_shape, 8)
+        channels, _, _ = image_size("mobilenetv2", in_shape, 8)
         self.conv1 = nn.Conv2d(channels, 32, 3, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(32)
         blocks, channels = [], 32
@@ -35,13 +35,13 @@ class MobileNetV2(Network):
         self.head = nn.Linear(1280, num_classes)
 
     def features(self, x: Tensor) -> Tensor:
-        """The average over places of the last convolution after ReLU, `(batch, 1280)`."""
+        """Return the spatial mean of the last convolution after ReLU, `(batch, 1280)`."""
         x = self.blocks(relu(self.bn1(self.conv1(x))))
         return relu(self.bn2(self.conv2(x))).mean((-2, -1))
 
 
 class _Block(nn.Module):
-    """1x1 to wider, 3x3 by channel, 1x1 to narrower; added to its input where the size stays."""
+    """An inverted residual block: 1x1 to more channels, 3x3 channel by channel, 1x1 to fewer."""
 
     def __init__(self, channels: int, out: int, expansion: int, stride: int) -> None:
         super().__init__()

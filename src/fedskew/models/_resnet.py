@@ -1,22 +1,24 @@
-"""Residual networks in torchvision's layout: ResNet-18 (FedVLS) and ResNet-50 (FedPALS on PACS and iWildCam).
+"""Residual networks (He et al., "Deep residual learning for image recognition", 2016).
 
-He et al., "Deep residual learning for image recognition", 2016; in the bottleneck the 3x3 convolution has the stride,
-as in torchvision ("v1.5"). Parameters have torchvision's names, but for its last layer "fc", which here is "head".
+ResNet-18 (FedVLS) and ResNet-50 (FedPALS on PACS and iWildCam) have torchvision's layout: in the bottleneck the 3x3
+convolution has the stride ("v1.5"), and parameters have torchvision's names, except that its last layer "fc" is "head"
+here. ResNet-32 (FedVLS) is the paper's for CIFAR.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+import safetensors.torch
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import max_pool2d, relu
+from torch.nn.functional import max_pool2d, pad, relu
 
-from fedskew.models._network import Network, picture
-from fedskew.models._pretrained import read_pretrained
-from fedskew.models._weights import draw_he_normal
+from fedskew.errors import ArgumentError, DataError
+from fedskew.models._network import Network, draw_he_normal, image_size
 
 Stem = Literal["imagenet", "cifar"]
 
@@ -40,7 +42,7 @@ class _Basic(nn.Module):
 
 
 class _Bottleneck(nn.Module):
-    """1x1 to `width`, 3x3, 1x1 to four times the width."""
+    """A 1x1 convolution to `width`, a 3x3 one, and a 1x1 one to four times the width."""
 
     expansion = 4
 
@@ -61,7 +63,7 @@ class _Bottleneck(nn.Module):
 
 
 class _ResNet(Network):
-    """Stem, four stages of residual blocks, average pooling."""
+    """A stem, four stages of residual blocks, average pooling."""
 
     def __init__(
         self, block: type[_Basic | _Bottleneck], depths: tuple[int, ...], num_classes: int, channels: int, stem: Stem
@@ -84,7 +86,7 @@ class _ResNet(Network):
         self.head = nn.Linear(channels, num_classes)
 
     def features(self, x: Tensor) -> Tensor:
-        """The average over places of the last stage, `(batch, 512)` for ResNet-18, `(batch, 2048)` for ResNet-50."""
+        """Return the spatial mean of the last stage, `(batch, 512)` for ResNet-18, `(batch, 2048)` for ResNet-50."""
         x = relu(self.bn1(self.conv1(x)))
         if self._stem == "imagenet":
             x = max_pool2d(x, 3, stride=2, padding=1)
@@ -92,49 +94,114 @@ class _ResNet(Network):
         return last.mean((-2, -1))
 
     def draw(self, generator: torch.Generator) -> None:
-        """He's normal for convolutions (fan out), as torchvision; PyTorch's default for the rest."""
+        """Initialise convolutions by He's normal (fan out), as torchvision does, the rest by PyTorch's default."""
         super().draw(generator)
         draw_he_normal(self, generator, fan="out")
 
 
 class ResNet18(_ResNet):
-    """Eight basic blocks, 64 to 512 channels; 11,181,642 parameters for 10 classes, 11,173,962 with the CIFAR stem.
+    """ResNet-18: eight basic blocks, 64 to 512 channels.
 
-    `stem`: "imagenet", torchvision's (7x7, stride 2, and pooling), is what FedVLS' code takes even for 32 x 32
-    pictures; "cifar" (3x3, stride 1) is the usual one for those.
+    11,181,642 parameters for 10 classes, 11,173,962 with the CIFAR stem.
+
+    Args:
+        num_classes: Number of classes.
+        in_shape: Shape of one image.
+        stem: "imagenet" is torchvision's (7x7, stride 2, pooling), which FedVLS' code takes even for 32 x 32 images;
+            "cifar" (3x3, stride 1) is the usual one for those.
     """
 
     def __init__(self, num_classes: int, in_shape: tuple[int, ...], stem: Stem = "imagenet") -> None:
-        channels, _, _ = picture("resnet18", in_shape, 8)
+        channels, _, _ = image_size("resnet18", in_shape, 8)
         super().__init__(_Basic, (2, 2, 2, 2), num_classes, channels, stem)
 
 
 class ResNet50(_ResNet):
-    """Sixteen bottleneck blocks, 256 to 2048 channels; 23,522,375 parameters for 7 classes.
+    """ResNet-50: sixteen bottleneck blocks, 256 to 2048 channels; 23,522,375 parameters for 7 classes.
 
-    `weights`: a local file with torchvision's state dict, `.pth` (read without executing anything in it) or
-    `.safetensors`. Where its head has another number of classes, the head is left as drawn. Without it all weights are
-    random, and a run says so.
+    Args:
+        num_classes: Number of classes.
+        in_shape: Shape of one image.
+        weights: A local file with torchvision's state dict, `.safetensors` or `.pth` (read without executing anything
+            in it). Where its head has another number of classes, the head stays randomly initialised. Without a file
+            all weights are random, and a run says so.
     """
 
     def __init__(self, num_classes: int, in_shape: tuple[int, ...], weights: str | Path | None = None) -> None:
-        channels, _, _ = picture("resnet50", in_shape, 32)
+        channels, _, _ = image_size("resnet50", in_shape, 32)
         super().__init__(_Bottleneck, (3, 4, 6, 3), num_classes, channels, "imagenet")
         self._weights = weights
 
     def draw(self, generator: torch.Generator) -> None:
-        """As torchvision; then the values of the file, if one was given."""
+        """Initialise as torchvision does, then read the file of weights, if one was given.
+
+        Raises:
+            DataError: The file can't be read.
+            ArgumentError: The file is of another network.
+        """
         super().draw(generator)
         if self._weights is not None:
-            read_pretrained(self, self._weights)
+            _read_pretrained(self, self._weights)
 
     @classmethod
     def note(cls, options: Mapping[str, Any]) -> str:
-        """Where the weights come from."""
+        """Say where the weights come from."""
         path = options.get("weights")
         if path is None:
             return "resnet50 starts from random weights, not from pre-trained ones (model.weights = a local file)"
-        return f"resnet50 starts from {path}; its head is drawn anew where that is for other classes"
+        return f"resnet50 starts from {path}; its head is drawn anew if the file has other classes"
+
+
+class ResNet32(Network):
+    """ResNet-32 for CIFAR (FedVLS, table 3); 464,154 parameters for 10 classes.
+
+    Five blocks each of 16, 32 and 64 channels (He et al., 2016, section 4.2). Where the shape changes, the shortcut
+    takes every second row and column and pads with channels of zeros (option A). All weights but batch norm's are drawn
+    after He (fan in), the head's too, as in the code that FedVLS ported.
+    """
+
+    def __init__(self, num_classes: int, in_shape: tuple[int, ...]) -> None:
+        super().__init__()
+        channels, _, _ = image_size("resnet32", in_shape, 4)
+        self.conv1 = nn.Conv2d(channels, 16, 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(16)
+        blocks, channels = [], 16
+        for width in (16, 32, 64):
+            for _ in range(5):
+                blocks.append(_PaddedBlock(channels, width))
+                channels = width
+        self.blocks = nn.Sequential(*blocks)
+        self.head = nn.Linear(64, num_classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        """Return the spatial mean of the last block, `(batch, 64)`."""
+        last: Tensor = self.blocks(relu(self.bn1(self.conv1(x))))
+        return last.mean((-2, -1))
+
+    @torch.no_grad()
+    def draw(self, generator: torch.Generator) -> None:
+        """Initialise convolutions and the head's weights by He's normal, the rest by PyTorch's default."""
+        super().draw(generator)
+        draw_he_normal(self, generator, fan="in")
+        self.head.weight.normal_(0.0, math.sqrt(2.0 / self.head.in_features), generator=generator)
+
+
+class _PaddedBlock(nn.Module):
+    """Two 3x3 convolutions; where the channels double, the first halves the image and the shortcut pads with zeros."""
+
+    def __init__(self, channels: int, out: int) -> None:
+        super().__init__()
+        self.new = out - channels
+        self.conv1 = nn.Conv2d(channels, out, 3, stride=2 if self.new else 1, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(out)
+        self.conv2 = nn.Conv2d(out, out, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(out)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.bn2(self.conv2(relu(self.bn1(self.conv1(x)))))
+        if self.new:
+            x = pad(x[..., ::2, ::2], (0, 0, 0, 0, self.new // 2, self.new // 2))
+        return relu(out + x)
 
 
 def _projection(channels: int, out: int, stride: int) -> nn.Module:
@@ -142,3 +209,40 @@ def _projection(channels: int, out: int, stride: int) -> nn.Module:
     if stride == 1 and channels == out:
         return nn.Identity()
     return nn.Sequential(nn.Conv2d(channels, out, 1, stride=stride, bias=False), nn.BatchNorm2d(out))
+
+
+def _read_pretrained(network: Network, path: str | Path) -> None:
+    """Set a network's weights and running statistics, in place, from a state dict with torchvision's names.
+
+    The file's last layer "fc" goes to `network.head`, unless it is for another number of classes: then the
+    head stays as it is.
+    """
+    state = {
+        ("head." + name.removeprefix("fc.") if name.startswith("fc.") else name): value
+        for name, value in _read(Path(path)).items()
+    }
+    held = state.get("head.weight")
+    if held is not None and len(held) != network.head.out_features:
+        state["head.weight"], state["head.bias"] = network.head.weight.data, network.head.bias.data
+    try:
+        network.load_state_dict(state)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        raise ArgumentError(f"weights: {path} is of another network ({reason[:200]})") from None
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    try:
+        if path.suffix == ".safetensors":
+            return dict(safetensors.torch.load_file(path))
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise DataError(f"{path}: there is no such weights file (model.weights)") from None
+    except Exception as error:  # a damaged file can raise almost anything
+        raise DataError(
+            f"{path}: is not a readable weights file ({type(error).__name__}); expected a state dict as .pth or "
+            ".safetensors"
+        ) from error
+    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise DataError(f"{path}: does not hold a state dict of tensors by name; save model.state_dict()")
+    return dict(state)

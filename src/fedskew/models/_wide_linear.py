@@ -1,6 +1,6 @@
-"""A linear layer far wider than a batch, and the gradient of its weight as two thin matrices that are never multiplied.
+"""A linear layer far wider than a batch, whose weight's gradient stays a product of two thin matrices.
 
-For millions of weights and small batches a step waits for memory, and a gradient that is never written to it saves two
+With millions of weights and small batches, memory bandwidth limits a step; not writing the gradient to memory saves two
 passes over the weight (measured in `docs/performance.md`). Only `FlatModel.descend` makes use of it.
 """
 
@@ -15,17 +15,17 @@ from torch import Tensor, nn
 
 
 class WideLinear(nn.Linear):
-    """`nn.Linear` whose weight is used by nothing but its own forward pass, on which `FlatModel.descend` relies."""
+    """`nn.Linear` whose weight is used only in its own forward pass, which `FlatModel.descend` relies on."""
 
 
 class Product(NamedTuple):
-    """The gradient of a weight, `(out, in)`: the transpose of `left`, `(batch, out)`, times `right`, `(batch, in)`."""
+    """The gradient of a weight, `(out, in)`: `left` transposed, `(batch, out)`, times `right`, `(batch, in)`."""
 
     left: Tensor
     right: Tensor
 
     def descend(self, weight: Tensor, velocity: Tensor | None, lr: float, momentum: float, weight_decay: float) -> None:
-        """One SGD step of the weight, and of its momentum buffer if there is one, in place."""
+        """Take one SGD step of the weight, and of its momentum buffer if there is one, in place."""
         if velocity is None:
             weight.addmm_(self.left.t(), self.right, beta=1 - lr * weight_decay, alpha=-lr)
             return
@@ -38,9 +38,9 @@ class Product(NamedTuple):
 def gradients(
     objective: Callable[[], Tensor], parameters: Sequence[nn.Parameter], layers: Sequence[WideLinear]
 ) -> list[Tensor | Product]:
-    """The gradient of what `objective` returns, 0-d, for each parameter; zeros where it does not depend on one.
+    """Differentiate the 0-d result of `objective` by each parameter; zeros if it does not depend on one.
 
-    A weight of `layers` has a `Product` if its layer is used once, on inputs `(batch, in)`.
+    The gradient of the weight of one of `layers` is a `Product` if the layer is used once, on inputs `(batch, in)`.
     """
     seen: dict[Tensor, list[tuple[Tensor, Tensor]]] = {}
 

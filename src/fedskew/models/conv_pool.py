@@ -4,10 +4,10 @@ The same function and the same gradient as `relu(max_pool2d(conv(x), 2))`, ties 
 channels at once and PyTorch's max-pooling is vectorised over channels too, so layers of few channels leave both idle:
 
 - **Few output channels.** Two rows of outputs are taken as twice the channels (the kernel and the kernel shifted down
-  by one, stride 2), and windows are reduced by the larger of two slices, twice, with two masks of what came whence.
+  by one, stride 2), and windows are reduced by taking the larger of two slices, twice, with two masks of which it was.
 - **Few input channels.** Their gradient is a convolution of the padded gradient of the output, again two rows at once.
 
-ReLU comes last, on a quarter of the values. What it gains is in docs/performance.md.
+ReLU comes last, on a quarter of the values. The gain is measured in docs/performance.md.
 """
 
 from __future__ import annotations
@@ -18,34 +18,45 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, max_pool2d, pad, relu
 
-FEW = 8
-"""So many channels fit twice into a register of 16 float32 values (AVX-512)."""
-ROWS = 32
-"""The smallest batch for which this is faster: below, an operation costs more than what it computes."""
+FEW_CHANNELS = 8
+"""The most channels that fit twice into a register of 16 float32 values (AVX-512)."""
+SMALLEST_BATCH = 32
+"""For smaller batches the cost of starting an operation outweighs what it computes."""
 
 
 def conv_pool_relu(layer: nn.Conv2d, x: Tensor) -> Tensor:
-    """`relu(max_pool2d(layer(x), 2))`, `(batch, channels, rows, columns)`; the layer has a bias, no padding, no stride.
+    """Compute `relu(max_pool2d(layer(x), 2))`.
 
-    Only layers of few channels and batches of at least 32 on a CPU, outside `torch.func` transforms, are done otherwise
-    than by just that.
+    The faster way is taken for layers of few channels and batches of at least `SMALLEST_BATCH` on a CPU, outside
+    `torch.func` transforms; otherwise the three operations run one after another.
+
+    Args:
+        layer: A convolution with a bias, without padding and with stride 1.
+        x: Images, `(batch, channels, height, width)`.
+
+    Returns:
+        The pooled activations, `(batch, channels, rows, columns)`.
     """
-    if x.device.type != "cpu" or len(x) < ROWS or torch._C._are_functorch_transforms_active():
+    if x.device.type != "cpu" or len(x) < SMALLEST_BATCH or torch._C._are_functorch_transforms_active():
         return relu(max_pool2d(layer(x), 2))
     sides = [side - kernel + 1 for side, kernel in zip(x.shape[2:], layer.kernel_size, strict=True)]
-    if layer.out_channels <= FEW and sides[0] % 2 == sides[1] % 2 == 0:
-        pooled: Tensor = _FewOut.apply(x, layer.weight, layer.bias)  # type: ignore[no-untyped-call]
+    if layer.out_channels <= FEW_CHANNELS and sides[0] % 2 == sides[1] % 2 == 0:
+        pooled: Tensor = FewOutputChannels.apply(x, layer.weight, layer.bias)  # type: ignore[no-untyped-call]
         return pooled
-    if layer.in_channels <= FEW and x.shape[2] % 2 == 0:
-        return relu(max_pool2d(_FewIn.apply(x, layer.weight, layer.bias), 2))  # type: ignore[no-untyped-call]
+    if layer.in_channels <= FEW_CHANNELS and x.shape[2] % 2 == 0:
+        return relu(max_pool2d(FewInputChannels.apply(x, layer.weight, layer.bias), 2))  # type: ignore[no-untyped-call]
     return relu(max_pool2d(layer(x), 2))
 
 
-class _FewOut(torch.autograd.Function):
-    """Convolution, pooling and ReLU. Inside, channels are innermost: `(batch, rows, columns, channels)`."""
+class FewOutputChannels(torch.autograd.Function):
+    """Convolution, pooling and ReLU for few output channels.
+
+    Inside, channels are innermost: `(batch, rows, columns, channels)`.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """Compute the result, and save what `backward` needs."""
         x = x.contiguous(memory_format=torch.channels_last)
         kernel = _two_rows(weight).contiguous(memory_format=torch.channels_last)
         y = conv2d(x, kernel, torch.cat([bias, bias]), stride=(2, 1)).permute(0, 2, 3, 1).contiguous()
@@ -60,6 +71,7 @@ class _FewOut(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Compute the gradients of input, weight and bias, each if needed."""
         x, kernel, pooled, is_left, is_top = ctx.saved_tensors
         for_pooled = torch.ops.aten.threshold_backward(gradients[0].permute(0, 2, 3, 1), pooled, 0)
         batch, rows, columns, channels = is_left.shape
@@ -77,17 +89,19 @@ class _FewOut(torch.autograd.Function):
         return for_x, for_kernel, for_bias
 
 
-class _FewIn(torch.autograd.Function):
-    """Convolution alone, for its input's gradient."""
+class FewInputChannels(torch.autograd.Function):
+    """Convolution alone, with a faster gradient of an input of few channels."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """Compute the result, and save what `backward` needs."""
         x = x.contiguous(memory_format=torch.channels_last)
         ctx.save_for_backward(x, weight)
         return conv2d(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Compute the gradients of input, weight and bias, each if needed."""
         x, weight = ctx.saved_tensors
         gradient = gradients[0]
         needs_x, *needs = ctx.needs_input_grad
@@ -97,24 +111,24 @@ class _FewIn(torch.autograd.Function):
         batch, channels, height, width = x.shape
         high, wide = weight.shape[2:]
         kernel = _two_rows(weight.flip(2, 3).transpose(0, 1)).contiguous()
-        # Channels outermost: oneDNN takes half the time so, copies included.
+        # Channels outermost, which halves the time that oneDNN takes, copies included.
         pairs = conv2d(gradient.contiguous(), kernel, stride=(2, 1), padding=(high - 1, wide - 1))
         rows = pairs.view(batch, 2, channels, height // 2, width).permute(0, 3, 1, 4, 2)
         return rows.reshape(batch, height, width, channels).permute(0, 3, 1, 2), for_weight, for_bias
 
 
 def _two_rows(kernel: Tensor) -> Tensor:
-    """The kernel of twice the channels that, at stride 2, gives a row of outputs and the next."""
+    """A kernel of twice the channels that, at stride 2, gives two neighbouring rows of outputs."""
     return torch.cat([pad(kernel, (0, 0, 0, 1)), pad(kernel, (0, 0, 1, 0))])
 
 
 def _is_first(first: Tensor, second: Tensor) -> Tensor:
-    """1.0 where the first is at least the second, else 0.0: floats, which multiply twice as fast as bools."""
+    """1.0 where the first is at least the second, else 0.0; floats multiply twice as fast as bools."""
     return torch.ge(first, second, out=torch.empty(first.shape))
 
 
 def _share(gradient: Tensor, is_first: Tensor, first: Tensor, second: Tensor) -> None:
-    """Write each gradient to the one of two places that its value came from, and 0 to the other."""
+    """Write each gradient to whichever of two places its value came from, and 0 to the other."""
     torch.mul(gradient, is_first, out=first)
     torch.sub(gradient, first, out=second)
 
@@ -122,7 +136,7 @@ def _share(gradient: Tensor, is_first: Tensor, first: Tensor, second: Tensor) ->
 def _convolution_backward(
     gradient: Tensor, x: Tensor, kernel: Tensor, stride: tuple[int, int], needs: tuple[bool, ...]
 ) -> Any:
-    """The gradients, where needed, of a convolution's input, kernel and bias."""
+    """Gradients of a convolution's input, kernel and bias, each if needed."""
     return torch.ops.aten.convolution_backward(
         gradient, x, kernel, [len(kernel)], stride, (0, 0), (1, 1), False, (0, 0), 1, needs
     )

@@ -1,0 +1,184 @@
+"""Convolutional networks: `cnn_mnist`, `lenet5`, `cnn_w2`, `vgg11` and `fedla_cifar`.
+
+ReLU often comes after max-pooling instead of before it: the same function, computed on a quarter of the values.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import max_pool2d, relu
+
+from fedskew.errors import ArgumentError
+from fedskew.models._dropout import ChannelDropout, Dropout
+from fedskew.models._network import Network, draw_he_normal, image_size
+from fedskew.models._wide_linear import WideLinear
+from fedskew.models.conv_pool import conv_pool_relu
+
+_POOL = 0
+_CONFIG_A = (64, _POOL, 128, _POOL, 256, 256, _POOL, 512, 512, _POOL, 512, 512, _POOL)
+
+
+class CNNMnist(Network):
+    """The small CNN of FedLA, "CNNMnist" in its code, used there on EMNIST.
+
+    conv 10@5x5, pool, ReLU, conv 20@5x5, channel dropout, pool, ReLU, linear 50, ReLU, dropout, linear classes; both
+    dropouts 0.5. 23,727 parameters on 1 x 28 x 28 and 47 classes. The authors' code ends in log-softmax; this does not.
+    """
+
+    def __init__(self, num_classes: int, in_shape: tuple[int, ...]) -> None:
+        super().__init__()
+        channels, height, width = image_size("cnn_mnist", in_shape, 16)
+        self.conv1 = nn.Conv2d(channels, 10, 5)
+        self.conv2 = nn.Conv2d(10, 20, 5)
+        self.drop1 = ChannelDropout(0.5)
+        rows, columns = _side_after(_side_after(height, 5), 5), _side_after(_side_after(width, 5), 5)
+        self.fc1 = nn.Linear(20 * rows * columns, 50)
+        self.drop2 = Dropout(0.5)
+        self.head = nn.Linear(50, num_classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        """Return the first linear layer after ReLU and dropout, `(batch, 50)`."""
+        x = relu(max_pool2d(self.conv1(x), 2))
+        x = relu(max_pool2d(self.drop1(self.conv2(x)), 2))
+        dropped: Tensor = self.drop2(relu(self.fc1(x.flatten(1))))
+        return dropped
+
+
+class LeNet5(Network):
+    """LeNet-5 with ReLU (FedEntOpt; FedPALS' small CNN; "simple-cnn" of NIID-Bench).
+
+    conv 6@5x5, pool, conv 16@5x5, pool, linear 120, linear 84, linear classes; no padding, no batch norm. 62,006
+    parameters on 3 x 32 x 32 and 10 classes, 44,426 on 1 x 28 x 28.
+    """
+
+    def __init__(self, num_classes: int, in_shape: tuple[int, ...]) -> None:
+        super().__init__()
+        channels, height, width = image_size("lenet5", in_shape, 16)
+        self.conv1 = nn.Conv2d(channels, 6, 5)
+        self.conv2 = nn.Conv2d(6, 16, 5)
+        rows, columns = _side_after(_side_after(height, 5), 5), _side_after(_side_after(width, 5), 5)
+        self.fc1 = nn.Linear(16 * rows * columns, 120)
+        self.fc2 = nn.Linear(120, 84)
+        self.head = nn.Linear(84, num_classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        """Return the second linear layer after ReLU, `(batch, 84)`."""
+        x = conv_pool_relu(self.conv1, x)
+        x = conv_pool_relu(self.conv2, x)
+        return relu(self.fc2(relu(self.fc1(x.flatten(1)))))
+
+
+class CNNW2(Network):
+    """A wide CNN of two convolutions, as common in federated benchmarks on CIFAR-10.
+
+    conv 32@3x3, ReLU, conv 64@3x3, ReLU, pool, dropout 0.25, linear 128, ReLU, dropout 0.5, linear classes. 1,626,442
+    parameters on 3 x 32 x 32 and 10 classes.
+    """
+
+    def __init__(self, num_classes: int, in_shape: tuple[int, ...]) -> None:
+        super().__init__()
+        channels, height, width = image_size("cnn_w2", in_shape, 6)
+        self.conv1 = nn.Conv2d(channels, 32, 3)
+        self.conv2 = nn.Conv2d(32, 64, 3)
+        self.drop1 = Dropout(0.25)
+        self.fc1 = WideLinear(64 * ((height - 4) // 2) * ((width - 4) // 2), 128)
+        self.drop2 = Dropout(0.5)
+        self.head = nn.Linear(128, num_classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        """Return the first linear layer after ReLU and dropout, `(batch, 128)`."""
+        x = relu(max_pool2d(self.conv2(relu(self.conv1(x))), 2))
+        x = self.drop1(x).flatten(1)
+        dropped: Tensor = self.drop2(relu(self.fc1(x)))
+        return dropped
+
+
+class VGG11(Network):
+    """VGG-11 without batch norm for small images (FedEntOpt; "vgg" of NIID-Bench).
+
+    Configuration A of Simonyan and Zisserman (2015): eight 3x3 convolutions, five poolings, head 512-512-classes.
+    Dropout 0.5 before both hidden layers; convolutions drawn after He (fan out), as in NIID-Bench. 9,750,922 parameters
+    on 3 x 32 x 32 and 10 classes. FedEntOpt's text says "over 4 million", which fits no VGG-11: its first six
+    convolutions alone have more.
+
+    Args:
+        num_classes: Number of classes.
+        in_shape: Shape of one image.
+        width: Multiplies every number of channels and hidden units (0.65 gives 4.1 million parameters).
+    """
+
+    def __init__(self, num_classes: int, in_shape: tuple[int, ...], width: float = 1.0) -> None:
+        super().__init__()
+        channels, rows, columns = image_size("vgg11", in_shape, 32)
+        if not 0 < width <= 16:
+            raise ArgumentError(f"width: must be above 0 and at most 16, got {width}")
+        layers: list[nn.Module] = []
+        for size in _CONFIG_A:
+            if size == _POOL:
+                layers.insert(-1, nn.MaxPool2d(2))  # before the preceding ReLU
+                rows, columns = rows // 2, columns // 2
+                continue
+            out = _scaled(size, width)
+            layers += [nn.Conv2d(channels, out, 3, padding=1), nn.ReLU()]
+            channels = out
+        self.convolutions = nn.Sequential(*layers)
+        hidden = _scaled(512, width)
+        self.drop1 = Dropout(0.5)
+        self.fc1 = nn.Linear(channels * rows * columns, hidden)
+        self.drop2 = Dropout(0.5)
+        self.fc2 = nn.Linear(hidden, hidden)
+        self.head = nn.Linear(hidden, num_classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        """Return the second hidden layer after ReLU, `(batch, 512)` at width 1."""
+        x = self.drop1(self.convolutions(x).flatten(1))
+        x = self.drop2(relu(self.fc1(x)))
+        return relu(self.fc2(x))
+
+    def draw(self, generator: torch.Generator) -> None:
+        """Initialise convolutions by He's normal with biases 0, the rest by PyTorch's default."""
+        super().draw(generator)
+        draw_he_normal(self, generator, fan="out")
+
+
+class FedLACifar(Network):
+    """The residual network of FedLA on CIFAR-100, "CNNCifar100" in its code; 30,441,528 parameters for 100 classes.
+
+    Five convolution blocks and three residual ones, 64 to 1028 channels (1028 is the code's own number). A block is
+    conv 3x3, batch norm, ReLU, and pooling from the second on. The authors' code ends in log-softmax; this does not.
+    """
+
+    def __init__(self, num_classes: int, in_shape: tuple[int, ...]) -> None:
+        super().__init__()
+        channels, height, width = image_size("fedla_cifar", in_shape, 32)
+        self.conv1 = _conv_block(channels, 64)
+        self.conv2 = _conv_block(64, 128, pool=True)
+        self.res1 = nn.Sequential(_conv_block(128, 128), _conv_block(128, 128))
+        self.conv3 = _conv_block(128, 256, pool=True)
+        self.conv4 = _conv_block(256, 512, pool=True)
+        self.res2 = nn.Sequential(_conv_block(512, 512), _conv_block(512, 512))
+        self.conv5 = _conv_block(512, 1028, pool=True)
+        self.res3 = nn.Sequential(_conv_block(1028, 1028), _conv_block(1028, 1028))
+        self.head = nn.Linear(1028 * (height // 32) * (width // 32), num_classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        """Return the last block after pooling, flattened: `(batch, 1028)` for 32 x 32 images."""
+        x = self.conv2(self.conv1(x))
+        x = self.conv4(self.conv3(self.res1(x) + x))
+        x = self.conv5(self.res2(x) + x)
+        return max_pool2d(self.res3(x) + x, 2).flatten(1)
+
+
+def _side_after(side: int, kernel: int) -> int:
+    """Side of an image after a convolution without padding and 2 x 2 pooling."""
+    return (side - kernel + 1) // 2
+
+
+def _scaled(size: int, width: float) -> int:
+    return max(1, round(size * width))
+
+
+def _conv_block(channels: int, out: int, pool: bool = False) -> nn.Sequential:
+    layers = [nn.Conv2d(channels, out, 3, padding=1), nn.BatchNorm2d(out), nn.ReLU()]
+    return nn.Sequential(*layers, *([nn.MaxPool2d(2)] if pool else []))

@@ -1,0 +1,183 @@
+"""Networks around a network: its features beside its logits, MOON's projection, FedConcat's encoders side by side."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from fedskew.errors import ArgumentError
+from fedskew.models._network import Network, Outputs, draw_weights
+
+_PROJECTION = 256
+
+
+def with_features(model: nn.Module) -> nn.Module:
+    """Wrap a model so that calling it returns features and logits in one forward pass.
+
+    For a network of this package the features are the input of its head. For a user's own they are the input, `(batch,
+    dim)`, of the linear layer that ran last and has as many outputs as there are logits; the logits themselves where
+    there is no such layer. The wrapper works under `torch.func.functional_call` (names begin with `model.`) and
+    `torch.func.vmap`; no tensor outlives the call.
+
+    Args:
+        model: Any module that returns logits, `(batch, classes)`; the wrapper holds it, unchanged, as `.model`.
+
+    Returns:
+        A module whose call returns `Outputs(features, logits)`; it raises ArgumentError if `model` returns no logits.
+    """
+    return _WithFeatures(model)
+
+
+class _WithFeatures(nn.Module):
+    """Reads the inputs of the model's linear layers by hooks that exist during one call only."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Outputs:
+        seen: list[tuple[Tensor, int]] = []
+
+        def keep(layer: nn.Linear, inputs: tuple[Any, ...]) -> None:
+            if inputs and inputs[0].dim() == 2:
+                seen.append((inputs[0], layer.out_features))
+
+        hooks = [layer.register_forward_pre_hook(keep) for layer in self._watched()]
+        try:
+            logits = self.model(x)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        if not isinstance(logits, Tensor) or logits.dim() != 2:
+            got = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
+            raise ArgumentError(f"model: must return logits, a tensor (batch, classes); got {got}")
+        classes = logits.shape[1]
+        features = next((inputs for inputs, outputs in reversed(seen) if outputs == classes), logits)
+        return Outputs(features, logits)
+
+    def _watched(self) -> list[nn.Linear]:
+        if isinstance(self.model, Network):
+            return [self.model.head]
+        return [layer for layer in self.model.modules() if isinstance(layer, nn.Linear)]
+
+
+class Projected(Network):
+    """A network with a projection before its head, as MOON trains it.
+
+    encoder - linear d to d - ReLU - linear d to 256 - head, where the encoder's features are `(batch, d)`. The features
+    of this network are the projection's output. The encoder is the given network without its own head; the new head has
+    as many outputs.
+
+    Args:
+        network: A network with a method `features(x)` and a linear layer `head`; changed in place.
+
+    Raises:
+        ArgumentError: The network has no such method or layer.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        head = getattr(network, "head", None)
+        if not isinstance(head, nn.Linear) or not callable(getattr(network, "features", None)):
+            raise ArgumentError(
+                f"network: {type(network).__name__} does not say where its projection goes; give it a method "
+                "features(x), and a linear layer self.head that turns its result, (batch, dim), into the logits"
+            )
+        width, classes = head.in_features, head.out_features
+        network.head = nn.Identity()
+        self.encoder = network
+        self.projection = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, _PROJECTION))
+        self.head = nn.Linear(_PROJECTION, classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        """Return the projection, `(batch, 256)`."""
+        # Call the encoder, not its features(): its dropout layers count their uses from one call to the next.
+        projected: Tensor = self.projection(self.encoder(x))
+        return projected
+
+
+def with_projection(network: nn.Module, generator: torch.Generator) -> Projected:
+    """Put a network inside a `Projected` and initialise the new layers.
+
+    torch's global generator is neither read nor set.
+
+    Args:
+        network: As for `Projected`; changed in place.
+        generator: Draws the weights of the new layers.
+
+    Returns:
+        The projected network, in the network's mode (train or eval).
+
+    Raises:
+        ArgumentError: The network has no features or no head.
+    """
+    with torch.device("meta"):  # neither storage nor random numbers: weights are drawn once, below
+        model = Projected(network)
+    for part in (model.projection, model.head):
+        part.to_empty(device="cpu")
+        draw_weights(part, generator)
+    return model.train(network.training)
+
+
+class Concatenated(Network):
+    """Encoders side by side under one linear head: the model that FedConcat ends with.
+
+    head(encoder_1(x), ..., encoder_K(x)): K frozen copies of a network without its head, and one new linear head. With
+    P parameters and d features in one encoder it has `K * P + K * d * classes + classes` parameters, of which only the
+    head's are trainable. Encoders stay in eval mode, whatever `train` says (the authors' code leaves them in train
+    mode, so that a sample's features depend on its batch). A run's own model is read back by
+
+        model = Concatenated(build("lenet5", 10, (1, 28, 28)), encoders=5)
+        model.load_state_dict(safetensors.torch.load_file("model.safetensors"))
+
+    Args:
+        network: A network with a linear layer `head` that turns its features, `(batch, d)`, into what it returns; it
+            is not changed.
+        encoders: Number of copies, K.
+        generator: Draws the new head's weights; a fresh generator seeded 0 by default.
+
+    Raises:
+        ArgumentError: The network has no such head, or there is less than one encoder.
+    """
+
+    def __init__(self, network: nn.Module, encoders: int, generator: torch.Generator | None = None) -> None:
+        super().__init__()
+        head = getattr(network, "head", None)
+        if not isinstance(head, nn.Linear):
+            raise ArgumentError(
+                f"network: {type(network).__name__} does not say where its features end; give it a linear layer "
+                "self.head that turns them, (batch, dim), into the logits"
+            )
+        if encoders < 1:
+            raise ArgumentError(f"encoders: must be at least 1, got {encoders}")
+        self.encoders = nn.ModuleList(_encoder(network) for _ in range(encoders))
+        self.encoders.requires_grad_(False).eval()
+        with torch.device("meta"):  # neither storage nor random numbers: weights are drawn once, below
+            self.head = nn.Linear(encoders * head.in_features, head.out_features, bias=head.bias is not None)
+        self.head.to_empty(device="cpu")
+        draw_weights(self.head, generator or torch.Generator().manual_seed(0))
+        self.head.to(head.weight.device)
+
+    def features(self, x: Tensor) -> Tensor:
+        """Return the encoders' features one after another, `(batch, encoders * d)`."""
+        return torch.cat([encoder(x) for encoder in self.encoders], dim=1)
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode of all layers but the encoders', which stay in eval mode."""
+        super().train(mode)
+        self.encoders.eval()
+        return self
+
+    def put(self, place: int, network: nn.Module) -> None:
+        """Copy all of `network` but its head into the encoder at `place`."""
+        state = {name: value for name, value in network.state_dict().items() if not name.startswith("head.")}
+        self.encoders[place].load_state_dict(state)
+
+
+def _encoder(network: nn.Module) -> nn.Module:
+    encoder = copy.deepcopy(network)
+    encoder.head = nn.Identity()
+    return encoder
