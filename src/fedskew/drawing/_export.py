@@ -9,6 +9,7 @@ from pathlib import Path
 
 import matplotlib
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from fedskew.drawing._style import GRID, INK, MUTED, PAGE, SERIES, look
@@ -69,7 +70,8 @@ def inline_svg(figure: Figure, alt: str) -> str:
     """
     buffer = io.StringIO()
     with matplotlib.rc_context({"svg.hashsalt": alt}):
-        figure.savefig(buffer, format="svg", metadata={"Date": None})
+        # not `savefig`, which draws a figure twice: it lays out in a drawing of its own
+        FigureCanvasSVG(figure).print_svg(buffer, metadata={"Date": None})
     svg = buffer.getvalue()
     svg = re.sub(r"<metadata>.*?</metadata>|<defs>\s*<style.*?</style>\s*</defs>", "", svg, flags=re.DOTALL)
     box = re.search(r'viewBox="([^"]*)"', svg)
