@@ -42,12 +42,12 @@ def test_a_figure_is_run_drawn_and_said_to_be_smaller_and_runs_are_used_again(tm
     done = fedskew(*words, "--processes", "1", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "2 of 2 runs" in done.stdout
-    assert "Not the whole: 2 of 20 rows; seeds 0 instead of 0, 1, 2, 3, 4; training.rounds = 2" in done.stdout
+    assert "Changed from the recipe: 2 of 20 rows; seeds 0 instead of 0, 1, 2, 3, 4; training.rounds = 2" in done.stdout
     (picture,) = tmp_path.glob("runs/sweep-fedpals-fig9-*/figure.png")
     assert picture.stat().st_size > 5000
     again = fedskew(*words, cwd=tmp_path)
     assert again.returncode == 0, again.stderr
-    assert "2 of 2 runs are there already" in again.stdout
+    assert "2 of 2 runs are finished already" in again.stdout
     page = next(tmp_path.glob("runs/sweep-fedpals-fig9-*/comparison.md")).read_text(encoding="utf-8")
     assert "fedskew reproduce fedpals-fig9 --rows 0.5,10localsteps --rounds 2 --seeds 0" in page
 
@@ -55,10 +55,10 @@ def test_a_figure_is_run_drawn_and_said_to_be_smaller_and_runs_are_used_again(tm
 def test_mistakes_are_one_line(tmp_path: Path, command, monkeypatch):
     monkeypatch.delenv("FEDSKEW_DATA", raising=False)
     mistakes = {
-        ("recipes", "--rows", "mnist"): "--rows and --config need the name of one",
+        ("recipes", "--rows", "mnist"): "--rows, --config: need the name of a recipe",
         ("reproduce", "fedpals-fig99"): "did you mean 'fedpals-fig9'?",
         ("reproduce", "fedvls-table1", "--rows", "mnits"): "did you mean 'mnist'?",
-        ("reproduce", "fedvls-table1", "--rows", "mnist"): "MNIST/raw/train-images-idx3-ubyte is not there",
+        ("reproduce", "fedvls-table1", "--rows", "mnist"): "MNIST/raw/train-images-idx3-ubyte",
         ("reproduce", "fedpals-fig9", "--rounds", "0"): "rounds: must be at least 1, not 0",
     }
     for words, says in mistakes.items():

@@ -109,13 +109,13 @@ def test_a_sweep_killed_and_stopped_in_the_middle_does_only_what_is_missing_and_
         process.send_signal(signal.SIGINT)  # to this process alone; a terminal sends it to its workers as well
         out, err = process.communicate()
     assert process.returncode == 130
-    assert out.splitlines() == ["1 of 2 runs are there already", "stopped; the same command goes on from here"]
+    assert out.splitlines() == ["1 of 2 runs are finished already", "stopped; run the same command again to continue"]
     assert err == ""
     assert killed < rounds(home) < 61
 
     done = subprocess.run(COMMAND, cwd=home, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("1 of 2 runs are there already\n2 of 2 runs  fedentopt+fedprox, seed 0: accuracy ")
+    assert done.stdout.startswith("1 of 2 runs are finished already\n2 of 2 runs  fedentopt+fedprox, seed 0: accuracy ")
     assert state_of(short(home)) == before
 
     (home / "whole").mkdir()

@@ -227,7 +227,7 @@ def test_no_process_outlives_its_run(number, tmp_path):
         run.kill()
     if number == signal.SIGINT:
         assert run.returncode == 130
-        assert "stopped; go on with --resume" in said
+        assert "stopped; continue with --resume" in said
         assert "Traceback" not in said
 
 

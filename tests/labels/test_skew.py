@@ -210,7 +210,7 @@ def test_the_report_is_plain_json_even_where_figures_do_not_exist() -> None:
         (np.eye(10) * 50, "FedVLS"),
         (np.eye(10) * 50, "FedLA"),
         (np.eye(10) * 50, "FedEntOpt"),
-        ([[9, 0], [4, 0]], "Nobody holds class 1"),
+        ([[9, 0], [4, 0]], "No client holds class 1"),
         ([[50, 50, 1], [50, 50, 1]], "Rare, below a fifth of an even share: class 2"),
         ([[5, 5, 0], [1, 9, 9]], "1 of them lacks exactly one class"),
         (np.vstack([np.full((1, 2), 500), np.full((11, 2), 5)]), "The largest tenth of the clients (1) holds 90%"),

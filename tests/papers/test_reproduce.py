@@ -83,7 +83,7 @@ def test_ours_stands_beside_theirs_and_what_was_smaller_is_said(digits: None, tm
     # FedEntOpt's table I, CIFAR-10, Dir(0.1): FedAvg 46.61, FedEntOpt 52.80
     assert [line.theirs and line.theirs.mean for line in done.lines] == [46.61, 52.80]
     assert done.lines[0].difference == pytest.approx(done.lines[0].ours[0] - 46.61)
-    assert "Not the whole: seeds 0 instead of 0, 1; training.rounds = 2 instead of 3." in done.notes
+    assert "Changed from the recipe: seeds 0 instead of 0, 1; training.rounds = 2 instead of 3." in done.notes
     assert "Differs from the paper: digits are not CIFAR-10." in done.notes
     assert not any("not here" in note for note in done.notes)
     headings, body, _ = text_lines(done)

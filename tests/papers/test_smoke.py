@@ -108,4 +108,4 @@ def test_a_recipe_runs_and_ends_in_its_table_and_its_figure(name: str, tiny_root
     drawn = [part for part in recipe.parts if any(part.shows(row.labels) for row in rows)]
     assert len([file for file in done.files if file.suffix in {".png", ".svg"}]) == 2 * len(drawn)
     assert len(drawn) == len(recipe.parts) or name == "fedpals-fig8"
-    assert any(note.startswith("Not the whole") for note in done.notes)
+    assert any(note.startswith("Changed from the recipe") for note in done.notes)

@@ -32,8 +32,8 @@ app.command()(demo.demo)
 app.add_typer(deploy.app, name="deploy")
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(wanted: bool) -> None:
+    if wanted:
         from fedskew import __version__
 
         typer.echo(f"fedskew {__version__}")

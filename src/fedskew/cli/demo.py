@@ -55,7 +55,7 @@ def demo(
     results = []
     with RunProgressBar(console, configs) as watch:
         for config in configs:
-            shutil.rmtree(run_folder(config, out), ignore_errors=True)  # a demo begins anew
+            shutil.rmtree(run_folder(config, out), ignore_errors=True)  # a demo never continues an earlier one
             results.append(simulate(config, out=out, progress=watch.start(config)))
     console.print(results_table(results))
     console.print(READING)

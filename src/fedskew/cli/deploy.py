@@ -22,8 +22,10 @@ app = typer.Typer(
     help="A real federation on Flower: data stays at its sites.", no_args_is_help=True, rich_markup_mode="markdown"
 )
 
-CONFIG = typer.Option("--config", help="The TOML file that was simulated.", show_default=False)
-SET = typer.Option("--set", metavar="KEY=VALUE", help="Change one key of the config, such as training.rounds=20.")
+CONFIG = typer.Option("--config", help="The config that was simulated, a TOML file.", show_default=False)
+SET = typer.Option(
+    "--set", metavar="KEY=VALUE", help="Change one key of the config, such as training.rounds=20; may be repeated."
+)
 COUNTS = typer.Option(help="What sites report of their label counts: exact, noisy, or withheld.")
 EPSILON = typer.Option(help="Privacy parameter of noisy label counts, with --label-counts noisy.", show_default=False)
 LOCAL: dict[str, Any] = {
@@ -71,7 +73,7 @@ def init(
 
         fedskew deploy init shops --config run.toml --sites a,b --classes shoe,hat --shape 3,32,32
     """
-    _need_flower()
+    _require_flower()
     from fedskew.cli.options import changed_keys
     from fedskew.deploy import Address, write_federation
     from fedskew.errors import ConfigError
@@ -106,7 +108,7 @@ def site(
 
         fedskew deploy site --check data.toml
     """
-    from fedskew.cli.site_tables import disclosure_table, samples_table
+    from fedskew.cli.tables import disclosure_table, samples_table
     from fedskew.deploy import disclosures, load_site, read_agreement
     from fedskew.errors import ConfigError
     from fedskew.experiment import read
@@ -147,7 +149,7 @@ def local(
 
         fedskew deploy local trial --config run.toml --set training.rounds=3
     """
-    _need_flower()
+    _require_flower()
     from fedskew.cli.options import changed_keys
     from fedskew.deploy import Address, LocalFederation, free_port, site_names, write_federation, write_images
     from fedskew.errors import ConfigError
@@ -196,7 +198,7 @@ def superlink(context: typer.Context) -> None:
 
         fedskew deploy superlink --host 0.0.0.0 --port 9092 --enable-supernode-auth ...      (see server/superlink.sh)
     """
-    _need_flower()
+    _require_flower()
     from fedskew.deploy import run_superlink
 
     run_superlink(context.args)
@@ -235,7 +237,7 @@ def _dataset(config: Config) -> Dataset:
 
 
 def _kind(dataset: Dataset) -> dict[str, Any]:
-    """What an agreement says of the samples."""
+    """Return the keys of an agreement that describe the samples."""
     import torch
 
     return {
@@ -254,14 +256,14 @@ def _agreement(tree: dict[str, Any]) -> Agreement:
 
 
 def _images_table(config: Config) -> dict[str, object]:
-    """The table `[data]` of every site's `data.toml`: images, of the size that the config asks for."""
+    """The table `[data]` of every site's `data.toml`: images, of the size that the config sets."""
     table: dict[str, object] = {"name": "folder", "root": "images"}
     size = config.data.parameters.get("size") if config.data.name == "folder" else None
     return table if size is None else table | {"size": size}
 
 
-def _need_flower() -> None:
-    """Raises MissingPackageError."""
+def _require_flower() -> None:
+    """Raise MissingPackageError unless Flower is installed."""
     from importlib.util import find_spec
 
     from fedskew.errors import MissingPackageError
@@ -313,7 +315,7 @@ def _train(console: Console, federation: LocalFederation) -> dict[str, Any]:
                 break
             federation.check()
             time.sleep(0.5)
-    if not (folder / "summary.json").exists():  # Flower's own command may end well all the same
+    if not (folder / "summary.json").exists():  # Flower's command may exit with status 0 even so
         raise RunError(f"the run ended early: {federation.last_message('run')}; see {federation.log('run')}")
     summary: dict[str, Any] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     return summary

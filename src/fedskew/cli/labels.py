@@ -34,9 +34,16 @@ from fedskew.weighting import INDEX, Answered, Solver, Weighting, fedavg
 CLASSES_SHOWN = 20
 CLASSES_NAMED = 4
 CLIENTS_SHOWN = 12
-PICTURE = Path("who-holds-what.png")
+DEFAULT_FIGURE = Path("who-holds-what.png")
 
-CountsPath = Annotated[Path, typer.Argument(metavar="COUNTS.CSV", help="The label counts.", show_default=False)]
+CountsPath = Annotated[
+    Path,
+    typer.Argument(
+        metavar="COUNTS.CSV",
+        help="Label counts: a column client and one for each class, or the columns client,class,count.",
+        show_default=False,
+    ),
+]
 TargetPath = Annotated[
     Path | None,
     typer.Option(
@@ -55,24 +62,22 @@ def describe(
         Path | None,
         typer.Option(
             "--picture",
-            help=f"Where to draw who holds what (.png, .svg, .pdf).  [default: {PICTURE}; none with --json]",
+            help=f"Where to draw who holds what (.png, .svg, .pdf).  [default: {DEFAULT_FIGURE}; none with --json]",
         ),
     ] = None,
     no_picture: Annotated[bool, typer.Option("--no-picture", help="Draw nothing.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say how skewed a federation's labels are, what that means for training, and which method addresses it.
-
-    COUNTS.CSV has a column `client` and one for each class, or the columns client,class,count.
+    """Describe how skewed a federation's labels are, what that means for training, and which method addresses it.
 
     Example: fedskew describe counts.csv --target target.csv --picture who.svg
     """
     if picture is not None and no_picture:
-        raise ArgumentError("--no-picture: contradicts --picture; give one of them")
+        raise ArgumentError("--no-picture: contradicts --picture; give only one of them")
     counts = LabelCounts.read_csv(path)
     mix = None if target is None else read_target(target, counts.classes)
     report = describe_labels(counts, mix)
-    drawn = None if no_picture else picture if picture is not None or as_json else PICTURE
+    drawn = None if no_picture else picture if picture is not None or as_json else DEFAULT_FIGURE
     if drawn is not None:
         _draw(counts, mix, drawn)
     if as_json:
@@ -116,8 +121,6 @@ def weights(
 ) -> None:
     """Weigh clients by a method, and show what it costs and which label mix results.
 
-    COUNTS.CSV has a column `client` and one for each class, or the columns client,class,count.
-
     Example: fedskew weights counts.csv --method fedpals --target target.csv --ess 0.5 --csv weights.csv
     """
     counts = LabelCounts.read_csv(path)
@@ -152,7 +155,7 @@ def _draw(counts: LabelCounts, target: np.ndarray | None, path: Path) -> None:
 
 @dataclass(frozen=True)
 class _Weighed:
-    """Weights of a federation's clients and what comes of them."""
+    """Weights of a federation's clients, and the label mix and effective samples that result."""
 
     counts: LabelCounts
     method: str
@@ -259,7 +262,7 @@ def _weigh(
 
 
 def _parsed(text: str) -> Any:
-    """A value as in TOML; what is no TOML value is a string."""
+    """Read a value as TOML; text that is no TOML value stays a string."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -348,12 +351,12 @@ def _print_mix(console: Console, found: _Weighed) -> None:
 
 
 def _shown(order: np.ndarray, most: int) -> list[int]:
-    """The first of an order where there are more than `most`, else all, as they stand in the file."""
+    """The first of an order where there are more than `most`, else all in the order of the file."""
     return order[:most].tolist() if len(order) > most else list(range(len(order)))
 
 
-def _print_note(console: Console, shown: list[int], there: int, note: str) -> None:
-    if len(shown) < there:
+def _print_note(console: Console, shown: list[int], total: int, note: str) -> None:
+    if len(shown) < total:
         console.print(f" [dim]{note}")
 
 

@@ -1,4 +1,4 @@
-"""`fedskew methods`: what there is, and one of them in a page."""
+"""`fedskew methods`: list the methods, or explain one of them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def methods(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a page.")] = False,
 ) -> None:
-    """List the methods: papers, parameters, costs, what goes with what; or explain one in a page.
+    """List the methods with their papers, parameters, costs and compatibility; or explain one of them.
 
     Example: fedskew methods
 

@@ -12,16 +12,21 @@ from fedskew.errors import ConfigError
 
 ConfigFile = Annotated[Path, typer.Argument(help="The TOML file.", show_default=False)]
 Changes = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one key, such as training.lr=0.05.")
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Change one key of the config, such as training.lr=0.05; may be repeated."
+    ),
 ]
 Seeds = Annotated[str | None, typer.Option(help="Seeds, such as 0,1,2.")]
 Quick = Annotated[bool, typer.Option("--quick", help="Apply the [quick] table of the file: minutes instead of hours.")]
-Out = Annotated[Path, typer.Option(help="The folder for run folders and whatever else is written.")]
+Out = Annotated[Path, typer.Option(help="The folder to write run folders, tables and reports to.")]
 Processes = Annotated[
     int | None,
-    typer.Option(help="How many runs at a time.  [default: cores / engine.threads; 1 on a GPU]", show_default=False),
+    typer.Option(
+        help="How many runs to train at a time.  [default: cores / engine.threads; 1 on a GPU]", show_default=False
+    ),
 ]
-Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda.")]
+Device = Annotated[str | None, typer.Option(help="Where to train: auto, cpu or cuda.")]
 DataRoot = Annotated[Path | None, typer.Option(help="The folder of the data sets (otherwise FEDSKEW_DATA).")]
 
 

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 def recipes(
     name: Annotated[str | None, typer.Argument(help="A recipe, to see its rows.", show_default=False)] = None,
     rows: Annotated[str | None, typer.Option(help="Only rows with these labels.", metavar="LABELS")] = None,
-    config: Annotated[bool, typer.Option("--config", help="Print the config of the first row, for `run`.")] = False,
+    config: Annotated[
+        bool, typer.Option("--config", help="Print the config of the first row, for `fedskew run`.")
+    ] = False,
     estimate: Annotated[
         bool, typer.Option("--estimate", help="Time a few steps, and estimate how long each would take here.")
     ] = False,
@@ -42,11 +44,11 @@ def recipes(
     from fedskew.papers import names, read_recipe
 
     console = Console()
-    wide = console if console.is_terminal else Console(width=160)  # a log has no width to keep to
+    wide = console if console.is_terminal else Console(width=160)  # in a log, lines may be long
     if name is None:
         if rows is not None or config:
             raise ConfigError(
-                "recipes: --rows and --config need the name of one, as in: recipes fedvls-table1 --rows mnist"
+                "--rows, --config: need the name of a recipe, as in: fedskew recipes fedvls-table1 --rows mnist"
             )
         _list(wide, [read_recipe(one) for one in names()], estimate, data_root)
         return
@@ -64,23 +66,23 @@ def _list(console: Console, found: list[Recipe], with_cost: bool, root: Path | N
     from fedskew.papers import estimate, in_words
 
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for heading in ("recipe", "runs", "data", *(["about"] if with_cost else []), "what"):
-        table.add_column(heading, justify="right" if heading in {"runs", "about"} else "left", overflow="fold")
+    for heading in ("recipe", "runs", "data", *(["time"] if with_cost else []), "content"):
+        table.add_column(heading, justify="right" if heading in {"runs", "time"} else "left", overflow="fold")
     with console.status("measuring") if with_cost else console.status("reading"):
         for recipe in found:
             cost = [in_words(estimate(recipe.rows))] if with_cost else []
             table.add_row(recipe.name, str(_runs(recipe)), _data(recipe, root), *cost, Text(recipe.title))
     console.print(table)
-    console.print("Data: ✓ is there, ✗ is missing (see --data-root). Runs: rows times seeds.")
+    console.print("Data: ✓ present, ✗ missing (see --data-root). Runs: rows times seeds.")
     if with_cost:
-        console.print("About: all runs one after another on this machine's CPU, from a few measured steps.")
+        console.print("Time: all runs one after another on this machine's CPU, estimated from a few measured steps.")
     console.print("Show one: fedskew recipes NAME. Run it: fedskew reproduce NAME.", markup=False)
 
 
-def _show(console: Console, recipe: Recipe, words: str | None, with_cost: bool, root: Path | None) -> None:
+def _show(console: Console, recipe: Recipe, labels: str | None, with_cost: bool, root: Path | None) -> None:
     from fedskew.papers import estimate, in_words, published
 
-    rows = recipe.rows if words is None else recipe.choose(words)
+    rows = recipe.rows if labels is None else recipe.choose(labels)
     console.print(Text(f"{recipe.paper}: {recipe.title}", style="bold"))
     printed = None if recipe.published is None else published(recipe.published)
     if printed is not None:
@@ -89,13 +91,15 @@ def _show(console: Console, recipe: Recipe, words: str | None, with_cost: bool, 
     seeds = sorted({len(row.tree["seeds"]) for row in rows})
     console.print(f"{len(rows)} rows of {' or '.join(map(str, seeds))} seeds. Labels, for --rows:", highlight=False)
     for axis in axes:
-        labels = dict.fromkeys(row.labels[axis] for row in rows if axis in row.labels)
-        console.print(f"  {axis}: {', '.join(labels)}", markup=False, highlight=False, soft_wrap=True)
+        names = dict.fromkeys(row.labels[axis] for row in rows if axis in row.labels)
+        console.print(f"  {axis}: {', '.join(names)}", markup=False, highlight=False, soft_wrap=True)
     for axis, read in recipe.readings.items():
         console.print(f"  read for {axis}: {', '.join(read)}", markup=False, highlight=False)
     console.print(f"Data: {_data(recipe, root)}", markup=False, highlight=False)
     if with_cost:
-        console.print(f"About {in_words(estimate(rows))}, one run after another on this machine's CPU.", markup=False)
+        console.print(
+            f"Time: about {in_words(estimate(rows))}, one run after another on this machine's CPU.", markup=False
+        )
     for text in recipe.deviating(rows):
         console.print(f"Differs from the paper: {text}", markup=False, highlight=False)
     first = rows[0]
@@ -132,7 +136,7 @@ def reproduce(
     seeds: Annotated[
         str | None, typer.Option(help="Seeds, such as 0,1,2.  [default: as many as the paper has]")
     ] = None,
-    rounds: Annotated[int | None, typer.Option(help="Run at most this many rounds, to see something soon.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Run at most this many rounds, for a quick look.")] = None,
     changes: Changes = None,
     out: Out = Path("runs"),
     processes: Processes = None,
@@ -173,9 +177,9 @@ def reproduce(
             )
         except KeyboardInterrupt:
             bar.stop()
-            console.print("stopped; the same command goes on from here")
+            console.print("stopped; run the same command again to continue")
             raise typer.Exit(130) from None
-    wide = console if console.is_terminal else Console(width=160)  # a log has no width to keep to
+    wide = console if console.is_terminal else Console(width=160)  # in a log, lines may be long
     wide.print(Text(f"{recipe.paper}: {recipe.title}", style="bold"))
     wide.print(comparison_table(done))
     for note in done.notes:
@@ -189,7 +193,7 @@ def reproduce(
 
 
 def _command() -> str:
-    """Return the command line as typed, without the folder of the data sets, which is of this machine only."""
+    """Return the command line as typed, without the folder of the data sets, which differs between machines."""
     words = [word for word in sys.argv[1:] if not word.startswith("--data-root=")]
     while "--data-root" in words:
         at = words.index("--data-root")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class _Bar:
-    """A progress bar on a terminal, which vanishes at the end; in a log there is none."""
+    """A progress bar that is shown on a terminal only, and disappears at the end."""
 
     def __init__(self, console: Console, unit: str, speed_estimate_period: float) -> None:
         self._console = console
@@ -55,8 +55,8 @@ class RunProgressBar(_Bar):
     """
 
     def __init__(self, console: Console, configs: Sequence[Config]) -> None:
-        super().__init__(console, "{task.fields[news]}", speed_estimate_period=3600.0)  # rounds may take minutes
-        self._task = self._bar.add_task("", total=sum(map(rounds_of, configs)), news="")
+        super().__init__(console, "{task.fields[latest]}", speed_estimate_period=3600.0)  # rounds may take minutes
+        self._task = self._bar.add_task("", total=sum(map(rounds_of, configs)), latest="")
         self._done = 0.0
 
     def start(self, config: Config) -> Callable[[Mapping[str, Any]], None]:
@@ -66,7 +66,7 @@ class RunProgressBar(_Bar):
 
         def listen(record: Mapping[str, Any]) -> None:
             if evaluation := record["evaluation"]:
-                self._bar.update(self._task, news=f"seed {record['seed']}  accuracy {evaluation['accuracy']:.3f}")
+                self._bar.update(self._task, latest=f"seed {record['seed']}  accuracy {evaluation['accuracy']:.3f}")
             self._bar.update(self._task, advance=1 if record["round"] else 0)
 
         return listen
@@ -89,7 +89,7 @@ class SweepProgressBar(_Bar):
         self._ended, self._all = finished, finished + len(jobs)
         self._task = self._bar.add_task(self._runs(), total=sum(self._rounds_left.values()))
         if finished:
-            self._print(f"{self._runs()} are there already")
+            self._print(f"{self._runs()} are finished already")
 
     def round(self, job: Job, round: int, accuracy: float | None) -> None:
         """See `SweepProgress`."""
@@ -105,8 +105,8 @@ class SweepProgressBar(_Bar):
         left = self._rounds_left[job.name]  # not 0 where a run stops early or fails
         self._bar.advance(self._task, left)
         self._bar.update(self._task, description=self._runs())
-        known = f"accuracy {100 * self._accuracy[job.name]:.1f} % at its end" if job.name in self._accuracy else "done"
-        self._print(f"{self._runs()}  {job.name}: {known if failure is None else 'failed'}")
+        result = f"accuracy {100 * self._accuracy[job.name]:.1f} %" if job.name in self._accuracy else "done"
+        self._print(f"{self._runs()}  {job.name}: {result if failure is None else 'failed'}")
 
     def _print(self, text: str) -> None:
         self._console.print(text, soft_wrap=True, markup=False, highlight=False)
@@ -116,6 +116,6 @@ class SweepProgressBar(_Bar):
 
 
 def rounds_of(config: Config) -> int:
-    """Return how many rounds a config takes at the most."""
-    tried = 1 if config.tune is None else len(config.tune.values)
-    return config.training.rounds * len(config.seeds) * tried
+    """Return how many rounds a config takes at most."""
+    values = 1 if config.tune is None else len(config.tune.values)
+    return config.training.rounds * len(config.seeds) * values

@@ -60,7 +60,7 @@ def run(
                 results.append(simulate(one, out=out, resume=resume, progress=watch.start(one)))
             except KeyboardInterrupt:
                 watch.stop()
-                console.print(f"stopped; go on with --resume ({run_folder(one, out)})")
+                console.print(f"stopped; continue with --resume ({run_folder(one, out)})")
                 raise typer.Exit(130) from None
     console.print(results_table(results))
     for result in results:

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
 
 from fedskew.cli.options import Changes, ConfigFile, DataRoot, Device, Out, Processes, Quick, Seeds, changed_keys
-
-if TYPE_CHECKING:
-    pass
 
 
 def sweep(
@@ -59,9 +55,9 @@ def sweep(
             result = run_sweep(whole, out, processes, bar)
         except KeyboardInterrupt:
             bar.stop()
-            console.print("stopped; the same command goes on from here")
+            console.print("stopped; run the same command again to continue")
             raise typer.Exit(130) from None
-    wide = console if console.is_terminal else Console(width=160)  # a log has no width to keep to
+    wide = console if console.is_terminal else Console(width=160)  # in a log, lines may be long
     wide.print(sweep_table(result, wide.width))
     for note in sweep_notes(result.sweep, result.rows):
         wide.print(note, markup=False, highlight=False)

@@ -77,8 +77,8 @@ def look(style: int) -> Look:
     Args:
         style: Number of the series, from 0.
     """
-    turn, color = divmod(style, len(SERIES))
-    return Look(SERIES[color], _DASHES[turn % len(_DASHES)], _MARKERS[style % len(_MARKERS)])
+    cycle, color = divmod(style, len(SERIES))
+    return Look(SERIES[color], _DASHES[cycle % len(_DASHES)], _MARKERS[style % len(_MARKERS)])
 
 
 @contextmanager

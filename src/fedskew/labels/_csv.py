@@ -148,7 +148,7 @@ def _read_long(path: Path, header: list[str], rows: Iterator[Row]) -> Table:
         client, label, count = (cells[place] for place in places)
         _check_client(path, line, client)
         if not label:
-            _fail(path, line, "empty, must be the name of a class", "class")
+            _fail(path, line, "empty, expected the name of a class", "class")
         pair = clients.setdefault(client, len(clients)), classes.setdefault(label, len(classes))
         if pair in found:
             _fail(path, line, f"client {client!r} and class {label!r} occur together a second time")
@@ -206,7 +206,7 @@ def _check_width(path: Path, line: int, cells: list[str], header: list[str]) -> 
 
 def _check_client(path: Path, line: int, client: str) -> None:
     if not client:
-        _fail(path, line, "empty, must be the name of a client", "client")
+        _fail(path, line, "empty, expected the name of a client", "client")
 
 
 def _check_known(path: Path, line: int, name: str, classes: Sequence[str]) -> None:
@@ -219,9 +219,9 @@ def _amount(path: Path, line: int, column: str, cell: str) -> float:
         amount = float(cell)
     except ValueError:
         wrong = "empty" if not cell else repr(cell)
-        _fail(path, line, f"{wrong}, must be a number >= 0 (0 where there is none)", column)
+        _fail(path, line, f"{wrong}, expected a number >= 0 (0 where there is none)", column)
     if not 0 <= amount < np.inf:
-        _fail(path, line, f"{cell}, must be a finite number >= 0", column)
+        _fail(path, line, f"{cell}, expected a finite number >= 0", column)
     return amount
 
 

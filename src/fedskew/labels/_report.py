@@ -1,6 +1,6 @@
 """The skew report: what the labels look like, what it means for training, and which method addresses it.
 
-Only what the methods' papers support is said of a method; where their own figures limit a claim, the limit is said too.
+It claims of a method only what its paper supports; where the paper's own figures limit a claim, it states the limit.
 """
 
 from __future__ import annotations
@@ -272,7 +272,7 @@ def _vacant(report: SkewReport) -> Iterator[str]:
 def _few_holders(report: SkewReport) -> Iterator[str]:
     if len(report.absent):
         yield (
-            f"Nobody holds {_names(report, report.absent)}: neither selecting nor weighing clients can make up for "
+            f"No client holds {_names(report, report.absent)}: neither selecting nor weighing clients can make up for "
             "that."
         )
     if len(report.single_holder):

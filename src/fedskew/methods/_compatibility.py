@@ -93,7 +93,7 @@ def _check_slots(method: Method) -> None:
 
 
 def _check_objective(objective: Objective) -> None:
-    """One classification loss; terms that are terms, each once."""
+    """Raise CombinationError unless there is one classification loss, and every term is a term that occurs once."""
     loss = name_of_key(key_of("objective", objective.loss))
     if _role(objective.loss) == "term":
         weight = default_weight(objective.loss)
@@ -111,7 +111,7 @@ def _check_objective(objective: Objective) -> None:
                 f"either as its name, with terms such as {terms}"
             )
         if type(term) in seen:
-            raise CombinationError(f"{where}: {name!r} stands there twice; take it once, with the sum of the weights")
+            raise CombinationError(f"{where}: {name!r} occurs twice; give it once, with the sum of the weights")
         seen.add(type(term))
 
 

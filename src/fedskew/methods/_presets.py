@@ -88,7 +88,7 @@ def compose(name: str) -> dict[str, Table]:
         if part not in PRESETS:
             raise ConfigError(f"method.preset: unknown name {part!r}{nearest(part.lower(), PRESETS)}")
         if parts.count(part) > 1:
-            raise CombinationError(f"method.preset: {part!r} twice; once is enough")
+            raise CombinationError(f"method.preset: {part!r} occurs twice; give it once")
     brought = {part: brings(PRESETS[part]) for part in parts}
     whole: dict[str, Table] = {}
     for thing in dict.fromkeys(thing for part in parts for thing in brought[part]):

@@ -1,5 +1,4 @@
-"""What is known of every method, as JSON and as text: from the components' own files, so that it can't be out of
-date."""
+"""The catalogue of methods, as JSON and as text, made from the components' own declarations and docstrings."""
 
 from __future__ import annotations
 
@@ -46,7 +45,7 @@ class Component(NamedTuple):
 
     @property
     def key(self) -> str:
-        """As other components name it."""
+        """Its name in the rules of other components: `slot.name`."""
         return f"{self.slot}.{self.name}"
 
     @property
@@ -67,17 +66,17 @@ class Component(NamedTuple):
 
     @property
     def presets(self) -> list[str]:
-        """Those that bring it."""
+        """Names of the presets that include it."""
         return [preset for preset in PRESETS if self in _brought(preset)]
 
 
 def all_components() -> list[Component]:
-    """All of them, by slot."""
+    """Return all components, slot by slot."""
     return [Component(slot, name, kind) for slot, index in PLACES.items() for name, kind in index.items()]
 
 
 def listing() -> dict[str, Any]:
-    """Everything, for JSON."""
+    """Return all presets, combinations and components as plain values for JSON."""
     return {
         "presets": {name: _preset(name) for name in PRESETS},
         "combinations": {name: _preset(name) for name in COMBINATIONS},
@@ -86,13 +85,17 @@ def listing() -> dict[str, Any]:
 
 
 def explanation(name: str) -> dict[str, Any]:
-    """One preset, one combination, or the components of one name, for JSON. Raises ConfigError for an unknown name."""
+    """Return a preset, a combination, or the components of one name as plain values for JSON.
+
+    Raises:
+        ConfigError: The name is unknown.
+    """
     preset = _preset(name) if _is_preset(name) else None
     return {"name": name, "preset": preset, "components": [_component(component) for component in _concerned(name)]}
 
 
 def print_listing(console: Console) -> None:
-    """Every preset and component, in tables."""
+    """Print tables of all presets and components."""
     _say(console, "Presets. [method] preset = NAME in a config; joined by + they compose.", before=0)
     _print_table(console, ("preset", "brings"), [(name, _summary(name)) for name in PRESETS])
     _say(console, f"The papers' own combinations: {', '.join(COMBINATIONS)}.")
@@ -110,7 +113,7 @@ def print_listing(console: Console) -> None:
         _say(console, f"{slot}: {question}")
         _print_table(console, (slot, "parameters", "paper", "cost"), rows)
     _say(console, COSTS)
-    _say(console, "Any component of one slot goes with any of the others, and any loss with any terms, but:")
+    _say(console, "Any component of one slot goes with any of the others, and any loss with any terms, except:")
     verdicts: tuple[tuple[Literal["refuses", "warns"], str], ...] = (
         ("refuses", "is refused with"),
         ("warns", "conflicts with"),
@@ -121,11 +124,11 @@ def print_listing(console: Console) -> None:
             others = {other: reason for (first, other), reason in found.items() if first == one}
             for reason, names in _by_reason(others).items():
                 _say(console, f"{one} {verb} {', '.join(names)}: {reason}.", indent="  ", before=0)
-    _say(console, "One in a page: fedskew methods NAME. For programs: --json.")
+    _say(console, "To explain one: fedskew methods NAME. For programs: --json.")
 
 
 def page(name: str) -> str:
-    """One preset, one combination, or the components of one name, explained in Markdown.
+    """Explain a preset, a combination, or the components of one name in Markdown.
 
     Raises:
         ConfigError: The name is unknown.
@@ -151,12 +154,12 @@ def page(name: str) -> str:
 
 
 def print_page(console: Console, name: str) -> None:
-    """Print what `page` says of a name, rendered for the console."""
+    """Print the `page` of a name, rendered for the console."""
     console.print(Markdown(page(name), code_theme="bw"))
 
 
 def _section(component: Component) -> str:
-    """What a component's class says: its parameters, their meaning and defaults, what it costs and goes with."""
+    """A component's parameters with meaning and defaults, its cost and compatibility, in Markdown."""
     role = {"classification": ", a classification loss", "term": ", a term"}.get(component.role, "")
     text, meanings = _docstring(component.kind)
     blocks = [f"## {component.name} ({component.slot}{role})", text]
@@ -191,14 +194,14 @@ def _section(component: Component) -> str:
 
 
 def _docstring(kind: type) -> tuple[str, dict[str, str]]:
-    """A class's docstring without its `Attributes:`, and what these say of each parameter."""
+    """A class's docstring without its `Attributes:`, and the meaning of each parameter from there."""
     text, _, attributes = (inspect.getdoc(kind) or "").partition("\nAttributes:\n")
     entries = re.findall(r"^    (\w+): (.*(?:\n     +.*)*)", attributes, re.MULTILINE)
     return text.strip(), {name: " ".join(meaning.split()) for name, meaning in entries}
 
 
 def _example(name: str) -> str:
-    """The `[method]` of a config that takes it, with every parameter that has a value."""
+    """The `[method]` of a config that uses it, with every parameter that has a value."""
     if not _is_preset(name):
         component = _concerned(name)[0]
         table = {"name": name} | dict.fromkeys(component.required, "...")
@@ -245,7 +248,7 @@ def _component(component: Component) -> dict[str, Any]:
 
 
 def _summary(preset: str) -> str:
-    """What presets bring, in a line."""
+    """The components of a preset, in a line."""
     brought = _brought(preset)
     if not brought:
         return "every slot as by default: " + ", ".join(f"{slot} {_default(slot)}" for slot in SLOTS)
@@ -290,7 +293,7 @@ def _concerned(name: str) -> list[Component]:
 
 
 def _is_preset(name: str) -> bool:
-    """Whether it is a preset or several; a part that is none is an error."""
+    """Whether it is a preset, or presets joined by "+"; an unknown part raises ConfigError."""
     if "+" in name:
         expand({"preset": name})
         return True
@@ -306,7 +309,7 @@ def _defaults(kind: Any) -> dict[str, Any]:
 
 
 def _against(component: Component, verdict: Literal["refuses", "warns"]) -> dict[str, str]:
-    """The components that it has a rule with, and the reason; whichever of the two states it."""
+    """The components that it has a rule with, and the reason, whichever of the two declares it."""
     pairs = {frozenset(pair): reason for pair, reason in exceptions(verdict).items() if component.key in pair}
     return {next(iter(pair - {component.key})): reason for pair, reason in pairs.items()}
 

@@ -1,4 +1,4 @@
-"""What a recipe costs on this machine: a step and an evaluation are measured, and multiplied."""
+"""How long a recipe takes on this machine, estimated from a measured step and a measured evaluation."""
 
 from __future__ import annotations
 
@@ -41,10 +41,8 @@ def _seconds(row: RecipeRow) -> float:
     training, rule = config.training, config.partition
     has_target = rule.parameters.get("target_client", rule.rule == "sparsity")
     clients = (rule.clients or 2) - bool(has_target)
-    held = (
-        config.data.validation if isinstance(config.data.validation, float) else 0.0
-    )  # "own" is beside the training part
-    samples = facts.train * (1 - held) * clients / (clients + bool(has_target))
+    share = config.data.validation if isinstance(config.data.validation, float) else 0.0  # "own" takes no training data
+    samples = facts.train * (1 - share) * clients / (clients + bool(has_target))
     samples = min(samples, clients * rule.parameters.get("samples_per_client", math.inf))
     participants = max(1, math.floor(training.participation * clients + 1e-9))
     batches = math.ceil(samples / clients / training.batch_size)
@@ -65,12 +63,12 @@ def _seconds(row: RecipeRow) -> float:
         encoders = method.pipeline.split(training.rounds)
         rounds = encoders + (training.rounds - encoders) * method.pipeline.batches / max(per_client, 1)
     trained = rounds * participants * per_client * step * (3 + cost.forward + 2 * cost.backward) / 3
-    tests = facts.test + facts.train * held
+    tests = facts.test + facts.train * share
     if config.evaluation.clients:
         tests += facts.test * participants
-    looked = (training.rounds / config.evaluation.every) * tests * evaluated
-    tried = 1 if config.tune is None else len(config.tune.values)
-    return float((trained + looked) * tried * len(config.seeds))
+    evaluating = (training.rounds / config.evaluation.every) * tests * evaluated
+    values = 1 if config.tune is None else len(config.tune.values)
+    return float((trained + evaluating) * values * len(config.seeds))
 
 
 @cache

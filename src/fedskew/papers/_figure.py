@@ -163,7 +163,7 @@ def _classes(axes: Axes, part: FigurePart, rows: Runs, _: dict[str, int]) -> Non
     local, sent_or_merged = [], []
     for run in (run for _, seeds in rows for run in seeds):
         evaluated = [record for record in run.rounds if record.evaluation is not None]
-        watched = [client for client in evaluated[-1].clients or [] if _meant(client.client, part)]
+        watched = [client for client in evaluated[-1].clients or [] if _is_shown(client.client, part)]
         local.append(np.mean([_numbers(client.per_class) for client in watched], axis=0))
         model = evaluated[-2 if part.clients else -1].evaluation
         assert model is not None
@@ -182,7 +182,7 @@ def _confusion(axes: Axes, part: FigurePart, rows: Runs, _: dict[str, int]) -> N
     """Draw a client's confusion after its local training, last evaluated round of the first seed; rows as shares."""
     run = rows[0][1][0]
     last = [record for record in run.rounds if record.clients][-1]
-    matrix = next(client.confusion for client in last.clients or [] if _meant(client.client, part))
+    matrix = next(client.confusion for client in last.clients or [] if _is_shown(client.client, part))
     drawing.heat_map(axes, label_shares(np.array(matrix)), Normalize(0, 1), run.class_names)
     axes.set_xlabel("predicted")
     axes.set_ylabel("true")
@@ -209,7 +209,7 @@ def _mixes(axes: Axes, _: FigurePart, rows: Runs, styles: dict[str, int]) -> Non
     axes.set_xlabel("client")
 
 
-def _meant(client: int, part: FigurePart) -> bool:
+def _is_shown(client: int, part: FigurePart) -> bool:
     return not part.clients or client in part.clients
 
 

@@ -26,7 +26,7 @@ _SUMMARIES = {
     "final": "of the last round",
     "last": "in the last round",
 }
-_FIGURES = {
+_NUMBERS = {
     "accuracy": "test accuracy",
     "target_accuracy": "accuracy on the target mix",
     "macro_f1": "macro F1 on the test set",
@@ -54,18 +54,21 @@ def value_of(run: SeedRun, measure: str, reading: Mapping[str, str] | None = Non
     reading = reading or {}
     if measure == "projection_distance":
         return None if run.target is None else projection_distance(run.counts, run.target)
-    moment, _, figure = measure.partition(".")
+    moment, _, name = measure.partition(".")
     if moment == "last":
         found: Any = next((record for record in reversed(run.rounds) if record.round), None)
-        value = None if found is None else getattr(found, figure)
+        value = None if found is None else getattr(found, name)
     elif measure == "max.accuracy" and "rounds" in reading:
         value = _max_until(run, int(reading["rounds"]))
     elif measure == "final.domain_accuracy":
         value = run.summary["final"]["domains"][reading["domain"].lower()]
     elif moment in _SUMMARIES:
-        value = (run.summary[moment] or {}).get(figure)
+        value = (run.summary[moment] or {}).get(name)
     else:
-        raise ConfigError(f"measure: {measure!r} is none of {', '.join(_SUMMARIES)} with a figure, or those described")
+        raise ConfigError(
+            f"measure: unknown {measure!r}; expected projection_distance, or one of {', '.join(_SUMMARIES)} with a "
+            "number of the summary, such as last10.accuracy"
+        )
     return None if value is None else float(value) * (100.0 if unit_of(measure) == "%" else 1.0)
 
 
@@ -78,9 +81,9 @@ def describe_measure(measure: str) -> str:
     """Return a measure in words."""
     if measure == "projection_distance":
         return "squared distance from the target to the hull of the clients' label mixes"
-    moment, _, figure = measure.partition(".")
+    moment, _, name = measure.partition(".")
     unit = " in %" if unit_of(measure) else ""
-    return f"{_FIGURES.get(figure, figure)}{unit}, {_SUMMARIES.get(moment, moment)}"
+    return f"{_NUMBERS.get(name, name)}{unit}, {_SUMMARIES.get(moment, moment)}"
 
 
 def _max_until(run: SeedRun, last: int) -> float | None:
@@ -94,7 +97,7 @@ def _max_until(run: SeedRun, last: int) -> float | None:
 def domain_accuracies(config: Config, seed: int, folder: Path) -> dict[str, float]:
     """Return the test accuracy of a finished run's model on each domain, a share, by name; and their "average".
 
-    They are kept in the run folder as `domains.json`.
+    The run folder keeps them in `domains.json`.
 
     Args:
         config: The config of the run.

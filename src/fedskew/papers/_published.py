@@ -91,7 +91,7 @@ def published_names() -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class PrintedCounts:
-    """The one partition that a paper prints whole: CIFAR-10 among ten clients, FedVLS's table 7.
+    """The one partition that a paper prints in full: CIFAR-10 among ten clients, FedVLS's table 7.
 
     Each client has as many samples of each class as the table prints; which ones is drawn.
     """

@@ -132,7 +132,7 @@ class FigurePart:
         x: What it is drawn against, an axis or a value.
         lines: The axis whose labels have a colour each.
         panels: Axes; each combination of their labels has a panel.
-        where: The rows that are meant, by label.
+        where: The rows that are shown, by label.
         clients: Ids of the clients that are shown.
         reference: A level to draw as a dashed line.
     """
@@ -165,7 +165,7 @@ class FigurePart:
         return cls(**{**table, "where": where, **lists})
 
     def shows(self, labels: Labels) -> bool:
-        """Tell whether a row with these labels is meant."""
+        """Tell whether a row with these labels is shown."""
         return _matches(self.where, labels)
 
 
@@ -174,7 +174,7 @@ class Deviation:
     """What differs from the paper.
 
     Attributes:
-        where: The rows that are meant, by label; empty for all rows.
+        where: The rows that it concerns, by label; empty for all rows.
         says: What differs, a sentence.
     """
 
@@ -182,7 +182,7 @@ class Deviation:
     says: str
 
     def concerns(self, labels: Labels) -> bool:
-        """Tell whether a row with these labels is meant."""
+        """Tell whether it concerns a row with these labels."""
         return _matches(self.where, labels)
 
 
@@ -264,7 +264,7 @@ class Recipe:
 
 
 def plain(label: str) -> str:
-    """Return a label as it is typed: lower case, without spaces and signs other than "." and "+"."""
+    """Return a label in the form that users type: lower case, without spaces and signs other than "." and "+"."""
     return re.sub(r"[^a-z0-9.+]", "", label.lower())
 
 
@@ -331,7 +331,7 @@ def _recipe(name: str, paper: str, settings: dict[str, Any], own: dict[str, Any]
 
 
 def _tree(labels: Labels, settings: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    """Merge what the paper says of these labels and what the item says, whose own meaning of a label comes first."""
+    """Merge the config of these labels from the paper's settings and the item; the item's meaning of a label wins."""
     own_values = own.get("values", {})
     changes = []
     for table in (settings, own):
@@ -342,7 +342,7 @@ def _tree(labels: Labels, settings: dict[str, Any], own: dict[str, Any]) -> dict
                 changes.append(table["values"][axis][label])
             elif not own_label and table is settings:
                 known = [*table.get("values", {}).get(axis, {}), *own_values.get(axis, {})]
-                raise ConfigError(f"axes.{axis}: {label!r} is not explained{nearest(label, known)}")
+                raise ConfigError(f"axes.{axis}: {label!r} has no entry in [values]{nearest(label, known)}")
         changes += [rule["set"] for rule in table.get("where", []) if _matches(_listed(rule, "set"), labels)]
     tree: dict[str, Any] = {}
     for change in changes:
@@ -393,7 +393,7 @@ def _tables(path: Path, kind: str) -> dict[str, Any]:
 
 
 def _run_name(config: Config) -> str:
-    """Name a run by what it is, whichever recipe asks for it, so that recipes share runs."""
+    """Name a run by its config, not by the recipe, so that recipes share runs."""
     method = config.method
     parts = [method[slot]["name"] for slot in method if slot not in {"objective", "pipeline"}]
     parts += [method["objective"]["name"], *(term["name"] for term in method["objective"]["terms"])]

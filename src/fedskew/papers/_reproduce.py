@@ -1,4 +1,4 @@
-"""Run the rows of a recipe, and set them beside what the paper prints."""
+"""Run the rows of a recipe, and compare them with what the paper prints."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from fedskew.papers._recipe import Labels, Recipe, RecipeRow
 from fedskew.report import SeedRun, machine_notes
 from fedskew.tables import Spread, csv_text, flatten, markdown_table
 
-_UNREPORTED = ("data.root", "engine.", "output.", "seeds")  # changes of a config that are no smaller task
+_UNREPORTED = ("data.root", "engine.", "output.", "seeds")  # changes of a config that leave the task as it is
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One line of a reproduction: ours beside theirs.
+    """One line of a reproduction: our values and the paper's.
 
     Attributes:
         labels: Its label on each axis.
@@ -57,7 +57,7 @@ class Reproduction:
         recipe: The recipe.
         axes: The axes that its lines have a label on.
         unit: Unit of the values.
-        lines: Ours beside theirs.
+        lines: Our values and the paper's, a line for each row.
         notes: How to read it, what was made smaller, what deviates from the paper.
         failures: One line for each run that failed.
         folder: Where the files are.
@@ -113,7 +113,7 @@ def reproduce(
     progress: SweepProgress | None = None,
     command: str = "",
 ) -> Reproduction:
-    """Do what is missing of the rows of a recipe, and set the results beside what the paper prints.
+    """Run the rows of a recipe, and compare the results with what the paper prints.
 
     Runs are ordinary run folders: finished ones are read, interrupted ones continue.
 
@@ -125,7 +125,7 @@ def reproduce(
         rounds: No run has more rounds than these.
         processes: How many runs at a time, see `run_sweep`.
         progress: Callbacks, see `run_sweep`.
-        command: The command line to note down; by default that of the whole recipe.
+        command: The command line to write into the comparison; by default that of the whole recipe.
 
     Raises:
         ConfigError: A config makes no sense; nothing has been run then. The message names the row.
@@ -147,7 +147,7 @@ def reproduce(
     lines = compare(recipe, runs)
     notes = [
         *_reading(recipe, lines),
-        *_smaller(recipe, rows, planned),
+        *_changes(recipe, rows, planned),
         *(f"Differs from the paper: {text}" for text in recipe.deviating(rows)),
         *model_notes(config for _, config in planned),
         *machine_notes({id(run): run for _, found in runs for run in found}.values()),
@@ -159,21 +159,21 @@ def reproduce(
 
 
 def _check_data(recipe: Recipe, planned: Sequence[tuple[RecipeRow, Config]]) -> None:
-    """Refuse a plan whose files are missing: name the first of them, and the rows that could be run."""
-    gone: dict[str, str] = {}
+    """Raise DataError where files of a data set are missing; the message names the rows that could be run."""
+    missing: dict[str, str] = {}
     others: dict[str, None] = {}
     for row, config in planned:
         if place := absent(row.tree["data"], config.data.root):
-            gone.setdefault(facts_of(row.tree["data"]).title, place)
+            missing.setdefault(facts_of(row.tree["data"]).title, place)
         elif label := row.labels.get("dataset"):
             others[label] = None
-    if not gone:
+    if not missing:
         return
-    title, place = next(iter(gone.items()))
+    title, place = next(iter(missing.items()))
     rest = f"; rows that can be run: --rows {','.join(others)!r}" if others else ""
     known = os.environ.get("FEDSKEW_DATA") or any(config.data.root for _, config in planned)
-    root = "" if known else "; say where data sets are by --data-root or FEDSKEW_DATA"
-    raise DataError(f"{recipe.name}: {title} is missing: {place} is not there{root}{rest}")
+    root = "" if known else "; set the folder of the data sets by --data-root or FEDSKEW_DATA"
+    raise DataError(f"{recipe.name}: {title} is missing: there is no {place}{root}{rest}")
 
 
 def _finished(recipe: Recipe, cell: Cell, out: Path) -> list[SeedRun]:
@@ -188,7 +188,7 @@ def _finished(recipe: Recipe, cell: Cell, out: Path) -> list[SeedRun]:
 
 
 def compare(recipe: Recipe, runs: Sequence[tuple[RecipeRow, Sequence[SeedRun]]]) -> list[Comparison]:
-    """Set the values of a recipe's runs beside what the paper prints.
+    """Compare the values of a recipe's runs with what the paper prints.
 
     Args:
         recipe: The recipe.
@@ -233,12 +233,12 @@ def _reading(recipe: Recipe, lines: Sequence[Comparison]) -> list[str]:
     else:
         notes.append("The paper prints no numbers for these rows.")
     if any(not line.ours for line in lines):
-        notes.append("-: no value, because the run failed or ended before.")
+        notes.append("-: no value, because the run failed or ended before that round.")
     return notes
 
 
-def _smaller(recipe: Recipe, rows: Sequence[RecipeRow], planned: Sequence[tuple[RecipeRow, Config]]) -> list[str]:
-    """Return what was made smaller or otherwise than the recipe says; empty where nothing was."""
+def _changes(recipe: Recipe, rows: Sequence[RecipeRow], planned: Sequence[tuple[RecipeRow, Config]]) -> list[str]:
+    """Return a note on what was changed from the recipe; empty where nothing was."""
     parts = []
     if len(rows) < len(recipe.rows):
         parts.append(f"{len(rows)} of {len(recipe.rows)} rows")
@@ -253,7 +253,7 @@ def _smaller(recipe: Recipe, rows: Sequence[RecipeRow], planned: Sequence[tuple[
                 text = f"{key} = {json.dumps(after.get(key))}"
                 changes.setdefault(text, {})[json.dumps(before.get(key))] = None
     parts += [f"{text} instead of {' or '.join(old)}" if old else text for text, old in changes.items()]
-    return [f"Not the whole: {'; '.join(parts)}."] if parts else []
+    return [f"Changed from the recipe: {'; '.join(parts)}."] if parts else []
 
 
 def _list(seeds: Sequence[int]) -> str:

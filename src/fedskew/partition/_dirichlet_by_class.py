@@ -99,25 +99,12 @@ class DirichletByClass:
 
 
 @component
-class DirichletWithinDomains:
+class DirichletWithinDomains(DirichletByClass):
     """Each domain is divided among clients of its own, class by class, by a Dirichlet draw.
 
     The split of Digits in FedVLS (tables 14 and 15: "each domain among six clients"). With D domains and K clients,
-    domain d goes to clients d K/D to (d + 1) K/D - 1, by `DirichletByClass`.
-
-    Attributes:
-        beta: As in `DirichletByClass`.
-        min_size: As in `DirichletByClass`.
-        balance: As in `DirichletByClass`.
-        max_tries: As in `DirichletByClass`.
+    domain d goes to clients d K/D to (d + 1) K/D - 1, by `DirichletByClass`, whose parameters it takes.
     """
-
-    target_client: ClassVar[bool] = False
-
-    beta: Positive
-    min_size: Size = 10
-    balance: Switch = True
-    max_tries: Count = 10_000
 
     def split(
         self, labels: ArrayLike, clients: int, rng: np.random.Generator, num_classes: int | None = None
@@ -149,10 +136,7 @@ class DirichletWithinDomains:
         for domain in found:
             rows = np.flatnonzero(domains == domain)
             try:
-                shares += [rows[own] for own in self._rule().split(labels[rows], each, rng, num_classes)]
+                shares += [rows[own] for own in DirichletByClass.split(self, labels[rows], each, rng, num_classes)]
             except PartitionError as error:
                 raise PartitionError(f"in domain {domain}: {error}") from None
         return shares
-
-    def _rule(self) -> DirichletByClass:
-        return DirichletByClass(self.beta, self.min_size, self.balance, self.max_tries)

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedskew.errors import ArgumentError, DataError
+from fedskew.files import replacing
 from fedskew.partition._rule import IntArray
 
 _FORMAT = "fedskew partition 1"
@@ -102,14 +103,11 @@ class Partition:
             "sizes": np.array([len(held) for held in self.indices], dtype=np.int64),
             "indices": np.concatenate(self.indices),
         }
-        path = Path(path)
-        aside = path.with_name(path.name + ".part")
         # Not numpy.savez: it leaves the time stamps in the archive to the Python version.
-        with zipfile.ZipFile(aside, "w") as archive:
+        with replacing(Path(path)) as part, zipfile.ZipFile(part, "w") as archive:
             for name, array in arrays.items():
                 with archive.open(zipfile.ZipInfo(f"{name}.npy", _FIXED_TIME), "w", force_zip64=True) as entry:
                     np.lib.format.write_array(entry, array, allow_pickle=False)
-        aside.replace(path)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Partition:

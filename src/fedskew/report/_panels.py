@@ -53,7 +53,7 @@ class Panel:
         caption: How to read it.
         basis: How many seeds it rests on.
         groups: The legend; empty where colours mean something else.
-        findings: What is to be seen in it, in words.
+        findings: What it shows, in words.
     """
 
     title: str
@@ -327,7 +327,7 @@ def _label_mixes(groups: list[Group]) -> Iterator[Panel]:
             "rounds and seeds. Thin line: the labels of all clients together."
         )
         if target is not None:
-            caption += " Grey: the target mix; with markers at its edge, training saw what the target asks for."
+            caption += " Grey: the target mix; where the markers lie at its edge, training saw the target's mix."
         figure, axes = drawing.panel(drawing.class_height(len(dots), len(names)), "share of the label mix, %")
         drawing.label_mix(axes, dots, pooled, target, names)
         svg = _svg(figure, f"{title}, by class.")
@@ -410,7 +410,7 @@ def _alike(groups: list[Group], kind: Callable[[Group], Hashable]) -> list[list[
 
 
 def _title(title: str, members: list[Group], groups: list[Group]) -> str:
-    return title if len(members) == len(groups) else f"{title}: {', '.join(group.label for group in members)}"
+    return title if len(members) == len(groups) else f"{title}: {'; '.join(group.label for group in members)}"
 
 
 def _basis(shown: list[tuple[Group, int]]) -> str:
