@@ -20,20 +20,20 @@ TASK = {
 
 def test_the_exact_rule_loses_the_share_rounded_down_and_never_everybody():
     for cohort, lost in ((10, 3), (3, 0), (4, 1), (1, 0)):
-        assert Conditions(dropout=0.3).vanished(cohort, seed=0, round=1).sum() == lost
-    assert Conditions(dropout=0.99).vanished(1, seed=0, round=1).sum() == 0
+        assert Conditions(dropout=0.3).dropped(cohort, seed=0, round=1).sum() == lost
+    assert Conditions(dropout=0.99).dropped(1, seed=0, round=1).sum() == 0
 
 
 def test_who_vanishes_depends_on_seed_and_round_only():
     conditions = Conditions(dropout=0.3)
-    draws = [tuple(conditions.vanished(10, seed, round)) for seed in range(3) for round in range(3)]
-    assert draws[0] == tuple(conditions.vanished(10, 0, 0))
+    draws = [tuple(conditions.dropped(10, seed, round)) for seed in range(3) for round in range(3)]
+    assert draws[0] == tuple(conditions.dropped(10, 0, 0))
     assert len(set(draws)) > 5
 
 
 def test_the_bernoulli_rule_loses_each_by_its_own_coin():
     conditions = Conditions(dropout=0.3, dropout_rule="bernoulli")
-    lost = [conditions.vanished(10, 0, round).sum() for round in range(2000)]
+    lost = [conditions.dropped(10, 0, round).sum() for round in range(2000)]
     # binomial(10, 0.3): mean 3, standard deviation 1.45; the mean of 2000 lies within 0.1
     assert np.mean(lost) == pytest.approx(3, abs=0.1)
     assert np.std(lost) == pytest.approx(1.449, abs=0.1)

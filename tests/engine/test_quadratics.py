@@ -17,7 +17,6 @@ from torch import nn
 
 from fedskew.engine import Federation, LocalTraining, LocalWork, PartitionedData, SequentialBackend, hooked
 from fedskew.local_steps import SGD, FedGF, FedProx, Scaffold
-from fedskew.local_steps._scaffold import CHANGE, CLIENT, SERVER
 from fedskew.methods import Method
 from fedskew.models import FlatModel
 from fedskew.objectives import Objective
@@ -146,9 +145,9 @@ class Mixed(Scaffold):
     """The correction inside momentum, and control variates by the number of steps: layouts that don't fit."""
 
     def end_local(self, end):
-        before = end.client[CLIENT]
-        after = before - end.broadcast[SERVER] + (end.start - end.parameters) / (end.steps * end.lr)
-        return {CLIENT: after}, {CHANGE: after - before}
+        before = end.client["scaffold.client"]
+        after = before - end.broadcast["scaffold.server"] + (end.start - end.parameters) / (end.steps * end.lr)
+        return {"scaffold.client": after}, {"scaffold.change": after - before}
 
 
 def test_control_variates_that_ignore_momentum_diverge():

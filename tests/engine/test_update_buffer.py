@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedskew.engine._update_buffer import UpdateBuffer, as_matrix
+from fedskew.engine import UpdateBuffer, as_matrix
 
 
-def test_memory_is_lent_again_once_nobody_holds_a_part_of_it():
+def test_memory_is_reused_once_nothing_refers_to_a_part_of_it():
     rows = UpdateBuffer()
     first = rows.acquire(3, 5)
     at = first.data_ptr()

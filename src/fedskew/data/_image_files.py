@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 from collections.abc import Iterable, Sequence
@@ -20,6 +19,7 @@ from fedskew.data._files import damaged, missing
 from fedskew.data._images import normalised
 from fedskew.data._stored import MappedImages
 from fedskew.errors import DataError
+from fedskew.files import replacing
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -111,25 +111,20 @@ class ImageFiles:
 
 
 def _pack(images: ImageFiles, path: Path) -> None:
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # Written, not memory-mapped: on a full disk, that would end the process without an error.
-        with aside.open("wb") as file:
+        with replacing(path, shared=True) as part, part.open("wb") as file:
             header = {"descr": "|u1", "fortran_order": False, "shape": images.shape}
             np.lib.format.write_array_header_1_0(file, header)
             for start in range(0, len(images), _ROWS_AT_ONCE):
                 rows = range(start, min(start + _ROWS_AT_ONCE, len(images)))
                 file.write(images.decode(rows).data)
-        aside.replace(path)
     except OSError as error:
         raise DataError(
             f"{path}: decoded images can't be stored there ({error.strerror}); set FEDSKEW_CACHE to a folder that can "
             "be written, or packed = false to decode them batch by batch"
         ) from None
-    finally:
-        with contextlib.suppress(OSError):
-            aside.unlink()
 
 
 def _hash(images: ImageFiles) -> str:

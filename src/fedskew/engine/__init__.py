@@ -2,17 +2,23 @@
 
 from fedskew.engine._backend import Assignment, Backend, LocalTraining, Observer, Sent, Update
 from fedskew.engine._clients import ClientStates
-from fedskew.engine._cohort_seeds import run_round_together
-from fedskew.engine._conditions import Conditions
 from fedskew.engine._evaluation import evaluation, plain, predict
 from fedskew.engine._fedconcat import FedConcatRunner, FedConcatState
-from fedskew.engine._federation import Federation, RoundRunner, ServerState, cohort_size, hooked
+from fedskew.engine._federation import (
+    Conditions,
+    Federation,
+    RoundRunner,
+    ServerState,
+    cohort_size,
+    hooked,
+    run_round_together,
+)
 from fedskew.engine._local_work import ClientData, ClientSamples, LocalWork, PartitionedData
 from fedskew.engine._processes import ProcessBackend
 from fedskew.engine._ranks import RankBackend, from_the_first
 from fedskew.engine._records import ClientEvaluation, Cohort, Evaluation, RoundOutcome, RoundRecord
 from fedskew.engine._sequential import SequentialBackend
-from fedskew.engine._update_buffer import UpdateBuffer
+from fedskew.engine._update_buffer import UpdateBuffer, as_matrix
 from fedskew.engine.cohort import CohortBackend, faster_together
 
 __all__ = [
@@ -43,6 +49,7 @@ __all__ = [
     "ServerState",
     "Update",
     "UpdateBuffer",
+    "as_matrix",
     "cohort_size",
     "evaluation",
     "faster_together",

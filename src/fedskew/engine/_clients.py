@@ -1,4 +1,4 @@
-"""What clients keep between their participations: one state for each that took part, whatever the pool."""
+"""What clients keep between their participations: a state for each client that took part, not for the whole pool."""
 
 from __future__ import annotations
 
@@ -21,56 +21,81 @@ Named = Mapping[str, Tensor]
 
 
 class ClientStates:
-    """Named tensors by client, in memory up to `memory` bytes; beyond that the longest unused go to files.
+    """A store of named tensors by client: in memory up to a limit, the least recently used in files.
 
-    A file is named by client and round and never written twice, so that a checkpoint can name the files it belongs to,
-    and a run that was killed later goes on from just those.
+    A file is named by client and round and is never overwritten, so that a checkpoint can name the files that it
+    belongs to, and a run that is killed later resumes from these.
+
+    Args:
+        folder: Where files are written; None: a temporary folder.
+        memory: How many bytes are held in memory.
     """
 
     def __init__(self, folder: Path | None = None, memory: int = 2**30) -> None:
         self._given = folder
         self._memory = memory
-        self._held: OrderedDict[int, Named] = OrderedDict()
+        self._cached: OrderedDict[int, Named] = OrderedDict()
         self._bytes = 0
         self._rounds: dict[int, int] = {}
         self._unwritten: set[int] = set()
         self._stale: list[Path] = []
 
     def get(self, client: int) -> Named | None:
-        """A client's state; None before its first participation."""
+        """Look up a client's state.
+
+        Args:
+            client: The client's number.
+
+        Returns:
+            Its tensors by name; None before its first participation.
+        """
         if client not in self._rounds:
             return None
-        if client not in self._held:
-            self._hold(client, load_file(self._path(client, self._rounds[client])))
-        self._held.move_to_end(client)
-        return self._held[client]
+        if client not in self._cached:
+            self._cache(client, load_file(self._path(client, self._rounds[client])))
+        self._cached.move_to_end(client)
+        return self._cached[client]
 
     def put(self, client: int, round: int, state: Named) -> None:
-        """Keep what a client ended this round with."""
+        """Store a client's state at the end of a round.
+
+        Args:
+            client: The client's number.
+            round: Number of the round.
+            state: Its tensors by name; nothing is stored where there are none.
+        """
         if not state:
             return
-        self._drop(client)
+        self._evict(client)
         if self._rounds.get(client, round) != round and client not in self._unwritten:
             self._stale.append(self._path(client, self._rounds[client]))
         self._rounds[client] = round
         self._unwritten.add(client)
-        self._hold(client, state)
+        self._cache(client, state)
 
     @property
     def newest(self) -> int:
-        """The last round of which there is a state; 0 before the first."""
+        """The last round that a stored state is of; 0 where there is none."""
         return max(self._rounds.values(), default=0)
 
     def save(self) -> NDArray[np.int64]:
-        """Write what isn't on disk yet, and return which client's state is of which round, `(clients, 2)`."""
+        """Write all states that are not on disk yet.
+
+        Returns:
+            Each client with a state and the round that it is of, `(clients, 2)`.
+        """
         for client in sorted(self._unwritten):
             self._write(client)
         rounds = np.array([[*self._rounds], [*self._rounds.values()]], dtype=np.int64)
         return rounds.T[np.argsort(rounds[0])]
 
     def restore(self, rounds: NDArray[np.int64]) -> None:
-        """Go back to the states that `save` returned; later files are dropped."""
-        self._held.clear()
+        """Go back to earlier states, and delete the files of all others.
+
+        Args:
+            rounds: What `save` returned.
+        """
+        self._cached.clear()
         self._bytes = 0
         self._rounds = {int(client): int(round) for client, round in rounds}
         self._unwritten.clear()
@@ -79,31 +104,31 @@ class ClientStates:
         self.drop_stale()
 
     def drop_stale(self) -> None:
-        """Delete the files of states that have been replaced; to be called once a checkpoint stands."""
+        """Delete the files of states that have been replaced; to be called after a checkpoint is written."""
         for path in self._stale:
             path.unlink(missing_ok=True)
         self._stale.clear()
 
     @cached_property
     def _folder(self) -> Path:
-        """The folder given, or one that goes when this object does."""
+        """The folder given, or a temporary one that is deleted with this object."""
         if self._given is not None:
             return self._given
-        aside = Path(tempfile.mkdtemp(prefix="fedskew-"))
-        weakref.finalize(self, shutil.rmtree, aside, ignore_errors=True)
-        return aside
+        temporary = Path(tempfile.mkdtemp(prefix="fedskew-"))
+        weakref.finalize(self, shutil.rmtree, temporary, ignore_errors=True)
+        return temporary
 
-    def _hold(self, client: int, state: Named) -> None:
-        self._held[client] = state
+    def _cache(self, client: int, state: Named) -> None:
+        self._cached[client] = state
         self._bytes += _size(state)
-        while self._bytes > self._memory and len(self._held) > 1:
-            oldest = next(iter(self._held))
+        while self._bytes > self._memory and len(self._cached) > 1:
+            oldest = next(iter(self._cached))
             self._write(oldest)
-            self._drop(oldest)
+            self._evict(oldest)
 
-    def _drop(self, client: int) -> None:
-        if client in self._held:
-            self._bytes -= _size(self._held.pop(client))
+    def _evict(self, client: int) -> None:
+        if client in self._cached:
+            self._bytes -= _size(self._cached.pop(client))
 
     def _write(self, client: int) -> None:
         if client not in self._unwritten:
@@ -111,7 +136,7 @@ class ClientStates:
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._path(client, self._rounds[client])
         with replacing(path) as part:
-            save_file({name: tensor.detach().cpu().contiguous() for name, tensor in self._held[client].items()}, part)
+            save_file({name: tensor.detach().cpu().contiguous() for name, tensor in self._cached[client].items()}, part)
         self._unwritten.remove(client)
 
     def _path(self, client: int, round: int) -> Path:

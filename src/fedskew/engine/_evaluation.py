@@ -1,4 +1,4 @@
-"""A model on a labelled data set."""
+"""Evaluates a network on a labelled data set."""
 
 from __future__ import annotations
 
@@ -19,7 +19,17 @@ BATCH = 1000
 
 @torch.inference_mode()
 def predict(network: nn.Module, inputs: Inputs, targets: Tensor, num_classes: int) -> tuple[NDArray[np.int64], float]:
-    """The confusion matrix, `(classes, classes)`, rows truth, and the mean cross-entropy; sets eval mode."""
+    """Predict the classes of a data set. Sets the network to eval mode.
+
+    Args:
+        network: The network.
+        inputs: Its inputs, `(samples, ...)`.
+        targets: Class ids, `(samples,)`.
+        num_classes: Number of classes.
+
+    Returns:
+        The confusion matrix, `(classes, classes)`, rows truth, and the mean cross-entropy.
+    """
     network.eval()
     confusion = torch.zeros(num_classes * num_classes, dtype=torch.int64, device=targets.device)
     loss = torch.zeros((), dtype=torch.float64, device=targets.device)
@@ -34,14 +44,23 @@ def predict(network: nn.Module, inputs: Inputs, targets: Tensor, num_classes: in
 
 
 def _samples(inputs: Inputs, start: int, size: int) -> Tensor:
-    """Some samples in a row; of a tensor, a view."""
+    """Consecutive samples; a view where the inputs are a tensor."""
     if isinstance(inputs, Tensor):
         return inputs[start : start + size]
     return inputs.index_select(0, torch.arange(start, start + size, device=inputs.device))
 
 
 def evaluation(confusion: NDArray[np.int64], loss: float, target: NDArray[np.float64] | None) -> Evaluation:
-    """The figures of one evaluation, in plain values."""
+    """Compute the figures of an evaluation.
+
+    Args:
+        confusion: Confusion matrix, `(classes, classes)`, rows truth.
+        loss: Mean cross-entropy.
+        target: Label mix, `(classes,)`, or None.
+
+    Returns:
+        The figures, in plain values.
+    """
     return Evaluation(
         accuracy=float(np.trace(confusion) / max(confusion.sum(), 1)),
         loss=loss if math.isfinite(loss) else None,
@@ -54,7 +73,11 @@ def evaluation(confusion: NDArray[np.int64], loss: float, target: NDArray[np.flo
 
 
 def plain(values: NDArray[np.float64]) -> list[float | None]:
-    """Floats with None in place of NaN, as JSON wants them."""
+    """Convert an array to a list of floats with None in place of NaN, which JSON does not have.
+
+    Args:
+        values: The array, `(values,)`.
+    """
     return [_defined(float(value)) for value in values]
 
 

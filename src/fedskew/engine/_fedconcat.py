@@ -20,8 +20,10 @@ from fedskew.pipelines import FedConcat
 class FedConcatState:
     """What the server carries from round to round.
 
-    `head`: the head's state, and the selection's from the first round on; `encoders`: each cluster's model and what its
-    server update keeps, by number; `cluster_of`, `(clients,)`.
+    Attributes:
+        head: The head's state, whose selection serves all rounds.
+        encoders: The state of each cluster's network, by the cluster's number.
+        cluster_of: The cluster of each client, `(clients,)`.
     """
 
     head: ServerState
@@ -30,20 +32,27 @@ class FedConcatState:
 
     @property
     def round(self) -> int:
-        """The last round."""
+        """Number of the last round."""
         return self.head.round
 
     @property
     def model(self) -> ModelState:
-        """The head."""
+        """The head's model."""
         return self.head.model
 
 
 @dataclass
 class FedConcatRunner:
-    """`encoder_rounds` rounds of one federation for each cluster, then rounds of one for the head.
+    """Plays FedConcat's rounds: first each cluster trains a network, then all clients train one head on its encoders.
 
-    `encoders` trains `network`, `head` the head of `whole`; both draw the same cohorts from the same clients.
+    Attributes:
+        pipeline: FedConcat's hyper-parameters.
+        encoder_rounds: Number of rounds in which the clusters train; the others train the head.
+        cluster_of: The cluster of each client, `(clients,)`.
+        encoders: Trains `network`, for one cluster at a time.
+        head: Trains the head of `whole`; it draws the same cohorts from the same clients.
+        network: The network of a cluster.
+        whole: The encoders and the head as one network.
     """
 
     pipeline: FedConcat
@@ -53,13 +62,13 @@ class FedConcatRunner:
     head: Federation
     network: FlatModel
     whole: FlatModel
-    _inside: dict[str, ServerState] | None = field(default=None, init=False, repr=False)
+    _in_place: dict[str, ServerState] | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self._untrained_head = self.whole.read_state()
 
     def open(self) -> None:
-        """See `Backend.open`; the head's is sent the encoders, so it waits until they are trained."""
+        """See `Backend.open`. The head's backend needs the trained encoders, so it is opened by its first round."""
         self.encoders.open()
 
     def close(self) -> None:
@@ -68,7 +77,7 @@ class FedConcatRunner:
         self.head.close()
 
     def start(self, model: ModelState) -> FedConcatState:
-        """The state before the first round: every cluster begins with a copy of its own of the untrained network."""
+        """See `RoundRunner.start`: every cluster begins with a copy of the untrained network."""
         return FedConcatState(
             head=self.head.start(self._untrained_head),
             encoders={
@@ -81,7 +90,7 @@ class FedConcatRunner:
         )
 
     def run_round(self, state: FedConcatState) -> tuple[FedConcatState, RoundRecord]:
-        """One round of encoders, or of the head."""
+        """See `RoundRunner.run_round`: a round of every cluster, or of the head."""
         if state.round < self.encoder_rounds:
             return self._train_encoders(state)
         self._put_encoders(state)
@@ -89,14 +98,14 @@ class FedConcatRunner:
         return replace(state, head=head), record
 
     def evaluated_model(self, state: FedConcatState) -> ModelState | None:
-        """The head, its encoders in their places; None before the head has been trained."""
+        """See `RoundRunner.evaluated_model`: the head, with the encoders in place; None before its first round."""
         if state.round <= self.encoder_rounds:
             return None
         self._put_encoders(state)
         return self.head.evaluated_model(state.head)
 
     def _train_encoders(self, state: FedConcatState) -> tuple[FedConcatState, RoundRecord]:
-        """One round in every cluster that has participants."""
+        """Play one round of every cluster that has participants."""
         began = time.perf_counter()
         cohort, head = self.head.select_participants(state.head)
         encoders, outcomes = dict(state.encoders), []
@@ -107,23 +116,23 @@ class FedConcatRunner:
                 outcomes.append(outcome)
         if head.round == self.encoder_rounds and self.pipeline.head == "clusters":
             head = replace(head, model=self._joined_heads(encoders))
-        record = self.encoders.record(head.round, cohort, _together(cohort, outcomes))
+        record = self.encoders.record(head.round, cohort, _merged(cohort, outcomes))
         record.seconds = time.perf_counter() - began
         return replace(state, head=head, encoders=encoders), record
 
     def _put_encoders(self, state: FedConcatState) -> None:
-        """The clusters' networks into the whole; once they are trained they stay the same object."""
-        if self._inside is state.encoders:
+        """Write the clusters' networks into the whole, unless these very encoders are there."""
+        if self._in_place is state.encoders:
             return
         module = self.whole.module
         assert isinstance(module, Concatenated), "the whole is encoders and a head"
         for place, encoder in enumerate(state.encoders.values()):
             self.network.write_state(self.encoders.evaluated_model(encoder))
             module.put(place, self.network.module)
-        self._inside = state.encoders
+        self._in_place = state.encoders
 
     def _joined_heads(self, encoders: dict[str, ServerState]) -> ModelState:
-        """The clusters' heads side by side, biases summed."""
+        """The head made of the clusters' heads: weights side by side, biases summed."""
         heads = [self.network.views(self.encoders.evaluated_model(encoder).parameters) for encoder in encoders.values()]
         joined = self._untrained_head.parameters.clone()
         parts = self.whole.views(joined)
@@ -133,11 +142,11 @@ class FedConcatRunner:
         return self._untrained_head._replace(parameters=joined)
 
 
-def _together(cohort: Cohort, outcomes: Sequence[RoundOutcome]) -> RoundOutcome:
+def _merged(cohort: Cohort, outcomes: Sequence[RoundOutcome]) -> RoundOutcome:
     """The clusters' outcomes as one, in the order of the cohort.
 
-    Weights, which have sum 1 in each cluster, count by its share of all samples trained on, so that they have sum 1
-    together: under FedAvg they are those of FedAvg. Drift diversity is the mean over clusters, by the same shares.
+    A cluster's weights, which sum to 1, are multiplied by its share of all samples trained on, so that all weights sum
+    to 1; with FedAvg they are those of plain FedAvg. Drift diversity is the mean over clusters, by the same shares.
     """
     place = {client: at for at, client in enumerate(cohort.ids.tolist())}
     updates = [update for outcome in outcomes for update in outcome.updates]
@@ -166,5 +175,5 @@ def _together(cohort: Cohort, outcomes: Sequence[RoundOutcome]) -> RoundOutcome:
 
 
 def _weights(outcome: RoundOutcome) -> FloatArray:
-    """Of those who answered; zeros where none of them has a sample."""
+    """A cluster's weights; zeros where none of its clients has a sample."""
     return outcome.weights if len(outcome.weights) else np.zeros(len(outcome.updates))

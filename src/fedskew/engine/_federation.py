@@ -1,4 +1,4 @@
-"""The round, written once: select, train, weigh, update."""
+"""A round of federated learning, whatever the method: select, train, weigh, update."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -17,9 +17,9 @@ from torch import Tensor
 from fedskew import metrics
 from fedskew.engine._backend import Assignment, Backend, Sent, Update
 from fedskew.engine._clients import ClientStates
-from fedskew.engine._conditions import Conditions
 from fedskew.engine._records import Cohort, FloatArray, RoundOutcome, RoundRecord
 from fedskew.engine._update_buffer import as_matrix
+from fedskew.engine.cohort import CohortBackend, CohortRequest, train_together
 from fedskew.errors import ArgumentError
 from fedskew.hooks import Hooks, RoundEnd
 from fedskew.labels import LabelCounts
@@ -30,9 +30,68 @@ from fedskew.weighting import Answered
 
 
 @dataclass(frozen=True)
+class Conditions:
+    """Clients that drop out of a round, and clients that do less work: the conditions of FedEntOpt's table III.
+
+    Attributes:
+        dropout: Share of each cohort that drops out after selection (in the table: 0.3).
+        dropout_rule: "exact": floor(dropout * cohort) clients at random, and never the whole cohort; "bernoulli": each
+            client on its own with probability `dropout`, so that a round may have no client left.
+        stragglers: Share of the clients (in the table: 0.5) that do 1 to `epochs` local epochs; which ones and how many
+            epochs is drawn once.
+    """
+
+    dropout: float = 0.0
+    dropout_rule: Literal["exact", "bernoulli"] = "exact"
+    stragglers: float = 0.0
+
+    def dropped(self, cohort: int, seed: int, round: int) -> NDArray[np.bool_]:
+        """Draw which clients of a cohort drop out.
+
+        Args:
+            cohort: Number of clients in the cohort.
+            seed: The run's seed.
+            round: Number of the round, from 1.
+
+        Returns:
+            A mask, `(cohort,)`.
+        """
+        rng = generator(seed, Purpose.DROPOUT, round)
+        if self.dropout_rule == "bernoulli":
+            return rng.random(cohort) < self.dropout
+        dropped = np.zeros(cohort, dtype=np.bool_)
+        dropped[rng.permutation(cohort)[: min(math.floor(self.dropout * cohort + 1e-9), cohort - 1)]] = True
+        return dropped
+
+    def epochs(self, clients: int, epochs: int, seed: int) -> NDArray[np.int64]:
+        """Draw the local epochs of every client, the same in every round.
+
+        Args:
+            clients: Number of clients.
+            epochs: Epochs of a client that is no straggler.
+            seed: The run's seed.
+
+        Returns:
+            Epochs, `(clients,)`.
+        """
+        each = np.full(clients, epochs, dtype=np.int64)
+        slow = math.floor(self.stragglers * clients + 1e-9)
+        if slow:
+            rng = generator(seed, Purpose.STRAGGLERS)
+            each[rng.permutation(clients)[:slow]] = rng.integers(1, max(epochs, 1), size=slow, endpoint=True)
+        return each
+
+
+@dataclass(frozen=True)
 class ServerState:
-    """Everything that the server carries from round to round: with it, the clients' states and the config, a run goes
-    on where it stood. `hooks`: what components keep, by the component's place in the method.
+    """What the server carries from round to round; with the clients' states and the config, a run can be resumed.
+
+    Attributes:
+        round: Number of the last round.
+        model: The global model.
+        selection: The selection's state.
+        server_update: The server update's state.
+        hooks: What components with hooks keep at the server, by the component's place in the method (see `hooked`).
     """
 
     round: int
@@ -45,7 +104,8 @@ class ServerState:
 class RoundRunner(Protocol):
     """Plays rounds one after another.
 
-    A state is the runner's own; it has the number of its last `round`, and the `model` that is trained.
+    Each runner has states of its own type, with the attributes `round`, the number of the last one, and `model`, which
+    is being trained.
     """
 
     def open(self) -> None:
@@ -55,24 +115,53 @@ class RoundRunner(Protocol):
         """Release what the backend holds."""
 
     def start(self, model: ModelState) -> Any:
-        """The state before the first round, from the untrained model."""
+        """Make the state before the first round.
+
+        Args:
+            model: The untrained model.
+        """
 
     def run_round(self, state: Any) -> tuple[Any, RoundRecord]:
-        """Play one round: the next state and the round's record, without evaluations."""
+        """Play one round.
+
+        Args:
+            state: The state after the last round.
+
+        Returns:
+            The next state, and the round's record without evaluations.
+        """
 
     def evaluated_model(self, state: Any) -> ModelState | None:
-        """The model to evaluate and to save; None while there is none that all clients share."""
+        """Build the model to evaluate and to save.
+
+        Args:
+            state: The state after a round.
+
+        Returns:
+            The model; None while there is none that all clients share.
+        """
 
 
 @dataclass(frozen=True)
 class Federation:
-    """A method on a pool of clients.
+    """A method on a pool of clients. A `RoundRunner`.
 
-    `counts`: label counts, `(clients, classes)`, exact; `seen`: the same as the server's selection sees them (with
-    noise), None where it sees them exactly; `weighed`: as the weighting sees them. `target`: `(classes,)` label mix, or
-    None; `participation`: share of the clients that is asked each round, `max(1, floor(share * clients + 1e-9))` of
-    them; `epochs`: local epochs of each client, where no straggler does less; `steps`: the most local steps of each, or
-    None.
+    Attributes:
+        method: The method.
+        backend: Trains a cohort.
+        counts: Exact label counts, `(clients, classes)`.
+        target: Label mix, `(classes,)`, or None.
+        participation: Share of the clients that is selected in each round (see `cohort_size`).
+        seed: Seed of all random draws.
+        epochs: Local epochs of a client; stragglers do fewer.
+        steps: Upper limit on a client's local steps; None: no limit.
+        conditions: Dropouts and stragglers.
+        seen: Label counts as the selection is given them, `(clients, classes)`; None: the exact ones.
+        weighed: Label counts as the weighting is given them; None: the exact ones.
+        clients: What clients keep between their participations.
+
+    Raises:
+        ArgumentError: The weighting needs a target and there is none, or the selection can't work with these counts.
     """
 
     method: Method
@@ -94,18 +183,18 @@ class Federation:
                 f"target: {type(self.method.weighting).__name__} weighs clients towards a target label mix, and none "
                 "is given; set [target] mix, or choose another weighting"
             )
-        check = getattr(self.method.selection, "check", None)  # a selection of one's own may have none
+        check = getattr(self.method.selection, "check", None)  # a user's own selection may have none
         if check is not None:
             check(self._seen, self.cohort_size)
 
     @property
     def cohort_size(self) -> int:
-        """How many clients are asked each round."""
+        """How many clients are selected in each round."""
         return cohort_size(self.participation, len(self.counts))
 
     @cached_property
     def _seen(self) -> LabelCounts:
-        """What the selection sees: a record, so that a million clients' values are checked once, not every round."""
+        """The counts that the selection is given, checked once for all rounds."""
         return LabelCounts(self.counts if self.seen is None else self.seen)
 
     @cached_property
@@ -122,7 +211,7 @@ class Federation:
         self.backend.close()
 
     def start(self, model: ModelState) -> ServerState:
-        """The state before the first round."""
+        """See `RoundRunner.start`."""
         return ServerState(
             round=0,
             model=model,
@@ -135,7 +224,7 @@ class Federation:
         )
 
     def run_round(self, state: ServerState) -> tuple[ServerState, RoundRecord]:
-        """One round: the next state and its record (without evaluations)."""
+        """See `RoundRunner.run_round`."""
         began = time.perf_counter()
         cohort, following = self.select_participants(state)
         following, outcome = self.train(following, cohort)
@@ -144,21 +233,44 @@ class Federation:
         return following, record
 
     def select_participants(self, state: ServerState) -> tuple[Cohort, ServerState]:
-        """Who trains in the next round, some of whom vanish; and the state in that round."""
+        """Select the clients of the next round.
+
+        Args:
+            state: The state after the last round.
+
+        Returns:
+            The cohort, with those that drop out marked, and the state during this round.
+        """
         round = state.round + 1
         ids, selection = self._select(state.selection, round)
-        lost = self.conditions.vanished(len(ids), self.seed, round)
+        lost = self.conditions.dropped(len(ids), self.seed, round)
         quotas = getattr(selection, "quotas", None)
         counts = self.counts[ids] if quotas is None else quotas
         return Cohort(ids, lost, counts, quotas is not None), replace(state, round=round, selection=selection)
 
     def train(self, state: ServerState, cohort: Cohort) -> tuple[ServerState, RoundOutcome]:
-        """This round of a cohort: they train, whoever diverged is left out, the model moves."""
+        """Train a cohort and move the model: `instructions`, the backend's training, `aggregate`.
+
+        Args:
+            state: The state during this round.
+            cohort: The selected clients.
+
+        Returns:
+            The state after the round, and what the cohort did.
+        """
         sent, assignments = self.instructions(state, cohort)
         return self.aggregate(state, cohort, sent, self.backend.train(state.round, assignments, sent))
 
     def instructions(self, state: ServerState, cohort: Cohort) -> tuple[Sent, list[Assignment]]:
-        """What is sent to everybody, and what each client that doesn't vanish is asked."""
+        """Say what the clients of a round have to do.
+
+        Args:
+            state: The state during this round.
+            cohort: The selected clients.
+
+        Returns:
+            What is sent to every client, and the assignment of each one that does not drop out.
+        """
         hooks = hooked(self.method)
         parameters = state.model.parameters
         broadcast = {
@@ -182,22 +294,30 @@ class Federation:
     def aggregate(
         self, state: ServerState, cohort: Cohort, sent: Sent, replies: Sequence[Update]
     ) -> tuple[ServerState, RoundOutcome]:
-        """This round once its replies are there, in any order, of all that were asked or of some."""
+        """Weigh the updates and move the model. Clients whose training diverged are left out.
+
+        Args:
+            state: The state during this round.
+            cohort: The selected clients.
+            sent: What was sent to them.
+            replies: Updates of all or some of the cohort, in any order.
+
+        Returns:
+            The state after the round, and what the cohort did.
+        """
         by_client = {update.client: update for update in replies}
         arrived = [client for client in cohort.ids.tolist() if client in by_client]
         updates = _finite([by_client[client] for client in arrived])
         fine = np.isin(cohort.ids, [update.client for update in updates])
 
-        # How much each counts, now that it is known who answered.
         counts, answered = cohort.counts[fine], cohort.ids[fine]
         weights = self._weigh(answered, counts, cohort.quotas, state)
 
-        # How the model moves.
         following, drift = state, None
         moved = self._move(state, updates, answered, weights) if len(weights) else None
         if moved is not None:
             following, drift = moved
-        elif len(weights):  # each update is finite, but not the model they lead to: all of them diverged
+        elif len(weights):  # the updates are finite and the next model is not: all diverged
             updates, counts, weights = [], counts[:0], weights[:0]
         for update in updates:
             self.clients.put(update.client, state.round, update.state)
@@ -208,14 +328,20 @@ class Federation:
         return following, RoundOutcome(arrived, updates, counts, weights, drift, up, down)
 
     def evaluated_model(self, state: ServerState) -> ModelState:
-        """The model to evaluate and to save: the state's own, unless a component says otherwise."""
+        """See `RoundRunner.evaluated_model`: the global model, unless a component changes it."""
         parameters = state.model.parameters
         for name, hooks in hooked(self.method).items():
             parameters = hooks.evaluated(state.hooks[name], parameters)
         return state.model._replace(parameters=parameters)
 
     def record(self, round: int, cohort: Cohort, outcome: RoundOutcome) -> RoundRecord:
-        """The record of a round, without evaluations and time."""
+        """Make the record of a round, without evaluations and time.
+
+        Args:
+            round: Number of the round, from 1.
+            cohort: The selected clients.
+            outcome: What they did.
+        """
         return RoundRecord.of(self.seed, round, cohort, outcome, self.target)
 
     def _select(self, state: Any, round: int) -> tuple[NDArray[np.int64], Any]:
@@ -233,9 +359,9 @@ class Federation:
     def _move(
         self, state: ServerState, updates: Sequence[Update], answered: NDArray[np.int64], weights: FloatArray
     ) -> tuple[ServerState, float | None] | None:
-        """The state with the next model and what the server keeps, and the drift diversity of the updates.
+        """The state after the update, and the drift diversity of the updates (None: undefined).
 
-        None where the next model would have a value that is no number.
+        None where the next model would have a NaN or infinite value.
         """
         changes = as_matrix([update.change for update in updates])
         steps = np.array([update.steps for update in updates], dtype=np.int64)
@@ -261,16 +387,60 @@ class Federation:
         kept = {name: hooks.end_round(state.hooks[name], end) for name, hooks in hooked(self.method).items()}
         drift = metrics.drift_diversity(changes, torch.stack([update.norm for update in updates]).tolist())
         following = replace(state, model=model, server_update=server_update, hooks=kept)
-        return following, _known(drift)  # updates that cancel out have none
+        return following, drift if math.isfinite(drift) else None  # undefined where updates cancel out
+
+
+def run_round_together(
+    federations: Sequence[Federation], states: Sequence[ServerState]
+) -> list[tuple[ServerState, RoundRecord]]:
+    """Play one round of several federations, whose clients train as one cohort.
+
+    Draws are those that each federation has alone, results the same up to rounding, as the size of a stack may change
+    how its products are computed. A record's seconds are its share of the time of all.
+
+    Args:
+        federations: Federations that differ in nothing but seed and data, each with a `CohortBackend`.
+        states: The state of each after the last round.
+
+    Returns:
+        For each what `Federation.run_round` returns.
+    """
+    began = time.perf_counter()
+    rounds, requests = [], []
+    for federation, state in zip(federations, states, strict=True):
+        cohort, following = federation.select_participants(state)
+        sent, assignments = federation.instructions(following, cohort)
+        assert isinstance(federation.backend, CohortBackend), "seeds train together only where a cohort does"
+        rounds.append((federation, following, cohort, sent))
+        requests.append(CohortRequest(federation.backend, following.round, assignments, sent))
+    played = []
+    for (federation, following, cohort, sent), updates in zip(rounds, train_together(requests), strict=True):
+        following, outcome = federation.aggregate(following, cohort, sent, updates)
+        played.append((following, federation.record(following.round, cohort, outcome)))
+    for _, record in played:
+        record.seconds = (time.perf_counter() - began) / len(played)
+    return played
 
 
 def cohort_size(participation: float, clients: int) -> int:
-    """How many of so many clients a share of them is."""
+    """How many clients are selected in a round: `max(1, floor(participation * clients + 1e-9))`.
+
+    Args:
+        participation: Share of the clients.
+        clients: Number of clients.
+    """
     return max(1, math.floor(participation * clients + 1e-9))
 
 
 def hooked(method: Method) -> dict[str, Hooks]:
-    """The components of a method that have hooks, by their place in it."""
+    """Find the components of a method that have hooks.
+
+    Args:
+        method: The method.
+
+    Returns:
+        The components by their place in the method, such as `objective` or `objective.terms[0]`.
+    """
     places: dict[str, Any] = {
         "selection": method.selection,
         "objective": method.objective.loss,
@@ -283,34 +453,29 @@ def hooked(method: Method) -> dict[str, Hooks]:
 
 
 def _finite(updates: Sequence[Update]) -> list[Update]:
-    """Those in which no value is NaN or infinite; what lies on a GPU is waited for once."""
+    """The updates without a NaN or infinite value; waits for a GPU once."""
     norms = torch.stack([_norm(update) for update in updates]).tolist() if updates else []
-    return [update for update, norm in zip(updates, norms, strict=True) if math.isfinite(norm) or _no_extremes(update)]
+    return [update for update, norm in zip(updates, norms, strict=True) if math.isfinite(norm) or _all_finite(update)]
 
 
 def _norm(update: Update) -> Tensor:
-    """A number, 0-d, that is finite only where all of an update is: far faster than asking of every element."""
-    return sum((torch.linalg.vector_norm(part) for part in _beside(update)), start=update.norm)
+    """A 0-d number that is finite only if all of an update is: far faster than a test of every element."""
+    return sum((torch.linalg.vector_norm(part) for part in _extras(update)), start=update.norm)
 
 
-def _no_extremes(update: Update) -> bool:
-    """The same by extremes, as a norm overflows sooner."""
-    return all(map(_is_finite, (update.change, *_beside(update))))
+def _all_finite(update: Update) -> bool:
+    """Whether all of an update is finite, also where its norm overflows."""
+    return all(map(_is_finite, (update.change, *_extras(update))))
 
 
-def _beside(update: Update) -> list[Tensor]:
-    """What an update has beside the change, of floating-point tensors that aren't empty."""
+def _extras(update: Update) -> list[Tensor]:
+    """The floating-point tensors of an update beside the change, without empty ones."""
     parts = (update.buffers, *update.reply.values(), *update.state.values())
     return [part for part in parts if part.is_floating_point() and part.numel()]
 
 
 def _is_finite(part: Tensor) -> bool:
-    """No NaN and no infinity."""
     return all(map(math.isfinite, part.aminmax()))
-
-
-def _known(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def _bytes(tensors: Mapping[str, Tensor]) -> int:
@@ -318,7 +483,7 @@ def _bytes(tensors: Mapping[str, Tensor]) -> int:
 
 
 def _average(rows: Sequence[Tensor], weights: FloatArray) -> Tensor:
-    """Weighted mean of buffers, accumulated in float64 in the order of the cohort."""
+    """The weighted mean of buffers, summed in float64 in the order of the cohort."""
     total = torch.zeros_like(rows[0], dtype=torch.float64)
     for row, weight in zip(rows, weights, strict=True):
         total += row.double() * weight

@@ -35,9 +35,10 @@ def save(folder: Path, state: Any) -> None:
 
 
 def load(folder: Path, template: Any) -> Any | None:
-    """The folder's checkpoint in the shape of `template`, on its devices; None where there is none yet.
+    """Read the folder's checkpoint in the shape of `template`, on its devices; None where there is none yet.
 
-    Raises RunError where the file is damaged or belongs to another method.
+    Raises:
+        RunError: The file is damaged, or of another method.
     """
     path = folder / FILE
     if not path.exists():

@@ -1,8 +1,11 @@
-"""Run a config: every seed, every value that is tried, and what comes back."""
+"""Run a config: every seed, and every value that is tried for a tuned key."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,12 +13,11 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from fedskew import torchrun
-from fedskew.engine import Federation, RoundRunner, run_round_together
+from fedskew.engine import Federation, RoundRunner, from_the_first, run_round_together
 from fedskew.errors import ConfigError, MissingPackageError
-from fedskew.experiment._config import Config, read, resolve, write
+from fedskew.experiment._config import Config, OutputSection, read, resolve, write
 from fedskew.experiment._folder import plain_json
 from fedskew.experiment._loop import PlayedRound, Progress, run_in_step
-from fedskew.experiment._mirror import own_place
 from fedskew.experiment._setup import make_training_loop
 from fedskew.experiment._summary import over_seeds
 from fedskew.files import write_text
@@ -29,9 +31,12 @@ if TYPE_CHECKING:
 class Result:
     """What `simulate` returns.
 
-    `runs`: one for each seed. `rounds`: their records, one after another (each names its seed). `model`: the final
-    model of the first seed. `summary`: mean and standard deviation over seeds, and each seed's own. `folder`: the run
-    folder, or None.
+    Attributes:
+        config: The resolved config.
+        runs: The run of each seed.
+        model: The final model of the first seed.
+        summary: The summary of the run; of several seeds, mean and standard deviation of every figure.
+        folder: The run folder; None where nothing was written.
     """
 
     config: Config
@@ -42,11 +47,15 @@ class Result:
 
     @property
     def rounds(self) -> list[dict[str, Any]]:
-        """Every record of every seed, in plain values: the lines of `rounds.jsonl` (see `engine.RoundRecord`)."""
+        """The records of all seeds as plain dicts, like the lines of `rounds.jsonl` (see `engine.RoundRecord`)."""
         return [record.to_dict() for run in self.runs for record in run.rounds]
 
     def to_frame(self) -> pd.DataFrame:
-        """One row a round, evaluations as columns `evaluation.accuracy` and so on. Needs pandas."""
+        """The records as a data frame: a row per round, evaluations as columns `evaluation.accuracy` and so on.
+
+        Raises:
+            MissingPackageError: pandas is not installed.
+        """
         try:
             import pandas as pd
         except ImportError:
@@ -54,7 +63,14 @@ class Result:
         return pd.json_normalize(self.rounds)
 
     def report(self, path: str | Path) -> Path:
-        """Write the report page of these runs."""
+        """Write the report page of these runs.
+
+        Args:
+            path: The HTML file.
+
+        Returns:
+            Its path.
+        """
         return write_report(self.runs, Path(path), self.config.name)
 
 
@@ -66,65 +82,80 @@ def simulate(
     progress: Progress | None = None,
     **tables: Any,
 ) -> Result:
-    """Train a federation on this machine, or on all ranks of `torchrun`, of which the first writes.
-
-    `config`: the path of a TOML file, a tree, or None with the tree's tables as keyword arguments (which replace the
-    config's own where both are given). In a tree from Python, a component, a class or a function may stand where a name
-    may. `out`: the folder under which the run folder `<name>-<hash>` is made; None: nothing touches the disk. `resume`:
-    go on from that folder. `progress`: called with every record.
-
-    Raises ConfigError, DataError, PartitionError or RunError before anything is trained.
+    """Train a federation on this machine, or on all ranks of `torchrun`, of which the first writes the run folder.
 
         result = fedskew.simulate(
             data="digits", partition={"rule": "quantity", "clients": 20, "labels_per_client": 2},
             model="mlp3", method="fedvls", training={"rounds": 20},
         )
+
+    Args:
+        config: Path of a TOML file, a config, or its tree; None: `tables` are the whole tree.
+        out: Folder under which the run folder `<name>-<hash>` is made; None: nothing is written.
+        resume: Go on from that run folder.
+        progress: Called with every record, as a plain dict.
+        **tables: Tables of the config, in place of those in `config`. A component, a class or a function may stand
+            where a name may.
+
+    Returns:
+        The runs, their records, the model and the summary.
+
+    Raises:
+        ConfigError: The config is not valid. Nothing has been trained, as with the next three.
+        DataError: The data can't be loaded.
+        PartitionError: The data can't be divided in this way.
+        RunError: There is a run in the folder already, or none to resume; also where local training fails.
     """
-    whole = _config(config, tables)
-    folder = None if out is None else run_folder(whole, Path(out))
+    resolved = _resolve(config, tables)
+    folder = None if out is None else run_folder(resolved, Path(out))
     if resume and folder is None:
-        raise ConfigError("resume: needs the folder of the run (out=...)")
+        raise ConfigError("resume: give the folder that the run is in (out=...)")
     runs: list[SeedRun] = []
     model: nn.Module | None = None
-    single = len(whole.seeds) == 1 and whole.tune is None
-    with own_place(whole, folder, resume) as (here, place):
-        parts = {seed: place if single or place is None else place / f"seed-{seed}" for seed in whole.seeds}
-        if whole.engine.seeds_together and not torchrun.launched():
-            loops = [make_training_loop(here, seed, part) for seed, part in parts.items()]
+    single = len(resolved.seeds) == 1 and resolved.tune is None
+    with _of_this_rank(resolved, folder, resume) as (own, place):
+        parts = {seed: place if single or place is None else place / f"seed-{seed}" for seed in own.seeds}
+        if own.engine.seeds_together and not torchrun.launched():
+            loops = [make_training_loop(own, seed, part) for seed, part in parts.items()]
             runs, model = run_in_step(loops, _rounds_together, resume, progress), loops[0].model.module
         else:
             for seed, part in parts.items():
-                run, trained = _seed(here, seed, part, resume, progress)
+                run, trained = _run_seed(own, seed, part, resume, progress)
                 runs.append(run)
                 model = trained if model is None else model
     assert model is not None
     summary = runs[0].summary if single else over_seeds([run.summary for run in runs])
-    result = Result(whole, tuple(runs), model, summary, folder)
+    result = Result(resolved, tuple(runs), model, summary, folder)
     if folder is not None and torchrun.rank() == 0:
         if not single:
-            write(whole, folder / "config.toml")
-            names = [f"seed-{seed}" for seed in whole.seeds]
+            write(resolved, folder / "config.toml")
+            names = [f"seed-{seed}" for seed in resolved.seeds]
             write_text(folder / "summary.json", plain_json(summary | {"parts": names}))
         result.report(folder / "report.html")
     return result
 
 
 def run_folder(config: Config, out: Path) -> Path:
-    """Where a config's run goes under `out`."""
+    """The run folder of a config.
+
+    Args:
+        config: The config.
+        out: The folder that it is in.
+    """
     return out / f"{config.name}-{config.hash}"
 
 
-def _config(config: Config | Mapping[str, Any] | str | Path | None, tables: Mapping[str, Any]) -> Config:
+def _resolve(config: Config | Mapping[str, Any] | str | Path | None, tables: Mapping[str, Any]) -> Config:
     if isinstance(config, (str, Path)):
         config = read(Path(config))
     tree = config.tree() if isinstance(config, Config) else dict(config or {})
     return resolve({**tree, **tables})
 
 
-def _seed(
+def _run_seed(
     config: Config, seed: int, folder: Path | None, resume: bool, progress: Progress | None
 ) -> tuple[SeedRun, nn.Module]:
-    """One seed; where a key is tuned, every value is run and the one with the best validation score is kept."""
+    """Run one seed; where a key is tuned, run every value and choose the one with the best validation score."""
     if config.tune is None:
         loop = make_training_loop(config, seed, folder)
         return loop.run(resume, progress), loop.model.module
@@ -145,6 +176,32 @@ def _seed(
         write(config.for_seed(seed), folder / "config.toml")
         write_text(folder / "summary.json", plain_json({"parts": [part], "validation": scores, "chosen": part}))
     return chosen, model
+
+
+@contextmanager
+def _of_this_rank(config: Config, folder: Path | None, resume: bool) -> Iterator[tuple[Config, Path | None]]:
+    """The config and run folder of this rank: those given on the first rank of `torchrun`, and without torchrun.
+
+    The other ranks work in a temporary folder, which begins as a copy of the first rank's where a run is resumed, and
+    save no checkpoints.
+    """
+    if not torchrun.launched() or folder is None:
+        yield config, folder
+        return
+    first = torchrun.rank() == 0
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix != ".html") if resume else []
+    names = from_the_first([str(path.relative_to(folder)) for path in files])
+    if first:
+        for name in names:
+            from_the_first((folder / name).read_bytes())
+        yield config, folder
+        return
+    with tempfile.TemporaryDirectory(prefix="fedskew-") as place:
+        for name in names:
+            path = Path(place) / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(from_the_first(None))
+        yield config.model_copy(update={"output": OutputSection(checkpoint_every=sys.maxsize)}), Path(place)
 
 
 def _rounds_together(runners: Sequence[RoundRunner], states: Sequence[Any]) -> list[PlayedRound]:

@@ -1,4 +1,4 @@
-"""Trackers: the rounds of one seed, as they come, sent to TensorBoard, MLflow or Weights & Biases.
+"""Trackers: send the rounds of a seed to TensorBoard, MLflow or Weights & Biases while it runs.
 
 Each package is imported only when its tracker is made. Unless the user points them elsewhere with the package's own
 environment variables, all three write below one folder and reach no network:
@@ -25,14 +25,15 @@ from typing import Any, Protocol
 from fedskew.engine import RoundRecord
 from fedskew.errors import ConfigError, MissingPackageError, nearest
 from fedskew.experiment._summary import figures
+from fedskew.files import write_text
 from fedskew.tables import flatten
 
 
 class Tracker(Protocol):
-    """What a run calls. `start` comes once, before any round; a resumed run starts again in the same folder."""
+    """What a run reports to. `start` is called once, before any round, also where a run is resumed."""
 
     def start(self, config: Mapping[str, Any]) -> None:
-        """Open the run and store its config: a resolved one, of one seed."""
+        """Open the run and store its config, which is resolved and has one seed."""
 
     def log(self, record: RoundRecord) -> None:
         """Store the scalars of one round, at step `record.round`."""
@@ -42,10 +43,15 @@ class Tracker(Protocol):
 
 
 def scalars(record: RoundRecord) -> dict[str, float]:
-    """The numbers of a round's record and of its evaluations, by name; shares are in [0, 1].
+    """The numbers in a round's record and its evaluations.
 
-    The loss on the test set is `test_loss`, figures on the validation set begin with `validation_`, and `diverged` is
-    how many clients diverged. Values that are None or not finite are left out.
+    Args:
+        record: The record.
+
+    Returns:
+        Numbers by name, shares in [0, 1]. The loss on the test set is `test_loss`, figures on the validation set begin
+        with `validation_`, and `diverged` is the number of clients that diverged. Values that are None or not finite
+        are left out.
     """
     values = {**vars(record), "diverged": len(record.diverged)}
     for name in ("seed", "round"):
@@ -87,7 +93,9 @@ class MLflow:
     """Writes one MLflow run, in the experiment `fedskew` or the one that `MLFLOW_EXPERIMENT_NAME` names."""
 
     def __init__(self, folder: Path) -> None:
-        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # a run speaks to nobody unless it is asked to
+        os.environ.setdefault(
+            "MLFLOW_DISABLE_TELEMETRY", "true"
+        )  # a run sends nothing anywhere unless the user asks for it
         self._folder = folder.resolve()
         self._mlflow = _import("mlflow", "mlflow")
         self._entities = _import("mlflow", "mlflow.entities")
@@ -172,10 +180,15 @@ TRACKERS: dict[str, Callable[[Path], Tracker]] = {"tensorboard": TensorBoard, "m
 
 
 def make_trackers(names: Sequence[str], folder: Path) -> list[Tracker]:
-    """The trackers of these names, for one seed; what they write locally goes below `folder`.
+    """Make the trackers of one seed.
 
-    Raises ConfigError for an unknown name and MissingPackageError where a tracker's package is not installed, both
-    before anything runs.
+    Args:
+        names: Names of trackers.
+        folder: What they write locally goes below this folder.
+
+    Raises:
+        ConfigError: There is no tracker of such a name.
+        MissingPackageError: A tracker's package is not installed.
     """
     for name in names:
         if name not in TRACKERS:
@@ -195,8 +208,8 @@ def _import(tracker: str, module: str) -> Any:
 def _run_id(path: Path, create: Callable[[], str]) -> str:
     """The run id kept in this file, so that a resumed run goes on as the same run."""
     if not path.exists():
-        path.write_text(create())
-    return path.read_text()
+        write_text(path, create())
+    return path.read_text(encoding="utf-8")
 
 
 def _run_name(config: Mapping[str, Any]) -> str:
@@ -208,4 +221,5 @@ def _finite(value: object) -> bool:
 
 
 def _block(values: Mapping[str, Any]) -> str:
+    """Values as a Markdown block of JSON."""
     return "```json\n" + json.dumps(values, indent=2, default=str) + "\n```"
