@@ -1,4 +1,4 @@
-"""The memory of a round's updates: used again, but never under somebody who still looks at it."""
+"""The memory of a round's updates: reused, but never while a part of it is in use."""
 
 from __future__ import annotations
 
