@@ -94,7 +94,7 @@ def test_labels_are_the_published_counts(published):
         assert test_counts == [359, 264, 198, 166, 200, 160, 170, 147, 166, 177]
 
 
-def test_a_image_lies_the_right_way_round(data_root):
+def test_an_image_lies_the_right_way_round(data_root):
     pickled = pickle.loads((data_root / "cifar-10-batches-py/test_batch").read_bytes(), encoding="latin1")
     row = pickled["data"][17]
     read = data.load("cifar10", data_root)

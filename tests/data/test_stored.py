@@ -155,7 +155,7 @@ def test_a_damaged_packed_file_says_what_to_do(pixels, tmp_path):
     inputs.pack("train")
     (file,) = (tmp_path / ".packed").iterdir()
     file.write_bytes(file.read_bytes()[:-10])
-    with pytest.raises(DataError, match="delete it, and it is made again"):
+    with pytest.raises(DataError, match="delete it, and it is written again"):
         inputs.pack("train")
 
 

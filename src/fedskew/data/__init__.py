@@ -1,4 +1,4 @@
-"""Data sets in their authors' formats, and a user's own, as tensors; augmentation of batches."""
+"""Data sets in their authors' formats and a user's own, as tensors; augmentation of batches."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ AUGMENTATIONS: dict[str, type[Augmenter]] = {
     "autoaugment": AutoAugment,
     "crop_flip_autoaugment": CropFlipAutoAugment,
 }
-"""The augmentations by the name that a config gives them."""
+"""Augmentations by the names that configs use."""
 
 __all__ = [
     "AUGMENTATIONS",

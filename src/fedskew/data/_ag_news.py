@@ -22,16 +22,20 @@ _CLASSES = ("World", "Sports", "Business", "Sci/Tech")
 def ag_news(
     root: Path, subset: bool = False, vocabulary_size: int = 98_635, length: int = 200, verify: bool = True
 ) -> Dataset:
-    """Titles and descriptions of news in four classes, 120,000 and 7,600, as token ids `(samples, length)` int64.
+    """Read AG News: 120,000 and 7,600 titles and descriptions of news in four classes.
 
-    Reads `root/ag_news_csv/train.csv` and `test.csv`; class (1 to 4), title, description, or class and the joined text.
-    `subset`: trains on the 8,815 rows of `train-subset.csv` instead. The data set is then called "AG News (8.8k-row
-    training subset)", its classes are unequal, and results on it are not those of the full set.
+    Inputs are token ids, `(samples, length)` int64. A text is title and description joined by a space, split into
+    lower-case English words. Token 0 pads, 1 is unknown, then come the words of the training text, most frequent first.
 
-    A text is title and description joined by a space, cut into lower-case English words. `vocabulary_size` ids: 0 pads,
-    1 is unknown, then the words of the training text, most frequent first; the first `length` words count. Both
-    defaults are what FedVLS's code leaves of AG News (the paper prints none). `verify`: hold the published files to
-    their MD5; false takes other files in this format too.
+    Args:
+        root: Holds `ag_news_csv/train.csv` and `test.csv`; columns are class (1 to 4), title and description, or class
+            and the joined text.
+        subset: Train on the 8,815 rows of `train-subset.csv` instead. The data set is then called "AG News (8.8k-row
+            training subset)", its classes are unequal, and results on it are not those of the full set.
+        vocabulary_size: Number of token ids. This default and the next are what FedVLS's code leaves of AG News (the
+            paper prints none).
+        length: Number of words kept of each text, from its beginning.
+        verify: Check the published files against their MD5; False accepts other files in this format too.
     """
     folder, train = root / "ag_news_csv", _SUBSET if subset else _TRAIN
     if not subset and not (folder / _TRAIN).exists() and (folder / _SUBSET).exists():
@@ -53,7 +57,7 @@ def ag_news(
 
 
 def _read(path: Path, md5: str | None) -> tuple[list[str], list[int]]:
-    """Texts, and class ids from 0."""
+    """Return texts, and class ids from 0."""
     content = read_checked(path, md5, _PAGE)
     texts, labels = [], []
     try:

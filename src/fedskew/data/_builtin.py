@@ -15,9 +15,10 @@ _TEST = 2000
 
 
 def digits() -> Dataset:
-    """1,797 grey images of 8 x 8, digits 0 to 9, values in [0, 1] (their 17 levels by 16), not normalised further.
+    """Load scikit-learn's digits: 1,797 grey images of 8 x 8, digits 0 to 9.
 
-    Every fourth sample of each class, in the order of the file, is the test part: the same for every seed.
+    Values are in [0, 1] (their 17 levels divided by 16), not normalised further. Every fourth sample of each class, in
+    the order of the file, is the test part, the same for every seed.
     """
     from sklearn.datasets import load_digits
 
@@ -38,12 +39,19 @@ def digits() -> Dataset:
 
 
 def synthetic(rng: np.random.Generator | None, delta: float = 0.5) -> Dataset:
-    """Three Gaussian classes of unit covariance in the plane, two clients, and a target outside their hull.
+    """Draw FedPALS' synthetic task: three Gaussian classes in the plane, two clients, a target outside their hull.
 
-    Client S1 holds 20 samples each of classes 0 and 1, S2 holds 9 each of 0 and 2 (the paper's shares, as exact
-    counts). The target mix is (1 - delta)(1/2, 1/4, 1/4) + delta (0, 1/2, 1/2): its squared distance to the clients'
-    hull is 0.375 delta^2. The test part is 2000 samples drawn from that mix. Nothing is normalised. Raises
-    ArgumentError without `rng`, or where `delta` is not in [0, 1].
+    Classes have unit covariance. Client S1 holds 20 samples each of classes 0 and 1, S2 holds 9 each of 0 and 2 (the
+    paper's shares, as exact counts). The target mix is (1 - delta)(1/2, 1/4, 1/4) + delta (0, 1/2, 1/2): its squared
+    distance to the clients' hull is 0.375 delta^2. The test part is 2000 samples drawn from that mix. Nothing is
+    normalised.
+
+    Args:
+        rng: Draws the samples.
+        delta: In [0, 1].
+
+    Raises:
+        ArgumentError: No `rng`, or `delta` is outside [0, 1].
     """
     if rng is None:
         raise ArgumentError("rng: the synthetic task is drawn at random; pass a numpy Generator")

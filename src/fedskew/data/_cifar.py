@@ -1,6 +1,6 @@
 """CIFAR-10 and CIFAR-100 (Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009).
 
-Both are read from the authors' Python version: Python 2 pickles, which are read without running what is in them.
+Both are read from the authors' Python version: Python 2 pickles, read without executing anything in them.
 """
 
 from __future__ import annotations
@@ -41,11 +41,14 @@ _CIFAR100_MEAN, _CIFAR100_STD = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.276
 
 
 def cifar10(root: Path, verify: bool = True) -> Dataset:
-    """50,000 and 10,000 colour images of 32 x 32 in ten classes.
+    """Read CIFAR-10: 50,000 and 10,000 colour images of 32 x 32 in ten classes.
 
-    Reads `root/cifar-10-batches-py/`. Normalised by channel with means 0.4914, 0.4822, 0.4465 and deviations 0.2470,
-    0.2435, 0.2616, those of the training pixels. `verify`: hold files to their published MD5; false takes other files
-    in this format too.
+    Normalised by channel with means 0.4914, 0.4822, 0.4465 and deviations 0.2470, 0.2435, 0.2616, those of the training
+    pixels.
+
+    Args:
+        root: Holds `cifar-10-batches-py/`.
+        verify: Check files against their published MD5; False accepts other files in this format too.
     """
     folder = root / "cifar-10-batches-py"
     ((meta, md5),) = _CIFAR10_META.items()
@@ -65,11 +68,15 @@ def cifar10(root: Path, verify: bool = True) -> Dataset:
 
 
 def cifar100(root: Path, superclasses: bool = False, verify: bool = True) -> Dataset:
-    """50,000 and 10,000 colour images of 32 x 32 in 100 classes, or in their 20 `superclasses` of five classes each.
+    """Read CIFAR-100: 50,000 and 10,000 colour images of 32 x 32 in 100 classes, or in 20 superclasses of five each.
 
-    Reads `root/cifar-100-python/`. Normalised by channel with means 0.5071, 0.4865, 0.4409 and deviations 0.2673,
-    0.2564, 0.2762, those of the training pixels. `verify`: hold files to their published MD5; false takes other files
-    in this format too.
+    Normalised by channel with means 0.5071, 0.4865, 0.4409 and deviations 0.2673, 0.2564, 0.2762, those of the training
+    pixels.
+
+    Args:
+        root: Holds `cifar-100-python/`.
+        superclasses: Use the 20 superclasses as classes.
+        verify: Check files against their published MD5; False accepts other files in this format too.
     """
     folder, level = root / "cifar-100-python", "coarse" if superclasses else "fine"
     read = {file: _unpickle(folder / file, md5 if verify else None) for file, md5 in _CIFAR100.items()}
@@ -87,7 +94,7 @@ def cifar100(root: Path, superclasses: bool = False, verify: bool = True) -> Dat
 
 
 def _read(folder: Path, files: dict[str, str], verify: bool) -> tuple[Tensor, Tensor]:
-    """Normalised images and labels of some files, one after another."""
+    """Return normalised images and labels of some files, one after another."""
     pixels, targets = [], []
     for file, md5 in files.items():
         path = folder / file
@@ -98,7 +105,7 @@ def _read(folder: Path, files: dict[str, str], verify: bool) -> tuple[Tensor, Te
 
 
 def _unpickle(path: Path, md5: str | None) -> dict[str, Any]:
-    """The dict in a file; `md5` None: whatever the file's checksum. Raises DataError."""
+    """Return the dict in a file; with `md5` None, whatever its checksum."""
     content = read_checked(path, md5, _PAGE)
     try:
         found = _Unpickler(io.BytesIO(content), encoding="latin1").load()
@@ -110,14 +117,14 @@ def _unpickle(path: Path, md5: str | None) -> dict[str, Any]:
 
 
 def _entry(content: dict[str, Any], path: Path, name: str) -> Any:
-    """One value of the dict. Raises DataError where it has none of this name."""
+    """Return one value of the dict; raise DataError if it is missing."""
     if name not in content:
         raise damaged(path, f"has no {name!r} (found: {', '.join(map(str, content))})", _PAGE)
     return content[name]
 
 
 def _images(content: dict[str, Any], path: Path) -> Tensor:
-    """`data`, `(samples, 3, 32, 32)` uint8: a row is the red plane, then green, then blue, each in row order."""
+    """Return `data`, `(samples, 3, 32, 32)` uint8: a row is the red plane, then green, then blue, each in row order."""
     data = _entry(content, path, "data")
     if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.ndim != 2 or data.shape[1] != 3 * 32 * 32:
         raise damaged(path, "its data is not uint8 (samples, 3072)", _PAGE)
@@ -125,7 +132,7 @@ def _images(content: dict[str, Any], path: Path) -> Tensor:
 
 
 def _labels(content: dict[str, Any], path: Path, name: str, samples: int) -> Tensor:
-    """The labels of one name, `(samples,)` int64."""
+    """Return the labels of one name, `(samples,)` int64."""
     try:
         found = torch.tensor(_entry(content, path, name), dtype=torch.int64)
     except (TypeError, ValueError) as error:
@@ -136,7 +143,7 @@ def _labels(content: dict[str, Any], path: Path, name: str, samples: int) -> Ten
 
 
 class _Unpickler(pickle.Unpickler):
-    """Builds numpy arrays and plain values, and nothing else. The files name numpy's modules as of numpy 1."""
+    """Builds numpy arrays and plain values only. The files name numpy's modules as of numpy 1."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == ("numpy.core.multiarray", "_reconstruct"):
@@ -149,10 +156,10 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _reconstruct(kind: type[np.ndarray[Any, Any]], shape: tuple[int, ...], code: bytes) -> np.ndarray[Any, Any]:
-    """What numpy's own function of this name does: an empty array, filled by the state that follows."""
+    """Return an empty array, filled by the state that follows, as numpy's own function of this name does."""
     return kind.__new__(kind, shape, "b")
 
 
 def _dtype(name: str, align: int, copy: int) -> np.dtype[Any]:
-    """Python 2 wrote the flags as integers, which numpy no longer takes."""
+    """Convert the flags to bool: Python 2 wrote integers, which numpy no longer takes."""
     return np.dtype(name, bool(align), bool(copy))

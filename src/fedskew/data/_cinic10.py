@@ -21,13 +21,17 @@ _MEAN, _STD = (0.47889522, 0.47227842, 0.43047404), (0.24205776, 0.23828046, 0.2
 def cinic10(
     root: Path, valid: Literal["unused", "train", "own"] = "unused", packed: bool = True, verify: bool = True
 ) -> Dataset:
-    """90,000 colour images of 32 x 32 for training and 90,000 for test, in CIFAR-10's ten classes.
+    """Read CINIC-10: 90,000 colour images of 32 x 32 for training and 90,000 for test, in CIFAR-10's ten classes.
 
-    Reads `root/cinic-10/train/CLASS/*.png` and `test/CLASS/*.png`. `valid`: what to do with the 90,000 of `valid/`:
-    leave them, train on them too ("train"), or set them aside as the data set's own validation part ("own").
     Normalised by channel with the authors' means 0.4789, 0.4723, 0.4305 and deviations 0.2421, 0.2383, 0.2587 (to eight
-    decimals). `packed`: decode once into one file (see `ImageFiles.pack`), 280 MB a part, else batch by batch.
-    `verify`: hold the folders to the published numbers of images.
+    decimals).
+
+    Args:
+        root: Holds `cinic-10/train/CLASS/*.png`, `test/` and `valid/`.
+        valid: What to do with the 90,000 images of `valid/`: ignore them, train on them too ("train"), or set them
+            aside as the data set's own validation part ("own").
+        packed: Decode once into one file (see `ImageFiles.pack`), 280 MB a part; else batch by batch.
+        verify: Check the folders against the published numbers of images.
     """
     folder = root / "cinic-10"
 

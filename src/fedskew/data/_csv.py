@@ -22,12 +22,18 @@ def csv(
     test: str | None = None,
     test_share: float = 0.2,
 ) -> Dataset:
-    """`root` is the file: a header line, then one sample a line; comma-separated, UTF-8.
+    """Read a user's own table of features from a CSV file.
 
-    `label` names the column of labels (any text) and `client` that of clients, where there is one (a column called
-    "client" is taken for it); every other column must hold numbers. `test` names a file beside it with the same
-    columns; without one, `test_share` of every class is drawn with `rng` and held out. Features are standardised with
-    mean and deviation of the training part.
+    Features are standardised with mean and deviation of the training part.
+
+    Args:
+        root: The file: a header line, then one sample a line; comma-separated, UTF-8. Columns other than labels and
+            clients must hold numbers.
+        rng: Draws the samples to hold out.
+        label: Column of labels, any text.
+        client: Column of clients; a column called "client" by default, if there is one.
+        test: Name of a file beside it with the same columns, the test part.
+        test_share: Share of every class to hold out if there is no test file.
     """
     train, header = _read(root, label, client)
     held = None
@@ -40,7 +46,7 @@ def csv(
 
 
 def _read(path: Path, label: str, client: str | None) -> tuple[RawSamples, list[str]]:
-    """The samples of one file, and its header."""
+    """Return the samples of one file, and its header."""
     labels: list[str] = []
     clients: list[str] = []
     values, lines = array("d"), array("q")
@@ -83,7 +89,7 @@ def _read(path: Path, label: str, client: str | None) -> tuple[RawSamples, list[
 
 
 def _columns(path: Path, header: list[str], label: str, client: str | None) -> tuple[int, int | None]:
-    """Where labels and clients stand."""
+    """Return the positions of the label and client columns."""
     doubled = [name for name in header if header.count(name) > 1]
     if not header or doubled:
         raise DataError(f"{path}, line 1: {f'column {doubled[0]!r} appears twice' if doubled else 'no header'}")

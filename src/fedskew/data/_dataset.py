@@ -1,4 +1,4 @@
-"""A labelled data set, held once."""
+"""A labelled data set in memory or on disk."""
 
 from __future__ import annotations
 
@@ -16,21 +16,30 @@ from fedskew.errors import ArgumentError
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Training and test samples, normalised once.
+    """Training and test samples, already normalised.
 
-    - `inputs`, `(samples, *in_shape)`, and `targets`, `(samples,)` int64; `test_inputs` and `test_targets` alike.
-      Inputs are a tensor of float32, or of int64 token ids (0 pads), or a `Stored`, which delivers such tensors.
-    - `classes`: names, by class id. `mean` and `std`: what inputs were normalised by, one value a channel (a feature,
-      where they are no images); empty where they were not.
-    - `clients`, `(samples,)` int64: the natural client of each training sample, where there are such; `client_names`
-      by id.
-    - `domains`, `(samples,)` int64, and `test_domains`: where each sample comes from, in a data set of several sources;
-      `domain_names` by id.
-    - `validation`, `(rows,)` int64: training samples that the data set itself sets aside. They are nobody's: their
-      client may be -1.
-    - `target`, `(classes,)` float64: the label mix that the task itself asks for, where it does.
+    Attributes:
+        name: Name of the data set.
+        inputs: Training samples, `(samples, *in_shape)`: a tensor of float32 or of int64 token ids (0 pads), or a
+            `Stored`, which delivers such tensors.
+        targets: Class ids of the training samples, `(samples,)` int64.
+        test_inputs: Test samples, as `inputs`.
+        test_targets: Class ids of the test samples, as `targets`.
+        classes: Class names, by class id.
+        mean: The means that inputs were normalised by, one per channel (per feature if they are no images); empty if
+            they were not.
+        std: The deviations that inputs were normalised by, like `mean`.
+        clients: Natural client of each training sample, `(samples,)` int64, if the data set has such.
+        client_names: Client names, by client id.
+        target: The label mix that the task itself asks for, `(classes,)` float64, if it does.
+        domains: Source of each training sample, `(samples,)` int64, in a data set of several sources.
+        test_domains: Source of each test sample, as `domains`.
+        domain_names: Domain names, by domain id.
+        validation: Training samples that the data set itself sets aside, `(rows,)` int64. They belong to no client:
+            their client may be -1.
 
-    Raises ArgumentError naming the field whose shape, dtype or values don't fit.
+    Raises:
+        ArgumentError: A field's shape, dtype or values don't fit; the message names it.
     """
 
     name: str
@@ -68,12 +77,12 @@ class Dataset:
 
     @property
     def num_classes(self) -> int:
-        """How many classes there are, with samples or without."""
+        """Number of classes, with samples or without."""
         return len(self.classes)
 
     @property
     def in_shape(self) -> tuple[int, ...]:
-        """The shape of one sample."""
+        """Shape of one sample."""
         return tuple(self.inputs.shape[1:])
 
     def _check_part(self, inputs_name: str, targets_name: str) -> None:
@@ -85,7 +94,7 @@ class Dataset:
         _check_ids(targets_name, targets, len(inputs), self.num_classes)
 
     def _check_sources(self) -> None:
-        """Clients, domains, and what is set aside."""
+        """Check clients, domains and the validation rows."""
         samples, clients = len(self.targets), self.clients
         if self.validation is not None:
             rows = torch.as_tensor(self.validation)
@@ -94,7 +103,7 @@ class Dataset:
                 raise ArgumentError("validation: names a row twice")
             if clients is not None and clients.shape == (samples,):
                 clients = clients.copy()
-                clients[self.validation] = np.maximum(clients[self.validation], 0)  # -1 is nobody
+                clients[self.validation] = np.maximum(clients[self.validation], 0)  # -1: no client
         if (self.domains is None) != (self.test_domains is None):
             raise ArgumentError("domains, test_domains: expected both, or none")
         for name, ids, size, names in (
@@ -107,7 +116,7 @@ class Dataset:
 
 
 def label_mix(labels: Sequence[int], classes: int) -> NDArray[np.float64]:
-    """The share of each class among labels, `(classes,)`: what a data set gives as its target."""
+    """Return the share of each class among labels, `(classes,)`, which a data set gives as its target."""
     counts = np.bincount(labels, minlength=classes).astype(np.float64)
     mix: NDArray[np.float64] = counts / max(counts.sum(), 1.0)
     return mix

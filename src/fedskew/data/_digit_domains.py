@@ -29,13 +29,18 @@ def digit_domains(
     share: float = 1.0,
     verify: bool = True,
 ) -> Dataset:
-    """MNIST, USPS, SVHN and SYN digits as one data set of ten classes; `domains` says which sample is from where.
+    """Read MNIST, USPS, SVHN and SYN digits as one data set of ten classes and several domains.
 
-    Reads the files of `mnist`, `usps`, `svhn` and `syn_digits`. All images are brought to 3 x 32 x 32 bytes as in
-    FPL's code: resized (bilinear), grey in all three channels, normalised by ImageNet's means 0.485, 0.456, 0.406 and
-    deviations 0.229, 0.224, 0.225. `domains`: which sources, in this order. `share`: of each source's training
-    samples, drawn with `rng` and rounded down (FPL's code gives a client 0.01); the test parts stay whole. `verify`: as
-    in the four readers.
+    All images become 3 x 32 x 32 bytes as in FPL's code: resized (bilinear), grey in all three channels, normalised by
+    ImageNet's means 0.485, 0.456, 0.406 and deviations 0.229, 0.224, 0.225.
+
+    Args:
+        root: Holds the files of `mnist`, `usps`, `svhn` and `syn_digits`.
+        rng: Draws the share of the samples.
+        domains: Sources, in this order.
+        share: Share of each source's training samples to use, rounded down (FPL's code gives a client 0.01); the test
+            parts stay whole.
+        verify: As in the four readers.
     """
     if not domains or len(set(domains)) != len(domains) or not set(domains) <= set(_SOURCES):
         raise ArgumentError(f"domains: expected some of {', '.join(_SOURCES)}, each once; got {list(domains)}")
@@ -66,7 +71,7 @@ def digit_domains(
 
 
 def _drawn(samples: int, share: float, rng: np.random.Generator | None) -> Tensor:
-    """Ascending rows."""
+    """Return ascending rows."""
     if share == 1.0:
         return torch.arange(samples)
     if rng is None:
@@ -75,7 +80,7 @@ def _drawn(samples: int, share: float, rng: np.random.Generator | None) -> Tenso
 
 
 def _common(pixels: Tensor) -> Tensor:
-    """uint8 images of any size and 1 or 3 channels as `(samples, 3, 32, 32)`."""
+    """Return uint8 images of any size and 1 or 3 channels as `(samples, 3, 32, 32)`."""
     if pixels.shape[2:] != (32, 32):
         parts = [interpolate(part, (32, 32), mode="bilinear", antialias=True) for part in torch.split(pixels, 10_000)]
         pixels = torch.cat(parts) if parts else pixels.new_empty(0, pixels.shape[1], 32, 32)
@@ -83,7 +88,7 @@ def _common(pixels: Tensor) -> Tensor:
 
 
 def _usps_bytes(root: Path, verify: bool) -> Arrays:
-    """Values in [-1, 1] as levels from 0 to 255."""
+    """Return values in [-1, 1] as levels from 0 to 255."""
     inputs, targets, test_inputs, test_targets = usps_arrays(root, verify)
     levels = [part.add(1).mul_(127.5).round_().to(torch.uint8) for part in (inputs, test_inputs)]
     return levels[0], targets, levels[1], test_targets

@@ -1,4 +1,4 @@
-"""Files as their authors publish them: read, and held to their checksum."""
+"""Reading files as their authors publish them, and checking them against their checksums."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedskew.errors import DataError
 
 
 def read(path: Path, expected: str, page: str) -> bytes:
-    """The bytes of a file. Raises DataError, with what is expected and the authors' page, where there is none."""
+    """Read a file; raise DataError, with what is expected and the authors' page, if it is missing or can't be read."""
     try:
         return path.read_bytes()
     except FileNotFoundError:
@@ -21,11 +21,10 @@ def read(path: Path, expected: str, page: str) -> bytes:
 
 
 def read_checked(path: Path, md5: str | None, page: str) -> bytes:
-    """The bytes of a file whose MD5 is as published; with `md5` None, of any file.
+    """Read a file whose MD5 must be as published; with `md5` None, any file.
 
-    Checked unless the user says otherwise: that takes a third of a second for all of CIFAR-10, and a file that is not
-    what it claims to be would otherwise train a model. Raises DataError, with the expected checksum and the authors'
-    page.
+    The check is on by default: it takes a third of a second for all of CIFAR-10, and a wrong file would otherwise train
+    a model. Raises DataError with the expected checksum and the authors' page.
     """
     if md5 is None:
         return read(path, "a file with any checksum", page)
@@ -37,7 +36,7 @@ def read_checked(path: Path, md5: str | None, page: str) -> bytes:
 
 
 def unpacked(path: Path, content: bytes, expected: str, page: str) -> bytes:
-    """Gunzipped. Raises DataError where it is no whole gzip file, or an empty one."""
+    """Gunzip; raise DataError if the content is not a complete gzip file, or is empty."""
     try:
         if plain := gzip.decompress(content):
             return plain
@@ -48,10 +47,10 @@ def unpacked(path: Path, content: bytes, expected: str, page: str) -> bytes:
 
 
 def missing(path: Path, expected: str, page: str) -> DataError:
-    """The error for a file or folder that is not there."""
+    """Return the error for a file or folder that does not exist."""
     return DataError(f"{path} is missing (expected {expected}); its authors publish it at {page}")
 
 
 def damaged(path: Path, what: str, page: str) -> DataError:
-    """The error for a file whose content is wrong."""
+    """Return the error for a file whose content is wrong."""
     return DataError(f"{path} is damaged: {what}; its authors publish it at {page}")

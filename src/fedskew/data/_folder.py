@@ -40,14 +40,18 @@ def folder(
     size: int | tuple[int, int] | None = None,
     test_share: float = 0.2,
 ) -> Dataset:
-    """Images in `root/CLASS/`, or `root/CLIENT/CLASS/` with `client_level`; `root/train/` and `root/test/` where
-    there are.
+    """Read a user's own images from class folders.
 
-    Class folders name the classes. Files are recognised by their suffix; others, and hidden ones, are passed over.
-    Grey where every file is, else RGB; transparency is dropped; 16-bit grey is read in full. All images have one
-    size, or are resized (bilinear) to `size`, a side or (height, width). Without a test part, `test_share` of every
-    class is drawn with `rng` and held out. Pixels are scaled to [0, 1], then standardised by channel with mean and
-    deviation of the training part.
+    Files are recognised by their suffix; others, and hidden ones, are ignored. Images are grey if every file is, else
+    RGB; transparency is dropped; 16-bit grey keeps its precision. Pixels are scaled to [0, 1], then standardised by
+    channel with mean and deviation of the training part.
+
+    Args:
+        root: Holds `CLASS/`, or `CLIENT/CLASS/` with `client_level`; or `train/` and `test/` with such folders in them.
+        rng: Draws the samples to hold out.
+        client_level: The first level of folders names clients.
+        size: Side, or (height, width), to which images are resized (bilinear); by default all must have one size.
+        test_share: Share of every class to hold out if there is no test part.
     """
     if not root.is_dir():
         raise DataError(f"{root}: is no folder")
@@ -93,7 +97,7 @@ def _folders(top: Path) -> Iterator[Path]:
 
 
 def _header(path: Path) -> tuple[str, int, int, str]:
-    """Mode, height and width of an image file, and its path."""
+    """Return mode, height and width of an image file, and its path."""
     try:
         with Image.open(path) as image:
             return image.mode, image.height, image.width, str(path)
@@ -110,7 +114,7 @@ def _read(tree: _Tree, shape: tuple[int, int, int], client_level: bool) -> RawSa
 
 
 def _pixels(path: Path, shape: tuple[int, int, int]) -> Tensor:
-    """Values in [0, 1], `(channels or 1, height, width)`."""
+    """Return values in [0, 1], `(1 or 3, height, width)`."""
     try:
         with Image.open(path) as image:
             return as_floats(image, shape, path)

@@ -35,7 +35,7 @@ def huggingface(
     vocabulary_size: int = 98_635,
     length: int = 200,
 ) -> Dataset:
-    """`root` is a folder that `save_to_disk` of the package `datasets` wrote; the rest as for `from_huggingface`."""
+    """Read a folder that `save_to_disk` of the package `datasets` wrote; arguments as for `from_huggingface`."""
     package = _package()
     try:
         table = package.load_from_disk(str(root))
@@ -68,22 +68,36 @@ def from_huggingface(
     length: int = 200,
     rng: np.random.Generator | None = None,
 ) -> Dataset:
-    """A `datasets.Dataset`, or a `DatasetDict` whose parts are "train" and, where there is one, `test`.
+    """Convert a table of Hugging Face's `datasets`, all of it in memory.
 
-    `inputs` names the column to learn from: images, text, an array, or a number. Without it, the one column of
-    images, else the one of text, else all columns of numbers together. `label` and `client` name columns of labels
-    and of natural clients (a column called "client" is taken for it). Classes keep the ids of a `ClassLabel`. Without a
-    test part, `test_share` of every class is drawn with `rng` and held out.
-
-    Images: grey where all are, else RGB, of one size or resized (bilinear) to `size`, a side or (height, width).
-    Arrays: `(features,)`, `(height, width)` or `(channels, height, width)`; uint8 is scaled to [0, 1]. Both, and
-    numbers, are standardised by channel or feature with mean and deviation of the training part. Text: token ids
-    `(samples, length)` by a vocabulary of the training text, as for `ag_news`. All is read into memory.
+    Images are grey if all are, else RGB. Arrays are `(features,)`, `(height, width)` or `(channels, height, width)`;
+    uint8 is scaled to [0, 1]. Images, arrays and numbers are standardised by channel or feature with mean and deviation
+    of the training part. Text becomes token ids, `(samples, length)`, by a vocabulary of the training text, as for
+    `ag_news`. Classes keep the ids of a `ClassLabel`.
 
     To train on it, let a function at the top level of a module return it, and give that function as the data's name; or
     save the table with `save_to_disk` and name "huggingface" and the folder as root.
 
-    Raises MissingPackageError without the package, DataError for a table that does not fit, ArgumentError for the rest.
+    Args:
+        table: A `datasets.Dataset`, or a `DatasetDict` whose parts are "train" and, optionally, `test`.
+        inputs: Column to learn from: images, text, an array, or a number. By default the only column of images, else
+            the only one of text, else the only one of arrays, else all columns of numbers together.
+        label: Column of labels.
+        client: Column of natural clients; a column called "client" by default, if there is one.
+        test: Name of the test part.
+        test_share: Share of every class to hold out if there is no test part.
+        size: Side, or (height, width), to which images are resized (bilinear); by default all must have one size.
+        vocabulary_size: Number of token ids, for text.
+        length: Number of words kept of each text.
+        rng: Draws the samples to hold out.
+
+    Returns:
+        The data set.
+
+    Raises:
+        MissingPackageError: The package `datasets` is not installed.
+        DataError: The table does not fit.
+        ArgumentError: A wrong argument; the message names it.
     """
     package = _package()
     parts = dict(table) if isinstance(table, package.DatasetDict) else {"train": table}
@@ -123,7 +137,7 @@ def _package() -> Any:
 
 
 def _kind(feature: Any) -> str:
-    """What a column holds: "image", "text", "number", "array" or "other"."""
+    """Return what a column holds: "image", "text", "number", "array" or "other"."""
     kind = type(feature).__name__
     if kind == "Image":
         return "image"
@@ -133,7 +147,7 @@ def _kind(feature: Any) -> str:
 
 
 def _columns(table: Table, label: str, client: str | None, inputs: str | None) -> list[str]:
-    """The columns to learn from."""
+    """Return the columns to learn from."""
     names = table.column_names
     for option, name in (("label", label), ("client", client), ("inputs", inputs)):
         if name is not None and name not in names:
@@ -158,7 +172,7 @@ def _columns(table: Table, label: str, client: str | None, inputs: str | None) -
 
 
 def _names(table: Table, column: str) -> list[str]:
-    """The values of a column as names; a ClassLabel's by its own."""
+    """Return the values of a column as names; those of a ClassLabel by its own names."""
     feature, values = table.features[column], list(table[column])
     if None in values:
         raise DataError(f"table: {column!r} is empty in row {values.index(None)}")
@@ -179,7 +193,7 @@ def _read(
     vocabulary_size: int,
     length: int,
 ) -> tuple[Tensor, Tensor]:
-    """Inputs of both parts."""
+    """Return the inputs of both parts."""
     kind = _kind(train.features[columns[0]])
     if kind == "text":
         texts, held_texts = ([value or "" for value in part[columns[0]]] for part in (train, held))
@@ -197,7 +211,7 @@ def _read(
 
 
 def _sizes(tables: Sequence[Table], column: str) -> Iterator[tuple[str, int, int, str]]:
-    """Mode, height, width and location of each image."""
+    """Yield mode, height, width and location of each image."""
     for table in tables:
         for row, image in enumerate(table[column]):
             if image is None:
@@ -224,14 +238,14 @@ def _arrays(table: Table, columns: list[str]) -> Tensor:
         values = values.unsqueeze(1)
     if values.dim() > 4 or not torch.isfinite(values).all():
         raise DataError(f"table: {', '.join(columns)}: has an empty value, NaN, or more than three dimensions")
-    # the numbers' own type, as the numpy format widens bytes
+    # The column's own type: the numpy format widens bytes.
     if values.dim() > 2 and _dtype(table.features[columns[0]]) == "uint8":
         values.div_(255)
     return values.unsqueeze(1) if values.dim() == 3 else values
 
 
 def _dtype(feature: Any) -> str:
-    """Of the numbers in a column, however deep its lists."""
+    """Return the dtype of the numbers in a column, however deep its lists."""
     if isinstance(feature, list):
         return _dtype(feature[0])
     return _dtype(feature.feature) if hasattr(feature, "feature") else str(feature.dtype)

@@ -32,7 +32,7 @@ _FASHION_MNIST = {
     "t10k-images-idx3-ubyte": ("bef4ecab320f06d8554ea6380940ec79", "8181f5470baa50b63fa0f6fddb340f0a"),
     "t10k-labels-idx1-ubyte": ("bb300cfdad3c16e7a12a480ee83cd310", "15d484375f8d13e6eb1aabb0c3f46965"),
 }
-# Its authors publish one archive of all parts of EMNIST, and no checksum of a single file.
+# The authors publish one archive of all parts of EMNIST, and no checksums of single files.
 _EMNIST = {
     f"emnist-balanced-{part}-{kind}-ubyte": (None, None)
     for part in ("train", "test")
@@ -47,28 +47,34 @@ _GARMENTS = (
 _CHARACTERS = tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabdefghnqrt")
 
 Arrays = tuple[Tensor, Tensor, Tensor, Tensor]
-"""ImageFiles, `(samples, 1, height, width)` uint8, and int64 labels, of the training part, then of the test part."""
+"""Images, `(samples, 1, height, width)` uint8, and int64 labels, of the training part, then of the test part."""
 
 
 def mnist(root: Path, verify: bool = True) -> Dataset:
-    """MNIST (LeCun, Bottou, Bengio, Haffner 1998): 60,000 and 10,000 grey images of 28 x 28, digits 0 to 9.
+    """Read MNIST (LeCun, Bottou, Bengio, Haffner 1998): 60,000 and 10,000 grey images of 28 x 28, digits 0 to 9.
 
-    Reads `root/MNIST/raw/*-ubyte.gz`, or the same without `.gz`. Normalised by mean 0.1307 and deviation 0.3081, those
-    of the training pixels. `verify`: hold files to their published MD5; false takes other files in this format too.
+    Normalised by mean 0.1307 and deviation 0.3081, those of the training pixels.
+
+    Args:
+        root: Holds `MNIST/raw/*-ubyte.gz`, or the same without `.gz`.
+        verify: Check files against their published MD5; False accepts other files in this format too.
     """
     return _dataset("mnist", mnist_arrays(root, verify), _DIGITS, (0.1307,), (0.3081,))
 
 
 def mnist_arrays(root: Path, verify: bool = True) -> Arrays:
-    """MNIST as it is in its files."""
+    """Return MNIST's images and labels as they are in its files."""
     return _read(root / "MNIST" / "raw", _MNIST, _MNIST_PAGE, verify)
 
 
 def fashion_mnist(root: Path, verify: bool = True) -> Dataset:
-    """Fashion-MNIST (Xiao, Rasul, Vollgraf 2017): 60,000 and 10,000 grey images of 28 x 28, ten garments.
+    """Read Fashion-MNIST (Xiao, Rasul, Vollgraf 2017): 60,000 and 10,000 grey images of 28 x 28, ten garments.
 
-    Reads `root/FashionMNIST/raw/*-ubyte.gz`, or the same without `.gz`. Normalised by mean 0.2860 and deviation 0.3530,
-    those of the training pixels. `verify`: hold files to their published MD5; false takes other files in this format.
+    Normalised by mean 0.2860 and deviation 0.3530, those of the training pixels.
+
+    Args:
+        root: Holds `FashionMNIST/raw/*-ubyte.gz`, or the same without `.gz`.
+        verify: Check files against their published MD5; False accepts other files in this format too.
     """
     page = "https://github.com/zalandoresearch/fashion-mnist"
     arrays = _read(root / "FashionMNIST" / "raw", _FASHION_MNIST, page, verify)
@@ -76,13 +82,15 @@ def fashion_mnist(root: Path, verify: bool = True) -> Dataset:
 
 
 def emnist_balanced(root: Path, verify: bool = True) -> Dataset:
-    """EMNIST, balanced (Cohen, Afshar, Tapson, van Schaik 2017): 112,800 and 18,800 grey images of 28 x 28.
+    """Read EMNIST, balanced (Cohen, Afshar, Tapson, van Schaik 2017): 112,800 and 18,800 grey images of 28 x 28.
 
     47 classes of 2,400 and 400: digits, upper-case letters, and the eleven lower-case letters that don't look like
-    theirs. Reads `root/EMNIST/raw/emnist-balanced-*-ubyte.gz`, or the same without `.gz`, as the authors' gzip.zip
-    holds them. Its images are stored column by column; they are turned here so that characters stand upright (much
-    public code leaves them lying). Normalised by mean and deviation of the training pixels, taken from the files.
-    `verify`: hold the files to the published sizes (single files have no published checksum).
+    them. The files store images column by column; they are transposed here so that characters stand upright (much
+    public code leaves them lying). Normalised by mean and deviation of the training pixels, computed from the files.
+
+    Args:
+        root: Holds `EMNIST/raw/emnist-balanced-*-ubyte.gz`, or the same without `.gz`, as in the authors' gzip.zip.
+        verify: Check the files against the published sizes (single files have no published checksum).
     """
     folder = root / "EMNIST" / "raw"
     train, train_labels, test, test_labels = _read(folder, _EMNIST, _EMNIST_PAGE, verify)
@@ -124,7 +132,7 @@ def _read(folder: Path, files: Mapping[str, tuple[str | None, str | None]], page
 
 
 def _values(path: Path, packed_md5: str | None, plain_md5: str | None, page: str) -> np.ndarray:
-    """The array in an IDX file of uint8, packed or not."""
+    """Return the array in an IDX file of uint8, gzipped or not."""
     packed = path.with_name(path.name + ".gz")
     if path.exists() and not packed.exists():
         content = read_checked(path, plain_md5, page)

@@ -32,7 +32,7 @@ _CPU = torch.device("cpu")
 class ImageFiles:
     """Image files that are decoded when a batch needs them, by as many threads as torch uses.
 
-    Each becomes RGB, resized (bilinear) to `size` where it has another one, scaled to [0, 1] and normalised by channel.
+    Each becomes RGB, resized (bilinear) to `size` if needed, scaled to [0, 1] and normalised by channel.
     A file that is missing or damaged raises DataError.
 
     Attributes:
@@ -42,7 +42,7 @@ class ImageFiles:
         mean: Means by channel to normalise with.
         std: Deviations by channel to normalise with.
         page: Where the authors publish the files; named in errors.
-        device: Where batches are delivered.
+        device: Device of the batches.
     """
 
     root: Path
@@ -71,7 +71,7 @@ class ImageFiles:
         return ImageFiles(self.root, self.names, self.size, self.mean, self.std, self.page, torch.device(device))
 
     def decode(self, rows: Iterable[int]) -> NDArray[np.uint8]:
-        """The pixels of some files, shape `(rows, 3, height, width)`, uint8."""
+        """Return the pixels of some files, shape `(rows, 3, height, width)`, uint8."""
         paths = [self.root / self.names[row] for row in rows]
         pixels = np.empty((len(paths), 3, *self.size), dtype=np.uint8)
 
@@ -107,13 +107,13 @@ class ImageFiles:
         try:
             return MappedImages(path, self.mean, self.std)
         except (OSError, ValueError) as error:
-            raise DataError(f"{path} can't be read ({error}); delete it, and it is made again") from None
+            raise DataError(f"{path} can't be read ({error}); delete it, and it is written again") from None
 
 
 def _pack(images: ImageFiles, path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Written, not memory-mapped: on a full disk, that would end the process without an error.
+        # Written, not memory-mapped: with a memory map, a full disk would end the process without an error.
         with replacing(path, shared=True) as part, part.open("wb") as file:
             header = {"descr": "|u1", "fortran_order": False, "shape": images.shape}
             np.lib.format.write_array_header_1_0(file, header)
@@ -122,8 +122,8 @@ def _pack(images: ImageFiles, path: Path) -> None:
                 file.write(images.decode(rows).data)
     except OSError as error:
         raise DataError(
-            f"{path}: decoded images can't be stored there ({error.strerror}); set FEDSKEW_CACHE to a folder that can "
-            "be written, or packed = false to decode them batch by batch"
+            f"{path}: decoded images can't be stored there ({error.strerror}); set FEDSKEW_CACHE to a "
+            "writable folder, or packed = false to decode them batch by batch"
         ) from None
 
 
@@ -139,7 +139,7 @@ def _hash(images: ImageFiles) -> str:
 
 
 def listed(root: Path, folder: str, page: str) -> list[str]:
-    """The image files of one folder below `root`, sorted, as paths below `root`. Raises DataError without it."""
+    """List the image files of one folder as sorted paths below `root`; raise DataError if it is missing."""
     path = root / folder
     if not path.is_dir():
         raise missing(path, "a folder of images", page)
@@ -151,9 +151,9 @@ def listed(root: Path, folder: str, page: str) -> list[str]:
 def class_folders(
     root: Path, folders: Sequence[str], page: str, each: int | None = None
 ) -> tuple[list[str], list[int]]:
-    """The image files of class folders, one folder per class, and their class ids.
+    """Return the image files of class folders, one folder per class, and their class ids.
 
-    `each`: how many every folder must hold; None where that is not checked.
+    `each` is the number of files that every folder must hold; None for no check.
     """
     names: list[str] = []
     labels: list[int] = []
@@ -167,13 +167,13 @@ def class_folders(
 
 
 def check_count(path: Path, found: int, expected: int, page: str) -> None:
-    """Raise DataError where a part of a data set is not as large as published."""
+    """Raise DataError if a part of a data set is not as large as published."""
     if found != expected:
         raise damaged(path, f"it holds {found:,} images, expected {expected:,}", page)
 
 
 def _decoded(path: Path, size: tuple[int, int], page: str) -> NDArray[np.uint8]:
-    """`(height, width, 3)`."""
+    """Return RGB pixels, `(height, width, 3)`."""
     try:
         with Image.open(path) as image:
             flat = image.convert("RGB")

@@ -16,12 +16,12 @@ _DEEP = {"I", "I;16", "I;16L", "I;16B", "I;16N"}
 
 
 def is_grey(mode: str) -> bool:
-    """Whether images of this Pillow mode have one channel, apart from transparency."""
+    """Return whether images of this Pillow mode have one channel, apart from transparency."""
     return mode in _GREY | _DEEP
 
 
 def sides(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
-    """(height, width) from the option `size`: a side, or both."""
+    """Return (height, width) from the option `size`: a side, or both."""
     if size is None:
         return None
     found = (size, size) if isinstance(size, int) else tuple(size)
@@ -31,9 +31,9 @@ def sides(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
 
 
 def common_shape(images: Iterable[tuple[str, int, int, str]], wanted: tuple[int, int] | None) -> tuple[int, int, int]:
-    """(channels, height, width) for images given by mode, height, width and location: grey where all are.
+    """Return (channels, height, width) for images given by mode, height, width and location; grey if all are.
 
-    Raises DataError where sizes differ and no size is `wanted`.
+    Raises DataError if sizes differ and no size is `wanted`.
     """
     channels, first, size = 1, "", wanted or (0, 0)
     for mode, height, width, where in images:
@@ -50,9 +50,9 @@ def common_shape(images: Iterable[tuple[str, int, int, str]], wanted: tuple[int,
 
 
 def as_floats(image: Image.Image, shape: tuple[int, int, int], where: object) -> Tensor:
-    """Values in [0, 1], `(channels, height, width)` as `shape` says: 1 channel or 3; resized (bilinear) where needed.
+    """Return values in [0, 1] of `shape`, (1 or 3 channels, height, width), resized (bilinear) if needed.
 
-    16-bit grey is read in full. Raises DataError, naming `where`, for a deeper one.
+    16-bit grey keeps its precision. Raises DataError, naming `where`, for a deeper image.
     """
     channels, height, width = shape
     deep = image.mode in _DEEP
@@ -66,13 +66,13 @@ def as_floats(image: Image.Image, shape: tuple[int, int, int], where: object) ->
 
 
 def normalised(pixels: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
-    """uint8 images, `(samples, channels, height, width)`, as floats: scaled to [0, 1], then by channel."""
+    """Scale uint8 images, `(samples, channels, height, width)`, to [0, 1], then normalise them by channel."""
     shift, scale = (torch.tensor(list(values)).view(-1, 1, 1) for values in (mean, std))
     return pixels.float().div_(255).sub_(shift).div_(scale)
 
 
 def statistics(pixels: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and deviation by channel of uint8 images scaled to [0, 1]: exact, from how often each level occurs."""
+    """Return exact mean and deviation by channel of uint8 images scaled to [0, 1], from the counts of each level."""
     levels, means, deviations = np.arange(256) / 255, [], []
     for channel in range(pixels.shape[1]):
         shares = np.zeros(256)

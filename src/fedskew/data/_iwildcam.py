@@ -36,17 +36,20 @@ def iwildcam(
     packed: bool = False,
     verify: bool = True,
 ) -> Dataset:
-    """Colour images from camera traps in 182 classes (one is "empty"): 129,809 from 243 cameras train.
+    """Read iWildCam: colour images from camera traps, 182 classes (one is "empty"), 129,809 images for training.
 
-    Reads `root/iwildcam_v2.0/`: `metadata.csv`, `categories.csv` for names where it is there, and the images, which
-    all lie in `train/`. Each training camera (`location_remapped`) is a natural client. `validation_split` is what the
-    data set sets aside itself: 14,961 images of 32 other cameras ("val"), 7,314 of the training cameras ("id_val"),
-    or nothing. `test`: 42,791 of 48 other cameras, or 8,154 of the training cameras ("id_test"). The label mix of the
-    test part is the target.
+    Each of the 243 training cameras (`location_remapped`) is a natural client. The label mix of the test part is the
+    target. Images are normalised by ImageNet's means 0.485, 0.456, 0.406 and deviations 0.229, 0.224, 0.225.
 
-    Images are resized to `size` x `size` (WILDS: 448) and normalised by ImageNet's means 0.485, 0.456, 0.406 and
-    deviations 0.229, 0.224, 0.225. They are decoded batch by batch; `packed`: once into one file (see
-    `ImageFiles.pack`), which at 448 takes 112 GB. `verify`: hold the splits to their published sizes.
+    Args:
+        root: Holds `iwildcam_v2.0/` with `metadata.csv`, optionally `categories.csv` for class names, and all images in
+            `train/`.
+        validation_split: Split that the data set itself sets aside: 14,961 images of 32 other cameras ("val"), 7,314 of
+            the training cameras ("id_val"), or None.
+        test: Test part: 42,791 images of 48 other cameras ("test"), or 8,154 of the training cameras ("id_test").
+        size: Side in pixels to which images are resized (WILDS: 448).
+        packed: Decode once into one file (see `ImageFiles.pack`), which at 448 takes 112 GB; else batch by batch.
+        verify: Check the splits against their published sizes.
     """
     if size < 1:
         raise ArgumentError(f"size: must be a side in pixels, got {size}")
@@ -100,7 +103,7 @@ def _rows(path: Path) -> list[_Row]:
 
 
 def _names(path: Path, classes: int) -> tuple[str, ...]:
-    """By class id; the id itself where there is no name."""
+    """Return class names by class id; the id itself where there is no name."""
     rows = _table(path) if path.exists() else []
     found = {row.get("y"): row.get("name") for row in rows}
     return tuple(found.get(str(label)) or str(label) for label in range(classes))

@@ -30,7 +30,7 @@ from fedskew.data._usps import usps
 from fedskew.errors import ArgumentError, DataError, nearest
 
 Reader = Callable[..., Dataset]
-"""A function of options by keyword; of `root`, where it reads files; and of `rng`, where it draws."""
+"""A function with options as keywords; with `root` if it reads files, and `rng` if it draws random numbers."""
 
 INDEX: dict[str, Reader] = {
     "digits": digits,
@@ -54,19 +54,27 @@ INDEX: dict[str, Reader] = {
     "csv": csv,
     "huggingface": huggingface,
 }
-"""The readers by the name that a config gives them."""
+"""Readers by the names that configs use."""
 
 
 def load(
     name: str, root: str | os.PathLike[str] | None = None, *, rng: np.random.Generator | None = None, **options: Any
 ) -> Dataset:
-    """A data set by its name in `INDEX`.
+    """Read a data set by its name in `INDEX`.
 
-    `root`: the folder that holds `MNIST/raw/`, `cifar-10-batches-py/` and so on, or the user's own folder or file;
-    where it is None, the environment variable FEDSKEW_DATA says. `rng` serves readers that draw samples ("synthetic")
-    or hold out a test part; the others ignore it. `options` are the reader's own.
+    Args:
+        name: A key of `INDEX`.
+        root: The folder that holds `MNIST/raw/`, `cifar-10-batches-py/` and so on, or the user's own folder or file; by
+            default, what the environment variable FEDSKEW_DATA names.
+        rng: Used by readers that draw samples ("synthetic") or hold out a test part; the others ignore it.
+        **options: The reader's own options.
 
-    Raises DataError for a file that is missing, damaged or not what it should be, ArgumentError for the rest.
+    Returns:
+        The data set.
+
+    Raises:
+        DataError: A file is missing, damaged or not what it should be.
+        ArgumentError: No such data set or option, or a wrong value; the message names the argument.
     """
     if name not in INDEX:
         raise ArgumentError(f"name: no data set is called {name!r}{nearest(name, INDEX)}")

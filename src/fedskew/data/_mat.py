@@ -24,22 +24,25 @@ _SVHN = {
 _SYN = {"synth_train_32x32.mat": 479_400, "synth_test_32x32.mat": 9_553}
 
 Part = tuple[Tensor, Tensor]
-"""ImageFiles, `(samples, 3, 32, 32)` uint8, and int64 labels."""
+"""Images, `(samples, 3, 32, 32)` uint8, and int64 labels."""
 
 
 def svhn(root: Path, extra: bool = False, verify: bool = True) -> Dataset:
-    """Street View House Numbers (Netzer et al. 2011), cropped digits: 73,257 and 26,032 colour images of 32 x 32.
+    """Read Street View House Numbers (Netzer et al. 2011), cropped digits: 73,257 and 26,032 colour images of 32 x 32.
 
-    Reads `root/svhn/train_32x32.mat` and `test_32x32.mat`, and with `extra` the 531,131 easier training samples of
-    `extra_32x32.mat` too. The files' label 10 is digit 0. Kept as bytes in memory, and normalised by channel with mean
-    and deviation of the training pixels, taken from the files. `verify`: hold files to their published MD5; false takes
-    other files in this format too.
+    The files' label 10 is digit 0. Kept as bytes in memory, and normalised by channel with mean and deviation of the
+    training pixels, computed from the files.
+
+    Args:
+        root: Holds `svhn/train_32x32.mat` and `test_32x32.mat`.
+        extra: Add the 531,131 easier training samples of `extra_32x32.mat`.
+        verify: Check files against their published MD5; False accepts other files in this format too.
     """
     return _dataset("svhn", *svhn_parts(root, verify, extra))
 
 
 def svhn_parts(root: Path, verify: bool = True, extra: bool = False) -> tuple[Part, Part]:
-    """SVHN as it is in its files: training part, test part."""
+    """Return SVHN as it is in its files: training part, test part."""
     read = {
         name: _read(root / "svhn" / name, md5 if verify else None, _SVHN_PAGE)
         for name, md5 in _SVHN.items()
@@ -52,17 +55,20 @@ def svhn_parts(root: Path, verify: bool = True, extra: bool = False) -> tuple[Pa
 
 
 def syn_digits(root: Path, verify: bool = True) -> Dataset:
-    """SYN digits (Ganin, Lempitsky 2015), drawn from fonts: 479,400 and 9,553 colour images of 32 x 32.
+    """Read SYN digits (Ganin, Lempitsky 2015), drawn from fonts: 479,400 and 9,553 colour images of 32 x 32.
 
-    Reads `root/syn/synth_train_32x32.mat` and `synth_test_32x32.mat`. Kept as bytes in memory (1.5 GB), and normalised
-    by channel with mean and deviation of the training pixels, taken from the files. `verify`: hold the files to the
-    published sizes (there is no published checksum).
+    Kept as bytes in memory (1.5 GB), and normalised by channel with mean and deviation of the training pixels, computed
+    from the files.
+
+    Args:
+        root: Holds `syn/synth_train_32x32.mat` and `synth_test_32x32.mat`.
+        verify: Check the files against the published sizes (there is no published checksum).
     """
     return _dataset("syn_digits", *syn_parts(root, verify))
 
 
 def syn_parts(root: Path, verify: bool = True) -> tuple[Part, Part]:
-    """SYN digits as they are in their files: training part, test part."""
+    """Return SYN digits as they are in their files: training part, test part."""
     parts = []
     for name, samples in _SYN.items():
         path = root / "syn" / name

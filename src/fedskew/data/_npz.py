@@ -18,13 +18,17 @@ Array = np.ndarray[Any, Any]
 
 
 def npz(root: Path, rng: np.random.Generator | None, test_share: float = 0.2) -> Dataset:
-    """`root` is the file. Arrays: `x` and `y`; where there are such, `client`, and a test part `x_test`, `y_test`.
+    """Read a user's own arrays from an .npz file.
 
-    x: features, `(samples, features)`, or images, `(samples, height, width)` or `(samples, channels, height,
-    width)`, of numbers (uint8 counts as 0 to 255 and is scaled to [0, 1]; other images should be there already, as
-    augmentation takes them to be). y and client: whole numbers or text, `(samples,)`. Without a test part,
-    `test_share` of every class is drawn with `rng` and held out. Inputs are standardised by channel or feature with
-    mean and deviation of the training part.
+    Inputs are standardised by channel or feature with mean and deviation of the training part.
+
+    Args:
+        root: The file, with arrays `x` and `y`, optionally `client`, and `x_test` and `y_test` for a test part. `x`
+            holds numbers: features, `(samples, features)`, or images, `(samples, height, width)` or `(samples,
+            channels, height, width)`; uint8 is scaled from 0 to 255 to [0, 1], and other images should be in [0, 1], as
+            augmentation expects. `y` and `client` hold whole numbers or text, `(samples,)`.
+        rng: Draws the samples to hold out.
+        test_share: Share of every class to hold out if there is no test part.
     """
     arrays = _arrays(root)
     for name in ("x", "y"):

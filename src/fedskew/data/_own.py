@@ -1,4 +1,4 @@
-"""What readers of a user's own data share: numbering classes and clients, holding out a test part, normalising."""
+"""Shared by the readers of a user's own data: numbering classes and clients, a test part, normalisation."""
 
 from __future__ import annotations
 
@@ -17,14 +17,20 @@ from fedskew.errors import ArgumentError, DataError
 
 @dataclass
 class RawSamples:
-    """One part of a data set as it was read: `inputs`, `(samples, ...)` floats or token ids, and names, not ids."""
+    """One part of a data set as it was read, with names instead of ids.
+
+    Attributes:
+        inputs: Floats or token ids, `(samples, ...)`.
+        labels: Class name of each sample.
+        clients: Client name of each sample, if there are clients.
+    """
 
     inputs: Tensor
     labels: Sequence[str]
     clients: Sequence[str] | None = None
 
     def take(self, rows: NDArray[np.int64]) -> RawSamples:
-        """Copies of some samples."""
+        """Copy some samples."""
         clients = None if self.clients is None else [self.clients[row] for row in rows]
         return RawSamples(self.inputs[torch.from_numpy(rows)], [self.labels[row] for row in rows], clients)
 
@@ -39,11 +45,22 @@ def make(
     clients: Iterable[str] = (),
     numbered: Sequence[str] = (),
 ) -> Dataset:
-    """The data set; inputs standardised by channel with the mean and deviation of the training part.
+    """Build the data set, and standardise inputs by channel with mean and deviation of the training part.
 
-    Without a test part, one is held out by `hold_out`. `classes` and `clients` name some that may have no sample;
-    `numbered` names all classes in the order of their ids, where the data has such. Inputs are changed in place; token
-    ids stay as they are.
+    Inputs are changed in place; token ids stay as they are.
+
+    Args:
+        name: Name of the data set.
+        train: The training part.
+        test: The test part; None to hold one out by `hold_out`.
+        test_share: Share of every class to hold out.
+        rng: Draws the samples to hold out.
+        classes: Names of classes that may have no sample.
+        clients: Names of clients that may have no sample.
+        numbered: All class names in the order of their ids, if the data has such.
+
+    Returns:
+        The data set.
     """
     if test is None:
         kept, held = hold_out(train.labels, test_share, rng)
@@ -53,9 +70,9 @@ def make(
     mean, std = _standardise(train.inputs, test.inputs) if train.inputs.is_floating_point() else ((), ())
     return Dataset(
         name=name,
-        inputs=_held(train.inputs),
+        inputs=_as_stored(train.inputs),
         targets=torch.from_numpy(_ids(train.labels, names)),
-        test_inputs=_held(test.inputs),
+        test_inputs=_as_stored(test.inputs),
         test_targets=torch.from_numpy(_ids(test.labels, names)),
         classes=names,
         mean=mean,
@@ -68,7 +85,10 @@ def make(
 def hold_out(
     labels: Sequence[str], share: float, rng: np.random.Generator | None
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Rows kept and rows held out, ascending: `share` of every class, rounded to the nearest, never a whole class."""
+    """Draw rows to hold out: `share` of every class, rounded to the nearest, but never a whole class.
+
+    Returns the rows kept and the rows held out, ascending.
+    """
     if rng is None:
         raise ArgumentError("rng: this data has no test part, so one is drawn; pass a numpy Generator")
     if not 0.0 < share < 1.0:
@@ -87,15 +107,15 @@ def hold_out(
 
 
 def ordered(names: Iterable[str]) -> tuple[str, ...]:
-    """Names in order: by value where all are whole numbers, else alphabetically."""
+    """Sort names: by value if all are whole numbers, else alphabetically."""
     names = set(names)
     if all(re.fullmatch(r"-?\d+", name) for name in names):
         return tuple(sorted(names, key=lambda name: (int(name), name)))
     return tuple(sorted(names))
 
 
-def _held(inputs: Tensor) -> Tensor:
-    """As a data set holds them: float32, or token ids."""
+def _as_stored(inputs: Tensor) -> Tensor:
+    """Convert floats to float32; token ids stay as they are."""
     return inputs.float() if inputs.is_floating_point() else inputs
 
 
@@ -105,7 +125,7 @@ def _ids(values: Sequence[str], names: tuple[str, ...]) -> NDArray[np.int64]:
 
 
 def _standardise(train: Tensor, test: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """In place, by channel (the dimension after the samples'); a channel that never varies is only centred."""
+    """Standardise in place by channel (dimension 1); a channel that never varies is only centred."""
     others = [dimension for dimension in range(train.dim()) if dimension != 1]
     std, mean = torch.std_mean(train, dim=others, correction=0, keepdim=True)
     rounding = 10 * torch.finfo(train.dtype).eps * mean.abs()

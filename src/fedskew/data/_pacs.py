@@ -51,18 +51,23 @@ def pacs(
     packed: bool = False,
     verify: bool = True,
 ) -> Dataset:
-    """9,991 images of seven classes from four domains: art_painting, cartoon, photo, sketch; one domain is the test.
+    """Read PACS: 9,991 images of seven classes from four domains: art_painting, cartoon, photo, sketch.
 
-    Reads `root/PACS/DOMAIN/CLASS/`. The domains in `train` are the training samples; `validation_domain` is what the
-    data set sets aside itself (None: nothing), and `test` the test part; the default is FedPALS's choice. `leave_out`:
-    classes that the validation and test parts lose (FedPALS: giraffe). The label mix of the test part is the target.
-    `kfold`: only the images of `root/PACS/DOMAIN_train_kfold.txt` train, those of `DOMAIN_test_kfold.txt` are the
-    test part, and without a validation domain the `DOMAIN_crossval_kfold.txt` of the training domains are set aside:
-    the authors' division.
+    The label mix of the test part is the target. Images are normalised by ImageNet's means 0.485, 0.456, 0.406 and
+    deviations 0.229, 0.224, 0.225.
 
-    Images are resized to `size` x `size` and normalised by ImageNet's means 0.485, 0.456, 0.406 and deviations 0.229,
-    0.224, 0.225. `packed`: decode once into one file (see `ImageFiles.pack`), 1.5 GB, else batch by batch. `verify`:
-    hold the folders to the published numbers of images.
+    Args:
+        root: Holds `PACS/DOMAIN/CLASS/`.
+        train: Domains of the training samples; the defaults of the domains are FedPALS's choice.
+        validation_domain: Domain that the data set itself sets aside; None for none.
+        test: Domain of the test part.
+        leave_out: Classes to remove from the validation and test parts (FedPALS: giraffe).
+        kfold: Use the authors' division: train on the images of `PACS/DOMAIN_train_kfold.txt`, test on those of
+            `DOMAIN_test_kfold.txt`, and without a validation domain set aside those of the training domains'
+            `DOMAIN_crossval_kfold.txt`.
+        size: Side in pixels to which images are resized.
+        packed: Decode once into one file (see `ImageFiles.pack`), 1.5 GB; else batch by batch.
+        verify: Check the folders against the published numbers of images.
     """
     used = [*train, *([validation_domain] if validation_domain is not None else []), test]
     if not train or len(set(used)) != len(used) or not set(used) <= set(_DOMAINS):
@@ -107,7 +112,7 @@ _EXPECTED = {"leave_out": f"class names among {', '.join(_CLASSES)}", "size": "a
 
 
 def _read(folder: Path, domains: Sequence[str], fold: str | None, verify: bool) -> _Part:
-    """All images of some domains, or those that one of their files of folds lists."""
+    """Return all images of some domains, or those that one of their fold files lists."""
     part = _Part([], [], [])
     for domain in domains:
         names, labels = _whole(folder, domain, verify) if fold is None else _fold(folder, domain, fold)
@@ -123,7 +128,7 @@ def _whole(folder: Path, domain: str, verify: bool) -> tuple[list[str], list[int
 
 
 def _fold(folder: Path, domain: str, fold: str) -> tuple[list[str], list[int]]:
-    """A line is a path below the folder and a label from 1."""
+    """Read a fold file: a line is a path below the folder and a label from 1."""
     path = folder / f"{domain}_{fold}_kfold.txt"
     names, labels = [], []
     for line, row in enumerate(read(path, "a text file", _PAGE).decode("utf-8", "replace").splitlines(), start=1):

@@ -1,4 +1,4 @@
-"""Inputs that stay as they are stored, and become floats batch by batch."""
+"""Inputs that are kept as stored and become floats batch by batch."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torch import Tensor
 
 
 class Stored(Protocol):
-    """What stands in place of a tensor of inputs, `(samples, *in_shape)`, that would be too large.
+    """Stands in for a tensor of inputs, `(samples, *in_shape)`, that would be too large.
 
-    Reading is deterministic, and safe from several threads and in forked processes; pickled, it names its files
-    instead of carrying their content.
+    Reading is deterministic, and safe from several threads and in forked processes. Pickled, it names its files instead
+    of carrying their content.
     """
 
     @property
@@ -23,15 +23,15 @@ class Stored(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where batches are delivered."""
+        """Device of the batches."""
 
     def __len__(self) -> int: ...
 
     def index_select(self, dim: int, index: Tensor, /) -> Tensor:
-        """The samples of these int64 rows, `(rows, *in_shape)`, on `device`; `dim` is 0. A new tensor each time."""
+        """Return the samples of these int64 rows, `(rows, *in_shape)`, on `device`, as a new tensor; `dim` is 0."""
 
     def to(self, device: torch.device | str, /) -> Stored:
-        """The same samples, delivered elsewhere."""
+        """Return the same samples with batches on another device."""
 
 
 Inputs = Tensor | Stored
@@ -39,7 +39,15 @@ Inputs = Tensor | Stored
 
 
 def take(inputs: Inputs, rows: Tensor) -> Inputs:
-    """Some of the samples, by their int64 rows: copied from a tensor, only listed of what is stored."""
+    """Select samples.
+
+    Args:
+        inputs: A tensor or stored inputs.
+        rows: Row ids, int64.
+
+    Returns:
+        A copy of a tensor's rows; for stored inputs, a view that lists the rows.
+    """
     return inputs.index_select(0, rows.to(inputs.device)) if isinstance(inputs, Tensor) else Subset(inputs, rows)
 
 
@@ -56,7 +64,7 @@ class Subset:
 
     @property
     def device(self) -> torch.device:
-        """Where batches are delivered."""
+        """Device of the batches."""
         return self._inputs.device
 
     def __len__(self) -> int:
@@ -72,9 +80,15 @@ class Subset:
 
 
 class ByteImages:
-    """Images of 8 bits a channel in memory: a quarter of what floats take.
+    """Images of 8 bits per channel in memory, a quarter of the size of floats.
 
-    `pixels`: `(samples, channels, height, width)` uint8. A batch is scaled to [0, 1] and normalised by channel.
+    A batch is scaled to [0, 1] and normalised by channel.
+
+    Args:
+        pixels: Images, `(samples, channels, height, width)` uint8.
+        mean: Means by channel to normalise with.
+        std: Deviations by channel to normalise with.
+        device: Device of the batches; by default that of `pixels`.
     """
 
     def __init__(
@@ -91,7 +105,7 @@ class ByteImages:
 
     @property
     def device(self) -> torch.device:
-        """Where batches are delivered."""
+        """Device of the batches."""
         return self._device
 
     def __len__(self) -> int:
@@ -103,17 +117,24 @@ class ByteImages:
         return batch.float().div_(255).sub_(self._shift).div_(self._scale)
 
     def to(self, device: torch.device | str, /) -> ByteImages:
-        """The pixels themselves on another device."""
+        """Return the images with their pixels moved to another device."""
         return ByteImages(self.pixels.to(device), self.mean, self.std)
 
 
 class MappedImages(ByteImages):
-    """Images as `ByteImages`, memory-mapped from a `.npy` file of uint8."""
+    """`ByteImages` memory-mapped from a file.
+
+    Args:
+        path: A `.npy` file of uint8, `(samples, channels, height, width)`.
+        mean: Means by channel to normalise with.
+        std: Deviations by channel to normalise with.
+        device: Device of the batches.
+    """
 
     def __init__(
         self, path: Path, mean: tuple[float, ...], std: tuple[float, ...], device: torch.device | str = "cpu"
     ) -> None:
-        # copy-on-write: torch takes no read-only memory, and nothing may write to the file
+        # Copy-on-write: torch takes no read-only memory, and the file must not change.
         super().__init__(torch.from_numpy(np.load(path, mmap_mode="c")), mean, std, device)
         self.path = path
 
@@ -121,7 +142,10 @@ class MappedImages(ByteImages):
         return MappedImages, (self.path, self.mean, self.std, self.device)
 
     def to(self, device: torch.device | str, /) -> ByteImages:
-        """On a GPU, the pixels themselves where they take at most half of its free memory, else batch by batch."""
+        """Return the images with batches on another device.
+
+        On a GPU, the pixels themselves move if they take at most half of its free memory.
+        """
         device = torch.device(device)
         if device.type == "cuda" and self.pixels.nbytes <= torch.cuda.mem_get_info(device)[0] // 2:
             return super().to(device)

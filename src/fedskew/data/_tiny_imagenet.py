@@ -16,13 +16,17 @@ _CLASSES, _EACH, _TEST = 200, 500, 10_000
 
 
 def tiny_imagenet(root: Path, packed: bool = True, verify: bool = True) -> Dataset:
-    """100,000 colour images of 64 x 64 for training, 500 a class; the 10,000 of `val` are the test part.
+    """Read Tiny ImageNet: 100,000 colour images of 64 x 64 for training, 500 a class, and 10,000 for test.
 
-    (The labels of the published `test/` are not public.) Reads `root/tiny-imagenet-200/`: `wnids.txt`, `words.txt`,
-    `train/WNID/images/*.JPEG`, `val/val_annotations.txt`, `val/images/*.JPEG`. Class ids follow the sorted WordNet ids,
-    as torchvision's ImageFolder numbers them. Normalised by ImageNet's means 0.485, 0.456, 0.406 and deviations 0.229,
-    0.224, 0.225. `packed`: decode once into one file (see `ImageFiles.pack`), 1.2 GB, else batch by batch. `verify`:
-    hold the folders to the published numbers of images.
+    The test part is the published `val` (the labels of `test/` are not public). Class ids follow the sorted WordNet
+    ids, as torchvision's ImageFolder numbers them. Normalised by ImageNet's means 0.485, 0.456, 0.406 and deviations
+    0.229, 0.224, 0.225.
+
+    Args:
+        root: Holds `tiny-imagenet-200/` with `wnids.txt`, `words.txt`, `train/WNID/images/*.JPEG`,
+            `val/val_annotations.txt` and `val/images/*.JPEG`.
+        packed: Decode once into one file (see `ImageFiles.pack`), 1.2 GB; else batch by batch.
+        verify: Check the folders against the published numbers of images.
     """
     folder = root / "tiny-imagenet-200"
     ids = sorted(_text(folder / "wnids.txt").split())
@@ -52,7 +56,7 @@ def tiny_imagenet(root: Path, packed: bool = True, verify: bool = True) -> Datas
 
 
 def _annotated(path: Path, number: dict[str, int]) -> tuple[list[str], list[int]]:
-    """Test images and their labels; a line is the file, the WordNet id, and a box."""
+    """Return test images and their class ids; a line holds the file, the WordNet id and a box."""
     names, targets = [], []
     for line, row in enumerate(_text(path).splitlines(), start=1):
         fields = row.split("\t")
@@ -64,7 +68,7 @@ def _annotated(path: Path, number: dict[str, int]) -> tuple[list[str], list[int]
 
 
 def _named(path: Path, ids: list[str]) -> tuple[str, ...]:
-    """The first word that WordNet has for each id."""
+    """Return WordNet's first word for each id."""
     words = dict(row.split("\t", 1) for row in _text(path).splitlines() if "\t" in row)
     return tuple(words.get(wnid, wnid).split(",")[0] for wnid in ids)
 

@@ -27,11 +27,14 @@ _TEST = (
 
 
 def usps(root: Path, verify: bool = True) -> Dataset:
-    """7,291 and 2,007 grey images of 16 x 16, digits 0 to 9, values in [-1, 1] as published (mean, deviation 0.5).
+    """Read USPS: 7,291 and 2,007 grey images of 16 x 16, digits 0 to 9.
 
-    Reads `root/usps/zip.train.gz` and `zip.test.gz`. `verify`: hold them to the published values (copies of these
-    archives are compressed differently, so it is not the archives that are held to a checksum); false takes other
-    files in this format too.
+    Values are in [-1, 1] as published (mean and deviation 0.5).
+
+    Args:
+        root: Holds `usps/zip.train.gz` and `zip.test.gz`.
+        verify: Check the values against those published (not the archives' checksums: copies are compressed
+            differently); False accepts other files in this format too.
     """
     inputs, targets, test_inputs, test_targets = usps_arrays(root, verify)
     return Dataset(
@@ -47,12 +50,12 @@ def usps(root: Path, verify: bool = True) -> Dataset:
 
 
 def usps_arrays(root: Path, verify: bool = True) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """ImageFiles, `(samples, 1, 16, 16)` float32 in [-1, 1], and int64 labels: training part, then test part."""
+    """Return images, `(samples, 1, 16, 16)` float32 in [-1, 1], and int64 labels: training part, then test part."""
     return *_read(root / "usps", *_TRAIN, verify), *_read(root / "usps", *_TEST, verify)
 
 
 def _read(folder: Path, file: str, sha256: str, digest: str, verify: bool) -> tuple[Tensor, Tensor]:
-    """One sample a line: the digit, then 256 values."""
+    """Read a file of one sample a line: the digit, then 256 values."""
     path, expected = folder / file, f"sha256 {sha256}, or the same values compressed anew"
     content = unpacked(path, read(path, expected, _PAGE), expected, _PAGE)
     try:

@@ -1,4 +1,4 @@
-"""Text as token ids: basic English words, and a vocabulary built from training text."""
+"""Text as token ids: splitting into English words, and a vocabulary built from training text."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ from torch import Tensor
 from fedskew.errors import ArgumentError
 
 PADDING, UNKNOWN = 0, 1
-_APART = str.maketrans(
+_SEPARATED = str.maketrans(
     {mark: f" {mark} " for mark in "'.,()!?"} | {'"': None} | dict.fromkeys(";:", " "),
 )
 
 
 def words(text: str) -> list[str]:
-    """Lower-case words: punctuation `' . , ( ) ! ?` stands as words, `"` is dropped, `; :` and `<br />` are spaces.
+    """Split text into lower-case words.
 
-    These are the rules of torchtext's "basic_english", which PFLlib and FedVLS's code use.
+    The punctuation `' . , ( ) ! ?` becomes words of its own, `"` is dropped, `; :` and `<br />` become spaces. These
+    are the rules of torchtext's "basic_english", which PFLlib and FedVLS's code use.
     """
-    return text.lower().replace("<br />", " ").translate(_APART).split()
+    return text.lower().replace("<br />", " ").translate(_SEPARATED).split()
 
 
 def vocabulary(texts: Iterable[str], size: int) -> dict[str, int]:
-    """Words and their ids from 2 on, most frequent first and ties alphabetically; `size` counts ids 0 and 1 too.
+    """Number words from 2 on, most frequent first, ties alphabetically; 0 pads, and 1 is any other word.
 
-    0 pads, 1 is any word that is not in it.
+    `size` counts ids 0 and 1 too.
     """
     if size < 3:
         raise ArgumentError(f"vocabulary: counts padding and unknown too, so it must be at least 3, got {size}")
@@ -39,7 +40,7 @@ def vocabulary(texts: Iterable[str], size: int) -> dict[str, int]:
 
 
 def token_ids(texts: Sequence[str], ids: dict[str, int], length: int) -> Tensor:
-    """`(texts, length)` int64: the first `length` words of each text, padded with 0."""
+    """Return the first `length` words of each text as ids, `(texts, length)` int64, padded with 0."""
     if length < 1:
         raise ArgumentError(f"length: must be at least 1, got {length}")
     tokens = torch.zeros(len(texts), length, dtype=torch.int64)
