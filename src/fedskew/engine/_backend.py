@@ -53,7 +53,7 @@ class LocalTraining:
 
 
 class Assignment(NamedTuple):
-    """What one client is asked to do in a round.
+    """What one client has to do in a round.
 
     Attributes:
         client: The client's number.
@@ -125,7 +125,7 @@ class Backend(Protocol):
 
         Args:
             round: Number of the round, from 1.
-            cohort: What each client is asked to do.
+            cohort: The assignment of each client.
             sent: The global model and what is broadcast beside it.
 
         Returns:

@@ -37,10 +37,14 @@ class ClientSamples(NamedTuple):
 
 
 class ClientData(Protocol):
-    """Gives the samples of a client; asked only for clients that take part in a round."""
+    """Gives the samples of a client; called only for clients that take part in a round."""
 
     def of(self, client: int) -> ClientSamples:
-        """The samples of one client, given its number."""
+        """The samples of one client.
+
+        Args:
+            client: The client's number.
+        """
 
 
 @dataclass(frozen=True)
@@ -128,7 +132,11 @@ class LocalWork:
         return samples._replace(rows=np.concatenate(drawn), counts=task.quota)
 
     def expected_samples(self, task: Assignment) -> int:
-        """How many samples a client passes through the model as far as the server knows; its time is proportional."""
+        """How many samples a client passes through the model as far as the server knows; its time is proportional.
+
+        Args:
+            task: The client's assignment.
+        """
         seen = task.epochs * task.samples
         return seen if task.steps is None else min(seen, task.steps * self.training.batch_size)
 

@@ -39,7 +39,11 @@ class Cohort(NamedTuple):
     quotas: bool
 
     def take(self, members: NDArray[np.bool_]) -> Cohort:
-        """The sub-cohort selected by a boolean mask."""
+        """A part of the cohort.
+
+        Args:
+            members: Mask of the clients to keep, `(cohort,)`.
+        """
         return Cohort(self.ids[members], self.lost[members], self.counts[members], self.quotas)
 
 

@@ -83,7 +83,7 @@ class SequentialBackend(Backend):
         Args:
             rows: Where the changes are written, `(cohort, parameters)`; None: new memory.
             round: Number of the round, from 1.
-            cohort: What each client is asked to do.
+            cohort: The assignment of each client.
             sent: The global model and what is broadcast beside it.
 
         Returns:
@@ -100,6 +100,11 @@ class SequentialBackend(Backend):
     def train_client(self, round: int, task: Assignment, sent: Sent) -> tuple[Update, ModelState]:
         """Train one client, as a real site does.
 
+        Args:
+            round: Number of the round, from 1.
+            task: The client's assignment.
+            sent: What the server sent.
+
         Returns:
             The client's update, and its model after the last local step, free of the rounding that adding the update's
             change would bring. The model may be a view of the backend's own and holds until that is used again.
@@ -111,7 +116,13 @@ class SequentialBackend(Backend):
         return self.finish(setup, result), result.model
 
     def set_up(self, round: int, task: Assignment, sent: Sent) -> ClientSetup:
-        """Prepare a client for its first local step: its samples, settings and context."""
+        """Prepare a client for its first local step: its samples, settings and context.
+
+        Args:
+            round: Number of the round, from 1.
+            task: The client's assignment.
+            sent: What the server sent.
+        """
         start = sent.model.parameters
         state = {name: value.to(start.device) for name, value in task.state.items()}  # files are read to the CPU
         samples = self.work.samples(round, task)
@@ -120,7 +131,13 @@ class SequentialBackend(Backend):
         return ClientSetup(round, task, sent, state, samples, settings, Context(counts, broadcast=sent.broadcast))
 
     def finish(self, setup: ClientSetup, result: ClientResult, row: Tensor | None = None) -> Update:
-        """Make the update of a client that has taken its last step; its change is written to `row`, if given."""
+        """Make the update of a client that has taken its last step.
+
+        Args:
+            setup: What `set_up` returned.
+            result: The result of the local steps.
+            row: Where the change of the model is written, `(parameters,)`; None: to new memory.
+        """
         work, start = self.work, setup.settings.start
         observed = None
         if self.observe is not None:

@@ -54,7 +54,14 @@ class UpdateBuffer:
 
 
 def as_matrix(rows: Sequence[Tensor]) -> Tensor:
-    """Vectors of one length as a matrix, `(rows, columns)`: a view where they are adjacent in memory, else a copy."""
+    """Stack vectors of one length: a view where they are adjacent in memory, else a copy.
+
+    Args:
+        rows: The vectors, each `(columns,)`.
+
+    Returns:
+        A matrix, `(rows, columns)`.
+    """
     first = rows[0]
     memory, width = first.untyped_storage().data_ptr(), first.numel()
     for position, row in enumerate(rows):

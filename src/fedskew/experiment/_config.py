@@ -308,11 +308,19 @@ class Config(Section):
         return resolve({**tree, "method": {"preset": preset}, "name": f"{self.name}-{preset}"})
 
     def is_evaluated(self, round: int) -> bool:
-        """Whether a round ends with an evaluation."""
+        """Whether a round ends with an evaluation.
+
+        Args:
+            round: Number of the round; 0 is the untrained model.
+        """
         return round % self.evaluation.every == 0 or round == self.training.rounds
 
     def for_seed(self, seed: int) -> Config:
-        """This config for one seed."""
+        """This config for one seed.
+
+        Args:
+            seed: The seed.
+        """
         return self.model_copy(update={"seeds": [seed]})
 
 

@@ -66,7 +66,12 @@ class RunFolder:
         self._rounds = path / "rounds.jsonl"
 
     def open(self, config: Config, task: TaskInfo, resume: bool) -> None:
-        """Make the folder, or check that it holds this very run.
+        """Make the folder, or check that the run in it is of this config.
+
+        Args:
+            config: The run's config.
+            task: Names and target, for `task.json`.
+            resume: Whether there may be a run in the folder.
 
         Raises:
             RunError: There is a run already and it is not to be resumed, or it has another partition.
@@ -91,22 +96,43 @@ class RunFolder:
         write_text(path / "task.json", json.dumps(described, indent=1))
 
     def append(self, record: RoundRecord) -> None:
-        """Add a line to `rounds.jsonl`."""
+        """Add a line to `rounds.jsonl`.
+
+        Args:
+            record: The round's record.
+        """
         with self._rounds.open("a", encoding="utf-8") as file:
             file.write(json.dumps(record.to_dict(), allow_nan=False) + "\n")
 
     def keep_rounds(self, last: int) -> list[RoundRecord]:
-        """Drop the records after round `last`, and a line cut short by a kill, from the file; return the others."""
+        """Remove from `rounds.jsonl` what is later than a checkpoint, and a line that was cut short by a kill.
+
+        Args:
+            last: The checkpoint's round.
+
+        Returns:
+            The records that stay.
+        """
         kept = [record for record in read_records(self._rounds) if record.round <= last]
         write_text(self._rounds, "".join(json.dumps(record.to_dict()) + "\n" for record in kept))
         return kept
 
     def save_checkpoint(self, state: Any) -> None:
-        """Replace the checkpoint."""
+        """Replace the checkpoint.
+
+        Args:
+            state: A tree of frozen dataclasses, named tuples, dicts, tensors, arrays and plain values.
+        """
         _checkpoint.save(self.path, state)
 
     def load_checkpoint(self, template: Any) -> Any | None:
-        """Read the checkpoint in the shape of `template`; None where there is none.
+        """Read the checkpoint.
+
+        Args:
+            template: A state of the same shape, whose tensors are on the devices to read to.
+
+        Returns:
+            The state; None where there is no checkpoint.
 
         Raises:
             RunError: It is damaged, or of another method.
@@ -114,12 +140,21 @@ class RunFolder:
         return _checkpoint.load(self.path, template)
 
     def save_model(self, name: str, tensors: Mapping[str, Tensor]) -> None:
-        """Write a model's state dict as `name`."""
+        """Write a model.
+
+        Args:
+            name: Name of the file.
+            tensors: The model's state dict.
+        """
         with replacing(self.path / name) as part:
             save_file(dict(tensors), part)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Write `summary.json`."""
+        """Write `summary.json`.
+
+        Args:
+            summary: The summary, in plain values.
+        """
         write_text(self.path / "summary.json", plain_json(summary))
 
 
@@ -170,11 +205,19 @@ def _read_run(path: Path, label: str | None) -> SeedRun:
 
 
 def read_records(path: Path) -> list[RoundRecord]:
-    """Read the records of a `rounds.jsonl`, but for a last line that is still being written."""
+    """Read the records of a `rounds.jsonl`, without a last line that is still being written.
+
+    Args:
+        path: The file; if it does not exist, there are no records.
+    """
     lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
     return [RoundRecord.from_dict(json.loads(line)) for line in lines]
 
 
 def plain_json(value: Any) -> str:
-    """Indented JSON with sorted keys."""
+    """Format as indented JSON with sorted keys.
+
+    Args:
+        value: Plain values.
+    """
     return json.dumps(value, indent=1, sort_keys=True) + "\n"

@@ -94,7 +94,11 @@ class Sweep:
         return hashlib.sha256(json.dumps([cells, self.accuracy]).encode()).hexdigest()[:8]
 
     def folder(self, out: Path) -> Path:
-        """Return where the tables go under `out`, beside the run folders."""
+        """Return the folder of the sweep's tables, beside the run folders.
+
+        Args:
+            out: The folder that all of them are in.
+        """
         return out / f"sweep-{self.name}-{self.hash}"
 
 

@@ -132,7 +132,12 @@ class TrainingLoop:
         return self.server.round >= self.config.training.rounds or 0 < patience <= self._state.stale
 
     def begin(self, resume: bool = False, progress: Progress | None = None) -> None:
-        """Get the state to go on from: the folder's checkpoint, or the untrained model, evaluated."""
+        """Load the state to start from: the folder's checkpoint, or the untrained model, which is evaluated.
+
+        Args:
+            resume: See `run`.
+            progress: See `run`.
+        """
         self._progress = progress
         server = self.runner.start(self.untrained)
         nobody = np.zeros((0, 2), dtype=np.int64)

@@ -44,11 +44,19 @@ class Job:
         return f"{self.cell.label}, seed {self.seed}"
 
     def folder(self, out: Path) -> Path:
-        """Return its run folder under `out`."""
+        """Return the job's run folder.
+
+        Args:
+            out: The folder that all run folders are in.
+        """
         return run_folder(self.config, out)
 
     def is_finished(self, out: Path) -> bool:
-        """Tell whether nothing is left to do; the page of a run is written last."""
+        """Tell whether the run is finished: the report is the last file that it writes.
+
+        Args:
+            out: The folder that all run folders are in.
+        """
         return all((self.folder(out) / file).exists() for file in ("summary.json", "report.html"))
 
 

@@ -47,18 +47,26 @@ class CellResult:
         return cls(cell, {run.seed: _figures(run, accuracy) for run in runs})
 
     def values(self, figure: str) -> list[float]:
-        """Return the known values of one number, in order of the seeds."""
+        """Return the known values of one number, in order of the seeds.
+
+        Args:
+            figure: The number's name.
+        """
         return [value for figures in self.seeds.values() if (value := figures[figure]) is not None]
 
     def spread(self, figure: str) -> Spread:
-        """Return mean and standard deviation of one number."""
+        """Return mean and standard deviation of one number.
+
+        Args:
+            figure: The number's name.
+        """
         return Spread.of(self.values(figure))
 
 
 def columns(sweep: Sweep, rows: Sequence[CellResult]) -> list[str]:
-    """Return the numbers that are asked for or that some row has, seconds last: they alone differ between sweeps."""
-    asked = set() if sweep.accuracy is None else {"rounds_to_accuracy"}
-    return [figure for figure in FIGURES if figure in asked or any(row.values(figure) for row in rows)]
+    """Return the numbers that the sweep names or that some row has, seconds last: they alone differ between sweeps."""
+    wanted = set() if sweep.accuracy is None else {"rounds_to_accuracy"}
+    return [figure for figure in FIGURES if figure in wanted or any(row.values(figure) for row in rows)]
 
 
 def text_table(sweep: Sweep, rows: Sequence[CellResult]) -> tuple[list[str], list[list[str]]]:
@@ -115,7 +123,11 @@ def sweep_notes(sweep: Sweep, rows: Sequence[CellResult]) -> list[str]:
 
 
 def model_notes(configs: Iterable[Config]) -> list[str]:
-    """Return the notes on the networks of these configs, each once."""
+    """Return the notes on the networks of some configs, each once.
+
+    Args:
+        configs: The configs.
+    """
     found = [models.note(config.model.name, config.model.parameters) for config in configs]
     return [f"Network: {note}." for note in dict.fromkeys(found) if note]
 

@@ -93,9 +93,8 @@ class MLflow:
     """Writes one MLflow run, in the experiment `fedskew` or the one that `MLFLOW_EXPERIMENT_NAME` names."""
 
     def __init__(self, folder: Path) -> None:
-        os.environ.setdefault(
-            "MLFLOW_DISABLE_TELEMETRY", "true"
-        )  # a run sends nothing anywhere unless the user asks for it
+        # A run sends nothing anywhere unless the user asks for it.
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         self._folder = folder.resolve()
         self._mlflow = _import("mlflow", "mlflow")
         self._entities = _import("mlflow", "mlflow.entities")
