@@ -79,7 +79,7 @@ def federation(sizes: str, clients: int, classes: int) -> NDArray[np.float64]:
 
 
 class Generated:
-    """Clients whose samples are drawn around the means of their classes when they are asked for."""
+    """Clients whose samples are drawn around the means of their classes when they are requested."""
 
     def __init__(self, counts: NDArray[np.float64]) -> None:
         self.counts = counts
@@ -122,15 +122,15 @@ def run_round(counts: NDArray[np.float64], cohort: int, preset: str) -> dict[str
     target = np.random.default_rng(1).dirichlet(np.ones(classes))
     began = time.perf_counter()
     backend = Timed(CohortBackend(model, work, chunk=200))
-    asked = Federation(method, backend, counts, target, participation=cohort / len(counts), seed=0)
-    state, _ = asked.run_round(asked.start(model.read_state()))
+    runner = Federation(method, backend, counts, target, participation=cohort / len(counts), seed=0)
+    state, _ = runner.run_round(runner.start(model.read_state()))
     first = time.perf_counter() - began
     with tempfile.TemporaryDirectory() as folder:
         began, busy = time.perf_counter(), time.process_time()
-        chosen, state = asked.select_participants(state)
+        chosen, state = runner.select_participants(state)
         select = time.perf_counter() - began
-        state, outcome = asked.train(state, chosen)
-        record = json.dumps(asked.record(state.round, chosen, outcome))
+        state, outcome = runner.train(state, chosen)
+        record = json.dumps(runner.record(state.round, chosen, outcome).to_dict())
         trained = time.perf_counter() - began
         RunFolder(Path(folder)).save_checkpoint(state)
         seconds = time.perf_counter() - began
@@ -141,7 +141,7 @@ def run_round(counts: NDArray[np.float64], cohort: int, preset: str) -> dict[str
         "start_and_first": first,
         "select": select,
         "train": backend.seconds,
-        "settle_and_record": trained - select - backend.seconds,
+        "aggregate_and_record": trained - select - backend.seconds,
         "checkpoint": seconds - trained,
     }
 
