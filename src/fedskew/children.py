@@ -14,7 +14,7 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple
 
-_SPAWN = multiprocessing.get_context("spawn")  # a forked copy of a process that has used torch's threads can hang
+_SPAWN = multiprocessing.get_context("spawn")  # a fork of a process that has used torch's threads can hang
 
 
 class Child:
@@ -36,16 +36,16 @@ class Child:
         theirs.close()
 
     def send(self, job: Any) -> None:
-        """Send it a job. Raises ConnectionError where it has ended."""
+        """Send a job; raise ConnectionError if the child has ended."""
         self.connection.send(job)
 
     def receive(self) -> Reply:
-        """Its next reply. Raises EOFError or ConnectionError where it has ended."""
+        """Return the next reply; raise EOFError or ConnectionError if the child has ended."""
         reply: Reply = self.connection.recv()
         return reply
 
     def how_it_ended(self) -> str:
-        """Wait until it has ended, and return its exit status or the signal that ended it, in words."""
+        """Wait until the child has ended, and return its exit status or the signal that ended it, in words."""
         self.process.join()
         code = self.process.exitcode
         if code is None or code >= 0:
@@ -54,24 +54,24 @@ class Child:
         return f"{name}, perhaps for want of memory" if name == "SIGKILL" else name
 
     def interrupt(self) -> None:
-        """Send it the signal that Ctrl-C sends."""
+        """Send the child the signal that Ctrl-C sends."""
         if self.process.pid is not None and self.process.is_alive():
             os.kill(self.process.pid, signal.SIGINT)
 
     def kill(self) -> None:
-        """End it at once."""
+        """End the child at once."""
         self.process.kill()
         self.process.join()
         self.connection.close()
 
 
 class Reply(NamedTuple):
-    """What a child says of its job.
+    """A child's reply to a job.
 
     Attributes:
         value: Any value that can be pickled.
-        done: The job is done, and this is the last reply to it.
-        exits: The child ends after it and takes no further job.
+        done: The job is done; no further reply to it follows.
+        exits: The child ends after this reply and takes no further job.
     """
 
     value: Any
@@ -80,15 +80,15 @@ class Reply(NamedTuple):
 
 
 class Died(str):
-    """Takes the place of a job's last reply where the child was killed: how it ended, in words."""
+    """How a killed child ended, in words; takes the place of the value of its last reply."""
 
 
 class Pool:
-    """Children that work on one job each at a time.
+    """Children that each work on one job at a time.
 
     Args:
-        start: Starts a child that answers each job that it is sent with replies, until its connection is closed.
-        size: How many there are at most.
+        start: Starts a child that answers each job with replies, until its connection is closed.
+        size: Largest number of children.
     """
 
     def __init__(self, start: Callable[[], Child], size: int) -> None:
@@ -96,22 +96,22 @@ class Pool:
         self._children: list[Child] = []
 
     def open(self) -> None:
-        """Start those that are not running."""
+        """Start the children that are not running."""
         while len(self._children) < self._size:
             self._children.append(self._start())
 
     def run(self, jobs: Sequence[Any], keep: bool = False) -> Iterator[tuple[int, Reply]]:
         """Hand out jobs in order, each to the next child that is free.
 
-        Children are started as needed. One that exits or is killed is replaced if a job is left for another.
+        Children are started as needed. One that exits or is killed is replaced if jobs are left.
 
         Args:
             jobs: What the children are sent.
-            keep: Keep children that are idle when no job is left, for the next call.
+            keep: Keep idle children for the next call when no job is left.
 
         Yields:
-            The job's place in `jobs` and a reply to it, as replies arrive; a `Died` as the value of the last one where
-            the child was killed.
+            The job's position in `jobs` and a reply to it, as replies arrive; if the child was killed, the last reply's
+            value is a `Died`.
         """
         waiting = deque(enumerate(jobs))
         idle, busy = list(self._children), dict[Any, tuple[Child, int]]()  # busy: by connection
@@ -121,7 +121,7 @@ class Pool:
                     idle.append(self._start())
                     self._children.append(idle[-1])
                 child, (number, job) = idle.pop(), waiting.popleft()
-                with suppress(ConnectionError):  # it has been killed: `receive` will say so
+                with suppress(ConnectionError):  # it was killed: `receive` will report it
                     child.send(job)
                 busy[child.connection] = child, number
             for connection in wait(list(busy)):
@@ -134,14 +134,14 @@ class Pool:
                     del busy[connection]
                     if reply.exits or not (waiting or keep):
                         self._children.remove(child)
-                        child.connection.close()  # at which it ends
+                        child.connection.close()  # the child ends when its connection closes
                         child.process.join()
                     else:
                         idle.append(child)
                 yield number, reply
 
     def interrupt(self) -> None:
-        """Have all end what they are doing, as Ctrl-C does, and wait until they have ended."""
+        """Interrupt all children, as Ctrl-C does, and wait until they have ended."""
         try:
             for child in self._children:
                 child.interrupt()
@@ -151,13 +151,13 @@ class Pool:
             self.kill()
 
     def kill(self) -> None:
-        """End all at once."""
+        """End all children at once."""
         while self._children:
             self._children.pop().kill()
 
 
 def hear_interrupts() -> None:
-    """Raise KeyboardInterrupt at the first Ctrl-C only: the terminal and the parent process may both send one."""
+    """Raise KeyboardInterrupt at the first Ctrl-C only: both the terminal and the parent process may send one."""
     answered = False
 
     def interrupt(number: int, frame: object) -> None:
@@ -177,7 +177,7 @@ def _live(target: Callable[..., None], connection: Connection, arguments: tuple[
 
 
 def _end_with_parent() -> None:
-    """End this process when the one that started it is gone: two must never write one run folder."""
+    """End this process when its parent is gone: two processes must never write one run folder."""
     parent = multiprocessing.parent_process()
     assert parent is not None, "called in a child process only"
     parent.join()
@@ -186,7 +186,7 @@ def _end_with_parent() -> None:
 
 @contextmanager
 def _interrupts_blocked() -> Iterator[None]:
-    """Processes that are started meanwhile have the interrupt signal blocked from the beginning."""
+    """Start processes inside this context with the interrupt signal blocked from the beginning."""
     if sys.platform == "win32":
         yield
         return

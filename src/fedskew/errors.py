@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 
 class FedskewError(Exception):
-    """The root of every error raised on purpose."""
+    """Base class of every error raised on purpose."""
 
 
 class ArgumentError(FedskewError, ValueError):
@@ -42,7 +42,7 @@ class MissingPackageError(FedskewError, ImportError):
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """` (did you mean 'x'?)` where a known word is close to `word`, else a list of the known ones."""
+    """Suggest a known word: ` (did you mean 'x'?)` if one is close to `word`, else a list of the known ones."""
     known = sorted(known)
     if not known:
         return " (there are none)"

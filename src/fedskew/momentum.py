@@ -1,4 +1,4 @@
-"""What local steps with momentum add up to: FedNova divides updates by it, SCAFFOLD its control variates."""
+"""The factor that local steps with momentum add up to: FedNova divides updates by it, SCAFFOLD its control variates."""
 
 from __future__ import annotations
 
@@ -6,11 +6,19 @@ from fedskew.errors import ArgumentError
 
 
 def fednova_normaliser(steps: int, momentum: float) -> float:
-    """What `steps` gradients add up to in an SGD update with this momentum, a(tau, rho), from a fresh buffer.
+    """Compute how many gradients an SGD update with momentum amounts to, a(tau, rho), from a fresh buffer.
 
         a = [tau - rho (1 - rho^tau) / (1 - rho)] / (1 - rho)
 
-    It is `steps` without momentum. Raises ArgumentError for negative steps or a momentum outside [0, 1).
+    Args:
+        steps: Number of local steps, tau.
+        momentum: Momentum, rho, in [0, 1).
+
+    Returns:
+        The factor; equal to `steps` without momentum.
+
+    Raises:
+        ArgumentError: Negative or fractional steps, or a momentum outside [0, 1).
     """
     check_momentum(momentum)
     if not (float(steps).is_integer() and steps >= 0):

@@ -44,7 +44,7 @@ _LOW = 0x7FFFFFFF
 
 
 def generator(seed: int, purpose: Purpose, round: int = 0, client: int = 0) -> np.random.Generator:
-    """A generator that depends on these four numbers only.
+    """Return a generator that depends on these four numbers only.
 
     The seed and the purpose are the Philox key; round and client are the high words of its counter, so that streams of
     different rounds or clients overlap only after 2**128 draws.
@@ -55,51 +55,53 @@ def generator(seed: int, purpose: Purpose, round: int = 0, client: int = 0) -> n
 
 
 class _Key(ISeedSequence):
-    """A Philox key as it is. `Philox(key=...)` gives the same stream, but takes three times as long: it asks the system
-    for entropy that it does not use.
+    """A Philox key without seeding.
+
+    `Philox(key=...)` gives the same stream in three times the time: it asks the system for entropy that it does not
+    use.
     """
 
     def __init__(self, words: NDArray[np.uint64]) -> None:
         self._words = words
 
     def generate_state(self, n_words: int, dtype: object = np.uint64) -> NDArray[np.uint64]:
-        """The key, which is all that Philox asks for."""
+        """Return the key, which is all that Philox asks for."""
         return self._words
 
 
 def stream_key(seed: int, purpose: Purpose, round: int = 0, client: int = 0) -> int:
-    """A 31-bit key for `mix` and `uniform`, drawn from `generator` of the same four numbers."""
+    """Return a 31-bit key for `mix` and `uniform`, drawn from `generator` of the same four numbers."""
     return int(generator(seed, purpose, round, client).integers(_LOW))
 
 
 def mix(*words: Tensor | int) -> Tensor:
-    """Hash integer tensors and numbers (broadcast together) into int64 values in [0, 2**32).
+    """Hash integer tensors and numbers, broadcast together, into int64 values in [0, 2**32).
 
-    Each word is folded in by a 32-bit finaliser (Wellons' `lowbias32`). It computes in int64 with masks, so that it is
-    the same on every device and under `torch.func.vmap`; at least one word must be a tensor.
+    Each word is folded in by a 32-bit finaliser (Wellons' `lowbias32`). The computation is in int64 with masks, so that
+    it is the same on every device and under `torch.func.vmap`; at least one word must be a tensor.
     """
     if _is_on_cpu(words):
         return torch.from_numpy(_mix_on_cpu(words).astype(np.int64))
     value: Tensor | int = 0
     for word in words:
         value = _finalise((value * 0x01000193 + word + 0x1E3779B9) & 0xFFFFFFFF)
-    assert isinstance(value, Tensor), "one word at least must be a tensor"
+    assert isinstance(value, Tensor), "at least one word must be a tensor"
     return value
 
 
 def _is_on_cpu(words: Sequence[Tensor | int]) -> bool:
-    """Whether all tensors lie on the CPU, and none is of a `torch.func` transform."""
+    """Return whether all tensors lie on the CPU outside `torch.func` transforms."""
     if torch._C._are_functorch_transforms_active():
         return False
     return all(word.device.type == "cpu" for word in words if isinstance(word, Tensor))
 
 
 def _mix_on_cpu(words: Sequence[Tensor | int]) -> NDArray[np.uint32]:
-    """The same numbers, three times as fast: unsigned arithmetic wraps by itself."""
+    """Compute the same numbers three times as fast, by unsigned arithmetic, which wraps."""
     value = np.zeros((), dtype=np.uint32)
     for word in words:
         own = word.numpy().astype(np.uint32) if isinstance(word, Tensor) else np.asarray(word % (1 << 32), np.uint32)
-        # One dimension at least: numpy warns of a scalar that wraps, and an array does so silently.
+        # At least one dimension: numpy warns when a scalar wraps, but not when an array does.
         value = np.atleast_1d(value) * np.uint32(0x01000193) + own
         value += np.uint32(0x1E3779B9)
         for shift, factor in ((16, 0x21F0AAAD), (15, 0x735A2D97)):
@@ -110,7 +112,7 @@ def _mix_on_cpu(words: Sequence[Tensor | int]) -> NDArray[np.uint32]:
 
 
 def fold(*words: int) -> int:
-    """`mix` of plain numbers: the key of a key."""
+    """Return `mix` of plain numbers as a number, such as a key made from a key."""
     return int(mix(torch.zeros((), dtype=torch.int64), *words))
 
 
@@ -121,14 +123,14 @@ def _finalise(value: Tensor | int) -> Tensor | int:
 
 
 def uniform(*words: Tensor | int) -> Tensor:
-    """`mix` as float32 in [0, 1), in steps of 2**-24."""
+    """Return `mix` as float32 in [0, 1), in steps of 2**-24."""
     if _is_on_cpu(words):
         return torch.from_numpy((_mix_on_cpu(words) >> np.uint32(8)).astype(np.float32)) * (1.0 / (1 << 24))
     return (mix(*words) >> 8).to(torch.float32) * (1.0 / (1 << 24))
 
 
 def at_least(p: float, *words: Tensor | int) -> Tensor:
-    """1.0 where `uniform` is at least `p`, in [0, 1], and 0.0 elsewhere; float32."""
+    """Return 1.0 where `uniform` is at least `p`, in [0, 1], and 0.0 elsewhere; float32."""
     if _is_on_cpu(words):
         least = math.ceil(float(np.float32(p)) * (1 << 24))
         return torch.from_numpy(((_mix_on_cpu(words) >> np.uint32(8)) >= np.uint32(least)).astype(np.float32))

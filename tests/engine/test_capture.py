@@ -50,7 +50,7 @@ def captured(method, module: nn.Module, divided: PartitionedData | None = None, 
     return alone, CohortBackend(together.model, together.work, together.observe, chunk, capture=True), model
 
 
-def of_pictures(channels: int = 3) -> PartitionedData:
+def of_images(channels: int = 3) -> PartitionedData:
     flat = data()
     inputs = torch.from_numpy(np.random.default_rng(5).random((ROWS, channels, 16, 16)).astype(np.float32))
     return PartitionedData(inputs, flat.targets, flat.rows, flat.counts)
@@ -121,7 +121,7 @@ def test_frozen_layers_stay_those_of_the_model(captures):
 def test_convolutions_channel_dropout_and_augmentation_are_each_clients_own(name, augmentation):
     augment = None if augmentation is None else AUGMENTATIONS[augmentation]().bind((), ())
     module = build(name, CLASSES, (3, 16, 16))
-    alone, together, model = captured(built(objective=TEACHING), module, of_pictures(), augment=augment)
+    alone, together, model = captured(built(objective=TEACHING), module, of_images(), augment=augment)
     asked = [Assignment(client, 2) for client in (1, 2, 5)]
     assert_close_updates(together.train(2, asked, Sent(model)), alone.train(2, asked, Sent(model)))
     assert_captured(together)
@@ -402,7 +402,7 @@ def test_no_step_waits_for_the_device(cell: Cell, on_a_device):
 def test_no_convolution_or_augmentation_waits_for_the_device(name, augmentation, on_a_device):
     augment = None if augmentation is None else AUGMENTATIONS[augmentation]().bind((0.5,) * 3, (0.2,) * 3)
     module = build(name, CLASSES, (3, 16, 16))
-    _, together, model = captured(built(objective=TEACHING), module, of_pictures(), augment=augment)
+    _, together, model = captured(built(objective=TEACHING), module, of_images(), augment=augment)
     together.train(1, [Assignment(client, 1) for client in (1, 2)], Sent(model))
     assert_captured(together)
     assert on_a_device[2] > 1

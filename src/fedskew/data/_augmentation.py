@@ -28,10 +28,10 @@ class Augmenter(Protocol):
     """
 
     def apply(self, batch: Tensor, keys: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
-        """The batch augmented; `mean` and `std` by channel are those it was normalised with (empty: none)."""
+        """Return the augmented batch; `mean` and `std` are those by channel that it was normalised with, or empty."""
 
     def bind(self, mean: tuple[float, ...], std: tuple[float, ...]) -> Augmentation:
-        """`apply` for data normalised with these means and deviations."""
+        """Return `apply` for data normalised with these means and deviations."""
 
 
 @component
@@ -49,7 +49,7 @@ class CropFlip:
     flip: Share = 0.5
 
     def apply(self, batch: Tensor, keys: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
-        """The batch augmented; `mean` and `std` by channel are those it was normalised with (empty: none)."""
+        """Return the augmented batch; `mean` and `std` are those by channel that it was normalised with, or empty."""
         check(batch, keys, "crop_flip")
         size, channels, height, width = batch.shape
         black = -per_channel(mean, batch, 0.0) / per_channel(std, batch, 1.0)
@@ -70,7 +70,7 @@ class CropFlip:
         return windows.index_select(0, starts.flatten()).view(batch.shape)
 
     def bind(self, mean: tuple[float, ...], std: tuple[float, ...]) -> Augmentation:
-        """`apply` for data normalised with these means and deviations."""
+        """Return `apply` for data normalised with these means and deviations."""
         return functools.partial(self.apply, mean=mean, std=std)
 
 
@@ -101,7 +101,7 @@ class JitterFlipGrey:
     greyscale: Share = 0.1
 
     def apply(self, batch: Tensor, keys: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
-        """The batch augmented; `mean` and `std` by channel are those it was normalised with (empty: none)."""
+        """Return the augmented batch; `mean` and `std` are those by channel that it was normalised with, or empty."""
         check(batch, keys, "fedentopt")
         shift, scale = per_channel(mean, batch, 0.0), per_channel(std, batch, 1.0)
         draws = uniform(keys.unsqueeze(1), torch.arange(5, device=keys.device)).to(batch.dtype)
@@ -126,7 +126,7 @@ class JitterFlipGrey:
         return x.sub_(shift).div_(scale)
 
     def bind(self, mean: tuple[float, ...], std: tuple[float, ...]) -> Augmentation:
-        """`apply` for data normalised with these means and deviations."""
+        """Return `apply` for data normalised with these means and deviations."""
         return functools.partial(self.apply, mean=mean, std=std)
 
 
@@ -141,7 +141,7 @@ def _grey(x: Tensor) -> Tensor:
 def per_channel(values: Sequence[float], batch: Tensor, default: float) -> Tensor:
     """One value per channel as a `(channels, 1, 1)` tensor on the device of `batch`; all `default` where empty.
 
-    Filled on the device: a copy from the host would have to be waited for in every step.
+    Filled on the device: a copy from the host would make every step wait.
     """
     channels = batch.shape[-3]
     if values and len(values) != channels:

@@ -59,7 +59,7 @@ POLICY = (
 _FIRST_DRAW = 3  # CropFlip takes 0, 1 and 2 of the same key
 
 # An operation is a row of numbers, most of which have no effect in a given row:
-#   what may take either sign: shear, translation (shares of the side), angle, and how far 1 is left in enhancing;
+#   numbers of either sign: shear, translation (shares of the side), angle, offset of the enhancement factor from 1;
 #   flags: enhance from grey (colour), from the mean (contrast), from the smooth image (sharpness; brightness: none);
 #   flags: stretch (auto-contrast), equalise; step of levels (posterise); first level that is inverted.
 _SIGNED = ("shear_y", "translate_x", "translate_y", "rotate", "enhance")
@@ -68,7 +68,7 @@ _NOTHING = dict.fromkeys(_COLUMNS, 0.0) | {"posterize": 1.0, "invert": 256.0}
 
 
 def operation_row(name: str, level: int) -> list[float]:
-    """The numbers of one operation, in the order of `_COLUMNS`."""
+    """Return the numbers of one operation, in the order of `_COLUMNS`."""
     share = level / 9
     strength = {
         "shear_y": {"shear_y": 0.3 * share},
@@ -102,7 +102,7 @@ class AutoAugment:
     """The policy alone: two operations on each image, drawn by its key. Pixels are rounded to 256 levels."""
 
     def apply(self, batch: Tensor, keys: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
-        """The batch augmented; `mean` and `std` by channel are those it was normalised with (empty: none)."""
+        """Return the augmented batch; `mean` and `std` are those by channel that it was normalised with, or empty."""
         check(batch, keys, "autoaugment")
         shift, scale = per_channel(mean, batch, 0.0), per_channel(std, batch, 1.0)
         rows, probabilities = _policy_on(batch.device)
@@ -117,7 +117,7 @@ class AutoAugment:
         return x.mul_(1 / 255).sub_(shift).div_(scale)
 
     def bind(self, mean: tuple[float, ...], std: tuple[float, ...]) -> Augmentation:
-        """`apply` for data normalised with these means and deviations."""
+        """Return `apply` for data normalised with these means and deviations."""
         return functools.partial(self.apply, mean=mean, std=std)
 
 
@@ -134,17 +134,17 @@ class CropFlipAutoAugment:
     flip: Share = 0.5
 
     def apply(self, batch: Tensor, keys: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
-        """The batch augmented; `mean` and `std` by channel are those it was normalised with (empty: none)."""
+        """Return the augmented batch; `mean` and `std` are those by channel that it was normalised with, or empty."""
         return AutoAugment().apply(CropFlip(self.pad, self.flip).apply(batch, keys, mean, std), keys, mean, std)
 
     def bind(self, mean: tuple[float, ...], std: tuple[float, ...]) -> Augmentation:
-        """`apply` for data normalised with these means and deviations."""
+        """Return `apply` for data normalised with these means and deviations."""
         return functools.partial(self.apply, mean=mean, std=std)
 
 
 @functools.cache
 def _policy_on(device: torch.device) -> tuple[Tensor, Tensor]:
-    """Rows and probabilities on a device, copied there once: a copy has to be waited for."""
+    """Return rows and probabilities on a device, copied there once, because each copy waits for the device."""
     return ROWS.to(device), PROBABILITIES.to(device)
 
 

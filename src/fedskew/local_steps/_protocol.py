@@ -16,15 +16,20 @@ from fedskew.models import FlatModel
 Gradient = Callable[[Tensor], Tensor]
 """The gradient of this batch's objective at any parameters: `(parameters,)` to `(parameters,)`.
 
-The vector it returns may be overwritten by the next call, and is not to be written to.
+The next call may overwrite the returned vector; do not write to it.
 """
 
 
 class StepSettings(NamedTuple):
     """What stays the same during a client's local training.
 
-    `start`: the parameters that the server sent; `lr`: a 0-d tensor where one captured step serves all rounds;
-    `broadcast`: what the server sent beside them; `client`: what the client kept (see `fedskew.hooks`).
+    Attributes:
+        start: The parameters that the server sent.
+        lr: Learning rate; a 0-d tensor if one captured step serves all rounds.
+        momentum: Momentum, in [0, 1).
+        weight_decay: L2 penalty.
+        broadcast: Tensors that the server sent beside the parameters (see `fedskew.hooks`).
+        client: Tensors that the client kept (see `fedskew.hooks`).
     """
 
     start: Tensor
@@ -39,19 +44,19 @@ class LocalStep(Protocol):
     """One component of the local-step slot: a frozen dataclass of hyper-parameters."""
 
     def init(self, settings: StepSettings) -> Tensor | None:
-        """What is carried from step to step, fresh at the start of every round (a momentum buffer); None: nothing."""
+        """Return what is carried from step to step, fresh in every round, such as a momentum buffer; or None."""
 
     def step(
         self, parameters: Tensor, gradient: Gradient, carried: Tensor | None, settings: StepSettings
     ) -> tuple[Tensor, Tensor | None]:
-        """The next parameters, and what is carried to the next step."""
+        """Return the next parameters, and what is carried to the next step."""
 
 
 @runtime_checkable
 class InPlace(Protocol):
-    """A local step that can also update the model in place, because it needs one gradient at its own parameters.
+    """A local step that can also update the model in place, because it needs one gradient, at its own parameters.
 
-    For a large model with small batches, where memory is what a step waits for, that saves a fifth of the time.
+    For a large model with small batches, where memory bandwidth limits a step, this saves a fifth of the time.
     """
 
     def step_in_place(

@@ -23,7 +23,7 @@ from fedskew.objectives._protocol import Context
 
 
 def check_outputs(name: str, outputs: Tensor, mask: Tensor | None) -> None:
-    """A float matrix of at least one row and column, `(batch, columns)`, and its mask, `(batch,)` bool."""
+    """Check for a float matrix of at least one row and column, `(batch, columns)`, and its mask, `(batch,)` bool."""
     if not isinstance(outputs, Tensor) or outputs.ndim != 2 or not outputs.is_floating_point() or 0 in outputs.shape:
         raise ArgumentError(
             f"{name}: expected a non-empty float tensor of shape (batch, columns), got {_kind(outputs)}"
@@ -33,12 +33,12 @@ def check_outputs(name: str, outputs: Tensor, mask: Tensor | None) -> None:
 
 
 def check_targets(targets: Tensor, outputs: Tensor, name: str) -> None:
-    """One int64 class id for each row of `outputs`, which the caller knows as `name`."""
+    """Check for one int64 class id per row of `outputs`, which the caller calls `name`."""
     _check_rows("targets", targets, outputs, name, torch.int64)
 
 
 def check_counts(counts: Tensor, logits: Tensor) -> None:
-    """One client's label counts, `(classes,)`, in the logits' dtype."""
+    """Check for one client's label counts, `(classes,)`, in the logits' dtype."""
     if not isinstance(counts, Tensor) or counts.shape != logits.shape[1:] or counts.dtype != logits.dtype:
         raise ArgumentError(
             f"counts: expected one client's counts, shape {tuple(logits.shape[1:])} and dtype {logits.dtype} "
@@ -60,26 +60,26 @@ def check_columns(name: str, rows: Tensor, outputs: Tensor, of: str) -> None:
 
 
 def check_positive(name: str, value: float) -> None:
-    """A finite number above 0."""
+    """Check for a finite number above 0."""
     if not (math.isfinite(value) and value > 0):
         raise ArgumentError(f"{name}: must be above 0 and finite, got {value}")
 
 
 def check_non_negative(name: str, value: float) -> None:
-    """A finite number, 0 or above."""
+    """Check for a finite number, 0 or above."""
     if not (math.isfinite(value) and value >= 0):
         raise ArgumentError(f"{name}: must be 0 or above and finite, got {value}")
 
 
 def teacher_outputs(context: Context) -> Outputs:
-    """The outputs of the model that the server sent; ArgumentError where the caller gave none."""
+    """Return the outputs of the model that the server sent; raise ArgumentError if the caller gave none."""
     if context.teacher is None:
         raise ArgumentError("context.teacher: this loss reads the outputs of the sent model on the same rows, got None")
     return context.teacher
 
 
 def teacher_logits(context: Context) -> Tensor:
-    """The logits of the model that the server sent; ArgumentError where the caller gave none."""
+    """Return the logits of the model that the server sent; raise ArgumentError if the caller gave none."""
     return teacher_outputs(context).logits
 
 
@@ -95,44 +95,44 @@ def _kind(value: object) -> str:
 
 
 def real_rows(values: Tensor, mask: Tensor | None) -> Tensor:
-    """`values`, `(batch, ...)`, with padded rows set to 0; as they are where `mask` is None."""
+    """Return `values`, `(batch, ...)`, with padded rows set to 0; unchanged if `mask` is None."""
     if mask is None:
         return values
     return torch.where(mask.reshape(-1, *[1] * (values.ndim - 1)), values, 0)
 
 
 def row_mean(values: Tensor, mask: Tensor | None) -> Tensor:
-    """The mean of `values`, `(batch,)`, over real rows; 0 where there is none."""
+    """Return the mean of `values`, `(batch,)`, over real rows; 0 if there is none."""
     if mask is None:
         return values.mean()
     return torch.where(mask, values, 0).sum() / mask.sum().clamp(min=1)
 
 
 def is_target(targets: Tensor, classes: int) -> Tensor:
-    """True at each row's class, `(batch, classes)`."""
+    """Return a `(batch, classes)` mask that is True at each row's class."""
     return targets.unsqueeze(1) == torch.arange(classes, device=targets.device)
 
 
 def log_softmax_over(logits: Tensor, keep: Tensor) -> Tensor:
-    """The log-softmax over the kept classes of each row, `(batch, classes)`; 0 at the others."""
+    """Return the log-softmax over the kept classes of each row, `(batch, classes)`; 0 at the others."""
     empty = ~keep.any(dim=-1, keepdim=True)
     return torch.where(keep, torch.where(keep | empty, logits, -math.inf).log_softmax(dim=-1), 0)
 
 
 def logsumexp_over(values: Tensor, keep: Tensor, dim: int) -> Tensor:
-    """The log of the sum of the kept exponentials along `dim`; 0 where nothing is kept."""
+    """Return the log of the sum of the kept exponentials along `dim`; 0 if nothing is kept."""
     empty = ~keep.any(dim=dim, keepdim=True)
     total = torch.where(keep | empty, values, -math.inf).logsumexp(dim=dim)
     return torch.where(empty.squeeze(dim), 0, total)
 
 
 def divergence(log_teacher: Tensor, log_student: Tensor) -> Tensor:
-    """KL(teacher || student) of each row, `(batch,)`, from log-probabilities that are both 0 at left-out classes."""
+    """Return KL(teacher || student) of each row, `(batch,)`; both log-probabilities must be 0 at classes left out."""
     return (log_teacher.exp() * (log_teacher - log_student)).sum(dim=-1)
 
 
 def cross_entropy_over(logits: Tensor, targets: Tensor, keep: Tensor, mask: Tensor | None) -> Tensor:
-    """Mean cross-entropy with the classes outside `keep`, `(classes,)`, taken out of the softmax.
+    """Return the mean cross-entropy with the classes outside `keep`, `(classes,)`, taken out of the softmax.
 
     An empty client keeps no class; its rows are all padding, and only need to stay finite.
     """
@@ -143,6 +143,6 @@ def cross_entropy_over(logits: Tensor, targets: Tensor, keep: Tensor, mask: Tens
 
 
 def unit_rows(vectors: Tensor) -> Tensor:
-    """Each row divided by its length; a row of zeros stays zero, with a finite gradient."""
+    """Divide each row by its length; a row of zeros stays zero, with a finite gradient."""
     length = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
     return vectors / torch.where(length > 0, length, 1)

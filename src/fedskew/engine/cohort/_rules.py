@@ -89,7 +89,7 @@ def stack_size(model: FlatModel, work: LocalWork) -> int:
 
 
 def _is_ours(model: FlatModel, work: LocalWork) -> bool:
-    """Whether all that is mapped over clients is this package's own."""
+    """Return whether everything that is mapped over clients is this package's own."""
     losses = [work.objective.loss, *(term for _, term in work.objective.terms)]
     parts = [model.module, work.local_step, *losses, *work.hooks.values()]
     return all(type(part).__module__.startswith("fedskew.") for part in parts) and not isinstance(
@@ -120,6 +120,6 @@ group.
 
 
 def convolution_form(device: str, groups: int, padded_by_name: bool) -> ConvolutionForm:
-    """The form of a convolution; columns can't do groups, nor padding that is given by name."""
+    """Return the form of a convolution; columns support neither groups nor padding given by name."""
     form = CONVOLUTION_FORMS.get(device, "columns")
     return "grouped" if form == "columns" and (groups != 1 or padded_by_name) else form
