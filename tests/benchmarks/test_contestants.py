@@ -27,8 +27,8 @@ def task(tmp_path, monkeypatch):
     return tmp_path
 
 
-def play(task, script, name, *options):
-    """The trained parameters of a contestant that is told to play both rounds, one turn each."""
+def trained_by(task, script, name, *options):
+    """The parameters that a contestant trained in two rounds, started one after the other."""
     done = subprocess.run(
         [sys.executable, str(BENCHMARKS / "contestants" / script), str(task), name, *options],
         input="1\n1\n",
@@ -43,11 +43,11 @@ def play(task, script, name, *options):
 
 
 def test_the_hand_written_loops_and_fedskew_train_the_same_model(task):
-    plain = play(task, "by_hand.py", "plain")
+    plain = trained_by(task, "by_hand.py", "plain")
     others = {
-        "tuned": play(task, "by_hand.py", "tuned", "--tuned"),
-        "processes": play(task, "by_hand.py", "processes", "--processes", "2"),
-        "fedskew": play(task, "by_fedskew.py", "fedskew"),
+        "tuned": trained_by(task, "by_hand.py", "tuned", "--tuned"),
+        "processes": trained_by(task, "by_hand.py", "processes", "--processes", "2"),
+        "fedskew": trained_by(task, "by_fedskew.py", "fedskew"),
     }
     untrained = dict(np.load(task / "weights.npz"))
     assert max(np.abs(plain[key] - untrained[key]).max() for key in plain) > 5e-4

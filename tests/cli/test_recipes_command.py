@@ -2,50 +2,41 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 
-def fedskew(*words: str, cwd: Path, root: Path | None = None) -> subprocess.CompletedProcess[str]:
-    environment = {key: value for key, value in os.environ.items() if key != "FEDSKEW_DATA"}
-    if root is not None:
-        environment["FEDSKEW_DATA"] = str(root)
-    command = [sys.executable, "-m", "fedskew", *words]
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd, env=environment)
-
-
-def test_the_list_says_which_data_is_there(tmp_path: Path):
+def test_the_list_says_which_data_is_there(tmp_path: Path, command):
     for name in ("data_batch_1", "test_batch"):
         (tmp_path / "cifar-10-batches-py").mkdir(exist_ok=True)
         (tmp_path / "cifar-10-batches-py" / name).touch()
-    done = fedskew("recipes", cwd=tmp_path, root=tmp_path)
+    done = command("recipes", cwd=tmp_path, FEDSKEW_DATA=str(tmp_path))
     assert done.returncode == 0, done.stderr
     (line,) = (line for line in done.stdout.splitlines() if line.strip().startswith("fedentopt-table1"))
     assert "CIFAR-10 ✓, CINIC-10 ✗, CIFAR-100 ✗" in line
     assert " 360 " in line  # 120 rows of 3 seeds
 
 
-def test_a_recipe_is_shown_with_what_deviates_and_a_row_can_be_taken_away(tmp_path: Path):
-    done = fedskew("recipes", "fedpals-fig9", cwd=tmp_path)
+def test_a_recipe_is_shown_with_what_deviates_and_a_row_can_be_run(tmp_path: Path, command, monkeypatch):
+    monkeypatch.delenv("FEDSKEW_DATA", raising=False)
+    done = command("recipes", "fedpals-fig9", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "Differs from the paper: learning rate, rounds and local steps are not stated" in done.stdout
     words = ("recipes", "fedpals-fig9", "--rows", "0.5,10localsteps,fedpals", "--config")
-    (tmp_path / "my.toml").write_text(fedskew(*words, cwd=tmp_path).stdout, encoding="utf-8")
-    run = fedskew("run", "my.toml", "--set", "training.rounds=1", "--seeds", "0", cwd=tmp_path)
+    (tmp_path / "my.toml").write_text(command(*words, cwd=tmp_path).stdout, encoding="utf-8")
+    run = command("run", "my.toml", "--set", "training.rounds=1", "--seeds", "0", cwd=tmp_path)
     assert run.returncode == 0, run.stderr
 
 
-def test_a_figure_is_run_drawn_and_said_to_be_smaller_and_runs_are_used_again(tmp_path: Path):
+def test_a_figure_is_run_drawn_with_a_note_on_changes_and_runs_are_used_again(tmp_path: Path, command, monkeypatch):
+    monkeypatch.delenv("FEDSKEW_DATA", raising=False)
     words = ("reproduce", "fedpals-fig9", "--rows", "0.5,10localsteps", "--rounds", "2", "--seeds", "0")
-    done = fedskew(*words, "--processes", "1", cwd=tmp_path)
+    done = command(*words, "--processes", "1", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "2 of 2 runs" in done.stdout
     assert "Changed from the recipe: 2 of 20 rows; seeds 0 instead of 0, 1, 2, 3, 4; training.rounds = 2" in done.stdout
-    (picture,) = tmp_path.glob("runs/sweep-fedpals-fig9-*/figure.png")
-    assert picture.stat().st_size > 5000
-    again = fedskew(*words, cwd=tmp_path)
+    (figure,) = tmp_path.glob("runs/sweep-fedpals-fig9-*/figure.png")
+    assert figure.stat().st_size > 5000
+    again = command(*words, cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     assert "2 of 2 runs are finished already" in again.stdout
     page = next(tmp_path.glob("runs/sweep-fedpals-fig9-*/comparison.md")).read_text(encoding="utf-8")
@@ -61,8 +52,8 @@ def test_mistakes_are_one_line(tmp_path: Path, command, monkeypatch):
         ("reproduce", "fedvls-table1", "--rows", "mnist"): "MNIST/raw/train-images-idx3-ubyte",
         ("reproduce", "fedpals-fig9", "--rounds", "0"): "rounds: must be at least 1, not 0",
     }
-    for words, says in mistakes.items():
+    for words, expected in mistakes.items():
         done = command(*words, cwd=tmp_path)
         assert done.returncode == 2
-        assert says in done.stderr
+        assert expected in done.stderr
         assert done.stderr.count("\n") == 1

@@ -118,6 +118,7 @@ def test_every_picture_is_described_says_how_to_read_it_and_on_how_many_seeds_it
         assert re.search(r'<p class="basis">(2 seeds each|1 seed of 2 \(seed 0\))</p>', figure)
 
 
+@pytest.mark.usefixtures("pages_without_figures")
 def test_several_seeds_are_shown_as_mean_and_sample_standard_deviation(tmp_path):
     # 50 % and 70 %: mean 60, standard deviation with ddof 1 sqrt(2 * 10^2 / 1) = 14.14
     runs = [
@@ -134,6 +135,7 @@ def test_a_single_seed_has_no_spread(single):
     assert "standard deviation" not in single.text
 
 
+@pytest.mark.usefixtures("pages_without_figures")
 def test_a_figure_that_some_seeds_lack_says_how_many_have_it(tmp_path):
     runs = [example_run("a", seed, rounds=2) for seed in (0, 1)]
     runs[0] = with_summary(runs[0], "best_by_validation", accuracy=0.625)
@@ -145,11 +147,13 @@ def test_the_best_round_on_the_test_set_is_named_as_what_it_is(single):
     assert "optimistic" in single.text
 
 
+@pytest.mark.usefixtures("pages_without_figures")
 def test_without_a_target_there_is_none_on_the_page(single, tmp_path):
     assert "target" in single.text
     assert "target" not in page_of([example_run(rounds=2, target=False)], tmp_path).text
 
 
+@pytest.mark.usefixtures("pages_without_figures")
 def test_runs_with_and_without_a_target_can_be_compared(tmp_path):
     page = page_of(
         [example_run("with", s, rounds=2) for s in (0, 1)] + [example_run("without", rounds=2, target=False)], tmp_path
@@ -159,6 +163,7 @@ def test_runs_with_and_without_a_target_can_be_compared(tmp_path):
     assert "Seeds: with 2, without 1" in page.words
 
 
+@pytest.mark.usefixtures("pages_without_figures")
 def test_runs_of_different_data_sets_can_be_compared(tmp_path):
     page = page_of([example_run("cifar", rounds=2), example_run("other", rounds=2, classes=3)], tmp_path)
     assert "Accuracy by class: cifar" in page.words
@@ -181,6 +186,7 @@ def test_a_round_that_only_one_of_the_running_seeds_evaluated_makes_no_jump():
     np.testing.assert_allclose(curve.mean, [0.0, 0.6, 0.8])
 
 
+@pytest.mark.usefixtures("pages_without_figures")
 def test_a_long_curve_becomes_means_of_blocks_of_rounds(tmp_path):
     curve = Curve.over_seeds(0, [{number: float(number) for number in range(6)}], most=2)
     assert curve.block == 3
@@ -201,6 +207,7 @@ def test_the_effective_mix_is_weights_times_label_shares():
     np.testing.assert_allclose(effective_mix(run), [0.4375, 0.5625])
 
 
+@pytest.mark.usefixtures("pages_without_figures")
 def test_participation_is_the_share_of_rounds_after_the_untrained_one(tmp_path):
     run = example_run(rounds=4, clients=3, cohort=1)
     rounds = [run.rounds[0]] + [
@@ -211,6 +218,7 @@ def test_participation_is_the_share_of_rounds_after_the_untrained_one(tmp_path):
     assert any("fedavg 0.0 % to 75.0 %" in alt for alt in page.values("aria-label"))
 
 
+@pytest.mark.usefixtures("pages_without_figures")
 def test_diverged_clients_are_shown(tmp_path):
     run = example_run(diverging=(1, 2), cohort=10)
     times = sum(len(record.diverged) for record in run.rounds)
@@ -240,6 +248,7 @@ def test_undefined_and_diverged_values_are_left_out(tmp_path):
     assert "–" in page.words
 
 
+@pytest.mark.usefixtures("pages_without_figures")
 def test_the_worst_class_is_named_and_so_is_that_it_has_equals(tmp_path):
     run = example_run(rounds=1)
     run.rounds[-1].evaluation.per_class = [0.5, 0.25, 0.75, 0.25, *[0.5] * 6]
@@ -258,6 +267,7 @@ def test_a_run_that_has_just_begun_or_not_yet_has_a_page(tmp_path):
     assert "Who holds what" in page_of([dataclasses.replace(run, rounds=[])], tmp_path).words
 
 
+@pytest.mark.usefixtures("pages_without_figures")
 def test_clients_are_shown_by_the_classes_that_they_hold_where_that_was_recorded(single, tmp_path):
     page = page_of([example_run(rounds=2, client_evaluations=True)], tmp_path)
     for kind in ("majority", "minority", "vacant"):
@@ -289,6 +299,7 @@ def test_more_labels_than_colours_still_differ():
     assert len(set(looks)) == 24
 
 
+@pytest.mark.usefixtures("pages_without_figures")
 def test_the_full_configuration_is_toml_that_reads_back(tmp_path):
     run = example_run(rounds=1)
     source = write_report([run], tmp_path / "r.html", "t").read_text(encoding="utf-8")
@@ -296,6 +307,7 @@ def test_the_full_configuration_is_toml_that_reads_back(tmp_path):
     assert tomllib.loads(html.unescape(text)) == run.config
 
 
+@pytest.mark.usefixtures("pages_without_figures")
 def test_a_comparison_says_where_the_configurations_differ(tmp_path):
     page = page_of([example_run("fedavg", rounds=1), example_run("fedla", rounds=1)], tmp_path)
     assert 'method.weighting.name = "fedavg"' in page.words
@@ -303,6 +315,7 @@ def test_a_comparison_says_where_the_configurations_differ(tmp_path):
     assert "training.lr = 0.01" not in page.words
 
 
+@pytest.mark.usefixtures("pages_without_figures")
 def test_versions_and_machines_are_shown_once_for_runs_that_share_them(comparison, tmp_path):
     assert Page(comparison).words.count("an example") == 1
     one, two = example_run("one", rounds=1), example_run("two", rounds=1)
@@ -326,6 +339,7 @@ def test_the_same_seed_twice_under_one_label_is_refused(tmp_path):
         write_report([example_run("a", 1), example_run("b", 1), example_run("a", 1)], tmp_path / "r.html", "t")
 
 
+@pytest.mark.usefixtures("pages_without_figures")
 def test_the_folder_is_made_and_a_place_that_can_not_be_written_is_named(tmp_path):
     path = tmp_path / "new" / "folder" / "r.html"
     assert write_report([example_run(rounds=1)], path, "t") == path

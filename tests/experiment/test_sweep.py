@@ -412,8 +412,8 @@ def test_own_components_work_and_a_run_that_fails_stops_no_other(tmp_path, monke
     assert [record.evaluation for record in own.rounds] == [record.evaluation for record in uniform.runs[0].rounds]
 
 
-class Told:
-    """Remembers what it is told."""
+class RecordedProgress:
+    """Progress callbacks that record their calls."""
 
     def __init__(self) -> None:
         self.begun: list[tuple[list[str], int]] = []
@@ -433,12 +433,12 @@ class Told:
 
 def test_a_sweep_is_ordinary_runs_which_another_sweep_may_share(tmp_path):
     tables = "[sweep]\naccuracy = 0.3\nmethods = ['fedavg']\n"
-    sweep, told = sweep_of(tmp_path, tables), Told()
-    first = run_sweep(sweep, tmp_path / "runs", processes=1, progress=told)
+    sweep, progress = sweep_of(tmp_path, tables), RecordedProgress()
+    first = run_sweep(sweep, tmp_path / "runs", processes=1, progress=progress)
     names = ["fedavg, seed 0", "fedavg, seed 1"]
-    assert told.begun == [(names, 0)]
-    assert told.rounds == {name: [0, 1, 2, 3] for name in names}
-    assert sorted(told.ends) == [(name, None) for name in names]
+    assert progress.begun == [(names, 0)]
+    assert progress.rounds == {name: [0, 1, 2, 3] for name in names}
+    assert sorted(progress.ends) == [(name, None) for name in names]
     assert first.failures == ()
 
     alone = simulate(sweep.cells[0].config.for_seed(1), out=tmp_path / "alone")
@@ -452,9 +452,9 @@ def test_a_sweep_is_ordinary_runs_which_another_sweep_may_share(tmp_path):
     assert float(shown["accuracy_mean"]) == pytest.approx(np.mean(accuracies))
     assert float(shown["accuracy_std"]) == pytest.approx(np.std(accuracies, ddof=1))
 
-    part, told = sweep_of(tmp_path, tables, changes={"seeds": [0], "sweep.accuracy": 0.9}), Told()
-    again = run_sweep(part, tmp_path / "runs", progress=told)
-    assert told.begun == [([], 1)]
+    part, progress = sweep_of(tmp_path, tables, changes={"seeds": [0], "sweep.accuracy": 0.9}), RecordedProgress()
+    again = run_sweep(part, tmp_path / "runs", progress=progress)
+    assert progress.begun == [([], 1)]
     assert again.folder != first.folder
     assert text_table(part, again.rows)[1][0][:2] == ["fedavg", "1"]
     assert "fedavg" in again.report.read_text()
