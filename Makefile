@@ -1,8 +1,9 @@
 # Three commands for a newcomer: make demo, make check, make test. Each makes .venv by itself.
 PYTHON ?= python3
 BIN := .venv/bin
-# Test processes, each on one thread.
-JOBS ?= auto
+# Test processes, each on one thread. Many tests start programs, which start faster from compiled files.
+JOBS ?= logical
+TEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS)
 
 .PHONY: demo lint check test test-all test-faults bench data docs lock
 demo: .venv/ready
@@ -17,10 +18,10 @@ lint: .venv/ready
 
 # For the edit loop: under two minutes.
 check: lint data
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) -m "not slow and not whole_product and not faults"
+	$(TEST) -m "not slow and not whole_product and not faults"
 
 test: lint data
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS)
+	$(TEST)
 
 # Also the whole product of methods: half an hour more.
 test-all: test

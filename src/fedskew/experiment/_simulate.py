@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from fedskew import torchrun
+from fedskew import report, torchrun
 from fedskew.engine import Federation, RoundRunner, from_the_first, run_round_together
 from fedskew.errors import ConfigError, MissingPackageError
 from fedskew.experiment._config import Config, OutputSection, read, resolve, write
@@ -21,7 +21,7 @@ from fedskew.experiment._loop import PlayedRound, Progress, run_in_step
 from fedskew.experiment._setup import make_training_loop
 from fedskew.experiment._summary import over_seeds
 from fedskew.files import write_text
-from fedskew.report import SeedRun, write_report
+from fedskew.report import SeedRun
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -71,7 +71,7 @@ class Result:
         Returns:
             Its path.
         """
-        return write_report(self.runs, Path(path), self.config.name)
+        return report.write_report(self.runs, Path(path), self.config.name)
 
 
 def simulate(

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from fedskew import report
 from fedskew.errors import ArgumentError, FedskewError
 from fedskew.experiment._config import Config, cores
 from fedskew.experiment._folder import read_runs
@@ -18,7 +19,7 @@ from fedskew.experiment._simulate import run_folder
 from fedskew.experiment._sweep_tables import CellResult, write_tables
 from fedskew.experiment._trackers import make_trackers
 from fedskew.experiment._workers import run_all
-from fedskew.report import SeedRun, write_report
+from fedskew.report import SeedRun
 
 
 @dataclass(frozen=True)
@@ -176,7 +177,7 @@ def run_sweep(
     result = SweepResult(sweep, rows, tuple(failures), sweep.folder(out))
     write_tables(sweep, rows, runs, out, result.folder)
     if runs:
-        write_report(runs, result.report, sweep.name)
+        report.write_report(runs, result.report, sweep.name)
     return result
 
 

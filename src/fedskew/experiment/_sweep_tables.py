@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedskew import models
+from fedskew import models, report
 from fedskew.errors import RunError
 from fedskew.experiment._config import Config
 from fedskew.experiment._grid import Cell, Sweep
 from fedskew.experiment._simulate import run_folder
 from fedskew.files import write_text
-from fedskew.report import SeedRun, machine_notes, sweep_page
+from fedskew.report import SeedRun, machine_notes
 from fedskew.tables import Spread, csv_text, markdown_table
 
 FIGURES = ("accuracy", "worst_class", "target_accuracy", "rounds_to_accuracy", "megabytes", "seconds")
@@ -155,7 +155,7 @@ def write_tables(sweep: Sweep, rows: Sequence[CellResult], runs: Sequence[SeedRu
         "table.csv": csv_text(_cell_lines(sweep, rows)),
         "runs.csv": csv_text(_run_lines(sweep, rows, out)),
         "table.md": "\n".join(markdown),
-        "table.html": sweep_page(sweep.name, headings, body, axes, notes),
+        "table.html": report.sweep_page(sweep.name, headings, body, axes, notes),
     }
     try:
         folder.mkdir(parents=True, exist_ok=True)
