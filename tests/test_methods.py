@@ -111,12 +111,12 @@ def test_every_loss_with_every_two_terms_is_accepted_or_refused_as_it_should_be(
     [
         ({"objective": {"name": "suppression"}}, "is a term", 'name = "cross_entropy"'),
         ({"objective": {"name": "fedlc", "terms": ["fedrs"]}}, "second classification loss beside 'fedlc'", "fedntd"),
-        ({"objective": {"terms": ["fedmr", "fedmr"]}}, "stands there twice", "sum of the weights"),
+        ({"objective": {"terms": ["fedmr", "fedmr"]}}, "occurs twice", "sum of the weights"),
         ({"preset": "fedlc+fedrs"}, "an objective has one", "take 'fedlc' or 'fedrs'"),
         ({"preset": "fedvls+fedlc+fedrs"}, "an objective has one", "take 'fedvls+fedlc' or 'fedvls+fedrs'"),
         ({"preset": "fedentopt+fedla+fedpals"}, "weighting slot", "take 'fedentopt+fedla' or 'fedentopt+fedpals'"),
         ({"preset": "fedprox+fedsam"}, "local_step slot", "take 'fedprox' or 'fedsam'"),
-        ({"preset": "fedprox+fedprox"}, "twice", "once is enough"),
+        ({"preset": "fedprox+fedprox"}, "occurs twice", "give it once"),
     ],
 )
 def test_what_makes_no_sense_is_refused_with_the_reason_and_the_nearest_that_does(tables, why, nearest):

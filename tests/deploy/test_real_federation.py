@@ -70,10 +70,10 @@ def assert_as_simulated(local: LocalFederation, federation: Federated, config: d
     folder = run_folder(local)
     assert folder is not None
     aside = federation.folder / f"simulated-{folder.name}"
-    simulated = make_training_loop(whole, 3, aside).run()
+    simulated = [record.to_dict() for record in make_training_loop(whole, 3, aside).run().rounds]
     deployed = rounds(local)
-    assert [record["round"] for record in deployed] == [record["round"] for record in simulated.rounds]
-    for here, there in zip(simulated.rounds, deployed, strict=True):
+    assert [record["round"] for record in deployed] == [record["round"] for record in simulated]
+    for here, there in zip(simulated, deployed, strict=True):
         assert there["cohort"] == here["cohort"]
         assert there["answered"] == here["answered"]
         np.testing.assert_allclose(there["weights"], here["weights"], rtol=1e-6)

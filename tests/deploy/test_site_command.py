@@ -164,7 +164,7 @@ def no_toml(folder: Path) -> None:
         (other_shape, ["(3, 9, 9)", "(3, 8, 8)"]),
         (grey, ["(1, 8, 8)", "(3, 8, 8)"]),
         (no_images, ["images does not exist"]),
-        (unreadable_image, ["0.png", "picture"]),
+        (unreadable_image, ["0.png", "image"]),
         (no_agreement, ["deploy.toml"]),
         (no_data_file, ["data.toml"]),
         (nothing_there, ["data.toml: there is no such file"]),

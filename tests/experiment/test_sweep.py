@@ -169,7 +169,7 @@ def test_quick_and_set_change_the_sweep_itself(tmp_path):
 
 
 def test_quick_needs_a_table_of_its_own(tmp_path):
-    with pytest.raises(ConfigError, match=r"small.toml: it has no \[quick\] table"):
+    with pytest.raises(ConfigError, match=r"small.toml: there is no \[quick\] table"):
         sweep_of(tmp_path, "[sweep]\n", quick=True)
 
 

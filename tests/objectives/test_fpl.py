@@ -10,7 +10,7 @@ import torch
 from fedskew.errors import ArgumentError, MissingPackageError
 from fedskew.hooks import LocalEnd, RoundEnd
 from fedskew.objectives import FPL, Batch, Context
-from fedskew.objectives.functional import fpl, fpl_flat
+from fedskew.objectives.functional import fpl
 
 VALUES, CLASSES = "fpl.prototypes", "fpl.classes"  # as in checkpoints and replies
 MEANS, COUNTS = "fpl.means", "fpl.counts"
@@ -81,7 +81,8 @@ def test_a_zero_feature_has_a_finite_gradient():
 def test_padding_of_the_flat_form_changes_nothing():
     values = torch.tensor(np.concatenate([PROTOTYPES[0], np.full((2, 3), 5.0), PROTOTYPES[1], PROTOTYPES[2]]))
     classes = torch.tensor([0, 0, -1, -1, 1, 1, 1, 1, 2])
-    flat = fpl_flat(torch.tensor(FEATURES), torch.tensor(TARGETS), values, classes)
+    batch = Batch(torch.tensor(FEATURES), torch.zeros(7, 4, dtype=torch.float64), torch.tensor(TARGETS))
+    flat = FPL().value(batch, Context(torch.ones(4), broadcast={VALUES: values, CLASSES: classes}))
     torch.testing.assert_close(flat, fpl(torch.tensor(FEATURES), torch.tensor(TARGETS), as_tensors(PROTOTYPES)))
 
 

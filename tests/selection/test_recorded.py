@@ -43,7 +43,7 @@ def test_it_draws_nothing() -> None:
 @pytest.mark.parametrize(
     ("cohorts", "says"),
     [
-        ((), "cohorts: expected one list of client ids at least"),
+        ((), "cohorts: expected at least one list of client ids"),
         (((0, 1), (2, 6)), r"cohorts\[1\]: names client 6, and there are 0 to 5"),
         (((-1, 1),), r"cohorts\[0\]: names client -1"),
         (((0, 1), (2, 3, 2)), r"cohorts\[1\]: names a client twice, \[2, 3, 2\]"),

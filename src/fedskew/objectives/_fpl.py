@@ -76,10 +76,10 @@ def fpl(
     values = torch.cat([features.new_zeros(1, features.shape[1]), *(prototypes[label] for label in known)])
     sizes = [1, *(len(prototypes[label]) for label in known)]
     classes = torch.tensor([-1, *known]).repeat_interleave(torch.tensor(sizes)).to(features.device)
-    return fpl_flat(features, targets, values, classes, temperature, mask)
+    return _flat(features, targets, values, classes, temperature, mask)
 
 
-def fpl_flat(
+def _flat(
     features: Tensor,
     targets: Tensor,
     values: Tensor,
@@ -128,7 +128,7 @@ class FPL(Hooks):
         if VALUES not in context.broadcast:
             return batch.features[:0].sum()
         values, classes = context.broadcast[VALUES], context.broadcast[CLASSES]
-        return fpl_flat(batch.features, batch.targets, values, classes, self.temperature, mask=batch.mask)
+        return _flat(batch.features, batch.targets, values, classes, self.temperature, mask=batch.mask)
 
     def init_server(self, parameters: Tensor, clients: int) -> dict[str, Tensor]:
         """No prototype yet. Raises MissingPackageError where the extra isn't installed."""

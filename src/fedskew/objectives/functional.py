@@ -9,7 +9,7 @@ from fedskew.objectives._fedmr import fedmr
 from fedskew.objectives._fedntd import not_true_distillation
 from fedskew.objectives._fedrs import fedrs
 from fedskew.objectives._fedvls import fedvls, fedvls_calibration, fedvls_distillation, fedvls_suppression
-from fedskew.objectives._fpl import fpl, fpl_flat
+from fedskew.objectives._fpl import fpl
 from fedskew.objectives._moon import moon
 
 __all__ = [
@@ -24,7 +24,6 @@ __all__ = [
     "fedvls_distillation",
     "fedvls_suppression",
     "fpl",
-    "fpl_flat",
     "label_masking_distillation",
     "moon",
     "not_true_distillation",
