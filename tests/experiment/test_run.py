@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import random
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -163,9 +159,9 @@ name = "mlp3"
 [method]
 preset = "fedentopt+fedvls"
 [training]
-rounds = 60
+rounds = 12
 participation = 0.5
-epochs = 2
+epochs = 1
 batch_size = 16
 momentum = 0.9
 [evaluation]
@@ -173,25 +169,75 @@ every = 2
 """
 
 
-def test_a_run_killed_at_ten_random_moments_ends_with_the_same_bytes(tmp_path):
+DIES = """\
+import os, signal, sys
+from pathlib import Path
+import torch
+import fedskew
+from fedskew import engine, experiment, methods
+
+experiment.simulate, engine.RoundRunner, methods.check  # imported here once, not in every child
+
+def killed():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def dies(config, out, moment, round):
+    # Go on with the run, and die in, or just after, the first round from this one on.
+    last, replace = [-1], Path.replace
+
+    def after_a_record(record):
+        last[0] = record["round"]
+        if moment == "between its record and its checkpoint" and last[0] >= round:
+            killed()
+
+    def in_training(module, inputs):
+        if module.training and last[0] >= round:
+            killed()
+
+    def before_a_rename(path, target):
+        if Path(target).name == "state.safetensors" and last[0] >= round:
+            if moment == "after the checkpoint":
+                replace(path, target)
+            killed()
+        return replace(path, target)
+
+    if moment == "inside the round":
+        torch.nn.modules.module.register_module_forward_pre_hook(in_training)
+    elif "the checkpoint" in moment:
+        Path.replace = before_a_rename
+    fedskew.simulate(config, out=out, resume=True, progress=after_a_record)
+
+config, out, *moments = sys.argv[1:]
+for round, moment in enumerate(moments, 1):
+    sys.stdout.flush()
+    child = os.fork()
+    if not child:
+        dies(config, out, moment, 2 * round)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    print(moment, os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL)
+"""
+MOMENTS = [
+    "inside the round",
+    "while the checkpoint is written",
+    "between its record and its checkpoint",
+    "after the checkpoint",
+]
+
+
+@pytest.mark.slow
+def test_a_run_killed_in_every_part_of_a_round_ends_with_the_same_bytes(tmp_path):
     config = tmp_path / "killed.toml"
     config.write_text(KILLED)
     whole = fedskew.simulate(config, out=tmp_path / "whole")
-    command = [sys.executable, "-m", "fedskew", "run", str(config), "--out", str(tmp_path / "killed"), "--resume"]
+    command = [sys.executable, "-c", DIES, str(config), str(tmp_path / "killed"), *MOMENTS]
+    died = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert died.stdout.splitlines() == [f"{moment} True" for moment in MOMENTS], died.stderr
     folder = tmp_path / "killed" / whole.folder.name
-    seed = int.from_bytes(os.urandom(4), "little")
-    print(f"seed of the moments: {seed}")
-    moments = random.Random(seed)
-    for _ in range(10):
-        rounds = folder / "rounds.jsonl"
-        before = rounds.stat().st_size if rounds.exists() else 0
-        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-            while process.poll() is None and (rounds.stat().st_size if rounds.exists() else 0) in (0, before):
-                time.sleep(0.002)
-            time.sleep(moments.random() * 0.15)
-            process.send_signal(signal.SIGKILL)
-    done = subprocess.run([*command], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    assert 8 < len((folder / "rounds.jsonl").read_text().splitlines()) < 13
+    with (folder / "rounds.jsonl").open("a") as file:
+        file.write('{"seed": 0, "rou')  # a kill while a record is written
+    fedskew.simulate(config, out=tmp_path / "killed", resume=True)
     assert lines(folder) == lines(whole.folder)
     for file in ("model.safetensors", "best.safetensors", "partition.npz"):
         assert (folder / file).read_bytes() == (whole.folder / file).read_bytes()
