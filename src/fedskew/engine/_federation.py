@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedskew import metrics
+from fedskew import components, metrics
 from fedskew.engine._backend import Assignment, Backend, Sent, Update
 from fedskew.engine._clients import ClientStates
 from fedskew.engine._records import Cohort, FloatArray, RoundOutcome, RoundRecord
@@ -178,7 +178,7 @@ class Federation:
     clients: ClientStates = field(default_factory=ClientStates)
 
     def __post_init__(self) -> None:
-        if self.target is None and self.method.weighting.needs_target:
+        if self.target is None and components.has(self.method.weighting, "needs_target"):
             raise ArgumentError(
                 f"target: {type(self.method.weighting).__name__} weighs clients towards a target label mix, and none "
                 "is given; set [target] mix, or choose another weighting"

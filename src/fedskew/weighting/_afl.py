@@ -69,7 +69,6 @@ class AFL(Hooks):
         step_size: The paper's gamma; 0.1 for PACS and 0.0001 for iWildCam in the FedDG benchmark.
     """
 
-    needs_target: ClassVar[bool] = False
     needs_label_counts: ClassVar[bool] = False
     paper: ClassVar[str] = "Mohri et al., ICML 2019"
     cost: ClassVar[Cost] = Cost(numbers=("1 loss up",))

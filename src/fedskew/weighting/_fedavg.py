@@ -37,7 +37,6 @@ def fedavg(counts: CountsLike, sizes: ArrayLike | None = None) -> FloatArray:
 class FedAvg:
     """Weights proportional to the clients' numbers of samples."""
 
-    needs_target: ClassVar[bool] = False
     needs_label_counts: ClassVar[bool] = False
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
 

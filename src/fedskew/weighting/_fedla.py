@@ -45,7 +45,6 @@ def fedla(counts: CountsLike) -> FloatArray:
 class FedLA:
     """Weights by the clients' shares of each label among the clients that replied."""
 
-    needs_target: ClassVar[bool] = False
     needs_label_counts: ClassVar[bool] = True
     paper: ClassVar[str] = "Khalil et al., FMEC 2023"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,11 +37,8 @@ class Answered(NamedTuple):
 class Weighting(Protocol):
     """A component of the weighting slot: a frozen dataclass of hyper-parameters.
 
-    Attributes:
-        needs_target: Whether it reads the target label mix; a run without one is then refused.
+    One that reads the target label mix declares `needs_target`, so that a run without a target is refused.
     """
-
-    needs_target: ClassVar[bool]
 
     def weigh(self, answered: Answered) -> FloatArray:
         """Return the weights of the clients that replied, shape `(answered,)`, sum 1."""

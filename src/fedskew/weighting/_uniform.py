@@ -37,7 +37,6 @@ def _equal(held: FloatArray, argument: str) -> FloatArray:
 class Uniform:
     """The same weight for every client that holds a sample, as in SCAFFOLD's mean."""
 
-    needs_target: ClassVar[bool] = False
     needs_label_counts: ClassVar[bool] = False
     weighs_equally: ClassVar[bool] = True
     paper: ClassVar[str] = "Karimireddy et al., ICML 2020"
