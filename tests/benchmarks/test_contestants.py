@@ -42,6 +42,7 @@ def trained_by(task, script, name, *options):
     return dict(np.load(task / f"trained-{name}.npz"))
 
 
+@pytest.mark.slow
 def test_the_hand_written_loops_and_fedskew_train_the_same_model(task):
     plain = trained_by(task, "by_hand.py", "plain")
     others = {

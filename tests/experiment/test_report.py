@@ -324,6 +324,7 @@ def test_versions_and_machines_are_shown_once_for_runs_that_share_them(compariso
     assert page.words.count("an example") == page.words.count("another") == 1
 
 
+@pytest.mark.slow
 def test_six_methods_of_three_seeds_500_rounds_and_100_clients_stay_below_3_megabytes(tmp_path):
     runs = [example_run(f"method {i}", s, rounds=500, clients=100, cohort=10) for i in range(6) for s in range(3)]
     assert write_report(runs, tmp_path / "r.html", "t").stat().st_size < 3e6

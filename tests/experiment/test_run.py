@@ -176,6 +176,8 @@ import torch
 import fedskew
 from fedskew import engine, experiment, methods
 
+pytestmark = pytest.mark.usefixtures("pages_without_figures")
+
 experiment.simulate, engine.RoundRunner, methods.check  # imported here once, not in every child
 
 def killed():

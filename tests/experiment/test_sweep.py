@@ -375,6 +375,8 @@ OWN = """import os, signal
 from dataclasses import dataclass
 import numpy as np
 
+pytestmark = pytest.mark.usefixtures("pages_without_figures")
+
 @dataclass(frozen=True)
 class Own:
     \"\"\"Weights that end in {how}, but for equal weights.\"\"\"
@@ -390,6 +392,7 @@ class Own:
 """
 
 
+@pytest.mark.slow
 def test_own_components_work_and_a_run_that_fails_stops_no_other(tmp_path, monkeypatch):
     (tmp_path / "own_weights.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
@@ -431,6 +434,7 @@ class RecordedProgress:
         self.ends.append((job.name, failure))
 
 
+@pytest.mark.slow
 def test_a_sweep_is_ordinary_runs_which_another_sweep_may_share(tmp_path):
     tables = "[sweep]\naccuracy = 0.3\nmethods = ['fedavg']\n"
     sweep, progress = sweep_of(tmp_path, tables), RecordedProgress()

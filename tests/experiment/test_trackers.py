@@ -74,6 +74,7 @@ def test_tensorboard(tmp_path):
     assert b'"macro_f1"' in texts["summary"]
 
 
+@pytest.mark.slow
 def test_mlflow_also_where_the_run_was_interrupted_and_went_on(tmp_path):
     mlflow = pytest.importorskip("mlflow")
     pytest.importorskip("sqlalchemy")
@@ -90,6 +91,7 @@ def test_mlflow_also_where_the_run_was_interrupted_and_went_on(tmp_path):
         assert [(m.step, m.value) for m in client.get_metric_history(run.info.run_id, name)] == logged(name)
 
 
+@pytest.mark.slow
 def test_wandb(tmp_path):
     wandb = pytest.importorskip("wandb")
     track("wandb", tmp_path)
@@ -143,6 +145,7 @@ def test_a_missing_package_is_named_with_the_extra_that_brings_it(tmp_path, monk
         make_trackers([name], tmp_path)
 
 
+@pytest.mark.slow
 def test_no_tracker_and_nothing_that_draws_is_imported_before_it_is_used():
     late = {"tensorboard", "mlflow", "wandb", "matplotlib"}
     code = f"import sys, fedskew; fedskew.simulate; print({late} & set(sys.modules))"

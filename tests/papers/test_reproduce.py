@@ -70,6 +70,7 @@ def test_a_measure_reads_a_summary_or_a_round():
         value_of(run, "best.accuracy")
 
 
+@pytest.mark.slow
 def test_ours_stands_beside_theirs_and_what_was_smaller_is_said(digits: None, tmp_path: Path):
     fedavg, fedentopt = row("FedAvg"), row("FedEntOpt", method={"preset": "fedentopt"}, seeds=[0, 1])
     for one in (fedavg, fedentopt):

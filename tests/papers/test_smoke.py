@@ -97,6 +97,7 @@ def run(job: Job, out: Path) -> None:
     (job.folder(out) / "report.html").touch()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("pages_without_figures")
 @pytest.mark.parametrize("name", names())
 def test_a_recipe_runs_and_ends_in_its_table_and_its_figure(name: str, tiny_root: Path, out: Path):
