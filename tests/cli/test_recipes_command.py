@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
-pytestmark = pytest.mark.usefixtures("pages_without_figures")
-
 
 def test_the_list_says_which_data_is_there(tmp_path: Path, command):
     for name in ("data_batch_1", "test_batch"):
@@ -31,7 +27,6 @@ def test_a_recipe_is_shown_with_what_deviates_and_a_row_can_be_run(tmp_path: Pat
     assert run.returncode == 0, run.stderr
 
 
-@pytest.mark.slow
 def test_a_figure_is_run_drawn_with_a_note_on_changes_and_runs_are_used_again(tmp_path: Path, command, monkeypatch):
     monkeypatch.delenv("FEDSKEW_DATA", raising=False)
     words = ("reproduce", "fedpals-fig9", "--rows", "0.5,10localsteps", "--rounds", "2", "--seeds", "0")

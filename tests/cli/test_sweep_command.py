@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fedskew.experiment import read_sweep, run_sweep, simulate
+from fedskew.experiment import read_sweep, run_sweep
 
 CONFIG = """\
 schema = 1
@@ -26,7 +26,7 @@ labels_per_client = 3
 [model]
 name = "mlp3"
 [training]
-rounds = 40
+rounds = 60
 participation = 0.5
 batch_size = 16
 momentum = 0.9
@@ -36,8 +36,6 @@ methods = [{label = "short", preset = "fedla", set = {training.rounds = 4}}, "fe
 """
 OWN = """\
 from dataclasses import dataclass
-
-pytestmark = pytest.mark.usefixtures("pages_without_figures")
 
 @dataclass(frozen=True)
 class Lost:
@@ -53,6 +51,11 @@ COMMAND = (sys.executable, "-m", "fedskew", "sweep", "small.toml", "--processes"
 def home(tmp_path: Path) -> Path:
     (tmp_path / "small.toml").write_text(CONFIG)
     return tmp_path
+
+
+def fedskew(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "fedskew", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd)
 
 
 def started(cwd: Path) -> subprocess.Popen[str]:
@@ -93,36 +96,31 @@ def tables(cwd: Path) -> dict[str, list]:
 
 
 @pytest.mark.slow
-def test_a_sweep_killed_and_stopped_in_the_middle_does_only_what_is_missing_and_ends_with_the_same_tables(
-    home, command
-):
+def test_a_sweep_killed_and_stopped_in_the_middle_does_only_what_is_missing_and_ends_with_the_same_tables(home):
     with started(home) as process:
-        wait_until(lambda: rounds(home) >= 5 and is_finished(short(home)), process)
+        wait_until(lambda: rounds(home) >= 10 and is_finished(short(home)), process)
         process.send_signal(signal.SIGKILL)
     while (killed := rounds(home)) != (time.sleep(0.5), rounds(home))[1]:
         pass  # its workers notice, and end too
-    assert 5 <= killed < 41
+    assert 10 <= killed < 61
     before = state_of(short(home))
 
     with started(home) as process:
-        wait_until(lambda: rounds(home) >= killed + 2, process)
+        wait_until(lambda: rounds(home) >= killed + 5, process)
         process.send_signal(signal.SIGINT)  # to this process alone; a terminal sends it to its workers as well
         out, err = process.communicate()
     assert process.returncode == 130
     assert out.splitlines() == ["1 of 2 runs are finished already", "stopped; run the same command again to continue"]
     assert err == ""
-    assert killed < rounds(home) < 41
+    assert killed < rounds(home) < 61
 
-    done = command(*COMMAND[3:], cwd=home)
+    done = subprocess.run(COMMAND, cwd=home, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("1 of 2 runs are finished already\n2 of 2 runs  fedentopt+fedprox, seed 0: accuracy ")
     assert state_of(short(home)) == before
 
     (home / "whole").mkdir()
-    sweep = read_sweep(home / "small.toml")
-    for cell in sweep.cells:
-        simulate(cell.config, out=home / "whole" / "runs")
-    whole = run_sweep(sweep, home / "whole" / "runs")  # reads what has just been run
+    whole = run_sweep(read_sweep(home / "small.toml"), home / "whole" / "runs", processes=1)
     assert tables(home) == tables(home / "whole")
     for model in home.glob("runs/small-*/model.safetensors"):
         assert model.read_bytes() == (home / "whole" / model.relative_to(home)).read_bytes()
@@ -130,10 +128,10 @@ def test_a_sweep_killed_and_stopped_in_the_middle_does_only_what_is_missing_and_
 
 
 @pytest.mark.slow
-def test_a_failed_run_is_one_line_at_the_end_and_exit_status_1(home, command):
+def test_a_failed_run_is_one_line_at_the_end_and_exit_status_1(home):
     (home / "own.py").write_text(OWN)
     methods = "sweep.methods=[{label = 'lost', weighting = 'own:Lost'}]"
-    done = command("sweep", "small.toml", "--seeds", "3", "--set", methods, cwd=home)
+    done = fedskew("sweep", "small.toml", "--seeds", "3", "--set", methods, cwd=home)
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     assert line.startswith("failed: lost, seed 3: KeyError: 'way'")
