@@ -62,16 +62,16 @@ class FedGF(Hooks):
         return descend(parameters, gradient(point), carried, settings)
 
     def init_server(self, parameters: Tensor, clients: int) -> dict[str, Tensor]:
-        """The model itself and an empty window, so that the first round is FedSAM's."""
+        """Return the model itself and an empty window, so that the first round is FedSAM's."""
         return {PERTURBED: parameters.clone(), WINDOW: parameters.new_zeros(0)}
 
     def broadcast(self, state: Named) -> dict[str, Tensor]:
-        """The perturbed model, `(parameters,)`, and c, 0-d."""
+        """Return the perturbed model, `(parameters,)`, and c, 0-d."""
         window = state[WINDOW]
         return {PERTURBED: state[PERTURBED], SHARE: window.mean() if len(window) else window.new_zeros(())}
 
     def end_round(self, state: Named, end: RoundEnd) -> dict[str, Tensor]:
-        """The new model, perturbed, and the window with this round's indicator, 1 or 0."""
+        """Return the new model, perturbed, and the window with this round's indicator, 1 or 0."""
         divergent = torch.linalg.vector_norm(end.changes, dim=1).mean() > self.threshold
         window = torch.cat([state[WINDOW], divergent.to(state[WINDOW].dtype).reshape(1)])[-self.window :]
         uphill = end.old - end.new

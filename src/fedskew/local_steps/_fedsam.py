@@ -31,7 +31,7 @@ def ascend(parameters: Tensor, gradient: Gradient, rho: float) -> Tensor:
 
 @component
 class FedSAM:
-    """SGD along the gradient at the point a distance `rho` uphill.
+    """SGD along the gradient at the point that lies a distance `rho` uphill.
 
     Attributes:
         rho: Length of the ascent; 0.1 in the FedVLS paper.

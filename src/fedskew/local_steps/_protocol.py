@@ -62,7 +62,7 @@ class InPlace(Protocol):
     def step_in_place(
         self, model: FlatModel, objective: Callable[[], Tensor], carried: Sequence[Tensor], settings: StepSettings
     ) -> None:
-        """Take the step on the model's own parameters, to the bits of `step` but for wide layers' rounding.
+        """Take the step on the model's own parameters: the bits of `step`, except for rounding in wide layers.
 
         Args:
             model: The model, at the parameters of the step's beginning.

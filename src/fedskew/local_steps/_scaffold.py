@@ -72,25 +72,25 @@ class Scaffold(Hooks):
         return descend(parameters, corrected, carried, settings)
 
     def init_server(self, parameters: Tensor, clients: int) -> dict[str, Tensor]:
-        """The server's control variate, zeros, `(parameters,)`."""
+        """Return the server's control variate, zeros, `(parameters,)`."""
         return {SERVER: torch.zeros_like(parameters)}
 
     def broadcast(self, state: Named) -> dict[str, Tensor]:
-        """The server's control variate."""
+        """Return the server's control variate."""
         return {SERVER: state[SERVER]}
 
     def init_client(self, parameters: Tensor) -> dict[str, Tensor]:
-        """The client's control variate, zeros, `(parameters,)`."""
+        """Return the client's control variate, zeros, `(parameters,)`."""
         return {CLIENT: torch.zeros_like(parameters)}
 
     def end_local(self, end: LocalEnd) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """The client's new control variate, and its change for the server."""
+        """Return the client's new control variate, and its change for the server."""
         before = end.client[CLIENT]
         after = self._renewed(end, before) if end.steps else before
         return {CLIENT: after}, {CHANGE: after - before}
 
     def end_round(self, state: Named, end: RoundEnd) -> dict[str, Tensor]:
-        """The server's control variate plus the changes over all clients, so that it stays the mean of all."""
+        """Return the server's next control variate, which stays the mean of all clients' control variates."""
         total = torch.zeros_like(state[SERVER], dtype=torch.float64)
         for reply in end.replies:
             total += reply[CHANGE]

@@ -51,11 +51,11 @@ class SGD:
     def step(
         self, parameters: Tensor, gradient: Gradient, carried: Tensor | None, settings: StepSettings
     ) -> tuple[Tensor, Tensor | None]:
-        """One step along the gradient at `parameters`; no argument is written to."""
+        """Take a step along the gradient at `parameters`; no argument is written to."""
         return descend(parameters, gradient(parameters), carried, settings)
 
     def step_in_place(
         self, model: FlatModel, objective: Callable[[], Tensor], carried: Sequence[Tensor], settings: StepSettings
     ) -> None:
-        """The same step without a new vector; see `InPlace`."""
+        """Take the same step without allocating a vector; see `InPlace`."""
         model.descend(objective, carried, float(settings.lr), settings.momentum, settings.weight_decay)

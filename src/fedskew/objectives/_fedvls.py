@@ -216,7 +216,10 @@ class FedVLSCalibration:
 
 @component
 class VacantDistillation:
-    """FedVLS's L_dis: the sent model teaches the classes that the client lacks. The paper's weight is 0.1, or 0.5."""
+    """FedVLS's L_dis: distil from the sent model what it says of the client's vacant classes.
+
+    The paper's weight is 0.1, or 0.5.
+    """
 
     role: ClassVar[str] = "term"
     reads: ClassVar[frozenset[str]] = frozenset({"teacher"})
@@ -232,7 +235,7 @@ class VacantDistillation:
 class Suppression:
     """FedVLS's L_logit: suppress the logits that a class gets from other classes' samples.
 
-    The authors' code weighs it 0.005.
+    The authors' code has weight 0.005.
 
     Attributes:
         form: "official" is the form of the authors' code, "printed" the paper's.

@@ -107,7 +107,7 @@ def _flat(
 
 @component
 class FPL(Hooks):
-    """FPL's two terms, towards prototypes that the server clusters. The weight is 1 in the authors' code.
+    """FPL's two terms, which pull features towards their class's prototypes. The authors' code has weight 1.
 
     It needs the extra `fpl`.
 
@@ -131,16 +131,16 @@ class FPL(Hooks):
         return _flat(batch.features, batch.targets, values, classes, self.temperature, mask=batch.mask)
 
     def init_server(self, parameters: Tensor, clients: int) -> dict[str, Tensor]:
-        """No prototype yet. Raises MissingPackageError where the extra isn't installed."""
+        """Return no prototypes. Raises MissingPackageError where the extra isn't installed."""
         finch()
         return {VALUES: parameters.new_zeros(0, 0), CLASSES: parameters.new_zeros(0, dtype=torch.int64)}
 
     def broadcast(self, state: Named) -> dict[str, Tensor]:
-        """The prototypes, `(prototypes, dim)`, and their class ids, `(prototypes,)`; nothing where there are none."""
+        """Return the prototypes, `(prototypes, dim)`, and their class ids, `(prototypes,)`; nothing without any."""
         return dict(state) if len(state[CLASSES]) else {}
 
     def gather(self, gathered: Named, batch: Batch, last_epoch: bool) -> Named:
-        """Sums of the features by class, `(classes, dim)`, and how many they are of, over the last epoch."""
+        """Sum the features by class, `(classes, dim)`, and count their samples, over the last epoch."""
         if not last_epoch:
             return gathered
         of_class = is_target(batch.targets, batch.logits.shape[1]).to(batch.features.dtype)
@@ -151,14 +151,14 @@ class FPL(Hooks):
         return {SUMS: sums, COUNTS: counts}
 
     def end_local(self, end: LocalEnd) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Returns the mean feature of each class, `(classes, dim)`, and of how many samples; keeps nothing."""
+        """Return the mean feature of each class, `(classes, dim)`, and its number of samples; nothing is kept."""
         if not end.gathered:
             return {}, {}
         counts = end.gathered[COUNTS]
         return {}, {MEANS: end.gathered[SUMS] / counts.clamp(min=1).unsqueeze(1), COUNTS: counts}
 
     def end_round(self, state: Named, end: RoundEnd) -> dict[str, Tensor]:
-        """The prototypes of this cohort: per class the means of the clusters of the clients' mean features."""
+        """Return the prototypes of this cohort: the means of the clusters of its clients' mean features, by class."""
         replies = [reply for reply in end.replies if MEANS in reply]
         if not replies:
             return dict(state)

@@ -87,9 +87,9 @@ class MOON(Hooks):
         return moon(batch.features, sent, previous, self.temperature, mask=batch.mask)
 
     def adapt(self, module: nn.Module, generator: Generator) -> nn.Module:
-        """The network with a projection before its head. Raises ArgumentError where it has no features and head."""
+        """Return the network with a projection before its head; ArgumentError where it has no features and head."""
         return with_projection(module, generator)
 
     def end_local(self, end: LocalEnd) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """The client's model, to be the previous one next time."""
+        """Keep the client's model, the previous model of its next participation."""
         return {"previous.parameters": end.parameters, "previous.buffers": end.buffers}, {}

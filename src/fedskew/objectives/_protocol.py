@@ -58,11 +58,11 @@ class Objective:
 
     @property
     def reads(self) -> frozenset[str]:
-        """What any of its losses reads of the context."""
+        """What its losses read of the context, together."""
         return self.loss.reads.union(*(term.reads for _, term in self.terms))
 
     def value(self, batch: Batch, context: Context) -> Tensor:
-        """The sum of the loss and its weighted terms, 0-d."""
+        """Return the sum of the loss and its weighted terms, 0-d."""
         total = self.loss.value(batch, context)
         for weight, term in self.terms:
             total = total + weight * term.value(batch, context)

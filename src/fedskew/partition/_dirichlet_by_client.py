@@ -17,9 +17,9 @@ class DirichletByClient:
     Yurochkin et al., 2019; the `Dir(beta)` of FedPALS' text. Client i draws p_i ~ Dir(beta, ..., beta) over the
     classes; its size is fixed; its counts are size * p_i by largest remainder, drawn without replacement.
 
-    A class may be asked for more often than it has samples. Then all clients that asked are cut in proportion to what
-    they asked for, and each fills up to its size from the classes that are not used up, by its own p_i; no client is
-    favoured by its position. (The FedPALS authors' prototype draws per class over the clients and truncates.)
+    Clients may request more samples of a class than there are. Then all requests for it are cut in the same proportion,
+    and each client fills up to its size from the classes that are not used up, by its own p_i; no client is favoured by
+    its position. (The FedPALS authors' prototype draws per class over the clients and truncates.)
 
     Sizes that use up all samples bend the mixes towards the data set's own (CIFAR-10, beta 0.1: by 0.24 in total
     variation for 10 clients, by 0.08 for 100); smaller ones keep them as drawn.

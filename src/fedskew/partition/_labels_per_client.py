@@ -17,8 +17,8 @@ class Quantity:
     """A fixed number of labels for each client; every class is shared evenly by the clients that hold it.
 
     The `#C = k` of NIID-Bench and FedEntOpt. Client i gets label i mod C and k - 1 distinct others at random; the
-    samples of a class are divided evenly among its holders, the first of them getting one more where they do not come
-    out even.
+    samples of a class are divided evenly among its holders; where a remainder is left, the first of them get one sample
+    more.
 
     Attributes:
         labels_per_client: Labels of each client, k.
@@ -74,7 +74,7 @@ class Sparsity:
     def split(
         self, labels: ArrayLike, clients: int, rng: np.random.Generator, num_classes: int | None = None
     ) -> list[IntArray]:
-        """Divide as many samples as come out in equal numbers; see `Rule.split`."""
+        """Divide as many samples as equal numbers allow; see `Rule.split`."""
         labels, class_sizes = check_samples(labels, clients, rng, num_classes)
         classes = len(class_sizes)
         if clients < 2:

@@ -55,9 +55,10 @@ class PairedShards:
     The "s" partition of FedVLS, read in its authors' code (the paper cites FedNTD, whose rule is another: `Shards`).
     With K clients, C classes and s classes per client, a class goes to the first floor(K s / C) clients that may still
     take one. With two such holders, as in all of the paper's image tasks, clients 2p and 2p + 1 share the same s
-    classes; AG News with 10 clients and s = 2 has groups of five. Of a class with n samples and h holders each but the
-    last gets a whole number drawn uniformly from [low * 2n/h, high * 2n/h), and the last the rest. The authors take low
-    1/20, high 1/2 (from a tenth of the equal part to the equal part), but high 1 for CIFAR-10.
+    classes; AG News with 10 clients and s = 2 has groups of five. Of a class with n samples and h holders, each
+    holder but the last gets a whole number of samples, drawn uniformly from [low * 2n/h, high * 2n/h), and the last
+    gets the rest. The authors take low 1/20, high 1/2 (from a tenth of the equal part to the equal part), but high 1
+    for CIFAR-10.
 
     Attributes:
         classes_per_client: Classes of each client, s.
@@ -78,7 +79,7 @@ class PairedShards:
     def split(
         self, labels: ArrayLike, clients: int, rng: np.random.Generator, num_classes: int | None = None
     ) -> list[IntArray]:
-        """Divide all samples; see `Rule.split`. Refuses where a client or a class would be left over."""
+        """Divide all samples; see `Rule.split`. PartitionError where a client or a class would be left over."""
         labels, class_sizes = check_samples(labels, clients, rng, num_classes)
         classes = len(class_sizes)
         held = self._held(clients, classes)

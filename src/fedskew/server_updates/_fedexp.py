@@ -82,15 +82,15 @@ class FedEXP(Hooks):
         return (parameters + _step(updates, weights, mean, self.eps) * mean).to(parameters.dtype), None
 
     def init_server(self, parameters: Tensor, clients: int) -> dict[str, Tensor]:
-        """The model itself, where the last two are averaged."""
+        """Return the model itself, where the last two are averaged."""
         return {LAST: parameters} if self.average_last_two else {}
 
     def end_round(self, state: Named, end: RoundEnd) -> dict[str, Tensor]:
-        """The model that was sent, where the last two are averaged."""
+        """Return the model that was sent, where the last two are averaged."""
         return {LAST: end.old} if self.average_last_two else {}
 
     def evaluated(self, state: Named, parameters: Tensor) -> Tensor:
-        """The mean of the last two models, or the last."""
+        """Return the model to evaluate: the mean of the last two, or the last."""
         return (parameters + state[LAST]) / 2 if self.average_last_two else parameters
 
 

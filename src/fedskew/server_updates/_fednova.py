@@ -6,10 +6,9 @@ Wang et al., "Tackling the Objective Inconsistency Problem in Heterogeneous Fede
     w  <- w + tau_eff sum_k p_k D_k / a_k,    tau_eff = sum_k p_k a_k
 
 a_k is what tau_k steps with momentum rho add up to. p are the weighting slot's weights, over the clients that replied.
-The effective weights p_k tau_eff / a_k sum to 1 or more:
-where steps differ much, FedNova is also a larger server step. With FedProx the official code shrinks a by the proximal
-term; here it doesn't. Buffers such as batch-norm statistics are not normalised (some public code does, and gets
-negative variances).
+The effective weights p_k tau_eff / a_k sum to 1 or more: where steps differ much, FedNova is also a larger server step.
+With FedProx the official code shrinks a by the proximal term; here it is not changed. Buffers such as batch-norm
+statistics are not normalised (some public code does that, and gets negative variances).
 """
 
 from __future__ import annotations
@@ -80,8 +79,8 @@ class FedNova:
     """Move the model by FedNova's normalised updates.
 
     Attributes:
-        local_momentum: Momentum of the clients' SGD; another value would weigh them wrongly. In a config it is left
-            out: a run fills in its `training.momentum`, and refuses another value.
+        local_momentum: Momentum of the clients' SGD; another value would normalise their updates wrongly. Leave it out
+            of a config: a run fills in its `training.momentum`, and refuses another value.
     """
 
     local_momentum: BelowOne | None = None

@@ -61,7 +61,7 @@ def afl_update(weights: ArrayLike, losses: ArrayLike, step_size: float) -> Float
 
 @component
 class AFL(Hooks):
-    """Weights by the clients' lambda; equal where it is 0 for all clients that replied.
+    """Weigh each client that replied by its lambda; equally where that is 0 for all of them.
 
     Each round costs a client one more forward pass over its samples.
 
@@ -80,7 +80,7 @@ class AFL(Hooks):
     step_size: NonNegative = 0.1
 
     def weigh(self, answered: Answered) -> FloatArray:
-        """Lambda of the clients that replied and hold a sample, renormalised; uniform before the first round."""
+        """Return lambda of the clients that replied and hold a sample, renormalised; uniform before the first round."""
         present = (answered.sizes > 0).astype(np.float64)
         if not present.any():
             raise ArgumentError("sizes: no client holds a sample")
@@ -92,17 +92,17 @@ class AFL(Hooks):
         return shares
 
     def init_server(self, parameters: Tensor, clients: int) -> dict[str, Tensor]:
-        """Lambda, uniform over all clients."""
+        """Return the first lambda, uniform over all clients."""
         import torch
 
         return {WEIGHTS: torch.full((clients,), 1 / clients, dtype=torch.float64)}
 
     def end_local(self, end: LocalEnd) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """The client returns its loss at the model that was sent."""
+        """Return the client's loss at the model that was sent."""
         return {}, {LOSS: end.full_loss(end.start)}
 
     def end_round(self, state: Named, end: RoundEnd) -> dict[str, Tensor]:
-        """The next lambda."""
+        """Return the next lambda."""
         import torch
 
         losses = np.zeros(end.clients)

@@ -41,5 +41,5 @@ class FedAvg:
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
 
     def weigh(self, answered: Answered) -> FloatArray:
-        """`fedavg` of the clients that replied."""
+        """Return `fedavg` of the clients that replied."""
         return fedavg(answered.counts, answered.sizes)

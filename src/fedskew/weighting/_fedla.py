@@ -43,11 +43,11 @@ def fedla(counts: CountsLike) -> FloatArray:
 
 @component
 class FedLA:
-    """Weights by the clients' shares of each label among the clients that replied."""
+    """Weights proportional to a client's share of each label among the clients that replied, summed over labels."""
 
     needs_label_counts: ClassVar[bool] = True
     paper: ClassVar[str] = "Khalil et al., FMEC 2023"
 
     def weigh(self, answered: Answered) -> FloatArray:
-        """`fedla` of the clients that replied."""
+        """Return `fedla` of the clients that replied."""
         return fedla(answered.counts)

@@ -5,7 +5,7 @@
 
 with S_i and n_i the label marginals and sizes of the participants, T the target mix and lambda the strength. A large
 strength gives FedAvg. Strength 0 is the limit from above: of the weights that fit best, those with the largest
-effective sample size (section 3.1, case 2); the programme as printed does not determine them. The authors' public
+effective sample size (section 3.1, case 2); the problem as printed does not determine them. The authors' public
 prototype differs: it does not square the distance, or penalises ||a||^2 / N (which tends to equal weights), and weighs
 once with all clients.
 """
@@ -97,7 +97,7 @@ def _programme(counts: CountsLike, target: ArrayLike, sizes: ArrayLike | None) -
 
 @component
 class FedPALS:
-    """Weights with which the clients' labels together come near the target mix.
+    """Weights that bring the clients' weighted label mix near the target mix.
 
     Attributes:
         strength: The paper's lambda, in samples.
@@ -117,7 +117,7 @@ class FedPALS:
             raise ArgumentError("ess: sets the strength itself; give one of the two")
 
     def weigh(self, answered: Answered) -> FloatArray:
-        """`fedpals` of the clients that replied.
+        """Return `fedpals` of the clients that replied.
 
         Raises:
             ArgumentError: No target mix is given.
@@ -125,7 +125,7 @@ class FedPALS:
         return self.solve(answered)[0].weights
 
     def solve(self, answered: Answered) -> tuple[Solution, float]:
-        """The weights with certificates of their optimality, and the strength that they are for.
+        """Return the weights with certificates of their optimality, and the strength that they are for.
 
         Raises:
             ArgumentError: No target mix is given.

@@ -42,5 +42,5 @@ class Uniform:
     paper: ClassVar[str] = "Karimireddy et al., ICML 2020"
 
     def weigh(self, answered: Answered) -> FloatArray:
-        """Equal weights of the clients that replied."""
+        """Return equal weights of the clients that replied."""
         return _equal(answered.sizes, "sizes")
