@@ -14,6 +14,8 @@ import torch
 from fedskew import data
 from fedskew.errors import DataError
 
+pytestmark = pytest.mark.slow
+
 FOLDERS = {
     "mnist": "MNIST/raw",
     "fashion_mnist": "FashionMNIST/raw",
@@ -52,7 +54,7 @@ def test_samples_are_as_many_and_as_large_as_published(published):
 def test_pixels_are_whole_levels_of_grey_normalised_once(published):
     mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (published.mean, published.std))
     steps = 2000 if published.name == "usps" else 255  # USPS: three decimals from -1 to 1
-    levels = (published.test_inputs * std + mean) * steps
+    levels = (published.test_inputs[:2000] * std + mean) * steps
     torch.testing.assert_close(levels, levels.round(), atol=1e-2, rtol=0)
     assert levels.min().round() == 0
     assert levels.max().round() == steps
@@ -94,11 +96,13 @@ def test_labels_are_the_published_counts(published):
         assert test_counts == [359, 264, 198, 166, 200, 160, 170, 147, 166, 177]
 
 
-def test_an_image_lies_the_right_way_round(data_root):
+def test_an_image_lies_the_right_way_round(published, data_root):
+    if published.name != "cifar10":
+        pytest.skip("of the file formats, CIFAR's keeps colours apart")
     pickled = pickle.loads((data_root / "cifar-10-batches-py/test_batch").read_bytes(), encoding="latin1")
     row = pickled["data"][17]
-    read = data.load("cifar10", data_root)
-    image = read.test_inputs[17] * torch.tensor(read.std).view(3, 1, 1) + torch.tensor(read.mean).view(3, 1, 1)
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (published.mean, published.std))
+    image = published.test_inputs[17] * std + mean
     # a row is the red plane, then green, then blue, each row by row
     for channel, y, x in ((0, 0, 0), (0, 3, 30), (1, 31, 2), (2, 10, 20)):
         assert image[channel, y, x] * 255 == pytest.approx(row[1024 * channel + 32 * y + x], abs=1e-3)
@@ -112,15 +116,16 @@ def copied(data_root: Path, name: str, to: Path) -> Path:
     return to / FOLDERS[name]
 
 
-def test_unpacked_idx_files_are_read_alike(data_root, tmp_path):
+def test_unpacked_idx_files_are_read_alike(published, data_root, tmp_path):
+    if published.name != "fashion_mnist":
+        pytest.skip("one data set of IDX files shows it")
     folder = copied(data_root, "fashion_mnist", tmp_path)
-    packed = data.load("fashion_mnist", tmp_path)
     for path in sorted(folder.glob("*.gz")):
         path.with_suffix("").write_bytes(gzip.decompress(path.read_bytes()))
         path.unlink()
     unpacked = data.load("fashion_mnist", tmp_path)
-    assert torch.equal(packed.inputs, unpacked.inputs)
-    assert torch.equal(packed.test_targets, unpacked.test_targets)
+    assert torch.equal(published.inputs, unpacked.inputs)
+    assert torch.equal(published.test_targets, unpacked.test_targets)
 
 
 FILES = [
@@ -140,7 +145,9 @@ def test_a_missing_or_damaged_file_is_named_with_its_checksum_and_page(name, fil
     whole = path.read_bytes()
     flipped = bytearray(whole)
     flipped[len(flipped) // 2] ^= 1
-    for content in (None, b"", whole[:-100], bytes(flipped)):
+    # The kinds of damage end in the same checksum: all of them where reading takes least.
+    contents = (None, b"", whole[:-100], bytes(flipped)) if name in ("usps", "cifar100") else (None, bytes(flipped))
+    for content in contents:
         path.unlink(missing_ok=True)
         if content is not None:
             path.write_bytes(content)
@@ -159,10 +166,10 @@ def test_usps_values_that_differ_in_the_last_place_are_refused_and_a_new_compres
     text = gzip.decompress(path.read_bytes())
     path.write_bytes(gzip.compress(text, compresslevel=1))
     assert torch.equal(data.load("usps", tmp_path).test_inputs, data.load("usps", data_root).test_inputs)
-    path.write_bytes(gzip.compress(text.replace(b"-0.948", b"-0.949", 1)))
+    path.write_bytes(gzip.compress(text.replace(b"-0.948", b"-0.949", 1), compresslevel=1))
     with pytest.raises(DataError, match="its values are not those published"):
         data.load("usps", tmp_path)
-    path.write_bytes(gzip.compress(text.replace(b"-0.948", b"minus", 1)))
+    path.write_bytes(gzip.compress(text.replace(b"-0.948", b"minus", 1), compresslevel=1))
     with pytest.raises(DataError, match=r"zip.test.gz is damaged"):
         data.load("usps", tmp_path)
 

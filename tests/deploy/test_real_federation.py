@@ -21,6 +21,8 @@ from safetensors.numpy import load_file
 from fedskew.deploy import Address, LocalFederation, free_port, write_federation
 from fedskew.experiment import make_training_loop, resolve
 
+pytestmark = pytest.mark.slow
+
 FEDPALS = {"preset": "fedpals", "weighting": {"name": "fedpals", "ess": 0.5}}
 
 

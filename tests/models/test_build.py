@@ -44,6 +44,11 @@ SMALL = {
     "fasttext": ((12,), {"vocabulary": 40, "dim": 8}),
 }
 
+BY_SIZE = [
+    pytest.param(name, marks=pytest.mark.slow) if name in ("resnet50", "fedla_cifar") else name
+    for name in sorted(INDEX)
+]
+
 
 def small(name: str, classes: int = 3, seed: int = 0) -> Network:
     in_shape, options = SMALL[name]
@@ -82,7 +87,7 @@ def test_pooling_before_relu_is_lenet5_as_printed():
     torch.testing.assert_close(model(x), printed(x))
 
 
-@pytest.mark.parametrize("name", sorted(INDEX))
+@pytest.mark.parametrize("name", BY_SIZE)
 def test_torchs_global_generator_is_neither_read_nor_set(name):
     before = torch.get_rng_state()
     first = small(name, seed=3)
@@ -140,7 +145,7 @@ def test_an_option_of_the_wrong_type_is_refused():
         build("resnet18", 10, (3, 32, 32), stem="small")
 
 
-@pytest.mark.parametrize("name", sorted(INDEX))
+@pytest.mark.parametrize("name", BY_SIZE)
 def test_logits_and_gradients_map_over_stacked_parameters(name):
     networks = [small(name, seed=seed) for seed in (0, 1)]
     x, y = inputs(name, 2, 2), torch.tensor([[0, 2], [1, 1]])

@@ -53,6 +53,7 @@ def test_resnet50_has_torchvisions_names_and_shapes(published):
     assert {name: tuple(published[name].shape) for name in shapes} == shapes
 
 
+@pytest.mark.slow
 def test_a_file_for_other_classes_gives_all_but_the_head(published, tmp_path):
     path = tmp_path / "resnet50.pth"
     # Files from before PyTorch 0.4.1 have no counters.
@@ -91,6 +92,7 @@ def test_a_file_of_another_network_is_refused(tmp_path):
         build("resnet50", 10, (3, 64, 64), weights=str(path))
 
 
+@pytest.mark.slow
 def test_files_that_can_not_be_read_are_one_line(tmp_path):
     with pytest.raises(DataError, match=r"there is no such weights file"):
         build("resnet50", 10, (3, 64, 64), weights=str(tmp_path / "none.safetensors"))
