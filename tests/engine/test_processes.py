@@ -68,16 +68,10 @@ def bits(result: fedskew.Result) -> tuple:
     ("processes", "tables"),
     [
         (1, {"method": {"pipeline": {"name": "fedconcat", "clusters": 2}}}),
-        (
-            3,
-            {
-                "method": EVERYTHING_KEPT_AND_SENT,
-                "evaluation": {"clients": True, "every": 2},
-                "training": TASK["training"] | {"persist_momentum": True},
-            },
-        ),
+        (2, {"method": {"local_step": {"name": "fedgf"}}, "training": TASK["training"] | {"persist_momentum": True}}),
+        (3, {"method": EVERYTHING_KEPT_AND_SENT, "evaluation": {"clients": True, "every": 2}}),
     ],
-    ids=["one with FedConcat", "three with everything"],
+    ids=["one with FedConcat", "two with FedGF", "three with everything"],
 )
 def test_any_number_of_processes_gives_the_bits_of_one_client_after_another(processes, tables):
     assert bits(fedskew.simulate(tree(processes, **tables))) == bits(fedskew.simulate(tree(**tables)))
@@ -146,7 +140,7 @@ def process_and_threads(round: int, client: int, module: nn.Module) -> tuple[int
 
 def test_a_cohort_is_dealt_out_over_processes_that_compute_with_as_many_threads_as_this_one():
     several, alone, sent = backend(observe=process_and_threads, processes=2)
-    cohort = [Assignment(client, 40, samples=len(ROWS[client])) for client in (0, 1, 2, 0)]
+    cohort = [Assignment(client, 300, samples=len(ROWS[client])) for client in (0, 1, 2, 0)]
     try:
         updates = several.train(1, cohort, sent)
         assert [update.client for update in updates] == [0, 1, 2, 0]
