@@ -7,6 +7,7 @@ this process, which has imported PyTorch already.
 
 from __future__ import annotations
 
+import os
 import re
 import runpy
 import shlex
@@ -67,4 +68,5 @@ def run_commands(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
                     main()
                 assert not ended.value.code, words
     else:
-        subprocess.run(["sh", "-e", "-c", text], check=True)
+        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+        subprocess.run(["sh", "-e", "-c", text], check=True, env={**os.environ, "PATH": path})

@@ -17,6 +17,8 @@ import fedskew
 from fedskew.errors import ConfigError, RunError
 from fedskew.experiment import read_runs
 
+pytestmark = pytest.mark.usefixtures("pages_without_figures")
+
 TASK = {
     "name": "small",
     "data": {"name": "digits"},
@@ -175,8 +177,6 @@ from pathlib import Path
 import torch
 import fedskew
 from fedskew import engine, experiment, methods
-
-pytestmark = pytest.mark.usefixtures("pages_without_figures")
 
 experiment.simulate, engine.RoundRunner, methods.check  # imported here once, not in every child
 

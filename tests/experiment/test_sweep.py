@@ -27,6 +27,8 @@ from fedskew.experiment import (
 )
 from fedskew.report import SeedRun
 
+pytestmark = pytest.mark.usefixtures("pages_without_figures")
+
 TASK = """\
 schema = 1
 name = "small"
@@ -374,8 +376,6 @@ def test_tables_that_cannot_be_written_are_one_line(tmp_path):
 OWN = """import os, signal
 from dataclasses import dataclass
 import numpy as np
-
-pytestmark = pytest.mark.usefixtures("pages_without_figures")
 
 @dataclass(frozen=True)
 class Own:
