@@ -160,7 +160,6 @@ METHODS = {
         "server_update": {"name": "fedexp", "average_last_two": True},
     },
 }
-
 """Everything that keeps something between rounds."""
 
 pytestmark = pytest.mark.usefixtures("pages_without_figures")
