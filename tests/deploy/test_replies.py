@@ -30,7 +30,7 @@ RETURNED = {"change": ArraySpec((8,), "float32")}
 EXPECTED = ExpectedReply(
     client=1, round=4, arrays=MODEL, returned=RETURNED, idle={}, most_steps=10, max_bytes=bytes_needed(MODEL, RETURNED)
 )
-THOROUGHLY = settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+THOROUGHLY = settings(max_examples=1000, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def honest() -> RecordDict:
@@ -192,7 +192,7 @@ def accepted_or_refused(content: RecordDict) -> None:
         assert np.isfinite(reply.arrays[name]).all()
 
 
-@settings(THOROUGHLY, max_examples=100)  # most are refused at once: the next two change one thing of an honest reply
+@THOROUGHLY
 @given(
     st.dictionaries(
         st.one_of(st.sampled_from(["arrays", "metrics", "reply"]), st.text(max_size=5)), records, max_size=4

@@ -15,7 +15,7 @@ from fedskew.errors import ArgumentError
 from fedskew.labels import LabelCounts, effective_sample_size, projection_distance
 from fedskew.weighting import Answered, FedPALS, fedavg, fedpals, fedpals_solve, fedpals_strength
 
-QUICK = settings(max_examples=60, deadline=None, derandomize=True)
+QUICK = settings(max_examples=200, deadline=None, derandomize=True)
 SEEDS = st.integers(0, 10**6)
 
 
