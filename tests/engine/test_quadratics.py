@@ -126,9 +126,9 @@ def test_fedavg_comes_to_rest_beside_the_common_optimum(training):
     def move(w: np.ndarray) -> np.ndarray:
         return sum(trained(k, w, 15, **training) - w for k in range(3)) / 3
 
-    found = at_rest(SGD(), 10, epochs=15, **training)
-    np.testing.assert_allclose(found, after(10, move), atol=1e-5)
-    np.testing.assert_allclose(found, fixed_point(move), atol=1e-3)
+    found = at_rest(SGD(), 14, epochs=15, **training)
+    np.testing.assert_allclose(found, after(14, move), atol=1e-5)
+    np.testing.assert_allclose(found, fixed_point(move), atol=1e-4)
     assert np.linalg.norm(found - optimum()) > 0.15
 
 

@@ -152,6 +152,7 @@ TASK = {
 }
 
 METHODS = {
+    "scaffold": {"preset": "scaffold"},
     "fedgf": {"local_step": {"name": "fedgf", "threshold": 0.1, "window": 3}},
     "scaffold, moon, fpl, afl and fedexp": {
         "objective": {"name": "cross_entropy", "terms": [{"name": "moon"}, {"name": "fpl"}]},
