@@ -1,4 +1,4 @@
-"""Runs rounds: the algorithm once, and the backends that train a cohort."""
+"""Rounds of federated learning: the algorithm, written once, and the backends that train a cohort."""
 
 from fedskew.engine._backend import Assignment, Backend, LocalTraining, Observer, Sent, Update
 from fedskew.engine._clients import ClientStates

@@ -26,8 +26,8 @@ class LocalTraining:
         persist_momentum: Each client keeps its momentum buffer between participations, as FedVLS's public code does for
             its baselines.
         teacher_train_mode: The teacher's batch norm uses batch statistics, as FedVLS's public code does for itself.
-        smallest_batch: A last batch of an epoch with fewer samples is left out (1: none; from `batch_size` on: every
-            short one).
+        smallest_batch: The last batch of an epoch is left out if it has fewer samples. 1 leaves out none; `batch_size`
+            or more leaves out every short one.
     """
 
     batch_size: int = 64
@@ -40,28 +40,29 @@ class LocalTraining:
     smallest_batch: int = 1
 
     def samples_of_epoch(self, samples: int) -> int:
-        """How many samples a client trains on in an epoch.
+        """Count the samples that a client trains on in an epoch.
 
         Args:
-            samples: How many the client has.
+            samples: Number of samples that the client has.
 
         Returns:
-            The same number, without a last batch that is too small.
+            That number, less the last batch if it is smaller than `smallest_batch`.
         """
         last = samples % self.batch_size
         return samples - last if last < self.smallest_batch else samples
 
 
 class Assignment(NamedTuple):
-    """What one client has to do in a round.
+    """The work of one client in a round.
 
     Attributes:
         client: The client's number.
         epochs: Local epochs.
-        state: What the client kept from its last participation (see `fedskew.hooks`).
-        quota: Samples of each class to train on, `(classes,)`, drawn anew for this round; None: all samples.
-        steps: Upper limit on local steps; None: all of its epochs.
-        samples: How many samples it trains on as far as the server knows; backends balance their load by it.
+        state: The state that the client kept from its last participation (see `fedskew.hooks`).
+        quota: Number of samples of each class to train on, `(classes,)`; they are drawn anew in this round. None: all
+            samples.
+        steps: Upper limit on local steps; None: no limit.
+        samples: Number of samples that the server expects the client to train on; backends balance their load by it.
     """
 
     client: int
@@ -77,7 +78,7 @@ class Sent(NamedTuple):
 
     Attributes:
         model: The global model.
-        broadcast: What components send beside it, by name.
+        broadcast: Tensors that components send beside the model, by name.
     """
 
     model: ModelState
@@ -85,18 +86,18 @@ class Sent(NamedTuple):
 
 
 class Update(NamedTuple):
-    """What comes back from one client.
+    """The result of one client's local training.
 
     Attributes:
         client: The client's number.
-        change: Its parameters minus those that were sent, `(parameters,)`.
-        norm: Euclidean norm of `change`, 0-d, computed where the change was made and still is in the cache.
-        buffers: Its floating-point buffers, such as batch norm's running statistics.
-        integers: Its integer buffers.
-        steps: Local steps taken.
-        loss: Mean objective over its local training.
-        reply: What components return beside the update, by name.
-        state: What the client keeps until its next participation; it is not sent to the server.
+        change: The client's parameters minus those that were sent, `(parameters,)`.
+        norm: Euclidean norm of `change`, 0-d; computed right after `change`, while that is in the processor's cache.
+        buffers: The client's floating-point buffers, such as batch norm's running statistics.
+        integers: The client's integer buffers.
+        steps: Number of local steps taken.
+        loss: Mean objective over the local training.
+        reply: Tensors that components return beside the update, by name.
+        state: The state that the client keeps until its next participation; it is not sent to the server.
         observed: What the `Observer` returned for its model; None without one.
     """
 
@@ -113,12 +114,15 @@ class Update(NamedTuple):
 
 
 Observer = Callable[[int, int, nn.Module], Any]
-"""Called with the round, a client and its model right after its local training; what it returns, plain values or None,
-becomes `Update.observed`. It is pickled where clients train in other processes."""
+"""A function that is called with the round, a client and the client's model right after its local training. It returns
+plain values or None, which become `Update.observed`. It is pickled if clients train in other processes."""
 
 
 class Backend(Protocol):
-    """Trains a cohort. It may hold processes or memory from `open`, or its first round, to `close`."""
+    """Trains cohorts.
+
+    A backend may hold processes or memory from `open`, or from its first round, until `close`.
+    """
 
     def train(self, round: int, cohort: Sequence[Assignment], sent: Sent) -> list[Update]:
         """Train every client of a cohort, each from what the server sent.
@@ -136,9 +140,9 @@ class Backend(Protocol):
         """
 
     def open(self) -> None:
-        """Prepare for the first round, so that starting may overlap with other work."""
+        """Prepare for the first round, for example by starting processes; the caller can do other work meanwhile."""
         return
 
     def close(self) -> None:
-        """Release all resources; `open` or `train` may follow."""
+        """Release all resources. The backend can be used again: `open` or `train` acquires them anew."""
         return

@@ -20,16 +20,16 @@ from torch import Tensor
 
 from fedskew.errors import RunError
 
-_ALIGNMENT = 64  # bytes; some kernels compute alike only where data are aligned alike
-_LARGE = 2**16  # bytes; what is smaller is copied as quickly as looked up
-_MESSAGE = -1  # stands for the buffer that goes with a message
+_ALIGNMENT = 64  # bytes; some kernels give the same bits only for data of the same alignment
+_LARGE = 2**16  # bytes; smaller tensors are copied as fast as they are looked up
+_MESSAGE = -1  # in place of a buffer's number: the buffer that goes with the message
 
 
 class SharedBuffer:
-    """Memory that several processes see.
+    """Memory shared by several processes.
 
-    It is known by its file descriptor, so that it needs no name and no space in /dev/shm (64 MB in a container, by
-    default), and is freed with the last process that holds it.
+    Processes share it by its file descriptor. It therefore needs neither a name nor space in /dev/shm (64 MB in a
+    container, by default), and is freed once no process holds it.
     """
 
     _numbers = itertools.count()
@@ -43,19 +43,19 @@ class SharedBuffer:
         weakref.finalize(self, os.close, self.file)
 
     def register(self) -> None:
-        """From now on, tensors that lie in this buffer are sent as their location in it."""
+        """Send tensors that lie in this buffer as their location in it from now on."""
         self._registered[self.memory.data_ptr()] = self
 
     @classmethod
     def containing(cls, tensor: Tensor) -> SharedBuffer | None:
-        """The registered buffer that a tensor lies in."""
+        """Find the registered buffer that a tensor lies in; None: no such buffer."""
         return cls._registered.get(tensor.untyped_storage().data_ptr())
 
 
 def share(message: Any) -> list[SharedBuffer]:
     """Move the large tensors inside a picklable object into shared buffers, unless they are in one already.
 
-    They stay the same objects, and are sent as locations as long as the returned buffers are held.
+    The tensor objects stay the same. They are sent as locations for as long as the caller holds the returned buffers.
     """
     packer = _Packer()
     packer.dump(message)
@@ -71,13 +71,13 @@ def share(message: Any) -> list[SharedBuffer]:
 
 
 class MessageBuffer:
-    """A shared buffer that holds the tensors of one message after another, and grows as they do."""
+    """A shared buffer for the tensors of one message at a time; it grows with the largest message."""
 
     def __init__(self) -> None:
         self._buffer: SharedBuffer | None = None
 
     def copy_in(self, message: Any) -> Any:
-        """A copy of a picklable object whose tensors lie in the buffer, and are sent as their location in it."""
+        """Copy a picklable object; the copy's tensors lie in the buffer, so they are sent as their location in it."""
         packer = _Packer()
         packer.dump(message)
         buffer = self.write(packer)
@@ -96,18 +96,18 @@ class MessageBuffer:
 class Channel:
     """One end of a connection between two processes that send in turns.
 
-    CPU tensors in a registered buffer are sent as their location, and received as views; others are copied through a
-    buffer of this channel.
+    CPU tensors in a registered buffer are sent as their location in it and received as views of it. Other tensors are
+    copied through a buffer of this channel.
     """
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self._handed_over: set[int] = set()
         self._message = MessageBuffer()
-        self._received: dict[int, SharedBuffer] = {}  # outgrown ones stay: each is half as large as the next
+        self._received: dict[int, SharedBuffer] = {}  # outgrown ones are kept: at most as large together as the newest
 
     def send(self, message: Any) -> None:
-        """Send a picklable object. Raises OSError where the other end is closed."""
+        """Send a picklable object; raise OSError if the other end is closed."""
         packer = _Packer()
         packer.dump(message)
         own = self._message.write(packer) if packer.loose else None
@@ -123,7 +123,7 @@ class Channel:
         self.connection.send_bytes(packer.stream.getbuffer())
 
     def receive(self) -> Any:
-        """The next message. Raises EOFError or OSError where the other end is closed."""
+        """Return the next message; raise EOFError or OSError if the other end is closed."""
         own, fresh = self.connection.recv()
         for number, size in fresh:
             self._received[number] = SharedBuffer(size, recv_handle(self.connection))
@@ -134,7 +134,7 @@ class Channel:
 
 
 def picklable_error(error: Exception) -> Exception:
-    """The error itself, or a RunError with its message where it can't be pickled."""
+    """Return the error itself, or a RunError with its message if it can't be pickled."""
     try:
         again = pickle.loads(pickle.dumps(error))
     except Exception:
@@ -143,7 +143,7 @@ def picklable_error(error: Exception) -> Exception:
 
 
 class _Location(NamedTuple):
-    """Where a tensor lies: the buffer's number, the first byte, and the layout from there."""
+    """Where a tensor lies in a buffer: the buffer's number, the tensor's first byte, and its layout."""
 
     buffer: int
     start: int
@@ -152,7 +152,7 @@ class _Location(NamedTuple):
     strides: tuple[int, ...]
 
     def of(self, memory: Tensor) -> Tensor:
-        """The tensor as a view of the buffer's memory."""
+        """Return the tensor as a view of the buffer's memory."""
         last = sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
         extent = (last + 1) * self.dtype.itemsize if all(self.shape) else 0
         return memory[self.start : self.start + extent].view(self.dtype).as_strided(self.shape, self.strides)
@@ -162,9 +162,9 @@ class _Packer(pickle.Pickler):
     """Pickles into `stream`, with locations instead of tensors.
 
     Attributes:
-        used: The registered buffers that some tensors lie in, by number.
-        loose: The other tensors, each with its location in a buffer that is to hold them.
-        size: That buffer's size in bytes.
+        used: The registered buffers in which tensors of the message lie, by number.
+        loose: The tensors outside registered buffers, each with its location in the message's own buffer.
+        size: Size that the message's own buffer needs, in bytes.
     """
 
     def __init__(self) -> None:
@@ -176,7 +176,7 @@ class _Packer(pickle.Pickler):
         self._located: dict[int, _Location] = {}
 
     def persistent_id(self, value: Any) -> _Location | None:
-        """The location of a plain CPU tensor; None: the value is pickled as usual."""
+        """Return the location of a plain CPU tensor; None: the value is pickled as usual."""
         if type(value) is not Tensor or value.device.type != "cpu" or value.layout != torch.strided:
             return None
         if (buffer := SharedBuffer.containing(value)) is not None:
@@ -184,7 +184,7 @@ class _Packer(pickle.Pickler):
             start = value.data_ptr() - buffer.memory.data_ptr()
             return _Location(buffer.number, start, value.dtype, tuple(value.shape), value.stride())
         if id(value) not in self._located:
-            strides = torch.empty_like(value).stride()  # its own, or others if it has gaps
+            strides = torch.empty_like(value).stride()  # the same as the tensor's, unless its memory has gaps
             location = _Location(_MESSAGE, self.size, value.dtype, tuple(value.shape), strides)
             self.loose.append((value, location))
             self._located[id(value)] = location
@@ -193,7 +193,7 @@ class _Packer(pickle.Pickler):
 
 
 class _Unpacker(pickle.Unpickler):
-    """Reads what a packer has written; with `copy`, loose tensors are copied out of their buffer."""
+    """Unpickles what a packer has written; with `copy`, loose tensors are copied out of the message's buffer."""
 
     def __init__(self, data: bytes, memory: Mapping[int, Tensor], copy: bool = False) -> None:
         super().__init__(io.BytesIO(data))

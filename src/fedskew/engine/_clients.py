@@ -1,4 +1,4 @@
-"""What clients keep between their participations: a state for each client that took part, not for the whole pool."""
+"""The states that clients keep between their participations, stored only for clients that have taken part."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ Named = Mapping[str, Tensor]
 
 
 class ClientStates:
-    """A store of named tensors by client: in memory up to a limit, the least recently used in files.
+    """A store of each client's named tensors: in memory up to a limit, the least recently used ones in files.
 
-    A file is named by client and round and is never overwritten, so that a checkpoint can name the files that it
-    belongs to, and a run that is killed later resumes from these.
+    A file is named by client and round and is never overwritten. A checkpoint can thus name the files that it belongs
+    to, and a run that is killed later resumes from these files.
 
     Args:
-        folder: Where files are written; None: a temporary folder.
-        memory: How many bytes are held in memory.
+        folder: Folder of the files; None: a temporary folder.
+        memory: Largest number of bytes held in memory.
     """
 
     def __init__(self, folder: Path | None = None, memory: int = 2**30) -> None:
@@ -47,7 +47,7 @@ class ClientStates:
             client: The client's number.
 
         Returns:
-            Its tensors by name; None before its first participation.
+            The client's tensors by name; None before its first participation.
         """
         if client not in self._rounds:
             return None
@@ -62,7 +62,7 @@ class ClientStates:
         Args:
             client: The client's number.
             round: Number of the round.
-            state: Its tensors by name; nothing is stored where there are none.
+            state: The client's tensors by name; an empty state is not stored.
         """
         if not state:
             return
@@ -75,14 +75,14 @@ class ClientStates:
 
     @property
     def newest(self) -> int:
-        """The last round that a stored state is of; 0 where there is none."""
+        """The latest round at whose end a state was stored; 0 if none is stored."""
         return max(self._rounds.values(), default=0)
 
     def save(self) -> NDArray[np.int64]:
         """Write all states that are not on disk yet.
 
         Returns:
-            Each client with a state and the round that it is of, `(clients, 2)`.
+            Each client that has a state, with the round at whose end it was stored, `(clients, 2)`.
         """
         for client in sorted(self._unwritten):
             self._write(client)
@@ -90,10 +90,10 @@ class ClientStates:
         return rounds.T[np.argsort(rounds[0])]
 
     def restore(self, rounds: NDArray[np.int64]) -> None:
-        """Go back to earlier states, and delete the files of all others.
+        """Go back to the states of an earlier `save`, and delete the files of all other states.
 
         Args:
-            rounds: What `save` returned.
+            rounds: The clients and rounds that `save` returned.
         """
         self._cached.clear()
         self._bytes = 0
@@ -104,7 +104,7 @@ class ClientStates:
         self.drop_stale()
 
     def drop_stale(self) -> None:
-        """Delete the files of states that have been replaced; to be called after a checkpoint is written."""
+        """Delete the files of states that have been replaced. Call this once a checkpoint has been written."""
         for path in self._stale:
             path.unlink(missing_ok=True)
         self._stale.clear()

@@ -19,16 +19,16 @@ BATCH = 1000
 
 @torch.inference_mode()
 def predict(network: nn.Module, inputs: Inputs, targets: Tensor, num_classes: int) -> tuple[NDArray[np.int64], float]:
-    """Predict the classes of a data set. Sets the network to eval mode.
+    """Predict the classes of a data set, and compare them with the true ones.
 
     Args:
-        network: The network.
-        inputs: Its inputs, `(samples, ...)`.
+        network: The network; it is set to eval mode.
+        inputs: The data set's inputs, `(samples, ...)`.
         targets: Class ids, `(samples,)`.
         num_classes: Number of classes.
 
     Returns:
-        The confusion matrix, `(classes, classes)`, rows truth, and the mean cross-entropy.
+        The confusion matrix, `(classes, classes)`, with a row for each true class, and the mean cross-entropy.
     """
     network.eval()
     confusion = torch.zeros(num_classes * num_classes, dtype=torch.int64, device=targets.device)
@@ -44,22 +44,22 @@ def predict(network: nn.Module, inputs: Inputs, targets: Tensor, num_classes: in
 
 
 def _samples(inputs: Inputs, start: int, size: int) -> Tensor:
-    """Consecutive samples; a view where the inputs are a tensor."""
+    """Consecutive samples; a view if the inputs are a tensor."""
     if isinstance(inputs, Tensor):
         return inputs[start : start + size]
     return inputs.index_select(0, torch.arange(start, start + size, device=inputs.device))
 
 
 def evaluation(confusion: NDArray[np.int64], loss: float, target: NDArray[np.float64] | None) -> Evaluation:
-    """Compute the figures of an evaluation.
+    """Compute the metrics of an evaluation.
 
     Args:
-        confusion: Confusion matrix, `(classes, classes)`, rows truth.
+        confusion: Confusion matrix, `(classes, classes)`, with a row for each true class.
         loss: Mean cross-entropy.
-        target: Label mix, `(classes,)`, or None.
+        target: Target label mix, `(classes,)`; None: there is no target.
 
     Returns:
-        The figures, in plain values.
+        The metrics, as plain values.
     """
     return Evaluation(
         accuracy=float(np.trace(confusion) / max(confusion.sum(), 1)),
@@ -73,10 +73,13 @@ def evaluation(confusion: NDArray[np.int64], loss: float, target: NDArray[np.flo
 
 
 def plain(values: NDArray[np.float64]) -> list[float | None]:
-    """Convert an array to a list of floats with None in place of NaN, which JSON does not have.
+    """Convert an array to a list of floats, with None in place of NaN, which JSON does not have.
 
     Args:
         values: The array, `(values,)`.
+
+    Returns:
+        The values in the same order.
     """
     return [_defined(float(value)) for value in values]
 

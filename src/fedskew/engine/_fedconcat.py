@@ -1,4 +1,4 @@
-"""FedConcat's rounds: encoders by cluster, then one head on all of them (see `fedskew.pipelines.FedConcat`)."""
+"""FedConcat's rounds: one encoder for each cluster, then one head on all encoders (`fedskew.pipelines.FedConcat`)."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from fedskew.pipelines import FedConcat
 
 @dataclass(frozen=True)
 class FedConcatState:
-    """What the server carries from round to round.
+    """The server's state between the rounds of FedConcat.
 
     Attributes:
-        head: The head's state, whose selection serves all rounds.
+        head: The head's state; its selection chooses the cohorts of all rounds.
         encoders: The state of each cluster's network, by the cluster's number.
         cluster_of: The cluster of each client, `(clients,)`.
     """
@@ -50,9 +50,9 @@ class FedConcatRunner:
         encoder_rounds: Number of rounds in which the clusters train; the others train the head.
         cluster_of: The cluster of each client, `(clients,)`.
         encoders: Trains `network`, for one cluster at a time.
-        head: Trains the head of `whole`; it draws the same cohorts from the same clients.
+        head: Trains the head of `whole`, and selects the cohorts of all rounds.
         network: The network of a cluster.
-        whole: The encoders and the head as one network.
+        whole: The network that consists of all encoders and the head.
     """
 
     pipeline: FedConcat
@@ -68,16 +68,20 @@ class FedConcatRunner:
         self._untrained_head = self.whole.read_state()
 
     def open(self) -> None:
-        """See `Backend.open`. The head's backend needs the trained encoders, so it is opened by its first round."""
+        """Open the encoders' backend. The head's opens in its first round, since it needs the trained encoders."""
         self.encoders.open()
 
     def close(self) -> None:
-        """See `Backend.close`."""
+        """Close both backends."""
         self.encoders.close()
         self.head.close()
 
     def start(self, model: ModelState) -> FedConcatState:
-        """See `RoundRunner.start`: every cluster begins with a copy of the untrained network."""
+        """Make the state before the first round, in which every cluster has a copy of the untrained network.
+
+        Args:
+            model: The untrained network of a cluster.
+        """
         return FedConcatState(
             head=self.head.start(self._untrained_head),
             encoders={
@@ -90,7 +94,7 @@ class FedConcatRunner:
         )
 
     def run_round(self, state: FedConcatState) -> tuple[FedConcatState, RoundRecord]:
-        """See `RoundRunner.run_round`: a round of every cluster, or of the head."""
+        """Play one round: of every cluster at first, then of the head (see `RoundRunner.run_round`)."""
         if state.round < self.encoder_rounds:
             return self._train_encoders(state)
         self._put_encoders(state)
@@ -98,7 +102,7 @@ class FedConcatRunner:
         return replace(state, head=head), record
 
     def evaluated_model(self, state: FedConcatState) -> ModelState | None:
-        """See `RoundRunner.evaluated_model`: the head, with the encoders in place; None before its first round."""
+        """Write the encoders into `whole`, and return the head's model; None before the head's first round."""
         if state.round <= self.encoder_rounds:
             return None
         self._put_encoders(state)
@@ -121,18 +125,18 @@ class FedConcatRunner:
         return replace(state, head=head, encoders=encoders), record
 
     def _put_encoders(self, state: FedConcatState) -> None:
-        """Write the clusters' networks into the whole, unless these very encoders are there."""
+        """Write the clusters' encoders into `whole`, unless it holds them already."""
         if self._in_place is state.encoders:
             return
         module = self.whole.module
-        assert isinstance(module, Concatenated), "the whole is encoders and a head"
+        assert isinstance(module, Concatenated), "`whole` consists of encoders and a head"
         for place, encoder in enumerate(state.encoders.values()):
             self.network.write_state(self.encoders.evaluated_model(encoder))
             module.put(place, self.network.module)
         self._in_place = state.encoders
 
     def _joined_heads(self, encoders: dict[str, ServerState]) -> ModelState:
-        """The head made of the clusters' heads: weights side by side, biases summed."""
+        """The clusters' heads joined into one: weights side by side, biases summed."""
         heads = [self.network.views(self.encoders.evaluated_model(encoder).parameters) for encoder in encoders.values()]
         joined = self._untrained_head.parameters.clone()
         parts = self.whole.views(joined)
@@ -143,10 +147,11 @@ class FedConcatRunner:
 
 
 def _merged(cohort: Cohort, outcomes: Sequence[RoundOutcome]) -> RoundOutcome:
-    """The clusters' outcomes as one, in the order of the cohort.
+    """Merge the clusters' outcomes into one, in the order of the cohort.
 
     A cluster's weights, which sum to 1, are multiplied by its share of all samples trained on, so that all weights sum
-    to 1; with FedAvg they are those of plain FedAvg. Drift diversity is the mean over clusters, by the same shares.
+    to 1; clusters weighted by FedAvg thus give the weights of plain FedAvg. The drift diversity is the clusters' mean,
+    weighted by the same shares.
     """
     place = {client: at for at, client in enumerate(cohort.ids.tolist())}
     updates = [update for outcome in outcomes for update in outcome.updates]
@@ -175,5 +180,5 @@ def _merged(cohort: Cohort, outcomes: Sequence[RoundOutcome]) -> RoundOutcome:
 
 
 def _weights(outcome: RoundOutcome) -> FloatArray:
-    """A cluster's weights; zeros where none of its clients has a sample."""
+    """A cluster's weights; zeros if none of its clients has a sample."""
     return outcome.weights if len(outcome.weights) else np.zeros(len(outcome.updates))

@@ -1,4 +1,4 @@
-"""A round of federated learning, whatever the method: select, train, weigh, update."""
+"""A round of federated learning, for every method: select, train, weigh, update."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from fedskew.weighting import Answered
 
 @dataclass(frozen=True)
 class Conditions:
-    """Clients that drop out of a round, and clients that do less work: the conditions of FedEntOpt's table III.
+    """Clients that drop out of a round, and clients that do less work, as in FedEntOpt's table III.
 
     Attributes:
-        dropout: Share of each cohort that drops out after selection (in the table: 0.3).
-        dropout_rule: "exact": floor(dropout * cohort) clients at random, and never the whole cohort; "bernoulli": each
-            client on its own with probability `dropout`, so that a round may have no client left.
-        stragglers: Share of the clients (in the table: 0.5) that do 1 to `epochs` local epochs; which ones and how many
-            epochs is drawn once.
+        dropout: Share of each cohort that drops out after selection (0.3 in the table).
+        dropout_rule: "exact": floor(dropout * cohort) clients at random, but never the whole cohort; "bernoulli": each
+            client independently with probability `dropout`, so that a round may have no participants.
+        stragglers: Share of the clients (0.5 in the table) that do 1 to `epochs` local epochs; the stragglers and their
+            epochs are drawn once for all rounds.
     """
 
     dropout: float = 0.0
@@ -54,7 +54,7 @@ class Conditions:
             round: Number of the round, from 1.
 
         Returns:
-            A mask, `(cohort,)`.
+            A mask, `(cohort,)`, True for clients that drop out.
         """
         rng = generator(seed, Purpose.DROPOUT, round)
         if self.dropout_rule == "bernoulli":
@@ -68,11 +68,11 @@ class Conditions:
 
         Args:
             clients: Number of clients.
-            epochs: Epochs of a client that is no straggler.
+            epochs: Local epochs of a client that is not a straggler.
             seed: The run's seed.
 
         Returns:
-            Epochs, `(clients,)`.
+            The local epochs of each client, `(clients,)`.
         """
         each = np.full(clients, epochs, dtype=np.int64)
         slow = math.floor(self.stragglers * clients + 1e-9)
@@ -84,14 +84,17 @@ class Conditions:
 
 @dataclass(frozen=True)
 class ServerState:
-    """What the server carries from round to round; with the clients' states and the config, a run can be resumed.
+    """The server's state between rounds.
+
+    A run can be resumed from it, the clients' states and the config.
 
     Attributes:
         round: Number of the last round.
         model: The global model.
         selection: The selection's state.
         server_update: The server update's state.
-        hooks: What components with hooks keep at the server, by the component's place in the method (see `hooked`).
+        hooks: Tensors that components with hooks keep at the server, by the component's place in the method (see
+            `hooked`).
     """
 
     round: int
@@ -104,21 +107,24 @@ class ServerState:
 class RoundRunner(Protocol):
     """Plays rounds one after another.
 
-    Each runner has states of its own type, with the attributes `round`, the number of the last one, and `model`, which
-    is being trained.
+    Each runner has states of its own type. They have the attributes `round`, the number of the last round, and `model`,
+    the model in training.
     """
 
     def open(self) -> None:
-        """Get the backend ready."""
+        """Open the backend (see `Backend.open`)."""
 
     def close(self) -> None:
-        """Release what the backend holds."""
+        """Close the backend (see `Backend.close`)."""
 
     def start(self, model: ModelState) -> Any:
         """Make the state before the first round.
 
         Args:
             model: The untrained model.
+
+        Returns:
+            The state, with round 0.
         """
 
     def run_round(self, state: Any) -> tuple[Any, RoundRecord]:
@@ -138,30 +144,31 @@ class RoundRunner(Protocol):
             state: The state after a round.
 
         Returns:
-            The model; None while there is none that all clients share.
+            The model; None while the clients share none.
         """
 
 
 @dataclass(frozen=True)
 class Federation:
-    """A method on a pool of clients. A `RoundRunner`.
+    """Plays the rounds of a method on a pool of clients; a `RoundRunner`.
 
     Attributes:
         method: The method.
-        backend: Trains a cohort.
+        backend: Trains the cohorts.
         counts: Exact label counts, `(clients, classes)`.
-        target: Label mix, `(classes,)`, or None.
+        target: Target label mix, `(classes,)`; None: there is no target.
         participation: Share of the clients that is selected in each round (see `cohort_size`).
         seed: Seed of all random draws.
         epochs: Local epochs of a client; stragglers do fewer.
         steps: Upper limit on a client's local steps; None: no limit.
         conditions: Dropouts and stragglers.
-        seen: Label counts as the selection is given them, `(clients, classes)`; None: the exact ones.
-        weighed: Label counts as the weighting is given them; None: the exact ones.
-        clients: What clients keep between their participations.
+        seen: Label counts given to the selection, `(clients, classes)`; None: the exact ones.
+        weighed: Label counts given to the weighting, `(clients, classes)`; None: the exact ones.
+        clients: The states that clients keep between their participations.
 
     Raises:
-        ArgumentError: The weighting needs a target and there is none, or the selection can't work with these counts.
+        ArgumentError: The weighting needs a target label mix and there is none, or the selection can't work with the
+            label counts.
     """
 
     method: Method
@@ -189,12 +196,12 @@ class Federation:
 
     @property
     def cohort_size(self) -> int:
-        """How many clients are selected in each round."""
+        """Number of clients that are selected in each round."""
         return cohort_size(self.participation, len(self.counts))
 
     @cached_property
     def _seen(self) -> LabelCounts:
-        """The counts that the selection is given, checked once for all rounds."""
+        """The label counts given to the selection, checked once for all rounds."""
         return LabelCounts(self.counts if self.seen is None else self.seen)
 
     @cached_property
@@ -239,7 +246,7 @@ class Federation:
             state: The state after the last round.
 
         Returns:
-            The cohort, with those that drop out marked, and the state during this round.
+            The cohort, in which clients that drop out are marked as lost, and the state during this round.
         """
         round = state.round + 1
         ids, selection = self._select(state.selection, round)
@@ -249,27 +256,27 @@ class Federation:
         return Cohort(ids, lost, counts, quotas is not None), replace(state, round=round, selection=selection)
 
     def train(self, state: ServerState, cohort: Cohort) -> tuple[ServerState, RoundOutcome]:
-        """Train a cohort and move the model: `instructions`, the backend's training, `aggregate`.
+        """Train a cohort and move the model: `instructions`, then the backend's `train`, then `aggregate`.
 
         Args:
             state: The state during this round.
             cohort: The selected clients.
 
         Returns:
-            The state after the round, and what the cohort did.
+            The state after the round, and the round's outcome.
         """
         sent, assignments = self.instructions(state, cohort)
         return self.aggregate(state, cohort, sent, self.backend.train(state.round, assignments, sent))
 
     def instructions(self, state: ServerState, cohort: Cohort) -> tuple[Sent, list[Assignment]]:
-        """Say what the clients of a round have to do.
+        """Make what the clients of a round are sent.
 
         Args:
             state: The state during this round.
             cohort: The selected clients.
 
         Returns:
-            What is sent to every client, and the assignment of each one that does not drop out.
+            What is sent to every client, and an assignment for each client that does not drop out.
         """
         hooks = hooked(self.method)
         parameters = state.model.parameters
@@ -294,16 +301,16 @@ class Federation:
     def aggregate(
         self, state: ServerState, cohort: Cohort, sent: Sent, replies: Sequence[Update]
     ) -> tuple[ServerState, RoundOutcome]:
-        """Weigh the updates and move the model. Clients whose training diverged are left out.
+        """Weigh the updates and move the model, without the clients whose training diverged.
 
         Args:
             state: The state during this round.
             cohort: The selected clients.
             sent: What was sent to them.
-            replies: Updates of all or some of the cohort, in any order.
+            replies: Updates of all or some of the cohort's clients, in any order.
 
         Returns:
-            The state after the round, and what the cohort did.
+            The state after the round, and the round's outcome.
         """
         by_client = {update.client: update for update in replies}
         arrived = [client for client in cohort.ids.tolist() if client in by_client]
@@ -317,7 +324,7 @@ class Federation:
         moved = self._move(state, updates, answered, weights) if len(weights) else None
         if moved is not None:
             following, drift = moved
-        elif len(weights):  # the updates are finite and the next model is not: all diverged
+        elif len(weights):  # the updates are finite but the next model is not: all count as diverged
             updates, counts, weights = [], counts[:0], weights[:0]
         for update in updates:
             self.clients.put(update.client, state.round, update.state)
@@ -328,19 +335,26 @@ class Federation:
         return following, RoundOutcome(arrived, updates, counts, weights, drift, up, down)
 
     def evaluated_model(self, state: ServerState) -> ModelState:
-        """See `RoundRunner.evaluated_model`: the global model, unless a component changes it."""
+        """Return the global model, or the model that a component's hook `evaluated` makes of it.
+
+        Args:
+            state: The state after a round.
+        """
         parameters = state.model.parameters
         for name, hooks in hooked(self.method).items():
             parameters = hooks.evaluated(state.hooks[name], parameters)
         return state.model._replace(parameters=parameters)
 
     def record(self, round: int, cohort: Cohort, outcome: RoundOutcome) -> RoundRecord:
-        """Make the record of a round, without evaluations and time.
+        """Make the record of a round, without evaluations and duration.
 
         Args:
             round: Number of the round, from 1.
             cohort: The selected clients.
-            outcome: What they did.
+            outcome: The round's outcome.
+
+        Returns:
+            The record.
         """
         return RoundRecord.of(self.seed, round, cohort, outcome, self.target)
 
@@ -359,9 +373,9 @@ class Federation:
     def _move(
         self, state: ServerState, updates: Sequence[Update], answered: NDArray[np.int64], weights: FloatArray
     ) -> tuple[ServerState, float | None] | None:
-        """The state after the update, and the drift diversity of the updates (None: undefined).
+        """Return the state after the update, and the drift diversity of the updates (None: undefined).
 
-        None where the next model would have a NaN or infinite value.
+        Return None if the next model would have a NaN or infinite value.
         """
         changes = as_matrix([update.change for update in updates])
         steps = np.array([update.steps for update in updates], dtype=np.int64)
@@ -395,22 +409,23 @@ def run_round_together(
 ) -> list[tuple[ServerState, RoundRecord]]:
     """Play one round of several federations, whose clients train as one cohort.
 
-    Draws are those that each federation has alone, results the same up to rounding, as the size of a stack may change
-    how its products are computed. A record's seconds are its share of the time of all.
+    Each federation makes the same random draws as alone. Its results are the same up to rounding: matrix products may
+    be computed differently for a different number of clients. The duration of the round is divided equally among the
+    records.
 
     Args:
-        federations: Federations that differ in nothing but seed and data, each with a `CohortBackend`.
-        states: The state of each after the last round.
+        federations: Federations that differ only in seed and data, each with a `CohortBackend`.
+        states: The state of each federation after the last round.
 
     Returns:
-        For each what `Federation.run_round` returns.
+        What `Federation.run_round` returns, for each federation.
     """
     began = time.perf_counter()
     rounds, requests = [], []
     for federation, state in zip(federations, states, strict=True):
         cohort, following = federation.select_participants(state)
         sent, assignments = federation.instructions(following, cohort)
-        assert isinstance(federation.backend, CohortBackend), "seeds train together only where a cohort does"
+        assert isinstance(federation.backend, CohortBackend), "only a CohortBackend trains several federations together"
         rounds.append((federation, following, cohort, sent))
         requests.append(CohortRequest(federation.backend, following.round, assignments, sent))
     played = []
@@ -423,11 +438,14 @@ def run_round_together(
 
 
 def cohort_size(participation: float, clients: int) -> int:
-    """How many clients are selected in a round: `max(1, floor(participation * clients + 1e-9))`.
+    """Compute how many clients are selected in a round: `max(1, floor(participation * clients + 1e-9))`.
 
     Args:
-        participation: Share of the clients.
+        participation: Share of the clients that is selected.
         clients: Number of clients.
+
+    Returns:
+        The number of selected clients.
     """
     return max(1, math.floor(participation * clients + 1e-9))
 
@@ -453,23 +471,23 @@ def hooked(method: Method) -> dict[str, Hooks]:
 
 
 def _finite(updates: Sequence[Update]) -> list[Update]:
-    """The updates without a NaN or infinite value; waits for a GPU once."""
+    """The updates without a NaN or infinite value. Waits for the GPU once, not once an update."""
     norms = torch.stack([_norm(update) for update in updates]).tolist() if updates else []
     return [update for update, norm in zip(updates, norms, strict=True) if math.isfinite(norm) or _all_finite(update)]
 
 
 def _norm(update: Update) -> Tensor:
-    """A 0-d number that is finite only if all of an update is: far faster than a test of every element."""
+    """A 0-d sum of norms, finite only if all of the update is; far faster than a test of every element."""
     return sum((torch.linalg.vector_norm(part) for part in _extras(update)), start=update.norm)
 
 
 def _all_finite(update: Update) -> bool:
-    """Whether all of an update is finite, also where its norm overflows."""
+    """Whether every value of an update is finite; exact also if the update's norm overflows."""
     return all(map(_is_finite, (update.change, *_extras(update))))
 
 
 def _extras(update: Update) -> list[Tensor]:
-    """The floating-point tensors of an update beside the change, without empty ones."""
+    """The floating-point tensors of an update other than its change, without empty ones."""
     parts = (update.buffers, *update.reply.values(), *update.state.values())
     return [part for part in parts if part.is_floating_point() and part.numel()]
 

@@ -1,4 +1,4 @@
-"""A client's local training, whatever the backend: its data, batches, settings and the method's components."""
+"""A client's local training, the same on every backend: its data, batches, settings and the method's components."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from fedskew.randomness import Purpose, generator
 
 
 class ClientSamples(NamedTuple):
-    """One client's samples: some rows of a data set that is on the training device and may hold other clients' too.
+    """One client's samples: rows of a data set on the training device, which may hold other clients' too.
 
     Attributes:
         inputs: The data set's inputs, `(samples, ...)`.
-        targets: Its class ids, `(samples,)`.
-        rows: Which of its rows are this client's, `(own samples,)`.
-        counts: How many of the client's samples are of each class, `(classes,)`.
+        targets: The data set's class ids, `(samples,)`.
+        rows: Indices of this client's samples in the data set, `(own samples,)`.
+        counts: The client's label counts, `(classes,)`.
     """
 
     inputs: Inputs
@@ -37,10 +37,10 @@ class ClientSamples(NamedTuple):
 
 
 class ClientData(Protocol):
-    """Gives the samples of a client; called only for clients that take part in a round."""
+    """Gives the samples of each client; asked only for clients that take part in a round."""
 
     def of(self, client: int) -> ClientSamples:
-        """The samples of one client.
+        """Return the samples of one client.
 
         Args:
             client: The client's number.
@@ -54,7 +54,7 @@ class PartitionedData:
     Attributes:
         inputs: Inputs of all samples, `(samples, ...)`.
         targets: Class ids, `(samples,)`.
-        rows: The rows of each client.
+        rows: Indices of each client's samples, one array for each client.
         counts: Label counts, `(clients, classes)`.
     """
 
@@ -64,23 +64,27 @@ class PartitionedData:
     counts: NDArray[np.float64]
 
     def of(self, client: int) -> ClientSamples:
-        """See `ClientData.of`."""
+        """Return the samples of one client.
+
+        Args:
+            client: The client's number.
+        """
         return ClientSamples(self.inputs, self.targets, self.rows[client], self.counts[client])
 
 
 @dataclass(frozen=True)
 class LocalWork:
-    """Local training as a method defines it.
+    """Local training as a method and a run's settings define it.
 
-    Shuffles, quotas, dropout and augmentation depend on (`seed`, round, client) only.
+    Shuffles, quotas, dropout and augmentation depend only on (`seed`, round, client).
 
     Attributes:
-        data: Where clients' samples come from.
-        objective: What a client minimises.
-        local_step: How it moves along the gradient.
-        training: Batch size, learning rate and the like.
+        data: Gives each client's samples.
+        objective: The function that a client minimises.
+        local_step: How a client moves its parameters along the gradient.
+        training: Batch size, learning rate and the other settings that all clients share.
         seed: Seed of all random draws.
-        augment: Random changes of a batch's inputs; None: none.
+        augment: Changes a batch's inputs at random; None: no augmentation.
         hooks: The method's components that have hooks, by name.
     """
 
@@ -93,15 +97,15 @@ class LocalWork:
     hooks: Mapping[str, Hooks] = field(default_factory=dict)
 
     def settings(self, round: int, sent: Sent, state: Mapping[str, Tensor]) -> StepSettings:
-        """What stays the same during a client's local training.
+        """Make the settings that all local steps of a client share.
 
         Args:
             round: Number of the round, from 1.
-            sent: What the server sent.
-            state: What the client kept from its last participation.
+            sent: The global model, and what is broadcast beside it.
+            state: The state that the client kept from its last participation.
 
         Returns:
-            The settings of every local step.
+            The settings.
         """
         return StepSettings(
             start=sent.model.parameters,
@@ -113,14 +117,14 @@ class LocalWork:
         )
 
     def samples(self, round: int, task: Assignment) -> ClientSamples:
-        """What a client trains on in a round.
+        """Choose the samples that a client trains on in a round.
 
         Args:
             round: Number of the round, from 1.
             task: The client's assignment.
 
         Returns:
-            All of its samples, or as many of each class as its quota says, drawn at random.
+            All of the client's samples; with a quota, as many of each class as it says, drawn at random.
         """
         samples = self.data.of(task.client)
         if task.quota is None:
@@ -132,10 +136,15 @@ class LocalWork:
         return samples._replace(rows=np.concatenate(drawn), counts=task.quota)
 
     def expected_samples(self, task: Assignment) -> int:
-        """How many samples a client passes through the model as far as the server knows; its time is proportional.
+        """Estimate, from the server's knowledge, how many samples a client passes through the model.
+
+        Backends balance their load by it, since a client's training time is proportional to it.
 
         Args:
             task: The client's assignment.
+
+        Returns:
+            The number of samples, over all epochs.
         """
         seen = task.epochs * task.samples
         return seen if task.steps is None else min(seen, task.steps * self.training.batch_size)
@@ -143,16 +152,16 @@ class LocalWork:
     def epoch_orders(
         self, round: int, client: int, rows: NDArray[np.int64], epochs: int
     ) -> Iterator[NDArray[np.int64]]:
-        """A client's rows in a new random order for every epoch.
+        """Shuffle a client's rows anew for every epoch.
 
         Args:
             round: Number of the round, from 1.
             client: The client's number.
-            rows: Its rows, `(own samples,)`.
+            rows: Indices of the client's samples, `(own samples,)`.
             epochs: Number of epochs.
 
         Yields:
-            As many of the rows as `LocalTraining.samples_of_epoch` says.
+            The rows of each epoch in random order, cut to the length that `LocalTraining.samples_of_epoch` gives.
         """
         rng = generator(self.seed, Purpose.SHUFFLE, round, client)
         for _ in range(epochs):
@@ -160,7 +169,7 @@ class LocalWork:
 
 
 def training_failed(where: str, error: Exception) -> RunError:
-    """The error to raise for one inside a local step, in one line."""
+    """Make a one-line error of an error that a local step has raised."""
     said = " ".join(str(error).split())
     if "more than 1 value per channel" in said:
         said += "; training.smallest_batch = 2 leaves out a last batch of one sample, which batch norm cannot train on"

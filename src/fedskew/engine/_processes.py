@@ -1,4 +1,4 @@
-"""A cohort in several processes of this machine, with the bits of one client after another, whatever their number."""
+"""Trains a cohort in several processes of this machine; results equal the sequential backend's bit for bit."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from fedskew.models import FlatModel
 class ProcessBackend(Backend):
     """Trains a cohort in several processes, each of which trains one client after another.
 
-    Clients are handed out by estimated work, the longest first, each to the next process that is free. The processes
-    start with `open`, or with the first round; each computes with as many threads as this one does then, and keeps the
+    Clients are handed out by estimated work, the longest first, each to the next free process. The processes start with
+    `open` or with the first round; each computes with as many threads as this process has at that time, and keeps the
     frozen parts of the model as they are in its first round. The data are moved into shared memory. CPU only.
 
-    An error inside a client's training is raised here as it is there; a RunError where a process is killed. After
-    either, and after an interrupt, all processes are ended.
+    An error inside a client's training is raised in this process too; if a process is killed, a RunError is raised.
+    After either, and after an interrupt, all processes are ended.
 
     Attributes:
         model: The network, on the CPU; picklable.
@@ -45,7 +45,8 @@ class ProcessBackend(Backend):
         observe: Called with every client's model after its training; picklable.
 
     Raises:
-        ArgumentError: No processes, a model on another device, or Windows, which lacks what the processes need.
+        ArgumentError: There is less than one process, the model is not on the CPU, or the system is Windows, which
+            can't share memory by file descriptors.
     """
 
     name: ClassVar[str] = "processes"
@@ -58,9 +59,9 @@ class ProcessBackend(Backend):
         if self.processes < 1:
             raise ArgumentError(f"processes: must be at least 1, not {self.processes}")
         if self.model.vector.device.type != "cpu":
-            raise ArgumentError(f"processes: train on the CPU, and the model is on {self.model.vector.device}")
+            raise ArgumentError(f"processes: they train on the CPU only; the model is on {self.model.vector.device}")
         if sys.platform == "win32":
-            raise ArgumentError("processes: they need Linux or macOS; train one client after another here")
+            raise ArgumentError("processes: they need Linux or macOS; use the backend 'sequential' on Windows")
         self._pool = Pool(partial(_Trainer, (self.model, self.work, self.observe)), self.processes)
         weakref.finalize(self, self._pool.kill)
         self._data: list[SharedBuffer] | None = None
@@ -69,7 +70,7 @@ class ProcessBackend(Backend):
         self._rows = UpdateBuffer(self._allocate)
 
     def open(self) -> None:
-        """Start the processes if they are not running; they are ready some seconds later."""
+        """Start the processes if they are not running. They need some seconds; the call returns at once."""
         self._pool.open()
         if self._data is None:
             with _picklable():
@@ -84,7 +85,7 @@ class ProcessBackend(Backend):
         try:
             self.open()
             return self._train(round, cohort, self._sent.copy_in(sent))
-        except BaseException:  # some processes are in the middle of something
+        except BaseException:  # some processes may still be training
             self.close()
             raise
 
@@ -105,14 +106,14 @@ class ProcessBackend(Backend):
         return [updates[place] for place in range(len(cohort))]
 
     def _allocate(self, values: int) -> NDArray[np.float32]:
-        """Memory to which the processes write the clients' changes."""
+        """Allocate shared memory to which the processes write the clients' changes."""
         self._shared_rows = SharedBuffer(4 * values)
         self._shared_rows.register()
         return self._shared_rows.memory.numpy().view(np.float32)
 
 
 class _Trainer(Child):
-    """A child that trains clients; the arguments of its `SequentialBackend` go along with its first job."""
+    """A child process that trains clients; its first job carries the arguments of its `SequentialBackend`."""
 
     def __init__(self, arguments: tuple[Any, ...]) -> None:
         super().__init__(_train_clients, torch.get_num_threads(), daemon=True)
@@ -137,7 +138,7 @@ class _RemoteError(Exception):
 
 
 def _train_clients(connection: Connection, threads: int) -> None:
-    """Train the clients that are sent, and reply with an update, or an error and its traceback."""
+    """Train each client that is received, and reply with an update, or with an error and its traceback."""
     torch.set_num_threads(threads)
     channel = Channel(connection)
     backend: SequentialBackend | None = None
@@ -161,11 +162,11 @@ def _train_clients(connection: Connection, threads: int) -> None:
 
 @contextmanager
 def _picklable() -> Iterator[None]:
-    """Say in one line what can't be pickled."""
+    """Turn pickling errors into a RunError of one line."""
     try:
         yield
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         raise RunError(
-            f"engine.backend: this run can't be sent to other processes ({error}); define what is your own at the top "
-            "level of a module, or use the backend 'sequential'"
+            f"engine.backend: this run can't be sent to other processes ({error}); define your own classes and "
+            "functions at the top level of a module, or use the backend 'sequential'"
         ) from error

@@ -1,4 +1,4 @@
-"""A cohort over the ranks of `torchrun`, on one machine or several; the updates are gathered once a round."""
+"""Trains a cohort on the ranks of `torchrun`, on one machine or several; updates are gathered once a round."""
 
 from __future__ import annotations
 
@@ -22,22 +22,23 @@ from fedskew.engine._local_work import LocalWork
 from fedskew.errors import RunError
 
 _TIMEOUT = timedelta(hours=1)
-"""How long a rank waits for one that lives and sends nothing; one that has died is noticed at once."""
+"""How long a rank waits for another that runs but sends nothing. A rank that has ended is noticed at once."""
 
 
 @dataclass
 class RankBackend(Backend):
     """Trains each rank's part of a cohort, and gathers the updates of all ranks on every rank.
 
-    Every rank plays the same rounds from the same server state, on the device of the model. Clients are assigned by
-    estimated work, the longest first, each to the rank that has least so far. Updates travel byte for byte, so every
-    rank continues with the same bits: those of `local` in one process, where that trains clients one by one.
+    Every rank plays the same rounds from the same server state, on the model's device. Clients are assigned by
+    estimated work, the longest first, each to the rank with the least work so far. Updates are exchanged byte for byte,
+    so all ranks continue with the same bits. If `local` trains clients one by one, they are those of `local` alone in
+    one process.
 
-    An error inside a client's training is raised on every rank; a RunError where another rank has died.
+    An error inside a client's training is raised on every rank; if another rank has ended, a RunError is raised.
 
     Attributes:
         local: The backend that trains this rank's clients.
-        work: Local training, by which clients are assigned.
+        work: Local training; estimates each client's work.
     """
 
     name: ClassVar[str] = "ranks"
@@ -45,7 +46,7 @@ class RankBackend(Backend):
     work: LocalWork
 
     def open(self) -> None:
-        """Meet the other ranks."""
+        """Connect to the other ranks, and open the local backend."""
         meet()
         self.local.open()
 
@@ -69,7 +70,7 @@ class RankBackend(Backend):
         gathered: list[Any] = [None] * len(assigned)
         everybodys = [torch.empty_like(changes) for _ in assigned]
         try:
-            # The changes, which are most of it, as one tensor: objects are copied several times on their way.
+            # The changes, most of the data, as one tensor: gathering objects copies them several times.
             distributed.all_gather_object(gathered, own)
             distributed.all_gather(everybodys, changes)
         except RuntimeError:
@@ -84,13 +85,13 @@ class RankBackend(Backend):
 
 
 def _to(device: torch.device | str, update: Update) -> Update:
-    """An update with copies of its tensors: a view would be pickled with all of the memory that it is a view of."""
+    """Copy an update's tensors to a device; a view would be pickled with the whole storage behind it."""
     copied: Update = tree_map_only(Tensor, lambda part: part.to(device, copy=True), update)
     return copied
 
 
 def meet() -> None:
-    """Connect to the other ranks, once; the connection ends with the process."""
+    """Connect to the other ranks unless connected; the connection ends with the process."""
     if not distributed.is_initialized():
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, _stop)
@@ -100,18 +101,18 @@ def meet() -> None:
 
 
 def _stop(number: int, frame: object) -> None:
-    """Torchrun ends the other ranks by SIGTERM when one has failed: time enough to say so, and for a checkpoint."""
-    raise _lost("torchrun has ended this job: another rank has failed, or it was told to stop")
+    """Raise an error at SIGTERM, which torchrun sends when another rank has failed, so that the run ends properly."""
+    raise _lost("torchrun has ended this job: another rank has failed, or torchrun itself was stopped")
 
 
 def _lost(what: str) -> RunError:
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # one such error is enough; torchrun kills what takes too long
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # one error is enough; torchrun kills ranks that take too long
     return RunError(f"{what}; go on from the last checkpoint with --resume, on any number of ranks")
 
 
 def from_the_first(value: Any) -> Any:
-    """The first rank's value on every rank.
+    """Broadcast the first rank's value to every rank.
 
     Args:
         value: A value that can be pickled; only the first rank's is used.
@@ -120,6 +121,6 @@ def from_the_first(value: Any) -> Any:
         The value that the first rank gave.
     """
     meet()
-    box = [value]
-    distributed.broadcast_object_list(box, src=0)
-    return box[0]
+    values = [value]
+    distributed.broadcast_object_list(values, src=0)
+    return values[0]

@@ -1,7 +1,7 @@
-"""What happens in a round, and what is kept of it: one line of `rounds.jsonl`.
+"""The outcome of a round, and its record: one line of `rounds.jsonl`.
 
-A new value of a round is a field of `RoundRecord` with a default; where it comes from the round itself,
-`RoundRecord.of` computes it. It is then in the run folder, in `Result.rounds` and at the trackers.
+To record a new value, add a field with a default to `RoundRecord`, and compute it in `RoundRecord.of` if it comes from
+the round itself. It then appears in the run folder, in `Result.rounds` and at the trackers.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ class Cohort(NamedTuple):
     """The clients selected in a round.
 
     Attributes:
-        ids: Client ids, `(cohort,)`, in order of choice.
-        lost: Which of them drop out, `(cohort,)`.
-        counts: Label counts of what each trains on, `(cohort, classes)`: quotas where the selection gives any.
+        ids: Client ids, `(cohort,)`, in the order of selection.
+        lost: Mask of the clients that drop out, `(cohort,)`.
+        counts: Label counts of the samples that each client trains on, `(cohort, classes)`; the quotas if the selection
+            assigns quotas.
         quotas: Whether `counts` are quotas.
     """
 
@@ -39,7 +40,7 @@ class Cohort(NamedTuple):
     quotas: bool
 
     def take(self, members: NDArray[np.bool_]) -> Cohort:
-        """A part of the cohort.
+        """Return the sub-cohort that a mask selects.
 
         Args:
             members: Mask of the clients to keep, `(cohort,)`.
@@ -52,10 +53,10 @@ class RoundOutcome(NamedTuple):
 
     Attributes:
         replied: Clients that sent anything back.
-        updates: The updates that count: of clients that replied and did not diverge.
-        counts: Label counts of those clients, `(answered, classes)`.
-        weights: Their weights, `(answered,)`; empty where the model stayed as it was.
-        drift: Drift diversity of the updates; None where undefined.
+        updates: Updates of the clients that replied and did not diverge; only these are aggregated.
+        counts: Label counts of the clients in `updates`, `(answered, classes)`.
+        weights: Weights of `updates`, `(answered,)`; empty if the model stayed as it was.
+        drift: Drift diversity of the updates; None if undefined.
         bytes_up: Bytes sent by clients.
         bytes_down: Bytes sent to clients.
     """
@@ -71,16 +72,18 @@ class RoundOutcome(NamedTuple):
 
 @dataclass
 class Evaluation:
-    """A model on one data set. Shares are in [0, 1]; None where undefined (a class without a sample, no target).
+    """Metrics of a model on one data set.
+
+    Accuracies are shares in [0, 1]. A metric that is undefined is None.
 
     Attributes:
-        accuracy: Share of samples that the model gets right.
-        loss: Mean cross-entropy.
+        accuracy: Share of the samples that the model classifies correctly.
+        loss: Mean cross-entropy; None if it is not finite.
         balanced_accuracy: Mean of the per-class accuracies.
         macro_f1: Mean F1 over the classes.
-        per_class: Accuracy by class.
-        confusion: Confusion matrix; rows truth, columns prediction.
-        target_accuracy: Per-class accuracy averaged with the target mix.
+        per_class: Accuracy on each class; None for a class without a sample.
+        confusion: Confusion matrix: a row for each true class, a column for each predicted class.
+        target_accuracy: Per-class accuracy averaged with the target mix; None without a target.
     """
 
     accuracy: float
@@ -93,26 +96,28 @@ class Evaluation:
 
     @property
     def worst_class(self) -> float | None:
-        """The lowest per-class accuracy."""
+        """The lowest per-class accuracy; None if no class has a sample."""
         return min((value for value in self.per_class if value is not None and math.isfinite(value)), default=None)
 
     @property
     def score(self) -> float:
-        """What choices are made by: accuracy on the target mix where there is one, else accuracy."""
+        """Accuracy on the target mix if there is one, else accuracy; models are compared by it."""
         return self.accuracy if self.target_accuracy is None else self.target_accuracy
 
 
 @dataclass
 class ClientEvaluation:
-    """One client's model after its local training, on the test set.
+    """Metrics of one client's model on the test set, right after its local training.
+
+    The class groups are those of `fedskew.metrics.class_groups`; the mean of an empty group is None.
 
     Attributes:
         client: The client's id.
-        per_class: Accuracy by class.
-        confusion: Confusion matrix; rows truth, columns prediction.
-        majority: Mean accuracy over the classes that the client holds many samples of.
-        minority: The same over those that it holds few of.
-        vacant: The same over those that it holds none of.
+        per_class: Accuracy on each class; None for a class without a sample.
+        confusion: Confusion matrix: a row for each true class, a column for each predicted class.
+        majority: Mean accuracy over the client's majority classes.
+        minority: Mean accuracy over the client's minority classes.
+        vacant: Mean accuracy over the client's vacant classes.
     """
 
     client: int
@@ -125,31 +130,33 @@ class ClientEvaluation:
 
 @dataclass
 class RoundRecord:
-    """One line of `rounds.jsonl`. Round 0 is the untrained model: it has an evaluation and an empty cohort.
+    """The record of a round: one line of `rounds.jsonl`.
+
+    Round 0 stands for the untrained model; its record has an evaluation and an empty cohort.
 
     Attributes:
         seed: The run's seed.
         round: The round's number.
-        cohort: The clients selected, in order of choice.
+        cohort: The selected clients, in the order of selection.
         answered: The cohort without the clients that dropped out or diverged.
         dropped: Clients that sent nothing back.
         diverged: Clients whose update was not finite.
         weights: Weights of `answered`, sum 1.
         steps: Local steps of `answered`.
-        loss: Training loss of the round, weighted.
-        entropy: Entropy of the cohort's summed labels, bits.
-        kl: Their Kullback-Leibler divergence to uniform, bits.
+        loss: Training loss of the round: mean over `answered`, with their weights.
+        entropy: Entropy of the cohort's pooled labels, in bits.
+        kl: Kullback-Leibler divergence of the cohort's pooled labels from uniform, in bits.
         ess: Effective sample size of the weights.
-        ess_share: The same as a share of the samples of `answered`.
-        target_distance: Squared distance of the weighted label mix from the target.
+        ess_share: `ess` as a share of the samples of `answered`.
+        target_distance: Squared distance of the weighted label mix from the target mix.
         drift: Drift diversity of the updates.
         seconds: Seconds that the round took, without evaluation.
         bytes_up: Bytes sent by clients.
         bytes_down: Bytes sent to clients.
-        evaluation: The model on the test set, in rounds that are evaluated.
-        validation: The model on the validation set.
-        clients: Each client's model after its local training.
-        deployment: What happened to real sites and their replies; only in records of deployments.
+        evaluation: Metrics of the model on the test set; None in rounds without evaluation.
+        validation: Metrics of the model on the validation set; None in rounds without validation.
+        clients: Metrics of each client's model after its local training; None if clients are not evaluated.
+        deployment: Events at real sites and the checks of their replies; only in records of deployments.
     """
 
     seed: int
@@ -177,14 +184,17 @@ class RoundRecord:
 
     @classmethod
     def of(cls, seed: int, round: int, cohort: Cohort, outcome: RoundOutcome, target: FloatArray | None) -> RoundRecord:
-        """The record of a round that was played, without evaluations and time.
+        """Make the record of a round that was played, without evaluations and duration.
 
         Args:
             seed: The run's seed.
             round: The round's number.
-            cohort: The clients selected.
-            outcome: What they did.
-            target: Target label mix, `(classes,)`, or None.
+            cohort: The selected clients.
+            outcome: The round's outcome.
+            target: Target label mix, `(classes,)`; None: there is no target.
+
+        Returns:
+            The record.
         """
         updates, counts, weights = outcome.updates, outcome.counts, outcome.weights
         ids, answered = cohort.ids.tolist(), [update.client for update in updates]
@@ -214,7 +224,7 @@ class RoundRecord:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """The record in plain values, as it is written to `rounds.jsonl`."""
+        """Return the record as plain values, as it is written to `rounds.jsonl`."""
         values = dict(vars(self))
         for name in ("evaluation", "validation"):
             values[name] = None if values[name] is None else dict(vars(values[name]))
@@ -226,7 +236,14 @@ class RoundRecord:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> RoundRecord:
-        """The record of a line of `rounds.jsonl`, whose newer fields may be missing."""
+        """Read the record from a line of `rounds.jsonl`; fields that an older fedskew did not write get defaults.
+
+        Args:
+            values: The line's values by key.
+
+        Returns:
+            The record.
+        """
         record = _read(cls, values)
         for name in ("evaluation", "validation"):
             part = values.get(name)

@@ -1,4 +1,4 @@
-"""One client after another, on one model in place."""
+"""Trains the clients of a cohort one after another, in place on one model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,17 @@ MOMENTUM = "training.momentum"
 
 
 class ClientSetup(NamedTuple):
-    """A client before its first local step; `state`: what it kept from its last participation, on the device."""
+    """Everything that a client's local steps need.
+
+    Attributes:
+        round: Number of the round, from 1.
+        task: The client's assignment.
+        sent: The global model, and what is broadcast beside it.
+        state: The client's state from its last participation, on the training device.
+        samples: The samples to train on.
+        settings: Settings that all local steps share.
+        context: What losses may read beside the batch.
+    """
 
     round: int
     task: Assignment
@@ -38,7 +48,15 @@ class ClientSetup(NamedTuple):
 
 
 class ClientResult(NamedTuple):
-    """A client after its last local step; `gathered`: what each component's hooks made of its batches, by name."""
+    """The result of a client's local steps.
+
+    Attributes:
+        model: The client's model after the last step.
+        carried: State of the local step, such as a momentum buffer; None: it has none.
+        steps: Number of local steps taken.
+        loss: Mean objective over the samples seen.
+        gathered: Tensors that each component's hook `gather` collected, by the component's place in the method.
+    """
 
     model: ModelState
     carried: Tensor | None
@@ -52,7 +70,7 @@ class SequentialBackend(Backend):
     """Trains a cohort client by client, in place on one model; the reference for all other backends.
 
     Attributes:
-        model: The network, on the device that also has the clients' data.
+        model: The network, on the device of the clients' data.
         work: Local training.
         observe: Called with every client's model after its training.
     """
@@ -78,16 +96,16 @@ class SequentialBackend(Backend):
         return self.train_into(rows, round, cohort, sent)
 
     def train_into(self, rows: Tensor | None, round: int, cohort: Sequence[Assignment], sent: Sent) -> list[Update]:
-        """Train a cohort as `train` does, with the updates in memory of the caller's.
+        """Train a cohort as `train` does, but write the changes to memory of the caller.
 
         Args:
-            rows: Where the changes are written, `(cohort, parameters)`; None: new memory.
+            rows: Memory for the changes, `(cohort, parameters)`; None: new memory.
             round: Number of the round, from 1.
             cohort: The assignment of each client.
-            sent: The global model and what is broadcast beside it.
+            sent: The global model, and what is broadcast beside it.
 
         Returns:
-            One update for each client, whose `change` is a view of `rows`.
+            One update for each client; its `change` is a view of `rows`.
         """
         if self._teacher is not None:
             self._teacher.load(sent.model)
@@ -103,11 +121,12 @@ class SequentialBackend(Backend):
         Args:
             round: Number of the round, from 1.
             task: The client's assignment.
-            sent: What the server sent.
+            sent: The global model, and what is broadcast beside it.
 
         Returns:
-            The client's update, and its model after the last local step, free of the rounding that adding the update's
-            change would bring. The model may be a view of the backend's own and holds until that is used again.
+            The client's update, and its model after the last local step, without the rounding error of adding the
+            update's change to the model that was sent. The model may be a view of the backend's own model, which the
+            backend overwrites at its next use.
         """
         if self._teacher is not None:
             self._teacher.load(sent.model)
@@ -116,27 +135,33 @@ class SequentialBackend(Backend):
         return self.finish(setup, result), result.model
 
     def set_up(self, round: int, task: Assignment, sent: Sent) -> ClientSetup:
-        """Prepare a client for its first local step: its samples, settings and context.
+        """Prepare a client's local training: its samples, settings and context.
 
         Args:
             round: Number of the round, from 1.
             task: The client's assignment.
-            sent: What the server sent.
+            sent: The global model, and what is broadcast beside it.
+
+        Returns:
+            Everything that the client's local steps need.
         """
         start = sent.model.parameters
-        state = {name: value.to(start.device) for name, value in task.state.items()}  # files are read to the CPU
+        state = {name: value.to(start.device) for name, value in task.state.items()}  # from files: on the CPU
         samples = self.work.samples(round, task)
         counts = torch.as_tensor(samples.counts, dtype=start.dtype, device=start.device)
         settings = self.work.settings(round, sent, state)
         return ClientSetup(round, task, sent, state, samples, settings, Context(counts, broadcast=sent.broadcast))
 
     def finish(self, setup: ClientSetup, result: ClientResult, row: Tensor | None = None) -> Update:
-        """Make the update of a client that has taken its last step.
+        """Make the update of a client that has taken its last local step.
 
         Args:
-            setup: What `set_up` returned.
+            setup: The client's setup, from `set_up`.
             result: The result of the local steps.
-            row: Where the change of the model is written, `(parameters,)`; None: to new memory.
+            row: Memory for the change of the parameters, `(parameters,)`; None: new memory.
+
+        Returns:
+            The update.
         """
         work, start = self.work, setup.settings.start
         observed = None
@@ -216,12 +241,13 @@ class SequentialBackend(Backend):
             seen += len(rows)
             steps += 1
         self.model.write(parameters)
-        # Without hooks nothing writes to the model before `finish` has read it; copying a wide one takes milliseconds.
+        # Without hooks nothing writes to the model before `finish` has read it, so no copy is made: copying a wide
+        # model takes milliseconds.
         state = self.model.read_state(copied=bool(work.hooks))
         return ClientResult(state, carried, steps, float(total) / seen if seen else 0.0, gathered)
 
     def _previous_of(self, setup: ClientSetup) -> _FrozenModel | None:
-        """The model that this client ended its last participation with; None at its first."""
+        """The client's model at the end of its last participation; None at its first."""
         state = setup.state
         if self._previous is None or "previous.parameters" not in state:
             return None
@@ -230,7 +256,7 @@ class SequentialBackend(Backend):
         return self._previous
 
     def _batches(self, round: int, task: Assignment, samples: ClientSamples) -> Iterator[tuple[int, Tensor]]:
-        """The epoch, from 0, and the rows of every batch."""
+        """Yield the epoch, from 0, and the rows of every batch."""
         if len(samples.rows) == 0:
             return
         for epoch, order in enumerate(self.work.epoch_orders(round, task.client, samples.rows, task.epochs)):
@@ -241,7 +267,7 @@ class SequentialBackend(Backend):
 class _FrozenModel:
     """A frozen copy of the model for inference (teacher, previous model), in eval mode.
 
-    With `batch_statistics`, batch norm is left in training mode.
+    With `batch_statistics`, batch norm stays in training mode and so uses the batch's statistics.
     """
 
     def __init__(self, model: FlatModel, batch_statistics: bool = False) -> None:
@@ -263,8 +289,8 @@ class _FrozenModel:
 class _BatchObjective:
     """The objective on one batch, and its gradient, at any parameters.
 
-    `first` and `batch` are the value, and the batch as the network saw it, of the first evaluation: at the parameters
-    that the step began with, without gradient.
+    `first` and `batch` are the objective's value and the batch (with features and logits) of the first evaluation, at
+    the parameters with which the step began; they carry no gradient.
     """
 
     first: Tensor
@@ -281,14 +307,14 @@ class _BatchObjective:
         self._evaluated = False
 
     def gradient(self, parameters: Tensor) -> Tensor:
-        """The gradient, `(parameters,)`: the model's own vector, which is overwritten by the next call."""
+        """Compute the gradient, `(parameters,)`, in the model's own vector, which the next call overwrites."""
         model = self._backend.model
         model.write(parameters)
         model.differentiate(self.value())
         return model.gradient
 
     def value(self) -> Tensor:
-        """The objective, 0-d, at the model's own parameters."""
+        """Compute the objective, 0-d, at the model's current parameters."""
         features, logits = self._backend._network(self._x)
         batch = Batch(features, logits, self._y)
         value = self._backend.work.objective.value(batch, self._context)
@@ -302,13 +328,13 @@ class _BatchObjective:
 
 
 class _FullObjective:
-    """The objective over all of a client's samples: in eval mode and not augmented, so that nothing is random."""
+    """The mean objective over all of a client's samples, in eval mode and without augmentation: nothing is random."""
 
     def __init__(self, backend: SequentialBackend, setup: ClientSetup) -> None:
         self._backend, self._setup = backend, setup
 
     def gradient(self, parameters: Tensor) -> Tensor:
-        """The gradient of the mean objective, `(parameters,)`; zeros for a client without samples."""
+        """Compute the gradient, `(parameters,)`; zeros for a client without samples."""
         total = torch.zeros_like(parameters)
         for objective, share in self._parts():
             total.add_(objective.gradient(parameters), alpha=share)
@@ -316,14 +342,14 @@ class _FullObjective:
 
     @torch.no_grad()
     def value(self, parameters: Tensor) -> Tensor:
-        """The mean objective, 0-d; 0 for a client without samples."""
+        """Compute the mean objective, 0-d; 0 for a client without samples."""
         self._backend.model.write(parameters)
         return torch.stack(
             [parameters.new_zeros(()), *(objective.value() * share for objective, share in self._parts())]
         ).sum()
 
     def _parts(self) -> Iterator[tuple[_BatchObjective, float]]:
-        """The objective on some of the samples at a time, and their share of all."""
+        """Yield the objective on at most `ROWS_AT_ONCE` samples, and their share of the client's samples."""
         backend = self._backend
         backend._network.eval()
         backend.model.write_buffers(self._setup.sent.model.buffers)

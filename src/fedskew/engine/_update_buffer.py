@@ -1,4 +1,4 @@
-"""A round's updates as rows of one matrix, in memory that is reused from round to round."""
+"""Memory for a round's updates, as rows of one matrix; it is reused from round to round."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def _allocate(size: int) -> FloatArray:
 
 
 class UpdateBuffer:
-    """A float32 matrix on the CPU for the updates of a round, in the same memory round after round.
+    """A float32 matrix on the CPU for the updates of a round, in memory that is reused from round to round.
 
-    Memory that is new to a process costs a page fault every 4 kB; for wide models that takes as long as a local step.
+    Memory that is new to a process costs a page fault every 4 kB, which for wide models takes as long as a local step.
 
     Args:
-        allocate: Makes an array of the given number of values, `(values,)`; plain memory by default.
+        allocate: A function from a number of values to an array, `(values,)`; it allocates plain memory by default.
     """
 
     def __init__(self, allocate: Callable[[int], FloatArray] = _allocate) -> None:
@@ -31,36 +31,36 @@ class UpdateBuffer:
         self._memory: FloatArray | None = None
 
     def acquire(self, rows: int, columns: int) -> Tensor | None:
-        """A matrix to write to; it is free again once nothing refers to it or to a view of it.
+        """Return a matrix to write to; its memory can be reused once nothing refers to the matrix or to a view of it.
 
         Args:
             rows: Number of updates.
             columns: Number of parameters.
 
         Returns:
-            A matrix, `(rows, columns)`, of arbitrary values; None for no rows, or while a part of the last one is
-            still in use.
+            A matrix, `(rows, columns)`, of arbitrary values; None if it would be empty, or while a part of the last
+            matrix is still in use.
         """
         size = rows * columns
         if size == 0:
             return None
-        # A tensor over the array refers to it, and each view of that too; 2 are the attribute and the call.
+        # Two references are the attribute and the call's argument; any other is a tensor in use, or a view of one.
         if self._memory is not None and sys.getrefcount(self._memory) > 2:
             return None
         if self._memory is None or self._memory.size < size:
-            self._memory = None  # first, so as not to hold both
+            self._memory = None  # frees the old memory before the new is allocated
             self._memory = self._allocate(size)
         return torch.from_numpy(self._memory)[:size].view(rows, columns)
 
 
 def as_matrix(rows: Sequence[Tensor]) -> Tensor:
-    """Stack vectors of one length: a view where they are adjacent in memory, else a copy.
+    """Stack vectors of equal length into a matrix.
 
     Args:
         rows: The vectors, each `(columns,)`.
 
     Returns:
-        A matrix, `(rows, columns)`.
+        A matrix, `(rows, columns)`: a view if the vectors are adjacent in memory, else a copy.
     """
     first = rows[0]
     memory, width = first.untyped_storage().data_ptr(), first.numel()
