@@ -249,7 +249,53 @@ def test_a_table_with_a_name_replaces_its_slot_and_one_without_changes_it():
     assert expand({"preset": "fedprox", "local_step": {"name": "sgd"}})["local_step"] == {"name": "sgd"}
     assert names({"preset": "fedlc+fedvls", "objective": {"tau": 0.5}}) == names({"preset": "fedlc+fedvls"})
     assert names({"preset": "fedvls", "objective": {"name": "fedlc"}}) == ("fedlc", [])
-    assert names({"preset": "fedvls", "objective": {"terms": ["fedkd"]}}) == ("fedvls_calibration", [("fedkd", 0.1)])
+    replaced = {"name": "fedvls_calibration", "terms": ["fedkd"]}
+    assert names({"preset": "fedvls", "objective": replaced}) == ("fedvls_calibration", [("fedkd", 0.1)])
+
+
+def test_terms_of_ones_own_are_added_to_those_of_a_preset():
+    vls = [("vacant_distillation", 0.1), ("suppression", 0.005)]
+    own = {"extra_terms": [{"name": "fedmr", "weight": 0.2}, FedNTD()]}
+    assert names({"preset": "fedvls", "objective": own}) == (
+        "fedvls_calibration",
+        [*vls, ("fedmr", 0.2), ("fedntd", 0.1)],
+    )
+    assert names({"preset": "fedlc", "objective": own}) == ("fedlc", [("fedmr", 0.2), ("fedntd", 0.1)])
+    assert names({"objective": {"name": "fedlc", "terms": ["fedkd"], "extra_terms": ["fedmr"]}}) == (
+        "fedlc",
+        [("fedkd", 0.1), ("fedmr", 0.0001)],
+    )
+    whole = expand({"preset": "fedvls", "objective": own})
+    assert expand(whole) == whole
+
+
+def test_a_presets_terms_are_never_dropped_without_a_word():
+    for given in (["fedkd"], ["fedkd", "suppression"], [FedNTD()]):
+        with pytest.raises(
+            ConfigError, match=r"method.objective.terms: .* vacant_distillation.* extra_terms.* name = "
+        ):
+            expand({"preset": "fedvls+fedprox", "objective": {"terms": given}})
+    with pytest.raises(ConfigError, match=r"extra_terms: .*vacant_distillation, suppression.* 'fedlc' replaces"):
+        expand({"preset": "fedvls", "objective": {"name": "fedlc", "extra_terms": ["fedkd"]}})
+    every = [{"name": "vacant_distillation", "weight": 0.5}, "suppression", "fedkd"]
+    weights = [("vacant_distillation", 0.5), ("suppression", 0.005), ("fedkd", 0.1)]
+    assert names({"preset": "fedvls", "objective": {"terms": every}}) == ("fedvls_calibration", weights)
+    assert names({"preset": "fedvls", "objective": {"terms": []}}) == ("fedvls_calibration", [])
+
+
+@pytest.mark.parametrize(
+    ("tables", "line"),
+    [
+        ({}, "cross_entropy"),
+        (
+            {"preset": "fedvls", "objective": {"extra_terms": [FedNTD()]}},
+            "fedvls_calibration + 0.1 vacant_distillation + 0.005 suppression + 0.1 fedntd",
+        ),
+        ({"preset": "fedlc+fedmr", "objective": {"tau": 0.5}}, "fedlc(tau=0.5) + 0.0001 fedmr"),
+    ],
+)
+def test_the_whole_objective_is_one_line(tables, line):
+    assert methods.objective_in_words(expand(tables)) == line
 
 
 def test_components_may_stand_where_tables_may():
@@ -272,6 +318,8 @@ def test_components_may_stand_where_tables_may():
         ({"objective": {"terms": [3]}}, r"terms\[0\]: expected a table"),
         ({"objective": {"terms": "fedmr"}}, "terms: expected a list"),
         ({"objective": {"terms": 3}}, "terms: expected a list"),
+        ({"objective": {"extra_terms": "fedmr"}}, "extra_terms: expected a list"),
+        ({"preset": "fedvls", "objective": {"extra_terms": [{}]}}, r"extra_terms\[0\].name: missing"),
         ({"objective": {"terms": [{"name": "fedmr", "beta": 1}]}}, r"terms\[0\].beta: fedmr has no such parameter"),
         ({"weighting": 3}, "method.weighting: expected a table"),
     ],

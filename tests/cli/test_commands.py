@@ -49,6 +49,13 @@ def test_run_trains_and_says_where_the_report_is(config, tmp_path, command):
     assert str(page.relative_to(tmp_path)) in done.stdout
 
 
+def test_run_says_the_whole_objective(config, tmp_path, command):
+    extra = 'method.objective.extra_terms=[{name = "fedntd", weight = 1}]'
+    done = command("run", config, "--quick", "--set", "method.preset=fedlc", "--set", extra, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "small minimises fedlc + 1 fedntd" in done.stdout
+
+
 def test_several_methods_give_one_comparison_and_report_compares_folders(config, tmp_path, command):
     done = command("run", config, "--quick", "--method", "fedavg", "--method", "fedla", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

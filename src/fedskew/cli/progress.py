@@ -60,11 +60,16 @@ class RunProgressBar(_Bar):
         self._done = 0.0
 
     def start(self, config: Config) -> Callable[[Mapping[str, Any]], None]:
-        """Begin a config, and return what to call with each of its records."""
+        """Begin a config, and return what to call with each of its records; the first prints the whole objective."""
+        from fedskew.methods import objective_in_words
+
         self._bar.update(self._task, completed=self._done, description=config.name)
         self._done += rounds_of(config)
+        texts = [f"{config.name} minimises {objective_in_words(config.method)}"]
 
         def listen(record: Mapping[str, Any]) -> None:
+            if texts:  # everything that is checked before a run has been
+                self._console.print(texts.pop(), soft_wrap=True, markup=False, highlight=False)
             if evaluation := record["evaluation"]:
                 self._bar.update(self._task, latest=f"seed {record['seed']}  accuracy {evaluation['accuracy']:.3f}")
             self._bar.update(self._task, advance=1 if record["round"] else 0)

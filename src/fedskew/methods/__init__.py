@@ -13,7 +13,12 @@ that names a component replaces what the preset brings for its slot; one without
     name = "fedpals"
     ess = 0.25
 
-A user's own component is named `module:Class` wherever the name of one of ours may stand.
+A user's own component is named `module:Class` wherever the name of one of ours may stand. Terms of one's own are added
+to a preset's by `extra_terms`:
+
+    [method]
+    preset = "fedvls"
+    objective.extra_terms = [{ name = "own:Mine", weight = 0.1 }]
 
 Presets are joined by "+". Each brings components of slots, a classification loss, or terms; a slot that none fills is
 FedAvg's. Two that bring the same thing are refused, unless one of them gives way (`GIVES_WAY`): so "fedlc+fedvls" is
@@ -22,7 +27,7 @@ FedLC's loss with FedVLS's two terms, as in that paper's table 6.
 
 from __future__ import annotations
 
-from fedskew.methods._build import build, expand
+from fedskew.methods._build import build, expand, objective_in_words
 from fedskew.methods._compatibility import check, cost, exceptions
 from fedskew.methods._presets import BUNDLES, COMBINATIONS, GIVES_WAY, PRESETS, brings
 from fedskew.methods._slots import DEFAULTS, PLACES, SLOTS, Method, key_of
@@ -43,4 +48,5 @@ __all__ = [
     "exceptions",
     "expand",
     "key_of",
+    "objective_in_words",
 ]

@@ -7,12 +7,14 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from fedskew.components import default_weight, make_component, name_of
+from fedskew.components import default_weight, find, make_component, name_of
 from fedskew.errors import ConfigError, nearest
 from fedskew.methods._compatibility import check
 from fedskew.methods._presets import compose
 from fedskew.methods._slots import DEFAULTS, PLACES, SLOTS, Method, Table
 from fedskew.objectives import Objective
+
+TERM_LISTS = ("terms", "extra_terms")
 
 
 def expand(tables: Mapping[str, Any]) -> dict[str, Table]:
@@ -20,10 +22,11 @@ def expand(tables: Mapping[str, Any]) -> dict[str, Table]:
 
     Args:
         tables: `preset`, and a table, a name or (from Python) a component by slot. A table with a name replaces what
-            the preset brings for its slot; one without a name changes parameters of it.
+            the preset brings for its slot; one without a name changes parameters of it. The objective's `extra_terms`
+            are added to its terms.
 
     Returns:
-        A table for each slot, and for the pipeline where there is one.
+        A table for each slot, and for the pipeline where there is one; the objective's `terms` are all of them.
 
     Raises:
         ConfigError: A name or key is unknown, or a value does not fit; the message begins with the key.
@@ -38,6 +41,8 @@ def expand(tables: Mapping[str, Any]) -> dict[str, Table]:
         table = DEFAULTS.get(slot, {}) | named.get(slot, {})
         if slot in tables:
             own = _as_table(tables[slot], f"method.{slot}", slot)
+            if slot == "objective":
+                _check_dropped(str(tables.get("preset", "fedavg")), table, own)
             table = own if "name" in own else table | own
         if slot in SLOTS or table:
             whole[slot] = _complete(slot, table)
@@ -71,6 +76,28 @@ def build(whole: Mapping[str, Table], momentum: float | None = None) -> Method:
     return method
 
 
+def objective_in_words(whole: Mapping[str, Table]) -> str:
+    """What a client minimises, in one line: `fedlc(tau=0.5) + 0.1 vacant_distillation + 0.005 suppression`.
+
+    Args:
+        whole: What `expand` returns.
+
+    Returns:
+        The loss and every term with its weight, each with those parameters that are not at their default.
+    """
+    objective = whole["objective"]
+    terms = [f"{term['weight']:g} {_in_words(_without(term, 'weight'))}" for term in objective["terms"]]
+    return " + ".join([_in_words(_without(objective, "terms")), *terms])
+
+
+def _in_words(table: Table) -> str:
+    """A loss by its name, with the parameters that are not at their default."""
+    kind: Any = find(SLOTS["objective"], table["name"], "method.objective.name")
+    usual = {field.name: field.default for field in dataclasses.fields(kind)}
+    own = [f"{key}={value}" for key, value in table.items() if key != "name" and value != usual.get(key)]
+    return f"{table['name']}({', '.join(own)})" if own else str(table["name"])
+
+
 def _as_table(value: Any, where: str, slot: str) -> Table:
     """A slot's table (or a term's) as a user gave it: a table, a name, or (from Python) a component."""
     if isinstance(value, str):
@@ -91,16 +118,50 @@ def _complete(slot: str, table: Table) -> Table:
     """The table with every parameter of its component, defaults included (those that are None left out)."""
     if slot != "objective":
         return _with_defaults(table, slot, f"method.{slot}")[0]
-    terms = []
-    entries = table.get("terms", [])
+    terms = [
+        _complete_term(entry, f"method.objective.{key}[{at}]")
+        for key in TERM_LISTS
+        for at, entry in enumerate(_entries(table, key))
+    ]
+    return {**_with_defaults(_without(table, *TERM_LISTS), slot, "method.objective")[0], "terms": terms}
+
+
+def _entries(table: Table, key: str) -> list[Any]:
+    entries = table.get(key, [])
     if isinstance(entries, str | Mapping) or not hasattr(entries, "__iter__"):
-        raise ConfigError(f"method.objective.terms: expected a list of tables with name and weight, got {entries!r}")
-    for at, entry in enumerate(entries):
-        where = f"method.objective.terms[{at}]"
-        own = _as_table(entry, where, slot)
-        term, component = _with_defaults(_without(own, "weight"), slot, where)
-        terms.append({"weight": _weight(own.get("weight", default_weight(component)), where), **term})
-    return {**_with_defaults(_without(table, "terms"), slot, "method.objective")[0], "terms": terms}
+        raise ConfigError(f"method.objective.{key}: expected a list of tables with name and weight, got {entries!r}")
+    return list(entries)
+
+
+def _complete_term(entry: Any, where: str) -> Table:
+    own = _as_table(entry, where, "objective")
+    term, component = _with_defaults(_without(own, "weight"), "objective", where)
+    return {"weight": _weight(own.get("weight", default_weight(component)), where), **term}
+
+
+def _check_dropped(preset: str, brought: Table, own: Table) -> None:
+    """Raise ConfigError where terms of one's own would take the place of a preset's without saying so.
+
+    A table with a name says so: it replaces all that the preset brings. So does an empty list of terms.
+    """
+    names = [term["name"] for term in brought.get("terms", [])]
+    if not names:
+        return
+    if "name" in own and "extra_terms" in own:
+        raise ConfigError(
+            f"method.objective.extra_terms: these are added to the terms of {preset} ({', '.join(names)}), which "
+            f"name = {own['name']!r} replaces; list all of them as terms"
+        )
+    if "name" in own or not (given := _entries(own, "terms")):
+        return
+    tables = [_as_table(term, f"method.objective.terms[{at}]", "objective") for at, term in enumerate(given)]
+    dropped = [name for name in names if name not in [table.get("name") for table in tables]]
+    if dropped:
+        raise ConfigError(
+            f"method.objective.terms: these would take the place of {', '.join(dropped)}, which {preset} brings; add "
+            f"your own as extra_terms, or give name = {brought.get('name', DEFAULTS['objective']['name'])!r} too to "
+            "replace them"
+        )
 
 
 def _with_defaults(table: Table, slot: str, where: str) -> tuple[Table, Any]:
@@ -125,5 +186,5 @@ def _with_momentum(update: Any, momentum: float) -> Any:
     return dataclasses.replace(update, local_momentum=momentum)
 
 
-def _without(table: Table, key: str) -> Table:
-    return {other: value for other, value in table.items() if other != key}
+def _without(table: Table, *keys: str) -> Table:
+    return {other: value for other, value in table.items() if other not in keys}

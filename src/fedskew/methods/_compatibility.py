@@ -99,7 +99,8 @@ def _check_objective(objective: Objective) -> None:
         weight = default_weight(objective.loss)
         raise CombinationError(
             f"method.objective.name: {loss!r} is a term, not a classification loss: it doesn't tell a sample's class; "
-            f'take name = "cross_entropy" with terms = [{{ name = "{loss}", weight = {weight:g} }}]'
+            f'take name = "cross_entropy" with terms = [{{ name = "{loss}", weight = {weight:g} }}], or '
+            "extra_terms beside a preset"
         )
     seen: set[type] = set()
     for at, (_, term) in enumerate(objective.terms):

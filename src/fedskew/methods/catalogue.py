@@ -19,7 +19,18 @@ from rich.table import Table
 
 from fedskew import components
 from fedskew.errors import ConfigError, nearest
-from fedskew.methods import COMBINATIONS, PLACES, PRESETS, SLOTS, build, check, cost, exceptions, expand
+from fedskew.methods import (
+    COMBINATIONS,
+    PLACES,
+    PRESETS,
+    SLOTS,
+    build,
+    check,
+    cost,
+    exceptions,
+    expand,
+    objective_in_words,
+)
 
 QUESTIONS = {
     "selection": "who trains this round",
@@ -255,9 +266,7 @@ def _summary(preset: str) -> str:
     whole = expand({"preset": preset})
     parts = [f"{component.slot} {component.name}" for component in brought if component.slot != "objective"]
     if len(parts) < len(brought):
-        objective = whole["objective"]
-        terms = [f"{term['weight']:g} {term['name']}" for term in objective["terms"]]
-        parts.insert(0, f"objective {' + '.join([objective['name'], *terms])}")
+        parts.insert(0, f"objective {objective_in_words(whole)}")
     return ", ".join(parts)
 
 
