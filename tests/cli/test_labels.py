@@ -146,6 +146,15 @@ def test_weights_page_says_cost_and_result(here: Path) -> None:
     assert "Oslo [north]" in page
 
 
+def test_a_share_of_effective_samples_that_no_strength_gives_is_said_to_be_out_of_reach(here: Path) -> None:
+    arguments = ("weights", "counts.csv", "--method", "fedpals", "--target", "target.csv")
+    fitted = json.loads(run(*arguments, "--json"))["ess_share"]
+    words = " ".join(run(*arguments, "--ess", "0.2").split())
+    assert f"A share of 20.0% can't be reached: the best fit to the target, at strength 0, keeps {fitted:.1%}" in words
+    assert "can't be reached" not in run(*arguments, "--ess", f"{fitted + 0.05}")
+    assert json.loads(run(*arguments, "--ess", "0.2", "--json"))["ess_asked"] == 0.2
+
+
 def test_weights_are_written_for_every_client(here: Path) -> None:
     run("weights", "counts.csv", "--method", "fedla", "--csv", "w.csv")
     lines = (here / "w.csv").read_text().splitlines()

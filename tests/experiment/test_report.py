@@ -122,7 +122,8 @@ def test_every_picture_is_described_says_how_to_read_it_and_on_how_many_seeds_it
 def test_several_seeds_are_shown_as_mean_and_sample_standard_deviation(tmp_path):
     # 50 % and 70 %: mean 60, standard deviation with ddof 1 sqrt(2 * 10^2 / 1) = 14.14
     runs = [
-        with_summary(example_run("a", seed, rounds=2), "final", accuracy=value) for seed, value in enumerate((0.5, 0.7))
+        with_summary(example_run("a", seed, rounds=2), "last10", accuracy=value)
+        for seed, value in enumerate((0.5, 0.7))
     ]
     page = page_of(runs, tmp_path)
     assert "60.0 ± 14.1" in page.words

@@ -8,6 +8,7 @@ import math
 
 import numpy as np
 import pytest
+from scipy.optimize import linprog
 
 from fedskew.errors import ArgumentError
 from fedskew.labels import LabelCounts, describe, sentences
@@ -93,6 +94,27 @@ def test_coverage_of_a_target_out_of_reach() -> None:
     np.testing.assert_allclose(found.short, [0, 0.5], atol=1e-14)
     # FedAvg's mix is (14, 5) / 19
     assert found.fedavg_distance == pytest.approx(2 * (14 / 19) ** 2)
+
+
+def test_what_the_nearest_mix_has_in_common_is_not_called_the_most_that_weights_can_have() -> None:
+    counts = np.array([[0, 3, 1, 6], [7, 0, 3, 0], [8, 8, 0, 5], [5, 0, 6, 0], [0, 4, 3, 1]])
+    target = np.array([1, 4, 8, 8]) / 21
+    mixes = counts / counts.sum(axis=1, keepdims=True)
+    clients, classes = counts.shape
+    # The linear programme: maximise sum(m) with m <= target and m <= the mix of weights on the simplex.
+    most = linprog(
+        np.r_[np.zeros(clients), -np.ones(classes)],
+        A_ub=np.c_[-mixes.T, np.eye(classes)],
+        b_ub=np.zeros(classes),
+        A_eq=[[1] * clients + [0] * classes],
+        b_eq=[1],
+        bounds=[(0, None)] * clients + [(0, share) for share in target],
+    )
+    report = describe(counts, target)
+    assert report.target is not None
+    assert report.target.covered < -most.fun - 0.02 < 0.98, "the nearest mix is not the one with most in common"
+    assert "in common" in str(report)
+    assert "at most" not in str(report)
 
 
 def test_coverage_of_a_target_within_reach() -> None:
@@ -224,7 +246,8 @@ def test_sentences_name_what_is_there_and_what_addresses_it(counts: object, word
     ("target", "words"),
     [
         ([1, 1], "Weighing clients can match the target exactly"),
-        ([9, 1], "No weighing of clients matches the target: 80% of it at most"),
+        ([9, 1], "No weighing of clients matches the target. The nearest mix lies at a squared distance of 0.08"),
+        ([9, 1], "and has 80% in common with it"),
         ([9, 1], "falls short of class 0 (most of 0: 70.0% instead of 90.0%)"),
         ([11, 9], "FedPALS has nothing to gain"),
         (None, "give that mix as the target"),

@@ -110,7 +110,7 @@ def weights(
     ] = None,
     ess: Annotated[
         float | None,
-        typer.Option("--ess", help="Find FedPALS's lambda: the share of effective samples to keep, from 0 to 1."),
+        typer.Option("--ess", help="Find FedPALS's lambda: the least share of effective samples to keep, from 0 to 1."),
     ] = None,
     parameters: Annotated[
         list[str] | None,
@@ -162,6 +162,8 @@ class _Weighed:
     weights: np.ndarray
     target: np.ndarray | None
     solved: dict[str, float]
+    asked: float | None = None
+    """The share of effective samples that the strength was sought for."""
 
     @property
     def plain(self) -> np.ndarray:
@@ -190,6 +192,11 @@ class _Weighed:
             f"Effective sample size {self.ess:,.1f} of {samples:,.10g} ({self.ess / samples:.1%}); FedAvg has all of "
             "it. The fewer, the noisier the averaged update."
         )
+        if self.asked is not None and self.solved["strength"] == 0 and self.ess / samples > self.asked + 1e-6:
+            yield (
+                f"A share of {self.asked:.1%} can't be reached: the best fit to the target, at strength 0, keeps "
+                f"{self.ess / samples:.1%} already, and a larger strength keeps more. These are its weights."
+            )
         unweighted = int(np.count_nonzero((self.weights == 0) & (self.counts.sizes > 0)))
         if unweighted:
             yield f"{unweighted:,} clients that hold samples get no weight."
@@ -215,6 +222,7 @@ class _Weighed:
             "ess": self.ess,
             "ess_share": self.ess / samples,
             # JSON has no infinity.
+            "ess_asked": self.asked,
             "strength": "inf" if strength == math.inf else strength,
             "gap": self.solved.get("gap"),
             "kkt": self.solved.get("kkt"),
@@ -257,7 +265,7 @@ def _weigh(
     if isinstance(chosen, Solver):
         solution, strength = chosen.solve(everyone)
         solved = {"strength": strength, "gap": solution.gap, "kkt": solution.kkt}
-        return _Weighed(counts, method, solution.weights, target, solved)
+        return _Weighed(counts, method, solution.weights, target, solved, getattr(chosen, "ess", None))
     return _Weighed(counts, method, chosen.weigh(everyone), target, {})
 
 

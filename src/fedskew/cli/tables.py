@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedskew.experiment import Result, SweepResult, over_seeds, text_table
+from fedskew.report import averaged_over
 from fedskew.tables import Spread
 
 if TYPE_CHECKING:
@@ -26,10 +27,14 @@ COLUMNS = (
 )
 
 
-def results_table(results: Sequence[Result], title: str = "Test set, mean of the last 10 rounds, %") -> Table:
-    """Return a row for each result: its last 10 rounds, mean ± standard deviation over its seeds, in percent."""
+def results_table(results: Sequence[Result]) -> Table:
+    """Return a row for each result: the figures that its report page shows first, in percent.
+
+    They are means over its last 10 rounds, with mean ± standard deviation over its seeds.
+    """
     seeds = {len(result.runs) for result in results}
     caption = f"mean ± standard deviation over {min(seeds)} seeds" if min(seeds) > 1 else "one seed: no spread is known"
+    title = f"Test set, {averaged_over(run for result in results for run in result.runs)}, %"
     table = Table(title=title, caption=caption, title_justify="left", caption_justify="left")
     table.add_column("run", overflow="fold")
     rows = [over_seeds([run.summary for run in result.runs])["last10"] for result in results]

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from fedskew.engine import Evaluation, RoundRecord
+from fedskew.report import last_evaluated
 from fedskew.tables import Spread
 
 FIGURES = ("accuracy", "balanced_accuracy", "macro_f1", "worst_class", "target_accuracy", "loss")
@@ -27,26 +28,32 @@ def figures(evaluation: Evaluation) -> dict[str, float | None]:
 def summarise(rounds: Sequence[RoundRecord], best_round: int | None) -> dict[str, Any]:
     """The summary of a run's records.
 
-    `final` is the last evaluation, `last10` the mean over the evaluations of the last 10 rounds, `best_by_validation`
-    the round that validation chose, and `max` the best round on the test set, which is optimistic. None: not evaluated.
+    `final` is the last evaluation, `last10` the mean over the evaluations of the last 10 rounds, without the untrained
+    model, and their number `evaluations`, `best_by_validation` the round that validation chose, and `max` each figure's
+    best over all evaluations on the test set (the lowest loss), which is optimistic. None: not evaluated.
     """
-    evaluated = [(record.round, record.evaluation) for record in rounds if record.evaluation is not None]
-    evaluations = [evaluation for _, evaluation in evaluated]
-    last = [figures(evaluation) for round, evaluation in evaluated if round > rounds[-1].round - 10]
-    chosen = next((evaluation for round, evaluation in evaluated if round == best_round), None)
+    evaluated = [(record.round, figures(record.evaluation)) for record in rounds if record.evaluation is not None]
+    last = [figures(record.evaluation) for record in last_evaluated(rounds) if record.evaluation is not None]
+    chosen = next((values for round, values in evaluated if round == best_round), None)
     return {
-        "final": figures(evaluations[-1]) if evaluations else None,
-        "last10": {
-            name: Spread.of(value for entry in last if (value := entry[name]) is not None).mean for name in FIGURES
-        },
-        "best_by_validation": None if chosen is None else {**figures(chosen), "round": best_round},
-        "max": figures(max(evaluations, key=lambda evaluation: evaluation.score)) if evaluations else None,
+        "final": evaluated[-1][1] if evaluated else None,
+        "last10": {name: Spread.of(_known(last, name)).mean for name in FIGURES} | {"evaluations": len(last)},
+        "best_by_validation": None if chosen is None else {**chosen, "round": best_round},
+        "max": {name: _best([values for _, values in evaluated], name) for name in FIGURES} if evaluated else None,
         "rounds": rounds[-1].round,
         "seconds": sum(record.seconds for record in rounds),
         "bytes_up": sum(record.bytes_up for record in rounds),
         "bytes_down": sum(record.bytes_down for record in rounds),
         "diverged": sum(len(record.diverged) for record in rounds),
     }
+
+
+def _known(evaluations: Sequence[dict[str, float | None]], name: str) -> list[float]:
+    return [value for entry in evaluations if (value := entry[name]) is not None]
+
+
+def _best(evaluations: Sequence[dict[str, float | None]], name: str) -> float | None:
+    return (min if name == "loss" else max)(_known(evaluations, name), default=None)
 
 
 def over_seeds(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:

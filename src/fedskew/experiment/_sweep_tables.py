@@ -13,7 +13,7 @@ from fedskew.experiment._config import Config
 from fedskew.experiment._grid import Cell, Sweep
 from fedskew.experiment._simulate import run_folder
 from fedskew.files import write_text
-from fedskew.report import SeedRun, machine_notes
+from fedskew.report import SeedRun, last_evaluated, machine_notes
 from fedskew.tables import Spread, csv_text, markdown_table
 
 FIGURES = ("accuracy", "worst_class", "target_accuracy", "rounds_to_accuracy", "megabytes", "seconds")
@@ -24,7 +24,8 @@ _SHARES = {"accuracy", "worst_class", "target_accuracy"}
 class CellResult:
     """The numbers of one cell of a sweep.
 
-    `accuracy`, `worst_class` and `target_accuracy` are shares, means over the last 10 rounds; `rounds_to_accuracy` is
+    `accuracy`, `worst_class` and `target_accuracy` are shares, means over the last 10 rounds, of which `evaluations`
+    were evaluated; `rounds_to_accuracy` is
     the first evaluated round with the sweep's accuracy; `megabytes` (10**6 bytes) are up and down together; `seconds`.
 
     Attributes:
@@ -97,8 +98,11 @@ def sweep_notes(sweep: Sweep, rows: Sequence[CellResult]) -> list[str]:
         rows: The results of its cells.
     """
     most = max(len(row.seeds) for row in rows)
+    evaluations = sorted({int(number) for row in rows for number in row.values("evaluations")})
+    number = " to ".join(map(str, dict.fromkeys((evaluations[0], evaluations[-1])))) if evaluations else "no"
     lines = [
-        "Accuracies in %, of the test set, means over the evaluations of the last 10 rounds; "
+        f"Accuracies in %, of the test set, means over the {number} evaluation{'s' * (number != '1')} of the last 10 "
+        "rounds; "
         + ("mean ± standard deviation over seeds (ddof = 1)." if most > 1 else "one seed, so no spread is known.")
     ]
     if any(row.values("target_accuracy") for row in rows):
@@ -176,6 +180,7 @@ def _figures(run: SeedRun, accuracy: float | None) -> dict[str, float | None]:
         "accuracy": last["accuracy"],
         "worst_class": last["worst_class"],
         "target_accuracy": last["target_accuracy"],
+        "evaluations": float(len(last_evaluated(run.rounds))),
         "rounds_to_accuracy": reached[0] if reached else None,
         "megabytes": (run.summary["bytes_up"] + run.summary["bytes_down"]) / 1e6,
         "seconds": run.summary["seconds"],

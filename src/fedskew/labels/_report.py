@@ -220,7 +220,7 @@ def statistics(report: SkewReport) -> list[tuple[str, str]]:
         target = report.target
         rows += [
             ("target", ""),
-            ("  reached by weighing clients", f"{target.covered:.1%}, squared distance {target.distance:.3g}"),
+            ("  nearest mix by weights", f"squared distance {target.distance:.3g}, {target.covered:.1%} in common"),
             ("  FedAvg's mix", f"squared distance {target.fedavg_distance:.3g}"),
         ]
     return rows
@@ -320,9 +320,10 @@ def _target(report: SkewReport) -> Iterator[str]:
         order = np.argsort(-target.short, kind="stable")[: np.count_nonzero(target.short)]
         worst = int(order[0])
         reach = (
-            f"No weighing of clients matches the target: {_percent(target.covered)} of it at most, at a squared "
-            f"distance of {target.distance:.3g}. It falls short of {_names(report, order)} (most of "
-            f"{report.counts.classes[worst]}: {target.nearest[worst]:.1%} instead of {target.mix[worst]:.1%})"
+            f"No weighing of clients matches the target. The nearest mix lies at a squared distance of "
+            f"{target.distance:.3g} and has {_percent(target.covered)} in common with it. It falls short of "
+            f"{_names(report, order)} (most of {report.counts.classes[worst]}: {target.nearest[worst]:.1%} instead of "
+            f"{target.mix[worst]:.1%})"
         )
     if target.fedavg_distance - target.distance <= 1e-6:
         yield f"{reach}. FedAvg's mix is as near to it already, so FedPALS has nothing to gain."

@@ -131,10 +131,11 @@ class TargetCoverage:
 
     Attributes:
         mix: The target, shape `(classes,)`.
-        nearest: The nearest mix that weighted clients can have, shape `(classes,)`.
+        nearest: The mix of the least squared distance that weighted clients can have, shape `(classes,)`.
         distance: Squared distance between the two (FedPALS's d(T, S)).
         fedavg_distance: Squared distance of the target to FedAvg's mix, the histogram.
-        covered: Sum of min(target, nearest): the share of the target that weights can give.
+        covered: Sum of min(target, nearest): what the nearest mix has in common with the target. Not the most that
+            weights can have in common with it: another mix, at a larger distance, may have more.
         short: Target minus nearest where that is positive, shape `(classes,)`.
     """
 

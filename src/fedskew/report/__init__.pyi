@@ -5,7 +5,9 @@ from ._panels import CurvePanel as CurvePanel
 from ._panels import Panel as Panel
 from ._runs import MeanWeights as MeanWeights
 from ._runs import SeedRun as SeedRun
+from ._runs import averaged_over as averaged_over
 from ._runs import effective_mix as effective_mix
 from ._runs import label_shares as label_shares
+from ._runs import last_evaluated as last_evaluated
 from ._runs import machine_notes as machine_notes
 from ._runs import mean_weights as mean_weights

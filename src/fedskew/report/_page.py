@@ -16,7 +16,7 @@ from markupsafe import Markup
 from fedskew import drawing
 from fedskew.errors import ArgumentError, RunError
 from fedskew.report._panels import Group, sections
-from fedskew.report._runs import SeedRun
+from fedskew.report._runs import SeedRun, averaged_over
 from fedskew.tables import Spread, flatten
 
 _NOTHING = "\u2013"
@@ -57,6 +57,7 @@ def write_report(runs: Sequence[SeedRun], path: Path, title: str) -> Path:
             comparison=len(groups) > 1,
             several_seeds=any(len(group.seeds) > 1 for group in groups),
             keys=[_key(group) for group in groups],
+            measured=averaged_over(run for group in groups for run in group.seeds),
             headlines=[_headline(group) for group in groups],
             facts=_facts(groups),
             sections=sections(groups),
@@ -138,16 +139,16 @@ def _last_round(run: SeedRun) -> int:
 def _headline(group: Group) -> list[tuple[str, str]]:
     """Return the few numbers that a reader looks for first."""
     return [
-        (name, _statistic(group, 1, "final", key, scale=100, unit=" %"))
+        (name, _statistic(group, 1, "last10", key, scale=100, unit=" %"))
         for name, key in (("accuracy", "accuracy"), ("worst class", "worst_class"), ("target mix", "target_accuracy"))
-        if any(_entry(run.summary, "final", key) is not None for run in group.seeds)
+        if any(_entry(run.summary, "last10", key) is not None for run in group.seeds)
     ]
 
 
 def _tables(groups: list[Group]) -> list[_Table]:
     moments = {
         "final": "Final",
-        "last10": "Mean of last 10 rounds",
+        "last10": averaged_over(run for group in groups for run in group.seeds).capitalize(),
         "best_by_validation": "Best by validation",
         "max": "Max on the test set",
     }
@@ -166,8 +167,8 @@ def _tables(groups: list[Group]) -> list[_Table]:
     tables = [
         table(
             "Accuracy on the test set, %",
-            "\u2018Max on the test set\u2019 chooses its round by the test set itself, so it is optimistic: "
-            "not a result to quote.",
+            "\u2018Max on the test set\u2019 is chosen by the test set itself, so it is optimistic: not a result to "
+            "quote.",
             {name: share(moment, "accuracy") for moment, name in moments.items()},
         )
     ]
@@ -175,7 +176,7 @@ def _tables(groups: list[Group]) -> list[_Table]:
         tables.append(
             table(
                 "Accuracy on the target mix, %",
-                "Where there is a target, both tables choose the best and the max round by this accuracy.",
+                "Where there is a target, validation chooses its round by this accuracy.",
                 {name: share(moment, "target_accuracy") for moment, name in moments.items()},
             )
         )

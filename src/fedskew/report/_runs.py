@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,10 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from fedskew.engine import RoundRecord
+
+
+LAST = 10
+"""How many rounds at the end the headline figures are a mean of."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,34 @@ class SeedRun:
     class_names: tuple[str, ...]
     target: NDArray[np.float64] | None
     summary: dict[str, Any]
+
+
+def last_evaluated(rounds: Sequence[RoundRecord]) -> list[RoundRecord]:
+    """Return the evaluated records of the last rounds: at most 10, never the untrained model's."""
+    return [record for record in rounds if record.evaluation is not None and record.round > _first(rounds)]
+
+
+def averaged_over(runs: Iterable[SeedRun]) -> str:
+    """Return in words over what `last10` of these runs' summaries is a mean, such as "mean of the last 10 rounds"."""
+    known = [run.rounds for run in runs if run.rounds]
+    evaluations = [len(last_evaluated(rounds)) for rounds in known]
+    spans = [rounds[-1].round - _first(rounds) for rounds in known]
+    if not any(evaluations):
+        return "no trained round"
+    if evaluations == spans:
+        return "last round" if max(spans) == 1 else f"mean of the last {_from_to(spans)} rounds"
+    which = "round" if max(spans) == 1 else f"{_from_to(spans)} rounds"
+    return f"mean of {_from_to(evaluations)} evaluation{'s' if max(evaluations) > 1 else ''} in the last {which}"
+
+
+def _first(rounds: Sequence[RoundRecord]) -> int:
+    """The round before the last ones."""
+    return max(rounds[-1].round - LAST, 0) if rounds else 0
+
+
+def _from_to(numbers: Sequence[int]) -> str:
+    low, high = min(numbers), max(numbers)
+    return str(low) if low == high else f"{low} to {high}"
 
 
 @dataclass(frozen=True)
