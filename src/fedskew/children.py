@@ -1,4 +1,4 @@
-"""Child processes that end with their parent, however that ends, and a pool of them that works through jobs."""
+"""Child processes that end with their parent, even if it is killed, and a pool of them that works through jobs."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _SPAWN = multiprocessing.get_context("spawn")  # a fork of a process that has us
 class Child:
     """A process that runs `target(connection, *arguments)`, where `connection` leads to the parent.
 
-    It ignores Ctrl-C until it calls `hear_interrupts`, and ends when its parent is gone.
+    The process ignores Ctrl-C until it calls `hear_interrupts`, and ends when its parent has ended.
 
     Args:
-        target: The function that it runs; it and the arguments are pickled.
+        target: The function that the process runs; it is pickled, as are the arguments.
         arguments: Further arguments of `target`.
-        daemon: End it also when the parent exits normally; it may then start no processes of its own.
+        daemon: Whether the process also ends when the parent exits normally. It can then start no processes itself.
     """
 
     def __init__(self, target: Callable[..., None], *arguments: Any, daemon: bool = False) -> None:
@@ -36,16 +36,28 @@ class Child:
         theirs.close()
 
     def send(self, job: Any) -> None:
-        """Send a job; raise ConnectionError if the child has ended."""
+        """Send a job.
+
+        Args:
+            job: The job; it is pickled.
+
+        Raises:
+            ConnectionError: The child has ended.
+        """
         self.connection.send(job)
 
     def receive(self) -> Reply:
-        """Return the next reply; raise EOFError or ConnectionError if the child has ended."""
+        """Wait for the next reply, and return it.
+
+        Raises:
+            EOFError: The child has ended.
+            ConnectionError: The child has ended.
+        """
         reply: Reply = self.connection.recv()
         return reply
 
     def how_it_ended(self) -> str:
-        """Wait until the child has ended, and return its exit status or the signal that ended it, in words."""
+        """Wait until the child has ended, and describe its exit status or the signal that ended it."""
         self.process.join()
         code = self.process.exitcode
         if code is None or code >= 0:
@@ -54,7 +66,7 @@ class Child:
         return f"{name}, perhaps for want of memory" if name == "SIGKILL" else name
 
     def interrupt(self) -> None:
-        """Send the child the signal that Ctrl-C sends."""
+        """Send the child the signal that Ctrl-C sends, SIGINT."""
         if self.process.pid is not None and self.process.is_alive():
             os.kill(self.process.pid, signal.SIGINT)
 
@@ -70,8 +82,8 @@ class Reply(NamedTuple):
 
     Attributes:
         value: Any value that can be pickled.
-        done: The job is done; no further reply to it follows.
-        exits: The child ends after this reply and takes no further job.
+        done: Whether the job is done, so that no further reply to it follows.
+        exits: Whether the child ends after this reply and takes no further job.
     """
 
     value: Any
@@ -80,15 +92,15 @@ class Reply(NamedTuple):
 
 
 class Died(str):
-    """How a killed child ended, in words; takes the place of the value of its last reply."""
+    """Describes how a killed child ended; it is the value of the child's last reply."""
 
 
 class Pool:
     """Children that each work on one job at a time.
 
     Args:
-        start: Starts a child that answers each job with replies, until its connection is closed.
-        size: Largest number of children.
+        start: Starts a child that replies to jobs until its connection is closed.
+        size: Largest number of children at a time.
     """
 
     def __init__(self, start: Callable[[], Child], size: int) -> None:
@@ -96,22 +108,22 @@ class Pool:
         self._children: list[Child] = []
 
     def open(self) -> None:
-        """Start the children that are not running."""
+        """Start children until `size` of them run."""
         while len(self._children) < self._size:
             self._children.append(self._start())
 
     def run(self, jobs: Sequence[Any], keep: bool = False) -> Iterator[tuple[int, Reply]]:
-        """Hand out jobs in order, each to the next child that is free.
+        """Hand out jobs in order, each to the next free child.
 
-        Children are started as needed. One that exits or is killed is replaced if jobs are left.
+        Children are started as needed. A child that exits or is killed is replaced if jobs are left.
 
         Args:
-            jobs: What the children are sent.
-            keep: Keep idle children for the next call when no job is left.
+            jobs: The jobs, each sent to one child.
+            keep: Whether to keep idle children for the next call when no job is left.
 
         Yields:
-            The job's position in `jobs` and a reply to it, as replies arrive; if the child was killed, the last reply's
-            value is a `Died`.
+            A job's position in `jobs` and a reply to it, in the order in which replies arrive. If the child was killed,
+            the value of the job's last reply is a `Died`.
         """
         waiting = deque(enumerate(jobs))
         idle, busy = list(self._children), dict[Any, tuple[Child, int]]()  # busy: by connection
@@ -121,7 +133,7 @@ class Pool:
                     idle.append(self._start())
                     self._children.append(idle[-1])
                 child, (number, job) = idle.pop(), waiting.popleft()
-                with suppress(ConnectionError):  # it was killed: `receive` will report it
+                with suppress(ConnectionError):  # the child was killed, which `receive` reports
                     child.send(job)
                 busy[child.connection] = child, number
             for connection in wait(list(busy)):
@@ -157,7 +169,10 @@ class Pool:
 
 
 def hear_interrupts() -> None:
-    """Raise KeyboardInterrupt at the first Ctrl-C only: both the terminal and the parent process may send one."""
+    """Let this child process raise KeyboardInterrupt at Ctrl-C.
+
+    It is raised only once, since both the terminal and the parent process may send the signal.
+    """
     answered = False
 
     def interrupt(number: int, frame: object) -> None:
@@ -177,7 +192,7 @@ def _live(target: Callable[..., None], connection: Connection, arguments: tuple[
 
 
 def _end_with_parent() -> None:
-    """End this process when its parent is gone: two processes must never write one run folder."""
+    """End this process when its parent has ended, so that never two processes write one run folder."""
     parent = multiprocessing.parent_process()
     assert parent is not None, "called in a child process only"
     parent.join()
@@ -186,11 +201,11 @@ def _end_with_parent() -> None:
 
 @contextmanager
 def _interrupts_blocked() -> Iterator[None]:
-    """Start processes inside this context with the interrupt signal blocked from the beginning."""
+    """Block the interrupt signal, so that processes started inside this context begin with it blocked."""
     if sys.platform == "win32":
         yield
         return
-    resource_tracker.ensure_running()  # would otherwise start with the first process and unblock the signal
+    resource_tracker.ensure_running()  # started later, with the first process, it would unblock the signal
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

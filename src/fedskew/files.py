@@ -1,4 +1,4 @@
-"""Replacing files whole: a reader finds the old file or the new one, also after a kill, never half of one."""
+"""Atomic writes: a reader finds the old file or the new one, never a part, even if the writer is killed."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ from pathlib import Path
 
 @contextmanager
 def replacing(path: Path, shared: bool = False) -> Iterator[Path]:
-    """Give a path beside `path` to write to, and rename it to `path` when the block ends without an error.
+    """Yield a temporary path beside `path`, and rename it to `path` when the block ends without an error.
 
         with replacing(folder / "model.safetensors") as part:
             save_file(tensors, part)
 
     Args:
-        path: The file to make or to replace; its folder exists.
-        shared: Whether several processes may write this file at once.
+        path: The file to write; its folder must exist.
+        shared: Whether several processes may write this file at the same time.
+
+    Yields:
+        The temporary path to write to.
     """
     part = path.with_name(f".{path.name}.{os.getpid()}.part" if shared else f".{path.name}.part")
     try:
@@ -28,6 +31,11 @@ def replacing(path: Path, shared: bool = False) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a UTF-8 text file whole, replacing what stood there."""
+    """Write a UTF-8 text file atomically, replacing an existing one.
+
+    Args:
+        path: The file; its folder must exist.
+        text: Its contents.
+    """
     with replacing(path) as part:
         part.write_text(text, encoding="utf-8")

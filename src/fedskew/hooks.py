@@ -1,7 +1,7 @@
-"""What a component may do around a round, beside its slot's own function.
+"""Hooks: what a component can do around a round, in addition to the function of its slot.
 
-A component that keeps something between rounds, sends something beside the model, or returns something beside its
-update inherits from `Hooks` and overrides what it needs. All states are named tensors, so that they can be
+A component that keeps a state between rounds, or sends tensors beside the model, or returns tensors beside its update,
+inherits from `Hooks` and overrides the methods that it needs. All states are named tensors, so that they can be
 checkpointed, sent and stacked. The components of a method share one name space, so each component prefixes its names.
 """
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:  # so that weighing clients from the command line need not wait for PyTorch
+if TYPE_CHECKING:  # importing PyTorch would delay commands that do not need it, such as `fedskew weights`
     from torch import Generator, Tensor, nn
 
 Named: TypeAlias = "Mapping[str, Tensor]"
@@ -23,10 +23,10 @@ class Batch(NamedTuple):
     """One batch of a client, after the forward pass.
 
     Attributes:
-        features: What the last linear layer receives, `(batch, dim)`.
-        logits: What it returns, `(batch, classes)`.
+        features: Input of the last linear layer, `(batch, dim)`.
+        logits: Output of the last linear layer, `(batch, classes)`.
         targets: Class ids, `(batch,)` int64.
-        mask: True at real rows, `(batch,)` bool; None where every row is real.
+        mask: True at real rows, `(batch,)` bool; None if every row is real.
     """
 
     features: Tensor
@@ -36,21 +36,22 @@ class Batch(NamedTuple):
 
 
 class LocalEnd(NamedTuple):
-    """What a client knows at the end of its local training.
+    """Data available to a client's hook at the end of its local training.
 
     Attributes:
         start: The parameters that were sent, shape `(parameters,)`.
         parameters: The parameters after training, shape `(parameters,)`.
         buffers: The buffers after training, shape `(buffers,)`.
-        steps: The number of local steps taken.
-        lr: The learning rate of this round.
-        momentum: The momentum of the client's SGD.
-        client: The client's state before.
-        broadcast: What was sent beside the model.
-        gathered: What `gather` collected from the batches.
-        full_gradient: The objective's gradient over all of the client's samples at given parameters, shape
-            `(parameters,)`, with the sent model's buffers.
-        full_loss: The same for the objective's mean, 0-d.
+        steps: Number of local steps taken.
+        lr: Learning rate of this round.
+        momentum: Momentum of the client's SGD.
+        client: The client's state before this round.
+        broadcast: Tensors that were sent beside the model, by name.
+        gathered: Tensors that `gather` collected from the batches, by name.
+        full_gradient: Function from parameters to the gradient of the mean objective over all of the client's samples,
+            both of shape `(parameters,)`; it uses the sent model's buffers.
+        full_loss: Function from parameters to the mean objective over all of the client's samples, 0-d; it uses the
+            sent model's buffers.
     """
 
     start: Tensor
@@ -67,16 +68,16 @@ class LocalEnd(NamedTuple):
 
 
 class RoundEnd(NamedTuple):
-    """What the server knows at the end of a round.
+    """Data available to a server's hook at the end of a round.
 
     Attributes:
         old: The model that was sent, shape `(parameters,)`.
         new: The next model, shape `(parameters,)`.
         changes: Updates of the clients that replied, shape `(answered, parameters)`.
-        ids: Their client ids, shape `(answered,)`.
-        weights: Their weights, shape `(answered,)`.
-        replies: What each returned beside its update.
-        clients: The number of all clients.
+        ids: Ids of these clients, shape `(answered,)`.
+        weights: Weights of their updates, shape `(answered,)`.
+        replies: Tensors that each of them returned beside its update, by name.
+        clients: Number of all clients of the federation.
     """
 
     old: Tensor
@@ -89,16 +90,23 @@ class RoundEnd(NamedTuple):
 
 
 class Hooks:
-    """Base of components that act around a round; every hook does nothing until it is overridden.
+    """Base class of components that act around a round. A hook that is not overridden does nothing.
 
     Attributes:
-        keeps_state: The property that combination rules read, see `fedskew.components.PROPERTIES`.
+        keeps_state: A property for rules of compatibility; see `fedskew.components.PROPERTIES`.
     """
 
     keeps_state: ClassVar[bool] = True
 
     def adapt(self, module: nn.Module, generator: Generator) -> nn.Module:
-        """Return the network to train in place of `module`, with new weights drawn from `generator`, all on the CPU.
+        """Return the network to train in place of the method's; called once, before the first round.
+
+        Args:
+            module: The network, on the CPU.
+            generator: Draws the weights of new layers; on the CPU.
+
+        Returns:
+            The network to train, on the CPU.
 
         Raises:
             ArgumentError: The network can't be adapted.
@@ -106,29 +114,83 @@ class Hooks:
         return module
 
     def init_server(self, parameters: Tensor, clients: int) -> dict[str, Tensor]:
-        """Return what the server keeps between rounds, before the first round."""
+        """Return the component's state at the server before the first round.
+
+        Args:
+            parameters: The untrained model's parameters, shape `(parameters,)`.
+            clients: Number of all clients.
+
+        Returns:
+            Tensors by name.
+        """
         return {}
 
     def broadcast(self, state: Named) -> dict[str, Tensor]:
-        """Return what the server sends to every client of the cohort beside the model."""
+        """Return what the server sends to every client of the cohort beside the model.
+
+        Args:
+            state: The component's state at the server.
+
+        Returns:
+            Tensors by name.
+        """
         return {}
 
     def init_client(self, parameters: Tensor) -> dict[str, Tensor]:
-        """Return what a client keeps between its participations, before its first, given the model sent."""
+        """Return the component's state at a client before the client's first participation.
+
+        Args:
+            parameters: The parameters that are sent, shape `(parameters,)`.
+
+        Returns:
+            Tensors by name.
+        """
         return {}
 
     def gather(self, gathered: Named, batch: Batch, last_epoch: bool) -> Named:
-        """Return `gathered` (empty at first) with a batch added, as its step's first pass saw it, without gradient."""
+        """Collect tensors from a batch of local training.
+
+        Args:
+            gathered: Tensors collected so far in this round, by name; empty before the first batch.
+            batch: The batch as the step's first forward pass saw it, without gradient.
+            last_epoch: Whether the batch belongs to the last local epoch.
+
+        Returns:
+            The tensors with those of this batch added.
+        """
         return gathered
 
     def end_local(self, end: LocalEnd) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return the client's next state, and what it returns beside its update."""
+        """Make the client's next state and its reply at the end of local training.
+
+        Args:
+            end: Data about the local training.
+
+        Returns:
+            The client's next state, and what the client returns beside its update; both tensors by name.
+        """
         return {}, {}
 
     def end_round(self, state: Named, end: RoundEnd) -> dict[str, Tensor]:
-        """Return the server's next state."""
+        """Return the component's next state at the server.
+
+        Args:
+            state: The component's state at the server.
+            end: Data about the round.
+
+        Returns:
+            Tensors by name.
+        """
         return dict(state)
 
     def evaluated(self, state: Named, parameters: Tensor) -> Tensor:
-        """Return the parameters to evaluate and save, where training goes on from others."""
+        """Return the parameters to evaluate and to save, if these differ from those that training continues with.
+
+        Args:
+            state: The component's state at the server.
+            parameters: The global model's parameters, shape `(parameters,)`.
+
+        Returns:
+            Parameters, shape `(parameters,)`.
+        """
         return parameters

@@ -1,4 +1,4 @@
-"""The factor that local steps with momentum add up to: FedNova divides updates by it, SCAFFOLD its control variates."""
+"""The number of gradients that local steps with momentum amount to; FedNova and SCAFFOLD divide by it."""
 
 from __future__ import annotations
 
@@ -6,19 +6,21 @@ from fedskew.errors import ArgumentError
 
 
 def fednova_normaliser(steps: int, momentum: float) -> float:
-    """Compute how many gradients an SGD update with momentum amounts to, a(tau, rho), from a fresh buffer.
+    """Compute how many gradients a local update by SGD with momentum amounts to, a(tau, rho).
 
         a = [tau - rho (1 - rho^tau) / (1 - rho)] / (1 - rho)
+
+    The momentum buffer is empty before the first step. FedNova divides updates by a, SCAFFOLD its control variates.
 
     Args:
         steps: Number of local steps, tau.
         momentum: Momentum, rho, in [0, 1).
 
     Returns:
-        The factor; equal to `steps` without momentum.
+        The number a; equal to `steps` without momentum.
 
     Raises:
-        ArgumentError: Negative or fractional steps, or a momentum outside [0, 1).
+        ArgumentError: `steps` is negative or fractional, or the momentum is outside [0, 1).
     """
     check_momentum(momentum)
     if not (float(steps).is_integer() and steps >= 0):

@@ -1,4 +1,4 @@
-"""The ranks of `torchrun`: which one this process is, and which work is whose.
+"""The ranks of `torchrun`: which rank this process is, and which work each rank does.
 
 `torchrun --nproc-per-node N -m fedskew run ...` starts N ranks.
 """
@@ -10,33 +10,36 @@ from collections.abc import Sequence
 
 
 def launched() -> bool:
-    """Whether torchrun started this process."""
+    """Return whether torchrun started this process."""
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
 def rank() -> int:
-    """This process's rank, from 0; the first one writes and prints. 0 without torchrun."""
+    """Return this process's rank, from 0; rank 0 writes files and prints. Without torchrun it is 0."""
     return int(os.environ["RANK"]) if launched() else 0
 
 
 def ranks() -> int:
-    """Number of ranks on all machines; 1 without torchrun."""
+    """Return the number of ranks on all machines; 1 without torchrun."""
     return int(os.environ["WORLD_SIZE"]) if launched() else 1
 
 
 def local_rank() -> int:
-    """This process's rank on its machine, which is the number of its GPU; 0 without torchrun."""
+    """Return this process's rank on its machine, which is also the number of its GPU; 0 without torchrun."""
     return int(os.environ["LOCAL_RANK"]) if launched() else 0
 
 
 def assign(work: Sequence[float]) -> list[list[int]]:
-    """Balance work over the ranks: the longest first, each to the rank with the least so far, the lowest of several.
+    """Balance work over the ranks.
+
+    Items are assigned from the longest to the shortest, each to the rank with the least work so far; of several such
+    ranks, to the lowest.
 
     Args:
         work: How long each item takes, in any unit.
 
     Returns:
-        For each rank the indices of its items.
+        The indices of each rank's items, one list for each rank.
     """
     assigned: list[list[int]] = [[] for _ in range(ranks())]
     loads = [0.0] * len(assigned)

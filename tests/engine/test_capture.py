@@ -312,7 +312,7 @@ def test_inputs_that_are_read_batch_by_batch_are_not_captured():
     stored = PartitionedData(Bytes(pixels), flat.targets, flat.rows, flat.counts)
     alone, together, model = captured(built(), build("lenet5", CLASSES, (3, 16, 16)), stored)
     assert_close_updates(together.train(1, UNEVEN, Sent(model)), alone.train(1, UNEVEN, Sent(model)))
-    assert together.not_captured == "the inputs are stored elsewhere, and read batch by batch"
+    assert together.not_captured == "the inputs are not a tensor in memory; they are read batch by batch"
 
 
 def test_a_run_records_whether_its_steps_were_captured():
@@ -325,7 +325,7 @@ def test_a_run_records_whether_its_steps_were_captured():
         "name": "cohort",
         "stacked": together.stack_size,
         "captured": False,
-        "not_captured": "FPL gathers something from every client's batch in turn",
+        "not_captured": "FPL gathers tensors from each client's batches, one client after another",
     }
     _, plain, _ = backends(method, network())
     assert "captured" not in describe_backend(SimpleNamespace(backend=plain))

@@ -65,9 +65,9 @@ def test_its_name_and_the_function_are_the_same_selection() -> None:
 @pytest.mark.parametrize(
     ("function", "says"),
     [
-        (too_far, "too_far: names client 99, and there are 0 to 5"),
+        (too_far, "too_far: names client 99, but client ids are 0 to 5"),
         (twice, "twice: names a client twice"),
-        (nothing, "nothing: expected client ids, whole numbers and one at least, got None"),
+        (nothing, "nothing: expected client ids, one or more whole numbers, got None"),
     ],
 )
 def test_what_is_no_cohort_is_refused_by_the_function_s_name(function, says) -> None:

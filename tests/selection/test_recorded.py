@@ -44,10 +44,10 @@ def test_it_draws_nothing() -> None:
     ("cohorts", "says"),
     [
         ((), "cohorts: expected at least one list of client ids"),
-        (((0, 1), (2, 6)), r"cohorts\[1\]: names client 6, and there are 0 to 5"),
+        (((0, 1), (2, 6)), r"cohorts\[1\]: names client 6, but client ids are 0 to 5"),
         (((-1, 1),), r"cohorts\[0\]: names client -1"),
         (((0, 1), (2, 3, 2)), r"cohorts\[1\]: names a client twice, \[2, 3, 2\]"),
-        (((0, 1), ()), r"cohorts\[1\]: expected client ids, whole numbers and one at least"),
+        (((0, 1), ()), r"cohorts\[1\]: expected client ids, one or more whole numbers"),
         (((0.5,),), r"cohorts\[0\]: expected client ids"),
     ],
 )

@@ -129,7 +129,7 @@ def test_quotas_are_held_and_never_exceed_the_first_clients_largest_class(counts
 
 
 def test_refuses_a_federation_without_samples() -> None:
-    with pytest.raises(ArgumentError, match="counts: client 0, which comes first, has no sample"):
+    with pytest.raises(ArgumentError, match="counts: client 0, the first of the cohort, holds no sample"):
         choose(np.zeros((3, 2)), 2)
     with pytest.raises(ArgumentError, match="counts: no client holds a sample"):
         SeolKim().check(np.zeros((3, 2)), 2)

@@ -19,7 +19,7 @@ INDEX: dict[str, type] = {
     "recorded": Recorded,
     "function": Function,
 }
-"""The selections by the name that a config gives them."""
+"""Selections by their name in a config."""
 
 __all__ = [
     "INDEX",

@@ -1,19 +1,26 @@
 """Greedy choice of a cohort whose pooled labels are even.
 
-With p the pooled labels, S their sum, x a client's labels, n theirs, and g(t) = t log2 t, the entropy of both is
+Let p be the pooled label counts of the clients chosen so far and S their sum, x a client's label counts and n their
+sum, C the number of classes, and g(t) = t log2 t. The entropy of p + x is
 
     H = log2(S + n) - (sum_c g(p_c) + b) / (S + n),      b = sum_c [g(p_c + x_c) - g(p_c)] .
 
-Three things make a choice cheap. A client that joins changes p in the few classes that it holds, so that each b is
-brought up to date in those alone. Counts are whole numbers as a rule, and far fewer different ones than clients: then
-what a class adds to b is looked up. And a client far from even can't bring a nearly even pool nearer to even: with r
-the distance of x from n / C in every class, e that of p from S / C, and N = C |r - e| / (S + n),
+Three things make a choice cheap:
 
-    log2 C - H  >=  N^2 / (2 C ln 2 (1 + N / 3)) ,
+- A client that joins changes p only in the classes that it holds, so each b is updated in those classes alone.
+- Counts are usually whole numbers, with far fewer distinct values than there are clients. The term that a class adds to
+  b is then computed once for each value and looked up.
+- A client far from even can't bring a nearly even pool nearer to even. With r the Euclidean distance of x from the
+  vector of n / C, e that of p from the vector of S / C, and N = C |r - e| / (S + n),
 
-so clients are looked at in blocks of like r, the most promising block first, as long as one may hold the best. (With
-u_c = C (p_c + x_c) / (S + n) - 1, of norm N at least, log2 C - H is the mean of (1 + u) ln(1 + u) - u over ln 2, which
-is at least that of u^2 / 2 / (1 + u / 3): Bernstein's inequality.)
+      log2 C - H  >=  N^2 / (2 C ln 2 (1 + N / 3)) .
+
+  Clients are therefore searched in blocks of similar r, in the order of the largest H that this bound allows a block,
+  until no further block can hold the best client.
+
+The bound follows from Bernstein's inequality. With u_c = C (p_c + x_c) / (S + n) - 1, a vector of norm at least N,
+log2 C - H is the mean of (1 + u) ln(1 + u) - u divided by ln 2, which is at least the mean of u^2 / 2 / (1 + u / 3)
+divided by ln 2.
 """
 
 from __future__ import annotations
@@ -27,31 +34,31 @@ from numpy.typing import NDArray
 from fedskew.selection._protocol import FloatArray, IntArray
 
 TIE = 1e-12
-"""Smaller differences are ties, so that rounding does not decide: of entropies in bits, of numbers of samples."""
+"""Smaller differences, of entropies in bits or of numbers of samples, are ties, so that rounding does not decide."""
 
-_ROUNDING = 2e-13  # entropies brought up to date differ by less (4e-14 seen) from those computed anew
-_FRESH = 64  # after so many updates they are computed anew
-_ROWS = 1 << 15  # clients in a block: what is computed for them stays in the cache
-_NUMBERS = 1 << 16  # counts that are read at a time, for the same reason
-_SHORTER = 16  # so many times fewer different numbers than clients make looking up worth its while
-_TINY = np.finfo(np.float64).tiny  # in place of 0 where a logarithm is taken, or a quotient
+_ROUNDING = 2e-13  # bound on the error of updated entropies (largest seen: 4e-14)
+_FRESH = 64  # number of updates after which gains are computed anew
+_ROWS = 1 << 15  # clients in a block: small enough for the arrays of a block to stay in the cache
+_NUMBERS = 1 << 16  # counts that are read at a time; they too stay in the cache
+_SHORTER = 16  # counts are looked up if there are this many times more clients than distinct values
+_TINY = np.finfo(np.float64).tiny  # takes the place of 0 in logarithms and denominators
 
 
 def even_cohort(counts: FloatArray, candidates: IntArray, size: int, first: int | None = None) -> IntArray:
-    """Choose clients one by one so that the pooled labels of those chosen are as even as possible.
+    """Choose clients one by one so that the pooled labels of the chosen clients are as even as possible.
 
-    Every choice maximises the entropy of the pooled labels, which is the same as minimising their KL divergence to
-    uniform. Beside the counts it needs at most a quarter of the candidates' memory where counts are whole numbers, else
-    as much again.
+    Every choice maximises the entropy of the pooled labels, that is, minimises their KL divergence to uniform. Of the
+    clients within `TIE` bits of the maximum, the one with the lowest id is chosen. Memory beyond the counts: at most a
+    quarter of the memory of the candidates' counts if these are whole numbers, else as much as them.
 
     Args:
         counts: Label counts, shape `(clients, classes)`.
-        candidates: Client ids, ascending.
-        size: The number of clients to choose.
-        first: Fixes the first choice.
+        candidates: Ids of the clients to choose from, ascending.
+        size: Number of clients to choose.
+        first: Id of the client to choose first; None: the best one.
 
     Returns:
-        Client ids in order of choice; of those within `TIE` bits of the maximum, the lowest id.
+        Client ids in the order of choice, shape `(size,)`.
     """
     cohort = np.empty(size, dtype=np.int64)
     pooled = np.zeros(counts.shape[1])
@@ -64,7 +71,7 @@ def even_cohort(counts: FloatArray, candidates: IntArray, size: int, first: int 
 
 
 class _Candidates:
-    """The clients that can still be chosen, in blocks of clients about as far from even."""
+    """The clients that can still be chosen, in blocks of clients whose labels are about equally far from even."""
 
     def __init__(self, counts: FloatArray, ids: IntArray) -> None:
         self._counts = counts
@@ -81,7 +88,7 @@ class _Candidates:
         self._largest = np.array([block.sizes.max() for block in self._blocks])
 
     def most_even(self, pooled: FloatArray) -> np.int64:
-        """The lowest id of the clients that make the most even pool, up to a tie."""
+        """Return the client that makes the pool most even; of those that tie, the lowest id."""
         best, near = -math.inf, []
         most = self._most(pooled)
         for place in np.argsort(-most, kind="stable"):
@@ -107,7 +114,7 @@ class _Candidates:
             block.remove(client)
 
     def _most(self, pooled: FloatArray) -> FloatArray:
-        """The largest entropy that a client of each block may lead to, `(blocks,)`: see above."""
+        """Return the upper bound of each block's entropies, `(blocks,)` (see the top of the file)."""
         classes, total = len(pooled), pooled.sum()
         here = _norms(pooled[None] - total / classes)[0]
         apart = np.maximum(np.maximum(self._nearest - here, here - self._furthest), 0.0)
@@ -117,16 +124,22 @@ class _Candidates:
 
 
 class _Block:
-    """Some clients, `ids`, their `sizes`, and what each would add to sum_c g(p_c): `gains`, infinite once removed."""
+    """A block of candidates.
+
+    Attributes:
+        ids: The clients' ids.
+        sizes: Their numbers of samples.
+        gains: The term b of each client (see the top of the file); infinite once the client is removed.
+    """
 
     def __init__(self, counts: FloatArray, ids: IntArray, sizes: FloatArray) -> None:
         self.ids, self.sizes, self.gains = ids, sizes, np.zeros(len(ids))
         self._held = _Coded.of(counts, ids) or _Plain(counts[ids])
-        self._pooled = np.full(counts.shape[1], np.nan)  # the pool that gains are for; none yet
+        self._pooled = np.full(counts.shape[1], np.nan)  # the pool that `gains` are computed for; none yet
         self._updates = 0
 
     def entropies(self, pooled: FloatArray) -> FloatArray:
-        """The entropy of `pooled` and each client's labels, in bits; 0 without a sample, -infinity once removed."""
+        """Compute the entropy of `pooled` plus each client's labels, in bits; 0 if empty, -infinity once removed."""
         self._update(pooled)
         total = self.sizes + pooled.sum()
         total[total == 0] = 1
@@ -153,13 +166,13 @@ class _Block:
 
 
 class _Plain:
-    """Label counts of some clients, given as `(clients, classes)`."""
+    """Label counts of a block's clients, stored as they are."""
 
     def __init__(self, rows: FloatArray) -> None:
         self._columns = np.ascontiguousarray(rows.T)
 
     def add(self, gains: FloatArray, labels: IntArray, pooled: FloatArray, old: FloatArray | None) -> None:
-        """Add to `gains` what each client's samples of these classes add beside `pooled`, less what beside `old`."""
+        """Add the terms of these classes at the pool `pooled` to `gains`, and subtract those at the pool `old`."""
         for part in _parts(len(labels), max(1, _NUMBERS // len(gains))):
             held, here = self._columns[labels[part]], labels[part, None]
             gains += _gains(held, pooled[here]).sum(axis=0)
@@ -168,14 +181,14 @@ class _Plain:
 
 
 class _Coded:
-    """The same for many clients with small whole counts: the gain of each count is computed once and looked up."""
+    """Label counts of many clients, stored as small whole numbers: a term is computed once for each and looked up."""
 
     def __init__(self, codes: NDArray[np.uint16]) -> None:
         self._codes, self._amounts = codes, np.arange(codes.max() + 1.0)
 
     @classmethod
     def of(cls, counts: FloatArray, ids: IntArray) -> _Coded | None:
-        """None where coding would change the counts, or save nothing."""
+        """Code the counts; None if coding would change them or save nothing."""
         codes = np.empty((counts.shape[1], len(ids)), dtype=np.uint16)
         for part in _parts(len(ids), max(1, _NUMBERS // counts.shape[1])):
             rows = counts[ids[part]]
@@ -193,23 +206,25 @@ class _Coded:
             added -= _gains(self._amounts, old[labels, None])
         here = np.empty_like(gains)
         for label, amounts in zip(labels, added, strict=True):
-            gains += amounts.take(self._codes[label], out=here, mode="clip")  # unchecked: codes are within
+            gains += amounts.take(
+                self._codes[label], out=here, mode="clip"
+            )  # "clip" skips the check of bounds; codes are in range
 
 
 def _gains(held: FloatArray, pooled: FloatArray) -> FloatArray:
-    """By how much samples of a class raise g of the pooled ones."""
+    """Compute g(p_c + x_c) - g(p_c)."""
     return _terms(held + pooled) - _terms(pooled)
 
 
 def _terms(amounts: FloatArray) -> FloatArray:
-    """g(t) = t log2 t, with g(0) = 0."""
+    """Compute g(t) = t log2 t, with g(0) = 0."""
     terms: FloatArray = np.log2(np.maximum(amounts, _TINY))
     terms *= amounts
     return terms
 
 
 def _pooled_entropies(counts: FloatArray, ids: IntArray, pooled: FloatArray) -> FloatArray:
-    """The entropy of pooled + counts[id] for every id, in bits; 0 where there is no sample."""
+    """Compute the entropy of pooled + counts[id] for every id, in bits; 0 if there is no sample."""
     entropies = np.zeros(len(ids))
     for part in _parts(len(ids), max(1, _NUMBERS // counts.shape[1])):
         block = counts[ids[part]] + pooled

@@ -1,18 +1,19 @@
 """FedEntOpt: Lutz, Steidl, Mueller, Samek, "Boosting Federated Learning with FedEntOpt", Algorithm 1.
 
-The first client is drawn uniformly. Each next one is the client l that maximises the entropy of the cohort's summed
-label counts L, H((L + l) / |L + l|), in bits. Raw counts are summed, so large clients weigh more. A client that took
-part can't be chosen again while it is in a first-in first-out buffer of Q clients, which persists between rounds.
+The first client is drawn uniformly. Each next one is the client with label counts l that maximise the entropy of the
+cohort's summed label counts L, H((L + l) / |L + l|), in bits. Raw counts are summed, so large clients weigh more. A
+client that took part can't be chosen again while it is in a first-in first-out buffer of Q clients, which persists
+between rounds.
 
 The paper is read literally: the candidates are determined at the start of a round and only become fewer within it, so a
-client that leaves the buffer during a round can be chosen in the next one. The paper leaves open what happens with
-Q = 0 (here: no memory), when Q and the cohort together exceed the number of clients (refused), on ties (the lowest id
-within 1e-12 bits), and with an empty pool (entropy 0). It tries Q of 50 to 80 % of the clients and finds 50 % best for
-Dirichlet splits and 70 % for a fixed number of labels.
+client that leaves the buffer during a round can be chosen in the next one. The paper leaves some cases open: with
+Q = 0 there is no buffer here; Q and a cohort that together exceed the number of clients are refused; of clients within
+1e-12 bits the lowest id is chosen; an empty pool has entropy 0. The paper tries Q of 50 to 80 % of the clients and
+finds 50 % best for Dirichlet splits and 70 % for a fixed number of labels.
 
 For very many clients, `candidates` (not in the paper, off by default) restricts the greedy choice to that many of the
-eligible clients, drawn uniformly in each round. A cohort then costs what these cost, and loses little evenness as long
-as they are many more than the cohort.
+eligible clients, drawn uniformly in each round. The time to choose a cohort is then proportional to `candidates`, and
+the cohort is hardly less even as long as they are many more than the cohort.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ class FedEntOpt:
 
     Attributes:
         buffer: Q as a share of the clients, rounded down.
-        candidates: The choice is among this many clients, drawn uniformly in each round from those outside the buffer;
-            None: among all of them.
+        candidates: Number of clients to choose from, drawn uniformly in each round from the clients outside the buffer;
+            None: all clients outside the buffer.
     """
 
     paper: ClassVar[str] = "Lutz et al., arXiv 2411.01240"
@@ -76,7 +77,11 @@ class FedEntOpt:
         rng: np.random.Generator,
         first: int | None = None,
     ) -> tuple[IntArray, FedEntOptState]:
-        """Choose a cohort; see `Selection.select`. ArgumentError where the buffer leaves fewer than `size` clients."""
+        """Choose a cohort; see `Selection.select`.
+
+        Raises:
+            ArgumentError: The buffer leaves fewer than `size` clients, or `first` is in the buffer.
+        """
         counts = as_counts(counts)
         check_round(len(counts), size, first)
         check_rng(rng)
@@ -106,7 +111,7 @@ class FedEntOpt:
 
 
 def _drawn(clients: IntArray, number: int, rng: np.random.Generator, first: int | None) -> IntArray:
-    """A uniform sample of the clients, ascending; it contains `first` where that is given."""
+    """Draw a uniform sample of the clients, ascending; it contains `first` unless that is None."""
     if first is None:
         return np.sort(rng.choice(clients, number, replace=False, shuffle=False))
     others = rng.choice(clients[clients != first], number - 1, replace=False, shuffle=False)

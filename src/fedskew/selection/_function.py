@@ -28,21 +28,21 @@ class FunctionState:
 
 @component
 class Function:
-    """The cohort is what `function(round, counts, size, rng)` returns.
+    """Selection by a function: the cohort is what `function(round, counts, size, rng)` returns.
 
-    It gets the round, from 1, the label counts, the size of a cohort and a numpy generator, and returns distinct client
-    ids in order of choice, `size` of them or another number. It should depend on nothing but its arguments, so that a
-    run can be repeated and resumed; before the run it is called once more for round 1. A selection with a memory has to
-    be a class instead.
+    The function is given the round, from 1, the label counts, the size of a cohort and a numpy generator. It returns
+    distinct client ids in the order of choice, `size` of them or another number. It should depend only on its
+    arguments, so that a run can be repeated and resumed. Before the run it is called once for a check, as for round 1.
+    A selection that keeps a state between rounds has to be a class instead.
 
     Attributes:
-        function: `module:name`, or from Python the function itself, defined at the top level of a module.
+        function: `module:name`; in Python also the function itself, if it is defined at the top level of a module.
     """
 
     function: str | Callable[..., Any]
 
     def __post_init__(self) -> None:
-        if callable(self.function):  # kept by name, so that a config can be written
+        if callable(self.function):  # stored by name, so that it can be written to a config
             object.__setattr__(self, "function", name_of(self.function, "function"))
         if ":" not in self._name:
             raise ArgumentError(f"function: expected module:name, such as cohorts:choose, got {self.function!r}")
@@ -55,7 +55,7 @@ class Function:
         return FunctionState(0)
 
     def check(self, counts: CountsLike, size: int) -> None:
-        """Call the function for a first cohort; see `Selection.check`."""
+        """Check that the function returns a valid cohort for round 1; see `Selection.check`."""
         self.select(self.init(counts), counts, size, np.random.default_rng(0))
 
     def select(
@@ -66,7 +66,11 @@ class Function:
         rng: np.random.Generator,
         first: int | None = None,
     ) -> tuple[IntArray, FunctionState]:
-        """Return what the function returns; see `Selection.select`. ArgumentError where these are no client ids."""
+        """Return the function's cohort; see `Selection.select`.
+
+        Raises:
+            ArgumentError: The function returns no client ids, unknown ones, or one twice.
+        """
         counts = as_counts(counts)
         check_round(len(counts), size, first)
         check_rng(rng)

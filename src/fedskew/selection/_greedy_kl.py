@@ -2,8 +2,8 @@
 
 The first client is the one whose labels are nearest to uniform; each next one is the client that brings the cohort's
 summed labels nearest to uniform, in KL divergence KL(P || U) = log2 C - H(P). This is FedEntOpt's criterion without its
-random start and its buffer, so the cohort is the same in every round. The paper sums normalised histograms
-(`normalise`) and estimates them from gradients (CUCB), which is not done here.
+random start and its buffer, so the cohort is the same in every round. The paper sums normalised histograms (here with
+`normalise`) and estimates them from gradients (CUCB); here the label counts are known.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class GreedyKL:
     """Greedy minimisation of the KL divergence of the cohort's labels to uniform.
 
     Attributes:
-        normalise: Sum label shares instead of counts, so that clients count alike whatever their size.
+        normalise: Sum label shares instead of counts, so that all clients count equally, whatever their size.
     """
 
     paper: ClassVar[str] = "Yang et al., arXiv 2011.11266"

@@ -1,4 +1,4 @@
-"""What a selection implements, and checks that the components share."""
+"""The interface of selections, and checks that they share."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EVEN_LABELS: Mapping[str, str] = {
     "weighting.needs_target": "cohorts are chosen for even labels and weighed towards the target mix, so the goals "
     "conflict unless the target is even; uniform selection leaves the mix to the weighting"
 }
-"""What a selection that makes a cohort's pooled labels even warns of."""
+"""The warning of selections that make a cohort's pooled labels even."""
 
 
 class Selection(Protocol):
@@ -35,10 +35,14 @@ class Selection(Protocol):
     def check(self, counts: CountsLike, size: int) -> None:
         """Check before a run, without drawing a cohort, that cohorts of `size` can be chosen.
 
-        A user's own selection may leave this method out; its first cohort is then chosen before anyone trains.
+        A user's own selection may omit this method; mistakes then show when its first cohort is chosen.
+
+        Args:
+            counts: Label counts, shape `(clients, classes)`.
+            size: Number of clients in a cohort.
 
         Raises:
-            ArgumentError: They can't; the message names the argument or parameter.
+            ArgumentError: Such cohorts can't be chosen; the message names the argument or parameter.
         """
 
     def select(
@@ -47,51 +51,51 @@ class Selection(Protocol):
         """Choose the cohort of a round.
 
         Args:
-            state: What `init` or the last `select` returned.
+            state: The state that `init` or the last `select` returned.
             counts: Label counts, shape `(clients, classes)`. The engine passes `LabelCounts`, whose values have been
                 checked; `fedskew.labels.as_counts` gives the array.
-            size: The number of clients to choose.
+            size: Number of clients to choose.
             rng: The only source of randomness.
-            first: Fixes the first choice.
+            first: Id of the client to choose first; None: the selection chooses it.
 
         Returns:
-            Client ids in order of choice, and the next state. There may be fewer than `size` where no other client
-            would help (SeolKim).
+            Client ids in the order of choice, and the next state. SeolKim may return fewer than `size`, if no other
+            client makes the cohort more even.
 
         Raises:
-            ArgumentError: Wrong values, or no such cohort; the message names the argument.
+            ArgumentError: A value is wrong, or there is no such cohort; the message names the argument.
         """
 
 
 def check_round(clients: int, size: object, first: object = None) -> None:
-    """Raise ArgumentError unless `size` of the clients can be drawn, beginning with `first` where it is given."""
+    """Raise ArgumentError unless `size` of the clients can be drawn, beginning with `first` unless that is None."""
     if not _is_whole_in(size, 1, clients):
-        raise ArgumentError(f"size: must be a whole number from 1 to the {clients} clients there are, not {size!r}")
+        raise ArgumentError(f"size: must be a whole number from 1 to {clients}, the number of clients, not {size!r}")
     if first is not None and not _is_whole_in(first, 0, clients - 1):
         raise ArgumentError(f"first: must be a client id from 0 to {clients - 1}, not {first!r}")
 
 
 def check_rng(rng: object) -> None:
-    """Raise ArgumentError unless `rng` is a numpy generator; for selections that draw."""
+    """Raise ArgumentError unless `rng` is a numpy generator; called by selections that draw at random."""
     if not isinstance(rng, np.random.Generator):
         raise ArgumentError(f"rng: must be a numpy.random.Generator, not {type(rng).__name__}")
 
 
 def check_cohort(name: str, cohort: object, clients: int) -> IntArray:
-    """Client ids as an array, shape `(cohort,)`; ArgumentError unless they are distinct ids of existing clients."""
+    """Convert client ids to an array, `(cohort,)`; raise ArgumentError unless they are distinct and exist."""
     ids = np.asarray(cohort)
     if ids.ndim != 1 or ids.size == 0 or ids.dtype.kind not in "iu":
-        raise ArgumentError(f"{name}: expected client ids, whole numbers and one at least, got {cohort!r}")
+        raise ArgumentError(f"{name}: expected client ids, one or more whole numbers, got {cohort!r}")
     if ids.min() < 0 or ids.max() >= clients:
         wrong = ids.min() if ids.min() < 0 else ids.max()
-        raise ArgumentError(f"{name}: names client {wrong}, and there are 0 to {clients - 1}")
+        raise ArgumentError(f"{name}: names client {wrong}, but client ids are 0 to {clients - 1}")
     if len(np.unique(ids)) < len(ids):
         raise ArgumentError(f"{name}: names a client twice, {ids.tolist()}")
     return ids.astype(np.int64)
 
 
 def check_first(first: int | None, cohort: IntArray) -> None:
-    """Raise ArgumentError unless a given cohort begins with `first`, where that is given."""
+    """Raise ArgumentError if `first` is given and the cohort begins with another client."""
     if first is not None and first != cohort[0]:
         raise ArgumentError(f"first: the cohort begins with client {cohort[0]} and can't begin with {first!r}")
 

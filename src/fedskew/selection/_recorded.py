@@ -1,4 +1,4 @@
-"""Cohorts as they were recorded, to repeat a run's or to compare methods on the same clients."""
+"""Recorded cohorts, to repeat a run or to compare methods on the same clients."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class RecordedState:
 
 @dataclass(frozen=True)
 class Recorded:
-    """Round r has cohort (r - 1) mod n of the n given ones, whatever the participation.
+    """Selects given cohorts in turn: round r has cohort (r - 1) mod n of n, whatever the participation.
 
     Attributes:
-        cohorts: Client ids of each round, in order of choice. Those of an earlier run are
+        cohorts: Client ids of each round, in the order of choice. An earlier run's cohorts are
             `[record["cohort"] for record in result.rounds[1:]]`.
     """
 
@@ -41,7 +41,7 @@ class Recorded:
             raise ArgumentError("cohorts: expected at least one list of client ids, got none")
 
     def init(self, counts: CountsLike) -> RecordedState:
-        """Return the state before the first round; ArgumentError for an unknown client, or one named twice."""
+        """Return the state before the first round; raise ArgumentError for a client that is unknown or named twice."""
         self.check(counts, 0)
         return RecordedState(0)
 

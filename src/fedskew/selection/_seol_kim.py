@@ -1,14 +1,15 @@
 """SeolKim: Seol & Kim, "Performance Enhancement in Federated Learning by Reducing Class Imbalance of Non-IID Data",
-Sensors 23(3):1152, 2023, Algorithm 2. It is what FedEntOpt's paper compares with as "KL".
+Sensors 23(3):1152, 2023, Algorithm 2. FedEntOpt's paper calls it "KL".
 
-The largest client comes first, with all its data; m is the size of its largest class. Then clients are scanned by
-falling size. With v the labels in use so far and f the class that v has least of, a client without samples of f is
-skipped; any other joins with a quota of min(m - v_c, n_c) samples of each class c. Scans repeat until `size` clients
-are chosen, the KL divergence of v to uniform, in bits, falls below the threshold, or a scan adds no client.
+The largest client comes first, with all its data; m is the size of its largest class. Then clients are scanned in the
+order of falling size. Let v be the label counts in use so far, f the class that v has least of, and n_c the number of
+samples of class c that a client holds. A client without samples of f is skipped; any other joins with a quota of
+min(m - v_c, n_c) samples of each class c. Scans repeat until `size` clients are chosen, the KL divergence of v to
+uniform, in bits, falls below the threshold, or a scan adds no client.
 
-Clients train on, and are weighed by, their quota. The cohort is the same in every round. The printed listing updates v
-before it takes the quota, which would then be 0; here the quota is taken first. No client is chosen twice or with an
-empty quota. The paper gives no threshold.
+Clients train on their quota, and are weighted by it. The cohort is the same in every round. The paper's listing updates
+v before it computes the quota, which would then be 0; here the quota is computed first. No client is chosen twice or
+with an empty quota. The paper gives no threshold.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ class SeolKimState:
     """State of SeolKim.
 
     Attributes:
-        quotas: Samples per class that each client of the last cohort trains on, shape `(cohort, classes)`.
+        quotas: Number of samples of each class that each client of the last cohort trains on, shape `(cohort,
+            classes)`.
     """
 
     quotas: FloatArray
@@ -40,10 +42,10 @@ class SeolKimState:
 
 @component
 class SeolKim:
-    """Add clients that hold the class which the cohort has least of, each with a quota of its samples.
+    """Adds clients that hold the class which the cohort has least of, each with a quota of samples of each class.
 
     Attributes:
-        threshold: KL divergence to uniform, in bits, below which the cohort is even enough.
+        threshold: KL divergence of the cohort's labels to uniform, in bits, below which no further client is added.
     """
 
     paper: ClassVar[str] = "Seol & Kim, Sensors 2023"
@@ -74,14 +76,14 @@ class SeolKim:
         rng: np.random.Generator,
         first: int | None = None,
     ) -> tuple[IntArray, SeolKimState]:
-        """Choose at most `size` clients; the next state has their quotas. See `Selection.select`; `rng` is not used."""
+        """Choose at most `size` clients; the next state has their quotas. See `Selection.select`; `rng` is unused."""
         counts = as_counts(counts)
         check_round(len(counts), size, first)
         waiting = np.argsort(-counts.sum(axis=1), kind="stable")
         cohort = [int(waiting[0]) if first is None else int(first)]
         quotas = [counts[cohort[0]]]
         if not quotas[0].any():
-            raise ArgumentError(f"counts: client {cohort[0]}, which comes first, has no sample")
+            raise ArgumentError(f"counts: client {cohort[0]}, the first of the cohort, holds no sample")
         used = quotas[0]
         most = used.max()
 
@@ -106,9 +108,10 @@ class SeolKim:
 
 
 def _next(counts: FloatArray, waiting: IntArray, start: int, used: FloatArray, most: np.float64) -> int:
-    """The first place from `start` on of a client that holds the rarest class and would add a sample; else the end.
+    """Find the first client from `start` on that holds the rarest class and would add a sample.
 
-    The clients are searched in growing blocks: mostly one of the next few qualifies.
+    Clients are searched in growing blocks, since usually one of the next few qualifies. Returns the client's place in
+    `waiting`; the length of `waiting` if there is no such client.
     """
     rarest = np.argmax(used <= used.min() + TIE)
     many = 16

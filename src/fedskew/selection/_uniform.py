@@ -13,7 +13,7 @@ from fedskew.selection._protocol import IntArray, check_rng, check_round
 
 @component
 class Uniform:
-    """A uniform sample of the clients without replacement, whatever their label counts."""
+    """Draws clients uniformly, without replacement; label counts are not used."""
 
     needs_label_counts: ClassVar[bool] = False
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
@@ -33,7 +33,7 @@ class Uniform:
         rng: np.random.Generator,
         first: int | None = None,
     ) -> tuple[IntArray, None]:
-        """Draw a cohort; see `Selection.select`. With `first`, the others are drawn from the other clients."""
+        """Draw a cohort; see `Selection.select`. With `first`, the rest is drawn from the other clients."""
         clients = len(as_counts(counts))
         check_round(clients, size, first)
         check_rng(rng)

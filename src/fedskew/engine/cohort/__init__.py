@@ -1,7 +1,7 @@
 """Trains a whole cohort in lock-step: parameters are stacked, and a local step is taken for all clients at once.
 
-`_backend` deals a cohort out to stacks, `_stack` schedules a stack's steps, `_step` takes one of them, `_layers` maps
-the network over clients, `_rules` chooses by shapes, and `capture` runs the same steps as CUDA graphs.
+`_backend` divides a cohort into stacks, `_stack` schedules the steps of a stack, `_step` computes one step, `_layers`
+maps the network over clients, `_rules` makes choices from tensor shapes, and `capture` runs steps as CUDA graphs.
 """
 
 from fedskew.engine.cohort._backend import CohortBackend, CohortRequest, train_together

@@ -22,20 +22,20 @@ from fedskew.models import FlatModel
 
 @dataclass
 class CohortBackend(Backend):
-    """Trains a cohort together, on the device of `model`.
+    """Trains the clients of a cohort in lock-step, on the device of `model`.
 
-    Clients are stacked in the order of their numbers of steps, and leave the stack when they are done. Losses, draws,
-    replies and states are those of `SequentialBackend`, to floating-point tolerance. Losses and local steps are mapped
-    over clients by `torch.func.vmap`, and short batches are padded: they must not branch on values, and a loss must
-    leave out the rows that `Batch.mask` does.
+    Clients are stacked in the order of their numbers of steps, and leave the stack when they have finished. Losses,
+    draws, replies and states equal those of `SequentialBackend` to floating-point tolerance. Losses and local steps are
+    mapped over clients by `torch.func.vmap`, so they must not branch on values. Short batches are padded, so a loss
+    must ignore the rows at which `Batch.mask` is False.
 
     Attributes:
         model: The network.
         work: Local training.
         observe: Called with every client's model after its training.
-        chunk: How many clients are stacked at a time, at most; None: as many as memory allows, by shapes.
-        capture: Capture a step as a CUDA graph, where that is possible. On the CPU the same step runs as it is, on the
-            tensors that a graph would have.
+        chunk: Largest number of clients in a stack; None: as many as fit into memory, estimated from tensor shapes.
+        capture: Capture steps as CUDA graphs where possible. On the CPU the same steps run without a graph, on the
+            tensors that a graph would use.
     """
 
     name: ClassVar[str] = "cohort"
@@ -62,12 +62,12 @@ class CohortBackend(Backend):
 
     @cached_property
     def stack_size(self) -> int:
-        """How many clients are stacked at a time, at most."""
+        """Largest number of clients in a stack."""
         return self.chunk or stack_size(self.model, self.work)
 
     @property
     def not_captured(self) -> str | None:
-        """Why steps are not captured although `capture` is set, as far as known by now; None without a reason."""
+        """Why steps are not captured although `capture` is set; None if they are, or before the first round."""
         return self.trainer.not_captured
 
 
@@ -81,11 +81,11 @@ class CohortRequest(NamedTuple):
 
 
 def train_together(requests: Sequence[CohortRequest]) -> list[list[Update]]:
-    """Train rounds of several federations as one cohort.
+    """Train the cohorts of several federations as one cohort.
 
     Args:
-        requests: The rounds, of federations that differ in nothing but their data and seed. The first one's backend
-            decides on the size of stacks.
+        requests: A round of each federation. The federations differ only in their data and seed; the backend of the
+            first one sets the size of stacks.
 
     Returns:
         The updates of each federation, in the order of its cohort.

@@ -20,11 +20,15 @@ _INSIDE = "inside.model."
 
 
 class MappedNetwork:
-    """The forward pass of one client at any parameters, to be mapped by `torch.func.vmap`.
+    """The forward pass of one client at given parameters, to be mapped over clients by `torch.func.vmap`.
 
-    Frozen tensors are those of `model` itself. Batch norm uses the statistics of the client's real rows only, and
-    running statistics are returned instead of written; PyTorch's own knows no mask. `train`: in training mode; else in
-    eval mode, but for batch norm with `batch_statistics`.
+    Frozen tensors are shared with `model`. Batch norm, unlike PyTorch's, uses the statistics of the client's real rows
+    only, and returns its running statistics instead of writing them.
+
+    Args:
+        model: The network, flat.
+        train: Whether the network is in training mode; otherwise in eval mode.
+        batch_statistics: Whether batch norm is in training mode even if `train` is False.
     """
 
     def __init__(self, model: FlatModel, train: bool, batch_statistics: bool = False) -> None:
@@ -51,10 +55,19 @@ class MappedNetwork:
         mask: Tensor | None = None,
         smallest: int = 0,
     ) -> tuple[Outputs, Tensor, Tensor]:
-        """The network's outputs for `x`, `(batch, ...)`, and its buffers and integer buffers afterwards.
+        """Compute the network's outputs, and its buffers afterwards.
 
-        `parameters`: by name; `key`: of its dropout; `mask`: real rows, `(batch,)`; `smallest`: number of real rows in
-        the smallest batch.
+        Args:
+            parameters: The client's parameters, by name.
+            buffers: The client's floating-point buffers, `(buffers,)`.
+            integers: The client's integer buffers, `(integers,)`.
+            x: Inputs, `(batch, ...)`.
+            key: Key of the dropout layers' draws; None without dropout.
+            mask: True at real rows, `(batch,)`; None: all rows are real.
+            smallest: Number of real rows in the smallest batch of the stack; read only with a mask.
+
+        Returns:
+            The outputs, the floating-point buffers and the integer buffers.
         """
         views = {**parameters, **self._model.buffer_views(buffers, integers)}
         tensors = {_INSIDE + name: tensor for name, tensor in views.items()}
@@ -68,30 +81,30 @@ class MappedNetwork:
         return outputs, torch.cat(floating) if floating else buffers, torch.cat(whole) if whole else integers
 
     def views(self, parameters: Tensor) -> dict[str, Tensor]:
-        """A vector, or a stack of vectors, `(clients, parameters)`, as named views, `(clients, ...)`."""
+        """Split a parameter vector, or a stack of them, `(clients, parameters)`, into named views, `(clients, ...)`."""
         return self._model.views(parameters) if parameters.dim() == 1 else vmap(self._model.views)(parameters)
 
     @property
     def has_dropout(self) -> bool:
-        """Whether it has dropout layers, which need a key."""
+        """Whether the network has dropout layers, which need a key."""
         return bool(self._keys)
 
     @property
     def has_batch_norm(self) -> bool:
-        """Whether it has batch norm, which needs to know the smallest batch."""
+        """Whether the network has batch norm, which reads the size of the smallest batch."""
         return any(isinstance(layer, _BatchNorm) for layer in self._network.modules())
 
 
 @dataclass
 class _BatchMask:
-    """Which rows of the present batch are real, `(batch,)`, None for all; and how many in the smallest batch."""
+    """Mask of the current batch's real rows, `(batch,)`, None for all; number of real rows in the smallest batch."""
 
     real: Tensor | None = None
     smallest: int = 0
 
 
 class _Whole(nn.Module):
-    """The network, which also returns its buffers after the forward pass."""
+    """The network, returning its buffers after the forward pass beside its outputs."""
 
     def __init__(self, module: nn.Module, buffers: list[str]) -> None:
         super().__init__()
@@ -105,13 +118,13 @@ class _Whole(nn.Module):
 
 
 def on_stacks(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
-    """Inside a mapped function: `function` of the whole stacks, `(clients, ...)`, of these tensors; it returns one."""
+    """Inside a mapped function, call `function` once on the stacks, `(clients, ...)`, that the tensors are rows of."""
     result: Tensor = _OnStacks.apply(function, *tensors)  # type: ignore[no-untyped-call]
     return result
 
 
 class _OnStacks(torch.autograd.Function):
-    """PyTorch's way to define by hand how something is mapped."""
+    """Applies a function to whole stacks when it is mapped: PyTorch's interface for a custom `vmap` rule."""
 
     @staticmethod
     def forward(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
@@ -133,7 +146,7 @@ class _OnStacks(torch.autograd.Function):
 
 
 def _swap_layers(module: nn.Module, mask: _BatchMask) -> nn.Module:
-    """Replace PyTorch's layers by those of this file, in place; returns the module."""
+    """Replace PyTorch's layers by the layers of this file, in place; return the module."""
     swapped: dict[nn.Module, nn.Module] = {}
     for layer in module.modules():
         if type(layer) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm):
@@ -150,7 +163,7 @@ def _swap_layers(module: nn.Module, mask: _BatchMask) -> nn.Module:
 
 
 def _trains_weight(layer: nn.Linear) -> bool:
-    """Whether the weight is a parameter that is trained, and not computed, as PyTorch's parametrizations do."""
+    """Whether the weight is a trained parameter; under PyTorch's parametrizations it is computed instead."""
     weight = layer._parameters.get("weight")
     return weight is not None and weight.requires_grad
 
@@ -198,7 +211,7 @@ class _BatchNorm(nn.Module):
             centred = torch.where(real, x - mean.view(1, -1, *[1] * (x.dim() - 2)), 0)
             var = centred.square().sum(along) / number
         if self.training and self.running_mean is not None and self.running_var is not None:
-            assert self.num_batches_tracked is not None, "it is there where the running statistics are"
+            assert self.num_batches_tracked is not None, "a layer with running statistics counts its batches"
             self.num_batches_tracked = self.num_batches_tracked + 1
             share = 1.0 / self.num_batches_tracked if self._momentum is None else self._momentum
             unbiased = var.detach() * (number / (number - 1))
@@ -208,9 +221,10 @@ class _BatchNorm(nn.Module):
 
 
 class _Linear(nn.Linear):
-    """A linear layer whose gradient comes out as its weights lie in memory.
+    """A linear layer whose gradient has the memory layout of its weights.
 
-    As PyTorch maps it, the gradient of all clients' weights is transposed, and copying it takes as long as the product.
+    If PyTorch maps its own layer, the gradient of all clients' weights is transposed; copying it into the layout of the
+    weights takes as long as the product.
     """
 
     def __init__(self, layer: nn.Linear) -> None:
@@ -228,7 +242,7 @@ class _Linear(nn.Linear):
 
 
 class _Conv2d(nn.Module):
-    """A convolution in the form that is fastest for its shape (see `CONVOLUTION_FORMS`)."""
+    """A convolution, computed in the form that `convolution_form` chooses."""
 
     weight: Tensor
     bias: Tensor | None
@@ -250,17 +264,18 @@ class _Conv2d(nn.Module):
         return functional.conv2d(x, weight, bias, self._stride, self._padding, self._dilation, self._groups)
 
     def _one_by_one(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """One client's after another's. The images' channels stay innermost, which is faster on CPUs."""
+        """Convolve one client's images after another's, with channels innermost, which is faster on CPUs."""
         biases = [None] * len(x) if bias is None else bias.unbind()
         images = [self._convolve(*own) for own in zip(x.unbind(), weight.unbind(), biases, strict=True)]
         return torch.stack([image.permute(0, 2, 3, 1) for image in images]).permute(0, 1, 4, 2, 3)
 
     def _as_columns(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """All clients' in one batched product of their patches, `(clients, batch * places, patch)`, and weights.
+        """Convolve by one batched product of all clients' patches, `(clients, batch * places, patch)`, and weights.
 
-        Patches are views that are copied at once; PyTorch's own `unfold` on a GPU is a launch for every image.
+        Patches are views that one operation copies; PyTorch's `functional.unfold` launches a kernel for every image on
+        a GPU.
         """
-        assert not isinstance(self._padding, str), "the rule chooses another form then"
+        assert not isinstance(self._padding, str), "convolution_form chooses another form for padding given by name"
         clients, outs, (down, across) = len(x), weight.shape[1], self._padding
         patches = functional.pad(x.flatten(0, 1), (across, across, down, down))
         for axis, (side, dilation, stride) in enumerate(
@@ -276,7 +291,7 @@ class _Conv2d(nn.Module):
 
 
 def _take_over(new: nn.Module, old: nn.Module) -> None:
-    """Give a new layer the parameters and buffers of the old one, the very same tensors, and its mode."""
+    """Give a new layer the parameters, the buffers (the same tensors, not copies) and the mode of an old one."""
     for name, parameter in old._parameters.items():
         new.register_parameter(name, parameter)
     for name, buffer in old._buffers.items():

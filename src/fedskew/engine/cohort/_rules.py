@@ -1,6 +1,6 @@
-"""What is chosen by rule: whether a cohort trains in lock-step, how many clients are stacked, a convolution's form.
+"""Rules that choose whether a cohort trains in lock-step, how many clients are stacked, and a convolution's form.
 
-A rule reads shapes and the kind of device, never a clock: the same config gives the same bits.
+A rule reads tensor shapes and the kind of device, never a clock, so that the same config gives the same bits.
 """
 
 from __future__ import annotations
@@ -17,20 +17,21 @@ ConvolutionForm = Literal["each", "columns", "grouped"]
 
 CPU_MEMORY = 2**30
 GPU_SHARE = 0.5
-COPIES = 8  # of a client's parameters at a time: sent, start, gradient, carried and what a step makes of them
+COPIES = 8  # parameter vectors of a client that exist at a time: sent, start, gradient, carried, a step's results
 
 
 def faster_together(model: FlatModel, work: LocalWork, clients: int) -> bool:
-    """Whether a cohort trains faster in lock-step than one client after another, as far as measured.
+    """Estimate from measurements whether a cohort trains faster in lock-step than one client after another.
 
-    On a CPU: 16 clients or more, of at most 60,000 parameters without convolutions, or 70,000 with them and batches of
-    at most 10. On a GPU nothing has been measured yet: two clients or more, of at most 2 million parameters. Never
-    where a network, loss, step or hook is not this package's own, since it may not be made to be mapped.
+    On a CPU it does from 16 clients on, if the network has at most 60,000 parameters and no convolutions, or at most
+    70,000 with convolutions and batches of at most 10. On a GPU nothing has been measured yet; the rule is two clients
+    or more and at most 2 million parameters. The answer is always no if a network, loss, step or hook is not this
+    package's own, since it may not support being mapped.
 
-    A mapped step costs about 2 ms whatever it maps; beyond that, large stacks leave the cache that one client's
-    parameters fit in. Measured: rounds of one epoch, SGD with momentum, on one thread of a Xeon with 2 MiB of
-    second-level cache; the time one after another over the time in lock-step, for all of 48 clients (24 with
-    convolutions) and fewer:
+    Mapping a step costs about 2 ms, independent of its size; large stacks, in addition, exceed the cache that one
+    client's parameters fit in. Measured: rounds of one epoch, SGD with momentum, on one thread of a Xeon with 2 MiB of
+    second-level cache. The table shows the time one after another divided by the time in lock-step, for 8 clients, 16
+    clients, and all 48 (24 with convolutions):
 
     | network | parameters | batch | 8 clients | 16 clients | all |
     | --- | ---: | ---: | ---: | ---: | ---: |
@@ -65,10 +66,10 @@ def faster_together(model: FlatModel, work: LocalWork, clients: int) -> bool:
 
 
 def stack_size(model: FlatModel, work: LocalWork) -> int:
-    """How many clients are stacked at a time, from the memory that a step of one of them takes.
+    """Compute how many clients fit into a stack, from the memory that one client's step takes.
 
-    All of them take 1 GiB on a CPU, and on a GPU half of its memory. What a step saves for its backward pass is counted
-    twice.
+    A stack may take 1 GiB on a CPU, and on a GPU half of its memory. Tensors that a step saves for its backward pass
+    count twice.
     """
     device = model.vector.device
     budget = CPU_MEMORY if device.type == "cpu" else GPU_SHARE * torch.cuda.get_device_properties(device).total_memory
@@ -76,7 +77,7 @@ def stack_size(model: FlatModel, work: LocalWork) -> int:
 
     def count(tensor: Any) -> Any:
         nonlocal saved
-        if tensor.untyped_storage().data_ptr() != own:  # the parameters, which are counted below
+        if tensor.untyped_storage().data_ptr() != own:  # not the parameters, which are counted below
             saved += tensor.numel() * tensor.element_size()
         return tensor
 
@@ -89,7 +90,7 @@ def stack_size(model: FlatModel, work: LocalWork) -> int:
 
 
 def _is_ours(model: FlatModel, work: LocalWork) -> bool:
-    """Return whether everything that is mapped over clients is this package's own."""
+    """Return whether this package defines everything that is mapped over clients."""
     losses = [work.objective.loss, *(term for _, term in work.objective.terms)]
     parts = [model.module, work.local_step, *losses, *work.hooks.values()]
     return all(type(part).__module__.startswith("fedskew.") for part in parts) and not isinstance(
@@ -98,10 +99,11 @@ def _is_ours(model: FlatModel, work: LocalWork) -> bool:
 
 
 CONVOLUTION_FORMS: dict[str, ConvolutionForm] = {"cpu": "each"}
-"""How clients' convolutions, each with its own weights, are computed together, by the kind of device.
+"""The form in which convolutions of several clients, each with its own weights, are computed, by the kind of device.
 
-"each": one client's after another's; "columns": patches, and one batched matrix product; "grouped": one convolution
-with a group for each client, PyTorch's own rule. Forward and backward passes on one thread of a Xeon, in ms:
+"each": one client's after another's; "columns": one batched matrix product of patches and weights; "grouped": one
+convolution with a group for each client, PyTorch's own rule. Forward and backward passes on one thread of a Xeon, in
+ms:
 
 | layer, clients x batch | each | grouped | columns |
 | --- | ---: | ---: | ---: |
@@ -113,13 +115,12 @@ with a group for each client, PyTorch's own rule. Forward and backward passes on
 | 32->64 3x3, 10 x 10 | 158 | 197 | 418 |
 | 32->64 3x3, 50 x 10 | 532 | 1268 | 2458 |
 
-On other devices the form is "columns", where it is possible. On a GPU nothing has been measured yet; columns are
-batched products of the sizes that GPUs like, and cuDNN's grouped convolutions are known to be slow with few channels a
-group.
+On other devices the form is "columns" where possible. Nothing has been measured on a GPU yet: columns give large
+batched products, which suit GPUs, and cuDNN's grouped convolutions are known to be slow with few channels a group.
 """
 
 
 def convolution_form(device: str, groups: int, padded_by_name: bool) -> ConvolutionForm:
-    """Return the form of a convolution; columns support neither groups nor padding given by name."""
+    """Return the form of a convolution; "columns" supports neither groups nor padding given by name."""
     form = CONVOLUTION_FORMS.get(device, "columns")
     return "grouped" if form == "columns" and (groups != 1 or padded_by_name) else form

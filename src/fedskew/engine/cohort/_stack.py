@@ -1,4 +1,4 @@
-"""Clients whose parameters are stacked: which client takes which step on which rows, and all steps of all of them."""
+"""Stacks of clients: which client takes which step on which rows, and the training of a whole stack."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fedskew.randomness import Purpose, mix, stream_key
 
 
 class StackedClient:
-    """One client of a stack."""
+    """One client of a stack: its work, its setup and its number of steps."""
 
     def __init__(self, work: LocalWork, setup: ClientSetup) -> None:
         self.work, self.setup = work, setup
@@ -34,12 +34,12 @@ class StackedClient:
 
     @property
     def kind(self) -> Any:
-        """What must be the same in a stack: the round, and names and shapes of what was kept and sent."""
+        """A key of the clients that can be stacked: the round, and names and shapes of client state and broadcast."""
         named = self.setup.state, self.setup.sent.broadcast
         return self.setup.round, *(tuple((name, value.shape) for name, value in one.items()) for one in named)
 
     def batches(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The rows of each step's batch, `(steps, batch size)`; a short batch is padded with rows of the client."""
+        """Return the rows of each step's batch, `(steps, batch size)`; the client's rows also pad short batches."""
         task, size = self.setup.task, self.work.training.batch_size
         if not self.steps:
             return np.zeros((0, size), dtype=np.int64)
@@ -50,25 +50,27 @@ class StackedClient:
         return table.reshape(-1, size)[: self.steps]
 
     def lengths(self) -> NDArray[np.int64]:
-        """How many rows of each step's batch are real, `(steps,)`."""
+        """Return the number of real rows in each step's batch, `(steps,)`."""
         size = self.work.training.batch_size
         epoch = np.full(self._epoch, size, dtype=np.int64)
         epoch[-1:] = self.size - size * (self._epoch - 1)
         return np.resize(epoch, self.steps)
 
     def in_last_epoch(self, step: int) -> bool:
-        """Whether a step belongs to its last local epoch."""
+        """Return whether a step belongs to the client's last local epoch."""
         return step // self._epoch == self.setup.task.epochs - 1
 
     def key(self, purpose: Purpose) -> int:
-        """The key of its random draws inside steps."""
+        """Return the key of the client's random draws inside steps."""
         return stream_key(self.work.seed, purpose, self.setup.round, self.setup.task.client)
 
 
 class StackTrainer:
     """Trains stacks of clients.
 
-    `not_captured`: why steps are not captured where they were to be; None without a reason.
+    Attributes:
+        not_captured: Why steps are not captured although this was asked for; None if they are, or were not to be.
+        step: The local step of stacked clients.
     """
 
     not_captured: str | None = None
@@ -77,21 +79,26 @@ class StackTrainer:
         self.step = step
 
     def train(self, clients: Sequence[StackedClient]) -> list[ClientResult]:
-        """All steps of clients of one kind, which are given with most steps first."""
+        """Take all steps of clients of one kind, given in the order of falling numbers of steps."""
         return Stack(self.step, clients).train()
 
 
 class Stack:
-    """The data and the schedule of clients of one kind, with most steps first, so that active ones are always first.
+    """The data and the schedule of clients of one kind.
 
-    With `apart`, their samples are copied out of the data set.
+    The clients are ordered by falling numbers of steps, so that the active ones always come first.
+
+    Args:
+        step: The local step of stacked clients.
+        clients: Clients of one kind, in the order of falling numbers of steps.
+        apart: Whether to copy the clients' samples out of the data set.
 
     Attributes:
-        data: What stays the same during their training.
-        active: How many clients take each step.
+        data: Data that stay the same during training.
+        active: Number of clients that take each step.
         rows: Rows of each batch, `(steps, clients, batch size)`.
-        sizes: How many of these are real, `(steps, clients)`; 0 where a client has finished.
-        lengths: The same on the device.
+        sizes: Number of real rows of each batch, `(steps, clients)`; 0 once a client has finished.
+        lengths: `sizes` as a tensor on the training device.
         dropout: Keys of the dropout layers, `(steps, clients)`; None without dropout.
         smallest: Number of real rows in the smallest batch.
     """
@@ -104,7 +111,7 @@ class Stack:
         self._schedule(rows)
 
     def train(self) -> list[ClientResult]:
-        """All steps of all clients; results in the order of the clients."""
+        """Take all steps of all clients; return the results in the order of the clients."""
         clients, work = self.clients, self.work
         model, carried = self.start()
         finished = split_clients(model, carried, slice(self.active[0] if self.active else 0, len(clients)))
@@ -133,13 +140,13 @@ class Stack:
         return self.results(finished, totals, gathered)
 
     def start(self) -> tuple[ModelState, Tensor | None]:
-        """Every client's model and what its local step carries, before the first step."""
+        """Return every client's model and the state of its local step, before the first step."""
         clients, sent = self.clients, self.data.sent.model
         if "sent" in self.data.own:
             model = self.data.own["sent"]
         else:
             model = ModelState(*(part.expand(len(clients), -1) for part in sent))
-        # Cloned, because layers of a user's own may write to buffers in place.
+        # Cloned, because a user's own layers may write to buffers in place.
         model = model._replace(buffers=model.buffers.clone(), integers=model.integers.clone())
         fresh = self.work.local_step.init(self.settings)
         if fresh is None:
@@ -152,7 +159,7 @@ class Stack:
         totals: Tensor,
         gathered: Sequence[dict[str, Named]],
     ) -> list[ClientResult]:
-        """The clients after their last step; `totals`: sums of their objectives over all samples seen, `(clients,)`."""
+        """Make the results of finished clients; `totals`: sums of their objectives over all samples, `(clients,)`."""
         losses = (totals / self.lengths.sum(0).clamp(min=1)).tolist()
         return [
             ClientResult(model, carried, client.steps, loss, own)
@@ -160,7 +167,7 @@ class Stack:
         ]
 
     def _own(self) -> dict[str, Any]:
-        """What differs between clients throughout; what was sent is in it only where there are several servers."""
+        """Stack the data that differ between clients; with several servers also what each of them sent."""
         setups = [client.setup for client in self.clients]
         own: dict[str, Any] = {
             "counts": torch.stack([one.context.counts for one in setups]),
@@ -182,7 +189,10 @@ class Stack:
         return keys.unsqueeze(1).to(self._device)
 
     def _samples(self, apart: bool) -> tuple[Inputs, Tensor, list[NDArray[np.int64]]]:
-        """Inputs and targets that contain all clients' samples, and each one's rows; copies if there are several."""
+        """Return inputs and targets with the samples of all clients, and each client's rows of them.
+
+        They are the data set itself if all clients share one and `apart` is False, else copies of the samples.
+        """
         samples = [client.setup.samples for client in self.clients]
         inputs, targets, _, _ = samples[0]
         if not apart and all(one.inputs is inputs and one.targets is targets for one in samples):
@@ -196,7 +206,7 @@ class Stack:
         )
 
     def _schedule(self, rows: Sequence[NDArray[np.int64]]) -> None:
-        """Set which client does what in each step."""
+        """Set the attributes that say which client trains on which rows in each step."""
         clients, steps = self.clients, self.clients[0].steps
         table = np.zeros((steps, len(clients), self.work.training.batch_size), dtype=np.int64)
         self.sizes = np.zeros((steps, len(clients)), dtype=np.int64)
@@ -213,7 +223,7 @@ class Stack:
             self.dropout = mix(0, keys, torch.arange(steps).unsqueeze(1)).to(self._device)
 
     def _step_inputs(self, number: int) -> StepInputs:
-        """One step of the active clients, as wide as the longest batch."""
+        """Return the inputs of one step of the active clients, as wide as the longest batch."""
         active = self.active[number]
         sizes = self.sizes[number, :active]
         width, smallest = int(sizes.max()), int(sizes.min())
@@ -224,13 +234,16 @@ class Stack:
         return StepInputs(number, self.rows[number, :active, :width], mask, smallest, dropout)
 
     def _first_data(self, clients: int) -> StackData:
-        """The data of the first clients."""
+        """Return the data of the first `clients` clients."""
         augmentation = None if self.data.augmentation is None else self.data.augmentation[:clients]
         return self.data._replace(own=_first(self.data.own, clients), augmentation=augmentation)
 
 
 def split_clients(model: ModelState, carried: Tensor | None, which: slice) -> list[tuple[ModelState, Tensor | None]]:
-    """The model and carried vector of some clients, one by one; copied if others go on, so that memory is freed."""
+    """Split stacked clients into models and carried vectors of single clients.
+
+    They are copied if other clients of the stack go on training, so that the stack's memory can be freed.
+    """
     clients = which.stop - which.start
     parts = [
         part[which] if clients == len(part) else part[which].clone() for part in (*model, carried) if part is not None
@@ -240,5 +253,5 @@ def split_clients(model: ModelState, carried: Tensor | None, which: slice) -> li
 
 
 def _first(tree: Any, clients: int) -> Any:
-    """The first rows of every tensor of a tree."""
+    """Return the first `clients` rows of every tensor of a tree."""
     return tree_map(lambda part: None if part is None else part[:clients], tree)

@@ -21,7 +21,7 @@ from fedskew.randomness import mix
 
 
 class Networks(NamedTuple):
-    """The network in training, and as the teacher and a client's previous model where a loss reads them."""
+    """The network to train; the teacher and the client's previous model, each None unless a loss reads it."""
 
     train: MappedNetwork
     teacher: MappedNetwork | None
@@ -29,14 +29,14 @@ class Networks(NamedTuple):
 
 
 class StackData(NamedTuple):
-    """What stays the same for stacked clients during their training.
+    """Data of stacked clients that stay the same during their training.
 
     Attributes:
         inputs: Inputs that contain the samples of all clients.
-        targets: Their class ids.
-        sent: What the server sent; the first one's where there are several servers.
-        own: What differs between clients, `(clients, ...)`: label counts, what they kept, and what they were sent where
-            there are several servers.
+        targets: Class ids of `inputs`.
+        sent: What the server sent; with several servers (federations trained together), what the first one sent.
+        own: Data that differ between clients, `(clients, ...)`: label counts and states; with several servers also what
+            each client was sent.
         augmentation: Keys of the augmentation's draws, `(clients, 1)`; None without augmentation.
     """
 
@@ -48,13 +48,13 @@ class StackData(NamedTuple):
 
 
 class StepInputs(NamedTuple):
-    """What stacked clients do in one step.
+    """Inputs of one step of stacked clients.
 
     Attributes:
         number: Number of the step, from 0.
         rows: Rows of each client's batch, `(clients, width)`.
-        mask: Which of them are real, `(clients, width)`; None: all.
-        smallest: The number of real rows in the smallest batch.
+        mask: True at real rows, `(clients, width)`; None: all rows are real.
+        smallest: Number of real rows in the smallest batch.
         dropout: Keys of the dropout layers, `(clients,)`; None without dropout.
     """
 
@@ -66,13 +66,13 @@ class StepInputs(NamedTuple):
 
 
 class StepResult(NamedTuple):
-    """Stacked clients after a step.
+    """The result of one step of stacked clients.
 
     Attributes:
-        model: Their models.
-        carried: What their local steps carry on; None: nothing.
-        values: Objectives at the parameters that the step began with, `(clients,)`.
-        batch: Features, logits and targets there, `(clients, width, ...)`.
+        model: The clients' models, `(clients, ...)`.
+        carried: States of the local steps, such as momentum buffers, `(clients, ...)`; None: they have none.
+        values: Objectives at the parameters with which the step began, `(clients,)`.
+        batch: Features, logits and targets at these parameters, `(clients, width, ...)`.
     """
 
     model: ModelState
@@ -83,7 +83,7 @@ class StepResult(NamedTuple):
 
 @dataclass(frozen=True)
 class Step:
-    """A local step of stacked clients: the same operations, whatever the tensors contain."""
+    """A local step of stacked clients. Its operations depend on shapes, not on values, so that it can be captured."""
 
     networks: Networks
     work: LocalWork
@@ -97,9 +97,17 @@ class Step:
         model: ModelState,
         carried: Tensor | None,
     ) -> StepResult:
-        """One step of every client; no argument is written to.
+        """Take one step of every client, without writing to an argument.
 
-        Of `settings`, only learning rate, momentum and weight decay count; what was sent and kept is in `data`.
+        Args:
+            data: Data that stay the same during training, with what was sent and what clients kept.
+            step_inputs: Inputs of this step.
+            settings: Gives the learning rate, momentum and weight decay; its other fields are not read.
+            model: The clients' models, `(clients, ...)`.
+            carried: States of the local steps, `(clients, ...)`; None: they have none.
+
+        Returns:
+            The clients' models and states after the step, and the objectives and batches before it.
         """
         own = self._own(data, step_inputs, model)
         objective = _StackObjective(self, data.sent, own, step_inputs.smallest, model)
@@ -118,7 +126,7 @@ class Step:
         return StepResult(following, after[1] if len(after) > 1 else None, objective.values, objective.batch)
 
     def _own(self, data: StackData, step_inputs: StepInputs, model: ModelState) -> dict[str, Any]:
-        """What differs between clients in this step: `data.own`, the batch, and the outputs of other models on it."""
+        """Collect what differs between clients in this step: `data.own`, batches, and other models' outputs on them."""
         clients, width = step_inputs.rows.shape
         rows = step_inputs.rows.reshape(-1)
         x = data.inputs.index_select(0, rows)
@@ -142,7 +150,7 @@ class Step:
         return own
 
     def _teach(self, network: MappedNetwork, sent: Sent, own: dict[str, Any], smallest: int) -> Outputs:
-        """The teacher's outputs on each client's batch."""
+        """Compute the teacher's outputs on each client's batch."""
         if "sent" not in own and not network.batch_statistics:  # one pass over the rows of all clients
             rows = own["x"].shape[:2]
             parameters, buffers, integers = sent.model
@@ -164,7 +172,8 @@ class Step:
 class _StackObjective:
     """The objective on one batch of each client, and its gradient, at any parameters.
 
-    `buffers` and `integers` are those after the last evaluation; `values` and `batch` are as in `StepResult`.
+    `buffers` and `integers` are the networks' buffers after the last evaluation; `values` and `batch` are as in
+    `StepResult`.
     """
 
     values: Tensor
@@ -176,14 +185,17 @@ class _StackObjective:
         self._evaluated = False
 
     def gradient(self, parameters: Tensor) -> Tensor:
-        """One client's gradient, `(parameters,)`, inside a mapped step."""
+        """Compute one client's gradient, `(parameters,)`; called inside a mapped step."""
         return on_stacks(self._gradients, parameters)
 
     def _gradients(self, parameters: Tensor) -> Tensor:
-        """Each client's gradient, `(clients, parameters)`: that of the sum, as clients share no parameters."""
+        """Compute each client's gradient, `(clients, parameters)`.
+
+        As clients share no parameters, it is the gradient of the sum of their objectives.
+        """
         views = self._network.views
         with torch.enable_grad():
-            # Of each tensor apart: the gradient of a slice of a vector would be a whole vector, mostly zeros.
+            # Each tensor is a leaf of its own: the gradient of a slice of a vector would be a full vector of zeros.
             leaves = {name: view.detach().requires_grad_() for name, view in views(parameters).items()}
             values, seen, buffers, integers = vmap(self._value)(leaves, self.buffers, self.integers, self._own)
             by_name = torch.autograd.grad(values.sum(), list(leaves.values()), materialize_grads=True)
@@ -197,7 +209,7 @@ class _StackObjective:
         return gradients
 
     def _value(self, parameters: Named, buffers: Tensor, integers: Tensor, own: dict[str, Any]) -> Any:
-        """One client's objective, 0-d, the network's outputs, and its buffers afterwards."""
+        """Compute one client's objective, 0-d, the network's outputs, and its buffers afterwards."""
         mask = own.get("mask")
         outputs, buffers, integers = self._network(
             parameters, buffers, integers, own["x"], own.get("key"), mask, self._smallest

@@ -1,9 +1,9 @@
-"""Stacks that train by captured steps (CUDA graphs): at fixed shapes, over tensors that stay from round to round.
+"""Training of stacks by captured steps (CUDA graphs): fixed shapes, and tensors that stay in place between rounds.
 
-A step is captured once for a number of clients, its width. Clients that have finished stay in the stack until half of
-it is finished, and nothing of theirs changes; then the step of half the width takes over, on the same tensors. Batches
-are as wide as the batch size, with a mask. The number of the step is counted on the device, so a step needs nothing of
-the host. No other file knows of captured steps but through `CapturedTrainer`.
+A step is captured once for each number of clients, its width. Clients that have finished stay in the stack, without
+change, until half of the stack has finished; then the step of half the width takes over, on the same tensors. Batches
+are padded to the batch size, with a mask. The number of the step is counted on the device, so that a step needs nothing
+from the host. Other files use captured steps only through `CapturedTrainer`.
 """
 
 from __future__ import annotations
@@ -28,17 +28,18 @@ from fedskew.models import ModelState
 
 WARM_UPS = 3
 KINDS = 4
-"""How many kinds of stacks have tensors of their own at a time: with and without states of a first participation."""
+"""Largest number of kinds of stacks that have tensors at a time. Kinds differ, for example, in clients' states."""
 
 Tensors = dict[str, dict[str, Any]]
-"""What a stack trains on, in groups whose first dimensions are alike: "samples" `(samples, ...)`, "schedule" `(steps,
-clients, ...)`, "clients" `(clients, ...)`, and "shared" by all."""
+"""The tensors of a stack, in groups with equal first dimensions: "samples" `(samples, ...)`, "schedule" `(steps,
+clients, ...)`, "clients" `(clients, ...)`, and "shared" by all clients."""
 
 
 class CapturedFunction:
-    """A function without arguments that reads and writes tensors which stay where they are.
+    """A function without arguments that reads and writes tensors at fixed places in memory.
 
-    Once `capture` has been called, a call costs one launch on a GPU. On other devices a call is the function itself.
+    After `capture`, a call on a GPU replays the recorded graph, with a single launch. On other devices a call runs the
+    function.
     """
 
     def __init__(self, function: Callable[[], None], device: torch.device) -> None:
@@ -46,10 +47,17 @@ class CapturedFunction:
         self._graph: Any = None
 
     def capture(self, pool: Any = None) -> None:
-        """Run the function, at most `WARM_UPS` + 1 times, and record its launches on a GPU; `pool`: its memory there.
+        """Run the function, at most `WARM_UPS` + 1 times, and on a GPU record its launches.
 
-        Its tensors then contain what these runs made of them. Raises what the function does, and RuntimeError where it
-        waits for the GPU, or cannot be captured for another reason; even then this object must be kept.
+        The runs change the function's tensors. Keep this object even if an error is raised: PyTorch may still access
+        the graph.
+
+        Args:
+            pool: Memory pool of the graph on a GPU; None: a new one.
+
+        Raises:
+            RuntimeError: The function waits for the GPU, or can't be captured for another reason. Errors of the
+                function itself are raised unchanged.
         """
         if self._device.type != "cuda":
             self.function()
@@ -57,13 +65,13 @@ class CapturedFunction:
         with torch.cuda.device(self._device):
             self._warm_up()
             current = torch.cuda.current_stream()
-            # PyTorch may ask a graph that failed for its stream later on, so it is kept.
+            # Kept also if the capture fails, since PyTorch may ask the graph for its stream later.
             self._graph = torch.cuda.CUDAGraph()
             try:
                 with torch.cuda.graph(self._graph, pool=pool):
                     self.function()
             finally:
-                torch.cuda.set_stream(current)  # a capture that failed may have left its own in place
+                torch.cuda.set_stream(current)  # a failed capture may leave its own stream current
 
     def __call__(self) -> None:
         """Run the function."""
@@ -73,9 +81,10 @@ class CapturedFunction:
             self._graph.replay()
 
     def _warm_up(self) -> None:
-        """Runs that make what must not be part of a graph: handles of libraries, constants that are kept.
+        """Run the function before the capture, so that it creates what must not be part of a graph.
 
-        The last one reports whether the function waits for the GPU, more gently than a capture would.
+        These are, for example, handles of libraries and cached constants. The last run raises RuntimeError if the
+        function waits for the GPU; a capture would fail with a harder error.
         """
         own = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         current = torch.cuda.current_stream()
@@ -90,9 +99,9 @@ class CapturedFunction:
 
 @contextmanager
 def _waits_refused() -> Iterator[None]:
-    """Raise RuntimeError at what makes the host wait for the GPU."""
+    """Raise RuntimeError at operations that make the host wait for the GPU."""
     before = torch.cuda.get_sync_debug_mode()
-    with warnings.catch_warnings(action="ignore"):  # PyTorch warns that it doesn't notice all of them
+    with warnings.catch_warnings(action="ignore"):  # PyTorch warns that it detects only some of them
         torch.cuda.set_sync_debug_mode("error")
     try:
         yield
@@ -101,7 +110,7 @@ def _waits_refused() -> Iterator[None]:
 
 
 class CapturedTrainer(StackTrainer):
-    """Trains stacks by captured steps, or as they are where that can't be done, for the reason in `not_captured`."""
+    """Trains stacks by captured steps; by plain steps if that is impossible, with the reason in `not_captured`."""
 
     def __init__(self, step: Step) -> None:
         super().__init__(step)
@@ -114,16 +123,16 @@ class CapturedTrainer(StackTrainer):
             try:
                 stack = Stack(self.step, clients, apart=True)
                 static = self._prepare(stack)
-            except Exception as error:  # whatever it is: the steps that aren't captured raise it too, or do without
+            except Exception as error:  # plain steps either raise it too or do not need what failed
                 self.not_captured = " ".join(f"capture failed: {error}".split())
             else:
                 return static.train(stack)
         return super().train(clients)
 
     def _prepare(self, stack: Stack) -> _StaticStack:
-        """Static tensors that contain the stack, with the steps that it needs captured."""
+        """Copy the stack into static tensors, and capture the steps that it needs."""
         contents, capacity = _contents(stack), _Capacity.of(stack)
-        smallest = 1 if stack.smallest == 1 and self.step.networks.train.has_batch_norm else 2  # it refuses one value
+        smallest = 1 if stack.smallest == 1 and self.step.networks.train.has_batch_norm else 2  # batch norm refuses one
         kind = smallest, _kind(contents)
         static = self._static.get(kind)
         if static is None or not static.capacity.holds(capacity):
@@ -137,17 +146,17 @@ class CapturedTrainer(StackTrainer):
 
 
 def _why_not(work: LocalWork, samples: ClientSamples) -> str | None:
-    """Why steps on such samples are not captured, for a run's record; None where they may be."""
+    """Return why steps on such samples can't be captured, for the run's records; None if they may be."""
     for hooks in work.hooks.values():
         if type(hooks).gather is not Hooks.gather:
-            return f"{type(hooks).__name__} gathers something from every client's batch in turn"
+            return f"{type(hooks).__name__} gathers tensors from each client's batches, one client after another"
     if not isinstance(samples.inputs, Tensor):
-        return "the inputs are stored elsewhere, and read batch by batch"
+        return "the inputs are not a tensor in memory; they are read batch by batch"
     return None
 
 
 class _Capacity(NamedTuple):
-    """For how many clients, steps and samples tensors are allocated."""
+    """Numbers of clients, steps and samples for which tensors are allocated."""
 
     clients: int
     steps: int
@@ -155,7 +164,7 @@ class _Capacity(NamedTuple):
 
     @classmethod
     def of(cls, stack: Stack) -> Self:
-        """That of a stack, rounded up, so that a slightly larger one does not need new tensors."""
+        """Return the capacity for a stack, rounded up, so that a slightly larger stack needs no new tensors."""
         steps = max(len(stack.active), WARM_UPS + 1)
         return cls(len(stack.clients), _power_of_two(steps), _power_of_two(len(stack.data.targets)))
 
@@ -167,7 +176,7 @@ class _Capacity(NamedTuple):
 
 
 class _StaticStack:
-    """Tensors for stacks of one kind, and captured steps over them."""
+    """Static tensors for stacks of one kind, and the captured steps that read and write them."""
 
     def __init__(
         self, step: Step, settings: StepSettings, smallest: int, contents: Tensors, capacity: _Capacity
@@ -183,11 +192,11 @@ class _StaticStack:
         self._tensors = {group: tree_map(partial(_allocate, sizes[group]), tree) for group, tree in contents.items()}
         self._take = partial(static_step, step, settings, smallest, self._tensors)
         self._captured: dict[int, CapturedFunction] = {}
-        # Steps never run side by side and leave nothing in memory but what they write, so they share it.
+        # Steps run one after another and keep only what they write to static tensors, so they share one memory pool.
         self._pool = torch.cuda.graph_pool_handle() if self._device.type == "cuda" else None
 
     def prepare(self, stack: Stack, contents: Tensors) -> None:
-        """Capture those of the stack's steps that aren't yet, and copy its contents in."""
+        """Capture the steps that the stack needs and that are not captured yet, and copy the stack's contents in."""
         for width in sorted(set(map(self._width, stack.active)) - self._captured.keys(), reverse=True):
             self._fill(contents)
             self._captured[width] = CapturedFunction(partial(self._take, width), self._device)
@@ -195,7 +204,7 @@ class _StaticStack:
         self._fill(contents)
 
     def train(self, stack: Stack) -> list[ClientResult]:
-        """All steps of the stack that was prepared last."""
+        """Take all steps of the stack that was prepared last."""
         for active in stack.active:
             self._captured[self._width(active)]()
         clients = {
@@ -208,27 +217,30 @@ class _StaticStack:
         return stack.results(finished, clients["totals"], nothing)
 
     def _width(self, active: int) -> int:
-        """The width of the step for so many active clients: the whole capacity, half, a quarter, ..."""
+        """Return the width of the step for `active` clients: the whole capacity, half of it, a quarter, ..."""
         width = self.capacity.clients
         while width > 1 and -(-width // 2) >= active:
             width = -(-width // 2)
         return width
 
     def _fill(self, contents: Tensors) -> None:
-        """Copy a stack's contents in; the clients and steps beyond them count as finished."""
+        """Copy a stack's contents in; unused places for clients and steps count as finished."""
         self._tensors["schedule"]["lengths"].zero_()
         tree_map_(_copy, self._tensors, contents)
 
 
 def static_step(step: Step, settings: StepSettings, smallest: int, tensors: Tensors, width: int) -> None:
-    """Take one step of the first `width` clients, in place: the step whose number is in `tensors`, and count it up."""
+    """Take one step of the first `width` clients, in place.
+
+    The step's number is read from `tensors` and incremented.
+    """
     schedule = tree_map(lambda part: part[:, :width], tensors["schedule"])
     clients = tree_map(lambda part: part[:width], tensors["clients"])
     samples, shared = tensors["samples"], tensors["shared"]
     now = tree_map(lambda part: part.index_select(0, shared["number"]).squeeze(0), schedule)
     lengths, batch_size = now["lengths"], now["rows"].shape[1]
     trains = lengths > 0
-    # All rows of a client that has finished count as real: it is computed like the others, and its result dropped.
+    # All rows of a finished client count as real: its step is computed like the others', and the result is dropped.
     mask = torch.arange(batch_size, device=lengths.device) < torch.where(trains, lengths, batch_size).unsqueeze(1)
     result = step.take(
         StackData(samples["inputs"], samples["targets"], shared["sent"], clients["own"], clients.get("augmentation")),
@@ -246,7 +258,7 @@ def static_step(step: Step, settings: StepSettings, smallest: int, tensors: Tens
 
 
 def _contents(stack: Stack) -> Tensors:
-    """What a stack trains on, before its first step."""
+    """Return the tensors of a stack before its first step."""
     model, carried = stack.start()
     inputs, targets, sent, own, augmentation = stack.data
     device, clients = targets.device, len(stack.clients)
@@ -270,7 +282,7 @@ def _contents(stack: Stack) -> Tensors:
 
 
 def _kind(contents: Tensors) -> Any:
-    """What must be the same for contents to share tensors: all but the numbers of clients, steps and samples."""
+    """Return a key of contents that can share tensors: all but the numbers of clients, steps and samples."""
     parts = []
     for group, leading in (("samples", 1), ("schedule", 2), ("clients", 1), ("shared", 0)):
         tensors, names = tree_flatten(contents[group])
@@ -279,7 +291,7 @@ def _kind(contents: Tensors) -> Any:
 
 
 def _allocate(sizes: tuple[int, ...], value: Tensor) -> Tensor:
-    """Zeros like `value`, but of these sizes in the first dimensions."""
+    """Return zeros like `value`, but with these sizes in the first dimensions."""
     return value.new_zeros((*sizes, *value.shape[len(sizes) :]))
 
 
@@ -289,10 +301,10 @@ def _copy(target: Tensor, value: Tensor) -> None:
 
 
 def _overwrite(trains: Tensor, target: Tensor, value: Tensor) -> None:
-    """Copy the values, `(clients, ...)`, of the clients that train, `(clients,)`."""
+    """Copy the values, `(clients, ...)`, of the clients that the mask `trains`, `(clients,)`, selects."""
     target.copy_(torch.where(trains.view(-1, *[1] * (target.dim() - 1)), value, target))
 
 
 def _power_of_two(least: int) -> int:
-    """The smallest power of two that is not below."""
+    """Return the smallest power of two that is at least `least`."""
     return 1 << max(0, least - 1).bit_length()
