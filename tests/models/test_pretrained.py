@@ -88,13 +88,13 @@ def test_a_run_says_where_the_weights_come_from():
 def test_a_file_of_another_network_is_refused(tmp_path):
     path = tmp_path / "small.pth"
     torch.save({"fc.weight": torch.zeros(10, 512), "fc.bias": torch.zeros(10)}, path)
-    with pytest.raises(ArgumentError, match="weights: .*small.pth is of another network .*conv1.weight"):
+    with pytest.raises(ArgumentError, match="weights: .*small.pth holds weights of another network .*conv1.weight"):
         build("resnet50", 10, (3, 64, 64), weights=str(path))
 
 
 @pytest.mark.slow
 def test_files_that_can_not_be_read_are_one_line(tmp_path):
-    with pytest.raises(DataError, match=r"there is no such weights file"):
+    with pytest.raises(DataError, match=r"no such weights file"):
         build("resnet50", 10, (3, 64, 64), weights=str(tmp_path / "none.safetensors"))
     for name in ("damaged.pth", "damaged.safetensors"):
         (tmp_path / name).write_bytes(b"not weights at all")

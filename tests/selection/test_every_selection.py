@@ -71,9 +71,9 @@ def test_changes_neither_counts_nor_state(selection: Selection) -> None:
 @every_selection
 @pytest.mark.parametrize("size", [0, 21, 2.5, True])
 def test_refuses_a_cohort_of_that_size(selection: Selection, size) -> None:
-    with pytest.raises(ArgumentError, match="size: must be a whole number from 1 to the 20 clients"):
+    with pytest.raises(ArgumentError, match="size: must be a whole number from 1 to 20, the number of clients"):
         selection.select(selection.init(COUNTS), COUNTS, size, np.random.default_rng(0))
-    with pytest.raises(ArgumentError, match="size: must be a whole number from 1 to the 20 clients"):
+    with pytest.raises(ArgumentError, match="size: must be a whole number from 1 to 20, the number of clients"):
         selection.check(COUNTS, size)
 
 

@@ -1,7 +1,8 @@
-"""The dual of FedPALS's programme: as many unknowns as classes, however many clients there are.
+"""The dual of FedPALS's programme, which has one unknown for each class, however many clients there are.
 
-Write a_i = p_i x_i with p_i any positive shares of sum 1 (FedAvg's weights, or equal ones), so that x = 1 are those
-shares and sizes of very different magnitude do no harm. For any t of sum 1, offsets y0 and a curvature k > 0,
+Write a_i = p_i x_i, where p_i are any positive shares of sum 1 (FedAvg's weights, or equal ones). Then x = 1 stands for
+these shares, and client sizes of very different magnitude cause no rounding problems. For any t of sum 1, offsets y0
+and a curvature k > 0,
 
     min over x >= 0, sum_i p_i x_i = 1   ||t - sum_i p_i x_i S_i||^2 / (2k) + sum_i p_i (x_i - y0_i)^2 / 2
 
@@ -9,8 +10,8 @@ has the solution x_i = max(0, y0_i + S_i.v), where v in R^classes maximises the 
 
     t.v - k/2 ||v - mean(v)||^2 - 1/2 sum_i p_i max(0, y0_i + S_i.v)^2 .
 
-(The multiplier of sum a = 1 is mean(v), because every S_i sums to 1.) Newton steps with an exact line search end after
-a handful of them: a step costs one pass over the clients and one Gram matrix of the clients with x_i > 0.
+(The multiplier of sum a = 1 is mean(v), because every S_i sums to 1.) A few Newton steps with a line search suffice; a
+step costs one pass over the clients and one Gram matrix of the clients with x_i > 0.
 """
 
 from __future__ import annotations
@@ -26,21 +27,21 @@ FloatArray: TypeAlias = NDArray[np.float64]
 
 ROWS_AT_ONCE = 4096
 ROUNDING = 1e-14
-"""Up to here a sum of shares over many clients counts as zero."""
+"""Sums of shares over many clients up to this size count as zero."""
 
 MOST_STEPS = 2000
 PATIENCE = 300
-"""Limits of an ascent: all Newton steps, and steps in a row that do not reduce the gradient's largest entry."""
+"""Limits of an ascent: number of Newton steps, and of successive steps that do not reduce the gradient's maximum."""
 
 ILL_CONDITIONED = 1e-11
-"""Below this ratio of a Gram matrix's smallest to its largest eigenvalue, its square root is factorised instead."""
+"""A Gram matrix with a smaller ratio of smallest to largest eigenvalue is replaced by a factor of its square root."""
 
 
 class Mixes:
-    """The clients' label marginals S, `(clients, classes)`, kept as the counts that they come from.
+    """The clients' label marginals S, `(clients, classes)`, stored as label counts.
 
     Attributes:
-        present: Clients with label counts and a size above 0, `(clients,)`. The others never have weight.
+        present: Mask of the clients with label counts and a size above 0, `(clients,)`. All others get weight 0.
         samples: Sum of the present clients' sizes.
         shares: FedAvg's weights, `(clients,)`; 0 for a client that is not present.
         classes: Number of classes.
@@ -62,17 +63,17 @@ class Mixes:
         self._inverse = np.divide(1.0, totals, out=np.zeros_like(totals), where=self.present)
 
     def scores(self, direction: FloatArray) -> FloatArray:
-        """Each marginal's inner product with a direction, `(clients,)`; 0 for clients that are not present."""
+        """Compute each marginal's inner product with a direction, `(clients,)`; 0 for clients that are not present."""
         scores: FloatArray = (self._counts @ direction) * self._inverse
         return scores
 
     def mean(self, weights: FloatArray) -> FloatArray:
-        """The label mix of weighted clients, `sum_i a_i S_i`, `(classes,)`."""
+        """Compute the label mix of weighted clients, `sum_i a_i S_i`, `(classes,)`."""
         mean: FloatArray = (weights * self._inverse) @ self._counts
         return mean
 
     def rows(self, ids: NDArray[np.int64], scale: FloatArray | None = None) -> FloatArray:
-        """The marginals of some clients, each multiplied by its entry of `scale`."""
+        """Return the marginals of the clients `ids`, each multiplied by the client's entry of `scale`."""
         factor = self._inverse[ids] if scale is None else self._inverse[ids] * scale[ids]
         rows: FloatArray = self._counts[ids] * factor[:, None]
         return rows
@@ -81,10 +82,19 @@ class Mixes:
 def ascend(
     mixes: Mixes, shares: FloatArray, curvature: float, activity: FloatArray, target: FloatArray, start: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Maximise the dual from v = `start`.
+    """Maximise the dual.
 
-    Returns v, `(classes,)`, and y0 + S v, `(clients,)`, whose positive part is x. `activity` is y0 + S v at the start;
-    it is updated rather than computed anew in every step, because S v loses digits where v is large.
+    Args:
+        mixes: The clients' marginals S.
+        shares: The shares p, `(clients,)`.
+        curvature: The curvature k.
+        activity: y0 + S v at the start, `(clients,)`. Steps update it instead of computing it anew, because S v loses
+            digits if v is large.
+        target: The vector t, `(classes,)`.
+        start: Initial v, `(classes,)`.
+
+    Returns:
+        v, `(classes,)`, and y0 + S v, `(clients,)`; the positive part of the latter is x.
     """
     v, y = start, activity
     least, since = np.inf, 0
@@ -105,11 +115,11 @@ def ascend(
 
 
 def _newton_step(mixes: Mixes, scale: FloatArray, curvature: float, gradient: FloatArray) -> FloatArray:
-    """The solution of H step = gradient, with H = sum of scale_i S_i S_i^T + curvature (I - 1 1^T / classes).
+    """Solve H step = gradient, with H = sum of scale_i S_i S_i^T + curvature (I - 1 1^T / classes).
 
-    From the Gram matrix where it is well conditioned, else from a QR factor of its square root, which keeps twice the
-    digits: with sizes from 1 to a million the Gram matrix alone has none left. A curvature above 1 is scaled away
-    beforehand, or it would hide the one direction that has no curvature.
+    A well-conditioned H is used as it is. Otherwise a QR factor of its square root is used, which keeps twice as many
+    digits: with client sizes from 1 to a million, H itself has no correct digits left. A curvature above 1 is scaled
+    away first, since it would hide the direction (1, ..., 1), which has no curvature.
     """
     active = np.flatnonzero(scale)
     if not len(active):
@@ -141,7 +151,7 @@ def _newton_step(mixes: Mixes, scale: FloatArray, curvature: float, gradient: Fl
 
 
 def _line_search(shares: FloatArray, y: FloatArray, change: FloatArray, linear: float, bend: float) -> float:
-    """The length along a step at which the slope of the dual is at most a tenth of the first; 1 where that suffices."""
+    """Find a step length at which the dual's slope is at most a tenth of its slope at 0; 1 is tried first."""
 
     def slope(length: float) -> float:
         return linear - length * bend - float(shares @ (np.maximum(y + length * change, 0.0) * change))
@@ -163,12 +173,12 @@ def _line_search(shares: FloatArray, y: FloatArray, change: FloatArray, linear: 
 
 
 def centred(v: FloatArray) -> FloatArray:
-    """A vector minus its mean."""
+    """Subtract the mean of a vector from its entries."""
     difference: FloatArray = v - v.sum() / len(v)
     return difference
 
 
 def normalised(weights: FloatArray) -> FloatArray:
-    """Weights divided by their sum."""
+    """Divide weights by their sum."""
     scaled: FloatArray = weights / weights.sum()
     return scaled

@@ -1,4 +1,4 @@
-"""One solve of FedPALS's programme, from top to bottom: the programme, the projection on the hull, certificates."""
+"""The solver of FedPALS's programme: the programme itself, the projection on the hull of marginals, certificates."""
 
 from __future__ import annotations
 
@@ -12,49 +12,49 @@ from numpy.typing import NDArray
 from fedskew.mixing._dual import ROUNDING, FloatArray, Mixes, ascend, centred, normalised
 
 DIRECT = 1e-6
-"""The smallest kappa that is solved without the projection."""
+"""The smallest kappa for which the programme is solved without the projection."""
 
 ON_FACE = 1e-12
-"""How far below the best score a client may lie and still belong to the face that carries the projection."""
+"""A client whose score is at most this far below the best belongs to the face of the hull with the projection."""
 
 IN_HULL = 1e-10
-"""Up to this residual in every class the target counts as inside the hull: reducing the rest gains nothing."""
+"""The target counts as inside the hull if the residual is at most this in every class."""
 
 NOTHING = 1e-28
-"""Up to here a squared distance is rounding."""
+"""Squared distances up to this size are rounding errors."""
 
 INDEPENDENT = 1e-9
-"""Above this ratio of singular values mixes count as linearly independent."""
+"""Mixes count as linearly independent above this ratio of their singular values."""
 
 REACHED = 1e-9
-"""Relative accuracy of a kappa that is found for a share of effective samples."""
+"""Relative accuracy of the kappa that `Programme.kappa` finds."""
 
 COARSEST = 1e-6
-"""The curvature with which the method of multipliers begins."""
+"""Initial curvature of the method of multipliers."""
 
 FINEST = 1e-20
-"""The smallest curvature of the method of multipliers, and the smallest kappa; below, kappa counts as 0."""
+"""The smallest curvature of the method of multipliers, and the smallest kappa; a smaller kappa counts as 0."""
 
 MET = 1e-12
-"""Up to here a constraint on a share of the mix counts as met."""
+"""A constraint on a share of the mix counts as met up to this difference."""
 
 
 @dataclass(frozen=True)
 class Solution:
     """FedPALS's weights with certificates of their optimality.
 
-    `gap` and `kkt` are computed from the weights, for the programme with sizes in units of their mean and the strength
-    in the same unit, divided by max(1, strength / samples), so that they stay comparable where the penalty dominates.
-    At strength 0 each is the larger of two: that of the distance, and that of `sum a^2 / n` among the weights of the
-    smallest distance, relative to its value.
+    `gap` and `kkt` are computed from the weights, for the programme with sizes and strength in units of the mean size.
+    They are divided by max(1, strength / samples), which keeps them comparable if the penalty dominates. At strength 0
+    each is the larger of two values: one for the distance to the target, and one for the spread `sum a^2 / n` among the
+    weights of smallest distance, relative to the spread.
 
     Attributes:
         weights: Client weights, shape `(clients,)`, sum 1.
-        gap: Upper bound on how much their objective exceeds the minimum.
-        kkt: Largest violation of stationarity: a client with weight whose partial derivative differs from the
-            multiplier, or one without weight whose derivative is below it.
+        gap: Upper bound on how much the objective at the weights exceeds the minimum.
+        kkt: Largest violation of stationarity: by how much the partial derivative of a client with weight differs from
+            the multiplier, or that of a client without weight lies below it.
         ess: Effective sample size, in samples.
-        distance: Squared distance to the target, `||T - sum a_i S_i||^2`.
+        distance: Squared distance of the weighted mix from the target, `||T - sum a_i S_i||^2`.
     """
 
     weights: FloatArray
@@ -66,10 +66,13 @@ class Solution:
 
 @dataclass(frozen=True)
 class Meeting:
-    """Weights that meet a mix, from the method of multipliers.
+    """Weights that give a required label mix, from the method of multipliers.
 
-    `weights`: `(clients,)`; `v`: the dual's unknowns, `(classes,)`; `curvature`: the last one used; `missing`: the
-    largest share of the mix that the weights miss.
+    Attributes:
+        weights: Client weights, `(clients,)`, sum 1.
+        v: The dual's unknowns, `(classes,)`.
+        curvature: The last curvature used.
+        missing: Largest difference between the required mix and the mix of the weights, over the classes.
     """
 
     weights: FloatArray
@@ -80,16 +83,16 @@ class Meeting:
 
 @dataclass(frozen=True)
 class Projection:
-    """The nearest mix to the target that weighted clients can have.
+    """The mix nearest to the target that weighted clients can have.
 
     Attributes:
-        weights: One of possibly many weights that reach it, shape `(clients,)`.
+        weights: Weights that give this mix, shape `(clients,)`; there may be others.
         residual: Target minus nearest mix, shape `(classes,)`.
-        slack: How far each client's score on the residual lies below the best, shape `(clients,)`, <= 0. Only clients
-            with slack 0, the face of the hull that carries the projection, can have weight.
+        slack: Each client's score on the residual minus the best score, shape `(clients,)`, <= 0. Only clients with
+            slack 0, the face of the hull that contains the projection, can have weight.
         gap: Upper bound on how much the squared distance exceeds the minimum.
         kkt: Largest violation of stationarity.
-        meeting: Where the target lies in the hull, the weights with the largest effective sample size.
+        meeting: Weights with the largest effective sample size, if the target lies in the hull; else None.
     """
 
     weights: FloatArray
@@ -101,12 +104,12 @@ class Projection:
 
 
 class Programme:
-    """The programme of one round, with kappa = strength / samples as its only parameter.
+    """FedPALS's programme for one round, with kappa = strength / samples as its only parameter.
 
     Args:
-        counts: Label counts, shape `(clients, classes)`, checked.
+        counts: Label counts, shape `(clients, classes)`; not checked here.
         target: Target mix, shape `(classes,)`, sum 1.
-        sizes: Samples of each client, shape `(clients,)`; the row sums of `counts` where None.
+        sizes: Number of samples of each client, shape `(clients,)`; None: the row sums of `counts`.
 
     Raises:
         ArgumentError: No client holds a sample.
@@ -118,16 +121,23 @@ class Programme:
 
     @property
     def samples(self) -> float:
-        """Samples of all clients that can have weight."""
+        """Number of samples of all clients that can have weight."""
         return self._mixes.samples
 
     @cached_property
     def projection(self) -> Projection:
-        """The projection of the target on the hull of the clients' marginals; computed once, whatever kappa is."""
+        """The projection of the target on the hull of the clients' marginals; computed once for all kappa."""
         return _project(self._mixes, self.target)
 
     def solve(self, kappa: float) -> Solution:
-        """The weights at this kappa, with certificates; a kappa below 1e-20 counts as 0, above 1e20 as infinity."""
+        """Compute the optimal weights at a kappa.
+
+        Args:
+            kappa: Strength / samples; below 1e-20 it counts as 0, above 1e20 as infinity.
+
+        Returns:
+            The weights, with certificates of their optimality.
+        """
         mixes = self._mixes
         if kappa > 1 / FINEST:
             weights, gap, kkt = mixes.shares, 0.0, 0.0
@@ -143,7 +153,14 @@ class Programme:
         return Solution(weights, gap, kkt, ess, float(residual @ residual))
 
     def kappa(self, share: float) -> float:
-        """The smallest kappa whose effective sample size is this share, from 0 to 1, of all samples."""
+        """Find the smallest kappa at which the effective sample size is at least a share of all samples.
+
+        Args:
+            share: The share, from 0 to 1.
+
+        Returns:
+            kappa; infinity if only FedAvg's weights reach the share.
+        """
         missing = self.target - self._mixes.mean(self._mixes.shares)
         distance = float(missing @ missing)
         if share == 0 or distance <= NOTHING:
@@ -162,7 +179,7 @@ class Programme:
         return self._root(share, low, high) if low > FINEST else high
 
     def _root(self, share: float, low: float, high: float) -> float:
-        """The end `high` of a bracket narrowed to a relative width of REACHED, by the Illinois rule on logarithms."""
+        """Narrow a bracket to a relative width of REACHED by the Illinois rule on logarithms; return its upper end."""
         below, above = (math.log(self._share(kappa) / share) for kappa in (low, high))
         side = 0
         while high > low * (1 + REACHED):
@@ -184,9 +201,10 @@ class Programme:
         return self.solve(kappa).ess / self.samples
 
     def _solve_around_projection(self, kappa: float) -> tuple[FloatArray, float, float]:
-        """Weights, gap and kkt for a small kappa: x_i = max(0, slack_i / kappa + S_i.v) that meets T - r.
+        """Compute weights, gap and kkt for a small kappa.
 
-        At kappa 0 only clients on the face have weight.
+        The weights are given by the x_i = max(0, slack_i / kappa + S_i.v) whose label mix is T - r. At kappa 0 only
+        clients on the face have weight.
         """
         mixes, target, projection = self._mixes, self.target, self.projection
         residual, slack, inside = projection.residual, projection.slack, projection.meeting
@@ -200,7 +218,7 @@ class Programme:
         if kappa == 0 and len(members) <= mixes.classes:
             x = projection.weights[members] / mixes.shares[members]
             found, _, rank, _ = np.linalg.lstsq(mixes.rows(members), x, rcond=INDEPENDENT)
-            if rank == len(members):  # the face's mixes are linearly independent: its weights are the only ones
+            if rank == len(members):  # the face's mixes are linearly independent: its weights are unique
                 v = np.asarray(found, dtype=np.float64)
                 return projection.weights, *_certify_limit(mixes, target, projection.weights, v, face)
         offset = np.where(face, 0.0, slack / kappa if kappa else -np.inf)
@@ -211,11 +229,11 @@ class Programme:
 
 
 def _project(mixes: Mixes, target: FloatArray) -> Projection:
-    """The projection of a target mix on the hull of the clients' marginals, up to rounding.
+    """Project a target mix on the hull of the clients' marginals, exactly up to rounding.
 
-    Where the target lies in the hull, as it mostly does, the method of multipliers meets it soonest. Elsewhere proximal
-    steps with a falling curvature find which clients matter, as long as they gain, and an active-set least squares
-    among those ends exactly; sizes play no part then.
+    If the target lies in the hull, which is the usual case, the method of multipliers reaches it fastest. Otherwise,
+    proximal steps with falling curvature find the clients that have weight; once they no longer improve the result, an
+    active-set least squares among these clients gives the exact projection. Client sizes are not used in this case.
     """
     met = _meet(mixes, np.where(mixes.present, 0.0, -np.inf), target, gain=2.0)
     if met.missing <= MET:
@@ -243,12 +261,13 @@ def _meet(
     gain: float = 0.0,
     begin: Meeting | None = None,
 ) -> Meeting:
-    """The method of multipliers: x_i = max(0, offset_i + S_i.v) with sum_i a_i S_i = mix - kappa (v - mean(v)).
+    """Find x_i = max(0, offset_i + S_i.v) with sum_i a_i S_i = mix - kappa (v - mean(v)), by the method of multipliers.
 
-    At kappa 0 and offset 0 these are the weights of largest effective sample size among those that give the mix. It
-    solves programmes of a curvature that `ascend` can resolve, and adds back what they miss, from COARSEST or where
-    `begin` ended. It ends when no more than `met` is missing and a step gains little, when no more can be gained, or as
-    soon as a step gains less than the factor `gain`.
+    At kappa 0 and offset 0 these are the weights of largest effective sample size among the weights that give the mix.
+    Each step solves a programme whose curvature `ascend` can resolve, and adds the missing part of the mix to the next
+    step's target. The first curvature is COARSEST, or the last one of `begin`. The method ends when at most `met` of
+    the mix is missing and a step gains little, when nothing more can be gained, or as soon as a step reduces the
+    missing part by less than the factor `gain`.
     """
     v, curvature = (np.ones(mixes.classes), COARSEST) if begin is None else (begin.v, begin.curvature)
     curvature, multiplier = max(curvature, kappa), centred(v)
@@ -267,9 +286,10 @@ def _meet(
 
 
 def _finish(mixes: Mixes, target: FloatArray, found: Projection) -> Projection:
-    """End a projection exactly: move to the least squares solution of the clients with weight, and repeat.
+    """Make a projection exact by active-set least squares.
 
-    In each round the client that reduces the distance most joins them.
+    Each iteration adds the client that reduces the distance most to the clients with weight, and moves to the least
+    squares solution of these.
     """
     weights, best, since = found.weights.copy(), found, 0
     while best.kkt > ROUNDING / 10 and since <= 5 + np.count_nonzero(weights):
@@ -287,7 +307,10 @@ def _finish(mixes: Mixes, target: FloatArray, found: Projection) -> Projection:
 
 
 def _least_squares(mixes: Mixes, target: FloatArray, weights: FloatArray, chosen: NDArray[np.int64]) -> None:
-    """Move the chosen clients' weights to the nearest mix, keeping their sum; a client that reaches 0 leaves."""
+    """Move the chosen clients' weights, in place and with the same sum, to the mix nearest to the target.
+
+    A client whose weight reaches 0 is removed from the chosen ones.
+    """
     while len(chosen) > 1:
         place = int(np.argmax(weights[chosen]))
         rest = np.delete(chosen, place)
@@ -307,11 +330,11 @@ def _least_squares(mixes: Mixes, target: FloatArray, weights: FloatArray, chosen
 
 
 def _certify(mixes: Mixes, target: FloatArray, weights: FloatArray, kappa: float) -> tuple[float, float]:
-    """Gap and KKT residual of weights at kappa > 0.
+    """Compute the gap and the KKT residual of weights at kappa > 0.
 
-    The dual point is the residual itself, with the multiplier m that the weights give; then primal - dual is a sum of
-    terms >= 0 without cancellation. Where the penalty is below rounding, the distance's own gap plus the penalty's
-    excess over its least value is the better bound; both hold.
+    The dual point is the residual, with the multiplier that the weights give; primal - dual is then a sum of terms >= 0
+    without cancellation. If the penalty is below rounding, the gap of the distance plus the penalty's excess over its
+    minimum is the better bound. Both bounds hold, and the smaller one is returned.
     """
     shares = mixes.shares[mixes.present]
     x = weights[mixes.present] / shares
@@ -330,7 +353,7 @@ def _certify(mixes: Mixes, target: FloatArray, weights: FloatArray, kappa: float
 def _certify_limit(
     mixes: Mixes, target: FloatArray, weights: FloatArray, v: FloatArray, face: NDArray[np.bool_]
 ) -> tuple[float, float]:
-    """Gap and KKT residual at strength 0: of the distance, and of the spread among the weights that fit best."""
+    """Compute the gap and the KKT residual at strength 0, of the distance and of the spread (see `Solution`)."""
     fit = _certify_projection(mixes, target, weights)
     shares = mixes.shares[face]
     x = weights[face] / shares
@@ -342,7 +365,7 @@ def _certify_limit(
 
 
 def _certify_projection(mixes: Mixes, target: FloatArray, weights: FloatArray) -> Projection:
-    """The projection that these weights give, with its gap and KKT residual for the distance alone."""
+    """Make the projection that weights give, with gap and KKT residual of the distance."""
     residual = target - mixes.mean(weights)
     scores = np.where(mixes.present, mixes.scores(residual), -np.inf)
     best = scores.max()

@@ -1,4 +1,4 @@
-"""The papers' networks and a user's own: features, raw logits, parameters as one flat vector, keyed dropout."""
+"""Networks, the papers' and a user's own: features and raw logits, parameters as one flat vector, keyed dropout."""
 
 from __future__ import annotations
 

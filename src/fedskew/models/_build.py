@@ -30,7 +30,7 @@ INDEX: dict[str, type[Network]] = {
     "fedla_cifar": FedLACifar,
     "fasttext": FastText,
 }
-"""Network classes by the names that configs use."""
+"""Network classes by their name in a config."""
 
 
 def build(
@@ -43,8 +43,8 @@ def build(
 ) -> Network:
     """Build an untrained network on the CPU.
 
-    Weights and biases come from PyTorch's default distributions, unless the network has its own. torch's global
-    generator is neither read nor set.
+    Weights and biases are drawn from PyTorch's default distributions, unless the network defines others. PyTorch's
+    global generator is neither read nor set.
 
     Args:
         name: A key of `INDEX`.
@@ -57,8 +57,8 @@ def build(
         The network, in train mode.
 
     Raises:
-        ArgumentError: No such model or option, or a wrong value; the message names the argument.
-        DataError: A file of weights can't be read.
+        ArgumentError: A model or option does not exist, or a value is wrong; the message names the argument.
+        DataError: A weights file can't be read.
     """
     if name not in INDEX:
         raise ArgumentError(f"name: no model is called {name!r}{nearest(name, INDEX)}")
@@ -68,9 +68,9 @@ def build(
         raise ArgumentError(f"in_shape: must be positive sizes without the batch, got {tuple(in_shape)}")
     network = INDEX[name]
     given = {option: _checked(network, name, option, value) for option, value in options.items()}
-    with torch.device("meta"):  # neither storage nor random numbers: weights are drawn once, below
+    with torch.device("meta"):  # allocates nothing and draws nothing: weights are drawn once, below
         model = network(num_classes, tuple(in_shape), **given)
-    # What `to_empty` does, without its import of sympy, which takes half a second.
+    # The same as `to_empty`, which however imports sympy; that takes half a second.
     model._apply(lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype))  # type: ignore[no-untyped-call]
     model.draw(generator or torch.Generator().manual_seed(0))
     swap_dropout(model)
@@ -78,7 +78,7 @@ def build(
 
 
 def note(name: str, options: Mapping[str, Any]) -> str:
-    """Say what a user should know before training a network.
+    """Return what a user should know before training a network, such as where its weights come from.
 
     Args:
         name: A key of `INDEX`, or a user's own network, `module:attribute`.

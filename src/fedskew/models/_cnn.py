@@ -1,6 +1,6 @@
 """Convolutional networks: `cnn_mnist`, `lenet5`, `cnn_w2`, `vgg11` and `fedla_cifar`.
 
-ReLU often comes after max-pooling instead of before it: the same function, computed on a quarter of the values.
+ReLU often follows max-pooling instead of preceding it, which gives the same function from a quarter of the values.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ class CNNMnist(Network):
     """The small CNN of FedLA, "CNNMnist" in its code, used there on EMNIST.
 
     conv 10@5x5, pool, ReLU, conv 20@5x5, channel dropout, pool, ReLU, linear 50, ReLU, dropout, linear classes; both
-    dropouts 0.5. 23,727 parameters on 1 x 28 x 28 and 47 classes. The authors' code ends in log-softmax; this does not.
+    dropouts 0.5. 23,727 parameters on 1 x 28 x 28 and 47 classes. The authors' code ends in log-softmax, this network
+    in logits.
     """
 
     def __init__(self, num_classes: int, in_shape: tuple[int, ...]) -> None:
@@ -98,9 +99,9 @@ class VGG11(Network):
     """VGG-11 without batch norm for small images (FedEntOpt; "vgg" of NIID-Bench).
 
     Configuration A of Simonyan and Zisserman (2015): eight 3x3 convolutions, five poolings, head 512-512-classes.
-    Dropout 0.5 before both hidden layers; convolutions drawn after He (fan out), as in NIID-Bench. 9,750,922 parameters
-    on 3 x 32 x 32 and 10 classes. FedEntOpt's text says "over 4 million", which fits no VGG-11: its first six
-    convolutions alone have more.
+    Dropout 0.5 before both hidden layers; convolutions drawn from He's normal distribution (fan out), as in NIID-Bench.
+    9,750,922 parameters on 3 x 32 x 32 and 10 classes. FedEntOpt's text says "over 4 million", which fits no VGG-11:
+    its first six convolutions alone have more.
 
     Args:
         num_classes: Number of classes.
@@ -137,7 +138,7 @@ class VGG11(Network):
         return relu(self.fc2(x))
 
     def draw(self, generator: torch.Generator) -> None:
-        """Initialise convolutions by He's normal with biases 0, the rest by PyTorch's default."""
+        """Draw convolutions from He's normal distribution, with biases 0, and all else from PyTorch's defaults."""
         super().draw(generator)
         draw_he_normal(self, generator, fan="out")
 
@@ -146,7 +147,8 @@ class FedLACifar(Network):
     """The residual network of FedLA on CIFAR-100, "CNNCifar100" in its code; 30,441,528 parameters for 100 classes.
 
     Five convolution blocks and three residual ones, 64 to 1028 channels (1028 is the code's own number). A block is
-    conv 3x3, batch norm, ReLU, and pooling from the second on. The authors' code ends in log-softmax; this does not.
+    conv 3x3, batch norm, ReLU, and pooling from the second on. The authors' code ends in log-softmax, this network in
+    logits.
     """
 
     def __init__(self, num_classes: int, in_shape: tuple[int, ...]) -> None:
@@ -171,7 +173,7 @@ class FedLACifar(Network):
 
 
 def _side_after(side: int, kernel: int) -> int:
-    """Side of an image after a convolution without padding and 2 x 2 pooling."""
+    """Compute the side of an image after a convolution without padding and 2 x 2 pooling."""
     return (side - kernel + 1) // 2
 
 

@@ -30,7 +30,7 @@ class Logistic(Network):
 class MLP3(Network):
     """Three fully connected layers with ReLU (FedVLS on MNIST): inputs-200-200-classes.
 
-    The paper gives no widths; its code has these. 199,210 parameters on 28 x 28 images and 10 classes.
+    The paper gives no widths; these are the code's. 199,210 parameters on 28 x 28 images and 10 classes.
 
     Args:
         num_classes: Number of classes.
@@ -53,11 +53,11 @@ class FastText(Network):
     """A small fastText classifier (FedVLS on AG News): the mean of the token embeddings, linear `dim`, linear classes.
 
     Inputs are int64 token ids, `(batch, length)`. Padding (token 0) is left out of the mean. A token id outside the
-    vocabulary counts as the unknown word (token 1), which is right where ids are ordered from frequent to rare words.
+    vocabulary counts as the unknown word (token 1); with ids ordered from frequent to rare words, these are the rarest.
 
-    FedVLS doesn't publish its model for AG News; its code keeps the defaults of PFLlib, whose "fastText" this is with
-    vocabulary 98,635 and `dim` 32: 3,157,508 parameters for 4 classes. PFLlib's mean counts the padding, so that there
-    a text's length scales its features.
+    FedVLS does not publish its model for AG News, and its code keeps the defaults of PFLlib. This is PFLlib's
+    "fastText", with vocabulary 98,635 and `dim` 32: 3,157,508 parameters for 4 classes. PFLlib's mean includes the
+    padding, so that there the features of a text depend on its length.
 
     Args:
         num_classes: Number of classes.

@@ -1,4 +1,4 @@
-"""Dropout whose mask is a function of a key, so that a step can be repeated on any device, alone or in a cohort."""
+"""Dropout whose mask is a function of a key, so that a step gives the same result on any device and in any backend."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from fedskew.randomness import at_least
 class Dropout(nn.Module):
     """Zeroes each element with probability `p` and scales the others by 1 / (1 - p); identity in eval mode.
 
-    The mask depends on `key`, on `layer`, on how often the layer has been used in this forward pass, and on the
-    element's row-major position in the batch. It is the same on every device, and under `torch.func.vmap` with a mapped
-    key. `swap_dropout` numbers the layers and counts their uses; call it once on a network of your own.
+    The mask depends on `key`, `layer` and `uses`, and on the element's row-major position in the batch. It is the same
+    on every device, and under `torch.func.vmap` with a mapped key. `swap_dropout` numbers the layers and counts their
+    uses; call it once on a network of your own.
 
     Args:
         p: Probability of zeroing an element.
@@ -42,7 +42,7 @@ class Dropout(nn.Module):
         self.register_buffer("key", torch.zeros((), dtype=torch.int64), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return `x` with elements zeroed, of the same shape."""
+        """Return `x` with some elements zeroed and the others scaled."""
         if not self.training or self.p == 0.0:
             return x
         if self.p == 1.0:
@@ -54,7 +54,7 @@ class Dropout(nn.Module):
         return x * (kept * (1.0 / (1.0 - self.p))).to(x.dtype)
 
     def extra_repr(self) -> str:
-        """Describe the layer where a model is printed."""
+        """Return the layer's description for the printed model."""
         return f"p={self.p}, layer={self.layer}"
 
     def _mask_shape(self, x: Tensor) -> torch.Size:
@@ -75,7 +75,7 @@ _UNKEYED = (nn.AlphaDropout, nn.FeatureAlphaDropout, nn.RReLU, nn.FractionalMaxP
 
 
 def swap_dropout(model: nn.Module) -> nn.Module:
-    """Replace every nn.Dropout, 1d, 2d and 3d of a model in place by the keyed ones, and number all dropout layers.
+    """Replace a model's nn.Dropout, 1d, 2d and 3d layers by keyed ones, in place, and number all dropout layers.
 
     Calls of `torch.nn.functional.dropout` inside a `forward` can't be detected; use layers instead.
 

@@ -17,7 +17,7 @@ from fedskew.models._wide_linear import Product, WideLinear, gradients
 
 @dataclass(frozen=True)
 class _Slice:
-    """The part of a flat vector that is one named tensor."""
+    """The part of a flat vector that holds one named tensor."""
 
     name: str
     shape: torch.Size
@@ -25,7 +25,7 @@ class _Slice:
     channels_last: bool
 
     def of(self, vector: Tensor) -> Tensor:
-        """The named tensor as a view of `vector`."""
+        """Return the named tensor as a view of `vector`."""
         part = vector[self.start : self.start + self.shape.numel()]
         if self.channels_last:
             outs, ins, height, width = self.shape
@@ -34,14 +34,14 @@ class _Slice:
 
 
 class _Place(NamedTuple):
-    """A named tensor's entry in the layer that owns it."""
+    """Where a named tensor is registered: the layer's dictionary and the key in it."""
 
     name: str
     tensors: dict[str, Any]
     key: str
 
     def addresses(self) -> tuple[int, int]:
-        """Memory addresses of its values and of its gradient; 0 if there are none."""
+        """Return the memory addresses of the tensor's values and of its gradient; 0 if there are none."""
         tensor = self.tensors[self.key]
         gradient = tensor.grad if tensor is not None and tensor.requires_grad else None
         return (0 if tensor is None else tensor.data_ptr(), 0 if gradient is None else gradient.data_ptr())
@@ -64,32 +64,34 @@ class ModelState(NamedTuple):
 class FlatModel:
     """A model whose trainable parameters are views of one vector.
 
-    Frozen parameters, and buffers outside the state dict, stay as they are.
+    Frozen parameters, and buffers outside the state dict, are not changed.
 
-    With `channels_last` the values of convolution weights are not in the order of `parameters_to_vector`; `views` and
-    `state_dict` have names and canonical shapes either way. It is the default because it is faster on CPUs, whatever
-    the layout of the inputs: a step of LeNet-5 at batch 64, on one thread of a Xeon, takes 5.4 ms instead of 6.3 ms.
+    With `channels_last`, the values of convolution weights are not in the order of `parameters_to_vector`; `views` and
+    `state_dict` have the usual names and shapes with either layout. It is the default because it is faster on CPUs,
+    whatever the layout of the inputs: a step of LeNet-5 at batch 64, on one thread of a Xeon, takes 5.4 ms instead of
+    6.3 ms.
 
-    The module must be updated in place from now on: replacing its tensors (`.to()`, `.zero_grad()`, assigning a buffer)
-    detaches it from the vector, which `read`, `write_buffers` and `state_dict` report by an ArgumentError.
+    From now on the module must be updated in place. Replacing its tensors (`.to()`, `.zero_grad()`, assigning a buffer)
+    detaches it from the vector; `read`, `write_buffers` and `state_dict` then raise ArgumentError.
 
     Args:
         module: The network.
-        channels_last: Store convolution weights with channels innermost.
-        buffers: Include the buffers; False for a model whose layers with running statistics are frozen.
+        channels_last: Whether convolution weights are stored with channels innermost.
+        buffers: Whether the model includes the buffers; False for a model whose layers with running statistics are
+            frozen.
 
     Attributes:
         vector: The parameters, `(parameters,)`, float32.
-        gradient: Of the same shape as `vector`; set by `differentiate`. Every parameter's `.grad` is a view of
-            it, so that `loss.backward()` adds to it.
+        gradient: The gradient, `(parameters,)`; set by `differentiate`. Every parameter's `.grad` is a view of it, so
+            that `loss.backward()` adds to it.
         names: The parameters' names, in the order of the vector. A tied parameter counts once.
-        buffers: The floating-point buffers of the state dict (batch norm's running statistics), `(buffers,)`, float32,
-            of which the module's own are views too.
+        buffers: The floating-point buffers of the state dict (batch norm's running statistics), `(buffers,)`, float32.
+            The module's buffers are views of it.
         integer_buffers: The state dict's other buffers, by name.
 
     Raises:
-        ArgumentError: No trainable parameter, or one that (or a float buffer that) is not float32, has no values yet,
-            or is on another device than the rest.
+        ArgumentError: There is no trainable parameter; or a trainable parameter or floating-point buffer is not
+            float32, has no values yet, or is on another device than the rest.
     """
 
     def __init__(self, module: nn.Module, *, channels_last: bool = True, buffers: bool = True) -> None:
@@ -130,14 +132,25 @@ class FlatModel:
 
     @torch.no_grad()
     def write(self, vector: Tensor) -> None:
-        """Set the parameters, in place; does nothing if `vector` is the model's own."""
+        """Set the parameters, in place.
+
+        Args:
+            vector: The new parameters, `(parameters,)`; nothing is copied if it is the model's own `vector`.
+        """
         _check_shape("vector", vector, self.vector)
         if vector.data_ptr() != self.vector.data_ptr():
             self.vector.copy_(vector)
 
     @torch.no_grad()
     def write_buffers(self, buffers: Tensor) -> None:
-        """Set the floating-point buffers, in place; raise ArgumentError if the module is detached from them."""
+        """Set the floating-point buffers, in place.
+
+        Args:
+            buffers: The new buffers, `(buffers,)`; nothing is copied if they are the model's own `buffers`.
+
+        Raises:
+            ArgumentError: The module is detached from the vector.
+        """
         self._check_views()
         _check_shape("buffers", buffers, self.buffers)
         if buffers.data_ptr() != self.buffers.data_ptr():
@@ -147,10 +160,10 @@ class FlatModel:
         """Return parameters, buffers and integer buffers.
 
         Args:
-            copied: Copy the parameters; otherwise they are `vector` itself.
+            copied: Whether to copy the parameters; otherwise the state's parameters are `vector` itself.
 
         Returns:
-            The model's state; buffers are always copies.
+            The model's state; its buffers are always copies.
 
         Raises:
             ArgumentError: The module is detached from the vector.
@@ -162,7 +175,11 @@ class FlatModel:
 
     @torch.no_grad()
     def write_state(self, state: ModelState) -> None:
-        """Set parameters, buffers and integer buffers, in place."""
+        """Set parameters, buffers and integer buffers, in place.
+
+        Args:
+            state: The new state, of a model with the same layout.
+        """
         self.write(state.parameters)
         self.write_buffers(state.buffers)
         start = 0
@@ -171,9 +188,12 @@ class FlatModel:
             start += buffer.numel()
 
     def differentiate(self, value: Tensor) -> None:
-        """Set `gradient` to the gradient of `value`, 0-d, by a backward pass.
+        """Set `gradient` to the gradient of a value, by a backward pass.
 
         This writes the vector once; zeroing it and adding by `backward` would pass over it three times.
+
+        Args:
+            value: The value, 0-d.
         """
         gradients = torch.autograd.grad(value, self._parameters, allow_unused=True)
         for held, gradient in zip(self._gradients, gradients, strict=True):
@@ -189,12 +209,12 @@ class FlatModel:
     ) -> None:
         """Take one step of SGD on the model's own parameters, in place, like `torch.optim.SGD`.
 
-        The gradient vector is never assembled. The gradient of a `WideLinear`'s weight, if the layer is used once on
-        inputs `(batch, in)`, is not even computed; that weight's step is rounded differently.
+        The gradient is not assembled into one vector. If a `WideLinear` is used once, on inputs `(batch, in)`, the
+        gradient of its weight is not even computed, and the step of this weight is rounded differently.
 
         Args:
-            objective: Computes the value to minimise, 0-d, from the module.
-            velocity: The momentum buffer split by `parts`, updated in place; empty without momentum.
+            objective: Computes the value to minimise, 0-d, at the module's current parameters.
+            velocity: The momentum buffer, split by `parts`; it is updated in place. Empty without momentum.
             lr: Learning rate.
             momentum: Momentum, in [0, 1).
             weight_decay: L2 penalty.
@@ -211,7 +231,7 @@ class FlatModel:
             directions.append(gradient)
             if buffer is not None:
                 buffers.append(buffer)
-        if not parameters:  # PyTorch's operations on lists refuse empty ones
+        if not parameters:  # PyTorch's operations on lists refuse empty lists
             return
         if weight_decay:
             directions = list(torch._foreach_add(directions, parameters, alpha=weight_decay))
@@ -222,22 +242,44 @@ class FlatModel:
         torch._foreach_sub_(parameters, directions, alpha=lr)
 
     def parts(self, vector: Tensor) -> list[Tensor]:
-        """Split a vector of this layout into one view for each parameter, in the order of `names`."""
+        """Split a vector into views, one for each parameter, in the order of `names`.
+
+        Args:
+            vector: Parameters or a gradient, `(parameters,)`.
+
+        Returns:
+            The views.
+        """
         return [part.of(vector) for part in self._slices]
 
     def views(self, vector: Tensor) -> dict[str, Tensor]:
-        """Return named parameters as views of a vector of this layout, as `torch.func.functional_call` takes them."""
+        """Split a vector into views by parameter name, as `torch.func.functional_call` takes them.
+
+        Args:
+            vector: Parameters or a gradient, `(parameters,)`.
+
+        Returns:
+            The views by name.
+        """
         return {part.name: part.of(vector) for part in self._slices}
 
     def buffer_views(self, buffers: Tensor, integers: Tensor) -> dict[str, Tensor]:
-        """Return named buffers as views of a vector of buffers and one of integer buffers."""
+        """Split vectors of buffers into views by buffer name, as `torch.func.functional_call` takes them.
+
+        Args:
+            buffers: Floating-point buffers, `(buffers,)`.
+            integers: Integer buffers, `(integers,)`.
+
+        Returns:
+            The views by name.
+        """
         whole = _lay_out(self.integer_buffers, False)
         return {part.name: part.of(buffers) for part in self._buffer_slices} | {
             part.name: part.of(integers) for part in whole
         }
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return contiguous copies of the module's state dict, frozen parameters and integer buffers included."""
+        """Return a contiguous copy of the module's state dict, with frozen parameters and integer buffers."""
         self._check_views()
         return {
             name: value.detach().clone(memory_format=torch.contiguous_format)
@@ -245,7 +287,14 @@ class FlatModel:
         }
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Set everything that `state_dict` returns, in place; raise ArgumentError if names or shapes differ."""
+        """Set all tensors of the state dict, in place.
+
+        Args:
+            state: The tensors by name, as `state_dict` returns them.
+
+        Raises:
+            ArgumentError: Names or shapes differ from the module's.
+        """
         try:
             self.module.load_state_dict(state)
         except RuntimeError as error:

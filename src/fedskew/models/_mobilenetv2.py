@@ -14,9 +14,9 @@ _STAGES = ((1, 16, 1, 1), (6, 24, 2, 1), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3
 class MobileNetV2(Network):
     """MobileNetV2: seventeen inverted residual blocks, 1280 features, average pooling.
 
-    2,296,922 parameters for 10 classes. As in FedVLS' code: stride 1 in the stem and in the stage of 24 channels, so
-    that 32 x 32 images end as 4 x 4; ReLU where the paper says ReLU6; a 1x1 projection on the shortcut where a block
-    keeps the size and changes the width. (The paper's table shows the layout for 224 x 224.)
+    2,296,922 parameters for 10 classes. Three choices follow FedVLS' code: stride 1 in the stem and in the stage of 24
+    channels, so that 32 x 32 images end as 4 x 4; ReLU instead of the paper's ReLU6; and a 1x1 projection on the
+    shortcut of blocks that keep the size but change the width. (The paper's table shows the layout for 224 x 224.)
     """
 
     def __init__(self, num_classes: int, in_shape: tuple[int, ...]) -> None:
@@ -41,7 +41,7 @@ class MobileNetV2(Network):
 
 
 class _Block(nn.Module):
-    """An inverted residual block: 1x1 to more channels, 3x3 channel by channel, 1x1 to fewer."""
+    """An inverted residual block: a 1x1 convolution to more channels, a depthwise 3x3 one, and a 1x1 one to fewer."""
 
     def __init__(self, channels: int, out: int, expansion: int, stride: int) -> None:
         super().__init__()

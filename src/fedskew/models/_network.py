@@ -1,4 +1,4 @@
-"""What the papers' networks share: features, a linear layer that gives raw logits, initialisation of weights."""
+"""The base class of the papers' networks, with a linear head that gives raw logits, and initialisation of weights."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from fedskew.models._dropout import Dropout
 
 
 class Outputs(NamedTuple):
-    """What a network returns to an objective.
+    """The outputs of a network that an objective reads.
 
     Attributes:
-        features: The input of the last linear layer, `(batch, dim)`.
+        features: Input of the last linear layer, `(batch, dim)`.
         logits: Raw logits, `(batch, classes)`.
     """
 
@@ -27,9 +27,9 @@ class Outputs(NamedTuple):
 
 
 class Network(nn.Module):
-    """Features, then a linear head: `model(x)` is `model.head(model.features(x))`, raw logits `(batch, classes)`.
+    """Base class of networks: `model(x)` is `model.head(model.features(x))`, raw logits `(batch, classes)`.
 
-    No network ends in a softmax or log-softmax, whatever its paper's code does: the losses of this project read logits.
+    No network ends in a softmax or log-softmax, even if its paper's code does, because losses read logits here.
 
     Attributes:
         head: The last linear layer.
@@ -48,11 +48,22 @@ class Network(nn.Module):
 
     @classmethod
     def note(cls, options: Mapping[str, Any]) -> str:
-        """Say what a user should know before training a network with these options; empty where there is nothing."""
+        """Return what a user should know before training a network with these options; empty by default.
+
+        Args:
+            options: The network's own arguments.
+
+        Returns:
+            A sentence, or an empty string.
+        """
         return ""
 
     def draw(self, generator: torch.Generator) -> None:
-        """Initialise every weight in place, by PyTorch's default distributions."""
+        """Draw every weight from PyTorch's default distributions, in place.
+
+        Args:
+            generator: The source of randomness.
+        """
         draw_weights(self, generator)
 
 
@@ -69,7 +80,7 @@ def image_size(name: str, in_shape: tuple[int, ...], smallest: int) -> tuple[int
 
 @torch.no_grad()
 def draw_weights(model: nn.Module, generator: torch.Generator) -> None:
-    """Initialise as PyTorch does by default, layer by layer, without torch's global generator."""
+    """Draw weights layer by layer from PyTorch's default distributions, without its global generator."""
     for layer in model.modules():
         if isinstance(layer, nn.Linear | nn.Conv2d):
             # Equal to kaiming_uniform_ with a = sqrt(5), for weights and biases alike.
@@ -80,7 +91,7 @@ def draw_weights(model: nn.Module, generator: torch.Generator) -> None:
         elif isinstance(layer, nn.Embedding):
             layer.weight.normal_(generator=generator)
         elif isinstance(layer, nn.BatchNorm2d):
-            layer.reset_parameters()  # ones, zeros and the running statistics: nothing random
+            layer.reset_parameters()  # sets ones and zeros; draws nothing
         elif isinstance(layer, Dropout):
             layer.key.zero_()
         elif any(True for _ in layer.parameters(recurse=False)) or any(True for _ in layer.buffers(recurse=False)):
@@ -89,7 +100,7 @@ def draw_weights(model: nn.Module, generator: torch.Generator) -> None:
 
 @torch.no_grad()
 def draw_he_normal(model: nn.Module, generator: torch.Generator, fan: Literal["in", "out"]) -> None:
-    """Draw convolution weights from a normal of variance 2 / fan (He et al., 2015), and set their biases to 0.
+    """Draw convolution weights from a normal distribution of variance 2 / fan (He et al., 2015); set biases to 0.
 
     The fan is kernel height times kernel width times the number of input or output channels.
     """

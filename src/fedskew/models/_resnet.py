@@ -1,8 +1,8 @@
 """Residual networks (He et al., "Deep residual learning for image recognition", 2016).
 
 ResNet-18 (FedVLS) and ResNet-50 (FedPALS on PACS and iWildCam) have torchvision's layout: in the bottleneck the 3x3
-convolution has the stride ("v1.5"), and parameters have torchvision's names, except that its last layer "fc" is "head"
-here. ResNet-32 (FedVLS) is the paper's for CIFAR.
+convolution has the stride ("v1.5"), and parameters have torchvision's names, except that the last layer is "head" here
+instead of "fc". ResNet-32 (FedVLS) is the network of He et al. for CIFAR.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Stem = Literal["imagenet", "cifar"]
 
 
 class _Basic(nn.Module):
-    """Two 3x3 convolutions."""
+    """A basic residual block: two 3x3 convolutions."""
 
     expansion = 1
 
@@ -42,7 +42,7 @@ class _Basic(nn.Module):
 
 
 class _Bottleneck(nn.Module):
-    """A 1x1 convolution to `width`, a 3x3 one, and a 1x1 one to four times the width."""
+    """A bottleneck block: a 1x1 convolution to `width`, a 3x3 one, and a 1x1 one to four times the width."""
 
     expansion = 4
 
@@ -63,7 +63,7 @@ class _Bottleneck(nn.Module):
 
 
 class _ResNet(Network):
-    """A stem, four stages of residual blocks, average pooling."""
+    """A residual network: a stem, four stages of blocks, average pooling."""
 
     def __init__(
         self, block: type[_Basic | _Bottleneck], depths: tuple[int, ...], num_classes: int, channels: int, stem: Stem
@@ -94,7 +94,7 @@ class _ResNet(Network):
         return last.mean((-2, -1))
 
     def draw(self, generator: torch.Generator) -> None:
-        """Initialise convolutions by He's normal (fan out), as torchvision does, the rest by PyTorch's default."""
+        """Draw convolutions from He's normal (fan out), as torchvision does, and all else from PyTorch's defaults."""
         super().draw(generator)
         draw_he_normal(self, generator, fan="out")
 
@@ -107,8 +107,8 @@ class ResNet18(_ResNet):
     Args:
         num_classes: Number of classes.
         in_shape: Shape of one image.
-        stem: "imagenet" is torchvision's (7x7, stride 2, pooling), which FedVLS' code takes even for 32 x 32 images;
-            "cifar" (3x3, stride 1) is the usual one for those.
+        stem: "imagenet" is torchvision's stem (7x7, stride 2, pooling), which FedVLS' code uses even for 32 x 32
+            images; "cifar" (3x3, stride 1) is the usual one for such images.
     """
 
     def __init__(self, num_classes: int, in_shape: tuple[int, ...], stem: Stem = "imagenet") -> None:
@@ -122,9 +122,9 @@ class ResNet50(_ResNet):
     Args:
         num_classes: Number of classes.
         in_shape: Shape of one image.
-        weights: A local file with torchvision's state dict, `.safetensors` or `.pth` (read without executing anything
-            in it). Where its head has another number of classes, the head stays randomly initialised. Without a file
-            all weights are random, and a run says so.
+        weights: A local file with torchvision's state dict, `.safetensors` or `.pth` (read without executing code in
+            it). If its head has another number of classes, the head is drawn at random. Without a file all weights are
+            random, and a run says so.
     """
 
     def __init__(self, num_classes: int, in_shape: tuple[int, ...], weights: str | Path | None = None) -> None:
@@ -133,11 +133,14 @@ class ResNet50(_ResNet):
         self._weights = weights
 
     def draw(self, generator: torch.Generator) -> None:
-        """Initialise as torchvision does, then read the file of weights, if one was given.
+        """Draw all weights as torchvision does, then read the weights file, if one was given.
+
+        Args:
+            generator: The source of randomness.
 
         Raises:
             DataError: The file can't be read.
-            ArgumentError: The file is of another network.
+            ArgumentError: The file holds weights of another network.
         """
         super().draw(generator)
         if self._weights is not None:
@@ -145,7 +148,14 @@ class ResNet50(_ResNet):
 
     @classmethod
     def note(cls, options: Mapping[str, Any]) -> str:
-        """Say where the weights come from."""
+        """Return where the weights come from.
+
+        Args:
+            options: The network's own arguments.
+
+        Returns:
+            A sentence.
+        """
         path = options.get("weights")
         if path is None:
             return "resnet50 starts from random weights, not from pre-trained ones (model.weights = a local file)"
@@ -155,9 +165,9 @@ class ResNet50(_ResNet):
 class ResNet32(Network):
     """ResNet-32 for CIFAR (FedVLS, table 3); 464,154 parameters for 10 classes.
 
-    Five blocks each of 16, 32 and 64 channels (He et al., 2016, section 4.2). Where the shape changes, the shortcut
-    takes every second row and column and pads with channels of zeros (option A). All weights but batch norm's are drawn
-    after He (fan in), the head's too, as in the code that FedVLS ported.
+    Five blocks each of 16, 32 and 64 channels (He et al., 2016, section 4.2). Between stages, the shortcut takes every
+    second row and column and adds channels of zeros (option A). All weights except batch norm's are drawn from He's
+    normal distribution (fan in), as in the code that FedVLS ported.
     """
 
     def __init__(self, num_classes: int, in_shape: tuple[int, ...]) -> None:
@@ -180,14 +190,14 @@ class ResNet32(Network):
 
     @torch.no_grad()
     def draw(self, generator: torch.Generator) -> None:
-        """Initialise convolutions and the head's weights by He's normal, the rest by PyTorch's default."""
+        """Draw convolutions and the head's weights from He's normal, and all else from PyTorch's defaults."""
         super().draw(generator)
         draw_he_normal(self, generator, fan="in")
         self.head.weight.normal_(0.0, math.sqrt(2.0 / self.head.in_features), generator=generator)
 
 
 class _PaddedBlock(nn.Module):
-    """Two 3x3 convolutions; where the channels double, the first halves the image and the shortcut pads with zeros."""
+    """Two 3x3 convolutions; if the channels double, the first has stride 2 and the shortcut is padded with zeros."""
 
     def __init__(self, channels: int, out: int) -> None:
         super().__init__()
@@ -205,7 +215,7 @@ class _PaddedBlock(nn.Module):
 
 
 def _projection(channels: int, out: int, stride: int) -> nn.Module:
-    """The shortcut: the input itself, or a 1x1 convolution where its shape differs from the block's output."""
+    """Make a shortcut: the identity, or a 1x1 convolution if the shapes of input and output differ."""
     if stride == 1 and channels == out:
         return nn.Identity()
     return nn.Sequential(nn.Conv2d(channels, out, 1, stride=stride, bias=False), nn.BatchNorm2d(out))
@@ -214,8 +224,8 @@ def _projection(channels: int, out: int, stride: int) -> nn.Module:
 def _read_pretrained(network: Network, path: str | Path) -> None:
     """Set a network's weights and running statistics, in place, from a state dict with torchvision's names.
 
-    The file's last layer "fc" goes to `network.head`, unless it is for another number of classes: then the
-    head stays as it is.
+    The file's last layer "fc" is written to `network.head`. If it has another number of classes, the head keeps its
+    weights.
     """
     state = {
         ("head." + name.removeprefix("fc.") if name.startswith("fc.") else name): value
@@ -228,7 +238,7 @@ def _read_pretrained(network: Network, path: str | Path) -> None:
         network.load_state_dict(state)
     except RuntimeError as error:
         reason = " ".join(str(error).split())
-        raise ArgumentError(f"weights: {path} is of another network ({reason[:200]})") from None
+        raise ArgumentError(f"weights: {path} holds weights of another network ({reason[:200]})") from None
 
 
 def _read(path: Path) -> dict[str, Tensor]:
@@ -237,7 +247,7 @@ def _read(path: Path) -> dict[str, Tensor]:
             return dict(safetensors.torch.load_file(path))
         state = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
-        raise DataError(f"{path}: there is no such weights file (model.weights)") from None
+        raise DataError(f"{path}: no such weights file (model.weights)") from None
     except Exception as error:  # a damaged file can raise almost anything
         raise DataError(
             f"{path}: is not a readable weights file ({type(error).__name__}); expected a state dict as .pth or "

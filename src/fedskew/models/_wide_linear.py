@@ -1,7 +1,7 @@
-"""A linear layer far wider than a batch, whose weight's gradient stays a product of two thin matrices.
+"""A linear layer far wider than a batch; the gradient of its weight is kept as a product of two thin matrices.
 
-With millions of weights and small batches, memory bandwidth limits a step; not writing the gradient to memory saves two
-passes over the weight (measured in `docs/performance.md`). Only `FlatModel.descend` makes use of it.
+With millions of weights and small batches, memory bandwidth limits a step. Not writing the gradient to memory saves two
+passes over the weight (measured in `docs/performance.md`). Only `FlatModel.descend` uses this.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 
 class WideLinear(nn.Linear):
-    """`nn.Linear` whose weight is used only in its own forward pass, which `FlatModel.descend` relies on."""
+    """`nn.Linear` with the promise that nothing else uses its weight; `FlatModel.descend` relies on that."""
 
 
 class Product(NamedTuple):
-    """The gradient of a weight, `(out, in)`: `left` transposed, `(batch, out)`, times `right`, `(batch, in)`."""
+    """The gradient of a weight, `(out, in)`: the transpose of `left`, `(batch, out)`, times `right`, `(batch, in)`."""
 
     left: Tensor
     right: Tensor
@@ -38,9 +38,10 @@ class Product(NamedTuple):
 def gradients(
     objective: Callable[[], Tensor], parameters: Sequence[nn.Parameter], layers: Sequence[WideLinear]
 ) -> list[Tensor | Product]:
-    """Differentiate the 0-d result of `objective` by each parameter; zeros if it does not depend on one.
+    """Differentiate the 0-d result of `objective` with respect to each parameter.
 
-    The gradient of the weight of one of `layers` is a `Product` if the layer is used once, on inputs `(batch, in)`.
+    A gradient is zero if the result does not depend on the parameter. The gradient of the weight of one of `layers` is
+    a `Product` if the layer is used once, on inputs `(batch, in)`.
     """
     seen: dict[Tensor, list[tuple[Tensor, Tensor]]] = {}
 

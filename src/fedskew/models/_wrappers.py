@@ -1,4 +1,4 @@
-"""Networks around a network: its features beside its logits, MOON's projection, FedConcat's encoders side by side."""
+"""Wrappers of networks: features beside logits, MOON's projection, FedConcat's encoders side by side."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _PROJECTION = 256
 def with_features(model: nn.Module) -> nn.Module:
     """Wrap a model so that calling it returns features and logits in one forward pass.
 
-    For a network of this package the features are the input of its head. For a user's own they are the input, `(batch,
-    dim)`, of the linear layer that ran last and has as many outputs as there are logits; the logits themselves where
-    there is no such layer. The wrapper works under `torch.func.functional_call` (names begin with `model.`) and
-    `torch.func.vmap`; no tensor outlives the call.
+    For a network of this package the features are the input of its head. For a user's own network they are the input,
+    `(batch, dim)`, of the last linear layer to run that has as many outputs as there are logits; if there is no such
+    layer, the logits. The wrapper works under `torch.func.functional_call` (names begin with `model.`) and
+    `torch.func.vmap`, and keeps no tensor after the call.
 
     Args:
         model: Any module that returns logits, `(batch, classes)`; the wrapper holds it, unchanged, as `.model`.
@@ -32,7 +32,7 @@ def with_features(model: nn.Module) -> nn.Module:
 
 
 class _WithFeatures(nn.Module):
-    """Reads the inputs of the model's linear layers by hooks that exist during one call only."""
+    """Reads the inputs of the model's linear layers by hooks that are removed after each call."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -67,9 +67,9 @@ class _WithFeatures(nn.Module):
 class Projected(Network):
     """A network with a projection before its head, as MOON trains it.
 
-    encoder - linear d to d - ReLU - linear d to 256 - head, where the encoder's features are `(batch, d)`. The features
-    of this network are the projection's output. The encoder is the given network without its own head; the new head has
-    as many outputs.
+    The layers are encoder - linear d to d - ReLU - linear d to 256 - head, where the encoder's features are `(batch,
+    d)`. The features of this network are the projection's output. The encoder is the given network without its head;
+    the new head has the same number of outputs.
 
     Args:
         network: A network with a method `features(x)` and a linear layer `head`; changed in place.
@@ -94,7 +94,7 @@ class Projected(Network):
 
     def features(self, x: Tensor) -> Tensor:
         """Return the projection, `(batch, 256)`."""
-        # Call the encoder, not its features(): its dropout layers count their uses from one call to the next.
+        # Call the encoder itself, not its features(), so that its dropout layers count their uses anew.
         projected: Tensor = self.projection(self.encoder(x))
         return projected
 
@@ -105,7 +105,7 @@ def with_projection(network: nn.Module, generator: torch.Generator) -> Projected
     torch's global generator is neither read nor set.
 
     Args:
-        network: As for `Projected`; changed in place.
+        network: A network with a method `features(x)` and a linear layer `head`; changed in place.
         generator: Draws the weights of the new layers.
 
     Returns:
@@ -123,19 +123,19 @@ def with_projection(network: nn.Module, generator: torch.Generator) -> Projected
 
 
 class Concatenated(Network):
-    """Encoders side by side under one linear head: the model that FedConcat ends with.
+    """Encoders side by side under one linear head: the final model of FedConcat.
 
-    head(encoder_1(x), ..., encoder_K(x)): K frozen copies of a network without its head, and one new linear head. With
-    P parameters and d features in one encoder it has `K * P + K * d * classes + classes` parameters, of which only the
-    head's are trainable. Encoders stay in eval mode, whatever `train` says (the authors' code leaves them in train
-    mode, so that a sample's features depend on its batch). A run's own model is read back by
+    The model is head(encoder_1(x), ..., encoder_K(x)), with K frozen copies of a network without its head, and one new
+    linear head. With P parameters and d features in one encoder it has `K * P + K * d * classes + classes` parameters,
+    of which only the head's are trainable. Encoders stay in eval mode, whatever `train` says (the authors' code leaves
+    them in train mode, so that a sample's features depend on its batch). A run's model is read back by
 
         model = Concatenated(build("lenet5", 10, (1, 28, 28)), encoders=5)
         model.load_state_dict(safetensors.torch.load_file("model.safetensors"))
 
     Args:
-        network: A network with a linear layer `head` that turns its features, `(batch, d)`, into what it returns; it
-            is not changed.
+        network: A network with a linear layer `head` that turns its features, `(batch, d)`, into its outputs; not
+            changed.
         encoders: Number of copies, K.
         generator: Draws the new head's weights; a fresh generator seeded 0 by default.
 
@@ -166,13 +166,25 @@ class Concatenated(Network):
         return torch.cat([encoder(x) for encoder in self.encoders], dim=1)
 
     def train(self, mode: bool = True) -> Self:
-        """Set the mode of all layers but the encoders', which stay in eval mode."""
+        """Set the mode of all layers except the encoders, which stay in eval mode.
+
+        Args:
+            mode: True for train mode, False for eval mode.
+
+        Returns:
+            The model itself.
+        """
         super().train(mode)
         self.encoders.eval()
         return self
 
     def put(self, place: int, network: nn.Module) -> None:
-        """Copy all of `network` but its head into the encoder at `place`."""
+        """Copy a network without its head into an encoder.
+
+        Args:
+            place: Number of the encoder, from 0.
+            network: The network to copy, of the encoder's architecture.
+        """
         state = {name: value for name, value in network.state_dict().items() if not name.startswith("head.")}
         self.encoders[place].load_state_dict(state)
 

@@ -1,11 +1,13 @@
 """Convolution, 2 x 2 max-pooling and ReLU as one operation, faster on CPUs than one after another.
 
-The same function and the same gradient as `relu(max_pool2d(conv(x), 2))`, ties included. A CPU convolution works on 16
-channels at once and PyTorch's max-pooling is vectorised over channels too, so layers of few channels leave both idle:
+The function and its gradient equal those of `relu(max_pool2d(conv(x), 2))`, ties included. On CPUs, convolutions and
+PyTorch's max-pooling process 16 channels at once, so they waste most of that on layers with few channels:
 
-- **Few output channels.** Two rows of outputs are taken as twice the channels (the kernel and the kernel shifted down
-  by one, stride 2), and windows are reduced by taking the larger of two slices, twice, with two masks of which it was.
-- **Few input channels.** Their gradient is a convolution of the padded gradient of the output, again two rows at once.
+- **Few output channels.** Two rows of outputs are computed as twice the channels (the kernel, and the kernel shifted
+  down by one, with stride 2). Windows are reduced by taking the larger of two slices, twice; two masks store which one
+  was larger.
+- **Few input channels.** The gradient of the input is a convolution of the padded gradient of the output, again of two
+  rows at once.
 
 ReLU comes last, on a quarter of the values. The gain is measured in docs/performance.md.
 """
@@ -19,16 +21,16 @@ from torch import Tensor, nn
 from torch.nn.functional import conv2d, max_pool2d, pad, relu
 
 FEW_CHANNELS = 8
-"""The most channels that fit twice into a register of 16 float32 values (AVX-512)."""
+"""Largest number of channels that fits twice into a register of 16 float32 values (AVX-512)."""
 SMALLEST_BATCH = 32
-"""For smaller batches the cost of starting an operation outweighs what it computes."""
+"""In smaller batches, starting an operation takes longer than its computation."""
 
 
 def conv_pool_relu(layer: nn.Conv2d, x: Tensor) -> Tensor:
     """Compute `relu(max_pool2d(layer(x), 2))`.
 
-    The faster way is taken for layers of few channels and batches of at least `SMALLEST_BATCH` on a CPU, outside
-    `torch.func` transforms; otherwise the three operations run one after another.
+    The faster operation is used on a CPU, for layers of few channels and batches of at least `SMALLEST_BATCH`, outside
+    `torch.func` transforms. Otherwise the three operations run one after another.
 
     Args:
         layer: A convolution with a bias, without padding and with stride 1.
@@ -51,7 +53,7 @@ def conv_pool_relu(layer: nn.Conv2d, x: Tensor) -> Tensor:
 class FewOutputChannels(torch.autograd.Function):
     """Convolution, pooling and ReLU for few output channels.
 
-    Inside, channels are innermost: `(batch, rows, columns, channels)`.
+    Internally, channels are innermost: `(batch, rows, columns, channels)`.
     """
 
     @staticmethod
@@ -90,7 +92,7 @@ class FewOutputChannels(torch.autograd.Function):
 
 
 class FewInputChannels(torch.autograd.Function):
-    """Convolution alone, with a faster gradient of an input of few channels."""
+    """Convolution with a faster gradient of its input, for few input channels."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -111,24 +113,24 @@ class FewInputChannels(torch.autograd.Function):
         batch, channels, height, width = x.shape
         high, wide = weight.shape[2:]
         kernel = _two_rows(weight.flip(2, 3).transpose(0, 1)).contiguous()
-        # Channels outermost, which halves the time that oneDNN takes, copies included.
+        # With channels outermost oneDNN takes half the time, copies included.
         pairs = conv2d(gradient.contiguous(), kernel, stride=(2, 1), padding=(high - 1, wide - 1))
         rows = pairs.view(batch, 2, channels, height // 2, width).permute(0, 3, 1, 4, 2)
         return rows.reshape(batch, height, width, channels).permute(0, 3, 1, 2), for_weight, for_bias
 
 
 def _two_rows(kernel: Tensor) -> Tensor:
-    """A kernel of twice the channels that, at stride 2, gives two neighbouring rows of outputs."""
+    """Make a kernel of twice the channels that, at stride 2, gives two neighbouring rows of outputs."""
     return torch.cat([pad(kernel, (0, 0, 0, 1)), pad(kernel, (0, 0, 1, 0))])
 
 
 def _is_first(first: Tensor, second: Tensor) -> Tensor:
-    """1.0 where the first is at least the second, else 0.0; floats multiply twice as fast as bools."""
+    """Return 1.0 where `first` is at least `second`, else 0.0; floats multiply twice as fast as bools."""
     return torch.ge(first, second, out=torch.empty(first.shape))
 
 
 def _share(gradient: Tensor, is_first: Tensor, first: Tensor, second: Tensor) -> None:
-    """Write each gradient to whichever of two places its value came from, and 0 to the other."""
+    """Write each gradient to the one of two places that its value came from, and 0 to the other."""
     torch.mul(gradient, is_first, out=first)
     torch.sub(gradient, first, out=second)
 
@@ -136,7 +138,7 @@ def _share(gradient: Tensor, is_first: Tensor, first: Tensor, second: Tensor) ->
 def _convolution_backward(
     gradient: Tensor, x: Tensor, kernel: Tensor, stride: tuple[int, int], needs: tuple[bool, ...]
 ) -> Any:
-    """Gradients of a convolution's input, kernel and bias, each if needed."""
+    """Compute the gradients of a convolution's input, kernel and bias, each if needed."""
     return torch.ops.aten.convolution_backward(
         gradient, x, kernel, [len(kernel)], stride, (0, 0), (1, 1), False, (0, 0), 1, needs
     )
