@@ -1,6 +1,7 @@
 """Every error that fedskew raises on purpose: one type per cause, all of them `FedskewError`.
 
 A message is one line that says what is wrong, where, and what would be right. The command line prints it and exits 2.
+`DataWarning` is no error: the command line prints it as a note and goes on.
 """
 
 from __future__ import annotations
@@ -39,6 +40,10 @@ class RunError(FedskewError):
 
 class MissingPackageError(FedskewError, ImportError):
     """An optional package is not installed; the message says which extra brings it."""
+
+
+class DataWarning(UserWarning):
+    """Something about data or a table of counts that is worth a look; it was read all the same, as the message says."""
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -9,7 +9,7 @@ from PIL import Image
 
 from fedskew import data
 from fedskew.data import Dataset
-from fedskew.errors import ArgumentError, DataError
+from fedskew.errors import ArgumentError, DataError, DataWarning
 
 
 def rng(seed: int = 0) -> np.random.Generator:
@@ -87,7 +87,8 @@ def test_a_folder_of_class_folders(tmp_path):
     (tmp_path / "cat" / "notes.txt").write_text("not an image")
     (tmp_path / ".hidden").mkdir()
     (tmp_path / "eel").mkdir()
-    made = data.load("folder", tmp_path, rng=rng())
+    with pytest.warns(DataWarning, match=r"1 entries were left out, which are no images in class folders: \.txt \(1\)"):
+        made = data.load("folder", tmp_path, rng=rng())
     assert made.classes == ("cat", "dog", "eel")
     assert made.in_shape == (1, 4, 5)
     assert made.targets.bincount().tolist() == [8, 8]
@@ -97,6 +98,27 @@ def test_a_folder_of_class_folders(tmp_path):
     assert made.inputs.mean() == pytest.approx(0, abs=1e-6)
     assert made.inputs.std(correction=0) == pytest.approx(1, abs=1e-6)
     assert made.clients is None
+
+
+def test_what_a_folder_holds_beside_images_is_said_and_never_a_class(tmp_path):
+    for client in ("north", "south"):
+        for index in range(5):
+            paint(tmp_path / client / "Covid" / f"{index}.png", index)
+            paint(tmp_path / client / "flu" / f"{index}.png", index)
+    paint(tmp_path / "south" / "covid" / "0.png", 0)
+    (tmp_path / "south" / "flu" / "scan.dcm").touch()
+    (tmp_path / "south" / "flu" / "Thumbs.db").touch()
+    (tmp_path / "__MACOSX" / "north").mkdir(parents=True)
+    (tmp_path / "README").touch()
+    with pytest.warns(DataWarning) as said:
+        made = data.load("folder", tmp_path, rng=rng(), client_level=True)
+    assert made.client_names == ("north", "south")
+    assert made.classes == ("Covid", "covid", "flu")
+    left_out, alike = (str(warning.message) for warning in said)
+    assert "3 entries were left out" in left_out
+    for name in ("the folder __MACOSX", ".dcm (1)", "files without a suffix", "convert DICOM to PNG"):
+        assert name in left_out
+    assert "'Covid' and 'covid'; they are counted as 2 classes" in alike
 
 
 def test_train_and_test_folders_are_kept_apart(tmp_path):

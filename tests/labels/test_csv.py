@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedskew.errors import ArgumentError
+from fedskew.errors import ArgumentError, DataWarning
 from fedskew.labels import LabelCounts, read_target
 
 
@@ -55,6 +55,139 @@ def test_files_as_spreadsheets_write_them(tmp_path: Path, text: str) -> None:
     assert (record.clients, record.classes, record.counts.tolist()) == (("a",), ("x", "y"), [[1, 2]])
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "client;x;y\na;1500;2,5\n",
+        "client\tx\ty\na\t1500\t2.5\n",
+        "client|x|y\na|1500|2.5\n",
+        "sep=;\nclient;x;y\na;1500;2,5\n",
+        "client\tx\ty\na\t1 500\t2,5\n".encode("utf-16"),
+        'client,x,y\na,"1,500",2.5\n',
+        'client,x,y\na,"1.500","2,5"\n',
+        "client;x;y\na;1.500;2,5\n",
+        "client;x;y\na;1'500;2.5\n",
+        "client;x;y\na;1\u202f500;2,5\n",
+        "client;x;y\na;1500,0;2,50\n",
+        "Site ID,x,y\na,1500,2.5\n",
+        "Client,x,y\na,1500,2.5\n",
+        "client;label;n\na;x;1500\na;y;2,5\n",
+        "client,Diagnosis,Anzahl\na,x,1500\na,y,2.5\n",
+        "client;class;count\na;y;2,5\na;x;1.500\na;z;0\n",
+    ],
+)
+def test_a_spreadsheets_ways_are_understood(tmp_path: Path, text: str | bytes) -> None:
+    if isinstance(text, str) and text.startswith("Site"):
+        with pytest.warns(DataWarning, match="clients are named by the column 'Site ID'"):
+            record = LabelCounts.read_csv(written(tmp_path, text))
+    else:
+        record = LabelCounts.read_csv(written(tmp_path, text))
+    held = dict(zip(record.classes, record.counts[0].tolist(), strict=True))
+    assert record.clients == ("a",)
+    assert (held["x"], held["y"]) == (1500, 2.5)
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "answers", "first_row"),
+    [
+        (
+            'client,x,y\na,"1,234",2\nb,3,4\n',
+            "line 2, column 'x': '1,234' may be 1234 or 1.234, and no other number of the file tells; say by decimal",
+            {"decimal": "."},
+            [1234, 2],
+        ),
+        ("client;x;y\na;1.234;2\n", "line 2, column 'x': '1.234' may be 1.234 or 1234", {"decimal": ","}, [1234, 2]),
+        ("client,x,y\na,1.234,2\n", "'1.234' may be 1.234 or 1234", {"decimal": "."}, [1.234, 2]),
+        ("ort,art,x\na,b,1\n", "no column 'client' in the header: say by client", {"client": "ort"}, None),
+        ("id,x,y\n1,2,3\n", "no column 'client' in the header: say by client", {"client": "id"}, [2, 3]),
+        ("site,hospital,x\n1,a,3\n", "no column 'client' in the header", {"client": "site"}, None),
+        (
+            "client,x,y,total\na,1,2,3\nb,1,1,9\n",
+            "the column 'total' is called a total and is not the sum of the others (9 where they have 2); say by",
+            {"totals": "drop"},
+            [1, 2],
+        ),
+        (
+            "client,x,y\na,1,2\nGesamt,5,2\n",
+            "the row 'Gesamt' is called a total and is not the sum of the others (5 where they have 1)",
+            {"totals": "keep"},
+            [1, 2],
+        ),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::fedskew.errors.DataWarning")
+def test_what_may_mean_two_things_is_asked_about(
+    tmp_path: Path, text: str, message: str, answers: dict[str, str], first_row: list[float] | None
+) -> None:
+    path = written(tmp_path, text)
+    with pytest.raises(ArgumentError) as caught:
+        LabelCounts.read_csv(path)
+    assert message in str(caught.value)
+    if first_row is None:  # the answer leads to the next question: what the other column of text is
+        with pytest.raises(ArgumentError, match="expected a number"):
+            LabelCounts.read_csv(path, **answers)
+    else:
+        assert LabelCounts.read_csv(path, **answers).counts[0].tolist() == first_row
+
+
+def test_two_decimal_signs_in_one_file_are_refused_and_a_given_one_holds(tmp_path: Path) -> None:
+    path = written(tmp_path, "client;x;y\na;1,5;2\nb;2.5;1\n")
+    with pytest.raises(ArgumentError, match="decimals in two ways, 1,5 in line 2 and 2.5 in line 3"):
+        LabelCounts.read_csv(path)
+    with pytest.raises(ArgumentError, match="column 'x': '2.5', expected a number with the decimal sign ','"):
+        LabelCounts.read_csv(path, decimal=",")
+
+
+def test_totals_that_fit_are_left_out_and_said(tmp_path: Path) -> None:
+    text = "hospital,cat,dog,Total\nnorth,120,80,200\nsouth,0,40,40\nTotal:,120,120,240\n"
+    with pytest.warns(DataWarning) as said:
+        record = LabelCounts.read_csv(written(tmp_path, text))
+    assert (record.clients, record.classes) == (("north", "south"), ("cat", "dog"))
+    assert record.counts.tolist() == [[120, 80], [0, 40]]
+    words = [str(warning.message) for warning in said]
+    assert any("clients are named by the column 'hospital'" in text for text in words)
+    assert any("the row 'Total:' is a total, and was left out" in text for text in words)
+    assert any("the column 'Total' is a total, and was left out" in text for text in words)
+
+
+def test_a_total_of_another_name_is_named_and_counted_until_the_user_decides(tmp_path: Path) -> None:
+    path = written(tmp_path, "client,x,y,z\na,10,2,1\nb,5,6,2\nall four,15,8,3\n")
+    with pytest.warns(DataWarning, match="row 'all four' is the sum of all others and is counted; if it is a"):
+        assert len(LabelCounts.read_csv(path)) == 3
+    with pytest.warns(DataWarning, match="'all four' is the sum of all others and was left out"):
+        assert LabelCounts.read_csv(path, totals="drop").clients == ("a", "b")
+    assert len(LabelCounts.read_csv(path, totals="keep")) == 3
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        ("client,Covid,covid", "names 'Covid' and 'covid'; they are counted as 2 classes: rename them if they are one"),
+        ("client,flu A,fluA", "names 'flu A' and 'fluA'"),
+        ("client,caf\u00e9,cafe\u0301", "twice, written with letters that are encoded in two ways (NFC and NFD)"),
+    ],
+)
+def test_names_that_look_alike_are_warned_of(tmp_path: Path, header: str, message: str) -> None:
+    with pytest.warns(DataWarning) as said:
+        record = LabelCounts.read_csv(written(tmp_path, f"{header}\na,1,2\n"))
+    assert record.counts.tolist() == [[1, 2]]
+    assert message in str(said[0].message)
+
+
+def test_the_only_column_of_text_names_the_clients(tmp_path: Path) -> None:
+    with pytest.warns(DataWarning, match="clients are named by the column 'Klinik'"):
+        record = LabelCounts.read_csv(written(tmp_path, "cat;Klinik;dog\n1;Nord;2\n"))
+    assert (record.clients, record.classes) == (("Nord",), ("cat", "dog"))
+    assert LabelCounts.read_csv(written(tmp_path, ",cat,dog\nNord,1,2\n")).clients == ("Nord",)  # an index of pandas
+    assert LabelCounts.read_csv(written(tmp_path, ",cat,dog\n0,1,2\n")).clients == ("0",)
+
+
+def test_a_list_of_samples_is_pointed_to_the_command_that_counts_it(tmp_path: Path) -> None:
+    for text in ("client,label\na,flu\na,cold\n", "client,label\na,1\na,2\n"):
+        with pytest.raises(ArgumentError, match="if each row is one sample, count them: fedskew counts"):
+            LabelCounts.read_csv(written(tmp_path, text))
+
+
 @settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 10**6), form=st.sampled_from(["wide", "long"]), named=st.booleans())
 def test_what_is_written_is_read_back_exactly(tmp_path: Path, seed: int, form: str, named: bool) -> None:
@@ -68,6 +201,13 @@ def test_what_is_written_is_read_back_exactly(tmp_path: Path, seed: int, form: s
     assert np.array_equal(after.counts, before.counts)
 
 
+def test_a_fraction_is_written_so_that_it_is_not_taken_for_thousands(tmp_path: Path) -> None:
+    LabelCounts([[1.125, 12.5]]).to_csv(tmp_path / "c.csv")
+    assert LabelCounts.read_csv(tmp_path / "c.csv").counts.tolist() == [[1.125, 12.5]]
+    LabelCounts([[1.125, 120]]).to_csv(tmp_path / "c.csv")
+    assert LabelCounts.read_csv(tmp_path / "c.csv").counts.tolist() == [[1.125, 120]]
+
+
 def test_whole_counts_are_written_without_a_point(tmp_path: Path) -> None:
     LabelCounts([[3, 0.5]]).to_csv(tmp_path / "c.csv")
     assert (tmp_path / "c.csv").read_text() == "client,0,1\n0,3,0.5\n"
@@ -79,7 +219,6 @@ def test_whole_counts_are_written_without_a_point(tmp_path: Path) -> None:
         ("", "the file is empty"),
         ("\n\n", "the file is empty"),
         ("a,3,4\nb,1,2\n", "line 1: no column 'client' in the header"),
-        ("client;cat;dog\na;1;2\n", "columns are separated by commas"),
         ("client\na\n", "line 1: no column for any class"),
         ("client,cat\n", "no client below the header"),
         ("client,class,count\n", "nothing below the header"),
@@ -87,7 +226,7 @@ def test_whole_counts_are_written_without_a_point(tmp_path: Path) -> None:
         ("client,cat,\na,1,2\n", "line 1: column 3 has no name"),
         ("client,cat,dog\na,1,2\nb,3\n", "line 3: 2 cells where the header has 3 columns"),
         ("client,cat,dog\na,1,2,9\n", "line 2: 4 cells where the header has 3 columns"),
-        ("client,cat,dog\na,1,2\n\nb,3,-1\n", "line 4, column 'dog': -1.0, expected a finite number >= 0"),
+        ("client,cat,dog\na,1,2\n\nb,3,-1\n", "line 4, column 'dog': -1, expected a finite number >= 0"),
         ("client,cat,dog\na,nan,2\n", "line 2, column 'cat': nan, expected a finite number"),
         ("client,cat,dog\na,1,inf\n", "line 2, column 'dog': inf, expected a finite number"),
         ("client,cat,dog\na,1,\n", "line 2, column 'dog': empty, expected a number >= 0 "),
@@ -123,7 +262,13 @@ def test_a_missing_file_and_an_unwritable_place_are_named(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "text", ["class,share\ndog,30\ncat,10\n", "share,class\n3,dog\n1,cat\n", "dog,cat\n0.75,0.25\n"]
+    "text",
+    [
+        "class,share\ndog,30\ncat,10\n",
+        "share,class\n3,dog\n1,cat\n",
+        "dog,cat\n0.75,0.25\n",
+        "Class;Share\ndog;0,75\ncat;0,25",
+    ],
 )
 def test_a_target_is_matched_by_name_and_normalised(tmp_path: Path, text: str) -> None:
     assert read_target(written(tmp_path, text), ["cat", "dog"]).tolist() == [0.25, 0.75]
@@ -141,6 +286,7 @@ def test_a_target_is_matched_by_name_and_normalised(tmp_path: Path, text: str) -
         ("class,share\ncat\n", "line 2: 1 cells where the header has 2"),
         ("cat,dog\n", "line 1: nothing below the header"),
         ("cat,dog\n1,2\n3,4\n", "line 3: a second row of shares"),
+        ("class;share\ncat;12,500\ndog;87,500\n", "column 'share': '12,500' may be 12500 or 12.5"),
         ("cat,dog\n1\n", "line 2: 1 cells where the header has 2"),
         ("cat,dog\n1,many\n", "line 2, column 'dog': 'many', expected a number"),
         ("cat,emu\n1,1\n", "line 1: the counts have no class 'emu'"),

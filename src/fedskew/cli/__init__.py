@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+import warnings
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 from fedskew import torchrun
-from fedskew.cli import demo, deploy, labels, methods, papers, run, sweep
-from fedskew.errors import FedskewError
+from fedskew.cli import counts, demo, deploy, labels, methods, papers, run, sweep
+from fedskew.errors import DataWarning, FedskewError
 
 app = typer.Typer(
     name="fedskew",
@@ -20,6 +22,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
+app.command()(counts.counts)
 app.command()(labels.describe)
 app.command()(labels.weights)
 app.command()(methods.methods)
@@ -50,6 +53,18 @@ def options(
     """Federated learning when clients hold different labels."""
 
 
+def _as_note(show: Callable[..., None]) -> Callable[..., None]:
+    """What shows a warning: one of ours as a line, all others as before."""
+
+    def note(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+        if not issubclass(category, DataWarning):
+            return show(message, category, *place, **more)
+        console = Console(stderr=True, soft_wrap=True, quiet=torchrun.rank() > 0)
+        return console.print(f"note: {message}", markup=False, highlight=False, style="yellow")
+
+    return note
+
+
 def main() -> None:
     """Run the command line; an error of ours is one line and exit status 2.
 
@@ -57,7 +72,10 @@ def main() -> None:
     """
     sys.path.insert(0, "")
     try:
-        app()
+        with warnings.catch_warnings():
+            warnings.simplefilter("always", DataWarning)
+            warnings.showwarning = _as_note(warnings.showwarning)
+            app()
     except FedskewError as error:
         if "--debug" in sys.argv:
             raise

@@ -17,6 +17,15 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 
+from fedskew.cli.counts import (
+    ClientColumn,
+    DecimalSign,
+    LabelColumn,
+    SourcePath,
+    TotalsAre,
+    read_source,
+)
+from fedskew.cli.options import DataRoot
 from fedskew.components import has, make_component
 from fedskew.errors import ArgumentError, ConfigError
 from fedskew.labels import (
@@ -36,14 +45,6 @@ CLASSES_NAMED = 4
 CLIENTS_SHOWN = 12
 DEFAULT_FIGURE = Path("who-holds-what.png")
 
-CountsPath = Annotated[
-    Path,
-    typer.Argument(
-        metavar="COUNTS.CSV",
-        help="Label counts: a column client and one for each class, or the columns client,class,count.",
-        show_default=False,
-    ),
-]
 TargetPath = Annotated[
     Path | None,
     typer.Option(
@@ -56,8 +57,13 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a pa
 
 
 def describe(
-    path: CountsPath,
+    path: SourcePath,
     target: TargetPath = None,
+    client: ClientColumn = None,
+    label: LabelColumn = None,
+    decimal: DecimalSign = None,
+    totals: TotalsAre = None,
+    data_root: DataRoot = None,
     picture: Annotated[
         Path | None,
         typer.Option(
@@ -70,12 +76,18 @@ def describe(
 ) -> None:
     """Describe how skewed a federation's labels are, what that means for training, and which method addresses it.
 
-    Example: fedskew describe counts.csv --target target.csv --picture who.svg
+    Label counts stand in a table, or are counted in whatever `fedskew counts` takes: images, a config, a run folder.
+
+    Examples:
+
+        fedskew describe counts.csv --target target.csv --picture who.svg
+
+        fedskew describe my.toml
     """
     if picture is not None and no_picture:
         raise ArgumentError("--no-picture: contradicts --picture; give only one of them")
-    counts = LabelCounts.read_csv(path)
-    mix = None if target is None else read_target(target, counts.classes)
+    counts = read_source(path, client, label, decimal, totals, data_root)
+    mix = None if target is None else read_target(target, counts.classes, None if decimal is None else decimal.value)
     report = describe_labels(counts, mix)
     drawn = None if no_picture else picture if picture is not None or as_json else DEFAULT_FIGURE
     if drawn is not None:
@@ -98,12 +110,17 @@ def describe(
 
 
 def weights(
-    path: CountsPath,
+    path: SourcePath,
     method: Annotated[
         str,
         typer.Option("--method", help=f"A weighting: {', '.join(INDEX)}, or module:Class of your own."),
     ],
     target: TargetPath = None,
+    client: ClientColumn = None,
+    label: LabelColumn = None,
+    decimal: DecimalSign = None,
+    totals: TotalsAre = None,
+    data_root: DataRoot = None,
     strength: Annotated[
         float | None,
         typer.Option("--strength", help="FedPALS's lambda: 0 fits the target best, inf is FedAvg.  [default: 0]"),
@@ -123,8 +140,8 @@ def weights(
 
     Example: fedskew weights counts.csv --method fedpals --target target.csv --ess 0.5 --csv weights.csv
     """
-    counts = LabelCounts.read_csv(path)
-    mix = None if target is None else read_target(target, counts.classes)
+    counts = read_source(path, client, label, decimal, totals, data_root)
+    mix = None if target is None else read_target(target, counts.classes, None if decimal is None else decimal.value)
     given = {"strength": strength, "ess": ess}
     found = _weigh(counts, method, mix, {name: value for name, value in given.items() if value is not None}, parameters)
     if csv_path is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fedskew.data._augmentation import Augmentation, Augmenter, CropFlip, JitterFlipGrey
 from fedskew.data._dataset import Dataset
+from fedskew.data._holdings import Holdings, holdings
 from fedskew.data._huggingface import from_huggingface
 from fedskew.data._image_files import ImageFiles
 from fedskew.data._load import INDEX, Reader, load
@@ -28,6 +29,7 @@ __all__ = [
     "CropFlip",
     "CropFlipAutoAugment",
     "Dataset",
+    "Holdings",
     "ImageFiles",
     "Inputs",
     "JitterFlipGrey",
@@ -35,6 +37,7 @@ __all__ = [
     "Reader",
     "Stored",
     "from_huggingface",
+    "holdings",
     "load",
     "take",
 ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -14,7 +16,8 @@ from torch import Tensor
 from fedskew.data._dataset import Dataset
 from fedskew.data._images import as_floats, common_shape, sides
 from fedskew.data._own import RawSamples, make
-from fedskew.errors import DataError
+from fedskew.errors import DataError, DataWarning
+from fedskew.names import SYSTEM_FOLDERS
 
 _SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"}
 
@@ -25,7 +28,7 @@ class _Image(NamedTuple):
     client: str | None
 
 
-class _Tree(NamedTuple):
+class Tree(NamedTuple):
     """Images below one folder, and the names of its class and client folders, empty ones included."""
 
     images: list[_Image]
@@ -42,9 +45,9 @@ def folder(
 ) -> Dataset:
     """Read a user's own images from class folders.
 
-    Files are recognised by their suffix; others, and hidden ones, are ignored. Images are grey if every file is, else
-    RGB; transparency is dropped; 16-bit grey keeps its precision. Pixels are scaled to [0, 1], then standardised by
-    channel with mean and deviation of the training part.
+    Files are recognised by their suffix; hidden ones are ignored, and a DataWarning names what else is left out. Images
+    are grey if every file is, else RGB; transparency is dropped; 16-bit grey keeps its precision. Pixels are scaled to
+    [0, 1], then standardised by channel with mean and deviation of the training part.
 
     Args:
         root: Holds `CLASS/`, or `CLIENT/CLASS/` with `client_level`; or `train/` and `test/` with such folders in them.
@@ -56,8 +59,8 @@ def folder(
     if not root.is_dir():
         raise DataError(f"{root}: is no folder")
     split = (root / "train").is_dir()
-    train = _tree(root / "train" if split else root, client_level)
-    test = _tree(root / "test", client_level) if split and (root / "test").is_dir() else None
+    train = tree(root / "train" if split else root, client_level)
+    test = tree(root / "test", client_level) if split and (root / "test").is_dir() else None
     images = train.images + (test.images if test else [])
     shape = common_shape(map(_header, (image.path for image in images)), sides(size))
     return make(
@@ -71,29 +74,75 @@ def folder(
     )
 
 
-def _tree(top: Path, client_level: bool) -> _Tree:
-    tree = _Tree([], set(), set())
-    for client in _folders(top) if client_level else [None]:
+def tree(top: Path, client_level: bool) -> Tree:
+    """List the images below a folder; a DataWarning says what is left out.
+
+    Args:
+        top: Holds `CLASS/`, or `CLIENT/CLASS/` with `client_level`.
+        client_level: The first level of folders names clients.
+
+    Raises:
+        DataError: There is no image, or the folders have other levels.
+    """
+    found = Tree([], set(), set())
+    skipped: Counter[str] = Counter()
+    for client in _folders(top, skipped) if client_level else [None]:
         if client is not None:
-            tree.clients.add(client.name)
-        for label in _folders(client or top):
-            tree.classes.add(label.name)
+            found.clients.add(client.name)
+        for label in _folders(client or top, skipped):
+            found.classes.add(label.name)
             files = sorted(path for path in label.iterdir() if not path.name.startswith("."))
-            found = [path for path in files if path.suffix.lower() in _SUFFIXES and path.is_file()]
-            if not found and any(path.is_dir() for path in files):
+            images = [path for path in files if is_image(path)]
+            if not images and any(path.is_dir() for path in files):
                 raise DataError(
                     f"{label}: holds folders and no images; if the first level names clients, set client_level = true"
                 )
+            skipped.update(_kind(path) for path in files if not is_image(path))
             owner = None if client is None else client.name
-            tree.images.extend(_Image(path, label.name, owner) for path in found)
-    if not tree.images:
+            found.images.extend(_Image(path, label.name, owner) for path in images)
+    _warn(top, skipped)
+    if not found.images:
         level = "CLIENT/CLASS" if client_level else "CLASS"
         raise DataError(f"{top}: found no images in {level} folders below it")
-    return tree
+    return found
 
 
-def _folders(top: Path) -> Iterator[Path]:
-    return (path for path in sorted(top.iterdir()) if path.is_dir() and not path.name.startswith("."))
+def is_image(path: Path) -> bool:
+    """Whether a path is a file with the suffix of an image that can be read."""
+    return path.suffix.lower() in _SUFFIXES and path.is_file()
+
+
+def _folders(top: Path, skipped: Counter[str]) -> Iterator[Path]:
+    """The folders below a folder that people made; what else lies there is counted as skipped."""
+    for path in sorted(top.iterdir()):
+        if path.name.startswith("."):
+            continue
+        if path.is_dir() and path.name not in SYSTEM_FOLDERS:
+            yield path
+        else:
+            skipped[_kind(path)] += 1
+
+
+def _kind(path: Path) -> str:
+    """What is said of a path that was left out; nothing for the files that systems put into every folder."""
+    if path.is_dir():
+        return f"the folder {path.name}"
+    if path.name.lower() in {"thumbs.db", "desktop.ini"}:
+        return ""
+    return path.suffix.lower() or "files without a suffix"
+
+
+def _warn(top: Path, skipped: Counter[str]) -> None:
+    del skipped[""]
+    if not skipped:
+        return
+    listed = ", ".join(f"{kind} ({count:,})" if kind[0] == "." else kind for kind, count in skipped.most_common(5))
+    medical = "; convert DICOM to PNG" if {".dcm", ".dicom"} & set(skipped) else ""
+    warnings.warn(
+        f"{top}: {skipped.total():,} entries were left out, which are no images in class folders: {listed}{medical}",
+        DataWarning,
+        stacklevel=2,
+    )
 
 
 def _header(path: Path) -> tuple[str, int, int, str]:
@@ -105,7 +154,7 @@ def _header(path: Path) -> tuple[str, int, int, str]:
         raise DataError(f"{path}: can't be read as an image: {error}") from None
 
 
-def _read(tree: _Tree, shape: tuple[int, int, int], client_level: bool) -> RawSamples:
+def _read(tree: Tree, shape: tuple[int, int, int], client_level: bool) -> RawSamples:
     inputs = torch.empty(len(tree.images), *shape)
     for row, image in enumerate(tree.images):
         inputs[row] = _pixels(image.path, shape)

@@ -36,7 +36,7 @@ def huggingface(
     length: int = 200,
 ) -> Dataset:
     """Read a folder that `save_to_disk` of the package `datasets` wrote; arguments as for `from_huggingface`."""
-    package = _package()
+    package = datasets_package()
     try:
         table = package.load_from_disk(str(root))
     except (OSError, ValueError) as error:
@@ -99,7 +99,7 @@ def from_huggingface(
         DataError: The table does not fit.
         ArgumentError: A wrong argument; the message names it.
     """
-    package = _package()
+    package = datasets_package()
     parts = dict(table) if isinstance(table, package.DatasetDict) else {"train": table}
     if "train" not in parts:
         raise DataError(f"table: has no part 'train' (found: {', '.join(parts)})")
@@ -129,7 +129,7 @@ def from_huggingface(
     )
 
 
-def _package() -> Any:
+def datasets_package() -> Any:
     try:
         return import_module("datasets")
     except ImportError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ def npz(root: Path, rng: np.random.Generator | None, test_share: float = 0.2) ->
         rng: Draws the samples to hold out.
         test_share: Share of every class to hold out if there is no test part.
     """
-    arrays = _arrays(root)
+    arrays = read_arrays(root)
     for name in ("x", "y"):
         if name not in arrays:
             raise DataError(f"{root}: has no array {name!r} (found: {', '.join(sorted(arrays)) or 'none'})")
@@ -46,10 +47,11 @@ def npz(root: Path, rng: np.random.Generator | None, test_share: float = 0.2) ->
     return make("npz", train, test, test_share, rng)
 
 
-def _arrays(path: Path) -> dict[str, Array]:
+def read_arrays(path: Path, names: Collection[str] | None = None) -> dict[str, Array]:
+    """Read the arrays of an .npz file; of those with other names than `names`, nothing is read."""
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-            return {name: arrays[name] for name in arrays.files}
+            return {name: arrays[name] for name in arrays.files if names is None or name in names}
     except (OSError, EOFError, ValueError, AttributeError, TypeError, zipfile.BadZipFile) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise DataError(f"{path}: can't be read as an .npz file of plain arrays: {reason}") from None

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedskew.data._dataset import Dataset
 from fedskew.errors import ArgumentError, DataError
+from fedskew.names import warn_of_look_alikes
 
 
 @dataclass
@@ -67,6 +68,8 @@ def make(
         train, test = train.take(kept), train.take(held)
     names = tuple(numbered) or ordered({*classes, *train.labels, *test.labels})
     client_names = ordered({*clients, *(train.clients or ())})
+    warn_of_look_alikes(names, "classes", f"data {name!r}")
+    warn_of_look_alikes(client_names, "clients", f"data {name!r}")
     mean, std = _standardise(train.inputs, test.inputs) if train.inputs.is_floating_point() else ((), ())
     return Dataset(
         name=name,

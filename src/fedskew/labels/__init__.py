@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedskew.labels._counts import CountsLike, LabelCounts, as_counts, as_sizes, as_target
-from fedskew.labels._csv import read_target
+from fedskew.labels._csv import lists_samples, read_target
 from fedskew.labels._measures import (
     GROUPS,
     class_group_matrix,
@@ -29,6 +29,7 @@ __all__ = [
     "effective_sample_size",
     "entropy",
     "kl_to_uniform",
+    "lists_samples",
     "privatize",
     "projection_distance",
     "read_target",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TextIO, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -99,29 +99,49 @@ class LabelCounts:
         return LabelCounts(self._counts[rows], names, self._classes)
 
     @classmethod
-    def read_csv(cls, path: str | Path) -> LabelCounts:
-        """Read a comma-separated file in wide or long form; the header decides which.
+    def read_csv(
+        cls,
+        path: str | Path,
+        *,
+        client: str | None = None,
+        decimal: Literal[".", ","] | None = None,
+        totals: Literal["drop", "keep"] | None = None,
+    ) -> LabelCounts:
+        """Read a table of counts in wide or long form; the header decides which.
 
         Wide: a column `client` and one column per class, one row per client. Long: the columns `client`, `class` and
         `count`; a pair that is not listed counts as 0; classes are ordered by first appearance, or by number where all
         of them are whole numbers.
 
-        Raises:
-            ArgumentError: The file can't be read; the message names file, line and column.
-        """
-        return cls(*read_counts(Path(path)))
-
-    def to_csv(self, path: str | Path, form: Literal["wide", "long"] = "wide") -> None:
-        """Write a file from which `read_csv` restores the same numbers and names.
+        Tables of spreadsheets are read too: columns apart by semicolons or tabs, decimal commas, thousands separators,
+        a column of clients with another name ("hospital", or the only one of text). A total (a row or column called so
+        that is the sum of the others) is left out. What is left out or looks odd is a DataWarning; what may mean two
+        things is an error that asks for one of the arguments below.
 
         Args:
-            path: The file; it is overwritten.
+            path: The file.
+            client: Name of the column of clients.
+            decimal: The decimal sign of its numbers.
+            totals: "drop" leaves out every row and column that is called a total or is the sum of the others, "keep"
+                none.
+
+        Raises:
+            ArgumentError: The file can't be read, or be understood in one way only; the message names file, line and
+                column.
+        """
+        return cls(*read_counts(Path(path), client, decimal, totals))
+
+    def to_csv(self, path: str | Path | TextIO, form: Literal["wide", "long"] = "wide") -> None:
+        """Write a file from which `read_csv` restores the same numbers and names (with `totals="keep"` in any case).
+
+        Args:
+            path: The file, which is overwritten; or one that is open for text, such as `sys.stdout`.
             form: "wide", a row per client, or "long", a row per client and class.
 
         Raises:
             ArgumentError: `form` is unknown, or the file can't be written.
         """
-        write_counts(Path(path), self.counts, self.clients, self.classes, form)
+        write_counts(Path(path) if isinstance(path, str) else path, self.counts, self.clients, self.classes, form)
 
     def __len__(self) -> int:
         return len(self._counts)

@@ -1,24 +1,35 @@
-"""Label counts and target mixes as comma-separated files; errors name file, line and column."""
+"""Label counts and target mixes as tables of text; errors name file, line and column.
+
+What a spreadsheet makes of such a table is read too: semicolons or tabs between columns, decimal commas, thousands
+separators, totals, a column "hospital" for the clients. Where that can be understood in two ways, the caller is asked.
+"""
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
+import itertools
+import math
+import warnings
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Literal, NoReturn, TypeAlias
+from typing import Literal, NoReturn, TextIO, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedskew.errors import ArgumentError, nearest
+from fedskew.errors import ArgumentError, DataWarning, nearest
+from fedskew.labels._amounts import Decimal, decimals, is_separated, number
+from fedskew.labels._totals import Totals, without_totals
+from fedskew.names import CLASS_WORDS, CLIENT_WORDS, COUNT_WORDS, plain, separator_of, warn_of_look_alikes
 
 FloatArray: TypeAlias = NDArray[np.float64]
 
 LONG = ("client", "class", "count")
 _EXAMPLES = "a wide header such as client,cat,dog, or client,class,count"
-
 Row: TypeAlias = tuple[int, list[str]]
 """A row: its line number in the file, and its cells."""
 
@@ -26,28 +37,64 @@ Table: TypeAlias = tuple[FloatArray, list[str], list[str]]
 """Label counts, client names and class names."""
 
 
-def read_counts(path: Path) -> Table:
+def read_counts(
+    path: Path, client: str | None = None, decimal: Decimal | None = None, totals: Totals | None = None
+) -> Table:
     """Counts and names from a file in wide or long form; see `LabelCounts.read_csv`."""
     rows = _rows(path)
-    first, header = _header(rows, path, _EXAMPLES)
-    if sorted(header) == sorted(LONG):
-        return _read_long(path, header, rows)
-    if "client" not in header:
-        hint = "; columns are separated by commas here" if any(";" in name for name in header) else ""
-        _fail(path, first, f"no column 'client' in the header{hint} (expected {_EXAMPLES})")
+    first, header = next(rows, (0, None))
+    if header is None:
+        raise ArgumentError(f"{path}: the file is empty (expected {_EXAMPLES})")
+    lines = _Lines(rows)
+    at = _client_column(path, first, header, client, lines)
+    header[at] = header[at] or "client"
+    _check_header(path, first, header)
     if len(header) == 1:
-        _fail(path, first, "no column for any class beside 'client'")
-    return _read_wide(path, header, rows)
+        _fail(path, first, f"no column for any class beside {header[0]!r}")
+    long = _long_columns(header, at, lines)
+    counts, clients, classes = (
+        _read_wide(path, header, at, lines, decimal)
+        if long is None
+        else _read_long(path, header, (at, *long), lines, decimal)
+    )
+    counts, clients, classes = without_totals(path, counts, clients, classes, totals)
+    for names, what in ((clients, "clients"), (classes, "classes")):
+        warn_of_look_alikes(names, what, path)
+    return counts, clients, classes
+
+
+def lists_samples(path: str | Path) -> bool:
+    """Whether a table has a row for each sample, and not counts: a column of labels, and none of counts.
+
+    Args:
+        path: The file.
+
+    Raises:
+        ArgumentError: The file can't be read.
+    """
+    rows = _rows(Path(path))
+    _, header = next(rows, (0, []))
+    words = [plain(name) for name in header]
+    labels = [column for column, word in enumerate(words) if word in CLASS_WORDS]
+    if not labels or COUNT_WORDS.intersection(words):
+        return False
+    lines = _Lines(rows)
+    owners = [column for column, word in enumerate(words) if word in CLIENT_WORDS]
+    return lines.is_text(labels[0]) or any(map(lines.repeats, owners))
 
 
 def write_counts(
-    path: Path, counts: FloatArray, clients: Sequence[str], classes: Sequence[str], form: Literal["wide", "long"]
+    path: Path | TextIO,
+    counts: FloatArray,
+    clients: Sequence[str],
+    classes: Sequence[str],
+    form: Literal["wide", "long"],
 ) -> None:
     """Write counts and names in wide or long form; see `LabelCounts.to_csv`."""
     if form not in ("wide", "long"):
         raise ArgumentError(f"form: must be 'wide' or 'long', not {form!r}")
     try:
-        with path.open("w", encoding="utf-8", newline="") as file:
+        with path.open("w", encoding="utf-8", newline="") if isinstance(path, Path) else nullcontext(path) as file:
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow(("client", *classes) if form == "wide" else LONG)
             for client, row in zip(clients, counts, strict=True):
@@ -60,8 +107,8 @@ def write_counts(
         raise ArgumentError(f"{path}: can't be written: {error.strerror}") from None
 
 
-def read_target(path: str | Path, classes: Sequence[str]) -> FloatArray:
-    """Read a target label mix from a comma-separated file.
+def read_target(path: str | Path, classes: Sequence[str], decimal: Decimal | None = None) -> FloatArray:
+    """Read a target label mix from a file, comma-separated or as spreadsheets write them (see `LabelCounts.read_csv`).
 
     The file has the columns `class` and `share`, one row per class, or one row of shares under a header of class names.
     Shares may be percentages or counts: they are divided by their sum.
@@ -69,6 +116,7 @@ def read_target(path: str | Path, classes: Sequence[str]) -> FloatArray:
     Args:
         path: The file.
         classes: Class names; the file's classes are matched to them by name.
+        decimal: The decimal sign of its numbers; None: as the file shows.
 
     Returns:
         The mix in the order of `classes`, shape `(classes,)`, sum 1.
@@ -79,27 +127,35 @@ def read_target(path: str | Path, classes: Sequence[str]) -> FloatArray:
     path = Path(path)
     rows = _rows(path)
     expected = "class,share, or a header of class names over one row of shares"
-    first, header = _header(rows, path, expected)
-    found: dict[str, float] = {}
-    if sorted(header) == ["class", "share"]:
-        at = header.index("class")
+    first, header = next(rows, (0, None))
+    if header is None:
+        raise ArgumentError(f"{path}: the file is empty (expected {expected})")
+    _check_header(path, first, header)
+    named: list[str] = []
+    if sorted(map(plain, header)) == ["class", "share"]:
+        at = [plain(name) for name in header].index("class")
+        amounts = _Amounts(path, ["share"], decimal)
         for line, cells in rows:
             _check_width(path, line, cells, header)
-            if cells[at] in found:
+            if cells[at] in named:
                 _fail(path, line, f"class {cells[at]!r} occurs twice")
             _check_known(path, line, cells[at], classes)
-            found[cells[at]] = _amount(path, line, "share", cells[1 - at])
+            named.append(cells[at])
+            amounts.add(line, [cells[1 - at]])
     else:
+        amounts = _Amounts(path, header, decimal)
         row = next(rows, None)
         if row is None:
             _fail(path, first, f"nothing below the header (expected {expected})")
         _check_width(path, *row, header)
-        for name, cell in zip(header, row[1], strict=True):
+        for name in header:
             _check_known(path, first, name, classes)
-            found[name] = _amount(path, row[0], name, cell)
+        named = header
+        amounts.add(*row)
         more = next(rows, None)
         if more is not None:
             _fail(path, more[0], f"a second row of shares (expected {expected})")
+    found = dict(zip(named, amounts.table().ravel().tolist(), strict=True))
     for name in classes:
         if name not in found:
             raise ArgumentError(f"{path}: no share for class {name!r}; write 0 where the target has none of it")
@@ -110,54 +166,85 @@ def read_target(path: str | Path, classes: Sequence[str]) -> FloatArray:
     return mix
 
 
-def _read_wide(path: Path, header: list[str], rows: Iterator[Row]) -> Table:
-    at = header.index("client")
+def _client_column(path: Path, line: int, header: list[str], client: str | None, lines: _Lines) -> int:
+    """The column of client names: the one that is asked for, is called so, or is the only one of text."""
+    if client is not None:
+        if client not in header:
+            _fail(path, line, f"no column {client!r} for client{nearest(client, header)}")
+        return header.index(client)
+    if "client" in header:
+        return header.index("client")
+    called = [column for column, name in enumerate(header) if plain(name) in CLIENT_WORDS]
+    if not called:
+        text = [column for column in range(len(header)) if lines.is_text(column)]
+        others = [name for column, name in enumerate(header) if [column] != text]
+        if header[0] == "" and text in ([], [0]):  # the index of a table of pandas or R
+            return 0
+        if len(text) == 1 and others and not all(map(decimals, others)):  # else the header is a row of counts
+            called = text
+    if len(called) != 1:
+        _fail(
+            path, line, "no column 'client' in the header: say by client (--client) which column names the clients, or "
+            f"rename it (expected {_EXAMPLES})"
+        )  # fmt: skip
+    name = header[called[0]]
+    if not plain(name).startswith("client"):
+        warnings.warn(f"{path}: clients are named by the column {name!r}", DataWarning, stacklevel=4)
+    return called[0]
+
+
+def _long_columns(header: list[str], at: int, lines: _Lines) -> tuple[int, int] | None:
+    """The columns of classes and counts in a table of one row for a client and a class; None where it is a wide one."""
+    if len(header) != 3:
+        return None
+    for label, count in itertools.permutations([column for column in range(3) if column != at]):
+        is_class, is_count = plain(header[label]) in CLASS_WORDS, plain(header[count]) in COUNT_WORDS
+        if (is_class and is_count) or ((is_class or is_count) and lines.is_text(label) and not lines.is_text(count)):
+            return label, count
+    return None
+
+
+def _read_wide(path: Path, header: list[str], at: int, rows: Iterable[Row], decimal: Decimal | None) -> Table:
     classes = header[:at] + header[at + 1 :]
+    samples = "" if len(header) > 3 else f"; if each row is one sample, count them: fedskew counts {path}"
     lines: dict[str, int] = {}
-    amounts = array("d")
+    amounts = _Amounts(path, classes, decimal)
     for line, cells in rows:
         _check_width(path, line, cells, header)
         client = cells.pop(at)
-        _check_client(path, line, client)
+        _check_client(path, line, client, header[at])
         if client in lines:
-            _fail(path, line, f"client {client!r} occurs twice; its first row is line {lines[client]}")
+            _fail(path, line, f"client {client!r} occurs twice; its first row is line {lines[client]}{samples}")
         lines[client] = line
-        try:
-            amounts.extend(map(float, cells))
-        except ValueError:
-            for name, cell in zip(classes, cells, strict=True):
-                _amount(path, line, name, cell)
-            raise
-    if not amounts:
+        amounts.add(line, cells)
+    if not lines:
         raise ArgumentError(f"{path}: no client below the header (expected one row a client)")
-    counts = np.frombuffer(amounts).reshape(len(lines), len(classes))
-    illegal = ~((counts >= 0) & (counts < np.inf))
-    if illegal.any():
-        row, column = np.argwhere(illegal)[0]
-        _amount(path, list(lines.values())[row], classes[column], str(counts[row, column]))
-    return counts, list(lines), classes
+    return amounts.table(), list(lines), classes
 
 
-def _read_long(path: Path, header: list[str], rows: Iterator[Row]) -> Table:
-    places = [header.index(name) for name in LONG]
+def _read_long(
+    path: Path, header: list[str], places: tuple[int, int, int], rows: Iterable[Row], decimal: Decimal | None
+) -> Table:
     clients: dict[str, int] = {}
     classes: dict[str, int] = {}
-    found: dict[tuple[int, int], float] = {}
+    pairs: dict[tuple[int, int], None] = {}
+    amounts = _Amounts(path, [header[places[2]]], decimal)
     for line, cells in rows:
         _check_width(path, line, cells, header)
         client, label, count = (cells[place] for place in places)
-        _check_client(path, line, client)
+        _check_client(path, line, client, header[places[0]])
         if not label:
-            _fail(path, line, "empty, expected the name of a class", "class")
+            _fail(path, line, "empty, expected the name of a class", header[places[1]])
         pair = clients.setdefault(client, len(clients)), classes.setdefault(label, len(classes))
-        if pair in found:
+        if pair in pairs:
             _fail(path, line, f"client {client!r} and class {label!r} occur together a second time")
-        found[pair] = _amount(path, line, "count", count)
-    if not found:
+        pairs[pair] = None
+        amounts.add(line, [count])
+    if not pairs:
         raise ArgumentError(f"{path}: nothing below the header (expected one row for a client and a class)")
     counts = np.zeros((len(clients), len(classes)))
-    pairs = np.array(list(found))
-    counts[pairs[:, 0], pairs[:, 1]] = list(found.values())
+    places_found = np.array(list(pairs))
+    counts[places_found[:, 0], places_found[:, 1]] = amounts.table()[:, 0]
     names = list(classes)
     if all(name.isdecimal() for name in names):
         order = sorted(range(len(names)), key=lambda column: int(names[column]))
@@ -165,18 +252,114 @@ def _read_long(path: Path, header: list[str], rows: Iterator[Row]) -> Table:
     return counts, list(clients), names
 
 
+class _Lines:
+    """The rows below a header, of which some questions can be asked before they are read."""
+
+    def __init__(self, rows: Iterator[Row]) -> None:
+        self._rows: Iterable[Row] = rows
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self._rows)
+
+    def is_text(self, column: int) -> bool:
+        """Whether a column has cells, and none of them is a number."""
+        cells = self._column(column)
+        return bool(cells) and not any(map(decimals, cells))
+
+    def repeats(self, column: int) -> bool:
+        """Whether two cells of a column are the same."""
+        cells = self._column(column)
+        return len(set(cells)) < len(cells)
+
+    def _column(self, column: int) -> list[str]:
+        """The cells of a column that are not empty."""
+        if not isinstance(self._rows, list):
+            self._rows = list(self._rows)
+        return [cells[column] for _, cells in self._rows if column < len(cells) and cells[column]]
+
+
+class _Amounts:
+    """Numbers of a table, row by row; the file's one decimal sign is found out where it is not given.
+
+    Args:
+        path: The file, for messages.
+        columns: Names of the columns that hold numbers.
+        decimal: The decimal sign; None: as the file shows.
+    """
+
+    def __init__(self, path: Path, columns: Sequence[str], decimal: Decimal | None) -> None:
+        if decimal not in (None, ".", ","):
+            raise ArgumentError(f"decimal: must be '.' or ',', not {decimal!r}")
+        self._path, self._columns = path, columns
+        self._values, self._lines = array("d"), array("q")
+        self._given = decimal
+        self._shown: dict[Decimal, str] = {}
+        self._open: list[tuple[int, str]] = []
+
+    def add(self, line: int, cells: list[str]) -> None:
+        """Read the cells of one row, as many as there are columns."""
+        self._lines.append(line)
+        if not is_separated("".join(cells)):
+            try:
+                self._values.extend(list(map(float, cells)))
+                return
+            except ValueError:
+                pass  # a space between thousands, or no number
+        for column, cell in enumerate(cells):
+            self._values.append(self._read(line, column, cell))
+
+    def table(self) -> FloatArray:
+        """All numbers, shape `(rows, columns)`, once the last row is in."""
+        if len(self._shown) == 2:
+            both = " and ".join(self._shown.values())
+            raise ArgumentError(f"{self._path}: writes decimals in two ways, {both}; make them one")
+        decimal = self._given or next(iter(self._shown), None)
+        for place, cell in self._open:
+            line, column = divmod(place, len(self._columns))
+            if decimal is None:
+                wrong = (
+                    f"{cell!r} may be {number(cell, '.'):g} or {number(cell, ','):g}, and no other number of the file "
+                    "tells; say by decimal (--decimal) whether its decimal sign is '.' or ','"
+                )
+                _fail(self._path, self._lines[line], wrong, self._columns[column])
+            self._values[place] = number(cell, decimal)
+        values = np.frombuffer(self._values).reshape(-1, len(self._columns))
+        illegal = ~((values >= 0) & (values < np.inf))
+        if illegal.any():
+            line, column = np.argwhere(illegal)[0]
+            wrong = f"{values[line, column]:.10g}, expected a finite number >= 0"
+            _fail(self._path, self._lines[line], wrong, self._columns[column])
+        return values
+
+    def _read(self, line: int, column: int, cell: str) -> float:
+        """A number; NaN for the time being where its decimal sign is not known yet."""
+        known = [self._given] if self._given else decimals(cell)
+        if is_separated(cell) and not self._given and known:
+            if len(known) == 2:
+                self._open.append((len(self._values), cell))
+                return math.nan
+            self._shown.setdefault(known[0], f"{cell} in line {line}")
+        try:
+            return number(cell, known[0]) if known else float(cell)
+        except ValueError:
+            wrong = "empty" if not cell else repr(cell)
+            sign = f" with the decimal sign {self._given!r}" if self._given else ""
+            where = self._columns[column]
+            samples = (
+                f"; if each row is one sample, count them: fedskew counts {self._path}"
+                if plain(where) in CLASS_WORDS
+                else ""
+            )
+            _fail(self._path, line, f"{wrong}, expected a number{sign} >= 0 (0 where there is none){samples}", where)
+
+
 def _rows(path: Path) -> Iterator[Row]:
     """Rows that are not blank; cells without the spaces around them."""
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise ArgumentError(f"{path}: can't be read: {error.strerror}") from None
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = content[: error.start].count(b"\n") + 1
-        _fail(path, line, "not UTF-8 text; save the file as CSV in UTF-8")
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    text = _text(path)
+    separator = separator_of(text)
+    if text[:5].lower() == f"sep={separator}":  # Excel's word to itself
+        text = text[5:]
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
     try:
         for cells in reader:
             stripped = [cell.strip() for cell in cells]
@@ -186,17 +369,25 @@ def _rows(path: Path) -> Iterator[Row]:
         _fail(path, reader.line_num, f"not comma-separated text: {error}")
 
 
-def _header(rows: Iterator[Row], path: Path, expected: str) -> Row:
-    row = next(rows, None)
-    if row is None:
-        raise ArgumentError(f"{path}: the file is empty (expected {expected})")
-    line, header = row
+def _text(path: Path) -> str:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ArgumentError(f"{path}: can't be read: {error.strerror}") from None
+    wide = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    try:
+        return content.decode("utf-16" if wide else "utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n") + 1
+        _fail(path, line, "not UTF-8 text; save the file as CSV in UTF-8")
+
+
+def _check_header(path: Path, line: int, header: list[str]) -> None:
     for column, name in enumerate(header):
         if not name:
             _fail(path, line, f"column {column + 1} has no name in the header")
         if name in header[:column]:
             _fail(path, line, f"the column {name!r} occurs twice in the header")
-    return row
 
 
 def _check_width(path: Path, line: int, cells: list[str], header: list[str]) -> None:
@@ -204,9 +395,9 @@ def _check_width(path: Path, line: int, cells: list[str], header: list[str]) -> 
         _fail(path, line, f"{len(cells)} cells where the header has {len(header)} columns")
 
 
-def _check_client(path: Path, line: int, client: str) -> None:
+def _check_client(path: Path, line: int, client: str, column: str) -> None:
     if not client:
-        _fail(path, line, "empty, expected the name of a client", "client")
+        _fail(path, line, "empty, expected the name of a client", column)
 
 
 def _check_known(path: Path, line: int, name: str, classes: Sequence[str]) -> None:
@@ -214,19 +405,12 @@ def _check_known(path: Path, line: int, name: str, classes: Sequence[str]) -> No
         _fail(path, line, f"the counts have no class {name!r}{nearest(name, classes)}; give it a column of zeros there")
 
 
-def _amount(path: Path, line: int, column: str, cell: str) -> float:
-    try:
-        amount = float(cell)
-    except ValueError:
-        wrong = "empty" if not cell else repr(cell)
-        _fail(path, line, f"{wrong}, expected a number >= 0 (0 where there is none)", column)
-    if not 0 <= amount < np.inf:
-        _fail(path, line, f"{cell}, expected a finite number >= 0", column)
-    return amount
-
-
 def _written(amount: float) -> str:
-    return str(int(amount)) if amount.is_integer() else repr(amount)
+    """The number, written so that it can't be taken for thousands."""
+    if amount.is_integer():
+        return str(int(amount))
+    text = repr(amount)
+    return f"{text}0" if is_separated(text) and len(decimals(text)) == 2 else text
 
 
 def _fail(path: Path, line: int, wrong: str, column: str | None = None) -> NoReturn:

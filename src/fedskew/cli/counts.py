@@ -1,0 +1,156 @@
+"""`fedskew counts`: who holds which labels, counted in any data, as the table that the other commands read."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+import typer
+
+from fedskew.cli.options import DataRoot
+from fedskew.errors import DataWarning
+from fedskew.labels import LabelCounts, lists_samples
+
+
+class Decimal(StrEnum):
+    """The decimal sign of a table."""
+
+    POINT = "."
+    COMMA = ","
+
+
+class Totals(StrEnum):
+    """What to do with totals in a table."""
+
+    DROP = "drop"
+    KEEP = "keep"
+
+
+class Form(StrEnum):
+    """The form of a table of counts."""
+
+    WIDE = "wide"
+    LONG = "long"
+
+
+SourcePath = Annotated[
+    Path,
+    typer.Argument(
+        metavar="SOURCE",
+        help="Label counts in a table (a column client and one for each class, or client,class,count); or what to "
+        "count: a folder of images, an .npz file, a CSV file of samples, a folder of Hugging Face, a config, a run.",
+        show_default=False,
+    ),
+]
+ClientColumn = Annotated[
+    str | None, typer.Option("--client", metavar="COLUMN", help="The column of clients.  [default: as it is called]")
+]
+LabelColumn = Annotated[
+    str | None,
+    typer.Option("--label", metavar="COLUMN", help="The column of labels, where each row is one sample."),
+]
+DecimalSign = Annotated[
+    Decimal | None,
+    typer.Option("--decimal", help="The decimal sign of the table's numbers.  [default: as they show]"),
+]
+TotalsAre = Annotated[
+    Totals | None,
+    typer.Option("--totals", help="Drop or keep rows and columns that sum up the others.  [default: drop if they fit]"),
+]
+
+
+def counts(
+    path: SourcePath,
+    client: ClientColumn = None,
+    label: LabelColumn = None,
+    decimal: DecimalSign = None,
+    totals: TotalsAre = None,
+    form: Annotated[
+        Form, typer.Option("--form", help="A row for each client, or for each client and class.")
+    ] = Form.WIDE,
+    out: Annotated[Path | None, typer.Option("--out", help="The file to write.  [default: print]")] = None,
+    data_root: DataRoot = None,
+) -> None:
+    """Count who holds which labels, and print the table that `fedskew describe` and `fedskew weights` read.
+
+    All samples count but those of a test part; in a config, those that its clients train on with its first seed. A
+    table of counts is printed as it was understood. Nothing is decoded or trained.
+
+    Examples:
+
+        fedskew counts hospitals > counts.csv      (a folder HOSPITAL/CLASS/*.png)
+
+        fedskew counts patients.csv --client hospital --label diagnosis > counts.csv
+
+        fedskew counts my.toml
+    """
+    found = read_source(path, client, label, decimal, totals, data_root)
+    found.to_csv(out or sys.stdout, form.value)
+
+
+def read_source(
+    path: Path,
+    client: str | None,
+    label: str | None,
+    decimal: Decimal | None,
+    totals: Totals | None,
+    data_root: Path | None,
+) -> LabelCounts:
+    """Return the label counts that a file or folder holds, whatever it is.
+
+    Args:
+        path: The file or folder.
+        client: The column of clients, in a table.
+        label: The column of labels, in a table of samples.
+        decimal: The decimal sign of a table of counts.
+        totals: What to do with totals of a table of counts.
+        data_root: The folder of the data sets, for a config.
+
+    Raises:
+        FedskewError: It can't be read; the message says why.
+    """
+    if path.suffix.lower() == ".toml":
+        return _of_config(path, data_root)
+    if (path / "config.toml").exists():
+        return _of_run(path)
+    if not path.is_dir() and path.suffix.lower() != ".npz" and label is None and not lists_samples(path):
+        sign: Literal[".", ","] | None = None if decimal is None else decimal.value
+        left: Literal["drop", "keep"] | None = None if totals is None else totals.value
+        return LabelCounts.read_csv(path, client=client, decimal=sign, totals=left)
+    return _of_samples(path, label, client)
+
+
+def _of_samples(path: Path, label: str | None, client: str | None) -> LabelCounts:
+    from fedskew.data import holdings
+
+    found = holdings(path, label, client)
+    if found.clients is None:
+        warnings.warn(
+            f"{path}: names no clients, so that all samples are counted as those of one", DataWarning, stacklevel=2
+        )
+    row = {name: place for place, name in enumerate(found.client_names)}
+    column = {name: place for place, name in enumerate(found.class_names)}
+    table = np.zeros((len(row), len(column)))
+    owners = found.clients or [found.client_names[0]] * len(found.labels)
+    pairs = [row[owner] for owner in owners], [column[name] for name in found.labels]
+    np.add.at(table, pairs, 1)
+    return LabelCounts(table, found.client_names, found.class_names)
+
+
+def _of_config(path: Path, data_root: Path | None) -> LabelCounts:
+    from fedskew.experiment import make_task, read
+
+    config = read(path, {} if data_root is None else {"data.root": str(data_root)})
+    task = make_task(config, config.seeds[0])
+    return LabelCounts(task.counts, task.client_names, task.dataset.classes)
+
+
+def _of_run(folder: Path) -> LabelCounts:
+    from fedskew.experiment import read_runs
+
+    run = read_runs(folder)[0]
+    return LabelCounts(run.counts, run.client_names, run.class_names)

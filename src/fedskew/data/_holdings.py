@@ -1,0 +1,154 @@
+"""Who holds which labels, in data of a user's own that are not loaded: only names are read."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedskew.data._folder import is_image, tree
+from fedskew.data._huggingface import datasets_package
+from fedskew.data._npz import read_arrays
+from fedskew.data._own import ordered
+from fedskew.errors import DataError, nearest
+from fedskew.names import CLASS_WORDS, CLIENT_WORDS, plain, separator_of, warn_of_look_alikes
+
+EVERYONE = "all"
+"""The one client where data name none."""
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """The label of every sample, and the client that holds it; a test part does not count.
+
+    Attributes:
+        labels: Class name of each sample.
+        clients: Client name of each sample; None where the data name no clients.
+        class_names: All class names, in order, also of classes without a sample.
+        client_names: All client names, in order.
+    """
+
+    labels: Sequence[str]
+    clients: Sequence[str] | None
+    class_names: tuple[str, ...]
+    client_names: tuple[str, ...]
+
+
+def holdings(path: Path, label: str | None = None, client: str | None = None) -> Holdings:
+    """Read who holds which labels: a folder of images, an `.npz` file, a CSV file or a folder of Hugging Face.
+
+    Args:
+        path: The folder or file, as the readers "folder", "npz", "csv" and "huggingface" take it. In a folder of images
+            the first level names clients where it holds no images.
+        label: Column of labels, in a table; None: the one that is called so.
+        client: Column of clients, in a table; None: the one that is called so, if there is one.
+
+    Raises:
+        DataError: It can't be read, or names no labels.
+    """
+    if not path.exists():
+        raise DataError(f"{path}: there is no such file or folder")
+    if path.is_dir():
+        saved = any((path / name).exists() for name in ("dataset_info.json", "dataset_dict.json"))
+        return _of_huggingface(path, label, client) if saved else _of_images(path)
+    return _of_arrays(path) if path.suffix.lower() == ".npz" else _of_table(path, label, client)
+
+
+def _made(
+    path: Path,
+    labels: Sequence[str],
+    clients: Sequence[str] | None,
+    class_names: Sequence[str] = (),
+    client_names: Sequence[str] = (),
+) -> Holdings:
+    if not labels:
+        raise DataError(f"{path}: holds no samples")
+    classes = tuple(class_names) or ordered(labels)
+    owners = (EVERYONE,) if clients is None else ordered({*clients, *client_names})
+    warn_of_look_alikes(classes, "classes", path)
+    warn_of_look_alikes(owners, "clients", path)
+    return Holdings(labels, clients, classes, owners)
+
+
+def _of_images(path: Path) -> Holdings:
+    top = path / "train" if (path / "train").is_dir() else path
+    folders = [folder for folder in top.iterdir() if folder.is_dir() and not folder.name.startswith(".")]
+    client_level = not any(is_image(file) for folder in folders for file in folder.iterdir())
+    found = tree(top, client_level)
+    clients = [image.client or "" for image in found.images] if client_level else None
+    return _made(path, [image.label for image in found.images], clients, ordered(found.classes), list(found.clients))
+
+
+def _of_arrays(path: Path) -> Holdings:
+    arrays = read_arrays(path, ("y", "client"))
+    if "y" not in arrays:
+        raise DataError(f"{path}: has no array 'y' of labels")
+    labels, clients = (
+        None if name not in arrays else [str(value) for value in arrays[name].ravel().tolist()]
+        for name in ("y", "client")
+    )
+    assert labels is not None
+    if clients is not None and len(clients) != len(labels):
+        raise DataError(f"{path}: 'client' has {len(clients)} entries and 'y' {len(labels)}")
+    return _made(path, labels, clients)
+
+
+def _of_table(path: Path, label: str | None, client: str | None) -> Holdings:
+    header, *rows = _rows(path)
+    place = _column(path, header, label, CLASS_WORDS, "label")
+    owner = _column(path, header, client, CLIENT_WORDS, "client")
+    if place is None:
+        raise DataError(f"{path}: no column of labels; say by --label which it is (it has: {', '.join(header)})")
+    for line, row in enumerate(rows, start=2):
+        if len(row) != len(header):
+            raise DataError(f"{path}: sample {line - 1} has {len(row)} cells under {len(header)} columns")
+        if not row[place] or (owner is not None and not row[owner]):
+            raise DataError(f"{path}: sample {line - 1} has no {'client' if row[place] else 'label'}")
+    return _made(path, [row[place] for row in rows], None if owner is None else [row[owner] for row in rows])
+
+
+def _column(path: Path, header: list[str], name: str | None, words: frozenset[str], what: str) -> int | None:
+    if name is not None:
+        if name not in header:
+            raise DataError(f"{path}: no column {name!r} for {what}{nearest(name, header)}")
+        return header.index(name)
+    found = [column for column, title in enumerate(header) if plain(title) in words]
+    exact = [column for column in found if header[column] == what]
+    if len(exact or found) > 1:
+        names = ", ".join(header[column] for column in found)
+        raise DataError(f"{path}: several columns may be the {what} ({names}); say by --{what} which it is")
+    return next(iter(exact or found), None)
+
+
+def _rows(path: Path) -> list[list[str]]:
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+        rows = csv.reader(text.splitlines(keepends=True), delimiter=separator_of(text), strict=True)
+        stripped = [[cell.strip() for cell in row] for row in rows]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise DataError(f"{path}: can't be read as a CSV file: {reason}") from None
+    found = [row for row in stripped if any(row)]
+    if not found:
+        raise DataError(f"{path}: the file is empty")
+    return found
+
+
+def _of_huggingface(path: Path, label: str | None, client: str | None) -> Holdings:
+    package = datasets_package()
+    try:
+        table = package.load_from_disk(str(path))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: is no folder that save_to_disk of datasets wrote ({error})") from None
+    part = table["train"] if isinstance(table, package.DatasetDict) and "train" in table else table
+    place = _column(path, part.column_names, label, CLASS_WORDS, "label")
+    owner = _column(path, part.column_names, client, CLIENT_WORDS, "client")
+    if place is None:
+        raise DataError(f"{path}: no column of labels; say by --label which it is")
+    feature = part.features[part.column_names[place]]
+    names = list(getattr(feature, "names", None) or [])
+    values = part[part.column_names[place]]
+    labels = [names[value] if names else str(value) for value in values]
+    owners = None if owner is None else [str(value) for value in part[part.column_names[owner]]]
+    return _made(path, labels, owners, names)

@@ -1,0 +1,79 @@
+"""Names as people give them: columns of clients, classes and counts, names that look alike, folders of a system."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+import warnings
+from collections.abc import Iterable
+
+from fedskew.errors import DataWarning
+
+SYSTEM_FOLDERS = frozenset({"__MACOSX", "@eaDir", "$RECYCLE.BIN", "System Volume Information", "lost+found"})
+"""Folders that operating systems, archives and file servers add; no class or client is called so."""
+
+CLIENT_WORDS = frozenset({
+    "client", "clients", "clientid", "clientname", "site", "siteid", "hospital", "clinic", "centre", "center",
+    "institution", "organisation", "organization", "shop", "store", "branch", "bank", "silo", "party", "node", "device",
+    "user", "owner",
+})  # fmt: skip
+"""What a column of clients is called, as `plain` writes it."""
+CLASS_WORDS = frozenset({"class", "label", "target", "category", "diagnosis", "disease", "species"})
+"""What a column of classes is called."""
+COUNT_WORDS = frozenset({"count", "counts", "n", "number", "samples", "size", "amount", "frequency", "images", "cases"})
+"""What a column of counts is called."""
+
+_SEPARATORS = ",;\t|"
+
+
+def plain(name: str) -> str:
+    """A column's name by its letters and digits alone, in lower case."""
+    return "".join(filter(str.isalnum, name.casefold()))
+
+
+def separator_of(text: str) -> str:
+    """What stands between the columns of a table: what Excel's `sep=` says, or what its header has most of."""
+    if re.match(rf"sep=[{_SEPARATORS}]", text[:5], re.IGNORECASE):
+        return text[4]
+    header = next((line for line in text.splitlines() if line.strip()), "")
+    bare = re.sub(r'"[^"]*"', "", header)
+    best = max(_SEPARATORS, key=lambda sign: ("client" in map(plain, header.split(sign)), bare.count(sign)))
+    return best if best in bare else ","
+
+
+def look_alikes(names: Iterable[str]) -> list[tuple[str, ...]]:
+    """Names that differ by case, spaces or the way a letter is encoded (Unicode's NFC and NFD) only.
+
+    Args:
+        names: The names.
+
+    Returns:
+        Each group of two or more such names, in the order of `names`.
+    """
+    groups: dict[str, list[str]] = {}
+    for name in dict.fromkeys(names):
+        same = name if name.isascii() else unicodedata.normalize("NFKC", name)
+        groups.setdefault("".join(same.casefold().split()), []).append(name)
+    return [tuple(group) for group in groups.values() if len(group) > 1]
+
+
+def warn_of_look_alikes(names: Iterable[str], what: str, where: object) -> None:
+    """Issue a DataWarning for each group of `look_alikes`.
+
+    Args:
+        names: The names.
+        what: What they name, in the plural, such as "classes".
+        where: The file or folder.
+    """
+    for group in look_alikes(names):
+        listed = " and ".join(map(repr, group)) if _differ_when_read(group) else f"{group[0]!r} twice"
+        why = "" if _differ_when_read(group) else ", written with letters that are encoded in two ways (NFC and NFD)"
+        warnings.warn(
+            f"{where}: names {listed}{why}; they are counted as {len(group)} {what}: rename them if they are one",
+            DataWarning,
+            stacklevel=2,
+        )
+
+
+def _differ_when_read(group: tuple[str, ...]) -> bool:
+    return len({unicodedata.normalize("NFC", name) for name in group}) == len(group)
