@@ -158,6 +158,8 @@ def test_what_a_strategy_cant_do_is_said_before_training() -> None:
         strategy("fedavgg")
     with pytest.raises(ConfigError, match="FedConcat"):
         strategy("fedconcat")
+    with pytest.raises(ConfigError, match="method: FPL returns arrays gathered from batches"):
+        strategy("fpl", model=network())
     with pytest.raises(ConfigError, match="MOON changes the network"):
         strategy("moon", model=network())
     assert set(deploy.__all__) == {name for name in deploy.__all__ if getattr(deploy, name)}

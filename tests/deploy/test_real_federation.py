@@ -165,7 +165,7 @@ def test_all_gone_leaves_the_model_waits_and_says_so(tmp_path: Path) -> None:
         run = local.run()
         until(lambda: len(rounds(local)) >= 2, 120, local)
         local.end(list(NAMES))
-        waits = "no site is connected; the model stays as after round"
+        waits = "no site is connected; waiting after round"
         until(lambda: waits in local.log("run").read_text(), 120, local)
         played = len(rounds(local))
         time.sleep(6)

@@ -1,11 +1,11 @@
-"""A real federation on Flower: data stays at its sites, and the server never sees it.
+"""A real federation on Flower: the data stay at their sites, and the server never sees them.
 
 The two modules of an app folder (`run.toml`, the config that was simulated, beside `deploy.toml`, the `Agreement`) are
 
     server = fedskew.deploy.server_app(FOLDER)          client = fedskew.deploy.site_app(FOLDER)
 
-In a Flower project of one's own, use `strategy` and `client_app`. The public names stand in
-`__init__.pyi`. Flower comes with the extra `fedskew[flower]`; what needs it is imported when it is first used.
+In a Flower project of your own, use `strategy` and `client_app`. The public names are listed in `__init__.pyi`. Flower
+comes with the extra `fedskew[flower]`; modules that need it are imported at their first use.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a server and its sites agree on beside the config: `deploy.toml` in the app folder, the same for all."""
+"""The agreement of a server and its sites, in addition to the config: `deploy.toml` in the app folder."""
 
 from __future__ import annotations
 
@@ -22,27 +22,28 @@ class Agreement(BaseModel):
 
     Attributes:
         sites: Names under which the sites' keys are registered at the SuperLink. Client k of the method is the k-th of
-            the sorted names; nobody else ever trains.
+            the sorted names; no other node trains.
         classes: Class names, by class id.
         shape: Shape of one sample.
         tokens: Whether samples are token ids instead of floats.
-        mean: Mean by channel, by which every site normalises its samples instead of its own; empty: no normalisation.
-        std: Standard deviation by channel, likewise.
-        label_counts: What a site reports of its labels before training: "exact" counts; "noisy" counts, with Laplace
-            noise for `epsilon` drawn at the site by a secure mechanism (the extra `fedskew[dp]`); or "withheld": the
-            number of its samples only.
+        mean: Mean of each channel, by which every site normalises its samples in place of the data's own; empty: no
+            normalisation.
+        std: Standard deviation of each channel, used like `mean`.
+        label_counts: What a site reports about its labels before training: "exact" counts; "noisy" counts, with Laplace
+            noise for `epsilon` drawn at the site by a secure mechanism (the extra `fedskew[dp]`); or "withheld": only
+            its number of samples.
         epsilon: Privacy parameter of noisy label counts.
         neighbours: What epsilon protects: one sample more or less, or one sample replaced (see `labels.privatize`).
-        min_sites: Fewest sites whose label counts are needed to begin.
-        start_timeout: Seconds that the server waits for the label counts of all sites before it begins with those that
-            it has, if they are at least `min_sites`.
-        round_timeout: Seconds that the server waits for a round's replies before it goes on with those that it has.
-        norm_limit: An update whose norm is more than this many times the median of its cohort is reported.
+        min_sites: Smallest number of sites that must have reported before training begins.
+        start_timeout: Seconds that the server waits for the reports of all sites. It then begins with the sites that
+            have reported, if there are at least `min_sites`.
+        round_timeout: Seconds that the server waits for the replies of a round. It then goes on with those received.
+        norm_limit: An update is reported if its norm is more than this many times the median of its cohort.
         norm_action: Whether such an update is only reported, or also left out.
-        max_reply: Largest reply in bytes; None: what the method needs, plus a mebibyte.
+        max_reply: Largest reply in bytes; None: the size that the method needs, plus one mebibyte.
         evaluation: "confusion": each site sends the confusion matrix of its own test samples, whose rows reveal how
-            many it has of each class. "none": the model is not evaluated. "auto": "confusion" where label counts are
-            exact, else "none".
+            many samples it has of each class. "none": the model is not evaluated. "auto": "confusion" if label counts
+            are exact, else "none".
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -82,7 +83,7 @@ class Agreement(BaseModel):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the sites by client index, which is their sorted order."""
+        """Names of the sites by client index, that is, sorted."""
         return tuple(sorted(self.sites))
 
     @property
@@ -92,10 +93,16 @@ class Agreement(BaseModel):
 
     @classmethod
     def resolve(cls, tree: Mapping[str, Any]) -> Agreement:
-        """Check a tree of plain values, as `deploy.toml` has it.
+        """Make an agreement from a tree of plain values.
+
+        Args:
+            tree: The contents of `deploy.toml`.
+
+        Returns:
+            The agreement, checked.
 
         Raises:
-            ConfigError: The message begins with the key.
+            ConfigError: A key or value is wrong; the message begins with the key.
         """
         try:
             return cls.model_validate(tree)
@@ -109,19 +116,29 @@ class Agreement(BaseModel):
             raise ConfigError(f"{key}: {message}" if key else message) from None
 
     def tree(self) -> dict[str, Any]:
-        """The agreement as plain values, defaults included and None left out."""
+        """Return the agreement as plain values, with defaults and without None."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
 
     def write(self, path: Path) -> None:
-        """Write the agreement as TOML, defaults included."""
+        """Write the agreement as TOML, with defaults.
+
+        Args:
+            path: The file to write.
+        """
         path.write_text(tomli_w.dumps(self.tree()), encoding="utf-8")
 
 
 def read_agreement(path: Path) -> Agreement:
     """Read a `deploy.toml`.
 
+    Args:
+        path: The file.
+
+    Returns:
+        The agreement.
+
     Raises:
-        ConfigError: The message names the file and the key.
+        ConfigError: The file can't be read, or a key or value is wrong; the message names the file and the key.
     """
     tree, _, _ = read_tree(path, "agreement", None, False)
     try:
@@ -139,7 +156,7 @@ def check_config(config: Config, agreement: Agreement, has_target: bool = False)
         has_target: Whether the server has a file with the target mix.
 
     Raises:
-        ConfigError: It cannot be deployed; the message names the key and the reason.
+        ConfigError: The config can't be deployed; the message names the key and the reason.
     """
     if len(config.seeds) != 1:
         raise ConfigError(f"seeds: a federation of real sites runs one seed, not {config.seeds}")
@@ -176,14 +193,14 @@ def check_config(config: Config, agreement: Agreement, has_target: bool = False)
             "shares as a list",
         )
         unknown["pooled"] = "is computed from label counts, which this federation withholds"
-        known = {} if agreement.label_counts == "withheld" else {"pooled": np.ones(classes)}  # before they are known
+        known = {} if agreement.label_counts == "withheld" else {"pooled": np.ones(classes)}  # not known yet
         target_mix(config.target.mix, classes, known, unknown)
     if agreement.label_counts != "exact":
         _check_private(config, agreement)
 
 
 def _check_private(config: Config, agreement: Agreement) -> None:
-    """Check that the method works with label counts that are noisy, or with none."""
+    """Check that the method works with noisy or withheld label counts."""
     method = methods.build(config.method, config.training.momentum)
     for slot, component in method.components():
         name = methods.key_of(slot, component)
@@ -206,5 +223,5 @@ def _check_private(config: Config, agreement: Agreement) -> None:
 
 
 def needs_label_counts(method: methods.Method, slots: Collection[str] = ("selection", "weighting")) -> bool:
-    """Whether a component of one of these slots uses label counts at the server."""
+    """Return whether a component in one of these slots uses label counts at the server."""
     return any(components.needs_label_counts(slot, getattr(method, slot)) for slot in slots)

@@ -1,6 +1,6 @@
-"""Named arrays as they travel, and the flat vectors that the engine computes with.
+"""Converts between named arrays in messages and the flat vectors that the engine computes with.
 
-On the wire an array is in numpy's own format, without pickle. It is read only where its shape and dtype are as agreed.
+Messages hold arrays in numpy's own format, without pickle. An array is read only if its shape and dtype are as agreed.
 """
 
 from __future__ import annotations
@@ -24,15 +24,20 @@ from fedskew.models import FlatModel, ModelState
 AnyArray = NDArray[np.generic]
 
 HEADER = 4096
-"""Bytes that an array may take beside its values."""
+"""Largest size of an array's header, in bytes."""
 
 
 class RefusedError(FedskewError):
-    """A reply that is not used; the message is the reason, in one line for the log."""
+    """Raised for a reply that is not used; the message gives the reason, in one line for the log."""
 
 
 class ArraySpec(NamedTuple):
-    """Shape and dtype of an array; the dtype by numpy's name."""
+    """Shape and dtype of an array.
+
+    Attributes:
+        shape: The shape.
+        dtype: The dtype's name in numpy.
+    """
 
     shape: tuple[int, ...]
     dtype: str
@@ -60,7 +65,7 @@ Specs = Mapping[str, ArraySpec]
 
 
 def specs_of(tensors: Mapping[str, Tensor]) -> dict[str, ArraySpec]:
-    """Shapes and dtypes of named tensors."""
+    """Return the shapes and dtypes of named tensors."""
     return {
         name: ArraySpec(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
         for name, tensor in tensors.items()
@@ -68,20 +73,20 @@ def specs_of(tensors: Mapping[str, Tensor]) -> dict[str, ArraySpec]:
 
 
 def encode(tensors: Mapping[str, Tensor]) -> ArrayRecord:
-    """Named tensors as a record to be sent."""
+    """Convert named tensors to a record to be sent."""
     return ArrayRecord({name: Array(tensor.detach().cpu().contiguous().numpy()) for name, tensor in tensors.items()})
 
 
 def decode(record: ArrayRecord, expected: Specs, what: str) -> dict[str, AnyArray]:
     """Decode a record that holds exactly the expected arrays, all values finite.
 
-    What the record says of its arrays is ignored. The header inside the bytes is parsed without evaluating it, and
-    values are read only where header and length are as expected, so nothing is allocated that was not agreed on.
+    Shape and dtype in the record are ignored. The header inside the bytes is parsed without evaluating it, and values
+    are read only if header and length are as expected, so that a sender can't make the receiver allocate more memory.
 
     Args:
         record: The record as it was received.
         expected: Shape and dtype of every array, by name.
-        what: What an array is called in an error, such as "the server's array".
+        what: Name for an array in errors, such as "the server's array".
 
     Returns:
         Read-only arrays, by name.
@@ -91,7 +96,7 @@ def decode(record: ArrayRecord, expected: Specs, what: str) -> dict[str, AnyArra
     """
     missing, extra = sorted(set(expected) - set(record)), sorted(set(record) - set(expected))
     if missing or extra:
-        wrong = f"lacks {missing[0]!r}" if missing else f"has {short(extra[0])}, which nobody asked for"
+        wrong = f"lacks {missing[0]!r}" if missing else f"has {short(extra[0])}, which is not expected"
         raise RefusedError(f"{what} {wrong}")
     return {name: _decode(record[name], spec, f"{what} {name!r}") for name, spec in expected.items()}
 
@@ -107,7 +112,7 @@ def _decode(array: Array, expected: ArraySpec, what: str) -> AnyArray:
         version = npy.read_magic(buffer)
         read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
         shape, fortran, dtype = read(buffer, max_header_size=HEADER)
-    except Exception as error:  # the sender chose these bytes: whatever they raise, they are no array
+    except Exception as error:  # the sender chose these bytes, which can raise anything
         raise RefusedError(f"{what} is no numpy array ({type(error).__name__})") from None
     if shape != expected.shape or dtype != np.dtype(expected.dtype):
         raise RefusedError(f"{what} is {short(f'{dtype} {shape}')}; expected {expected}")
@@ -122,7 +127,7 @@ def _decode(array: Array, expected: ArraySpec, what: str) -> AnyArray:
 
 
 def short(value: object) -> str:
-    """A value that somebody else sent, cut to fit one line of a log."""
+    """Describe a received value, cut to fit into one line of a log."""
     if isinstance(value, list) and len(value) > 8:
         return f"a list of {len(value)}"
     if isinstance(value, int) and abs(value) > 2**64:
@@ -132,17 +137,17 @@ def short(value: object) -> str:
 
 
 class Layout(Protocol):
-    """Which arrays a model consists of, and where each lies in the engine's flat vectors."""
+    """The arrays that a model consists of, and their places in the engine's flat vectors."""
 
     @property
     def specs(self) -> Specs:
         """Shape and dtype of every array, by name."""
 
     def to_record(self, state: ModelState) -> ArrayRecord:
-        """The model's arrays, to be sent."""
+        """Convert a model to a record of its arrays, to be sent."""
 
     def to_state(self, arrays: Mapping[str, AnyArray], out: Tensor | None = None) -> ModelState:
-        """The model as flat vectors.
+        """Convert a model's arrays to flat vectors.
 
         Args:
             arrays: All arrays of the layout, decoded.
@@ -153,7 +158,7 @@ class Layout(Protocol):
 class ModelLayout:
     """Layout of a network's state dict: trainable parameters, buffers, and frozen parameters.
 
-    Frozen parameters travel, since a state dict contains them, but what comes back of them is not used.
+    Frozen parameters are sent, since a state dict contains them, but the frozen parameters in replies are not used.
     """
 
     def __init__(self, model: FlatModel) -> None:
@@ -184,8 +189,8 @@ class ModelLayout:
 class ArraysLayout:
     """Layout of a model whose network is not known: every floating-point array counts as parameters, in float32.
 
-    A server update that extrapolates or normalises therefore acts on batch norm's statistics too. Pass `strategy` the
-    network where that matters.
+    A server update that extrapolates or normalises therefore also changes batch norm's statistics. To avoid this, pass
+    the network to `strategy`.
     """
 
     def __init__(self, arrays: ArrayRecord) -> None:
@@ -213,7 +218,7 @@ class ArraysLayout:
 
 
 def _offsets(specs: Specs) -> dict[str, slice]:
-    """Where each array lies in a vector that holds one after another."""
+    """Return each array's slice of a vector in which the arrays lie one after another."""
     parts, start = {}, 0
     for name, spec in specs.items():
         parts[name] = slice(start, start + spec.size)

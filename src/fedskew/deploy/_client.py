@@ -1,4 +1,4 @@
-"""A site: it trains, evaluates and reports its label counts, each in a process that Flower starts for one message."""
+"""A site: trains, evaluates and reports its label counts, in a process that Flower starts for each message."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from fedskew.models import FlatModel, ModelState
 
 LOG = logging.getLogger("flwr")
 STOCK = "stock"
-"""Run identifier of a site's state under a server that is not fedskew's."""
+"""Run identifier of a site's states under a stock Flower server."""
 
 Release = Literal["exact", "noisy", "withheld"]
 Data = SiteData | Callable[[Context], SiteData]
@@ -55,17 +55,17 @@ Model = nn.Module | Callable[[], nn.Module]
 
 @dataclass(frozen=True)
 class Site:
-    """What a site works with.
+    """A site's network, data and settings.
 
     Attributes:
         model: The network.
         work: Local training.
         data: The site's samples.
-        epochs: Local epochs where the server does not say.
+        epochs: Local epochs if the server does not set them.
         label_counts: See `Agreement`.
         epsilon: See `Agreement`.
         neighbours: See `Agreement`.
-        confusion: Whether it reports confusion matrices.
+        confusion: Whether the site reports confusion matrices.
     """
 
     model: FlatModel
@@ -78,10 +78,18 @@ class Site:
     confusion: bool = True
 
     def train(self, content: RecordDict, node: int) -> RecordDict:
-        """Train on a message's instruction and return the reply's records.
+        """Train as a message instructs.
 
-        A server that is not fedskew's says neither which client this is nor which of its rounds were counted. Then
-        random draws depend on the node's id, and the site goes on from its latest state.
+        A stock Flower server sends neither the site's client index nor the last round in which the site's update was
+        aggregated. The node's id then takes the place of the client index in random draws, and training starts from the
+        site's latest state.
+
+        Args:
+            content: The message's records.
+            node: The node's id.
+
+        Returns:
+            The reply's records.
         """
         config = _config(content)
         given = TrainInstruction.parse(config)
@@ -99,9 +107,9 @@ class Site:
         update, trained = backend.train_client(task.round, task.assignment(kept), sent)
 
         if states is not None:
-            states.keep(task.round, update.state)  # even where it is empty, so that a lost state is noticed
+            states.keep(task.round, update.state)  # also if it is empty, so that a lost state is noticed
         elif update.state:
-            raise ConfigError("data: this method keeps something between rounds; give the site a folder (state)")
+            raise ConfigError("data: this method keeps a state between rounds; give the site a folder (state)")
         ours = given is not None
         figures: dict[str, Any] = {LOSS: update.loss}
         if ours:
@@ -111,12 +119,19 @@ class Site:
         reply = RecordDict({ARRAYS: layout.to_record(trained), METRICS: MetricRecord(figures)})
         if update.reply:
             if not ours:
-                raise ConfigError("method: it returns something beside the model; use fedskew.deploy.strategy")
+                raise ConfigError("method: it returns arrays beside the model; use fedskew.deploy.strategy")
             reply[REPLY] = encode(update.reply)
         return reply
 
     def evaluate(self, content: RecordDict) -> RecordDict:
-        """Evaluate the model and return the reply's records: a confusion matrix, or the accuracy for a stock server."""
+        """Evaluate the model that a message contains.
+
+        Args:
+            content: The message's records.
+
+        Returns:
+            The reply's records: loss and confusion matrix; for a stock Flower server, loss and accuracy.
+        """
         config = _config(content)
         self.model.write_state(_model(content, ModelLayout(self.model)))
         confusion, loss = predict(
@@ -137,7 +152,7 @@ class Site:
         return RecordDict({METRICS: MetricRecord(figures)})
 
     def report_labels(self) -> RecordDict:
-        """The records of the reply to a query: label counts, exact or noisy, or the number of samples only."""
+        """Return the reply to a query: exact or noisy label counts, or only the number of samples."""
         counts = self.data.counts
         if self.label_counts == "withheld":
             return RecordDict({METRICS: MetricRecord({SAMPLES: int(counts.sum())})})
@@ -169,28 +184,32 @@ def client_app(
     epsilon: float | None = None,
     neighbours: Literal["add-remove", "replace"] = "add-remove",
 ) -> ClientApp:
-    """A Flower ClientApp that trains as a method's objective and local step say.
+    """Make a Flower ClientApp that trains with a method's objective and local step.
 
-    Under a stock Flower strategy such as FedAvg it takes any objective that needs nothing from the server beside the
-    model; replies carry `arrays` and `num-examples`. Under `fedskew.deploy.strategy` it takes every method but those
-    that change the network (MOON). Where a message does not fit, the reply is an error, and the site's own log says
-    why.
+    Under a stock Flower strategy such as FedAvg it supports any objective that needs only the model from the server;
+    replies contain `arrays` and `num-examples`. Under `fedskew.deploy.strategy` it supports every method that does not
+    change the network (as MOON does). If a message does not fit, the reply is an error, and the site's own log gives
+    the reason.
 
     Args:
-        model: A network, or a function that makes one, which is called once per message.
-        data: The site's samples, or a function of Flower's `Context` that reads them. A method that keeps state at its
-            clients (SCAFFOLD) needs `SiteData.state`.
-        method: A preset's name, the tables of a config's `[method]`, or a `Method`; only what a client does matters.
-        training: Batch size, learning rate and so on.
-        epochs: Local epochs where the server does not say; fedskew's does.
+        model: A network, or a function that makes one; the function is called once per message.
+        data: The site's samples, or a function of Flower's `Context` that reads them. A method that keeps a state at
+            its clients (SCAFFOLD) needs `SiteData.state`.
+        method: A preset's name, the tables of a config's `[method]`, or a `Method`. Only its objective and local step
+            are used here.
+        training: Batch size, learning rate and the other settings of local training.
+        epochs: Local epochs under a stock server; fedskew's server sets them itself.
         seed: Seed of shuffles, dropout and augmentation.
-        label_counts: What a query of the server gets (see `Agreement`); unless it is "exact", confusion matrices are
-            not reported either.
+        label_counts: What the site replies to a query of its label counts (see `Agreement`). Unless it is "exact",
+            confusion matrices are not reported either.
         epsilon: Privacy parameter of noisy label counts.
         neighbours: What epsilon protects (see `Agreement`).
 
+    Returns:
+        The ClientApp.
+
     Raises:
-        ConfigError: The method cannot be used so.
+        ConfigError: The method can't be used in a Flower project of your own.
 
     Example:
         app = client_app(make_network, read_samples, "fedvls", epochs=2)
@@ -210,13 +229,16 @@ def client_app(
 
 
 def site_app(folder: str | Path) -> ClientApp:
-    """The ClientApp of a federation's app folder.
+    """Make the ClientApp of a federation's app folder.
 
     Each node's config names the site's own `data.toml`, as `data="/path/of/data.toml"` (see `load_site`). A site whose
-    data does not fit the agreement replies with an error, and its own log says why.
+    data do not fit the agreement replies with an error, and its own log gives the reason.
 
     Args:
-        folder: The app folder, which holds `run.toml` and `deploy.toml`.
+        folder: The app folder, which contains `run.toml` and `deploy.toml`.
+
+    Returns:
+        The ClientApp.
     """
     folder = Path(folder)
 
@@ -231,7 +253,7 @@ def site_app(folder: str | Path) -> ClientApp:
 
 
 def agreed_site(config: Config, agreement: Agreement, data: SiteData) -> Site:
-    """The site that a config and an agreement describe."""
+    """Make the site that a config and an agreement describe."""
     check_config(config, agreement, has_target=True)
     seed = config.seeds[0]
     method = methods.build(config.method, config.training.momentum)
@@ -251,10 +273,14 @@ def agreed_site(config: Config, agreement: Agreement, data: SiteData) -> Site:
 
 
 def as_method(method: str | Mapping[str, Any] | Method, momentum: float | None = None) -> Method:
-    """A method from a preset's name, from tables, or itself, for use in a Flower project of somebody's own.
+    """Make the method for a Flower project of a user's own.
+
+    Args:
+        method: A preset's name, the tables of a config's `[method]`, or a `Method`.
+        momentum: Momentum of the clients' SGD.
 
     Raises:
-        ConfigError: The method needs fedskew's own server and sites.
+        ConfigError: The method works only with fedskew's own server and sites.
     """
     if isinstance(method, Method):
         methods.check(method)
@@ -280,7 +306,7 @@ def _app(site: Callable[[Context], Site]) -> ClientApp:
             return Message(work(site(context)), reply_to=message)
         except FedskewError as error:
             LOG.error("%s", error)
-            # The message may name files and classes of this site, which the server need not know.
+            # The error's message may name files and classes of this site, which the server must not learn.
             raise RunError(f"this site can't do it ({type(error).__name__}); its own log says why") from None
 
     @app.train()
@@ -311,12 +337,12 @@ def _arrays(content: RecordDict, key: str) -> ArrayRecord:
 
 
 def _model(content: RecordDict, layout: ModelLayout) -> ModelState:
-    """The model that the server sent."""
+    """Read the model that the server sent."""
     return layout.to_state(decode(_arrays(content, ARRAYS), layout.specs, "the server's array"))
 
 
 def _broadcast(content: RecordDict) -> dict[str, torch.Tensor]:
-    """What the server sent beside the model; not checked, as it affects only this site's own training."""
+    """Read the tensors sent beside the model; they are not checked, as they affect only this site's training."""
     if BROADCAST not in content:
         return {}
     return {name: torch.from_numpy(array.numpy().copy()) for name, array in _arrays(content, BROADCAST).items()}

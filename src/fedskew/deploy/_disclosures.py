@@ -1,4 +1,4 @@
-"""Everything that leaves a site, in words and bytes, and the arrays that a method's clients return."""
+"""A list of everything that leaves a site, in words and bytes, and the arrays that a method's clients return."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from fedskew.models import FlatModel
 
 
 class Disclosure(NamedTuple):
-    """One thing that leaves a site.
+    """An item of data that leaves a site.
 
     Attributes:
-        what: What it is, in words.
-        when: When it leaves the site, in words.
-        bytes: Its approximate size in bytes.
+        what: The item, in words.
+        when: When the item leaves the site, in words.
+        bytes: Approximate size in bytes.
     """
 
     what: str
@@ -33,14 +33,17 @@ class Disclosure(NamedTuple):
 
 
 def disclosures(config: Config, agreement: Agreement) -> tuple[Disclosure, ...]:
-    """Everything that a site sends to the server; nothing else leaves it.
+    """List everything that a site sends to the server. No other data leave a site.
 
     Args:
         config: The config that was simulated.
         agreement: What server and sites agree on.
 
+    Returns:
+        The items.
+
     Raises:
-        ConfigError: The config cannot be deployed under the agreement.
+        ConfigError: The config can't be deployed under the agreement.
     """
     check_config(config, agreement, has_target=True)
     classes, training = len(agreement.classes), config.training
@@ -86,9 +89,9 @@ def disclosures(config: Config, agreement: Agreement) -> tuple[Disclosure, ...]:
 def returned_specs(
     config: Config, agreement: Agreement, method: Method
 ) -> tuple[dict[str, ArraySpec], dict[str, ArraySpec]]:
-    """The arrays that clients return beside the model, after some local steps and after none.
+    """Find the arrays that clients return beside the model, after some local steps and after none.
 
-    They are found by training a client on samples of zeros.
+    A client is trained on samples of zeros to find them.
     """
     return _returned(config, agreement, method, 2), _returned(config, agreement, method, 0)
 
@@ -104,7 +107,7 @@ def _returned(config: Config, agreement: Agreement, method: Method, samples: int
 
 
 def returned_by(model: FlatModel, work: LocalWork, clients: int) -> dict[str, ArraySpec]:
-    """The arrays that one client returns beside the model, found by training it."""
+    """Find the arrays that a client returns beside the model, by training it."""
     start = model.read_state()
     sent: dict[str, Tensor] = {}
     kept: dict[str, Tensor] = {}

@@ -42,16 +42,16 @@ CONNECTION = "fedskew"
 """The SuperLink's name in Flower's own configuration."""
 
 SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
-"""Valid names of sites: each names a folder, and a key at the SuperLink."""
+"""Valid names of sites; a site's folder and its key at the SuperLink have its name."""
 
 HOST_NAME = re.compile(r"(?=.{1,253}$)(?!-)[a-z0-9-]{1,63}(\.(?!-)[a-z0-9-]{1,63})*")
 TARGET = "target.csv"
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
-"""Names and addresses that the server's certificate is valid for beside its own."""
+"""Names and addresses for which the server's certificate is valid in addition to its own."""
 
 
 class Address(NamedTuple):
-    """Where sites reach the server.
+    """The address at which sites reach the server.
 
     Attributes:
         host: A host name or an IP address.
@@ -63,10 +63,16 @@ class Address(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Address:
-        """Parse `HOST:PORT`, or `[HOST]:PORT` for an IPv6 address.
+        """Parse an address.
+
+        Args:
+            text: `HOST:PORT`, or `[HOST]:PORT` for an IPv6 address.
+
+        Returns:
+            The address.
 
         Raises:
-            ConfigError: The text is no such address.
+            ConfigError: The text is not an address.
         """
         try:
             parts = urlsplit(f"//{text}")
@@ -80,14 +86,14 @@ class Address(NamedTuple):
 
     @property
     def listen(self) -> str:
-        """The address that the server binds: all of its addresses, or loopback where sites reach it by loopback."""
+        """The address that the server listens on: loopback if sites reach it by loopback, else all addresses."""
         if self.host in LOOPBACK:
             return self.local
         return "::" if _is_ipv6(self.host) else "0.0.0.0"
 
     @property
     def local(self) -> str:
-        """The address by which the server's own machine reaches it."""
+        """The loopback address, by which the server's own machine reaches it."""
         return "::1" if _is_ipv6(self.host) else "127.0.0.1"
 
     def __str__(self) -> str:
@@ -108,12 +114,12 @@ def write_federation(
         folder: A folder that does not exist yet, or is empty.
         config: The config that was simulated.
         agreement: What server and sites agree on.
-        address: Where sites reach the server.
-        data: The table `[data]` that every site's `data.toml` begins with.
-        target: A file with the target mix (see `labels.read_target`), of which the server gets a copy.
+        address: The address at which sites reach the server.
+        data: Initial table `[data]` of every site's `data.toml`.
+        target: A file with the target mix (see `labels.read_target`), which is copied to the server's folder.
 
     Raises:
-        ConfigError: The folder is not empty, a site's name is not valid, or the config cannot be deployed under the
+        ConfigError: The folder is not empty, a site's name is not valid, or the config can't be deployed under the
             agreement.
     """
     check_config(config, agreement, has_target=target is not None)
@@ -154,12 +160,15 @@ def write_federation(
 
 
 def site_names(clients: Sequence[str]) -> list[str]:
-    """A site's name for each client of a simulation, sorted as the clients are.
+    """Choose names of sites for the clients of a simulation.
 
-    They are the clients' own names where these are valid and sorted, else `site-0`, `site-1` and so on.
+    They are the clients' own names if these are valid and sorted, else `site-0`, `site-1` and so on.
 
     Args:
         clients: Names of the clients.
+
+    Returns:
+        The sites' names, in the order of the clients.
     """
     width = len(str(len(clients) - 1))
     valid = all(SITE_NAME.fullmatch(name) and not name.isdecimal() for name in clients)
@@ -168,12 +177,14 @@ def site_names(clients: Sequence[str]) -> list[str]:
 
 
 def write_images(dataset: Dataset, shares: Sequence[NDArray[np.int64]], folders: Sequence[Path]) -> None:
-    """Write each site's share of a data set to its folder, as `train/CLASS/ROW.png`, and the test part dealt in turn.
+    """Write each site's images to its folder, as `train/CLASS/ROW.png` and `test/CLASS/ROW.png`.
+
+    The test part is divided among the sites in turn: of n sites, site k gets images k, k + n, k + 2n and so on.
 
     Args:
         dataset: A data set of images.
-        shares: Rows of the training part, by site.
-        folders: Where to write, by site.
+        shares: Rows of the training part for each site.
+        folders: The folder of each site.
 
     Raises:
         ConfigError: Samples are not images with one or three channels.
@@ -203,7 +214,7 @@ def _write_part(dataset: Dataset, inputs: Inputs, targets: Tensor, rows: NDArray
 
 
 def _private(folder: Path) -> None:
-    """Make a folder that only its owner may enter: the server's holds every model, a site's its data and its key."""
+    """Make a folder that only its owner may enter: the server's contains all models, a site's its data and its key."""
     folder.mkdir(parents=True)
     folder.chmod(0o700)
 
@@ -212,7 +223,7 @@ def _write_app(app: Path, config: Config, agreement: Agreement) -> None:
     """Write the app folder that `flwr run` sends."""
     package = app / "federation"
     package.mkdir(parents=True)
-    without_root = config.data.model_copy(update={"root": None})  # sites need not learn where the simulation's data was
+    without_root = config.data.model_copy(update={"root": None})  # the simulation's path is not for the sites
     write(config.model_copy(update={"data": without_root}), app / "run.toml")
     agreement.write(app / "deploy.toml")
     (app / "pyproject.toml").write_text(tomli_w.dumps(_flower_app(config.name)), encoding="utf-8")
@@ -227,7 +238,7 @@ def _fill(template: str, path: Path, fields: Mapping[str, str]) -> None:
 
 
 def _flower_app(name: str) -> dict[str, object]:
-    """The contents of the app folder's `pyproject.toml`."""
+    """Make the contents of the app folder's `pyproject.toml`."""
     return {
         "project": {
             "name": _project_name(name),
@@ -256,6 +267,6 @@ def _is_ipv6(host: str) -> bool:
 
 
 def _project_name(name: str) -> str:
-    """A config's name, made a valid project name."""
+    """Make a valid project name from a config's name."""
     kept = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in name.lower()).strip("-")
     return kept or "federation"

@@ -1,6 +1,6 @@
 """A whole federation on this machine: SuperLink and SuperNodes on loopback, with TLS and node keys.
 
-They are started by the scripts that `fedskew deploy init` writes for real sites.
+The processes are started by the scripts that `fedskew deploy init` writes for real sites.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _NOISE = re.compile(
 
 
 def free_port() -> int:
-    """A TCP port of this machine that is free at the moment."""
+    """Find a TCP port of this machine that is free at the moment."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port: int = listener.getsockname()[1]
@@ -49,14 +49,14 @@ def free_port() -> int:
 class LocalFederation:
     """The processes of a federation folder, all on this machine; a context manager.
 
-    On entry the SuperLink is started, and every site is registered and started. On exit, whatever the reason, every
-    process has ended. Each process writes to `logs/NAME.log` in the folder.
+    On entry the SuperLink is started, and every site is registered and started. On exit, also after an error, all
+    processes are ended. Each process writes to `logs/NAME.log` in the folder.
 
     Attributes:
         folder: A folder that `write_federation` wrote for `127.0.0.1` and this port.
         port: The server's port.
         sites: Names of the sites.
-        processes: The processes that run, by name: "superlink", "register", "run", and the sites' names.
+        processes: The running processes, by name: "superlink", "register", "run", and the sites' names.
     """
 
     def __init__(self, folder: Path, port: int, sites: tuple[str, ...]) -> None:
@@ -82,7 +82,7 @@ class LocalFederation:
         self.stop()
 
     def start_server(self) -> None:
-        """Start the SuperLink and wait until it listens. Raises RunError where it does not."""
+        """Start the SuperLink, and wait until it listens; raise RunError if it does not start."""
         process = self.start("superlink", "server/superlink.sh")
         until = time.monotonic() + STARTUP
         while process.poll() is None and time.monotonic() < until:
@@ -96,7 +96,7 @@ class LocalFederation:
         return self.start(name, f"sites/{name}/supernode.sh", {"PORT": str(free_port())})
 
     def run(self) -> subprocess.Popen[bytes]:
-        """Start the training, which ends by itself."""
+        """Start the training; its process ends when the training has ended."""
         return self.start("run", "server/run.sh")
 
     def start(self, name: str, script: str, environment: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
@@ -109,7 +109,7 @@ class LocalFederation:
         return self.processes[name]
 
     def wait(self, name: str, process: subprocess.Popen[bytes], seconds: float) -> None:
-        """Wait for a process to end. Raises RunError where it fails or takes longer."""
+        """Wait for a process to end; raise RunError if it fails or does not end in time."""
         try:
             status = process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -118,13 +118,13 @@ class LocalFederation:
             raise RunError(f"{name} failed: {self.last_message(name)}; see {self.log(name)}")
 
     def check(self) -> None:
-        """Raise RunError where the server or a site has ended, with its last words."""
+        """Raise RunError if the server or a site has ended, with the last message in its log."""
         for name, process in self.processes.items():
             if name in ("superlink", *self.sites) and process.poll() is not None:
                 raise RunError(f"{name} ended{_signal_name(process)}: {self.last_message(name)}; see {self.log(name)}")
 
     def stop(self) -> None:
-        """End all processes: the sites, then the server; by force where an interrupt comes meanwhile."""
+        """End all processes, the sites before the server; kill them at an interrupt."""
         try:
             self.end([name for name in self.processes if name != "superlink"])
             self.end(list(self.processes))
@@ -133,9 +133,9 @@ class LocalFederation:
             raise
 
     def end(self, names: list[str], by: signal.Signals = signal.SIGTERM) -> None:
-        """End some processes and all that they started; by force those that take too long."""
+        """End processes and all their descendants; kill those that do not end within `GRACE` seconds."""
         ending = {name: self.processes[name] for name in names}
-        # Flower starts processes in sessions of their own, some of which outlive it for a while.
+        # Flower starts processes in sessions of their own; some of them run on for a while after Flower has ended.
         started = [child for process in ending.values() for child in _descendants(process.pid)]
         for process in ending.values():
             _signal(process, by)
@@ -149,17 +149,17 @@ class LocalFederation:
         _end(started)
 
     def log(self, name: str) -> Path:
-        """The file that a process writes to."""
+        """Return the log file of a process."""
         return self.folder / "logs" / f"{name}.log"
 
     def last_message(self, name: str) -> str:
-        """The last line of a process that names an error, or else its last line."""
+        """Return the last line of a process's log that names an error; else the last line."""
         lines = [line for line in self._lines(name)[-40:] if not _NOISE.fullmatch(_plain(line))]
         last = next((line for line in reversed(lines) if _REASON.search(line)), lines[-1] if lines else "")
         return _plain(last) or "it wrote nothing"
 
     def warnings(self, name: str) -> list[str]:
-        """The warnings of a process, each once."""
+        """Return the warnings in a process's log, without repetitions."""
         found = (line for line in self._lines(name)[:-1] if _WARNING.match(_COLOUR.sub("", line)))
         return list(dict.fromkeys(map(_plain, found)))
 
@@ -169,7 +169,7 @@ class LocalFederation:
 
 
 def _plain(line: str) -> str:
-    """A line of a log without colour and level."""
+    """Remove colour codes and level from a line of a log."""
     return _LEVEL.sub("", _COLOUR.sub("", line)).strip()
 
 
@@ -203,10 +203,10 @@ def _descendants(pid: int) -> list[psutil.Process]:
 
 
 def _end(processes: Iterable[psutil.Process]) -> None:
-    """End processes that are no children of this one; by force those that take too long."""
-    left = list(processes)
+    """End processes that are not children of this one; kill those that do not end within `GRACE` seconds."""
+    alive = list(processes)
     for by in (signal.SIGTERM, signal.SIGKILL):
-        for process in left:
+        for process in alive:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.send_signal(by)
-        _, left = psutil.wait_procs(left, timeout=GRACE)
+        _, alive = psutil.wait_procs(alive, timeout=GRACE)

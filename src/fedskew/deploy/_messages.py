@@ -1,12 +1,14 @@
-"""What a server and a site say to each other, as Flower's records.
+"""The messages between a server and a site, as Flower's records.
+
+A training message contains
 
     arrays      ArrayRecord     the model: the network's state dict
-    broadcast   ArrayRecord     what the method sends beside the model; absent where that is nothing
-    config      ConfigRecord    server-round, and for a site of ours: fedskew-run, -client, -epochs, -counted, and
-                                -steps and -quota where they apply
+    broadcast   ArrayRecord     the tensors that the method sends beside the model; absent if there are none
+    config      ConfigRecord    server-round; for fedskew's sites also fedskew-run, -client, -epochs and -counted, and
+                                -steps and -quota if the round has them
 
-A reply holds `arrays`, `metrics`, and `reply` with what the method returns beside the model. A stock Flower server
-sends `arrays` and `config` with `server-round`; a stock Flower client reads only those.
+A reply contains `arrays`, `metrics`, and `reply` with the tensors that the method returns beside the model. A stock
+Flower server sends `arrays` and a `config` with `server-round`; a stock Flower client reads only these.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ RUN, CLIENT, EPOCHS, COUNTED, STEPS, QUOTA = (
     f"fedskew-{key}" for key in ("run", "client", "epochs", "counted", "steps", "quota")
 )
 REPORT_SAMPLES = "fedskew-report-samples"
-"""Asks for the number of samples with the reply, of a site that may report it."""
+"""Key that asks a site to report its number of samples with its reply, if the site may report it."""
 
 COUNTS, SAMPLES, LOSS, CONFUSION, EVALUATION_LOSS = (
     "label-counts",
@@ -38,23 +40,23 @@ COUNTS, SAMPLES, LOSS, CONFUSION, EVALUATION_LOSS = (
     "confusion",
     "eval-loss",
 )
-"""Metrics of replies."""
+"""Keys of the metrics in replies."""
 
 LAST_COUNTED = "deployed.counted"
-"""Client state that the server keeps of a site: the last round whose update it aggregated (see `SiteStates`)."""
+"""Name of the state that the server keeps for a site: the last round in which the site's update was aggregated."""
 
 
 class TrainInstruction(NamedTuple):
-    """What one site is to do in a round.
+    """The instruction to one site in a round.
 
     Attributes:
-        run: Identifier of the federation's run, hex digits; stays the same when the run is resumed.
-        round: The round, from 1.
+        run: Identifier of the federation's run, in hex digits; a resumed run keeps it.
+        round: Number of the round, from 1.
         client: The site's client index.
         epochs: Local epochs.
         counted: The last round in which this site's update was aggregated; 0 before the first.
-        steps: Most local steps; None: no limit.
-        quota: Samples of each class to train on; None: all samples.
+        steps: Upper limit on local steps; None: no limit.
+        quota: Number of samples of each class to train on; None: all samples.
     """
 
     run: str
@@ -67,7 +69,7 @@ class TrainInstruction(NamedTuple):
 
     @classmethod
     def of(cls, run: str, round: int, assignment: Assignment) -> TrainInstruction:
-        """The instruction that corresponds to an engine's assignment."""
+        """Make the instruction that corresponds to an engine's assignment."""
         quota = None if assignment.quota is None else tuple(int(share) for share in assignment.quota)
         counted = int(assignment.state[LAST_COUNTED]) if LAST_COUNTED in assignment.state else 0
         return cls(run, round, assignment.client, assignment.epochs, counted, assignment.steps, quota)
@@ -77,7 +79,7 @@ class TrainInstruction(NamedTuple):
         """Read the instruction from a message's config.
 
         Returns:
-            The instruction; None where the server is not fedskew's.
+            The instruction; None if the server is not fedskew's.
 
         Raises:
             RunError: A value is missing or of the wrong kind.
@@ -104,18 +106,18 @@ class TrainInstruction(NamedTuple):
         )
 
     def assignment(self, state: Mapping[str, Tensor]) -> Assignment:
-        """The engine's assignment at a site that kept `state` since its last participation."""
+        """Make the engine's assignment; `state` is what the site kept from its last participation."""
         quota = None if self.quota is None else np.array(self.quota, dtype=np.float64)
         return Assignment(self.client, self.epochs, state, quota, self.steps)
 
     def content(
         self, arrays: ArrayRecord, broadcast: Mapping[str, Tensor], config: Mapping[str, Any] | None = None
     ) -> RecordDict:
-        """The records of a training message.
+        """Make the records of a training message.
 
         Args:
             arrays: The model.
-            broadcast: What the method sends beside the model.
+            broadcast: Tensors that the method sends beside the model, by name.
             config: Further entries that a user's ServerApp sends to its clients.
         """
         entries = ConfigRecord(dict(config or {}))
@@ -137,7 +139,7 @@ class TrainInstruction(NamedTuple):
 
 
 def counted_in(round: int) -> dict[str, Tensor]:
-    """The client state that the server keeps once an update of this round is aggregated."""
+    """Make the state that the server keeps for a client after aggregating its update of this round."""
     return {LAST_COUNTED: torch.tensor([round], dtype=torch.int64)}
 
 

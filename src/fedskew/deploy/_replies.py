@@ -1,7 +1,7 @@
-"""Validation of replies: what was not agreed on is refused, so that no reply can crash the server or spoil the model.
+"""Validation of replies: what differs from the agreement is refused, so that no reply can crash the server.
 
-The `check_*` functions are pure and raise nothing but RefusedError, whatever a site sends. A finite update of the
-agreed shape is accepted whatever its values: this is no defence against sites that lie plausibly.
+The `check_*` functions are pure, and raise only RefusedError, whatever a site sends. A finite update of the agreed
+shape is accepted whatever its values are: validation is no defence against sites that send plausible but wrong updates.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ from fedskew.models import ModelState
 
 LOG = logging.getLogger("flwr")
 MOST = 10**12
-"""Upper limit of a site's number of samples, and of a network's integer counters."""
+"""Upper limit of a site's number of samples and of a network's integer counters."""
 
 
 class ExpectedReply(NamedTuple):
-    """What the reply to a training instruction has to look like.
+    """The form that the reply to a training instruction must have.
 
     Attributes:
-        client: Client index of the instruction.
-        round: Round of the instruction.
-        arrays: The model's arrays.
-        returned: Arrays that the method's components return beside the model.
-        idle: The same, of a client that took no step.
-        most_steps: Most local steps that the site can have taken.
-        max_bytes: Largest size of the whole reply.
+        client: Client index in the instruction.
+        round: Round in the instruction.
+        arrays: Shapes and dtypes of the model's arrays.
+        returned: Shapes and dtypes of the arrays that the method's components return beside the model.
+        idle: `returned` for a client that took no local step.
+        most_steps: Largest number of local steps that the site can have taken.
+        max_bytes: Largest size of the whole reply, in bytes.
     """
 
     client: int
@@ -68,7 +68,7 @@ class Reply(NamedTuple):
 
     Attributes:
         arrays: The trained model's arrays.
-        steps: Local steps taken.
+        steps: Number of local steps taken.
         loss: Mean training loss.
         returned: Arrays that the method's components return beside the model.
     """
@@ -80,19 +80,22 @@ class Reply(NamedTuple):
 
 
 def bytes_needed(*arrays: Specs) -> int:
-    """Upper limit of the size of a reply, in bytes.
+    """Compute an upper limit of the size of a reply.
 
     Args:
-        *arrays: Shapes and dtypes of its arrays.
+        *arrays: Shapes and dtypes of the reply's arrays.
+
+    Returns:
+        The limit, in bytes.
     """
     return 2**20 + sum(spec.bytes + HEADER for part in arrays for spec in part.values())
 
 
 def check_size(content: RecordDict, max_bytes: int) -> None:
-    """Refuse a reply that is larger than agreed."""
+    """Raise RefusedError for a reply of more than `max_bytes` bytes."""
     size = sum(map(_size, content.values()))
     if size > max_bytes:
-        raise RefusedError(f"the reply has {size} bytes; agreed are {max_bytes} at the most")
+        raise RefusedError(f"the reply has {size} bytes; expected {max_bytes} at most")
 
 
 def check_reply(content: RecordDict, expected: ExpectedReply) -> Reply:
@@ -100,13 +103,13 @@ def check_reply(content: RecordDict, expected: ExpectedReply) -> Reply:
 
     Args:
         content: The reply's records.
-        expected: What they have to be.
+        expected: The form that the reply must have.
 
     Returns:
-        The reply's values, all of the expected shapes and finite.
+        The reply's values, finite and of the expected shapes.
 
     Raises:
-        RefusedError: Something differs from what was expected; the message says what.
+        RefusedError: The reply differs from what was expected; the message says how.
     """
     check_size(content, expected.max_bytes)
     metrics = _metrics(content)
@@ -126,7 +129,7 @@ def check_reply(content: RecordDict, expected: ExpectedReply) -> Reply:
 
 
 def check_arrays(record: ArrayRecord, expected: Specs) -> dict[str, AnyArray]:
-    """Validate a model's arrays: all finite, and no counter out of range."""
+    """Validate a model's arrays: all values must be finite, and all counters in range."""
     arrays = decode(record, expected, "its array")
     for name, array in arrays.items():
         if not expected[name].is_float and array.size and not 0 <= int(array.min()) <= int(array.max()) <= MOST:
@@ -147,7 +150,7 @@ def check_counts(content: RecordDict, classes: int, whole: bool, max_bytes: int 
         Label counts, shape `(classes,)`.
 
     Raises:
-        RefusedError: They are missing, of another length, negative, too large, or not finite.
+        RefusedError: The counts are missing, of another length, negative, too large, or not finite.
     """
     check_size(content, max_bytes)
     values = only_metrics(content).get(COUNTS)
@@ -162,7 +165,7 @@ def check_counts(content: RecordDict, classes: int, whole: bool, max_bytes: int 
 
 
 def check_samples(metrics: MetricRecord) -> int:
-    """Validate the number of samples that a site reports with other metrics."""
+    """Validate the number of samples that a site reports among other metrics."""
     samples = metrics.get(SAMPLES)
     if not isinstance(samples, int | float) or not 0 <= samples <= MOST or samples != int(samples):
         raise RefusedError(f"its number of samples is {short(samples)}; expected a whole number from 0 to {MOST}")
@@ -174,10 +177,13 @@ def check_only_samples(content: RecordDict, max_bytes: int = 2**24) -> int:
 
     Args:
         content: The reply's records.
-        max_bytes: Largest size of the reply.
+        max_bytes: Largest size of the reply, in bytes.
+
+    Returns:
+        The number of samples.
 
     Raises:
-        RefusedError: It is missing, negative, too large, or not a whole number.
+        RefusedError: The number is missing, negative, too large, or not whole.
     """
     check_size(content, max_bytes)
     return check_samples(only_metrics(content))
@@ -189,13 +195,13 @@ def check_confusion(content: RecordDict, classes: int, round: int) -> tuple[NDAr
     Args:
         content: The reply's records.
         classes: Number of classes.
-        round: The round that was asked for.
+        round: The round whose model the site was asked to evaluate.
 
     Returns:
-        The confusion matrix, shape `(classes, classes)`, rows truth; and the mean loss.
+        The confusion matrix, shape `(classes, classes)`, with a row for each true class; and the mean loss.
 
     Raises:
-        RefusedError: One of them is missing or not valid, or the evaluation is of another round.
+        RefusedError: The matrix or the loss is missing or not valid, or the evaluation is of another round.
     """
     check_size(content, 2**20 + 16 * classes * classes)
     metrics = only_metrics(content)
@@ -212,7 +218,7 @@ def check_confusion(content: RecordDict, classes: int, round: int) -> tuple[NDAr
 
 
 def only_arrays(content: RecordDict) -> ArrayRecord:
-    """The one ArrayRecord of a stock Flower client's reply, whatever its key."""
+    """Return the only ArrayRecord of a stock Flower client's reply, whatever its key."""
     found = [record for record in content.values() if isinstance(record, ArrayRecord)]
     if len(found) != 1:
         raise RefusedError(f"the reply has {len(found)} ArrayRecords; expected one, the trained model's")
@@ -220,7 +226,7 @@ def only_arrays(content: RecordDict) -> ArrayRecord:
 
 
 def only_metrics(content: RecordDict) -> MetricRecord:
-    """The one MetricRecord of a stock Flower client's reply, whatever its key."""
+    """Return the only MetricRecord of a stock Flower client's reply, whatever its key."""
     found = [record for record in content.values() if isinstance(record, MetricRecord)]
     if len(found) != 1:
         raise RefusedError(f"the reply has {len(found)} MetricRecords; expected one")
@@ -228,12 +234,12 @@ def only_metrics(content: RecordDict) -> MetricRecord:
 
 
 class Answers(NamedTuple):
-    """What came back, by what was asked: node ids, or client indices (see `by`).
+    """The replies to a set of messages, by node id or by client index (see `by`).
 
     Attributes:
         contents: Records of each reply.
-        failures: Reasons of those that replied with an error or could not be asked.
-        silent: Those that did not reply in time.
+        failures: Error messages of nodes that replied with an error or that could not be sent the message.
+        silent: Nodes that did not reply in time.
     """
 
     contents: dict[int, RecordDict]
@@ -241,7 +247,7 @@ class Answers(NamedTuple):
     silent: tuple[int, ...] = ()
 
     def by(self, keys: Mapping[int, int]) -> Answers:
-        """The same answers under other keys."""
+        """Replace each key, such as a node id, by another, such as a client index."""
         return Answers(
             {keys[key]: content for key, content in self.contents.items()},
             {keys[key]: reason for key, reason in self.failures.items()},
@@ -250,14 +256,14 @@ class Answers(NamedTuple):
 
 
 class RoundNotes(TypedDict):
-    """What happened in a round beside training, by site: the key `deployment` of a line of `rounds.jsonl`.
+    """Problems of a round, by site: the value of `deployment` in a line of `rounds.jsonl`.
 
     Attributes:
-        refused: Replies that were refused, and why.
-        failed: Sites that replied with an error, and which.
+        refused: Reasons of the replies that were refused, by site.
+        failed: Error messages of the sites that replied with an error, by site.
         offline: Sites of the cohort that were not connected.
         silent: Sites of the cohort that did not reply in time.
-        out_of_line: Norms of updates divided by the cohort's median, where that is above the limit.
+        out_of_line: Norm of the update divided by the cohort's median, by site, for updates above the limit.
     """
 
     refused: dict[str, str]
@@ -268,20 +274,20 @@ class RoundNotes(TypedDict):
 
 
 def no_notes() -> RoundNotes:
-    """The notes of a round in which nothing happened."""
+    """Return the notes of a round without problems."""
     return {"refused": {}, "failed": {}, "offline": [], "silent": [], "out_of_line": {}}
 
 
 @dataclass(frozen=True)
 class ReplyRules:
-    """Limits that replies are held to.
+    """Limits for replies.
 
     Attributes:
         norm_limit: See `Agreement`.
         norm_action: See `Agreement`.
         max_reply: See `Agreement`.
-        batch_size: The clients' batch size, which limits their number of steps.
-        slack: Samples that a site may have beyond the number it reported.
+        batch_size: The clients' batch size, from which the largest possible number of steps follows.
+        slack: Number of samples that a site may have beyond the number that it reported.
     """
 
     norm_limit: float = 10.0
@@ -298,10 +304,10 @@ class ReplyValidator:
     Attributes:
         names: Names of the clients, by index.
         layout: Layout of the model.
-        returned: Arrays that the method's components return beside the model.
-        idle: The same, of a client that took no step.
-        rules: Limits that replies are held to.
-        notes: What happened in this round.
+        returned: Shapes and dtypes of the arrays that the method's components return beside the model.
+        idle: `returned` for a client that took no local step.
+        rules: Limits for replies.
+        notes: Problems of the current round.
     """
 
     names: Sequence[str]
@@ -318,7 +324,7 @@ class ReplyValidator:
     def begin(self, cohort: Sequence[int], sent: ModelState) -> None:
         """Begin a round: clear the notes and prepare memory for the cohort's updates."""
         self.notes = no_notes()
-        self._own_rows.clear()  # the last round's memory can be used again only when nobody refers to it
+        self._own_rows.clear()  # the buffer is free only once nothing refers to its rows
         rows = self._buffer.acquire(len(cohort), sent.parameters.numel())
         if rows is not None:
             self._own_rows.update(zip(cohort, rows, strict=True))
@@ -331,7 +337,7 @@ class ReplyValidator:
             LOG.warning("round %d: %s: %s", round, said, ", ".join(self.notes[what]))
 
     def expected(self, round: int, task: Assignment) -> ExpectedReply:
-        """What the reply to an assignment has to be."""
+        """Return the form that the reply to an assignment must have."""
         batches = math.ceil((task.samples + self.rules.slack) / self.rules.batch_size)
         most = task.epochs * batches
         return ExpectedReply(
@@ -347,16 +353,17 @@ class ReplyValidator:
     def updates(
         self, round: int, answers: Answers, sent: ModelState, validate: Callable[[RecordDict, int], Reply]
     ) -> list[Update]:
-        """Validate the replies of a round, note what went wrong, and return the updates to aggregate.
+        """Validate the replies of a round, note problems, and return the updates to aggregate.
 
         Args:
-            round: The round.
+            round: Number of the round.
             answers: Replies by client index.
-            sent: The model that the clients started from.
-            validate: Validates the records of a reply of a client; raises RefusedError.
+            sent: The model that was sent to the clients.
+            validate: A function of a reply's records and the client's index that validates the reply, or raises
+                RefusedError.
 
         Returns:
-            Updates in order of arrival, without those that the norm limit leaves out.
+            Updates in the order of arrival; with `norm_action` "leave_out", without updates above the norm limit.
         """
         for client, reason in answers.failures.items():
             self.notes["failed"][self.names[client]] = reason
@@ -433,7 +440,7 @@ def _arrays(content: RecordDict, key: str) -> ArrayRecord:
 
 
 def _size(record: ArrayRecord | MetricRecord | ConfigRecord) -> int:
-    """Size of a record's keys and values in bytes."""
+    """Compute the size of a record's keys and values, in bytes."""
     total = 0
     for name, value in record.items():
         total += len(name)

@@ -1,4 +1,4 @@
-"""The sites of a run and their label counts: queried once, and kept in the run folder for good."""
+"""The sites of a run and their label counts, which are queried once and stored in the run folder."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ LOG = logging.getLogger("flwr")
 FILE = "deployment.json"
 PAUSE = 2.0
 RETRY = 30.0
-"""Seconds after which a site that did not report its label counts is queried again."""
+"""Seconds before a site that did not report its label counts is queried again."""
 
 NOISE_SPREAD = 40.0
-"""Laplace noise exceeds this many times its scale once in 10^17 draws."""
+"""Laplace noise exceeds this multiple of its scale once in 10^17 draws."""
 
 
 class Roster:
-    """The sites of one run, as `deployment.json` in its folder lists them.
+    """The sites of one run, stored in `deployment.json` in the run folder.
 
-    Client k is the k-th of the agreement's sorted names. A site is the node whose key is registered under its name at
-    the SuperLink; what a message says of its sender is ignored.
+    Client k is the k-th of the agreement's sorted names. A site is the node whose key is registered under the site's
+    name at the SuperLink; what a message says about its sender is ignored.
 
     Attributes:
         names: Names of the sites, by client index.
-        run: Identifier of the run, in hex.
+        run: Identifier of the run, in hex digits.
     """
 
     def __init__(self, grid: Grid, agreement: Agreement, folder: Path) -> None:
@@ -57,9 +57,10 @@ class Roster:
 
     @property
     def counts(self) -> NDArray[np.float64]:
-        """Label counts as the server knows them, shape `(sites, classes)`.
+        """Label counts as far as the server knows them, shape `(sites, classes)`.
 
-        They are 0 for a site that has not reported yet. For a site that withholds them its samples are spread evenly.
+        The counts of a site that has not reported yet are 0. The samples of a site that withholds its label counts are
+        spread evenly over the classes.
         """
         classes = len(self._agreement.classes)
         rows = np.zeros((len(self.names), classes))
@@ -71,7 +72,7 @@ class Roster:
 
     @property
     def shown(self) -> tuple[tuple[str, ...], NDArray[np.int64]]:
-        """Class names and label counts for a run's report; a single class where labels are withheld."""
+        """Class names and label counts for a run's report; a single class if labels are withheld."""
         counts, agreement = self.counts, self._agreement
         if agreement.label_counts == "withheld" and not agreement.evaluates:
             return ("labels withheld",), np.rint(counts.sum(axis=1, keepdims=True)).astype(np.int64)
@@ -79,14 +80,14 @@ class Roster:
 
     @property
     def slack(self) -> float:
-        """Samples that a site may have beyond its reported counts, where these are noisy."""
+        """Number of samples that a site may have beyond its reported counts; above 0 only if these are noisy."""
         if self._agreement.epsilon is None:
             return 0.0
         scale = SENSITIVITY[self._agreement.neighbours] / self._agreement.epsilon
         return float(NOISE_SPREAD * scale * len(self._agreement.classes))
 
     def online(self) -> dict[int, int]:
-        """The node id of every connected site, by client index."""
+        """Return the node id of every connected site, by client index."""
         nodes: dict[int, list[int]] = {}
         for node in self._grid.get_nodes():
             if node.name in self.names:
@@ -102,10 +103,10 @@ class Roster:
         return online
 
     def gather(self) -> None:
-        """Query label counts until all sites have reported, or the start timeout has passed and enough have.
+        """Query label counts until all sites have reported, or enough have when the start timeout has passed.
 
-        The reports are stored with how they were released. Sites that reported before the run was resumed are not
-        queried again, as every release costs privacy.
+        The reports are stored together with their privacy parameters. A resumed run does not query sites again that
+        reported before, since every release of noisy counts costs privacy.
         """
         agreement = self._agreement
         deadline, said = time.monotonic() + agreement.start_timeout, 0.0
@@ -118,10 +119,10 @@ class Roster:
             if time.monotonic() - said >= 60.0:
                 LOG.info("waiting for the label counts of %s", ", ".join(missing))
                 said = time.monotonic()
-            left = deadline - time.monotonic()
-            time.sleep(min(PAUSE, left) if left > 0 else PAUSE)
+            remaining = deadline - time.monotonic()
+            time.sleep(min(PAUSE, remaining) if remaining > 0 else PAUSE)
         if missing:
-            LOG.warning("beginning without %s; a site that connects later joins then", ", ".join(missing))
+            LOG.warning("training begins without %s; a site that connects later joins then", ", ".join(missing))
         self._write()
 
     def query_newcomers(self) -> bool:

@@ -1,4 +1,4 @@
-"""The server of a federation of real sites: the training loop of a simulation, with sites in place of a data set."""
+"""The server of a federation of real sites: a simulation's training loop, with sites as its backend."""
 
 from __future__ import annotations
 
@@ -33,21 +33,25 @@ from fedskew.report import SeedRun
 LOG = logging.getLogger("flwr")
 PAUSE = 2.0
 PATIENCE = 90.0
-"""Seconds to wait for another run's end: a ServerApp needs some to notice that its SuperLink was killed."""
+"""Seconds to wait for the end of another run, since a ServerApp notices late that its SuperLink was killed."""
 
 FloatArray = NDArray[np.float64]
 
 
 def server_app(folder: str | Path) -> ServerApp:
-    """The ServerApp of a federation's app folder.
+    """Make the ServerApp of a federation's app folder.
 
-    It writes the same run folder as a simulation, and in it `deployment.json`: the sites and what they reported. When
-    it is started again with the same config, as by another `flwr run`, it goes on from that folder's last round. Two
-    keys of the app's config for Flower (`[tool.flwr.app.config]`) are read: `out`, where run folders are written
-    ("runs" by default), and `target`, a file with the target mix (see `labels.read_target`).
+    The app writes the same run folder as a simulation, with an additional file `deployment.json`, which lists the sites
+    and their reports. If it is started again with the same config, for example by another `flwr run`, it resumes after
+    the last finished round in that folder. Two keys of the app's config for Flower (`[tool.flwr.app.config]`) are read:
+    `out`, the folder for run folders ("runs" by default), and `target`, a file with the target mix (see
+    `labels.read_target`).
 
     Args:
-        folder: The app folder, which holds `run.toml` and `deploy.toml`.
+        folder: The app folder, which contains `run.toml` and `deploy.toml`.
+
+    Returns:
+        The ServerApp.
     """
     folder = Path(folder)
     app = ServerApp()
@@ -62,18 +66,21 @@ def server_app(folder: str | Path) -> ServerApp:
 
 
 def serve(grid: Grid, config: Config, agreement: Agreement, out: Path, target: Path | None = None) -> SeedRun:
-    """Train a federation to the end and write its run folder.
+    """Train a federation to the end, and write its run folder and report.
 
     Args:
         grid: Flower's grid.
         config: The config that was simulated.
         agreement: What server and sites agree on.
-        out: Where the run folder is written.
-        target: A file with the target mix.
+        out: Folder in which the run folder is written.
+        target: A file with the target mix; None: the config's target.
+
+    Returns:
+        The finished run.
 
     Raises:
-        ConfigError: The config cannot be deployed.
-        RunError: The run folder is another run's.
+        ConfigError: The config can't be deployed.
+        RunError: The run folder belongs to another run.
     """
     check_config(config, agreement, has_target=target is not None)
     # Sites keep the states of two rounds, so the server must not lose more than one.
@@ -90,16 +97,17 @@ def serve(grid: Grid, config: Config, agreement: Agreement, out: Path, target: P
 
 @contextmanager
 def only_writer(folder: Path, patience: float = PATIENCE) -> Iterator[None]:
-    """Keep every other process from writing a run folder.
+    """Lock a run folder against other processes that write to it.
 
-    A second run may be started while another goes on: Ctrl-C on `flwr run --stream` stops watching, not the run.
+    A second run can be started while the first goes on, because Ctrl-C at `flwr run --stream` ends only the display of
+    the log.
 
     Args:
         folder: The run folder.
-        patience: Seconds to wait for a run that is writing there.
+        patience: Seconds to wait for another run that writes to the folder.
 
     Raises:
-        RunError: Another run is still writing after that time.
+        RunError: Another run still writes to the folder after that time.
     """
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / "lock")
@@ -122,18 +130,21 @@ def only_writer(folder: Path, patience: float = PATIENCE) -> Iterator[None]:
 def make_deployed_loop(
     config: Config, agreement: Agreement, grid: Grid, folder: Path, target: Path | None = None
 ) -> TrainingLoop:
-    """The training loop of a federation of real sites; queries their label counts first.
+    """Query the sites' label counts, and make the training loop of a federation of real sites.
 
     Args:
-        config: The config, of one seed.
+        config: The config, with one seed.
         agreement: What server and sites agree on.
         grid: Flower's grid.
         folder: The run folder.
-        target: A file with the target mix, in place of the config's.
+        target: A file with the target mix; None: the config's target.
+
+    Returns:
+        The training loop.
 
     Raises:
-        ConfigError: The method does not fit the federation, or there is no target where one is needed.
-        RunError: The folder is of another federation.
+        ConfigError: The method does not fit the federation, or it needs a target and there is none.
+        RunError: The folder belongs to another federation.
     """
     seed = config.seeds[0]
     roster = Roster(grid, agreement, folder)
@@ -199,9 +210,9 @@ def make_deployed_loop(
 
 
 class DeployedRunner(RoundRunner):
-    """Rounds at real sites.
+    """Plays rounds at real sites.
 
-    No round begins while no site is connected. A site that connects late is queried for its label counts, and joins.
+    A round begins once a site is connected. A site that connects late is queried for its label counts, and then joins.
     """
 
     def __init__(self, federation: Federation, roster: Roster, sites: Sites, withheld: bool) -> None:
@@ -226,7 +237,7 @@ class DeployedRunner(RoundRunner):
             self._federation = dataclasses.replace(self._federation, counts=self._roster.counts)
         following, record = self._federation.run_round(state)
         record.deployment = dict(self.sites.validator.notes)
-        if self._withheld:  # the counts are spread evenly, so measures of skew mean nothing
+        if self._withheld:  # samples are spread evenly over classes, so skew is unknown
             record.entropy = record.kl = record.target_distance = None
         return following, record
 
@@ -239,7 +250,7 @@ class DeployedRunner(RoundRunner):
         waiting = False
         while not self._roster.online():
             if not waiting:
-                LOG.warning("no site is connected; the model stays as after round %d until one is", round)
+                LOG.warning("no site is connected; waiting after round %d until one is", round)
                 waiting = True
             time.sleep(PAUSE)
         if waiting:

@@ -1,18 +1,19 @@
-"""What a site has on its own disk: its samples, and what it keeps between rounds.
+"""The data on a site's own disk: its samples, and the states that it keeps between rounds.
 
-A site describes its samples in a file of its own, `data.toml`, which never leaves it:
+A site describes its samples in its own file `data.toml`, which never leaves the site:
 
-    state = "state"             where the site keeps its state, relative to this file unless absolute
+    state = "state"             the folder of the site's states, relative to this file unless absolute
 
     [data]                      as in the config of a simulation
     name = "folder"
     root = "images"
 
-State is kept by round. A site cannot know whether the server aggregated its update: the site may have been killed
-before it replied, or the reply came too late or was refused. So the state after a training is written beside the state
-of the last counted round, and the server says in its next instruction which round that was. The site goes on from
-exactly that state and deletes the others. A server that was killed repeats the round after its checkpoint and names a
-round whose state the site still has, since a site deletes a state only when it is told of a later one.
+States are stored by round. A site cannot know whether the server aggregated its update: the site may have been killed
+before it replied, or the reply may have come too late or have been refused. The state after a training is therefore
+written beside the state of the last counted round, that is, the last round in which the site's update was aggregated.
+The server's next instruction names that round; the site starts from its state and deletes all others. A server that was
+killed repeats the round after its checkpoint. The site still has the state that this server names, because it deletes a
+state only when a later one is named.
 """
 
 from __future__ import annotations
@@ -51,12 +52,12 @@ class SiteData:
     Attributes:
         inputs: Training samples, shape `(samples, *shape)`.
         targets: Class ids of the training samples, shape `(samples,)`, int64.
-        test_inputs: Samples for evaluation, of which there may be none.
-        test_targets: Class ids of the samples for evaluation.
-        num_classes: Number of classes, including those without a sample here.
-        state: The site's own folder for what it keeps between rounds; None where it keeps nothing.
-        mean: Mean by channel that the samples were normalised by; empty where they were not.
-        std: Standard deviation by channel, likewise.
+        test_inputs: Test samples, shape `(samples, *shape)`; there may be none.
+        test_targets: Class ids of the test samples, shape `(samples,)`, int64.
+        num_classes: Number of classes of the federation, including classes without a sample here.
+        state: The site's folder for states that it keeps between rounds; None if it keeps none.
+        mean: Mean of each channel by which the samples were normalised; empty if they were not.
+        std: Standard deviation of each channel by which the samples were normalised; empty if they were not.
     """
 
     inputs: Inputs
@@ -75,7 +76,11 @@ class SiteData:
         return counts
 
     def of(self, client: int) -> ClientSamples:
-        """All samples of the site, whichever client it is (see `engine.ClientData`)."""
+        """Return all samples of the site (see `engine.ClientData`).
+
+        Args:
+            client: Not used: the site has the samples of one client only.
+        """
         return ClientSamples(self.inputs, self.targets, np.arange(len(self.targets)), self.counts)
 
 
@@ -86,10 +91,13 @@ def load_site(path: Path, agreement: Agreement) -> SiteData:
         path: The site's `data.toml`.
         agreement: What server and sites agree on.
 
+    Returns:
+        The samples.
+
     Raises:
-        ConfigError: The file cannot be read, or a key of it is wrong.
-        DataError: The samples cannot be read, or do not fit the agreement: a class that it does not name, another
-            shape, or floats in place of token ids.
+        ConfigError: The file can't be read, or a key in it is wrong.
+        DataError: The samples can't be read or do not fit the agreement: they have an unknown class or another shape,
+            or are floats instead of token ids or the reverse.
     """
     tree, _, _ = read_tree(path, "site's data", None, False)
     state = tree.pop("state", "state")
@@ -145,7 +153,7 @@ def _fitted(dataset: Dataset, agreement: Agreement, state: Path) -> SiteData:
 
 
 def _normalised(inputs: Inputs, dataset: Dataset, agreement: Agreement) -> Inputs:
-    """The samples normalised by the agreement's mean and standard deviation in place of the reader's own."""
+    """Normalise samples by the agreement's mean and standard deviation instead of the reader's."""
     if not isinstance(inputs, Tensor):
         if (dataset.mean, dataset.std) != (tuple(agreement.mean), tuple(agreement.std)):
             raise DataError(
@@ -171,18 +179,25 @@ def _by_channel(values: tuple[float, ...] | list[float], inputs: Tensor) -> Tens
 
 
 class SiteStates:
-    """A site's tensors by round, of one run: files `<run>/<round>.safetensors` in the site's state folder."""
+    """The states of a site in one run, by round: files `<run>/<round>.safetensors` in the site's state folder."""
 
     def __init__(self, folder: Path, run: str) -> None:
         self._folder = folder / run
 
     @property
     def newest(self) -> int:
-        """The latest round with a state; 0 where there is none."""
+        """The latest round with a state; 0 if there is none."""
         return max((int(path.stem) for path in self._folder.glob("*.safetensors")), default=0)
 
     def load(self, round: int) -> dict[str, Tensor]:
-        """The state after a round, and delete all others; empty for round 0, and where the state is lost."""
+        """Read the state after a round, and delete all others.
+
+        Args:
+            round: Number of the round.
+
+        Returns:
+            Tensors by name; empty for round 0, and if the state is lost.
+        """
         for path in self._folder.glob("*.safetensors"):
             if int(path.stem) != round:
                 path.unlink()
@@ -192,11 +207,11 @@ class SiteStates:
         try:
             return load_file(path)
         except (OSError, SafetensorError) as error:
-            LOG.warning("%s can't be read (%s); this site begins anew", path, type(error).__name__)
+            LOG.warning("%s can't be read (%s); this site begins without a state", path, type(error).__name__)
             return {}
 
     def keep(self, round: int, state: Mapping[str, Tensor]) -> None:
-        """Write the state after a round, whole or not at all."""
+        """Write the state after a round, atomically."""
         self._folder.mkdir(parents=True, exist_ok=True)
         with replacing(self._path(round), shared=True) as part:
             save_file({name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}, part)
@@ -211,16 +226,16 @@ def released_once(
     how: Mapping[str, Any],
     draw: Callable[[], NDArray[np.float64]],
 ) -> NDArray[np.float64]:
-    """The site's noisy label counts: those that it released before, or newly drawn ones.
+    """Return the site's noisy label counts: the stored release, or a newly drawn one if there is none.
 
-    Noise that is drawn again for every query would average out, so the first release is stored and repeated. Noise is
-    drawn again only where the data or the privacy parameters have changed, which costs epsilon once more.
+    If every query were answered with new noise, the noise would average out, so the first release is stored and
+    repeated. New noise is drawn only if the data or the privacy parameters have changed; this costs epsilon once more.
 
     Args:
         folder: The site's state folder.
-        counts: Its exact label counts, shape `(classes,)`.
+        counts: The site's exact label counts, shape `(classes,)`.
         how: Privacy parameters of the release.
-        draw: Draws a release.
+        draw: Draws noisy label counts, shape `(classes,)`.
     """
     path = folder / RELEASE
     kept = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None

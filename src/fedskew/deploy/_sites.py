@@ -23,7 +23,7 @@ LOG = logging.getLogger("flwr")
 PAUSE = 2.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 3.0
 LEEWAY = 60.0
-"""Seconds that a message outlives its timeout: Flower answers an expired one with an error in the site's name."""
+"""Seconds for which a message stays valid after its timeout; Flower answers an expired one with an error."""
 
 
 def exchange(
@@ -31,17 +31,20 @@ def exchange(
 ) -> Answers:
     """Send a message to each of several nodes, and wait until all have replied or the timeout has passed.
 
-    A reply belongs to the node whose message id it is pulled by: Flower's SuperLink accepts a reply only from the node
-    that was asked, whereas the sender named inside a message is the sender's to write. Replies are pulled one by one,
-    so that one that Flower cannot decode takes no other with it. Messages expire a while after the timeout, and later
-    replies are never pulled.
+    A reply is attributed to the node that the message with the reply's message id was sent to. Flower's SuperLink
+    accepts a reply only from that node, whereas the sender named inside a message could be forged. Replies are pulled
+    one by one, so that a reply that Flower can't decode does not affect others. Messages expire some time after the
+    timeout, and later replies are never pulled.
 
     Args:
         grid: Flower's grid.
-        questions: Content of the message, by node id.
+        questions: Content of each message, by node id.
         message_type: Flower's message type, such as "train".
         timeout: Seconds to wait.
         group: Flower's group id of the messages.
+
+    Returns:
+        The replies, by node id.
     """
     messages = [
         Message(content, node, message_type, ttl=timeout + LEEWAY, group_id=group)
@@ -59,7 +62,7 @@ def exchange(
             try:
                 pulled = list(grid.pull_messages([sent]))
             except httpx.HTTPError:
-                raise  # the SuperLink is gone, and with it this run
+                raise  # the SuperLink has ended, and with it this run
             except Exception as error:  # the sender chose these bytes, and they can raise anything
                 failures[node] = f"Flower can't decode its reply ({type(error).__name__})"
                 del pending[sent]
@@ -78,7 +81,7 @@ def exchange(
 
 
 def error_line(message: Message) -> str:
-    """The reason that an error reply gives, in one line."""
+    """Return the reason that an error reply gives, in one line."""
     line = " ".join((message.error.reason or "no reason given").split())
     return line if len(line) <= 200 else f"{line[:197]}..."
 
@@ -89,11 +92,11 @@ class Sites(Backend):
 
     Attributes:
         grid: Flower's grid.
-        run: Identifier of the federation's run, in hex.
+        run: Identifier of the federation's run, in hex digits.
         online: Returns the node id of every connected site, by client index.
-        validator: Validates replies and keeps the round's notes.
+        validator: Validates replies and notes a round's problems.
         timeout: Seconds to wait for the replies of a round.
-        own_seconds: Seconds that the server computed in the last round.
+        own_seconds: Seconds that the server itself computed in the last round, without waiting for sites.
     """
 
     grid: Grid
@@ -104,7 +107,7 @@ class Sites(Backend):
     own_seconds: float = 0.0
 
     def train(self, round: int, cohort: Sequence[Assignment], sent: Sent) -> list[Update]:
-        """See `Backend.train`; returns updates of the sites that sent a valid reply in time."""
+        """Train a cohort at its sites; return the updates of sites that sent a valid reply in time."""
         validator = self.validator
         tasks = {task.client: task for task in cohort}
         validator.begin(list(tasks), sent.model)
@@ -128,9 +131,9 @@ class Sites(Backend):
         return updates
 
     def _wait_for_some(self, round: int, clients: Sequence[int]) -> Mapping[int, int]:
-        """Who is connected, once any of the cohort is, or the round's time is over.
+        """Wait until a site of the cohort is connected, or for `timeout` seconds; return the connected sites.
 
-        Without this, rounds would fly by while only sites outside the cohort are connected.
+        Without waiting, rounds without participants would follow one another until a site of a cohort connects.
         """
         deadline, said = time.monotonic() + self.timeout, False
         while not (online := self.online()).keys() & set(clients) and time.monotonic() < deadline:
@@ -143,9 +146,14 @@ class Sites(Backend):
     def evaluate(self, round: int, model: ModelState, classes: int) -> tuple[NDArray[np.int64], float] | None:
         """Evaluate a model on the test samples of all connected sites.
 
+        Args:
+            round: Number of the round.
+            model: The model.
+            classes: Number of classes.
+
         Returns:
-            The summed confusion matrix, `(classes, classes)`, rows truth, and the mean loss of the samples; None where
-            no site sent a valid reply with a sample.
+            The summed confusion matrix, `(classes, classes)`, with a row for each true class, and the mean loss of the
+            samples; None if no site sent a valid reply with a sample.
         """
         online = self.online()
         names = {node: self.validator.names[client] for client, node in online.items()}

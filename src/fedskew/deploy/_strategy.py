@@ -1,4 +1,4 @@
-"""A method as a Flower strategy, for a ServerApp of one's own."""
+"""A method as a Flower strategy, for a ServerApp of your own."""
 
 from __future__ import annotations
 
@@ -62,10 +62,10 @@ from fedskew.engine import (
     hooked,
 )
 from fedskew.errors import ArgumentError, ConfigError, RunError
+from fedskew.hooks import Hooks
 from fedskew.labels import as_target
 from fedskew.methods import Method
 from fedskew.models import FlatModel, ModelState
-from fedskew.objectives import FPL
 
 LOG = logging.getLogger("flwr")
 PAUSE = 1.0
@@ -89,34 +89,38 @@ def strategy(
     norm_action: Literal["report", "leave_out"] = "report",
     max_reply: int | None = None,
 ) -> MethodStrategy:
-    """A Flower strategy that selects clients, weighs their updates and moves the model as a method says.
+    """Make a Flower strategy with the selection, weighting and server update of a method.
 
-    It is used as Flower's FedAvg is: `strategy.start(grid=grid, initial_arrays=arrays, num_rounds=10)`. Its clients are
-    stock ClientApps, whose replies carry the trained arrays and `num-examples`, or `fedskew.deploy.client_app`, which a
-    method with an objective, a local step or anything else at the clients needs. The clients are the nodes that are
-    connected at round 1, at least `min_nodes`, ordered by the names that their keys are registered under, or by their
-    ids; a node that connects later takes part in the next run.
+    It is used like Flower's FedAvg: `strategy.start(grid=grid, initial_arrays=arrays, num_rounds=10)`. Its clients are
+    either stock ClientApps, whose replies contain the trained arrays and `num-examples`, or
+    `fedskew.deploy.client_app`, which is needed if the method has its own objective or local step. The clients are the
+    nodes that are connected in round 1, at least `min_nodes`. They are ordered by the names under which their keys are
+    registered, or by their ids. A node that connects later takes part in the next run.
 
     Args:
         method: A preset's name, the tables of a config's `[method]`, or a `Method`.
-        model: The network, where a method sends more than the model, or buffers are to be told from parameters.
-        target: The label mix that the model is for, shape `(classes,)`.
+        model: The network. It is needed if the method sends more than the model, and to treat buffers differently from
+            parameters.
+        target: Target label mix, shape `(classes,)`.
         participation: Share of the clients that train in each round.
-        epochs: Local epochs of fedskew's clients.
+        epochs: Local epochs of clients made by `client_app`.
         seed: Seed of the selection.
-        momentum: Momentum of the clients' SGD, which FedNova needs.
+        momentum: Momentum of the clients' SGD; FedNova needs it.
         label_counts: How the server learns label counts. "query": it queries them before round 1, and clients reply
-            with a metric `label-counts`, one number per class. "metric": every reply carries that metric, which is too
-            late for a selection. None: "query" where the method needs label counts; else they are not asked for, and
-            weights use `num-examples`.
-        min_nodes: Fewest nodes to begin with.
+            with a metric `label-counts`, one number per class. "metric": every reply contains that metric, which is too
+            late for a selection that needs label counts. None: "query" if the method needs label counts; otherwise they
+            are not used, and weights follow from `num-examples`.
+        min_nodes: Smallest number of nodes to begin with.
         query_timeout: Seconds to wait for label counts.
         norm_limit: See `Agreement`.
         norm_action: See `Agreement`.
         max_reply: See `Agreement`.
 
+    Returns:
+        The strategy.
+
     Raises:
-        ConfigError: The method cannot be used so.
+        ConfigError: The method can't be used in a Flower project of your own, or not with these arguments.
 
     Example:
         chosen = strategy("fedentopt+fedla", participation=0.5)
@@ -130,8 +134,12 @@ def strategy(
     if hooks and model is None:
         name = type(next(iter(hooks.values()))).__name__
         raise ConfigError(f"model: {name} needs the network; pass strategy(model=...)")
-    if any(isinstance(component, FPL) for component in hooks.values()):
-        raise ConfigError("method: the size of FPL's prototypes depends on the data; deploy it by server_app")
+    for component in hooks.values():
+        if type(component).gather is not Hooks.gather:
+            raise ConfigError(
+                f"method: {type(component).__name__} returns arrays gathered from batches, whose shapes a strategy "
+                "can't know before training; deploy it by server_app"
+            )
     rules = ReplyRules(norm_limit, norm_action, max_reply)
     return MethodStrategy(
         method=chosen,
@@ -150,11 +158,12 @@ def strategy(
 class MethodStrategy(FedAvg):
     """The strategy that `strategy` returns.
 
-    A result's arrays are those that training would continue from, also where a method evaluates others (FedEXP).
+    The arrays in a result are the model that training would continue from, even if the method evaluates another model
+    (FedEXP).
 
     Attributes:
-        record: The last round's record, as a line of a run's `rounds.jsonl`.
-        own_seconds: Seconds that the server computed in the last round.
+        record: The last round's record, as in a line of a run's `rounds.jsonl`.
+        own_seconds: Seconds that the server itself computed in the last round, without waiting for clients.
     """
 
     record: dict[str, Any]
@@ -184,14 +193,14 @@ class MethodStrategy(FedAvg):
         self.own_seconds = 0.0
 
     def summary(self) -> None:
-        """Log the method, when Flower starts."""
+        """Log the method when Flower starts."""
         LOG.info("\t├──> fedskew: %s", self._method)
         LOG.info("\t└──> label counts: %s", self._label_counts or "not used")
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """The training messages of a round; label counts are queried before the first round."""
+        """Make the training messages of a round; before the first round, query label counts."""
         if self._federation is None:
             self._begin(arrays, grid)
         assert self._federation is not None
@@ -221,7 +230,7 @@ class MethodStrategy(FedAvg):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """The next model, from the valid replies; the model stays as it is where there are none."""
+        """Aggregate the valid replies into the next model; without any, the model stays as it is."""
         assert self._federation is not None
         began = time.perf_counter()
         kept = self._validator.updates(
@@ -246,7 +255,7 @@ class MethodStrategy(FedAvg):
         return arrays, metrics
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Means of the metrics that all valid replies have, weighted by `num-examples`."""
+        """Average the metrics that all valid replies have in common, weighted by `num-examples`."""
         valid: list[tuple[int, dict[str, float]]] = []
         for message in replies:
             if message.has_error():
@@ -269,7 +278,7 @@ class MethodStrategy(FedAvg):
         )
 
     def _begin(self, arrays: ArrayRecord, grid: Grid) -> None:
-        """Find out who the clients are and what they hold, and make the state before round 1."""
+        """Find the clients and their label counts, and make the state before round 1."""
         while len(nodes := list(grid.get_nodes())) < self.min_available_nodes:
             LOG.info("waiting for nodes: %d of %d", len(nodes), self.min_available_nodes)
             time.sleep(PAUSE)
@@ -331,8 +340,8 @@ class MethodStrategy(FedAvg):
         return np.array([reported.get(client, none) for client in range(len(self._nodes))])
 
     def _answers(self, round: int, replies: Iterable[Message]) -> Answers:
-        """The replies by client; those of nodes that were not asked, and second ones, are refused."""
-        # Only now: a message gets its id when it is sent.
+        """Sort replies by client; refuse replies of nodes that were sent no message, and second replies."""
+        # Built only now, since a message gets its id when it is sent.
         clients = {message.metadata.message_id: client for client, message in self._messages.items()}
         contents: dict[int, RecordDict] = {}
         failures: dict[int, str] = {}
@@ -356,7 +365,7 @@ class MethodStrategy(FedAvg):
             return check_reply(content, self._validator.expected(round, task)._replace(most_steps=MOST_STEPS))
         check_size(content, rules.max_reply or bytes_needed(self._layout.specs))
         if self._validator.returned:
-            raise RefusedError("its method needs fedskew.deploy.client_app, and this is another app's reply")
+            raise RefusedError("the method needs fedskew.deploy.client_app, but this is the reply of another app")
         metrics = only_metrics(content)
         reply = Reply(check_arrays(only_arrays(content), self._layout.specs), _steps(metrics), _loss(metrics), {})
         if self._label_counts == "query":
@@ -377,11 +386,11 @@ class MethodStrategy(FedAvg):
 
 
 MOST_STEPS = 10**7
-"""Upper limit of the local steps that a client may report; the server does not know its batch size."""
+"""Upper limit of the local steps that a client may report, since the server does not know its batch size."""
 
 
 class _FlowerBackend(Backend):
-    """Stands in for the backend where Flower drives the rounds."""
+    """Takes the place of a backend in a federation whose rounds Flower drives."""
 
     def train(self, round: int, cohort: Sequence[Assignment], sent: Sent) -> list[Update]:
         """Always raises: Flower drives the rounds."""
@@ -396,7 +405,7 @@ def _steps(metrics: MetricRecord) -> int:
 
 
 def _loss(metrics: MetricRecord) -> float:
-    """The training loss by one of its usual names; NaN where a stock client reports none."""
+    """Read the training loss under one of its usual names; NaN if a stock client reports none."""
     for key in (LOSS, "train_loss", "loss"):
         value = metrics.get(key)
         if _is_finite(value):

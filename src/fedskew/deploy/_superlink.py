@@ -1,4 +1,4 @@
-"""Flower's SuperLink behind a filter: other machines reach what SuperNodes need, and nothing else.
+"""Flower's SuperLink behind a filter, by which other machines reach only the API that SuperNodes need.
 
 A SuperLink serves three APIs at one port: one for SuperNodes (`/v1/fleet`, which requires node keys), one for the
 command `flwr` (`/v1/control`: register a node, run an app), and one for the apps that it runs (`/v1/runtime`). In
@@ -24,7 +24,7 @@ SITES_API = "/v1/fleet/"
 
 
 class LocalCommands:
-    """ASGI middleware that passes on all requests of this machine, and from elsewhere only those of SuperNodes."""
+    """ASGI middleware that passes on requests to the SuperNodes' API, and all requests from this machine."""
 
     def __init__(self, app: Application) -> None:
         self._app = app
@@ -43,7 +43,7 @@ class LocalCommands:
 
 
 def is_local(scope: Scope) -> bool:
-    """Whether a request comes from this machine: over loopback, or from the address that it was sent to.
+    """Return whether a request comes from this machine: over loopback, or from the address that it was sent to.
 
     Args:
         scope: The ASGI connection scope.
@@ -60,7 +60,7 @@ def is_local(scope: Scope) -> bool:
 
 
 def run_superlink(arguments: Sequence[str]) -> None:
-    """Run `flower-superlink` until its process ends, such that only this machine can give it commands.
+    """Run `flower-superlink` until it ends, so that only this machine can give it commands.
 
     Args:
         arguments: Options of `flower-superlink`.
@@ -70,7 +70,7 @@ def run_superlink(arguments: Sequence[str]) -> None:
     serve = uvicorn.run
 
     def serve_filtered(app: Application, **settings: Any) -> None:
-        # No header may claim where a request comes from.
+        # Headers that claim another origin of a request are ignored.
         serve(LocalCommands(app), **settings, proxy_headers=False)
 
     uvicorn.run = serve_filtered  # type: ignore[assignment]

@@ -19,20 +19,21 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from fedskew.errors import ConfigError
 
 DAYS = 825
-"""Validity of the certificates: the most that common TLS clients accept of a server's."""
+"""Days for which certificates are valid: the longest time that common TLS clients accept for a server's."""
 
 
 def write_certificates(folder: Path, hosts: Sequence[str]) -> None:
     """Write `ca.crt`, which every site gets, and the server's `server.crt` and `server.key`.
 
-    The authority's own key signs this one certificate and is not kept: a new server certificate needs a new authority.
+    The authority's private key signs only this certificate and is not stored, so a new server certificate needs a new
+    authority.
 
     Args:
-        folder: Where to write.
-        hosts: Names and addresses that the server's certificate is valid for.
+        folder: The folder to write to.
+        hosts: Names and addresses for which the server's certificate is valid.
 
     Raises:
-        ConfigError: A host is no valid name, or there is a private key already.
+        ConfigError: A host is not a valid name or address, or there is a private key already.
     """
     authority = ec.generate_private_key(ec.SECP384R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedskew federation")])
@@ -64,7 +65,7 @@ def write_node_key(path: Path) -> None:
     """Write a site's key in OpenSSH's format, as `ssh-keygen -t ecdsa -b 384` does: `path`, and `path`.pub.
 
     Args:
-        path: Where to write the private key.
+        path: The file of the private key.
 
     Raises:
         ConfigError: There is a private key already.
@@ -77,7 +78,7 @@ def write_node_key(path: Path) -> None:
 
 
 def write_secret(path: Path, content: bytes) -> None:
-    """Write a new file that only its owner may read. Raises ConfigError where there is one already."""
+    """Write a new file that only its owner may read; raise ConfigError if the file exists."""
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
