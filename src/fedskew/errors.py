@@ -7,7 +7,10 @@ A message is one line that says what is wrong, where, and what would be right. T
 from __future__ import annotations
 
 import difflib
+import sysconfig
+import traceback
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class FedskewError(Exception):
@@ -38,6 +41,10 @@ class RunError(FedskewError):
     """A run folder can't be written, read or resumed."""
 
 
+class ComponentError(RunError):
+    """A component of a user's own does not do what its slot asks for; the message names it and what it returned."""
+
+
 class MissingPackageError(FedskewError, ImportError):
     """An optional package is not installed; the message says which extra brings it."""
 
@@ -53,3 +60,20 @@ def nearest(word: str, known: Iterable[str]) -> str:
         return " (there are none)"
     close = difflib.get_close_matches(word, known, n=1)
     return f" (did you mean {close[0]!r}?)" if close else f" (known: {', '.join(known)})"
+
+
+def in_one_line(error: BaseException) -> str:
+    """Say what a user's own code raised: type, message, and the line of theirs that it came from."""
+    said = " ".join(str(error).split())
+    place = place_of(error)
+    return f"{type(error).__name__}{': ' if said else ''}{said}{f' ({place})' if place else ''}"
+
+
+def place_of(error: BaseException) -> str:
+    """Find the innermost line of a user's own code in a traceback, as "own.py, line 7"; empty where there is none."""
+    libraries = {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        path = frame.filename
+        if not path.startswith(("<frozen", "<string", str(Path(__file__).parent), *libraries)):
+            return f"{Path(path).name}, line {frame.lineno}"
+    return ""

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fedskew.errors import ComponentError
 from fedskew.models import ModelState
 
 
@@ -138,6 +139,19 @@ class Backend(Protocol):
         Raises:
             RunError: A client's training failed; the message names the round and the client.
         """
+
+    def find_fault(self, round: int, task: Assignment, sent: Sent) -> ComponentError | None:
+        """Train a client again whose update or loss was not finite, and find out why.
+
+        Args:
+            round: Number of the round, from 1.
+            task: The client's assignment.
+            sent: What the server sent.
+
+        Returns:
+            The error that names the component of a user's own that is to blame; None: its training diverged.
+        """
+        return None
 
     def open(self) -> None:
         """Prepare for the first round, for example by starting processes; the caller can do other work meanwhile."""

@@ -17,10 +17,20 @@ from torch import Tensor
 from fedskew import components, metrics
 from fedskew.engine._backend import Assignment, Backend, Sent, Update
 from fedskew.engine._clients import ClientStates
+from fedskew.engine._contracts import (
+    calling,
+    checked_choice,
+    checked_model,
+    checked_quotas,
+    checked_weights,
+    is_own,
+    name_in,
+)
+from fedskew.engine._faults import is_moderate
 from fedskew.engine._records import Cohort, FloatArray, RoundOutcome, RoundRecord
 from fedskew.engine._update_buffer import as_matrix
 from fedskew.engine.cohort import CohortBackend, CohortRequest, train_together
-from fedskew.errors import ArgumentError
+from fedskew.errors import ArgumentError, ComponentError
 from fedskew.hooks import Hooks, RoundEnd
 from fedskew.labels import LabelCounts
 from fedskew.methods import Method
@@ -252,7 +262,11 @@ class Federation:
         ids, selection = self._select(state.selection, round)
         lost = self.conditions.dropped(len(ids), self.seed, round)
         quotas = getattr(selection, "quotas", None)
-        counts = self.counts[ids] if quotas is None else quotas
+        if quotas is None:
+            counts = self.counts[ids]
+        else:
+            classes = self.counts.shape[1]
+            counts = checked_quotas(self.method.selection, quotas, ids, classes, f"round {round}: ")
         return Cohort(ids, lost, counts, quotas is not None), replace(state, round=round, selection=selection)
 
     def train(self, state: ServerState, cohort: Cohort) -> tuple[ServerState, RoundOutcome]:
@@ -266,7 +280,10 @@ class Federation:
             The state after the round, and the round's outcome.
         """
         sent, assignments = self.instructions(state, cohort)
-        return self.aggregate(state, cohort, sent, self.backend.train(state.round, assignments, sent))
+        updates = self.backend.train(state.round, assignments, sent)
+        following, outcome = self.aggregate(state, cohort, sent, updates)
+        self.check_finite(state.round, assignments, sent, updates, outcome)
+        return following, outcome
 
     def instructions(self, state: ServerState, cohort: Cohort) -> tuple[Sent, list[Assignment]]:
         """Make what the clients of a round are sent.
@@ -334,6 +351,35 @@ class Federation:
         down = (model_bytes + _bytes(sent.broadcast)) * len(cohort.ids)
         return following, RoundOutcome(arrived, updates, counts, weights, drift, up, down)
 
+    def check_finite(
+        self,
+        round: int,
+        assignments: Sequence[Assignment],
+        sent: Sent,
+        replies: Sequence[Update],
+        outcome: RoundOutcome,
+    ) -> None:
+        """Find out whether a component of a user's own is to blame for an update or a loss that is not finite.
+
+        One such client is trained again, if there is one; see `Backend.find_fault`.
+
+        Args:
+            round: Number of the round, from 1.
+            assignments: What its clients had to do.
+            sent: What was sent to them.
+            replies: What they replied.
+            outcome: What `aggregate` made of it.
+
+        Raises:
+            ComponentError: One is; the message names it, the client and the step.
+        """
+        fine = {update.client for update in outcome.updates}
+        suspects = {update.client for update in replies if update.client not in fine or not math.isfinite(update.loss)}
+        task = next((task for task in assignments if task.client in suspects), None)
+        find = getattr(self.backend, "find_fault", None)  # a user's own backend may have none
+        if task is not None and find is not None and (fault := find(round, task, sent)) is not None:
+            raise fault
+
     def evaluated_model(self, state: ServerState) -> ModelState:
         """Return the global model, or the model that a component's hook `evaluated` makes of it.
 
@@ -359,8 +405,10 @@ class Federation:
         return RoundRecord.of(self.seed, round, cohort, outcome, self.target)
 
     def _select(self, state: Any, round: int) -> tuple[NDArray[np.int64], Any]:
-        rng = generator(self.seed, Purpose.SELECTION, round)
-        return self.method.selection.select(state, self._seen, self.cohort_size, rng)
+        rng, selection = generator(self.seed, Purpose.SELECTION, round), self.method.selection
+        with calling("selection", selection, "select", f"round {round}: "):
+            chosen = selection.select(state, self._seen, self.cohort_size, rng)
+        return checked_choice(selection, chosen, len(self.counts), f"round {round}: ")
 
     def _weigh(self, answered: NDArray[np.int64], counts: FloatArray, by_quota: bool, state: ServerState) -> FloatArray:
         sizes = counts.sum(axis=1)
@@ -368,7 +416,10 @@ class Federation:
             return np.zeros(0)
         shown = counts if by_quota or self.weighed is None else self.weighed[answered]
         kept = state.hooks.get("weighting", {})
-        return self.method.weighting.weigh(Answered(shown, sizes, self.target, answered, kept))
+        weighting, where = self.method.weighting, f"round {state.round}: "
+        with calling("weighting", weighting, "weigh", where):
+            weights = weighting.weigh(Answered(shown, sizes, self.target, answered, kept))
+        return checked_weights(weighting, weights, answered, where)
 
     def _move(
         self, state: ServerState, updates: Sequence[Update], answered: NDArray[np.int64], weights: FloatArray
@@ -379,10 +430,16 @@ class Federation:
         """
         changes = as_matrix([update.change for update in updates])
         steps = np.array([update.steps for update in updates], dtype=np.int64)
-        parameters, server_update = self.method.server_update.update(
-            state.server_update, state.model.parameters, changes, weights, steps
-        )
+        update, sent, where = self.method.server_update, state.model.parameters, f"round {state.round}: "
+        with calling("server_update", update, "update", where):
+            moved = update.update(state.server_update, sent, changes, weights, steps)
+        parameters, server_update = checked_model(update, moved, sent, where)
         if not _is_finite(parameters):
+            if is_own(update) and is_moderate(sent, changes):
+                raise ComponentError(
+                    f"{where}{name_in('server_update', update)}: update() returned NaN or infinity, although the model "
+                    "and all updates are finite; guard its roots and quotients"
+                )
             return None
         model = ModelState(
             parameters,
@@ -398,7 +455,10 @@ class Federation:
             replies=[update.reply for update in updates],
             clients=len(self.counts),
         )
-        kept = {name: hooks.end_round(state.hooks[name], end) for name, hooks in hooked(self.method).items()}
+        kept = {}
+        for name, hooks in hooked(self.method).items():
+            with calling(name, hooks, "end_round", where):
+                kept[name] = hooks.end_round(state.hooks[name], end)
         drift = metrics.drift_diversity(changes, torch.stack([update.norm for update in updates]).tolist())
         following = replace(state, model=model, server_update=server_update, hooks=kept)
         return following, drift if math.isfinite(drift) else None  # undefined where updates cancel out
@@ -429,8 +489,11 @@ def run_round_together(
         rounds.append((federation, following, cohort, sent))
         requests.append(CohortRequest(federation.backend, following.round, assignments, sent))
     played = []
-    for (federation, following, cohort, sent), updates in zip(rounds, train_together(requests), strict=True):
+    for (federation, following, cohort, sent), request, updates in zip(
+        rounds, requests, train_together(requests), strict=True
+    ):
         following, outcome = federation.aggregate(following, cohort, sent, updates)
+        federation.check_finite(following.round, request.cohort, sent, updates, outcome)
         played.append((following, federation.record(following.round, cohort, outcome)))
     for _, record in played:
         record.seconds = (time.perf_counter() - began) / len(played)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedskew.data import Augmentation, Inputs
 from fedskew.engine._backend import Assignment, LocalTraining, Sent
-from fedskew.errors import RunError
+from fedskew.errors import ArgumentError, ComponentError, FedskewError, RunError, place_of
 from fedskew.hooks import Hooks
 from fedskew.local_steps import LocalStep, StepSettings
 from fedskew.objectives import Objective
@@ -168,9 +168,17 @@ class LocalWork:
             yield rows[rng.permutation(len(rows))][: self.training.samples_of_epoch(len(rows))]
 
 
-def training_failed(where: str, error: Exception) -> RunError:
+def training_failed(where: str, error: Exception) -> FedskewError:
     """Make a one-line error of an error that a local step has raised."""
+    if isinstance(error, ComponentError):
+        return ComponentError(f"{where}: {error}")
+    if isinstance(error, FedskewError) and not isinstance(error, ArgumentError):
+        return error
     said = " ".join(str(error).split())
+    if not isinstance(error, RuntimeError | ValueError):
+        said = f"{type(error).__name__}: {said}"
+    if place := place_of(error):
+        said += f" ({place})"
     if "more than 1 value per channel" in said:
         said += "; training.smallest_batch = 2 leaves out a last batch of one sample, which batch norm cannot train on"
     return RunError(f"{where}: local training failed: {said}")

@@ -23,7 +23,7 @@ from fedskew.engine._channel import Channel, MessageBuffer, SharedBuffer, pickla
 from fedskew.engine._local_work import LocalWork
 from fedskew.engine._sequential import SequentialBackend
 from fedskew.engine._update_buffer import UpdateBuffer
-from fedskew.errors import ArgumentError, RunError
+from fedskew.errors import ArgumentError, ComponentError, RunError
 from fedskew.models import FlatModel
 
 
@@ -68,6 +68,10 @@ class ProcessBackend(Backend):
         self._sent = MessageBuffer()
         self._shared_rows: SharedBuffer | None = None
         self._rows = UpdateBuffer(self._allocate)
+
+    def find_fault(self, round: int, task: Assignment, sent: Sent) -> ComponentError | None:
+        """See `Backend.find_fault`."""
+        return SequentialBackend(self.model, self.work).find_fault(round, task, sent)
 
     def open(self) -> None:
         """Start the processes if they are not running. They need some seconds; the call returns at once."""

@@ -19,7 +19,7 @@ from fedskew import torchrun
 from fedskew.engine._backend import Assignment, Backend, Sent, Update
 from fedskew.engine._channel import picklable_error
 from fedskew.engine._local_work import LocalWork
-from fedskew.errors import RunError
+from fedskew.errors import ComponentError, RunError
 
 _TIMEOUT = timedelta(hours=1)
 """How long a rank waits for another that runs but sends nothing. A rank that has ended is noticed at once."""
@@ -44,6 +44,10 @@ class RankBackend(Backend):
     name: ClassVar[str] = "ranks"
     local: Backend
     work: LocalWork
+
+    def find_fault(self, round: int, task: Assignment, sent: Sent) -> ComponentError | None:
+        """See `Backend.find_fault`; every rank finds the same."""
+        return self.local.find_fault(round, task, sent)
 
     def open(self) -> None:
         """Connect to the other ranks, and open the local backend."""

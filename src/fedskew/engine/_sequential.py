@@ -12,8 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from fedskew.engine._backend import Assignment, Backend, Observer, Sent, Update
+from fedskew.engine._contracts import calling, checked_step
+from fedskew.engine._faults import watched
 from fedskew.engine._local_work import ClientSamples, LocalWork, training_failed
 from fedskew.engine._update_buffer import UpdateBuffer
+from fedskew.errors import ComponentError, RunError
 from fedskew.hooks import LocalEnd
 from fedskew.local_steps import InPlace, StepSettings
 from fedskew.models import Dropout, FlatModel, ModelState, Outputs, with_features
@@ -134,6 +137,18 @@ class SequentialBackend(Backend):
         result = self._train(setup)
         return self.finish(setup, result), result.model
 
+    def find_fault(self, round: int, task: Assignment, sent: Sent) -> ComponentError | None:
+        """See `Backend.find_fault`."""
+        watching = SequentialBackend(self.model, watched(self.work, self.model))
+        try:
+            watching.train_client(round, task, sent)
+        except ComponentError as error:
+            where = f"round {round}, client {task.client}"
+            return error if str(error).startswith(where) else ComponentError(f"{where}: {error}")
+        except RunError:
+            return None
+        return None
+
     def set_up(self, round: int, task: Assignment, sent: Sent) -> ClientSetup:
         """Prepare a client's local training: its samples, settings and context.
 
@@ -174,21 +189,21 @@ class SequentialBackend(Backend):
             state[MOMENTUM] = result.carried
         full = _FullObjective(self, setup)
         for name, hooks in work.hooks.items():
-            own, returned = hooks.end_local(
-                LocalEnd(
-                    start=start,
-                    parameters=result.model.parameters,
-                    buffers=result.model.buffers,
-                    steps=result.steps,
-                    lr=float(setup.settings.lr),
-                    momentum=setup.settings.momentum,
-                    client=setup.state,
-                    broadcast=setup.sent.broadcast,
-                    gathered=result.gathered[name],
-                    full_gradient=full.gradient,
-                    full_loss=full.value,
-                )
+            end = LocalEnd(
+                start=start,
+                parameters=result.model.parameters,
+                buffers=result.model.buffers,
+                steps=result.steps,
+                lr=float(setup.settings.lr),
+                momentum=setup.settings.momentum,
+                client=setup.state,
+                broadcast=setup.sent.broadcast,
+                gathered=result.gathered[name],
+                full_gradient=full.gradient,
+                full_loss=full.value,
             )
+            with calling(name, hooks, "end_local", f"round {setup.round}, client {setup.task.client}: "):
+                own, returned = hooks.end_local(end)
             state |= own
             reply |= returned
         change = torch.sub(result.model.parameters, start, out=row)
@@ -231,8 +246,9 @@ class SequentialBackend(Backend):
                 if isinstance(step, InPlace):
                     step.step_in_place(self.model, objective.value, carried_parts, settings)
                 else:
-                    parameters, carried = step.step(parameters, objective.gradient, carried, settings)
-            except (RuntimeError, ValueError) as error:
+                    stepped = step.step(parameters, objective.gradient, carried, settings)
+                    parameters, carried = checked_step(step, stepped, parameters)
+            except Exception as error:
                 where = f"round {round}, client {client}, step {steps} ({len(rows)} samples)"
                 raise training_failed(where, error) from error
             for name, hooks in work.hooks.items():

@@ -8,6 +8,7 @@ from typing import ClassVar, NamedTuple, Protocol
 
 from torch import Tensor
 
+from fedskew.errors import ComponentError
 from fedskew.hooks import Batch
 from fedskew.models import Outputs
 
@@ -62,8 +63,24 @@ class Objective:
         return self.loss.reads.union(*(term.reads for _, term in self.terms))
 
     def value(self, batch: Batch, context: Context) -> Tensor:
-        """Return the sum of the loss and its weighted terms, 0-d."""
-        total = self.loss.value(batch, context)
+        """Return the sum of the loss and its weighted terms, 0-d.
+
+        Raises:
+            ComponentError: One of them returns something else than a number, 0-d.
+        """
+        total = _number(self.loss, self.loss.value(batch, context))
         for weight, term in self.terms:
-            total = total + weight * term.value(batch, context)
+            total = total + weight * _number(term, term.value(batch, context))
         return total
+
+
+def _number(loss: Loss, value: Tensor) -> Tensor:
+    """A loss's value, whose shape is looked at, not its content."""
+    if isinstance(value, Tensor) and value.dim() == 0:
+        return value
+    kind = type(loss)
+    got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+    raise ComponentError(
+        f"objective {kind.__module__}:{kind.__qualname__}: value() must return one number, a 0-d tensor, the mean over "
+        f"the real rows; got {got}"
+    )

@@ -17,6 +17,7 @@ from fedskew.engine.cohort._rules import stack_size
 from fedskew.engine.cohort._stack import StackedClient, StackTrainer
 from fedskew.engine.cohort._step import Networks, Step
 from fedskew.engine.cohort.capture import CapturedTrainer
+from fedskew.errors import ComponentError
 from fedskew.models import FlatModel
 
 
@@ -59,6 +60,10 @@ class CohortBackend(Backend):
     def train(self, round: int, cohort: Sequence[Assignment], sent: Sent) -> list[Update]:
         """See `Backend.train`."""
         return train_together([CohortRequest(self, round, cohort, sent)])[0]
+
+    def find_fault(self, round: int, task: Assignment, sent: Sent) -> ComponentError | None:
+        """See `Backend.find_fault`."""
+        return self.sequential.find_fault(round, task, sent)
 
     @cached_property
     def stack_size(self) -> int:

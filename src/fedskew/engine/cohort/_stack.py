@@ -124,7 +124,7 @@ class Stack:
                 result = self._step.take(
                     self._first_data(active), self._step_inputs(number), self.settings, model, carried
                 )
-            except (RuntimeError, ValueError) as error:
+            except Exception as error:
                 names = ", ".join(str(client.setup.task.client) for client in clients[:active])
                 where = f"round {clients[0].setup.round}, clients {names}, step {number}"
                 raise training_failed(where, error) from error

@@ -11,6 +11,7 @@ from torch.func import vmap
 
 from fedskew.data import Inputs
 from fedskew.engine._backend import Sent
+from fedskew.engine._contracts import checked_step
 from fedskew.engine._local_work import LocalWork
 from fedskew.engine.cohort._layers import MappedNetwork, on_stacks
 from fedskew.hooks import Named
@@ -118,7 +119,8 @@ class Step:
                 broadcast=own.get("broadcast", data.sent.broadcast),
                 client=own["client"],
             )
-            after, carries = self.work.local_step.step(parameters, objective.gradient, carried, mine)
+            stepped = self.work.local_step.step(parameters, objective.gradient, carried, mine)
+            after, carries = checked_step(self.work.local_step, stepped, parameters)
             return (after,) if carries is None else (after, carries)
 
         after = vmap(one, in_dims=(0, None if carried is None else 0, 0))(model.parameters, carried, own)

@@ -1,0 +1,216 @@
+"""What a method's components return, checked where it comes back: once a round at the server, and by shape in a step.
+
+What they ask of values costs microseconds and waits for no device. Where a client's update is not finite, `_faults`
+finds out who is to blame.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedskew.errors import ComponentError, FedskewError, in_one_line
+from fedskew.methods import SLOTS
+
+FloatArray = NDArray[np.float64]
+
+TOLERANCE = 1e-6
+"""How far a sum of weights may be from 1: more than the rounding of float32."""
+
+
+def is_own(component: Any) -> bool:
+    """Whether a component, a network or a hook is a user's own, and not this package's."""
+    return not type(component).__module__.startswith("fedskew.")
+
+
+def name_in(slot: str, component: Any) -> str:
+    """A component's slot and name, such as `weighting own:RootWeights`.
+
+    Args:
+        slot: The slot, or the place in it.
+        component: The component.
+    """
+    kind = type(component)
+    names = {known: name for name, known in SLOTS.get(slot.partition(".")[0], {}).items()}
+    return f"{slot} {names.get(kind, f'{kind.__module__}:{kind.__qualname__}')}"
+
+
+@contextmanager
+def calling(slot: str, component: Any, function: str, where: str = "") -> Iterator[None]:
+    """Say in one line what a user's own component raised.
+
+    Args:
+        slot: Its slot.
+        component: The component.
+        function: The function that is called.
+        where: What stands before the message, such as "round 3: ".
+
+    Raises:
+        ComponentError: The component is a user's own, and raised an error that is not fedskew's.
+    """
+    try:
+        yield
+    except FedskewError:
+        raise
+    except Exception as error:
+        if not is_own(component):
+            raise
+        raise ComponentError(f"{where}{name_in(slot, component)}: {function}() failed: {in_one_line(error)}") from error
+
+
+def checked_choice(component: Any, chosen: object, clients: int, where: str = "") -> tuple[NDArray[np.int64], Any]:
+    """The cohort and the state that a selection returned.
+
+    Args:
+        component: The selection.
+        chosen: What `select` returned.
+        clients: Number of clients in the pool.
+        where: What stands before a message.
+
+    Raises:
+        ComponentError: They are not distinct ids of clients in the pool, and a state.
+    """
+    name = f"{where}{name_in('selection', component)}"
+    if not isinstance(chosen, tuple) or len(chosen) != 2:
+        raise ComponentError(f"{name}: select() must return (client ids, next state), not {_what(chosen)}")
+    try:
+        ids = np.asarray(chosen[0])
+    except (TypeError, ValueError):  # such as a ragged list
+        ids = np.zeros(0)
+    if ids.ndim != 1 or not ids.size or ids.dtype.kind not in "iu":
+        raise ComponentError(
+            f"{name}: select() must return client ids first, whole numbers and one at least, not {_what(chosen[0])}"
+        )
+    ordered = np.sort(ids)
+    low, high = ordered[0], ordered[-1]
+    if low < 0 or high >= clients:
+        raise ComponentError(
+            f"{name}: select() chose client {low if low < 0 else high}, and there are clients 0 to {clients - 1}"
+        )
+    twice = ordered[1:][ordered[1:] == ordered[:-1]]
+    if len(twice):
+        raise ComponentError(f"{name}: select() chose client {twice[0]} twice; a cohort has a client once")
+    return ids.astype(np.int64, copy=False), chosen[1]
+
+
+def checked_quotas(component: Any, quotas: Any, ids: NDArray[np.int64], classes: int, where: str = "") -> FloatArray:
+    """The quotas in a selection's state, `(cohort, classes)`.
+
+    Args:
+        component: The selection.
+        quotas: Its state's `quotas`.
+        ids: The cohort, `(cohort,)`.
+        classes: Number of classes.
+        where: What stands before a message.
+
+    Raises:
+        ComponentError: Another shape, or a value that is no amount.
+    """
+    try:
+        amounts = np.asarray(quotas, dtype=np.float64)
+    except (TypeError, ValueError):
+        amounts = np.zeros(0)
+    if amounts.shape != (len(ids), classes) or not 0 <= amounts.sum() < np.inf or amounts.min(initial=0) < 0:
+        raise ComponentError(
+            f"{where}{name_in('selection', component)}: quotas must be amounts of shape {(len(ids), classes)}, "
+            f"(cohort, classes), not {_what(quotas)}"
+        )
+    return amounts
+
+
+def checked_weights(component: Any, weights: Any, answered: NDArray[np.int64], where: str = "") -> FloatArray:
+    """The weights that a weighting returned, `(answered,)`.
+
+    Args:
+        component: The weighting.
+        weights: What `weigh` returned.
+        answered: The clients that replied, `(answered,)`.
+        where: What stands before a message.
+
+    Raises:
+        ComponentError: They are not finite, not negative and of sum 1, one for each client.
+    """
+    try:
+        found = np.asarray(weights, dtype=np.float64)
+    except (TypeError, ValueError, RuntimeError):  # the last: a tensor that requires a gradient
+        found = None
+    if found is not None and found.shape == answered.shape:
+        total = found.sum()
+        if abs(total - 1) <= TOLERANCE and found.min() >= 0:  # neither holds for NaN
+            return found
+    name = f"{where}{name_in('weighting', component)}: weigh()"
+    if found is None or found.shape != answered.shape:
+        raise ComponentError(
+            f"{name} must return one weight for each of the {len(answered)} clients that replied, not {_what(weights)}"
+        )
+    wrong = np.flatnonzero(~np.isfinite(found) | (found < 0))
+    if len(wrong):
+        raise ComponentError(
+            f"{name} returned {found[wrong[0]]:g} for client {answered[wrong[0]]}; weights must be finite and not "
+            "negative"
+        )
+    raise ComponentError(f"{name} returned weights of sum {total:g}; they must sum to 1: divide them by their sum")
+
+
+def checked_model(component: Any, moved: Any, parameters: Tensor, where: str = "") -> tuple[Tensor, Any]:
+    """The next model and state that a server update returned; the values are not looked at.
+
+    Args:
+        component: The server update.
+        moved: What `update` returned.
+        parameters: The model that was sent, `(parameters,)`.
+        where: What stands before a message.
+
+    Raises:
+        ComponentError: They are not a model of that shape and a state.
+    """
+    if not _is_pair(moved, parameters):
+        raise ComponentError(
+            f"{where}{name_in('server_update', component)}: update() must return (next model, next state), the model "
+            f"of shape {tuple(parameters.shape)}, not {_what(moved)}"
+        )
+    following: tuple[Tensor, Any] = moved
+    return following
+
+
+def checked_step(component: Any, stepped: Any, parameters: Tensor) -> tuple[Tensor, Tensor | None]:
+    """The next parameters that a local step returned, and what it carries; the values are not looked at.
+
+    Args:
+        component: The local step.
+        stepped: What `step` returned.
+        parameters: The parameters that it was given, `(parameters,)`.
+
+    Raises:
+        ComponentError: They are not parameters of that shape and a tensor or None.
+    """
+    if not _is_pair(stepped, parameters) or not (stepped[1] is None or isinstance(stepped[1], Tensor)):
+        raise ComponentError(
+            f"{name_in('local_step', component)}: step() must return (next parameters, what it carries or None), the "
+            f"parameters of shape {tuple(parameters.shape)}, not {_what(stepped)}"
+        )
+    following: tuple[Tensor, Tensor | None] = stepped
+    return following
+
+
+def _is_pair(value: Any, like: Tensor) -> bool:
+    """Whether it is a tensor like another, and something else."""
+    return (
+        isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], Tensor) and value[0].shape == like.shape
+    )
+
+
+def _what(value: object) -> str:
+    """A value in a few words, for a message."""
+    if isinstance(value, tuple) and any(isinstance(part, Tensor | np.ndarray) for part in value):
+        return f"({', '.join(map(_what, value))})"
+    if isinstance(value, Tensor | np.ndarray):
+        kind = "a tensor" if isinstance(value, Tensor) else "an array"
+        return f"{kind} of shape {tuple(value.shape)}"
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:50]}... ({type(value).__name__})"

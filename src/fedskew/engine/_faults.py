@@ -1,0 +1,163 @@
+"""Who is to blame where a client's training gave NaN or infinity: the same training once more, watched step by step.
+
+Draws depend on seed, round and client only, so the same happens again. A component of a user's own, or a network, is to
+blame if it is the first to return such a value, and what it was given was finite and below `LARGE`. Otherwise the
+training diverged, as it does with too large a learning rate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedskew.engine._contracts import is_own, name_in
+from fedskew.engine._local_work import LocalWork
+from fedskew.errors import ComponentError, RunError
+from fedskew.hooks import Batch, Hooks, LocalEnd, Named
+from fedskew.local_steps import Gradient, LocalStep, StepSettings
+from fedskew.models import FlatModel
+from fedskew.objectives import Context, Objective
+
+LARGE = 1e6
+"""Numbers above this are taken for those of a training that diverges."""
+
+
+class _DivergedError(RunError):
+    """Nobody is to blame."""
+
+
+def watched(work: LocalWork, model: FlatModel) -> LocalWork:
+    """The same local training with components that look at what goes through them.
+
+    Args:
+        work: Local training.
+        model: The network that is trained in place.
+
+    Returns:
+        Local training of the same bits, except for rounding in wide layers. It raises a ComponentError where a
+        component is to blame for a value that is not finite, and another RunError where none is.
+    """
+    network = own_network(model.module)
+    return replace(
+        work,
+        objective=_Objective(work.objective.loss, work.objective.terms, model, network),
+        local_step=_Step(work.local_step, model, network),
+        hooks={place: _Hooks(place, hooks) for place, hooks in work.hooks.items()},
+    )
+
+
+def own_network(module: nn.Module) -> str | None:
+    """The name of a network that holds layers of a user's own; None for one of PyTorch's layers or of ours."""
+    kinds = [type(layer) for layer in module.modules()]
+    own = [kind for kind in kinds if not kind.__module__.startswith(("fedskew.", "torch.nn."))]
+    return f"the network {own[0].__module__}:{own[0].__qualname__}" if own else None
+
+
+def is_finite(*parts: Tensor | None) -> bool:
+    """Whether all of these tensors are finite; None and whole numbers count as finite."""
+    return all(
+        part is None or not part.is_floating_point() or not part.numel() or all(map(math.isfinite, part.aminmax()))
+        for part in parts
+    )
+
+
+def is_moderate(*parts: Tensor | None) -> bool:
+    """Whether all values are finite and below `LARGE`."""
+    return all(part is None or not part.numel() or float(part.abs().max()) < LARGE for part in parts)
+
+
+def _blame(name: str | None, given: tuple[Tensor | None, ...], what: str, cure: str) -> Exception:
+    """The error that blames a component of a user's own (None: it is not), if what it was given is moderate."""
+    if name is None or not is_moderate(*given):
+        return _DivergedError("diverged")
+    return ComponentError(f"{name} {what}, although all that it was given is finite; {cure}")
+
+
+@dataclass(frozen=True)
+class _Objective(Objective):
+    """An objective that looks at each loss, and at the network's outputs."""
+
+    model: FlatModel | None = None
+    network: str | None = None
+
+    def value(self, batch: Batch, context: Context) -> Tensor:
+        assert self.model is not None
+        seen = batch.features.detach(), batch.logits.detach()
+        if not is_finite(*seen):
+            raise _blame(
+                self.network, (self.model.vector,), "returns a value that is NaN or infinite", "look at its forward()"
+            )
+        places = {"objective": self.loss, **{f"objective.terms[{at}]": loss for at, (_, loss) in enumerate(self.terms)}}
+        for place, loss in places.items():
+            name = name_in(place, loss) if is_own(loss) else None
+            value = loss.value(batch, context)
+            cure = "guard logarithms, roots and quotients (classes that the client lacks, rows that mask leaves out)"
+            number = value.detach()
+            if not is_finite(number):
+                raise _blame(name, seen, f"returns {float(number):g}", cure)
+            leaves = [part for part in (batch.features, batch.logits) if part.requires_grad]
+            if value.requires_grad and leaves:
+                gradients = torch.autograd.grad(value, leaves, retain_graph=True, allow_unused=True)
+                if not is_finite(*gradients):
+                    raise _blame(name, seen, f"returns {float(number):g} with a gradient that is NaN or infinite", cure)
+        return super().value(batch, context)
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A local step that looks at the gradient, and at the parameters that it returns."""
+
+    inner: LocalStep
+    model: FlatModel
+    network: str | None
+
+    def init(self, settings: StepSettings) -> Tensor | None:
+        return self.inner.init(settings)
+
+    def step(
+        self, parameters: Tensor, gradient: Gradient, carried: Tensor | None, settings: StepSettings
+    ) -> tuple[Tensor, Tensor | None]:
+        seen: list[Tensor] = [parameters]
+
+        def watched(at: Tensor) -> Tensor:
+            found = gradient(at)
+            if not is_finite(found):
+                raise _blame(
+                    self.network, (at,), "has a gradient that is NaN or infinite", "look at its forward(), at roots"
+                )
+            seen[1:] = [found]
+            return found
+
+        after, carries = self.inner.step(parameters, watched, carried, settings)
+        if not is_finite(after, carries):
+            name = name_in("local_step", self.inner) if is_own(self.inner) else None
+            raise _blame(name, (*seen, carried), "returns parameters that are NaN or infinite", "look at its step()")
+        return after, carries
+
+
+class _Hooks(Hooks):
+    """Hooks that look at what the client keeps and returns."""
+
+    def __init__(self, place: str, inner: Hooks) -> None:
+        self._place, self._inner = place, inner
+
+    def gather(self, gathered: Named, batch: Batch, last_epoch: bool) -> Named:
+        return self._inner.gather(gathered, batch, last_epoch)
+
+    def end_local(self, end: LocalEnd) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        kept, replied = self._inner.end_local(end)
+        name = name_in(self._place, self._inner) if is_own(self._inner) else None
+        for key, value in _items(kept, replied):
+            if not is_finite(value):
+                given = (end.parameters, *end.gathered.values())
+                raise _blame(name, given, f"returns NaN or infinity as {key!r}", "look at its end_local()")
+        return kept, replied
+
+
+def _items(*named: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    return [item for one in named for item in one.items()]
