@@ -1,4 +1,4 @@
-"""What components of a user's own return is checked: each mistake is one line that names the component and the place."""
+"""What components of a user's own return is checked: a mistake is one line that names the component and the place."""
 
 from __future__ import annotations
 
