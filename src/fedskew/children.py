@@ -14,7 +14,9 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple
 
-_SPAWN = multiprocessing.get_context("spawn")  # a fork of a process that has used torch's threads can hang
+# Never a fork of this process: it may have used torch's threads, and then the child can hang. On Linux children are forked
+# from a server that has imported what they need and computed nothing; elsewhere each starts anew and imports it all.
+_CONTEXT = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
 
 
 class Child:
@@ -29,8 +31,10 @@ class Child:
     """
 
     def __init__(self, target: Callable[..., None], *arguments: Any, daemon: bool = False) -> None:
-        self.connection, theirs = _SPAWN.Pipe()
-        self.process = _SPAWN.Process(target=_live, args=(target, theirs, arguments), daemon=daemon)
+        self.connection, theirs = _CONTEXT.Pipe()
+        here = (dict(os.environ), os.getcwd(), list(sys.path))
+        self.process = _CONTEXT.Process(target=_live, args=(target, theirs, arguments, here), daemon=daemon)
+        _CONTEXT.set_forkserver_preload([target.__module__])  # heeded by the first child only, which starts the server
         with _interrupts_blocked():
             self.process.start()
         theirs.close()
@@ -186,7 +190,18 @@ def hear_interrupts() -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
-def _live(target: Callable[..., None], connection: Connection, arguments: tuple[Any, ...]) -> None:
+def _live(
+    target: Callable[..., None],
+    connection: Connection,
+    arguments: tuple[Any, ...],
+    parents: tuple[dict[str, str], str, list[str]],
+) -> None:
+    """Take over the parent's environment, folder and import path of now: the server's are as old as the server."""
+    environment, folder, path = parents
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    sys.path[:] = path
     threading.Thread(target=_end_with_parent, daemon=True).start()
     target(connection, *arguments)
 

@@ -53,11 +53,6 @@ def home(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def fedskew(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "fedskew", *words]
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd)
-
-
 def started(cwd: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(COMMAND, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
@@ -128,10 +123,10 @@ def test_a_sweep_killed_and_stopped_in_the_middle_does_only_what_is_missing_and_
 
 
 @pytest.mark.slow
-def test_a_failed_run_is_one_line_at_the_end_and_exit_status_1(home):
+def test_a_failed_run_is_one_line_at_the_end_and_exit_status_1(home, command):
     (home / "own.py").write_text(OWN)
     methods = "sweep.methods=[{label = 'lost', weighting = 'own:Lost'}]"
-    done = fedskew("sweep", "small.toml", "--seeds", "3", "--set", methods, cwd=home)
+    done = command("sweep", "small.toml", "--seeds", "3", "--set", methods, cwd=home)
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     assert line.startswith("failed: lost, seed 3: KeyError: 'way'")

@@ -8,9 +8,11 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from torch import Tensor, nn
@@ -199,7 +201,6 @@ def test_senseless_numbers_of_processes_are_refused():
         fedskew.experiment.resolve(tree(0))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_no_process_outlives_its_run(number, tmp_path):
     (tmp_path / "task.toml").write_text(
@@ -218,14 +219,14 @@ def test_no_process_outlives_its_run(number, tmp_path):
     )
     try:
         _wait_until(lambda: any(len(_lines(path)) > 2 for path in tmp_path.glob("runs/*/rounds.jsonl")))
-        family = [int(child) for child in Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()]
+        family = psutil.Process(run.pid).children(recursive=True)
         assert len(family) >= 2
         if number == signal.SIGINT:
             os.killpg(run.pid, number)  # as a terminal does it
         else:
             run.kill()
         said, _ = run.communicate(timeout=30)
-        _wait_until(lambda: not any(_is_running(child) for child in family))
+        _wait_until(lambda: not any(map(_is_running, family)))
     finally:
         run.kill()
     if number == signal.SIGINT:
@@ -238,11 +239,10 @@ def _lines(path: Path) -> list[str]:
     return path.read_text().splitlines()
 
 
-def _is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
+def _is_running(process: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def _wait_until(condition, seconds: float = 60) -> None:
