@@ -14,8 +14,8 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple
 
-# Never a fork of this process: it may have used torch's threads, and then the child can hang. On Linux children are forked
-# from a server that has imported what they need and computed nothing; elsewhere each starts anew and imports it all.
+# Never a fork of this process: it may have used torch's threads, and then the child can hang. On Linux children are
+# forked from a server that has imported what they need and computed nothing; elsewhere each starts anew.
 _CONTEXT = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
 
 
