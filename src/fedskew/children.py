@@ -16,7 +16,10 @@ from typing import Any, NamedTuple
 
 # Never a fork of this process: it may have used torch's threads, and then the child can hang. On Linux children are
 # forked from a server that has imported what they need and computed nothing; elsewhere each starts anew.
-_CONTEXT = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
+if sys.platform == "linux":
+    _CONTEXT = multiprocessing.get_context("forkserver")
+else:
+    _CONTEXT = multiprocessing.get_context("spawn")
 
 
 class Child:
