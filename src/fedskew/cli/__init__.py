@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from fedskew import torchrun
-from fedskew.cli import counts, demo, deploy, labels, methods, papers, run, sweep
+from fedskew.cli import counts, demo, deploy, labels, methods, papers, predict, run, sweep
 from fedskew.errors import DataWarning, FedskewError
 
 app = typer.Typer(
@@ -31,6 +31,7 @@ app.command()(sweep.sweep)
 app.command()(papers.recipes)
 app.command()(papers.reproduce)
 app.command()(run.report)
+app.command()(predict.predict)
 app.command()(demo.demo)
 app.add_typer(deploy.app, name="deploy")
 

@@ -9,6 +9,7 @@ from fedskew.data._huggingface import from_huggingface
 from fedskew.data._image_files import ImageFiles
 from fedskew.data._load import INDEX, Reader, load
 from fedskew.data._stored import ByteImages, Inputs, MappedImages, Stored, take
+from fedskew.data._unlabelled import Unlabelled, unlabelled
 from fedskew.data.autoaugment import AutoAugment, CropFlipAutoAugment
 
 AUGMENTATIONS: dict[str, type[Augmenter]] = {
@@ -36,8 +37,10 @@ __all__ = [
     "MappedImages",
     "Reader",
     "Stored",
+    "Unlabelled",
     "from_huggingface",
     "holdings",
     "load",
     "take",
+    "unlabelled",
 ]

@@ -47,6 +47,14 @@ def npz(root: Path, rng: np.random.Generator | None, test_share: float = 0.2) ->
     return make("npz", train, test, test_share, rng)
 
 
+def read_inputs(path: Path) -> Tensor:
+    """Return the samples of a file, its array `x`, as `npz` reads them, before they are standardised."""
+    arrays = read_arrays(path, ["x"])
+    if "x" not in arrays:
+        raise DataError(f"{path}: has no array 'x'")
+    return _inputs(path, "x", arrays["x"])
+
+
 def read_arrays(path: Path, names: Collection[str] | None = None) -> dict[str, Array]:
     """Read the arrays of an .npz file; of those with other names than `names`, nothing is read."""
     try:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor
 
 
+@runtime_checkable
 class Stored(Protocol):
     """Stands in for a tensor of inputs, `(samples, *in_shape)`, that would be too large.
 

@@ -25,7 +25,17 @@ from fedskew.deploy._roster import Roster
 from fedskew.deploy._sites import Sites
 from fedskew.engine import ClientStates, Evaluation, Federation, RoundRecord, RoundRunner, ServerState, evaluation
 from fedskew.errors import ArgumentError, ConfigError, RunError
-from fedskew.experiment import Config, RunFolder, TaskInfo, TrainingLoop, make_network, read, run_folder, target_mix
+from fedskew.experiment import (
+    Config,
+    ModelInfo,
+    RunFolder,
+    TaskInfo,
+    TrainingLoop,
+    make_network,
+    read,
+    run_folder,
+    target_mix,
+)
 from fedskew.labels import read_target
 from fedskew.models import FlatModel, ModelState
 from fedskew.report import SeedRun
@@ -202,6 +212,13 @@ def make_deployed_loop(
         runner=DeployedRunner(federation, roster, sites, agreement.label_counts == "withheld"),
         untrained=model.read_state(),
         model=model,
+        info=ModelInfo(
+            tuple(agreement.classes),
+            tuple(agreement.shape),
+            agreement.tokens,
+            tuple(agreement.mean),
+            tuple(agreement.std),
+        ),
         evaluate=evaluate,
         task=task,
         clients=clients,

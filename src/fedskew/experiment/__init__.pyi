@@ -9,6 +9,7 @@ from ._config import read_tree as read_tree
 from ._config import resolve as resolve
 from ._config import target_mix as target_mix
 from ._config import write as write
+from ._export import EXPORTS as EXPORTS
 from ._folder import RunFolder as RunFolder
 from ._folder import TaskInfo as TaskInfo
 from ._folder import plain_json as plain_json
@@ -21,6 +22,7 @@ from ._loop import Evaluator as Evaluator
 from ._loop import Progress as Progress
 from ._loop import TrainingLoop as TrainingLoop
 from ._loop import run_in_step as run_in_step
+from ._model_info import ModelInfo as ModelInfo
 from ._setup import load_dataset as load_dataset
 from ._setup import make_task as make_task
 from ._setup import make_training_loop as make_training_loop
@@ -39,5 +41,7 @@ from ._sweep_tables import text_table as text_table
 from ._sweep_tables import write_tables as write_tables
 from ._trackers import make_trackers as make_trackers
 from ._trackers import scalars as scalars
+from ._trained import TrainedModel as TrainedModel
+from ._trained import load as load
 from ._work import make_network as make_network
 from ._work import make_work as make_work

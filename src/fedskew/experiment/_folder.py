@@ -30,6 +30,7 @@ from fedskew.engine import RoundRecord
 from fedskew.errors import RunError
 from fedskew.experiment import _checkpoint
 from fedskew.experiment._config import Config, read, write
+from fedskew.experiment._model_info import ModelInfo
 from fedskew.files import replacing, write_text
 from fedskew.partition import Partition
 from fedskew.report import SeedRun
@@ -139,15 +140,16 @@ class RunFolder:
         """
         return _checkpoint.load(self.path, template)
 
-    def save_model(self, name: str, tensors: Mapping[str, Tensor]) -> None:
+    def save_model(self, name: str, tensors: Mapping[str, Tensor], info: ModelInfo) -> None:
         """Write a model.
 
         Args:
             name: Name of the file.
             tensors: The model's state dict.
+            info: Its classes, shape and normalisation, for the file's metadata.
         """
         with replacing(self.path / name) as part:
-            save_file(dict(tensors), part)
+            save_file(dict(tensors), part, metadata=info.metadata())
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write `summary.json`.

@@ -16,6 +16,7 @@ from fedskew.errors import ConfigError, RunError
 from fedskew.experiment._backends import describe_backend
 from fedskew.experiment._config import Config
 from fedskew.experiment._folder import RunFolder, TaskInfo
+from fedskew.experiment._model_info import ModelInfo
 from fedskew.experiment._summary import summarise, surroundings
 from fedskew.experiment._trackers import Tracker, make_trackers
 from fedskew.models import FlatModel, ModelState
@@ -70,6 +71,7 @@ class TrainingLoop:
         runner: Plays the rounds.
         untrained: The model that the first round starts from.
         model: The network that evaluated models are written into; it holds the final one after `finish`.
+        info: The model's classes, shape and normalisation, which its file names.
         evaluate: Evaluates a round's model.
         task: Called for the label counts, names and target that the finished run shows.
         clients: What clients keep between their participations.
@@ -88,6 +90,7 @@ class TrainingLoop:
         runner: RoundRunner,
         untrained: ModelState,
         model: FlatModel,
+        info: ModelInfo,
         evaluate: Evaluator,
         task: Callable[[], TaskInfo],
         clients: ClientStates,
@@ -99,6 +102,7 @@ class TrainingLoop:
         self.runner = runner
         self.untrained = untrained
         self.model = model
+        self._info = info
         self.records: list[RoundRecord] = []
         self._evaluate = evaluate
         self.task = task
@@ -196,10 +200,10 @@ class TrainingLoop:
         summary["backend"] = describe_backend(self.runner)
         if folder is not None and best_round is not None:
             self.model.write_state(state.best)
-            folder.save_model("best.safetensors", self.model.state_dict())
+            folder.save_model("best.safetensors", self.model.state_dict(), self._info)
         self.model.write_state(final)
         if folder is not None:
-            folder.save_model("model.safetensors", self.model.state_dict())
+            folder.save_model("model.safetensors", self.model.state_dict(), self._info)
             folder.write_summary(summary)
         for tracker in self._trackers:
             tracker.finish(summary)

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedskew import components, data, methods, models, partition, torchrun
-from fedskew.data import Dataset, take
+from fedskew.data import Dataset, Inputs, take
 from fedskew.engine import (
     ClientStates,
     Conditions,
@@ -29,6 +29,7 @@ from fedskew.experiment._config import Config, target_mix
 from fedskew.experiment._evaluations import ClientEvaluations, LabelledData, LocalEvaluator
 from fedskew.experiment._folder import RunFolder, TaskInfo
 from fedskew.experiment._loop import TrainingLoop
+from fedskew.experiment._model_info import ModelInfo
 from fedskew.experiment._work import make_network, make_work
 from fedskew.labels import privatize
 from fedskew.models import FlatModel, ModelState
@@ -120,11 +121,17 @@ def make_training_loop(config: Config, seed: int, folder: Path | None = None, ta
         runner=runner,
         untrained=untrained,
         model=model,
+        info=ModelInfo(dataset.classes, dataset.in_shape, _is_tokens(dataset.inputs), dataset.mean, dataset.std),
         evaluate=LocalEvaluator(model, test, validation, dataset.num_classes, task.target),
         task=lambda: info,
         clients=clients,
         folder=None if folder is None else RunFolder(folder, task.partition),
     )
+
+
+def _is_tokens(inputs: Inputs) -> bool:
+    """Whether samples are token ids; what is stored on disk are images."""
+    return isinstance(inputs, torch.Tensor) and not inputs.is_floating_point()
 
 
 def choose_device(name: str) -> torch.device:

@@ -39,7 +39,9 @@ def conv_pool_relu(layer: nn.Conv2d, x: Tensor) -> Tensor:
     Returns:
         The pooled activations, `(batch, channels, rows, columns)`.
     """
-    if x.device.type != "cpu" or len(x) < SMALLEST_BATCH or torch._C._are_functorch_transforms_active():
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():  # also a `torch.export`
+        return relu(max_pool2d(layer(x), 2))
+    if x.device.type != "cpu" or len(x) < SMALLEST_BATCH:
         return relu(max_pool2d(layer(x), 2))
     sides = [side - kernel + 1 for side, kernel in zip(x.shape[2:], layer.kernel_size, strict=True)]
     if layer.out_channels <= FEW_CHANNELS and sides[0] % 2 == sides[1] % 2 == 0:

@@ -1,0 +1,174 @@
+"""`fedskew predict`: what a trained model says of images, and the model for other programs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fedskew.errors import ArgumentError, DataError
+from fedskew.files import write_text
+from fedskew.tables import csv_text
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from fedskew.experiment import TrainedModel
+
+SHOWN = 20
+CLASSES_NAMED = 6
+
+
+def predict(
+    run: Annotated[Path, typer.Argument(help="The run folder.", show_default=False)],
+    images: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[IMAGES]...",
+            help="Images, folders of images (at any depth), or .npz files with an array x.",
+            show_default=False,
+        ),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="The seed whose model is used.  [default: the first]")] = None,
+    best: Annotated[bool, typer.Option("--best", help="Use the model that was best on validation samples.")] = False,
+    csv_path: Annotated[
+        Path | None, typer.Option("--csv", help="Write the probability of every class for every file.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    export: Annotated[
+        str | None, typer.Option("--export", help="Write the model for other programs: onnx or torchscript.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Where to export to.  [default: model.onnx or .pt in the run folder]")
+    ] = None,
+) -> None:
+    """Say which class a trained model sees in each image, or export the model.
+
+    Images are made grey or RGB, resized and normalised as in training; the run keeps how.
+
+    Examples:
+
+        fedskew predict runs/my-1a2b3c4d new-images/ --csv predictions.csv
+
+        fedskew predict runs/my-1a2b3c4d one.png two.png
+
+        fedskew predict runs/my-1a2b3c4d --export onnx      (for onnxruntime; torchscript: for torch.jit.load)
+
+    In Python: fedskew.load("runs/my-1a2b3c4d").predict(array).
+    """
+    from fedskew.experiment import EXPORTS, load
+
+    if not images and export is None:
+        raise ArgumentError("IMAGES: give images, a folder of them or an .npz file; or --export onnx")
+    if out is not None and export is None:
+        raise ArgumentError("--out: says where --export writes; add --export onnx, or use --csv")
+    if export is not None and export not in EXPORTS:
+        raise ArgumentError(f"--export: can't export as {export!r} (known: {', '.join(EXPORTS)})")
+    model = load(run, seed=seed, best=best)
+    console = Console(highlight=False, stderr=as_json)
+    if export is not None:
+        path = model.export(out or model.file.with_suffix(EXPORTS[export]), export)
+        console.print(f"{export}: {path}", soft_wrap=True, markup=False)
+    if not images:
+        return
+    found = _predicted(model, images)
+    if csv_path is not None:
+        _write_csv(csv_path, found)
+    if as_json:
+        typer.echo(json.dumps(found.to_dict(), indent=2, ensure_ascii=False))
+        return
+    console.print(f"model: {model.file}", soft_wrap=True, markup=False)
+    console.print(_table(found))
+    if len(found.names) > SHOWN:
+        console.print(f" [dim]the first {SHOWN} of {len(found.names):,}; all with --csv or --json")
+    console.print(_summary(found), markup=False)
+    if csv_path is not None:
+        console.print(f"Every probability: {csv_path}", soft_wrap=True, markup=False)
+
+
+@dataclass(frozen=True)
+class _Predicted:
+    """What a model says of some samples: their names, `probabilities` `(samples, classes)`, and how many it resized."""
+
+    model: TrainedModel
+    names: list[str]
+    probabilities: NDArray[np.float64]
+    resized: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for `json.dumps`."""
+        model, labels = self.model, self.probabilities.argmax(axis=1)
+        return {
+            "model": str(model.file),
+            "seed": model.seed,
+            "resized": self.resized,
+            "predictions": [
+                {
+                    "file": name,
+                    "class": model.classes[label],
+                    "probabilities": dict(zip(model.classes, line.tolist(), strict=True)),
+                }
+                for name, label, line in zip(self.names, labels, self.probabilities, strict=True)
+            ],
+        }
+
+
+def _predicted(model: TrainedModel, images: list[Path]) -> _Predicted:
+    from fedskew import data
+
+    names: list[str] = []
+    parts: list[NDArray[np.float64]] = []
+    resized = 0
+    for some in data.unlabelled(images, model.in_shape):
+        try:
+            parts.append(model.predict(some.inputs))
+        except ArgumentError as error:
+            raise DataError(f"{some.names[0]}: {str(error).removeprefix('inputs: ')}") from None
+        names += some.names
+        resized += some.resized
+    return _Predicted(model, names, np.concatenate(parts), resized)
+
+
+def _table(found: _Predicted) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 1))
+    for heading, justify in (("file", "left"), ("class", "left"), ("probability", "right"), ("second", "left")):
+        table.add_column(heading, justify=justify, overflow="fold", header_style="dim")  # type: ignore[arg-type]
+    classes = found.model.classes
+    for name, line in zip(found.names[:SHOWN], found.probabilities, strict=False):
+        first, *others = np.argsort(-line, kind="stable").tolist()
+        second = f"{classes[others[0]]} {line[others[0]]:.1%}" if others else ""
+        table.add_row(*map(Text, (name, classes[first], f"{line[first]:.1%}", second)))
+    return table
+
+
+def _summary(found: _Predicted) -> str:
+    """How many samples each class was predicted for, most first, and how many images were resized."""
+    classes, shape = found.model.classes, found.model.in_shape
+    numbers = np.bincount(found.probabilities.argmax(axis=1), minlength=len(classes))
+    order = [label for label in np.argsort(-numbers, kind="stable").tolist() if numbers[label]]
+    named = ", ".join(f"{classes[label]}: {numbers[label]:,}" for label in order[:CLASSES_NAMED])
+    rest = f" and {len(order) - CLASSES_NAMED} more" if len(order) > CLASSES_NAMED else ""
+    samples = len(found.names)
+    text = f"{samples:,} sample{'s' if samples > 1 else ''}; {named}{rest}."
+    if not found.resized:
+        return text
+    return f"{text} {found.resized:,} of another size were resized to {shape[1]} x {shape[2]}, as the model takes them."
+
+
+def _write_csv(path: Path, found: _Predicted) -> None:
+    labels = found.probabilities.argmax(axis=1)
+    lines = (
+        [name, found.model.classes[label], *line.tolist()]
+        for name, label, line in zip(found.names, labels, found.probabilities, strict=True)
+    )
+    try:
+        write_text(path, csv_text([["file", "class", *found.model.classes], *lines]))
+    except OSError as error:
+        raise ArgumentError(f"--csv: {path} can't be written: {error.strerror}") from None

@@ -1,0 +1,86 @@
+"""What a stored model needs beside its weights: names of its classes, shape and normalisation of its inputs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedskew.errors import ArgumentError
+
+KEY = "fedskew"
+"""The one key of a model file's metadata: their order is not fixed, and equal runs must give equal bytes."""
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """What goes into a model, and what comes out.
+
+    Attributes:
+        classes: Names of the classes, in the order of the model's outputs.
+        in_shape: Shape of one sample.
+        tokens: Whether samples are token ids instead of numbers.
+        mean: Mean by channel (by feature if samples are no images) by which inputs are normalised; empty: they are not.
+        std: Standard deviation, likewise.
+    """
+
+    classes: tuple[str, ...]
+    in_shape: tuple[int, ...]
+    tokens: bool = False
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+
+    def metadata(self) -> dict[str, str]:
+        """The metadata of the model's file."""
+        return {KEY: json.dumps(asdict(self))}
+
+    @classmethod
+    def of_metadata(cls, metadata: dict[str, str] | None) -> ModelInfo | None:
+        """Read it from a file's metadata; None where it is not there."""
+        if not metadata or KEY not in metadata:
+            return None
+        values: dict[str, Any] = json.loads(metadata[KEY])
+        made: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
+        }
+        return cls(**made)
+
+    def normalise(self, inputs: Tensor) -> Tensor:
+        """Check samples in their own units, and normalise them as in training.
+
+        Args:
+            inputs: Samples, `(samples, *in_shape)`; grey images also `(samples, height, width)`. Images are in [0, 1],
+                or uint8 from 0 to 255.
+
+        Returns:
+            What the network takes, float32 or int64.
+
+        Raises:
+            ArgumentError: Another shape or type; the message says which is expected.
+        """
+        given, shape = tuple(inputs.shape), self.in_shape
+        if len(shape) == 3 and shape[0] == 1 and given[1:] == shape[1:]:
+            inputs = inputs.unsqueeze(1)
+        if tuple(inputs.shape[1:]) != shape:
+            one = "; add a first dimension for the samples" if given == shape else ""
+            raise ArgumentError(f"inputs: expected {('samples', *shape)}, got {given}{one}".replace("'", ""))
+        if self.tokens:
+            if inputs.is_floating_point() or inputs.dtype == torch.bool:
+                raise ArgumentError(f"inputs: the model takes token ids, whole numbers; got {inputs.dtype}")
+            return inputs.long()
+        # Features are normalised in the precision in which training normalised them.
+        values = inputs.to(torch.float64 if len(shape) == 1 else torch.float32)
+        if inputs.dtype == torch.uint8 and len(shape) > 1:
+            values = values / 255
+        if not torch.isfinite(values).all():
+            raise ArgumentError("inputs: a value is NaN or infinite")
+        if self.mean:
+            mean, std = (
+                torch.tensor(part, dtype=values.dtype, device=values.device).view(-1, *(1 for _ in shape[1:]))
+                for part in (self.mean, self.std)
+            )
+            values = (values - mean) / std
+        return values.float()

@@ -1,0 +1,187 @@
+"""A trained model, read back from its run folder to be used."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from fedskew import methods, models
+from fedskew.data import Stored
+from fedskew.errors import ArgumentError, RunError
+from fedskew.experiment._config import Config, read
+from fedskew.experiment._export import export
+from fedskew.experiment._model_info import ModelInfo
+from fedskew.experiment._work import make_network
+
+BATCH = 256
+
+
+@dataclass(frozen=True, eq=False)
+class TrainedModel:
+    """A trained model, with what it takes to use it.
+
+    Attributes:
+        network: The network, in eval mode: normalised inputs in, logits `(samples, classes)` out.
+        info: Classes, shape and normalisation.
+        file: The file that the weights are from.
+        seed: The seed of its run.
+    """
+
+    network: nn.Module
+    info: ModelInfo
+    file: Path
+    seed: int
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes, in the order of the probabilities."""
+        return self.info.classes
+
+    @property
+    def in_shape(self) -> tuple[int, ...]:
+        """Shape of one sample."""
+        return self.info.in_shape
+
+    @torch.inference_mode()
+    def predict(self, inputs: ArrayLike | Tensor | Stored, *, normalised: bool = False) -> NDArray[np.float64]:
+        """Return the probability of each class for each sample.
+
+            model = fedskew.load("runs/my-1a2b3c4d")
+            probabilities = model.predict(images)
+            names = [model.classes[label] for label in probabilities.argmax(1)]
+
+        Args:
+            inputs: Samples in their own units, `(samples, *in_shape)`: features as in the file that was trained on,
+                images in [0, 1] or uint8 (grey ones also `(samples, height, width)`), or token ids. The model
+                normalises them as in training.
+            normalised: The samples are normalised already, like `inputs` and `test_inputs` of a `data.Dataset`; a
+                `data.Stored` always is.
+
+        Returns:
+            Probabilities, `(samples, classes)`, rows of sum 1.
+
+        Raises:
+            ArgumentError: The samples' shape or type is not the model's; the message says which is expected.
+        """
+        device = next(self.network.parameters()).device
+        logits = [self.network(batch.to(device)).double() for batch in self._batches(inputs, normalised)]
+        return torch.softmax(torch.cat(logits), 1).cpu().numpy() if logits else np.zeros((0, len(self.classes)))
+
+    def export(self, path: str | Path, kind: str) -> Path:
+        """Write the model for other programs, by PyTorch's own exporters.
+
+        What is written takes samples in their own units, normalises them, and returns probabilities, for any number of
+        samples at once. The names of the classes are in its metadata: `classes`, a JSON list.
+
+        Args:
+            path: The file to write.
+            kind: "onnx", which needs `pip install 'fedskew[onnx]'`, or "torchscript" for `torch.jit.load`.
+
+        Returns:
+            Its path.
+
+        Raises:
+            MissingPackageError: A package that the exporter needs is not installed.
+            RunError: PyTorch can't export this network, or the file can't be written.
+        """
+        return export(self.network, self.info, Path(path), kind)
+
+    def _batches(self, inputs: ArrayLike | Tensor | Stored, normalised: bool) -> Iterator[Tensor]:
+        """The samples as the network takes them, some at a time."""
+        if isinstance(inputs, Stored) and not isinstance(inputs, Tensor):
+            for start in range(0, len(inputs), BATCH):
+                rows = torch.arange(start, min(start + BATCH, len(inputs)), device=inputs.device)
+                yield inputs.index_select(0, rows)
+            return
+        samples = inputs if isinstance(inputs, Tensor) else _tensor(inputs)
+        info = ModelInfo(self.classes, self.in_shape, self.info.tokens) if normalised else self.info
+        for start in range(0, max(len(samples), 1) if samples.dim() else 1, BATCH):
+            if len(batch := info.normalise(samples[start : start + BATCH] if samples.dim() else samples)):
+                yield batch
+
+
+def load(run: str | Path, *, seed: int | None = None, best: bool = False) -> TrainedModel:
+    """Read the model of a finished run, to use it.
+
+        model = fedskew.load("runs/my-1a2b3c4d")
+        model.classes                       # names, in the order of the probabilities
+        model.predict(images)               # probabilities, (samples, classes)
+
+    Args:
+        run: The run folder.
+        seed: The seed whose model it is to be; None: the first.
+        best: The model that was best on the validation samples, in place of the final one.
+
+    Returns:
+        The model, on the CPU.
+
+    Raises:
+        RunError: There is no such run or model, or it can't be read.
+        ConfigError: Its network can't be built, as where a class of one's own isn't importable here.
+    """
+    folder = _of_seed(Path(run), seed)
+    config = read(folder / "config.toml")
+    path = folder / ("best.safetensors" if best else "model.safetensors")
+    if not path.exists():
+        if best and (folder / "model.safetensors").exists():
+            raise RunError(f"{path}: no validation samples were held out (data.validation), so no model is the best")
+        raise RunError(f"{folder}: no model yet; finish the run: fedskew run {folder / 'config.toml'} --resume")
+    try:
+        with safe_open(path, framework="pt") as file:
+            info = ModelInfo.of_metadata(file.metadata())
+            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
+    except (SafetensorError, OSError, ValueError, TypeError) as error:
+        raise RunError(f"{path}: the model can't be read ({error})") from None
+    if info is None:
+        raise RunError(
+            f"{path}: says neither classes nor normalisation, as an early version of fedskew wrote it; write it anew: "
+            f"fedskew run {folder / 'config.toml'} --resume"
+        )
+    network = _network(config, info)
+    try:
+        network.load_state_dict(state)
+    except RuntimeError as error:
+        raise RunError(f"{path}: not the weights of the config's network: {' '.join(str(error).split())}") from None
+    return TrainedModel(network.eval(), info, path, config.seeds[0])
+
+
+def _of_seed(run: Path, seed: int | None) -> Path:
+    """The folder of one seed (and of the value that validation chose, where several were tried)."""
+    if not (run / "config.toml").exists():
+        raise RunError(f"{run}: not a run folder (it has no config.toml)")
+    seeds = read(run / "config.toml").seeds
+    if seed is not None and seed not in seeds:
+        raise RunError(f"{run}: has no seed {seed}; its seeds: {', '.join(map(str, seeds))}")
+    if (run / "rounds.jsonl").exists():
+        return run
+    try:
+        parts: list[Any] = json.loads((run / "summary.json").read_text(encoding="utf-8"))["parts"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise RunError(f"{run}: no model yet; finish the run: fedskew run {run / 'config.toml'} --resume") from None
+    chosen = parts[0 if seed is None or len(parts) == 1 else seeds.index(seed)]
+    return _of_seed(run / str(chosen), seed)
+
+
+def _network(config: Config, info: ModelInfo) -> nn.Module:
+    """The network of a config before its weights are read."""
+    method = methods.build(config.method, config.training.momentum)
+    network = make_network(config, config.seeds[0], method, len(info.classes), info.in_shape)
+    return network if method.pipeline is None else models.Concatenated(network, method.pipeline.clusters)
+
+
+def _tensor(values: ArrayLike) -> Tensor:
+    try:
+        array = np.asarray(values)
+        numbers = array if array.dtype.kind in "fiub" else array.astype(np.float64)
+        return torch.from_numpy(np.require(numbers, requirements=["C", "W"]))  # as PyTorch takes memory
+    except (ValueError, TypeError) as error:
+        raise ArgumentError(f"inputs: not an array of numbers: {error}") from None

@@ -1,0 +1,236 @@
+"""A trained model, read back and used: it answers as it was evaluated, on samples in their own units."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from torch import nn
+
+import fedskew
+from fedskew.data import ByteImages, Dataset
+from fedskew.errors import ArgumentError, ConfigError, MissingPackageError, RunError
+
+pytestmark = pytest.mark.usefixtures("pages_without_figures")
+
+IMAGES = {
+    "data": {"name": "digits"},
+    "partition": {"rule": "quantity", "clients": 10, "labels_per_client": 4},
+    "model": {"name": "mlp3"},
+    "training": {"rounds": 2, "lr": 0.1, "momentum": 0.9},
+}
+DIGITS = fedskew.data.load("digits")
+RIGHT = DIGITS.test_targets.numpy()
+
+
+def trained(out, **tables):
+    return fedskew.simulate({**IMAGES, **tables}, out=out)
+
+
+def accuracy(model, inputs, targets=RIGHT, **how):
+    return float((model.predict(inputs, **how).argmax(axis=1) == targets).mean())
+
+
+class Square(nn.Module):
+    """A network of a user's own."""
+
+    def __init__(self, num_classes, in_shape):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(math.prod(in_shape), num_classes))
+
+    def forward(self, images):
+        return self.layers(images)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return trained(tmp_path_factory.mktemp("runs"))
+
+
+def test_a_loaded_model_gives_probabilities_and_is_as_good_as_it_was_evaluated(run):
+    model = fedskew.load(run.folder)
+    assert model.classes == DIGITS.classes
+    assert model.in_shape == (1, 8, 8)
+    found = model.predict(DIGITS.test_inputs)
+    assert found.dtype == np.float64
+    assert found.shape == (len(RIGHT), 10)
+    assert (found >= 0).all()
+    np.testing.assert_allclose(found.sum(axis=1), 1)
+    run.model.eval()
+    with torch.no_grad():
+        expected = torch.softmax(run.model(DIGITS.test_inputs).double(), 1)
+    np.testing.assert_allclose(found, expected.numpy(), rtol=1e-5, atol=1e-9)
+    assert accuracy(model, DIGITS.test_inputs) == run.summary["final"]["accuracy"]
+
+
+def test_arrays_lists_bytes_and_images_without_a_channel_are_understood(run):
+    model = fedskew.load(str(run.folder))
+    images = DIGITS.test_inputs[:5]
+    expected = model.predict(images)
+    for same in (images.numpy(), images.double(), images.tolist(), images[:, 0], images[:, 0].numpy()[:, ::1]):
+        np.testing.assert_array_equal(model.predict(same), expected)
+    levels = (images * 255).round().to(torch.uint8)
+    np.testing.assert_allclose(model.predict(levels.numpy()), model.predict(levels / 255))
+    np.testing.assert_array_equal(model.predict(ByteImages(levels, (0.0,), (1.0,))), model.predict(levels))
+    assert model.predict(images[:0]).shape == (0, 10)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "words"),
+    [
+        (np.zeros((8, 8)), "expected (samples, 1, 8, 8), got (8, 8)"),
+        (np.zeros((3, 3, 8, 8)), "expected (samples, 1, 8, 8), got (3, 3, 8, 8)"),
+        (np.zeros(()), "expected (samples, 1, 8, 8), got ()"),
+        (np.full((1, 1, 8, 8), np.nan), "a value is NaN or infinite"),
+        ("images", "not an array of numbers"),
+    ],
+)
+def test_samples_of_another_form_are_refused_in_one_line(run, inputs, words):
+    with pytest.raises(ArgumentError) as refused:
+        fedskew.load(run.folder).predict(inputs)
+    assert words in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_features_in_their_own_units_are_normalised_as_in_training(tmp_path):
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 3, 300)
+    x = np.c_[1e4 + 50 * y + rng.normal(0, 20, 300), 1e-3 * (y == 1) + rng.normal(0, 1e-4, 300)]
+    names = np.array(["healthy", "ill", "unknown"])[y]
+    np.savez(tmp_path / "own.npz", x=x[:200], y=names[:200], x_test=x[200:], y_test=names[200:])
+    result = trained(tmp_path, data={"name": "npz", "root": str(tmp_path / "own.npz")}, model="logistic",
+                     partition={"rule": "quantity", "clients": 3, "labels_per_client": 2})  # fmt: skip
+    model = fedskew.load(result.folder)
+    assert model.classes == ("healthy", "ill", "unknown")
+    np.testing.assert_allclose(model.info.mean, x[:200].mean(axis=0))
+    assert accuracy(model, x[200:], y[200:]) == result.summary["final"]["accuracy"] > 0.5
+    normalised = (x[200:] - model.info.mean) / model.info.std
+    np.testing.assert_allclose(model.predict(normalised, normalised=True), model.predict(x[200:]), atol=1e-6)
+
+
+def test_the_files_metadata_say_what_goes_in_and_what_comes_out(run):
+    with safe_open(run.folder / "model.safetensors", framework="np") as file:
+        said = json.loads(file.metadata()["fedskew"])
+    assert said == {"classes": list("0123456789"), "in_shape": [1, 8, 8], "mean": [], "std": [], "tokens": False}
+
+
+@pytest.mark.parametrize(
+    ("model", "method", "rounds"),
+    [
+        ({"name": "mlp3"}, "moon", 1),  # its projection head is part of the model
+        ({"name": "mlp3"}, {"pipeline": {"name": "fedconcat", "clusters": 2, "batches": 2}}, 2),
+        ({"name": f"{__name__}:Square"}, "fedavg", 1),
+    ],
+)
+def test_networks_that_a_method_changes_and_ones_own_are_built_again(tmp_path, model, method, rounds):
+    result = trained(tmp_path, model=model, method=method, training={"rounds": rounds, "lr": 0.1})
+    assert accuracy(fedskew.load(result.folder), DIGITS.test_inputs) == result.summary["final"]["accuracy"]
+
+
+def words() -> Dataset:
+    """A task of words: class 1 has word 5."""
+    ids = torch.arange(60).reshape(20, 3) % 5
+    ids[::2, 0] = 5
+    labels = (ids[:, 0] == 5).long()
+    return Dataset("words", ids, labels, ids, labels, ("no", "yes"))
+
+
+def test_a_model_of_words_takes_token_ids(tmp_path):
+    result = trained(tmp_path, data={"name": f"{__name__}:words"}, model={"name": "fasttext", "vocabulary": 6},
+                     partition={"rule": "quantity", "clients": 2, "labels_per_client": 1})  # fmt: skip
+    model = fedskew.load(result.folder)
+    held = words()
+    assert accuracy(model, held.inputs.numpy(), held.targets.numpy()) == result.summary["final"]["accuracy"]
+    with pytest.raises(ArgumentError, match="takes token ids, whole numbers; got torch.float64"):
+        model.predict(np.zeros((1, 3)))
+
+
+def test_the_first_seed_or_the_one_that_is_asked_for(tmp_path):
+    result = trained(tmp_path, seeds=[3, 5], model="logistic", training={"rounds": 1})
+    for seed, given in ((3, None), (3, 3), (5, 5)):
+        model = fedskew.load(result.folder, seed=given)
+        assert model.seed == seed
+        at = [run.seed for run in result.runs].index(seed)
+        assert accuracy(model, DIGITS.test_inputs) == result.runs[at].summary["final"]["accuracy"]
+    with pytest.raises(RunError, match="has no seed 4; its seeds: 3, 5"):
+        fedskew.load(result.folder, seed=4)
+
+
+def test_the_best_by_validation_and_a_value_that_validation_chose(tmp_path):
+    tune = {"key": "training.lr", "values": [1e-6, 0.1]}
+    result = trained(
+        tmp_path, tune=tune, data={"name": "digits", "validation": 0.2}, model="logistic", training={"rounds": 2}
+    )
+    model = fedskew.load(result.folder)
+    assert "lr-0.1" in str(model.file)
+    chosen = result.runs[0].summary
+    assert accuracy(model, DIGITS.test_inputs) == chosen["final"]["accuracy"]
+    best = fedskew.load(result.folder, best=True)
+    assert accuracy(best, DIGITS.test_inputs) == chosen["best_by_validation"]["accuracy"]
+
+
+def test_what_is_no_finished_run_is_said_in_one_line(run, tmp_path):
+    with pytest.raises(RunError, match="not a run folder"):
+        fedskew.load(tmp_path)
+    with pytest.raises(RunError, match="no validation samples were held out"):
+        fedskew.load(run.folder, best=True)
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for name in ("config.toml", "rounds.jsonl"):
+        (copy / name).write_bytes((run.folder / name).read_bytes())
+    with pytest.raises(RunError, match="no model yet; finish the run: fedskew run .*--resume"):
+        fedskew.load(copy)
+    (copy / "model.safetensors").write_bytes((run.folder / "model.safetensors").read_bytes()[:500])
+    with pytest.raises(RunError, match="the model can't be read"):
+        fedskew.load(copy)
+    (copy / "model.safetensors").write_bytes((run.folder / "model.safetensors").read_bytes())
+    (copy / "config.toml").write_text((run.folder / "config.toml").read_text().replace('"mlp3"', '"nowhere:Net"'))
+    with pytest.raises(ConfigError, match="'nowhere:Net' can't be imported"):
+        fedskew.load(copy)
+    (copy / "config.toml").write_text((run.folder / "config.toml").read_text().replace('"mlp3"', '"logistic"'))
+    with pytest.raises(RunError, match="not the weights of the config's network"):
+        fedskew.load(copy)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.load` is deprecated:DeprecationWarning")
+def test_torchscript_answers_as_the_model_does_for_any_number_of_samples(run, tmp_path):
+    model = fedskew.load(run.folder)
+    extra = {"classes": ""}
+    script = torch.jit.load(model.export(tmp_path / "model.pt", "torchscript"), _extra_files=extra)
+    assert json.loads(extra["classes"]) == list(model.classes)
+    for samples in (DIGITS.test_inputs[:1], DIGITS.test_inputs):
+        np.testing.assert_allclose(script(samples).numpy(), model.predict(samples), atol=1e-6)
+    with pytest.raises(ArgumentError, match="can't export as 'tflite'"):
+        model.export(tmp_path / "model.tflite", "tflite")
+    with pytest.raises(RunError, match="can't be written"):
+        model.export(tmp_path / "none" / "model.pt", "torchscript")
+
+
+@pytest.mark.slow
+def test_onnx_answers_as_the_model_does_and_normalises_by_itself(tmp_path):
+    onnx = pytest.importorskip("onnx", reason="the extra onnx is not installed")
+    from onnx.reference import ReferenceEvaluator
+
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(40, 9, (80, 1, 16, 16)).astype(np.float32), np.arange(80) % 2
+    np.savez(tmp_path / "own.npz", x=x, y=y)
+    result = trained(tmp_path, data={"name": "npz", "root": str(tmp_path / "own.npz")}, model="lenet5",
+                     partition={"rule": "quantity", "clients": 2, "labels_per_client": 1},
+                     training={"rounds": 1})  # fmt: skip
+    model = fedskew.load(result.folder)
+    written = onnx.load(model.export(tmp_path / "model.onnx", "onnx"))
+    assert json.loads({entry.key: entry.value for entry in written.metadata_props}["classes"]) == ["0", "1"]
+    for samples in (x[:1], x):  # with many, LeNet-5's own faster pooling would be another path
+        (found,) = ReferenceEvaluator(written).run(None, {"samples": samples})
+        np.testing.assert_allclose(found, model.predict(samples), atol=1e-5)
+
+
+def test_without_the_package_onnx_the_extra_is_named(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("fedskew.experiment._export.find_spec", lambda name: None)
+    with pytest.raises(MissingPackageError, match=r"pip install 'fedskew\[onnx\]'"):
+        fedskew.load(run.folder).export(tmp_path / "model.onnx", "onnx")
