@@ -141,7 +141,7 @@ def test_no_connected_site_leaves_the_model_and_plays_no_round(
     run.run(resume=True, progress=gone)
     assert len(naps) == 3
     assert [record["round"] for record in lines(federation.run_folder)] == [0, 1, 2]
-    assert [entry.message for entry in caplog.records if "stays as after round 1" in entry.message]
+    assert [entry.message for entry in caplog.records if "waiting after round 1" in entry.message]
 
 
 class KilledError(BaseException):
