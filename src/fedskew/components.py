@@ -9,8 +9,8 @@ Everything is declared in class variables, and everything is optional:
     refuses: ClassVar[Mapping[str, str]] = {"local_step.corrects_gradients": "the reason; the nearest that works"}
     warns: ClassVar[Mapping[str, str]] = {"weighting.not weighs_equally": "the reason; the nearest that avoids it"}
 
-A key of `refuses` or `warns` is a slot and what the rule is about: a property (with "not" before it: the lack of one),
-or the name of a single component. One of two components states a rule; its reason is shown for both.
+A key of `refuses` or `warns` is a slot and either a property (with "not" before it: the lack of that property) or the
+name of a single component. Only one of two components states a rule; its reason is shown for both.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PROPERTIES: Mapping[str, str] = {
     "model (declared by `hooks.Hooks`)",
     "reads": "a loss that compares with another model, or reads what the server sent: its `reads` is not empty",
 }
-"""The properties that rules are about, and their meaning. A component lacks those that it does not declare."""
+"""The properties that rules refer to, with their meaning. A component has only the properties that it declares."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Cost:
         models_up: Vectors of the model's size that each client sends per round.
         models_down: Vectors of the model's size that each client receives per round.
         client_models: Vectors of the model's size that a client keeps between rounds.
-        numbers: What else travels per client, in words; per round unless it says "once" (C: classes).
+        numbers: Other numbers that are sent per client, in words; per round unless marked "once" (C: classes).
     """
 
     forward: int = 0
@@ -63,7 +63,7 @@ class Cost:
     numbers: tuple[str, ...] = ()
 
     def __add__(self, other: Cost) -> Cost:
-        """Both costs together; the same numbers travel once."""
+        """Add two costs; numbers that both send are sent once."""
         return Cost(
             forward=self.forward + other.forward,
             backward=self.backward + other.backward,
@@ -74,7 +74,7 @@ class Cost:
         )
 
     def __str__(self) -> str:
-        """The cost in words; empty where there is none."""
+        """Describe the cost in words; empty if there is none."""
         words = [
             f"+{count} {what}"
             for count, what in (
@@ -90,25 +90,25 @@ class Cost:
 
 
 def has(component: Any, name: str) -> bool:
-    """Whether a component, or a class of components, declares a property."""
+    """Return whether a component, or a class of components, declares a property."""
     value = getattr(component if isinstance(component, type) else type(component), name, False)
     return value is True or (isinstance(value, frozenset) and bool(value))
 
 
 def paper(component: Any) -> str:
-    """The paper of a component or its class; empty where it names none."""
+    """Return the paper of a component or its class; empty if it names none."""
     return str(getattr(component, "paper", ""))
 
 
 def default_weight(term: Any) -> float:
-    """The weight of an objective's term where a config gives none."""
+    """Return the weight of an objective's term for a config that gives none."""
     return float(getattr(term, "default_weight", 1.0))
 
 
 def needs_label_counts(slot: str, component: Any) -> bool:
-    """Whether a component works with the clients' label counts at the server.
+    """Return whether a component needs the clients' label counts at the server.
 
-    Selections and weightings are given the counts, so those that don't say otherwise are taken to need them.
+    Selections and weightings are given the counts, so they are taken to need them unless they declare otherwise.
     """
     kind = component if isinstance(component, type) else type(component)
     return bool(getattr(kind, "needs_label_counts", slot in ("selection", "weighting")))
@@ -192,10 +192,10 @@ def find(index: Mapping[str, Any], name: str, where: str) -> Any:
 
 
 def name_of(value: Any, where: str) -> str:
-    """The `module:attribute` of a user's own class or function, so that a config can name it.
+    """Return the `module:attribute` of a user's own class or function, by which a config can name it.
 
     Raises:
-        ConfigError: It does not stand at the top level of a module.
+        ConfigError: The class or function is not defined at the top level of a module.
     """
     module, qualname = getattr(value, "__module__", None), getattr(value, "__qualname__", "<locals>")
     if module is None or "<locals>" in qualname or "." in qualname:

@@ -26,7 +26,7 @@ class ConfigError(FedskewError, ValueError):
 
 
 class CombinationError(ConfigError):
-    """Two methods make no sense together; the message says why and names the nearest that do."""
+    """Two components can't be combined; the message gives the reason and the nearest that can."""
 
 
 class DataError(FedskewError):
@@ -46,11 +46,11 @@ class ComponentError(RunError):
 
 
 class MissingPackageError(FedskewError, ImportError):
-    """An optional package is not installed; the message says which extra brings it."""
+    """An optional package is not installed; the message names the extra that installs it."""
 
 
 class DataWarning(UserWarning):
-    """Something about data or a table of counts that is worth a look; it was read all the same, as the message says."""
+    """Data or a table of counts look unusual but were read; the message says what is unusual and how it was read."""
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

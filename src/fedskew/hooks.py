@@ -184,7 +184,7 @@ class Hooks:
         return dict(state)
 
     def evaluated(self, state: Named, parameters: Tensor) -> Tensor:
-        """Return the parameters to evaluate and to save, if these differ from those that training continues with.
+        """Return the parameters to evaluate and to save, if training continues with other parameters.
 
         Args:
             state: The component's state at the server.

@@ -97,7 +97,7 @@ def _is_on_cpu(words: Sequence[Tensor | int]) -> bool:
 
 
 def _mix_on_cpu(words: Sequence[Tensor | int]) -> NDArray[np.uint32]:
-    """Compute the same numbers three times as fast, by unsigned arithmetic, which wraps."""
+    """Compute what `mix` computes, three times as fast, by unsigned arithmetic, which wraps at overflow."""
     value = np.zeros((), dtype=np.uint32)
     for word in words:
         own = word.numpy().astype(np.uint32) if isinstance(word, Tensor) else np.asarray(word % (1 << 32), np.uint32)

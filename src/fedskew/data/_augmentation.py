@@ -131,7 +131,7 @@ class JitterFlipGrey:
 
 
 def _grey(x: Tensor) -> Tensor:
-    """`(batch, 1, ...)`."""
+    """Convert images to grey levels, `(batch, 1, ...)`."""
     if x.shape[1] == 1:
         return x
     red, green, blue = x[:, :1], x[:, 1:2], x[:, 2:]

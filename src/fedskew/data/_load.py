@@ -1,4 +1,4 @@
-"""Data sets by name."""
+"""Loads data sets by name."""
 
 from __future__ import annotations
 

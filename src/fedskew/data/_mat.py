@@ -42,7 +42,7 @@ def svhn(root: Path, extra: bool = False, verify: bool = True) -> Dataset:
 
 
 def svhn_parts(root: Path, verify: bool = True, extra: bool = False) -> tuple[Part, Part]:
-    """Return SVHN as it is in its files: training part, test part."""
+    """Return SVHN with the training and test parts of its files."""
     read = {
         name: _read(root / "svhn" / name, md5 if verify else None, _SVHN_PAGE)
         for name, md5 in _SVHN.items()

@@ -118,7 +118,7 @@ def ordered(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def _as_stored(inputs: Tensor) -> Tensor:
-    """Convert floats to float32; token ids stay as they are."""
+    """Convert floats to float32; leave token ids unchanged."""
     return inputs.float() if inputs.is_floating_point() else inputs
 
 

@@ -112,7 +112,7 @@ _EXPECTED = {"leave_out": f"class names among {', '.join(_CLASSES)}", "size": "a
 
 
 def _read(folder: Path, domains: Sequence[str], fold: str | None, verify: bool) -> _Part:
-    """Return all images of some domains, or those that one of their fold files lists."""
+    """Return all images of some domains, or the images that one of the domains' fold files lists."""
     part = _Part([], [], [])
     for domain in domains:
         names, labels = _whole(folder, domain, verify) if fold is None else _fold(folder, domain, fold)

@@ -53,7 +53,7 @@ def take(inputs: Inputs, rows: Tensor) -> Inputs:
 
 
 class Subset:
-    """Some rows of stored inputs."""
+    """A subset of the rows of stored inputs."""
 
     def __init__(self, inputs: Stored, rows: Tensor) -> None:
         self._inputs, self._rows = inputs, rows.to(inputs.device)

@@ -169,7 +169,7 @@ def operate(x: Tensor, rows: Tensor, sign: Tensor) -> Tensor:
 
 
 def _moved(x: Tensor, numbers: dict[str, Tensor]) -> Tensor:
-    """Shear, translation and rotation: each pixel is the nearest of the old image, black where there is none."""
+    """Shear, translate or rotate images by nearest neighbour; pixels from outside the image are black."""
     size, channels, height, width = x.shape
     right = width / 2 + torch.trunc(width * numbers["translate_x"])
     down = height / 2 + torch.trunc(height * numbers["translate_y"])

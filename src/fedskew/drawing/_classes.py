@@ -70,7 +70,7 @@ def per_class(axes: Axes, series: Sequence[Values], class_names: Sequence[str]) 
 def label_mix(
     axes: Axes, series: Sequence[Values], pooled: Floats, target: Floats | None, class_names: Sequence[str]
 ) -> None:
-    """Draw label mixes, in percent by class, beside the target's and that of all clients together.
+    """Draw label mixes, in percent by class, with the target mix and the mix of all clients for comparison.
 
     Args:
         axes: Where to draw, of the height that `class_height` names.

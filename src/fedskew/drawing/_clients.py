@@ -1,4 +1,4 @@
-"""Clients: what they hold, how often they take part, how much they count."""
+"""Figures of clients: their label counts, how often they take part, and their weights."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def inline_svg(figure: Figure, alt: str) -> str:
     """
     buffer = io.StringIO()
     with matplotlib.rc_context({"svg.hashsalt": alt}):
-        # not `savefig`, which draws a figure twice: it lays out in a drawing of its own
+        # not `savefig`, which draws the figure twice, once only for its layout
         FigureCanvasSVG(figure).print_svg(buffer, metadata={"Date": None})  # type: ignore[no-untyped-call]
     svg = buffer.getvalue()
     svg = re.sub(r"<metadata>.*?</metadata>|<defs>\s*<style.*?</style>\s*</defs>", "", svg, flags=re.DOTALL)

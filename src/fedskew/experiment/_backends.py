@@ -49,7 +49,7 @@ def _local(engine: EngineSection, model: FlatModel, work: LocalWork, observe: Ob
 
 
 def describe_backend(runner: RoundRunner) -> dict[str, Any]:
-    """What a run's summary says of its backend.
+    """Describe a run's backend for its summary.
 
     Args:
         runner: What plays the run's rounds.

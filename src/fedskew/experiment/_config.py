@@ -218,7 +218,7 @@ class EngineSection(Section):
 
 
 class OutputSection(Section):
-    """What a run writes beside its records.
+    """Files that a run writes in addition to its records.
 
     Attributes:
         checkpoint_every: Rounds from one checkpoint to the next.
@@ -230,7 +230,7 @@ class OutputSection(Section):
 
 
 class Config(Section):
-    """A whole config.
+    """The config of a run: everything that determines its result.
 
     Attributes:
         schema_: Version of this format; the key is `schema`.
@@ -316,7 +316,7 @@ class Config(Section):
         return round % self.evaluation.every == 0 or round == self.training.rounds
 
     def for_seed(self, seed: int) -> Config:
-        """This config for one seed.
+        """Return this config with a single seed.
 
         Args:
             seed: The seed.
@@ -425,7 +425,7 @@ def resolve(tree: Mapping[str, Any]) -> Config:
 
 
 def _with_rule_defaults(section: PartitionSection) -> PartitionSection:
-    """The section with every parameter of its rule, defaults included."""
+    """Complete a section with the defaults of its rule's parameters."""
     if section.rule == "file":
         if not {"path"} <= set(section.parameters) <= {"path", "target_client"}:
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""A run on disk.
+"""The run folder: a run's files on disk.
 
     config.toml         everything, defaults included: this file alone replays the run
     partition.npz       rows and label counts of every client; deployment.json where these are real sites
@@ -38,7 +38,7 @@ from fedskew.report import SeedRun
 
 @dataclass(frozen=True)
 class TaskInfo:
-    """Who trains on what, as reports show it.
+    """The clients and their label counts, as reports show them.
 
     Attributes:
         counts: Label counts of the clients that train, `(clients, classes)`, int64.

@@ -261,7 +261,7 @@ def _check_key(key: str, where: str) -> None:
 def _check_labels(values: list[_Value], where: str) -> None:
     label, times = Counter(value.label for value in values).most_common(1)[0]
     if times > 1:
-        raise ConfigError(f"{where}: {label!r} is there {times} times; drop one, or give it a label of its own")
+        raise ConfigError(f"{where}: {label!r} occurs {times} times; drop one, or give it another label")
 
 
 def _cell(

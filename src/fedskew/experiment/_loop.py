@@ -41,7 +41,7 @@ class Evaluator(Protocol):
 
 @dataclass(frozen=True)
 class RunState:
-    """What a run carries from round to round beside its records: what a checkpoint holds.
+    """The state of a run between rounds, without its records; the contents of a checkpoint.
 
     Attributes:
         server: The server's state.

@@ -300,9 +300,7 @@ def _divide(
         return stored, names, bool(section.parameters.get("target_client", False))
     if section.rule == "natural":
         if dataset.clients is None:
-            raise ConfigError(
-                f"partition.rule: data set {dataset.name!r} names no clients of its own; choose another rule"
-            )
+            raise ConfigError(f"partition.rule: data set {dataset.name!r} defines no clients; choose another rule")
         names = dataset.client_names
         shares = partition.natural_split(dataset.clients[kept], len(names))
         if section.clients not in (None, len(names)):

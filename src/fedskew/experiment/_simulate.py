@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Result:
-    """What `simulate` returns.
+    """The result of `simulate`.
 
     Attributes:
         config: The resolved config.

@@ -92,7 +92,7 @@ class SweepProgress(Protocol):
 
 @dataclass(frozen=True)
 class SweepResult:
-    """What `run_sweep` returns.
+    """The result of `run_sweep`.
 
     Attributes:
         sweep: The sweep.

@@ -205,7 +205,7 @@ def _import(tracker: str, module: str) -> Any:
 
 
 def _run_id(path: Path, create: Callable[[], str]) -> str:
-    """The run id kept in this file, so that a resumed run goes on as the same run."""
+    """Return the run id stored in a file, so that a resumed run continues the same run at the tracker."""
     if not path.exists():
         write_text(path, create())
     return path.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Builds what a client trains, and how, from a config: the same in a simulation and on a real site."""
+"""Builds network and local training from a config, the same in a simulation and at a real site."""
 
 from __future__ import annotations
 

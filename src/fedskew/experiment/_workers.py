@@ -1,4 +1,4 @@
-"""Several runs at a time, each in a process of its own that ends with the one that started it."""
+"""Trains several runs at a time, each in its own process, which ends with the process that started it."""
 
 from __future__ import annotations
 

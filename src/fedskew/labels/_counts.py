@@ -19,7 +19,7 @@ _NUMBERS_PER_BLOCK = 1 << 16
 
 
 class LabelCounts:
-    """How many samples of each class every client holds.
+    """Label counts: the number of samples of each class at each client.
 
     Args:
         counts: Shape `(clients, classes)`, numbers >= 0. Fractions are legal, as noisy counts have them, and so is a
@@ -77,7 +77,7 @@ class LabelCounts:
         return pooled
 
     def take(self, ids: ArrayLike) -> LabelCounts:
-        """The counts of some clients.
+        """Return the counts of a subset of the clients.
 
         Args:
             ids: Row numbers of the clients, in the order of the result.

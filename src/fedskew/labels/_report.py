@@ -75,7 +75,7 @@ class SkewReport:
 
     @property
     def single_holder(self) -> NDArray[np.int64]:
-        """Ids of classes that one client alone holds, where there are several clients."""
+        """Ids of classes that only one client holds; empty if there is only one client."""
         return np.flatnonzero(self.inter_client.holders == 1) if len(self.counts) > 1 else np.zeros(0, np.int64)
 
     @property

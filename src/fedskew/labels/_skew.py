@@ -203,7 +203,7 @@ def client_consistency(
 
 
 def _sorted_mixes(rows: FloatArray) -> FloatArray:
-    """The mixes of clients with samples, from each one's largest share to its smallest."""
+    """Label mixes of the clients with samples, each sorted from its largest share to its smallest."""
     mixes: FloatArray = np.sort(rows, axis=1)[:, ::-1] / rows.sum(axis=1, keepdims=True)
     return mixes
 
@@ -266,7 +266,7 @@ def target_coverage(record: LabelCounts, target: ArrayLike) -> TargetCoverage:
 
 
 def client_pairs(clients: int) -> tuple[Pairs, bool]:
-    """Pairs of different clients, all or a fixed sample where there are many, and whether they are a sample."""
+    """Return all pairs of different clients, or a fixed sample of many pairs; and whether they are a sample."""
     if clients * (clients - 1) // 2 <= EXACT_PAIRS:
         one, other = np.triu_indices(clients, 1)
         return (one, other), False

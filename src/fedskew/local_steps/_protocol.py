@@ -21,7 +21,7 @@ The next call may overwrite the returned vector; do not write to it.
 
 
 class StepSettings(NamedTuple):
-    """What stays the same during a client's local training.
+    """Settings that all local steps of a client share.
 
     Attributes:
         start: The parameters that the server sent.

@@ -115,7 +115,7 @@ def _as_table(value: Any, where: str, slot: str) -> Table:
 
 
 def _complete(slot: str, table: Table) -> Table:
-    """The table with every parameter of its component, defaults included (those that are None left out)."""
+    """Complete a component's table with the defaults of its parameters, except defaults that are None."""
     if slot != "objective":
         return _with_defaults(table, slot, f"method.{slot}")[0]
     terms = [
@@ -140,9 +140,9 @@ def _complete_term(entry: Any, where: str) -> Table:
 
 
 def _check_dropped(preset: str, brought: Table, own: Table) -> None:
-    """Raise ConfigError where terms of one's own would take the place of a preset's without saying so.
+    """Raise ConfigError if a user's own terms would silently replace those of a preset.
 
-    A table with a name says so: it replaces all that the preset brings. So does an empty list of terms.
+    A table with a name replaces the whole objective openly, and so does an empty list of terms; both are allowed.
     """
     names = [term["name"] for term in brought.get("terms", [])]
     if not names:

@@ -51,12 +51,12 @@ def check(method: Method) -> list[str]:
 
 
 def cost(method: Method) -> Cost:
-    """What a method costs beyond FedAvg."""
+    """Return what a method costs beyond FedAvg."""
     return components.cost(*(component for _, component in method.components()))
 
 
 def exceptions(verdict: Verdict) -> dict[tuple[str, str], str]:
-    """Pairs of our components, as `slot.name`, of which the first refuses or warns of the second, and the reason."""
+    """Return the reasons why our components refuse or warn of others, by the pair of both as `slot.name`."""
     keyed = [(f"{slot}.{name}", kind) for slot, index in PLACES.items() for name, kind in index.items()]
     found: dict[tuple[str, str], str] = {}
     for key, kind in keyed:
@@ -66,7 +66,7 @@ def exceptions(verdict: Verdict) -> dict[tuple[str, str], str]:
 
 
 def rules_between(verdict: Verdict, component: Any, others: list[tuple[str, Any]]) -> list[tuple[str, str]]:
-    """Which of `others`, given as key and component, a component refuses or warns of, and why."""
+    """Return which of `others`, pairs of key and component, a component refuses or warns of: key and reason."""
     rules: Mapping[str, str] = getattr(component, verdict, {})
     return [(key, reason) for rule, reason in rules.items() for key, other in others if _applies(rule, key, other)]
 

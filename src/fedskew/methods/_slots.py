@@ -69,7 +69,7 @@ DEFAULTS: dict[str, Table] = {
 
 
 def key_of(slot: str, component: Any) -> str:
-    """The `slot.name` of a component; a user's own class that inherits from one of ours goes by that one's name."""
+    """Return the `slot.name` of a component; a user's class that inherits from one of ours has the name of ours."""
     for kind in type(component).__mro__:
         for name, known in PLACES[slot].items():
             if known is kind:
@@ -78,5 +78,5 @@ def key_of(slot: str, component: Any) -> str:
 
 
 def name_of_key(key: str) -> str:
-    """The name in a `slot.name`."""
+    """Return the name in a `slot.name`."""
     return key.partition(".")[2]

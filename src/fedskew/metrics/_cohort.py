@@ -1,4 +1,4 @@
-"""Measures of clients: what labels a cohort trains on, what classes a client holds, how far updates point apart."""
+"""Measures of clients: label mixes of cohorts, class groups of a client, and how far updates point apart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Distillation from the sent model: over all classes (FedKD), or over those that the client holds (FedEKD).
+"""Distillation from the sent model: over all classes (FedKD), or over the classes that the client holds (FedEKD).
 
 Hinton et al., "Distilling the Knowledge in a Neural Network", 2015; the two names are the FedVLS paper's (its table
 13).

@@ -1,4 +1,4 @@
-"""FedLMD: distil what the sent model says of the classes that the client has few samples of.
+"""FedLMD: distil the sent model's predictions of the classes of which the client has few samples.
 
 Lu et al., "Federated Learning with Label-Masking Distillation", ACM Multimedia 2023.
 

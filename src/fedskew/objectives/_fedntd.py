@@ -1,4 +1,4 @@
-"""FedNTD: distil what the sent model says of every class but the true one.
+"""FedNTD: distil the sent model's predictions of all classes except the true one.
 
 Lee et al., "Preservation of the Global Knowledge by Not-True Distillation in Federated Learning", NeurIPS 2022.
 

@@ -216,7 +216,7 @@ class FedVLSCalibration:
 
 @component
 class VacantDistillation:
-    """FedVLS's L_dis: distil from the sent model what it says of the client's vacant classes.
+    """FedVLS's L_dis: distil the sent model's predictions of the client's vacant classes.
 
     The paper's weight is 0.1, or 0.5.
     """

@@ -54,7 +54,7 @@ def fpl(
     """FPL's two terms, InfoNCE and squared distance, without cross-entropy.
 
     Args:
-        features: What the last linear layer receives, shape `(batch, dim)`.
+        features: Input of the last linear layer, shape `(batch, dim)`.
         targets: Class ids, shape `(batch,)`, int64.
         prototypes: Prototypes by class id, shape `(count, dim)` each, in the features' dtype; they get no gradient.
         temperature: Divides the cosines.
@@ -124,7 +124,7 @@ class FPL(Hooks):
     cost: ClassVar[Cost] = Cost(numbers=("C features up", "C features or more down"))
 
     def value(self, batch: Batch, context: Context) -> Tensor:
-        """`fpl` of the batch and the prototypes that were sent; 0 where there are none."""
+        """`fpl` of the batch and the prototypes that were sent; 0 if there are none."""
         if VALUES not in context.broadcast:
             return batch.features[:0].sum()
         values, classes = context.broadcast[VALUES], context.broadcast[CLASSES]
@@ -179,7 +179,7 @@ class FPL(Hooks):
 
 
 def finch() -> Callable[..., Any]:
-    """The clustering function of its authors' package; MissingPackageError where it is not installed."""
+    """Return FINCH's clustering function; raise MissingPackageError if its package is not installed."""
     try:
         with warnings.catch_warnings(action="ignore"):  # it misses packages for millions of points
             from finch import FINCH

@@ -14,7 +14,7 @@ from fedskew.models import Outputs
 
 
 class Context(NamedTuple):
-    """What a loss may read beside the batch.
+    """Data that a loss may read in addition to the batch.
 
     Attributes:
         counts: The client's own label counts, shape `(classes,)`, in the logits' dtype.
@@ -47,7 +47,7 @@ class Loss(Protocol):
 
 @dataclass(frozen=True)
 class Objective:
-    """What a client minimises.
+    """The function that a client minimises.
 
     Attributes:
         loss: The classification loss.

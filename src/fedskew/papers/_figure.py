@@ -102,7 +102,7 @@ def _curves(axes: Axes, part: FigurePart, rows: Runs, styles: dict[str, int]) ->
 
 
 def _series(run: SeedRun, value: str) -> Iterator[tuple[int, float]]:
-    """Yield rounds and values; shares of which `unit_of` says "%" in percent."""
+    """Yield rounds and values; values whose `unit_of` is "%" are converted to percent."""
     scale = 100.0 if unit_of(value) else 1.0
     for record in run.rounds:
         found: Any = record
@@ -113,7 +113,7 @@ def _series(run: SeedRun, value: str) -> Iterator[tuple[int, float]]:
 
 
 def _against(axes: Axes, part: FigurePart, rows: Runs, styles: dict[str, int]) -> None:
-    """Draw a value of runs against a number: of an axis's label, or another value of the same runs."""
+    """Draw a value of runs against the number in an axis's label, or against another value of the same runs."""
     by_line: dict[str, list[tuple[float, Floats]]] = {}
     for row, seeds in rows:
         found = [(value_of(run, part.value), _x(part.x, row, run)) for run in seeds]

@@ -171,7 +171,7 @@ class FigurePart:
 
 @dataclass(frozen=True)
 class Deviation:
-    """What differs from the paper.
+    """A difference from the paper.
 
     Attributes:
         where: The rows that it concerns, by label; empty for all rows.

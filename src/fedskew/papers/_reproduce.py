@@ -20,7 +20,7 @@ from fedskew.papers._recipe import Labels, Recipe, RecipeRow
 from fedskew.report import SeedRun, machine_notes
 from fedskew.tables import Spread, csv_text, flatten, markdown_table
 
-_UNREPORTED = ("data.root", "engine.", "output.", "seeds")  # changes of a config that leave the task as it is
+_UNREPORTED = ("data.root", "engine.", "output.", "seeds")  # keys of a config that do not change the task
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Reproduction:
-    """What `reproduce` returns.
+    """The result of `reproduce`.
 
     Attributes:
         recipe: The recipe.

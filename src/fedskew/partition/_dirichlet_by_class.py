@@ -100,7 +100,7 @@ class DirichletByClass:
 
 @component
 class DirichletWithinDomains(DirichletByClass):
-    """Each domain is divided among clients of its own, class by class, by a Dirichlet draw.
+    """Divides each domain among its own clients, class by class, by a Dirichlet draw.
 
     The split of Digits in FedVLS (tables 14 and 15: "each domain among six clients"). With D domains and K clients,
     domain d goes to clients d K/D to (d + 1) K/D - 1, by `DirichletByClass`, whose parameters it takes.

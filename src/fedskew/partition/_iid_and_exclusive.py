@@ -15,7 +15,7 @@ from fedskew.partition._rule import IntArray, check_samples, deal
 
 @component
 class IIDAndExclusive:
-    """A share of the clients has exclusive labels, the others are IID over the remaining ones; all have one size.
+    """Gives some clients exclusive labels and the others IID samples of the remaining labels; all have one size.
 
     The partition of FedLA (Khalil et al., 2023), by the paper's text. Of K clients, floor(exclusive_share * K) hold
     `labels_per_client` classes each that no other client has, in equal parts; the others draw uniformly, without

@@ -1,4 +1,4 @@
-"""FedPALS's rule for PACS: every client lacks one label of its own, and one client is small."""
+"""FedPALS's rule for PACS: every client lacks a different label, and one client is small."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class OneLabelMissing:
     def split(
         self, labels: ArrayLike, clients: int, rng: np.random.Generator, num_classes: int | None = None
     ) -> list[IntArray]:
-        """Divide all samples but those that the first client loses; see `Rule.split`."""
+        """Divide all samples except those that the first client loses; see `Rule.split`."""
         labels, class_sizes = check_samples(labels, clients, rng, num_classes)
         classes = len(class_sizes)
         if not 2 <= clients <= classes:

@@ -1,4 +1,4 @@
-"""The record of a split, which can be saved so that two systems train on the same one."""
+"""The result of a partition rule; it can be saved, so that two systems train on the same partition."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ GOOD, DATA, ROUND, LOCAL = (
 
 @dataclass(frozen=True)
 class Group:
-    """The seeds of one label, lowest first, and the number of its colour and marker on the whole page."""
+    """The runs of one label, by seed, and the number of the label's colour and marker, the same on the whole page."""
 
     label: str
     style: int

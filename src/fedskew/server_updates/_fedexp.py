@@ -101,7 +101,7 @@ def _step(updates: Tensor, weights: FloatArray, mean: Tensor, eps: float) -> flo
 
 
 def _squared_norm(vector: Tensor) -> float:
-    """The squared norm, folded in halves to a length that PyTorch sums in one thread: the same bits for any number."""
+    """The squared norm, folded in halves to a length that PyTorch sums in one thread, so that bits are reproducible."""
     squares = vector.to(torch.float64).square()
     while len(squares) > 4096:
         half = (len(squares) + 1) // 2

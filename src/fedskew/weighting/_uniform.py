@@ -35,7 +35,7 @@ def _equal(held: FloatArray, argument: str) -> FloatArray:
 
 @component
 class Uniform:
-    """The same weight for every client that holds a sample, as in SCAFFOLD's mean."""
+    """Gives every client that holds a sample the same weight, as in SCAFFOLD's mean."""
 
     needs_label_counts: ClassVar[bool] = False
     weighs_equally: ClassVar[bool] = True
