@@ -154,3 +154,66 @@ def test_check_notices_another_data_set(partition: Partition) -> None:
 def test_refuses_what_is_no_partition(indices, classes, message) -> None:
     with pytest.raises(ArgumentError, match=message):
         Partition.of(indices, LABELS, classes)
+
+
+class EveryThird:
+    """A partitioner as those of flwr-datasets are: told the data set once, asked for one part after the other."""
+
+    num_partitions = 3
+
+    def __init__(self) -> None:
+        self._table = None
+
+    @property
+    def dataset(self):
+        return self._table
+
+    @dataset.setter
+    def dataset(self, table) -> None:
+        if self._table is not None:
+            raise ValueError("The dataset should be assigned only once to the partitioner.")
+        self._table = table
+
+    def load_partition(self, client: int):
+        return self._table.shard(num_shards=3, index=client, contiguous=False)
+
+
+class ByWriter(EveryThird):
+    num_partitions = 2
+
+    def load_partition(self, client: int):
+        return self._table.select([row for row, writer in enumerate(self._table["writer"]) if writer == "ab"[client]])
+
+
+def test_a_partitioner_of_flower_gives_a_partition(tmp_path: Path) -> None:
+    pytest.importorskip("datasets")
+    made = Partition.from_flower(EveryThird(), LABELS, 3)
+    assert [held.tolist() for held in made.indices] == [[0, 3, 6], [1, 4], [2, 5]]
+    assert made.counts.tolist() == [[3, 0, 0], [0, 2, 0], [0, 0, 2]]
+    assert made.rule == "EveryThird of flwr-datasets"
+    made.save(tmp_path / "clients.npz")
+    assert Partition.load(tmp_path / "clients.npz").hash == made.hash
+    by_writer = Partition.from_flower(ByWriter(), LABELS, 3, {"writer": list("aabbaba")})
+    assert [held.tolist() for held in by_writer.indices] == [[0, 1, 4, 6], [2, 3, 5]]
+
+
+def test_a_partitioner_that_has_its_data_already_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("datasets")
+    used = EveryThird()
+    Partition.from_flower(used, LABELS, 3)
+    with pytest.raises(ArgumentError, match="EveryThird can't divide these samples: The dataset should be"):
+        Partition.from_flower(used, LABELS, 3)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["DirichletPartitioner", "PathologicalPartitioner", "ShardPartitioner"])
+def test_flowers_own_partitioners(name: str) -> None:
+    partitioners = pytest.importorskip("flwr_datasets.partitioner")
+    options = {"alpha": 0.5} if name.startswith("D") else {"num_classes_per_partition": 2} if name[0] == "P" else {}
+    options |= {"num_shards_per_partition": 2} if name[0] == "S" else {}
+    labels = np.random.default_rng(0).integers(0, 10, 2000)
+    made = Partition.from_flower(
+        getattr(partitioners, name)(num_partitions=5, partition_by="label", **options), labels, 10
+    )
+    assert made.counts.sum() <= 2000
+    assert len(made.indices) == 5

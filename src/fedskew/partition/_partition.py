@@ -5,19 +5,22 @@ from __future__ import annotations
 import hashlib
 import os
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedskew.errors import ArgumentError, DataError
+from fedskew.errors import ArgumentError, DataError, MissingPackageError
 from fedskew.files import replacing
 from fedskew.partition._rule import IntArray
 
 _FORMAT = "fedskew partition 1"
+_ROW = "fedskew row"
 _FIXED_TIME = (1980, 1, 1, 0, 0, 0)
 
 
@@ -62,6 +65,42 @@ class Partition:
         client = np.repeat(np.arange(len(arrays)), [len(held) for held in arrays])
         counts = np.bincount(client * num_classes + labels[dealt], minlength=len(arrays) * num_classes)
         return cls(arrays, counts.reshape(len(arrays), num_classes), str(rule))
+
+    @classmethod
+    def from_flower(
+        cls, partitioner: Any, labels: ArrayLike, num_classes: int, columns: Mapping[str, ArrayLike] | None = None
+    ) -> Partition:
+        """Divide samples by a partitioner of the package `flwr-datasets`.
+
+            made = DirichletPartitioner(num_partitions=10, partition_by="label", alpha=0.1)
+            Partition.from_flower(made, dataset.targets, dataset.num_classes).save("clients.npz")
+
+        A config trains on it by `rule = "file"` and `path = "clients.npz"`.
+
+        Args:
+            partitioner: The partitioner, to which no data set has been assigned yet.
+            labels: Class ids, shape `(samples,)`, integers in [0, num_classes); the partitioner knows them as "label".
+            num_classes: Number of classes.
+            columns: What else the partitioner divides by: values of each sample, by name.
+
+        Raises:
+            ArgumentError: It has a data set already, or can't divide these samples.
+            MissingPackageError: The package `datasets` is not installed.
+        """
+        try:
+            package = import_module("datasets")
+        except ImportError:
+            raise MissingPackageError("a partitioner of Flower needs datasets: pip install 'fedskew[hf]'") from None
+        table = {name: np.asarray(values) for name, values in {"label": labels, **(columns or {})}.items()}
+        rows = np.arange(len(table["label"]))
+        kind = type(partitioner).__name__
+        try:
+            partitioner.dataset = package.Dataset.from_dict({**table, _ROW: rows})
+            parts = [partitioner.load_partition(client)[_ROW] for client in range(partitioner.num_partitions)]
+        except (AttributeError, TypeError, ValueError, KeyError) as error:
+            raise ArgumentError(f"partitioner: {kind} can't divide these samples: {error}") from None
+        indices = [np.sort(np.asarray(part, dtype=np.int64)) for part in parts]
+        return cls.of(indices, table["label"], num_classes, f"{kind} of flwr-datasets")
 
     @property
     def num_classes(self) -> int:
