@@ -37,6 +37,7 @@ class Purpose(enum.IntEnum):
     MODEL_ADAPT = 14
     ORACLE = 15
     CLUSTERS = 16
+    ROWS = 17
 
 
 _WORD = 1 << 64

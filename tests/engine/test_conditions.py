@@ -7,6 +7,7 @@ import pytest
 
 import fedskew
 from fedskew.engine import Conditions
+from fedskew.errors import ConfigError
 
 TASK = {
     "name": "conditions",
@@ -72,6 +73,54 @@ def test_stragglers_take_fewer_steps():
     slow = fedskew.simulate(TASK, conditions={"stragglers": 1.0})
     fast = fedskew.simulate(TASK)
     assert sum(sum(record["steps"]) for record in slow.rounds) < 0.8 * sum(sum(r["steps"]) for r in fast.rounds)
+
+
+@pytest.mark.parametrize(
+    ("training", "steps_of"),
+    [
+        ({"epochs": 0.5}, lambda batches: -(-batches // 2)),
+        ({"epochs": 0.01}, lambda batches: 1),
+        ({"epochs": 1.25}, lambda batches: -(-5 * batches // 4)),
+        ({"epochs": 2.0}, lambda batches: 2 * batches),
+        ({"epochs": 1, "steps": 7}, lambda batches: 7),
+        ({"epochs": 1, "steps": 100}, lambda batches: 100),
+    ],
+)
+@pytest.mark.parametrize("backend", ["sequential", "cohort"])
+def test_a_fraction_of_an_epoch_or_a_number_of_steps_is_what_every_client_takes(training, steps_of, backend):
+    run = fedskew.simulate(
+        TASK,
+        training=TASK["training"] | {"rounds": 2, "batch_size": 4} | training,
+        engine={"backend": backend},
+    ).runs[0]
+    sizes = run.counts.sum(axis=1)
+    for record in run.rounds[1:]:
+        assert record.steps == [steps_of(-(-sizes[client] // 4)) for client in record.answered]
+
+
+def test_whole_epochs_written_as_a_fraction_are_the_same_run():
+    whole, written = (
+        fedskew.simulate(TASK, training=TASK["training"] | {"rounds": 1, "epochs": epochs}) for epochs in (2, 2.0)
+    )
+    assert whole.config == written.config
+    assert whole.config.hash == written.config.hash
+
+
+@pytest.mark.parametrize(
+    ("tree", "message"),
+    [
+        ({"training": {"epochs": 5, "steps": 3}}, "training.steps: stands in place of epochs"),
+        ({"training": {"steps": 3}, "conditions": {"stragglers": 0.5}}, "conditions.stragglers: train fewer epochs"),
+        ({"training": {"epochs": 0.5}, "conditions": {"stragglers": 0.5}}, "conditions.stragglers: train fewer epochs"),
+        ({"training": {"epochs": -0.5}}, "training.epochs: input should be greater than or equal to 0 .got -0.5."),
+        ({"training": {"epochs": float("inf")}}, "training.epochs: input should be a"),
+        ({"training": {"steps": 0}}, "training.steps: input should be greater than or equal to 1"),
+    ],
+)
+def test_steps_and_fractions_that_make_no_sense_are_refused(tree, message):
+    training = {key: value for key, value in TASK["training"].items() if key != "epochs"}
+    with pytest.raises(ConfigError, match=message):
+        fedskew.simulate(TASK | tree | {"training": training | tree["training"]})
 
 
 def test_noisy_counts_choose_the_cohort_and_weights_stay_exact_unless_asked():

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+import fedskew
 from fedskew.data import Dataset
-from fedskew.errors import PartitionError
+from fedskew.errors import ConfigError, PartitionError
 from fedskew.experiment import make_task, resolve
 
 
@@ -69,3 +70,50 @@ def test_a_data_set_without_domains_is_refused():
     tree["partition"] = {"rule": "dirichlet_within_domains", "beta": 1.0, "clients": 4}
     with pytest.raises(PartitionError, match="has no domains"):
         make_task(resolve(tree), seed=0)
+
+
+DIGITS = {"data": {"name": "digits"}, "model": "logistic", "training": {"rounds": 1}}
+
+
+def digits(run_seed=0, data=None, **partition):
+    tree = DIGITS | {"partition": {"rule": "dirichlet_by_class", "beta": 0.5, "clients": 5} | partition}
+    return make_task(resolve(tree | {"data": {"name": "digits"} | (data or {})}), run_seed)
+
+
+def test_a_partitions_own_seed_decides_who_holds_what_whatever_the_runs_seed():
+    fixed = [digits(seed, {"validation": 0.1}, seed=3) for seed in (0, 1)]
+    assert fixed[0].partition.hash == fixed[1].partition.hash
+    assert fixed[0].validation.tolist() == fixed[1].validation.tolist()
+    assert fixed[0].partition.hash == digits(3, {"validation": 0.1}).partition.hash
+    assert fixed[0].partition.hash != digits(0, {"validation": 0.1}).partition.hash
+
+
+def test_runs_of_one_partition_and_two_seeds_differ_in_training_only():
+    config = DIGITS | {"partition": {"rule": "iid", "clients": 5, "seed": 0}, "seeds": [0, 1]}
+    first, second = fedskew.simulate(config).runs
+    assert (first.counts == second.counts).all()
+    assert first.rounds[1].loss != second.rounds[1].loss
+
+
+def iid(rows, **data):
+    tree = DIGITS | {"data": {"name": "digits", "rows": rows} | data, "partition": {"rule": "iid", "clients": 1}}
+    return make_task(resolve(tree), 0)
+
+
+@pytest.mark.parametrize("rows", [1, 10, 100, 777, 1352])
+def test_rows_are_drawn_with_the_same_share_of_every_class(rows):
+    task = iid(rows)
+    counts = task.partition.counts.sum(axis=0)
+    every = np.bincount(task.dataset.targets.numpy(), minlength=10)
+    share = every * rows / every.sum()
+    assert counts.sum() == rows
+    assert ((np.floor(share) <= counts) & (counts <= np.ceil(share))).all()
+
+
+def test_validation_samples_are_among_the_rows():
+    task = iid(500, validation=0.2)
+    assert len(task.validation) + task.partition.counts.sum() == 500
+    with pytest.raises(ConfigError, match="data.rows: 5,000 are more than the 1,352 training samples of 'digits'"):
+        iid(5000)
+    with pytest.raises(ConfigError, match="data.rows"):
+        iid(0)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from fedskew.errors import ArgumentError, PartitionError
 from fedskew.partition import (
+    IID,
     INDEX,
     DirichletByClass,
     DirichletByClient,
@@ -33,8 +34,9 @@ RULES = [
     Sparsity(3),
     IIDAndExclusive(0.3, 2, 1000),
     OneLabelMissing(0.1),
+    IID(),
 ]
-USES_ALL = (DirichletByClass, DirichletByClient, Quantity, Shards, PairedShards)
+USES_ALL = (IID, DirichletByClass, DirichletByClient, Quantity, Shards, PairedShards)
 
 every_rule = pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
 
@@ -161,6 +163,7 @@ def test_the_index_names_every_rule() -> None:
         "dirichlet_by_class",
         "dirichlet_by_client",
         "dirichlet_within_domains",
+        "iid",
         "iid_and_exclusive",
         "natural",
         "one_label_missing",

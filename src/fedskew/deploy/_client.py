@@ -71,7 +71,7 @@ class Site:
     model: FlatModel
     work: LocalWork
     data: SiteData
-    epochs: int = 1
+    epochs: float = 1
     label_counts: Release = "exact"
     epsilon: float | None = None
     neighbours: Literal["add-remove", "replace"] = "add-remove"
@@ -178,7 +178,7 @@ def client_app(
     method: str | Mapping[str, Any] | Method = "fedavg",
     *,
     training: LocalTraining | None = None,
-    epochs: int = 1,
+    epochs: float = 1,
     seed: int = 0,
     label_counts: Release = "exact",
     epsilon: float | None = None,
@@ -264,7 +264,7 @@ def agreed_site(config: Config, agreement: Agreement, data: SiteData) -> Site:
         FlatModel(network),
         work,
         data,
-        config.training.epochs,
+        config.training.most_epochs,
         agreement.label_counts,
         agreement.epsilon,
         agreement.neighbours,

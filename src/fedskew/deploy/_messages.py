@@ -62,7 +62,7 @@ class TrainInstruction(NamedTuple):
     run: str
     round: int
     client: int
-    epochs: int
+    epochs: float
     counted: int
     steps: int | None = None
     quota: tuple[int, ...] | None = None
@@ -86,9 +86,12 @@ class TrainInstruction(NamedTuple):
         """
         if CLIENT not in config:
             return None
-        numbers = {key: config.get(key) for key in (ROUND, CLIENT, EPOCHS, COUNTED)}
+        numbers = {key: config.get(key) for key in (ROUND, CLIENT, COUNTED)}
+        epochs = config.get(EPOCHS)
         run, steps, quota = config.get(RUN), config.get(STEPS), config.get(QUOTA)
         wrong = [key for key, value in numbers.items() if not _is_count(value)]
+        if not _is_count(epochs) and not (isinstance(epochs, float) and 0 <= epochs < 2**53):
+            wrong.append(EPOCHS)
         if wrong or not isinstance(run, str) or not run or not set(run) <= set("0123456789abcdef") or len(run) > 64:
             raise RunError(f"the server's config has no valid {wrong[0] if wrong else RUN!r}: {dict(config)!r:.200}")
         if (steps is not None and not _is_count(steps)) or (
@@ -99,7 +102,7 @@ class TrainInstruction(NamedTuple):
             run,
             numbers[ROUND],  # type: ignore[arg-type]
             numbers[CLIENT],  # type: ignore[arg-type]
-            numbers[EPOCHS],  # type: ignore[arg-type]
+            epochs,  # type: ignore[arg-type]
             numbers[COUNTED],  # type: ignore[arg-type]
             steps,  # type: ignore[arg-type]
             None if quota is None else tuple(quota),  # type: ignore[arg-type]

@@ -339,7 +339,7 @@ class ReplyValidator:
     def expected(self, round: int, task: Assignment) -> ExpectedReply:
         """Return the form that the reply to an assignment must have."""
         batches = math.ceil((task.samples + self.rules.slack) / self.rules.batch_size)
-        most = task.epochs * batches
+        most = math.ceil(task.epochs * batches)
         return ExpectedReply(
             client=task.client,
             round=round,

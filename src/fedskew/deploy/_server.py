@@ -187,7 +187,8 @@ def make_deployed_loop(
             target=mix,
             participation=training.participation,
             seed=seed,
-            epochs=training.epochs,
+            epochs=training.most_epochs,
+            steps=training.steps,
             clients=clients,
         )
     except ArgumentError as error:

@@ -58,7 +58,7 @@ class Assignment(NamedTuple):
 
     Attributes:
         client: The client's number.
-        epochs: Local epochs.
+        epochs: Local epochs; of the last one, a fraction may be trained.
         state: The state that the client kept from its last participation (see `fedskew.hooks`).
         quota: Number of samples of each class to train on, `(classes,)`; they are drawn anew in this round. None: all
             samples.
@@ -67,7 +67,7 @@ class Assignment(NamedTuple):
     """
 
     client: int
-    epochs: int
+    epochs: float
     state: Mapping[str, Tensor] = {}
     quota: NDArray[np.float64] | None = None
     steps: int | None = None

@@ -73,7 +73,7 @@ class Conditions:
         dropped[rng.permutation(cohort)[: min(math.floor(self.dropout * cohort + 1e-9), cohort - 1)]] = True
         return dropped
 
-    def epochs(self, clients: int, epochs: int, seed: int) -> NDArray[np.int64]:
+    def epochs(self, clients: int, epochs: float, seed: int) -> NDArray[np.int64] | NDArray[np.float64]:
         """Draw the local epochs of every client, the same in every round.
 
         Args:
@@ -84,11 +84,13 @@ class Conditions:
         Returns:
             The local epochs of each client, `(clients,)`.
         """
-        each = np.full(clients, epochs, dtype=np.int64)
+        each = np.full(clients, epochs)
         slow = math.floor(self.stragglers * clients + 1e-9)
         if slow:
             rng = generator(seed, Purpose.STRAGGLERS)
-            each[rng.permutation(clients)[:slow]] = rng.integers(1, max(epochs, 1), size=slow, endpoint=True)
+            each[rng.permutation(clients)[:slow]] = rng.integers(
+                1, max(math.floor(epochs), 1), size=slow, endpoint=True
+            )
         return each
 
 
@@ -187,7 +189,7 @@ class Federation:
     target: FloatArray | None
     participation: float
     seed: int
-    epochs: int = 1
+    epochs: float = 1
     steps: int | None = None
     conditions: Conditions = field(default_factory=Conditions)
     seen: FloatArray | None = None
@@ -215,7 +217,7 @@ class Federation:
         return LabelCounts(self.counts if self.seen is None else self.seen)
 
     @cached_property
-    def _epochs(self) -> NDArray[np.int64]:
+    def _epochs(self) -> NDArray[np.int64] | NDArray[np.float64]:
         """Local epochs of every client."""
         return self.conditions.epochs(len(self.counts), self.epochs, self.seed)
 
@@ -304,7 +306,7 @@ class Federation:
         assignments = [
             Assignment(
                 client=client,
-                epochs=int(self._epochs[client]),
+                epochs=self._epochs[client].item(),
                 state=self.clients.get(client) or fresh,
                 quota=cohort.counts[place] if cohort.quotas else None,
                 steps=self.steps,

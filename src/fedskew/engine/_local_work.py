@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -70,6 +71,27 @@ class PartitionedData:
             client: The client's number.
         """
         return ClientSamples(self.inputs, self.targets, self.rows[client], self.counts[client])
+
+
+class Schedule(NamedTuple):
+    """How many local steps a client takes.
+
+    Attributes:
+        steps: All of its steps.
+        of_epoch: Steps of a whole epoch.
+    """
+
+    steps: int
+    of_epoch: int
+
+    @property
+    def epochs(self) -> int:
+        """The epochs that are begun."""
+        return -(-self.steps // self.of_epoch) if self.steps else 0
+
+    def in_last_epoch(self, step: int) -> bool:
+        """Whether a step, from 0, belongs to the last epoch that is begun."""
+        return step // self.of_epoch == self.epochs - 1
 
 
 @dataclass(frozen=True)
@@ -146,8 +168,23 @@ class LocalWork:
         Returns:
             The number of samples, over all epochs.
         """
-        seen = task.epochs * task.samples
+        seen = math.ceil(task.epochs * task.samples)
         return seen if task.steps is None else min(seen, task.steps * self.training.batch_size)
+
+    def schedule(self, task: Assignment, samples: int) -> Schedule:
+        """Count a client's local steps.
+
+        Args:
+            task: The client's assignment.
+            samples: Number of samples that the client trains on.
+
+        Returns:
+            Its steps: those of its epochs, where a part of an epoch is rounded up to whole batches; but not more than
+            the assignment's `steps`.
+        """
+        of_epoch = -(-self.training.samples_of_epoch(samples) // self.training.batch_size)
+        steps = math.ceil(task.epochs * of_epoch - 1e-9)
+        return Schedule(steps if task.steps is None else min(steps, task.steps), of_epoch)
 
     def epoch_orders(
         self, round: int, client: int, rows: NDArray[np.int64], epochs: int

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fedskew.engine._backend import Assignment, Backend, Observer, Sent, Update
 from fedskew.engine._contracts import calling, checked_step
 from fedskew.engine._faults import watched
-from fedskew.engine._local_work import ClientSamples, LocalWork, training_failed
+from fedskew.engine._local_work import ClientSamples, LocalWork, Schedule, training_failed
 from fedskew.engine._update_buffer import UpdateBuffer
 from fedskew.errors import ComponentError, RunError
 from fedskew.hooks import LocalEnd
@@ -235,7 +235,8 @@ class SequentialBackend(Backend):
         augmentation_key = stream_key(work.seed, Purpose.AUGMENTATION, round, client)
         gathered: dict[str, Mapping[str, Tensor]] = {name: {} for name in work.hooks}
         total, seen, steps = torch.zeros((), device=settings.start.device), 0, 0
-        for epoch, rows in islice(self._batches(round, task, samples), task.steps):
+        schedule = work.schedule(task, len(samples.rows))
+        for rows in islice(self._batches(round, task, samples, schedule), schedule.steps):
             for layer in self._dropouts:
                 layer.key.fill_(fold(dropout_key, steps))
             x, y = samples.inputs.index_select(0, rows), samples.targets.index_select(0, rows)
@@ -252,7 +253,7 @@ class SequentialBackend(Backend):
                 where = f"round {round}, client {client}, step {steps} ({len(rows)} samples)"
                 raise training_failed(where, error) from error
             for name, hooks in work.hooks.items():
-                gathered[name] = hooks.gather(gathered[name], objective.batch, epoch == task.epochs - 1)
+                gathered[name] = hooks.gather(gathered[name], objective.batch, schedule.in_last_epoch(steps))
             total += objective.first * len(rows)
             seen += len(rows)
             steps += 1
@@ -271,13 +272,10 @@ class SequentialBackend(Backend):
         self._previous.load(ModelState(state["previous.parameters"], state["previous.buffers"], integers))
         return self._previous
 
-    def _batches(self, round: int, task: Assignment, samples: ClientSamples) -> Iterator[tuple[int, Tensor]]:
-        """Yield the epoch, from 0, and the rows of every batch."""
-        if len(samples.rows) == 0:
-            return
-        for epoch, order in enumerate(self.work.epoch_orders(round, task.client, samples.rows, task.epochs)):
-            for batch in torch.split(torch.from_numpy(order).to(samples.targets.device), self.work.training.batch_size):
-                yield epoch, batch
+    def _batches(self, round: int, task: Assignment, samples: ClientSamples, schedule: Schedule) -> Iterator[Tensor]:
+        """Yield the rows of every batch of the epochs that are begun."""
+        for order in self.work.epoch_orders(round, task.client, samples.rows, schedule.epochs):
+            yield from torch.split(torch.from_numpy(order).to(samples.targets.device), self.work.training.batch_size)
 
 
 class _FrozenModel:

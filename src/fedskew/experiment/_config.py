@@ -57,11 +57,14 @@ class DataSection(Named):
         root: Folder of its files; None: the environment variable `FEDSKEW_DATA`.
         validation: Share of the training samples of each class that is held out, for early stopping and for choosing
             values; "own": the samples that the data set itself sets aside, which are never trained on in any case.
+        rows: Use only so many of the training samples, drawn at random with the same share of every class (and the
+            validation samples among them); None: all.
     """
 
     name: str
     root: str | None = None
     validation: Annotated[float, Field(ge=0.0, lt=1.0)] | Literal["own"] = 0.0
+    rows: Annotated[int, Field(ge=1)] | None = None
 
 
 class PartitionSection(Named):
@@ -72,12 +75,15 @@ class PartitionSection(Named):
             `path` and `target_client`, whether its last client is the target.
         clients: Number of clients, including a target client where the rule has one. "natural" merges whole clients
             until so many are left (None: it keeps all); "file" has its own number.
+        seed: Seed of all that decides who holds what: samples that are held out or left out, and the rule's draws. With
+            it, runs of different `seeds` train on one and the same federation; None: a run's own seed.
         oracle: Divide the samples of the clients that train once more, so that each has the target mix (the Oracle of
             FedPALS).
     """
 
     rule: str
     clients: Annotated[int, Field(ge=1)] | None = None
+    seed: Annotated[int, Field(ge=0)] | None = None
     oracle: bool = False
 
 
@@ -97,7 +103,8 @@ class TrainingSection(Section):
     Attributes:
         rounds: Number of rounds.
         participation: Share of the clients that is selected in each round.
-        epochs: Local epochs.
+        epochs: Local epochs; a fraction such as 0.5 trains on as many of an epoch's batches, at least one.
+        steps: Local steps, the same at every client, in place of `epochs`; None: as `epochs` says.
         batch_size: Samples in a batch.
         smallest_batch: A last batch of an epoch with fewer samples is left out.
         lr: Learning rate of the first round.
@@ -112,7 +119,8 @@ class TrainingSection(Section):
 
     rounds: Annotated[int, Field(ge=0)]
     participation: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
-    epochs: Annotated[int, Field(ge=0)] = 1
+    epochs: Annotated[int | Annotated[float, Field(allow_inf_nan=False)], Field(ge=0)] = 1
+    steps: Annotated[int, Field(ge=1)] | None = None
     batch_size: Annotated[int, Field(ge=1)] = 64
     smallest_batch: Annotated[int, Field(ge=1)] = 1
     lr: Positive = 0.01
@@ -122,6 +130,17 @@ class TrainingSection(Section):
     persist_momentum: bool = False
     teacher_train_mode: bool = False
     augmentation: str | None = None
+
+    @pydantic.field_validator("epochs")
+    @classmethod
+    def _whole(cls, epochs: float) -> float:
+        """A whole number of epochs as one, so that 5.0 and 5 are the same config."""
+        return int(epochs) if epochs == int(epochs) else epochs
+
+    @property
+    def most_epochs(self) -> float:
+        """Local epochs, or more than a client can need for `steps`."""
+        return self.epochs if self.steps is None else self.steps
 
 
 class TargetSection(Section):
@@ -438,7 +457,7 @@ def _with_rule_defaults(section: PartitionSection) -> PartitionSection:
     components.find(index, section.rule, "partition.rule")
     rule = components.make_component(partition.INDEX, {"name": section.rule, **section.parameters}, "partition")
     return PartitionSection(
-        rule=section.rule, clients=section.clients, oracle=section.oracle, **dataclasses.asdict(rule)
+        rule=section.rule, clients=section.clients, seed=section.seed, oracle=section.oracle, **dataclasses.asdict(rule)
     )
 
 
@@ -530,6 +549,11 @@ def _check(config: Config) -> None:
     if validated and config.data.validation == 0:
         key = "tune.key" if config.tune is not None else "evaluation.patience"
         raise ConfigError(f"{key}: there is no validation set; set data.validation to a share such as 0.1")
+    training = config.training
+    if training.steps is not None and training.epochs != 1:
+        raise ConfigError("training.steps: stands in place of epochs; set only one of them")
+    if config.conditions.stragglers and (training.steps is not None or 0 < training.epochs < 1):
+        raise ConfigError("conditions.stragglers: train fewer epochs than others; set training.epochs to 1 or more")
     if len(set(config.seeds)) != len(config.seeds):
         raise ConfigError(f"seeds: {config.seeds} names a seed twice")
     pipeline = methods.build(config.method, config.training.momentum).pipeline

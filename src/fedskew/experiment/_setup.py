@@ -68,16 +68,19 @@ def make_task(config: Config, seed: int) -> Task:
 
     Args:
         config: The config.
-        seed: The seed, in place of the config's.
+        seed: The seed, in place of the config's; `partition.seed` comes before it.
 
     Raises:
         DataError: The data can't be loaded.
         PartitionError: The rule can't divide them.
         ConfigError: The config does not fit the data.
     """
+    if config.partition.seed is not None:
+        seed = config.partition.seed
     dataset = load_dataset(config, seed)
     labels = dataset.targets.numpy()
-    kept, validation = _hold_out(dataset, config.data.validation, generator(seed, Purpose.VALIDATION))
+    usable = _usable(dataset, config.data.rows, generator(seed, Purpose.ROWS))
+    kept, validation = _hold_out(dataset, usable, config.data.validation, generator(seed, Purpose.VALIDATION))
     divided, names, has_target_client = _divide(config, dataset, labels, kept, seed)
     target = _target(config.target.mix, dataset, divided.counts.astype(np.float64), has_target_client)
     if config.partition.oracle:
@@ -176,7 +179,8 @@ def _make_runner(
         target=_noisy_target(task.target, config.target.noise, seed),
         participation=training.participation,
         seed=seed,
-        epochs=training.epochs,
+        epochs=training.most_epochs,
+        steps=training.steps,
         conditions=Conditions(conditions.dropout, conditions.dropout_rule, conditions.stragglers),
         seen=noisy,
         weighed=noisy if conditions.count_use == "all" else None,
@@ -260,15 +264,23 @@ def load_dataset(config: Config, seed: int) -> Dataset:
     return dataset
 
 
-def _hold_out(
-    dataset: Dataset, share: float | Literal["own"], rng: np.random.Generator
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Rows to train on and rows held out: the data set's own, or the same share of every class, rounded down.
+def _usable(dataset: Dataset, size: int | None, rng: np.random.Generator) -> NDArray[np.int64]:
+    """The training rows that a config uses, without those that the data set itself sets aside."""
+    labels = dataset.targets.numpy()
+    rows = np.arange(len(labels))
+    free = rows if dataset.validation is None else np.setdiff1d(rows, dataset.validation)
+    if size is None:
+        return free
+    if size > len(free):
+        raise ConfigError(f"data.rows: {size:,} are more than the {len(free):,} training samples of {dataset.name!r}")
+    return free[partition.stratified(labels[free], size, rng)]
 
-    Rows that the data set sets aside are never trained on, whether they are held out or not.
-    """
+
+def _hold_out(
+    dataset: Dataset, free: NDArray[np.int64], share: float | Literal["own"], rng: np.random.Generator
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Rows to train on and rows held out: the data set's own, or the same share of every class, rounded down."""
     own, labels = dataset.validation, dataset.targets.numpy()
-    free = np.arange(len(labels)) if own is None else np.setdiff1d(np.arange(len(labels)), own)
     if share == "own":
         if own is None:
             raise ConfigError(
@@ -294,7 +306,7 @@ def _divide(
         stored.check(labels)
         if not np.isin(np.concatenate(stored.indices), kept).all():
             raise ConfigError(
-                "partition.path: some of its samples are held out for validation; set data.validation to 0"
+                "partition.path: some of its samples are held out or left out; set data.validation to 0, no data.rows"
             )
         names = tuple(map(str, range(len(stored.indices))))
         return stored, names, bool(section.parameters.get("target_client", False))

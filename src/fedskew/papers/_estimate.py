@@ -46,7 +46,7 @@ def _seconds(row: RecipeRow) -> float:
     samples = min(samples, clients * rule.parameters.get("samples_per_client", math.inf))
     participants = max(1, math.floor(training.participation * clients + 1e-9))
     batches = math.ceil(samples / clients / training.batch_size)
-    per_client = training.epochs * batches
+    per_client = training.epochs * batches if training.steps is None else training.steps
     step, evaluated = _measured(
         config.model.name,
         tuple(sorted((key, str(value)) for key, value in config.model.parameters.items() if key == "stem")),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fedskew.partition._dirichlet_by_class import DirichletByClass, DirichletWithinDomains
 from fedskew.partition._dirichlet_by_client import DirichletByClient
+from fedskew.partition._iid import IID, stratified
 from fedskew.partition._iid_and_exclusive import IIDAndExclusive
 from fedskew.partition._labels_per_client import Quantity, Sparsity
 from fedskew.partition._natural import Natural, grouped, natural_split
@@ -23,11 +24,13 @@ INDEX: dict[str, type] = {
     "iid_and_exclusive": IIDAndExclusive,
     "one_label_missing": OneLabelMissing,
     "dirichlet_within_domains": DirichletWithinDomains,
+    "iid": IID,
     "natural": Natural,
 }
 """The rules by the name that a config gives them."""
 
 __all__ = [
+    "IID",
     "INDEX",
     "DirichletByClass",
     "DirichletByClient",
@@ -45,4 +48,5 @@ __all__ = [
     "grouped",
     "natural_split",
     "oracle",
+    "stratified",
 ]

@@ -26,11 +26,9 @@ class StackedClient:
 
     def __init__(self, work: LocalWork, setup: ClientSetup) -> None:
         self.work, self.setup = work, setup
-        self.size, batch = work.training.samples_of_epoch(len(setup.samples.rows)), work.training.batch_size
-        self._epoch = -(-self.size // batch)  # steps of an epoch
-        self.steps = setup.task.epochs * self._epoch
-        if setup.task.steps is not None:
-            self.steps = min(self.steps, setup.task.steps)
+        self.size = work.training.samples_of_epoch(len(setup.samples.rows))
+        self._schedule = work.schedule(setup.task, len(setup.samples.rows))
+        self.steps, self._epoch = self._schedule
 
     @property
     def kind(self) -> Any:
@@ -44,7 +42,7 @@ class StackedClient:
         if not self.steps:
             return np.zeros((0, size), dtype=np.int64)
         table = np.empty((-(-self.steps // self._epoch), self._epoch * size), dtype=np.int64)
-        orders = self.work.epoch_orders(self.setup.round, task.client, rows, task.epochs)
+        orders = self.work.epoch_orders(self.setup.round, task.client, rows, self._schedule.epochs)
         for epoch, order in zip(table, orders, strict=False):
             epoch[: self.size], epoch[self.size :] = order, order[0]
         return table.reshape(-1, size)[: self.steps]
@@ -58,7 +56,7 @@ class StackedClient:
 
     def in_last_epoch(self, step: int) -> bool:
         """Return whether a step belongs to the client's last local epoch."""
-        return step // self._epoch == self.setup.task.epochs - 1
+        return self._schedule.in_last_epoch(step)
 
     def key(self, purpose: Purpose) -> int:
         """Return the key of the client's random draws inside steps."""
