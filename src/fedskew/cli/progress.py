@@ -1,7 +1,8 @@
-"""Progress bars: rounds done, accuracy so far, time left."""
+"""Progress: rounds done, accuracy so far, time left; a bar on a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -9,15 +10,20 @@ from typing import TYPE_CHECKING, Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from fedskew.experiment import SECONDS_BETWEEN_LINES, rounds_of
+from fedskew.papers import in_words
+
 if TYPE_CHECKING:
     from fedskew.experiment import Config, Job
 
 
 class _Bar:
-    """A progress bar that is shown on a terminal only, and disappears at the end."""
+    """A progress bar on a terminal, which disappears at the end."""
 
-    def __init__(self, console: Console, unit: str, speed_estimate_period: float) -> None:
+    def __init__(self, console: Console, unit: str, speed_estimate_period: float, every: float) -> None:
         self._console = console
+        self._every = every
+        self._since, self._rounds, self._seconds = time.monotonic(), 0, 0.0
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
@@ -31,6 +37,24 @@ class _Bar:
             disable=not console.is_terminal,
             speed_estimate_period=speed_estimate_period,
         )
+
+    def _line(self, done: str, left: int, seconds: float = 0.0) -> None:
+        """Count a round, and print a line where that is due: in a log, `every` so many seconds, or rounds if longer.
+
+        Args:
+            done: What is done.
+            left: Rounds that are left.
+            seconds: Seconds that the round took: the records of a resumed run come all at once, but took longer.
+        """
+        self._rounds, self._seconds = self._rounds + 1, self._seconds + seconds
+        now = time.monotonic()
+        if self._console.is_terminal or now - self._since < self._every:
+            return
+        pace = max(now - self._since, self._seconds) / self._rounds
+        self._console.print(
+            f"{done}, about {in_words(pace * left)} left", soft_wrap=True, markup=False, highlight=False
+        )
+        self._since, self._rounds, self._seconds = now, 0, 0.0
 
     def stop(self) -> None:
         """Take the bar off the screen."""
@@ -52,27 +76,38 @@ class RunProgressBar(_Bar):
     Args:
         console: Where it is shown.
         configs: The configs.
+        every: Seconds between lines where that is no terminal.
     """
 
-    def __init__(self, console: Console, configs: Sequence[Config]) -> None:
-        super().__init__(console, "{task.fields[latest]}", speed_estimate_period=3600.0)  # rounds may take minutes
-        self._task = self._bar.add_task("", total=sum(map(rounds_of, configs)), latest="")
-        self._done = 0.0
+    def __init__(self, console: Console, configs: Sequence[Config], every: float = SECONDS_BETWEEN_LINES) -> None:
+        # rounds may take minutes
+        super().__init__(console, "{task.fields[latest]}", speed_estimate_period=3600.0, every=every)
+        self._total = sum(map(rounds_of, configs))
+        self._task = self._bar.add_task("", total=self._total, latest="")
+        self._done = 0
 
     def start(self, config: Config) -> Callable[[Mapping[str, Any]], None]:
         """Begin a config, and return what to call with each of its records; the first prints the whole objective."""
         from fedskew.methods import objective_in_words
 
         self._bar.update(self._task, completed=self._done, description=config.name)
+        done = self._done
         self._done += rounds_of(config)
+        latest = ""
         texts = [f"{config.name} minimises {objective_in_words(config.method)}"]
 
         def listen(record: Mapping[str, Any]) -> None:
+            nonlocal done, latest
             if texts:  # everything that is checked before a run has been
                 self._console.print(texts.pop(), soft_wrap=True, markup=False, highlight=False)
             if evaluation := record["evaluation"]:
-                self._bar.update(self._task, latest=f"seed {record['seed']}  accuracy {evaluation['accuracy']:.3f}")
-            self._bar.update(self._task, advance=1 if record["round"] else 0)
+                latest = f"seed {record['seed']}  accuracy {evaluation['accuracy']:.3f}"
+                self._bar.update(self._task, latest=latest)
+            if record["round"]:
+                done += 1
+                self._bar.update(self._task, advance=1)
+                text = f"{config.name}: {done:,} of {self._total:,} rounds  {latest}".rstrip()
+                self._line(text, self._total - done, record["seconds"])
 
         return listen
 
@@ -82,17 +117,19 @@ class SweepProgressBar(_Bar):
 
     Args:
         console: Where it is shown.
+        every: Seconds between lines where that is no terminal.
     """
 
-    def __init__(self, console: Console) -> None:
-        super().__init__(console, "rounds ", speed_estimate_period=600.0)  # methods differ in cost
+    def __init__(self, console: Console, every: float = SECONDS_BETWEEN_LINES) -> None:
+        super().__init__(console, "rounds ", speed_estimate_period=600.0, every=every)  # methods differ in cost
 
     def begin(self, jobs: Sequence[Job], finished: int) -> None:
         """See `SweepProgress`."""
         self._rounds_left = {job.name: rounds_of(job.config) for job in jobs}
         self._accuracy: dict[str, float] = {}
         self._ended, self._all = finished, finished + len(jobs)
-        self._task = self._bar.add_task(self._runs(), total=sum(self._rounds_left.values()))
+        self._total = sum(self._rounds_left.values())
+        self._task = self._bar.add_task(self._runs(), total=self._total)
         if finished:
             self._print(f"{self._runs()} are finished already")
 
@@ -103,11 +140,14 @@ class SweepProgressBar(_Bar):
         if round:
             self._rounds_left[job.name] -= 1
             self._bar.advance(self._task)
+            left = sum(self._rounds_left.values())
+            self._line(f"{self._runs()}, {self._total - left:,} of {self._total:,} rounds", left)
 
     def ended(self, job: Job, failure: str | None) -> None:
         """See `SweepProgress`."""
         self._ended += 1
         left = self._rounds_left[job.name]  # not 0 where a run stops early or fails
+        self._rounds_left[job.name] = 0
         self._bar.advance(self._task, left)
         self._bar.update(self._task, description=self._runs())
         result = f"accuracy {100 * self._accuracy[job.name]:.1f} %" if job.name in self._accuracy else "done"
@@ -118,9 +158,3 @@ class SweepProgressBar(_Bar):
 
     def _runs(self) -> str:
         return f"{self._ended} of {self._all} runs"
-
-
-def rounds_of(config: Config) -> int:
-    """Return how many rounds a config takes at most."""
-    values = 1 if config.tune is None else len(config.tune.values)
-    return config.training.rounds * len(config.seeds) * values

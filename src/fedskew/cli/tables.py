@@ -11,20 +11,14 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from fedskew.experiment import Result, SweepResult, over_seeds, text_table
+from fedskew.experiment import Result, SweepResult, text_table
 from fedskew.report import averaged_over
-from fedskew.tables import Spread
 
 if TYPE_CHECKING:
     from fedskew.deploy import Agreement, Disclosure, SiteData
     from fedskew.papers import Reproduction
 
 BAR = 24
-COLUMNS = (
-    ("accuracy", "accuracy"),
-    ("worst class", "worst_class"),
-    ("target mix", "target_accuracy"),
-)
 
 
 def results_table(results: Sequence[Result]) -> Table:
@@ -37,16 +31,15 @@ def results_table(results: Sequence[Result]) -> Table:
     title = f"Test set, {averaged_over(run for result in results for run in result.runs)}, %"
     table = Table(title=title, caption=caption, title_justify="left", caption_justify="left")
     table.add_column("run", overflow="fold")
-    rows = [over_seeds([run.summary for run in result.runs])["last10"] for result in results]
-    columns = [entry for entry in COLUMNS if any(row[entry[1]]["mean"] is not None for row in rows)]
-    for heading, _ in columns:
+    rows = [result.headline() for result in results]
+    columns = list(dict.fromkeys(heading for row in rows for heading in row))
+    for heading in columns:
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("seconds", justify="right", no_wrap=True)
     for result, row in zip(results, rows, strict=True):
         seconds = sum(run.summary["seconds"] for run in result.runs)
-        table.add_row(
-            result.config.name, *(Spread(**row[name]).text(scale=100) for _, name in columns), f"{seconds:.1f}"
-        )
+        cells = [row[heading].text(scale=100) if heading in row else "-" for heading in columns]
+        table.add_row(result.config.name, *cells, f"{seconds:.1f}")
     return table
 
 

@@ -23,10 +23,12 @@ from ._loop import Progress as Progress
 from ._loop import TrainingLoop as TrainingLoop
 from ._loop import run_in_step as run_in_step
 from ._model_info import ModelInfo as ModelInfo
+from ._progress import SECONDS_BETWEEN_LINES as SECONDS_BETWEEN_LINES
+from ._progress import rounds_of as rounds_of
+from ._result import Result as Result
 from ._setup import load_dataset as load_dataset
 from ._setup import make_task as make_task
 from ._setup import make_training_loop as make_training_loop
-from ._simulate import Result as Result
 from ._simulate import run_folder as run_folder
 from ._simulate import simulate as simulate
 from ._summary import over_seeds as over_seeds

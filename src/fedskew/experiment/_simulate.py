@@ -6,72 +6,23 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
-from fedskew import report, torchrun
+from fedskew import torchrun
 from fedskew.engine import Federation, RoundRunner, from_the_first, run_round_together
-from fedskew.errors import ConfigError, MissingPackageError
+from fedskew.errors import ConfigError
 from fedskew.experiment._config import Config, OutputSection, read, resolve, write
 from fedskew.experiment._folder import plain_json
 from fedskew.experiment._loop import PlayedRound, Progress, run_in_step
+from fedskew.experiment._progress import watched
+from fedskew.experiment._result import Result
 from fedskew.experiment._setup import make_training_loop
 from fedskew.experiment._summary import over_seeds
 from fedskew.files import write_text
 from fedskew.report import SeedRun
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-
-@dataclass(frozen=True)
-class Result:
-    """The result of `simulate`.
-
-    Attributes:
-        config: The resolved config.
-        runs: The run of each seed.
-        model: The final model of the first seed.
-        summary: The summary of the run; of several seeds, mean and standard deviation of every figure.
-        folder: The run folder; None where nothing was written.
-    """
-
-    config: Config
-    runs: tuple[SeedRun, ...]
-    model: nn.Module
-    summary: dict[str, Any]
-    folder: Path | None
-
-    @property
-    def rounds(self) -> list[dict[str, Any]]:
-        """The records of all seeds as plain dicts, like the lines of `rounds.jsonl` (see `engine.RoundRecord`)."""
-        return [record.to_dict() for run in self.runs for record in run.rounds]
-
-    def to_frame(self) -> pd.DataFrame:
-        """The records as a data frame: a row per round, evaluations as columns `evaluation.accuracy` and so on.
-
-        Raises:
-            MissingPackageError: pandas is not installed.
-        """
-        try:
-            import pandas as pd
-        except ImportError:
-            raise MissingPackageError("Result.to_frame needs pandas: pip install 'fedskew[frames]'") from None
-        return pd.json_normalize(self.rounds)
-
-    def report(self, path: str | Path) -> Path:
-        """Write the report page of these runs.
-
-        Args:
-            path: The HTML file.
-
-        Returns:
-            Its path.
-        """
-        return report.write_report(self.runs, Path(path), self.config.name)
 
 
 def simulate(
@@ -79,7 +30,7 @@ def simulate(
     *,
     out: str | Path | None = None,
     resume: bool = False,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
     **tables: Any,
 ) -> Result:
     """Train a federation on this machine, or on all ranks of `torchrun`, of which the first writes the run folder.
@@ -93,7 +44,8 @@ def simulate(
         config: Path of a TOML file, a config, or its tree; None: `tables` are the whole tree.
         out: Folder under which the run folder `<name>-<hash>` is made; None: nothing is written.
         resume: Go on from that run folder.
-        progress: Called with every record, as a plain dict.
+        progress: Called with every record, as a plain dict. True: a progress bar; where output is no terminal, a line
+            at least 30 s after the last one. None: a bar in a notebook or a terminal, else nothing. False: nothing.
         **tables: Tables of the config, in place of those in `config`. A component, a class or a function may stand
             where a name may.
 
@@ -110,6 +62,11 @@ def simulate(
     folder = None if out is None else run_folder(resolved, Path(out))
     if resume and folder is None:
         raise ConfigError("resume: give the folder that the run is in (out=...)")
+    with watched(resolved, progress) as listen:
+        return _simulate(resolved, folder, resume, listen)
+
+
+def _simulate(resolved: Config, folder: Path | None, resume: bool, progress: Progress | None) -> Result:
     runs: list[SeedRun] = []
     model: nn.Module | None = None
     single = len(resolved.seeds) == 1 and resolved.tune is None

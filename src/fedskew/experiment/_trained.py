@@ -25,7 +25,7 @@ from fedskew.experiment._work import make_network
 BATCH = 256
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class TrainedModel:
     """A trained model, with what it takes to use it.
 
@@ -50,6 +50,9 @@ class TrainedModel:
     def in_shape(self) -> tuple[int, ...]:
         """Shape of one sample."""
         return self.info.in_shape
+
+    def __repr__(self) -> str:
+        return f"<TrainedModel of {self.file}: samples of shape {self.in_shape}, {len(self.classes)} classes>"
 
     @torch.inference_mode()
     def predict(self, inputs: ArrayLike | Tensor | Stored, *, normalised: bool = False) -> NDArray[np.float64]:

@@ -1,0 +1,248 @@
+"""What a simulation returns: its runs, model and summary, and how to look at them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import nn
+
+from fedskew import report
+from fedskew.engine import Evaluation, RoundRecord
+from fedskew.errors import ArgumentError, MissingPackageError, nearest
+from fedskew.experiment._config import Config
+from fedskew.experiment._summary import FIGURES, figures, over_seeds
+from fedskew.report import SeedRun, averaged_over
+from fedskew.tables import Spread
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+
+NO_NUMBERS = {
+    *("seed", "cohort", "answered", "dropped", "diverged", "weights", "steps"),
+    *("evaluation", "validation", "clients", "deployment"),
+}
+"""What a record has several values of, or none that is a measure."""
+
+HEADLINE = {"accuracy": "accuracy", "worst_class": "worst class", "target_accuracy": "target mix"}
+"""The figures that a reader looks for first, means over the last rounds, and what they are called."""
+
+
+@dataclass(frozen=True, repr=False)
+class Result:
+    """The result of `simulate`. A notebook shows its headline figures.
+
+    Attributes:
+        config: The resolved config.
+        runs: The run of each seed.
+        model: The final model of the first seed.
+        summary: The summary of the run; of several seeds, mean and standard deviation of every figure.
+        folder: The run folder; None where nothing was written.
+    """
+
+    config: Config
+    runs: tuple[SeedRun, ...]
+    model: nn.Module
+    summary: dict[str, Any]
+    folder: Path | None
+
+    @property
+    def rounds(self) -> list[dict[str, Any]]:
+        """The records of all seeds as plain dicts, like the lines of `rounds.jsonl` (see `engine.RoundRecord`)."""
+        return [record.to_dict() for run in self.runs for record in run.rounds]
+
+    def headline(self) -> dict[str, Spread]:
+        """Return the figures that a reader looks for first, over the seeds.
+
+        They are means over the last rounds; `report.averaged_over` says over which.
+
+        Returns:
+            Mean and standard deviation (shares) of accuracy, worst class and, with a target, accuracy on its mix.
+        """
+        found = over_seeds([run.summary for run in self.runs])["last10"]
+        return {heading: Spread(**found[name]) for name, heading in HEADLINE.items() if found[name]["mean"] is not None}
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return the numbers of all rounds as a tidy data frame: a row for each seed and round.
+
+        Columns are `run` (the config's name), `seed`, `round`, every number of the record, the figures on the test set
+        as `evaluation.accuracy` and so on, and those on validation samples as `validation.accuracy` and so on. What a
+        record has more than one number of (cohort, weights) stands in `rounds`.
+
+        Raises:
+            MissingPackageError: pandas is not installed.
+        """
+        rows = [
+            {"run": self.config.name, "seed": record.seed, **_numbers(record)}
+            for run in self.runs
+            for record in run.rounds
+        ]
+        return _pandas("to_frame").DataFrame(rows)
+
+    def per_class(self, round: int | None = None) -> pd.DataFrame:
+        """Return how well each class is recognised as a tidy data frame: a row for each seed and class.
+
+        Columns are `run`, `seed`, `round`, `class`, `accuracy` (share of the class's test samples that the model gets
+        right; NaN where there are none), `test_samples`, `predicted` (test samples that the model takes for this
+        class), `training_samples` and `clients` (how many clients hold the class).
+
+        Args:
+            round: An evaluated round; None: the last one of each seed.
+
+        Raises:
+            MissingPackageError: pandas is not installed.
+            ArgumentError: That round was not evaluated.
+        """
+        rows = []
+        for run in self.runs:
+            record = _evaluated(run, round)
+            evaluation = record.evaluation
+            assert evaluation is not None
+            confusion = np.asarray(evaluation.confusion)
+            for label, name in enumerate(run.class_names):
+                accuracy = evaluation.per_class[label]
+                rows.append(
+                    {
+                        "run": self.config.name,
+                        "seed": run.seed,
+                        "round": record.round,
+                        "class": name,
+                        "accuracy": np.nan if accuracy is None else accuracy,
+                        "test_samples": int(confusion[label].sum()),
+                        "predicted": int(confusion[:, label].sum()),
+                        "training_samples": int(run.counts[:, label].sum()),
+                        "clients": int(np.count_nonzero(run.counts[:, label])),
+                    }
+                )
+        return _pandas("per_class").DataFrame(rows)
+
+    def plot(self, figure: str = "accuracy", ax: Axes | None = None) -> Axes:
+        """Draw a number of each round: the mean over seeds, with a band of one standard deviation.
+
+            axes = result.plot()
+            other.plot(ax=axes)                 # a second result beside the first
+
+        Args:
+            figure: A figure on the test set (accuracy, balanced_accuracy, macro_f1, worst_class, target_accuracy, loss)
+                or another number of the record, as in `to_frame`.
+            ax: matplotlib's axes to draw on; None: a new figure's.
+
+        Returns:
+            The axes.
+
+        Raises:
+            ArgumentError: No round has such a number.
+        """
+        from matplotlib import pyplot
+
+        from fedskew import drawing
+
+        of_seeds = [_series(run, figure) for run in self.runs]
+        series = [points for points in of_seeds if points]
+        if not series:
+            known = {
+                name.removeprefix("evaluation.")
+                for run in self.runs
+                for record in run.rounds
+                for name in _numbers(record)
+            }
+            raise ArgumentError(f"figure: no round has {figure!r}{nearest(figure, known)}")
+        if ax is None:
+            _, ax = pyplot.subplots(layout="constrained")
+        share = figure in FIGURES and figure != "loss"
+        scaled = [{at: 100 * value if share else value for at, value in points.items()} for points in series]
+        style = len(ax.get_legend_handles_labels()[1])
+        drawing.curves(ax, [drawing.Curve.over_seeds(style, scaled, label=self.config.name)], unit="%" if share else "")
+        ax.set_title(f"{figure.replace('_', ' ')}{', %' if share else ''}")
+        ax.legend()
+        return ax
+
+    def report(self, path: str | Path) -> Path:
+        """Write the report page of these runs.
+
+        Args:
+            path: The HTML file.
+
+        Returns:
+            Its path.
+        """
+        return report.write_report(self.runs, Path(path), self.config.name)
+
+    def __repr__(self) -> str:
+        found = [f"{heading} {value.text(scale=100)} %" for heading, value in self.headline().items()]
+        basis = [f"{averaged_over(self.runs)}, {_seeds(len(self.runs))}"] if found else [_seeds(len(self.runs))]
+        where = [] if self.folder is None else [str(self.folder)]
+        return f"<Result of {self.config.name!r}: {'; '.join([*found, *basis, *where])}>"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        first = self.runs[0]
+        cells = "".join(
+            f"<tr><th style='text-align: left'>{heading}</th><td>{value.text(scale=100)} %</td></tr>"
+            for heading, value in self.headline().items()
+        )
+        spread = "; mean ± standard deviation over seeds" if len(self.runs) > 1 else ""
+        facts = [
+            f"test set, {averaged_over(self.runs)}{spread}",
+            f"{_seeds(len(self.runs))}, {_number(max(run.rounds[-1].round for run in self.runs), 'round')}, "
+            f"{_number(len(first.client_names), 'client')}, {_number(len(first.class_names), 'class', 'classes')}, "
+            f"{sum(run.summary['seconds'] for run in self.runs):,.1f} s of training",
+            *([] if self.folder is None else [str(self.folder)]),
+        ]
+        notes = "".join(f"<div style='opacity: .75'>{escape(fact)}</div>" for fact in facts)
+        return f"<div><b>{escape(self.config.name)}</b><table>{cells}</table>{notes}</div>"
+
+
+def _numbers(record: RoundRecord) -> dict[str, float]:
+    """The numbers of a record, and those of its evaluations with `evaluation.` and `validation.` before their names.
+
+    NaN where undefined.
+    """
+    found: dict[str, float | None] = {name: value for name, value in vars(record).items() if name not in NO_NUMBERS}
+    found["diverged"] = len(record.diverged)
+    parts: dict[str, Evaluation | None] = {"evaluation": record.evaluation, "validation": record.validation}
+    for name, part in parts.items():
+        if part is not None:
+            found |= {f"{name}.{key}": value for key, value in figures(part).items()}
+    return {name: math.nan if value is None else value for name, value in found.items()}
+
+
+def _series(run: SeedRun, figure: str) -> dict[int, float]:
+    """A number by round; `loss` is the one on the test set, as in a summary."""
+    points = {}
+    for record in run.rounds:
+        numbers = _numbers(record)
+        value = numbers.get(f"evaluation.{figure}") if figure in FIGURES else numbers.get(figure)
+        if value is not None and not math.isnan(value):
+            points[record.round] = float(value)
+    return points
+
+
+def _evaluated(run: SeedRun, round: int | None) -> RoundRecord:
+    known = [record for record in run.rounds if record.evaluation is not None]
+    found = known[-1:] if round is None else [record for record in known if record.round == round]
+    if not found:
+        rounds = ", ".join(str(record.round) for record in known)
+        raise ArgumentError(f"round: {'the last' if round is None else round} was not evaluated (evaluated: {rounds})")
+    return found[0]
+
+
+def _pandas(method: str) -> Any:
+    try:
+        import pandas
+    except ImportError:
+        raise MissingPackageError(f"Result.{method} needs pandas: pip install 'fedskew[frames]'") from None
+    return pandas
+
+
+def _seeds(number: int) -> str:
+    return _number(number, "seed")
+
+
+def _number(number: int, one: str, several: str | None = None) -> str:
+    return f"{number:,} {one if number == 1 else several or f'{one}s'}"

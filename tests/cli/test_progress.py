@@ -1,0 +1,60 @@
+"""Where output is no terminal, progress is a line now and then, with the time left."""
+
+from __future__ import annotations
+
+import io
+import re
+
+from rich.console import Console
+
+import fedskew
+from fedskew.cli.progress import RunProgressBar
+from fedskew.experiment import resolve
+
+CONFIG = resolve(
+    {
+        "name": "digits",
+        "data": {"name": "digits"},
+        "partition": {"rule": "quantity", "clients": 10, "labels_per_client": 5},
+        "model": {"name": "logistic"},
+        "training": {"rounds": 3},
+        "evaluation": {"every": 2},
+    }
+)
+
+
+def printed(every: float, configs=(CONFIG,)) -> list[str]:
+    console = Console(file=io.StringIO(), width=60)
+    with RunProgressBar(console, configs, every=every) as bar:
+        for config in configs:
+            fedskew.simulate(config, progress=bar.start(config))
+    return progress_in(console)
+
+
+def progress_in(console: Console) -> list[str]:
+    """The lines of progress, without what a run says of itself once."""
+    return [line for line in console.file.getvalue().splitlines() if "rounds" in line]
+
+
+def test_each_line_says_what_is_done_how_good_it_is_and_how_long_it_will_take():
+    lines = printed(0.0, (CONFIG, CONFIG.with_method("fedla")))
+    assert len(lines) == 6
+    assert re.fullmatch(r"digits: 1 of 6 rounds  seed 0  accuracy 0\.\d{3}, about \d+ s left", lines[0])
+    assert lines[-1].startswith("digits-fedla: 6 of 6 rounds  seed 0  accuracy ")
+    assert lines[-1].endswith("about 0 s left")
+
+
+def test_a_short_run_prints_none():
+    assert printed(30.0) == []
+
+
+def test_records_of_a_resumed_run_which_come_at_once_do_not_shorten_the_time_left():
+    console = Console(file=io.StringIO(), width=60)
+    bar = RunProgressBar(console, [CONFIG], every=0.0)
+    listen = bar.start(CONFIG)
+    for round in (1, 2):
+        listen({"round": round, "seed": 0, "evaluation": None, "seconds": 600.0})
+    assert progress_in(console) == [
+        "digits: 1 of 3 rounds, about 20 min left",
+        "digits: 2 of 3 rounds, about 10 min left",
+    ]
