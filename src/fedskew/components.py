@@ -23,7 +23,7 @@ from typing import Any
 
 import pydantic
 
-from fedskew.errors import ConfigError, FedskewError, nearest
+from fedskew.errors import ConfigError, FedskewError, in_one_line, nearest
 from fedskew.parameters import first_mistake
 
 PROPERTIES: Mapping[str, str] = {
@@ -152,7 +152,7 @@ def make_component(index: Mapping[str, type], table: Mapping[str, Any], where: s
         raise ConfigError(f"{where}.name: missing (known: {', '.join(sorted(index))})")
     kind = find(index, str(table["name"]), f"{where}.name")
     if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
-        raise ConfigError(f"{where}.name: {table['name']} is no component; expected a frozen dataclass")
+        raise ConfigError(f"{where}.name: {table['name']} is no component; {_no_component(kind)}")
     parameters = {key: value for key, value in table.items() if key != "name"}
     known = [field.name for field in dataclasses.fields(kind)]
     for key in parameters:
@@ -164,6 +164,15 @@ def make_component(index: Mapping[str, type], table: Mapping[str, Any], where: s
         raise ConfigError(first_mistake(error, f"{where}.")) from None
     except FedskewError as error:
         raise ConfigError(f"{where}: {error}") from None
+    except Exception as error:  # of its own constructor, or of a type that pydantic doesn't know
+        raise ConfigError(f"{where}: {table['name']} can't be made: {in_one_line(error)}") from error
+
+
+def _no_component(kind: Any) -> str:
+    """What to do about a class or another thing that stands where a component should."""
+    if isinstance(kind, type):
+        return f"write @dataclass(frozen=True) above class {kind.__name__}, with its parameters as fields"
+    return f"expected a frozen dataclass, not a {type(kind).__name__}"
 
 
 def find(index: Mapping[str, Any], name: str, where: str) -> Any:
@@ -185,10 +194,16 @@ def find(index: Mapping[str, Any], name: str, where: str) -> Any:
             raise ConfigError(f"{where}: unknown name {name!r}{nearest(name, index)}")
         return index[name]
     module, _, attribute = name.partition(":")
+    if not module or not attribute:
+        raise ConfigError(
+            f"{where}: {name!r} names nothing; expected module:Class, such as own:Mine for class Mine of own.py"
+        )
     try:
         return getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"{where}: {name!r} can't be imported: {error}") from None
+    except Exception as error:  # whatever its file does
+        raise ConfigError(f"{where}: {name!r} can't be imported: {in_one_line(error)}") from error
 
 
 def name_of(value: Any, where: str) -> str:
@@ -198,6 +213,6 @@ def name_of(value: Any, where: str) -> str:
         ConfigError: The class or function is not defined at the top level of a module.
     """
     module, qualname = getattr(value, "__module__", None), getattr(value, "__qualname__", "<locals>")
-    if module is None or "<locals>" in qualname or "." in qualname:
+    if module is None or not qualname.isidentifier():
         raise ConfigError(f"{where}: {value!r} can't be named in a config; define it at the top level of a module")
     return f"{module}:{qualname}"

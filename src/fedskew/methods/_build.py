@@ -9,7 +9,7 @@ from typing import Any
 
 from fedskew.components import default_weight, find, make_component, name_of
 from fedskew.errors import ConfigError, nearest
-from fedskew.methods._compatibility import check
+from fedskew.methods._compatibility import FUNCTIONS, check, check_functions
 from fedskew.methods._presets import compose
 from fedskew.methods._slots import DEFAULTS, PLACES, SLOTS, Method, Table
 from fedskew.objectives import Objective
@@ -73,6 +73,7 @@ def build(whole: Mapping[str, Table], momentum: float | None = None) -> Method:
         made["server_update"] = _with_momentum(made["server_update"], momentum)
     method = Method(objective=Objective(loss, tuple(terms)), **made)
     check(method)
+    check_functions(method)
     return method
 
 
@@ -107,11 +108,21 @@ def _as_table(value: Any, where: str, slot: str) -> Table:
     if isinstance(value, Objective):
         terms = [{"weight": weight, **_as_table(term, where, slot)} for weight, term in value.terms]
         return {**_as_table(value.loss, where, slot), "terms": terms}
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        known = {kind: name for name, kind in PLACES[slot].items()}
-        name = known.get(type(value)) or name_of(type(value), where)
-        return {"name": name, **{field.name: getattr(value, field.name) for field in dataclasses.fields(value)}}
+    if isinstance(value, type):  # a class stands for a component with its defaults
+        return {"name": _name(value, where, slot)}
+    if dataclasses.is_dataclass(value):
+        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        return {"name": _name(type(value), where, slot), **fields}
+    if hasattr(value, FUNCTIONS[slot][0]):
+        name = type(value).__name__
+        raise ConfigError(f"{where}: {name} is no component; write @dataclass(frozen=True) above class {name}")
     raise ConfigError(f"{where}: expected a table, a name or a component, got {value!r}")
+
+
+def _name(kind: type, where: str, slot: str) -> str:
+    """The name of a class in a config."""
+    known = {known: name for name, known in PLACES[slot].items()}
+    return known.get(kind) or name_of(kind, where)
 
 
 def _complete(slot: str, table: Table) -> Table:

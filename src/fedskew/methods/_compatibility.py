@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -13,14 +14,28 @@ from fedskew.objectives import Objective
 
 Verdict = Literal["refuses", "warns"]
 
-_FUNCTIONS = {
-    "selection": "select",
-    "objective": "value",
-    "local_step": "step",
-    "weighting": "weigh",
-    "server_update": "update",
-    "pipeline": "divide",
+FUNCTIONS: Mapping[str, tuple[str, ...]] = {
+    "selection": ("select", "init"),
+    "objective": ("value",),
+    "local_step": ("step", "init"),
+    "weighting": ("weigh",),
+    "server_update": ("update", "init"),
+    "pipeline": ("divide",),
 }
+"""What a component of each slot must be able to do; the first is what it is for."""
+
+_ARGUMENTS = {
+    "select": ("state", "counts", "size", "rng"),
+    "value": ("batch", "context"),
+    "step": ("parameters", "gradient", "carried", "settings"),
+    "weigh": ("answered",),
+    "update": ("state", "parameters", "updates", "weights", "steps"),
+    "divide": ("counts", "rng"),
+    "selection.init": ("counts",),
+    "local_step.init": ("settings",),
+    "server_update.init": ("parameters",),
+}
+"""What these functions are called with, by position."""
 
 
 def check(method: Method) -> list[str]:
@@ -83,12 +98,37 @@ def _applies(rule: str, key: str, component: Any) -> bool:
 
 def _check_slots(method: Method) -> None:
     for slot, component in method.components():
-        if not hasattr(component, _FUNCTIONS[slot]):
-            places = (place for place, function in _FUNCTIONS.items() if hasattr(component, function))
+        if not hasattr(component, FUNCTIONS[slot][0]):
+            places = (place for place, functions in FUNCTIONS.items() if hasattr(component, functions[0]))
             fits = next((f"; it goes into {place}" for place in places), "")
             raise ConfigError(
-                f"method.{slot}: {type(component).__name__} has no {_FUNCTIONS[slot]}(), so it can't fill this slot"
+                f"method.{slot}: {type(component).__name__} has no {FUNCTIONS[slot][0]}(), so it can't fill this slot"
                 f"{fits}"
+            )
+
+
+def check_functions(method: Method) -> None:
+    """Check that every component has the functions of its slot, and that they take what they are called with.
+
+    Raises:
+        ConfigError: One has not; the message names the slot, the class and the function.
+    """
+    for slot, component in method.components():
+        name = type(component).__name__
+        for function in FUNCTIONS[slot]:
+            arguments = _ARGUMENTS.get(f"{slot}.{function}") or _ARGUMENTS[function]
+            called = f"{function}({', '.join(arguments)})"
+            if not callable(getattr(component, function, None)):
+                raise ConfigError(f"method.{slot}: {name} has no {called}")
+            try:
+                inspect.signature(getattr(component, function)).bind(*arguments)
+            except TypeError:
+                own = inspect.signature(getattr(component, function))
+                raise ConfigError(f"method.{slot}: {name}.{function}{own} is called as {called}, after self") from None
+        if slot == "objective" and not isinstance(getattr(component, "reads", None), frozenset | set):
+            raise ConfigError(
+                f"method.objective: {name}.reads is missing; write reads: ClassVar[frozenset[str]] = frozenset(), or "
+                "name what it reads: 'teacher', 'previous', 'broadcast'"
             )
 
 
