@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,11 @@ import pydantic
 
 from fedskew.errors import ConfigError, FedskewError, in_one_line, nearest
 from fedskew.parameters import first_mistake
+
+GIVEN = "given"
+"""Stands for a module in the name of an object that was given from Python."""
+
+_given: dict[str, Any] = {}
 
 PROPERTIES: Mapping[str, str] = {
     "needs_target": "weighs by the target label mix ([target] mix)",
@@ -194,6 +200,13 @@ def find(index: Mapping[str, Any], name: str, where: str) -> Any:
             raise ConfigError(f"{where}: unknown name {name!r}{nearest(name, index)}")
         return index[name]
     module, _, attribute = name.partition(":")
+    if module == GIVEN:
+        if name not in _given:
+            raise ConfigError(
+                f"{where}: {attribute!r} was given as an object from Python, which isn't here; give it again to "
+                f"simulate, as {where.partition('.')[0]}=..."
+            )
+        return _given[name]
     if not module or not attribute:
         raise ConfigError(
             f"{where}: {name!r} names nothing; expected module:Class, such as own:Mine for class Mine of own.py"
@@ -204,6 +217,60 @@ def find(index: Mapping[str, Any], name: str, where: str) -> Any:
         raise ConfigError(f"{where}: {name!r} can't be imported: {error}") from None
     except Exception as error:  # whatever its file does
         raise ConfigError(f"{where}: {name!r} can't be imported: {in_one_line(error)}") from error
+
+
+def keep(value: Any, label: str, digest: str) -> str:
+    """Name an object that a config can't import, for as long as this process runs.
+
+    Args:
+        value: The object.
+        label: What it is called.
+        digest: Hex digits that change with its content.
+
+    Returns:
+        A name that `find` knows in this process, and that tells in another what is missing.
+    """
+    name = f"{GIVEN}:{label}-{digest}"
+    _given[name] = value
+    return name
+
+
+def call(function: Any, name: str, section: str, known: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
+    """Call a user's own class or function.
+
+    Args:
+        function: The class or function.
+        name: Its name in the config.
+        section: The section that names it.
+        known: What it may take by these names, and need not.
+        options: The section's other keys.
+
+    Raises:
+        ConfigError: It does not take the options, needs others, or fails; the message names the key.
+    """
+    try:
+        parameters = dict(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        parameters = {}
+    takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+    named = {key for key, one in parameters.items() if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)}
+    for option in options:
+        if not takes_any and (option not in named or option in known):
+            hint = nearest(option, named - set(known)) if named - set(known) else " (it has none)"
+            raise ConfigError(f"{section}.{option}: {name} has no such option{hint}")
+    given = {key: value for key, value in known.items() if takes_any or key in named} | dict(options)
+    for key in sorted(named - set(given)):
+        if parameters[key].default is inspect.Parameter.empty:
+            raise ConfigError(
+                f"{section}.{key}: missing; {name} needs it (what it is called with by itself: "
+                f"{', '.join(known) or 'nothing'})"
+            )
+    try:
+        return function(**given)
+    except FedskewError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"{section}.name: {name} failed: {in_one_line(error)}") from error
 
 
 def name_of(value: Any, where: str) -> str:

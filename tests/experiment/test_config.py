@@ -209,8 +209,8 @@ def test_things_of_ones_own_that_a_config_cannot_name_are_refused():
         "partition": {"rule": "quantity", "clients": 5, "labels_per_client": 2},
         "training": {"rounds": 1},
     }
-    with pytest.raises(ConfigError, match="model.name"):
-        resolve({**tree, "model": lambda num_classes, in_shape: None})
+    with pytest.raises(ConfigError, match="partition.rule"):
+        resolve({**tree, "partition": {"rule": lambda labels, clients: None, "clients": 5}, "model": "mlp3"})
     with pytest.raises(ConfigError, match="can't be imported"):
         resolve({**tree, "model": "no_such_module:Net"})
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fedskew.data._augmentation import Augmentation, Augmenter, CropFlip, JitterFlipGrey
 from fedskew.data._dataset import Dataset
+from fedskew.data._given import GivenData, from_object
 from fedskew.data._holdings import Holdings, holdings
 from fedskew.data._huggingface import from_huggingface
 from fedskew.data._image_files import ImageFiles
@@ -30,6 +31,7 @@ __all__ = [
     "CropFlip",
     "CropFlipAutoAugment",
     "Dataset",
+    "GivenData",
     "Holdings",
     "ImageFiles",
     "Inputs",
@@ -39,6 +41,7 @@ __all__ = [
     "Stored",
     "Unlabelled",
     "from_huggingface",
+    "from_object",
     "holdings",
     "load",
     "take",

@@ -14,6 +14,7 @@ import tomllib
 import typing
 from collections.abc import Mapping
 from pathlib import Path
+from types import FunctionType
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -24,6 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from fedskew import components, data, methods, models, partition
 from fedskew.errors import ConfigError, FedskewError, nearest
+from fedskew.experiment._given import digest_of_code, given_network
 from fedskew.files import write_text
 
 FloatArray = NDArray[np.float64]
@@ -584,13 +586,13 @@ def _check(config: Config) -> None:
 
 def _named(tree: Mapping[str, Any]) -> dict[str, Any]:
     """The tree with classes, functions and components that were given from Python replaced by their names."""
-    plain = {key: dict(value) if isinstance(value, Mapping) else value for key, value in tree.items()}
+    plain = {key: dict(value) if _is_table(value) else value for key, value in tree.items()}
     for section, key in (("data", "name"), ("partition", "rule"), ("model", "name")):
         table = plain.get(section)
-        if isinstance(table, str) or callable(table):
+        if section in tree and not _is_table(table):
             table = plain[section] = {key: table}
-        if isinstance(table, dict) and callable(table.get(key)):
-            table[key] = components.name_of(table[key], f"{section}.{key}")
+        if isinstance(table, dict) and table.get(key) is not None and not isinstance(table[key], str):
+            plain[section] = _with_name(section, key, table)
     if isinstance(plain.get("method"), str):
         plain["method"] = {"preset": plain["method"]}
     elif dataclasses.is_dataclass(plain.get("method")):
@@ -600,6 +602,28 @@ def _named(tree: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(plain.get("seeds"), int):
         plain["seeds"] = [plain["seeds"]]
     return plain
+
+
+def _is_table(value: Any) -> bool:
+    """Whether it is a table of a config; a `DatasetDict` of the package `datasets` is a mapping too."""
+    return isinstance(value, Mapping) and type(value).__module__.partition(".")[0] != "datasets"
+
+
+def _with_name(section: str, key: str, table: dict[str, Any]) -> dict[str, Any]:
+    """The table with a name in place of an object, and of a test part that is one."""
+    value = table[key]
+    if isinstance(value, type | FunctionType) and value.__qualname__.isidentifier():
+        return table | {key: components.name_of(value, f"{section}.{key}")}
+    if section == "model":
+        return table | {key: given_network(value)}
+    if section == "partition" or isinstance(value, bool | int | float):
+        return table if not callable(value) else table | {key: components.name_of(value, f"{section}.{key}")}
+    if isinstance(value, type | FunctionType):
+        return table | {key: components.keep(value, value.__name__.strip("<>"), digest_of_code(value))}
+    given = data.from_object(value, table.get("test"))
+    return {name: part for name, part in table.items() if name != "test"} | {
+        key: components.keep(given.read, given.label, given.digest)
+    }
 
 
 def put(tree: dict[str, Any], key: str, value: Any) -> None:

@@ -158,7 +158,9 @@ def _make_runner(
     """The runner of a method's rounds, the untrained model, and the network that evaluated models are written into."""
     training, dataset = config.training, task.dataset
     method = methods.build(config.method, training.momentum)
-    model = FlatModel(make_network(config, seed, method, dataset.num_classes, dataset.in_shape).to(device))
+    some = dataset.inputs.index_select(0, torch.arange(2, device=dataset.inputs.device) % len(dataset.targets))
+    network = make_network(config, seed, method, dataset.num_classes, dataset.in_shape, some.cpu())
+    model = FlatModel(network.to(device))
     samples = PartitionedData(
         dataset.inputs.to(device), dataset.targets.to(device), task.partition.indices, task.counts
     )
@@ -256,7 +258,7 @@ def load_dataset(config: Config, seed: int) -> Dataset:
     options, rng = config.data.parameters, generator(seed, Purpose.DATA)
     if ":" not in config.data.name:
         return data.load(config.data.name, config.data.root, rng=rng, **options)
-    dataset = load(**options)
+    dataset = components.call(load, config.data.name, "data", {"rng": rng}, options)
     if not isinstance(dataset, Dataset):
         raise ConfigError(
             f"data.name: {config.data.name} returned {type(dataset).__name__}, not a fedskew.data.Dataset"

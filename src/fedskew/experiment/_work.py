@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedskew import components, data, models
 from fedskew.engine import ClientData, LocalTraining, LocalWork, hooked
@@ -15,7 +15,14 @@ from fedskew.methods import Method
 from fedskew.randomness import Purpose, stream_key
 
 
-def make_network(config: Config, seed: int, method: Method, num_classes: int, in_shape: tuple[int, ...]) -> nn.Module:
+def make_network(
+    config: Config,
+    seed: int,
+    method: Method,
+    num_classes: int,
+    in_shape: tuple[int, ...],
+    samples: Tensor | None = None,
+) -> nn.Module:
     """Build the untrained network on the CPU.
 
     The method's components may change it, and its dropout layers are replaced by `models.Dropout`. PyTorch's global
@@ -27,11 +34,12 @@ def make_network(config: Config, seed: int, method: Method, num_classes: int, in
         method: The method.
         num_classes: Number of classes.
         in_shape: Shape of one sample.
+        samples: Some samples, `(batch, *in_shape)`, by which a network of the user's own is checked; None: it is not.
 
     Raises:
         ConfigError: The network can't be built, or does not go with the data or the method.
     """
-    module = _network(config, seed, num_classes, in_shape)
+    module = _network(config, seed, num_classes, in_shape, samples)
     drawn = torch.Generator().manual_seed(stream_key(seed, Purpose.MODEL_ADAPT))
     for component in hooked(method).values():
         try:
@@ -74,7 +82,9 @@ def make_work(
     )
 
 
-def _network(config: Config, seed: int, num_classes: int, in_shape: tuple[int, ...]) -> nn.Module:
+def _network(
+    config: Config, seed: int, num_classes: int, in_shape: tuple[int, ...], samples: Tensor | None
+) -> nn.Module:
     make = components.find(models.INDEX, config.model.name, "model.name")
     options, key = config.model.parameters, stream_key(seed, Purpose.MODEL_INIT)
     if ":" not in config.model.name:
@@ -87,9 +97,15 @@ def _network(config: Config, seed: int, num_classes: int, in_shape: tuple[int, .
             )
         except ArgumentError as error:
             raise ConfigError(f"model: {error}") from None
+    known = {"num_classes": num_classes, "in_shape": in_shape}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(key)
-        module = make(num_classes=num_classes, in_shape=in_shape, **options)
-    if not isinstance(module, nn.Module):
-        raise ConfigError(f"model.name: {config.model.name} returned {type(module).__name__}, not an nn.Module")
+        module = components.call(make, config.model.name, "model", known, options)
+        if not isinstance(module, nn.Module):
+            raise ConfigError(f"model.name: {config.model.name} returned {type(module).__name__}, not an nn.Module")
+        if samples is not None:
+            try:
+                models.check_outputs(module, samples, num_classes)
+            except ArgumentError as error:
+                raise ConfigError(f"model.name: {config.model.name} does not fit: {error}") from None
     return models.swap_dropout(module)

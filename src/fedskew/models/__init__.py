@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedskew.models._build import INDEX, build, note
+from fedskew.models._build import INDEX, build, check_outputs, note
 from fedskew.models._cnn import CNNW2, VGG11, CNNMnist, FedLACifar, LeNet5
 from fedskew.models._dense import MLP3, FastText, Logistic
 from fedskew.models._dropout import ChannelDropout, Dropout, dropout_keys, swap_dropout
@@ -37,6 +37,7 @@ __all__ = [
     "ResNet50",
     "WideLinear",
     "build",
+    "check_outputs",
     "dropout_keys",
     "note",
     "swap_dropout",

@@ -7,8 +7,9 @@ from typing import Any, get_type_hints
 
 import pydantic
 import torch
+from torch import Tensor, nn
 
-from fedskew.errors import ArgumentError, nearest
+from fedskew.errors import ArgumentError, in_one_line, nearest
 from fedskew.models._cnn import CNNW2, VGG11, CNNMnist, FedLACifar, LeNet5
 from fedskew.models._dense import MLP3, FastText, Logistic
 from fedskew.models._dropout import swap_dropout
@@ -75,6 +76,41 @@ def build(
     model.draw(generator or torch.Generator().manual_seed(0))
     swap_dropout(model)
     return model
+
+
+def check_outputs(module: nn.Module, inputs: Tensor, num_classes: int) -> None:
+    """Run a user's own network once, in eval mode, and check that it returns logits.
+
+    Layers that wait for the shape of their input (PyTorch's lazy ones) get their weights from it, drawn from PyTorch's
+    global generator, which is left as it was before.
+
+    Args:
+        module: The network, on the CPU; its mode is left as it was.
+        inputs: Some samples, `(batch, *in_shape)`.
+        num_classes: Number of classes.
+
+    Raises:
+        ArgumentError: It fails, or returns something else than logits of that many classes.
+    """
+    training = module.training
+    try:
+        with torch.no_grad():
+            logits = module.eval()(inputs)
+    except Exception as error:
+        raise ArgumentError(f"it fails on samples of shape {tuple(inputs.shape[1:])}: {in_one_line(error)}") from error
+    finally:
+        module.train(training)
+    if not isinstance(logits, Tensor) or logits.shape[:-1] != inputs.shape[:1]:
+        got = f"a tensor of shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
+        raise ArgumentError(
+            f"it must return logits, a tensor (batch, classes), and nothing else; for {len(inputs)} samples it returns "
+            f"{got}"
+        )
+    if logits.shape[1] != num_classes:
+        raise ArgumentError(
+            f"it returns {logits.shape[1]} logits a sample, and the data has {num_classes} classes; make its last "
+            f"layer {num_classes} wide (num_classes, where it is called with it)"
+        )
 
 
 def note(name: str, options: Mapping[str, Any]) -> str:

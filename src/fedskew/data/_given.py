@@ -1,0 +1,198 @@
+"""Data given as an object from Python: a `Dataset` of ours, a table of Hugging Face's, a map-style one of PyTorch's."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset
+
+from fedskew.data._dataset import Dataset
+from fedskew.data._huggingface import from_huggingface
+from fedskew.data._images import as_floats, is_grey
+from fedskew.data._own import RawSamples, make
+from fedskew.errors import DataError, in_one_line
+
+Items = Any
+"""What has a length and gives (input, label) by number."""
+
+
+@dataclass(frozen=True)
+class GivenData:
+    """An object that stands where the name of a data set may.
+
+    Attributes:
+        label: What it is called in a config.
+        digest: Hex digits that change with its content.
+        read: Makes the data set; takes `rng` and options.
+    """
+
+    label: str
+    digest: str
+    read: Callable[..., Dataset]
+
+
+def from_object(value: Any, test: Any = None) -> GivenData:
+    """Take an object as the data of a run.
+
+    Args:
+        value: A `Dataset` of ours, a `Dataset` or `DatasetDict` of the package `datasets`, or a map-style data set of
+            PyTorch (torchvision's too), whose items are `(input, label)`. The last is read once, into memory; images
+            and bytes are scaled to [0, 1], and everything but token ids is standardised by channel.
+        test: The test part, of the same kind; None: the object's own, or a share of every class (`test_share`).
+
+    Returns:
+        The data, which are read at the beginning of a run.
+
+    Raises:
+        DataError: It is no such object, or its items don't fit.
+    """
+    if isinstance(value, Dataset):
+        if test is not None:
+            raise DataError("data.test: a fedskew.data.Dataset has a test part; leave this one out")
+        return GivenData(value.name, _digest(*(getattr(value, field.name) for field in fields(value))), lambda: value)
+    if type(value).__module__.partition(".")[0] == "datasets":
+        return _table(value, test)
+    train = _read(value, "data")
+    held = None if test is None else _read(test, "data.test")
+    if held is not None and held.inputs.shape[1:] != train.inputs.shape[1:]:
+        raise DataError(f"data.test: items are {tuple(held.inputs.shape[1:])}, those of data {_shape(train)}")
+    numbered = _class_names(value)
+    label = type(value).__name__
+
+    def read(rng: np.random.Generator, test_share: float = 0.2) -> Dataset:
+        parts = [None if part is None else RawSamples(part.inputs.clone(), part.labels) for part in (train, held)]
+        assert parts[0] is not None
+        return make(label, parts[0], parts[1], test_share, rng, numbered=numbered)
+
+    parts = [train.inputs, train.labels, *([] if held is None else [held.inputs, held.labels])]
+    return GivenData(label, _digest(*parts, numbered), read)
+
+
+def _table(value: Any, test: Any) -> GivenData:
+    """A table of Hugging Face's, or a dict of tables."""
+    if test is not None and not isinstance(test, str):
+        import datasets
+
+        value, test = datasets.DatasetDict({"train": value, "test": test}), None
+    tables = dict(value) if isinstance(value, dict) else {"": value}
+    named = {} if test is None else {"test": test}
+
+    def read(
+        rng: np.random.Generator,
+        inputs: str | None = None,
+        label: str = "label",
+        client: str | None = None,
+        test_share: float = 0.2,
+        size: Any = None,
+        vocabulary_size: int = 98_635,
+        length: int = 200,
+    ) -> Dataset:
+        return from_huggingface(
+            value, inputs=inputs, label=label, client=client, test_share=test_share, size=size,
+            vocabulary_size=vocabulary_size, length=length, rng=rng, **named,
+        )  # fmt: skip
+
+    prints = [(name, getattr(table, "_fingerprint", None)) for name, table in tables.items()]
+    return GivenData(type(value).__name__, _digest(*prints, test), read)
+
+
+def _read(items: Items, where: str) -> RawSamples:
+    """All items of a map-style data set."""
+    kind = type(items).__name__
+    if isinstance(items, DataLoader):
+        raise DataError(f"{where}: a DataLoader; give its .dataset, batches are made by training.batch_size")
+    if isinstance(items, IterableDataset) or not (hasattr(items, "__getitem__") and hasattr(items, "__len__")):
+        raise DataError(
+            f"{where}: a {kind} has no items by number; give a map-style data set of PyTorch, a table of datasets, a "
+            "fedskew.data.Dataset, a function that returns one, or a name"
+        )
+    if not len(items):
+        raise DataError(f"{where}: {kind} has no items")
+    with torch.random.fork_rng(devices=[]):  # a transform may draw
+        first, label = _item(items, 0, where)
+        if not torch.equal(first, _item(items, 0, where)[0]):
+            raise DataError(
+                f"{where}: an item of {kind} differs each time that it is read, so its transform draws at random; "
+                "leave that out, and set training.augmentation"
+            )
+        inputs = torch.empty(len(items), *first.shape, dtype=first.dtype)
+        labels = [label] * len(items)
+        for at in range(len(items)):
+            found, labels[at] = _item(items, at, where)
+            if found.shape != first.shape:
+                raise DataError(
+                    f"{where}: item {at} is {tuple(found.shape)}, item 0 is {tuple(first.shape)}; resize them to one "
+                    "shape"
+                )
+            inputs[at] = found
+    if inputs.is_floating_point() and not torch.isfinite(inputs).all():
+        raise DataError(f"{where}: {kind} has a value that is NaN or infinite")
+    return RawSamples(inputs, _names(labels, _class_names(items)))
+
+
+def _item(items: Items, at: int, where: str) -> tuple[Tensor, Any]:
+    """Input and label of an item: floats, `(features,)` or `(channels, height, width)`, or token ids."""
+    try:
+        item = items[at]
+    except Exception as error:
+        raise DataError(f"{where}: item {at} can't be read: {in_one_line(error)}") from error
+    if not isinstance(item, tuple | list) or len(item) != 2:
+        raise DataError(f"{where}: item {at} is a {type(item).__name__}; expected (input, label)")
+    value, label = item
+    if isinstance(value, Image.Image):
+        shape = (1 if is_grey(value.mode) else 3, value.height, value.width)
+        return as_floats(value, shape, f"{where}: item {at}"), label
+    try:
+        found = torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError):
+        raise DataError(f"{where}: the input of item {at} is a {type(value).__name__}, not numbers") from None
+    if found.dtype == torch.uint8:
+        found = found.float() / 255
+    if found.dim() == 2:
+        found = found.unsqueeze(0)
+    if not 1 <= found.dim() <= 3 or found.is_complex():
+        raise DataError(f"{where}: the input of item {at} is {tuple(found.shape)}; expected one to three dimensions")
+    tokens = found.dim() == 1 and found.dtype in (torch.int32, torch.int64)
+    return found.long() if tokens else found.float(), label
+
+
+def _class_names(items: Items) -> tuple[str, ...]:
+    """The names of the classes in the order of their ids, where the data set says so as torchvision's do."""
+    names = getattr(items, "classes", None) or getattr(getattr(items, "dataset", None), "classes", None) or ()
+    found = tuple(map(str, names)) if isinstance(names, Sequence) else ()
+    return found if len(set(found)) == len(found) else ()
+
+
+def _names(labels: Sequence[Any], classes: tuple[str, ...]) -> list[str]:
+    plain = [label.item() if isinstance(label, Tensor | np.generic) and label.ndim == 0 else label for label in labels]
+    for at, label in enumerate(plain):
+        if not isinstance(label, int | str):
+            raise DataError(f"data: the label of item {at} is {label!r}; expected a whole number or text")
+        if classes and (label >= len(classes) or label < 0 if isinstance(label, int) else label not in classes):
+            raise DataError(f"data: the label of item {at} is {label!r}, and there are classes 0 to {len(classes) - 1}")
+    return [classes[label] if classes and isinstance(label, int) else str(label) for label in plain]
+
+
+def _shape(samples: RawSamples) -> tuple[int, ...]:
+    return tuple(samples.inputs.shape[1:])
+
+
+def _digest(*parts: Any) -> str:
+    """Hex digits that change with the content of arrays, tensors and plain values."""
+    digest = hashlib.sha256()
+    for part in parts:
+        array = part.detach().cpu().contiguous().numpy() if isinstance(part, Tensor) else part
+        if isinstance(array, np.ndarray):
+            digest.update(f"{array.dtype} {array.shape}".encode())
+            digest.update(np.ascontiguousarray(array).data)
+        else:
+            digest.update(pickle.dumps(array))
+    return digest.hexdigest()[:8]

@@ -1,0 +1,220 @@
+"""Data, networks and components that are given as objects, and what is said where they don't fit."""
+
+from __future__ import annotations
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+import fedskew
+from fedskew import data
+from fedskew.errors import ConfigError, FedskewError
+
+TASK = {
+    "data": "digits",
+    "partition": {"rule": "quantity", "clients": 10, "labels_per_client": 3},
+    "model": "logistic",
+    "training": {"rounds": 1, "participation": 0.5, "lr": 0.05},
+}
+DIGITS = data.load("digits")
+ROWS = 400
+
+
+def accuracy(**tables) -> float:
+    return fedskew.simulate(TASK | tables).summary["final"]["accuracy"]
+
+
+def refusal_of(**tables) -> str:
+    with pytest.raises(FedskewError) as raised:
+        fedskew.simulate(TASK | tables)
+    assert "\n" not in str(raised.value)
+    return str(raised.value)
+
+
+class Pictures(torch.utils.data.Dataset):
+    """A map-style data set like torchvision's, with one mistake."""
+
+    classes = tuple("zyxwvutsrq")
+
+    def __init__(self, kind: str = "pictures"):
+        self.kind = kind
+
+    def __len__(self):
+        return ROWS
+
+    def __getitem__(self, row):
+        x, y = DIGITS.inputs[row], int(DIGITS.targets[row])
+        if self.kind == "random":
+            x = x + torch.randn(())
+        if self.kind == "shape" and row == 7:
+            x = x[:, :4]
+        if self.kind == "fails":
+            raise KeyError("gone")
+        if self.kind == "pictures":
+            return Image.fromarray((x[0] * 40 + 100).byte().numpy()), y
+        return {"x": x} if self.kind == "dict" else (x, 11 if self.kind == "label" else y)
+
+
+class Stream(IterableDataset):
+    """Has no items by number."""
+
+    def __iter__(self):
+        yield from ()
+
+
+def test_a_data_set_of_ours_is_the_one_that_is_named():
+    given = fedskew.simulate(TASK, data=DIGITS)
+    named = fedskew.simulate(TASK)
+    assert [record | {"seconds": 0} for record in given.rounds] == [record | {"seconds": 0} for record in named.rounds]
+
+
+def test_tensors_are_read_as_they_are_and_a_share_is_held_out():
+    pairs = TensorDataset(DIGITS.inputs[:ROWS], DIGITS.targets[:ROWS])
+    held_out = fedskew.simulate(TASK, data={"name": pairs, "test_share": 0.25})
+    confusion = np.array(held_out.rounds[0]["evaluation"]["confusion"])
+    assert confusion.sum() == pytest.approx(ROWS / 4, abs=5)
+    test = TensorDataset(DIGITS.test_inputs, DIGITS.test_targets)
+    apart = fedskew.simulate(TASK, data={"name": pairs, "test": test})
+    assert np.array(apart.rounds[0]["evaluation"]["confusion"]).sum() == len(test)
+    assert apart.config.data.name != held_out.config.data.name
+    assert fedskew.simulate(TASK, data={"name": pairs, "test": test}).config.hash == apart.config.hash
+
+
+def test_pictures_with_classes_are_read_as_torchvisions_are():
+    before = torch.get_rng_state()
+    result = fedskew.simulate(TASK, data=Pictures())
+    assert torch.equal(before, torch.get_rng_state())
+    assert result.rounds[0]["evaluation"]["accuracy"] >= 0
+    read = data.from_object(Pictures()).read(np.random.default_rng(0))
+    assert read.classes == Pictures.classes
+    assert read.in_shape == (1, 8, 8)
+    assert read.inputs.mean() == pytest.approx(0, abs=1e-5)
+
+
+def test_tables_of_hugging_face_are_read_with_or_without_a_test_part():
+    columns = {"x": DIGITS.inputs[:ROWS].flatten(1).tolist(), "label": DIGITS.targets[:ROWS].tolist()}
+    table = datasets.Dataset.from_dict(columns)
+    test = table.select(range(100))
+    for given, size in (
+        (table, ROWS // 5),
+        (datasets.DatasetDict({"train": table, "test": test}), 100),
+        ({"name": table, "test": test}, 100),
+    ):
+        record = fedskew.simulate(TASK, data=given).rounds[0]
+        assert np.array(record["evaluation"]["confusion"]).sum() == pytest.approx(size, abs=5)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (Pictures("random"), "its transform draws at random; leave that out, and set training.augmentation"),
+        (Pictures("shape"), "data: item 7 is (1, 4, 8), item 0 is (1, 8, 8)"),
+        (Pictures("dict"), "item 0 is a dict; expected (input, label)"),
+        (Pictures("fails"), "item 0 can't be read: KeyError: 'gone' (test_own_objects.py, line "),
+        (Pictures("label"), "the label of item 0 is 11, and there are classes 0 to 9"),
+        (DataLoader(Pictures()), "a DataLoader; give its .dataset"),
+        (Stream(), "a Stream has no items by number"),
+        (5, "data.name: "),
+        ({"name": [(torch.zeros(3), 1)], "testshare": 0.1}, "no such option (did you mean 'test_share'?)"),
+        ({"name": DIGITS, "test": DIGITS}, "data.test: a fedskew.data.Dataset has a test part"),
+        (lambda: 1 / 0, "failed: ZeroDivisionError: division by zero (test_own_objects.py, line "),
+        (":x", "expected module:Class"),
+    ],
+)
+def test_data_that_does_not_fit_is_one_line(given, says):
+    assert says in refusal_of(data=given)
+
+
+class Net(nn.Module):
+    """A network with one mistake."""
+
+    def __init__(self, num_classes, in_shape, what="none"):
+        super().__init__()
+        self.what = what
+        self.layer = nn.Linear(64, num_classes + (what == "more") - 4 * (what == "fewer"))
+
+    def forward(self, x):
+        out = self.layer(x.flatten(1))
+        if self.what == "misspelt":
+            return self.leyer(x)
+        return (out, x) if self.what == "tuple" else out[0] if self.what == "rows" else out
+
+
+def small() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+
+
+def test_a_network_may_be_given_itself_and_is_not_changed():
+    torch.manual_seed(5)
+    network = small()
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    first, again = (fedskew.simulate(TASK | {"seeds": [0, 1]}, model=network) for _ in range(2))
+    assert all(torch.equal(before[name], value) for name, value in network.state_dict().items())
+    assert first.config.hash == again.config.hash
+    assert first.runs[0].rounds[0].evaluation == first.runs[1].rounds[0].evaluation  # every seed starts from it
+    with torch.no_grad():
+        network[1].bias.add_(1)
+    assert fedskew.simulate(TASK, model=network).config.model.name != first.config.model.name
+
+
+def test_a_network_given_as_an_object_is_asked_for_where_its_run_is_repeated(tmp_path):
+    result = fedskew.simulate(TASK, model=small(), out=tmp_path)
+    config = result.folder / "config.toml"
+    text = config.read_text().replace(result.config.model.name, "given:Sequential-00000000")
+    config.write_text(text)
+    with pytest.raises(ConfigError, match="was given as an object from Python, which isn't here; give it again"):
+        fedskew.simulate(config)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [small, lambda: small(), lambda num_classes: nn.Sequential(nn.Flatten(), nn.Linear(64, num_classes))],
+    ids=["function", "lambda", "lambda with classes"],
+)
+def test_a_function_takes_what_it_wants_to_know(make):
+    assert accuracy(model=make) > 0
+
+
+def test_lazy_layers_get_their_weights_from_the_seed():
+    lazy = nn.Sequential(nn.Flatten(), nn.LazyLinear(10))
+    first, again = (fedskew.simulate(TASK, model=lazy).model.state_dict() for _ in range(2))
+    assert all(torch.equal(first[name], again[name]) for name in first)
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        ({"name": Net, "what": "tuple"}, "must return logits, a tensor (batch, classes), and nothing else"),
+        ({"name": Net, "what": "rows"}, "it returns a tensor of shape (10,)"),
+        ({"name": Net, "what": "more"}, "it returns 11 logits a sample, and the data has 10 classes"),
+        ({"name": Net, "what": "fewer"}, "it returns 6 logits a sample, and the data has 10 classes"),
+        (
+            {"name": Net, "what": "misspelt"},
+            "it fails on samples of shape (1, 8, 8): AttributeError: 'Net' object",
+        ),
+        ({"name": Net, "waht": "none"}, "model.waht: test_own_objects:Net has no such option (did you mean 'what'?)"),
+        (lambda width: small(), "model.width: missing"),
+        (lambda: 1 / 0, "failed: ZeroDivisionError"),
+        (lambda: 3, "returned int, not an nn.Module"),
+        (3, "model.name: int 3 is no network"),
+        (":x", "expected module:Class"),
+    ],
+)
+def test_a_network_that_does_not_fit_is_one_line_before_the_run(model, says):
+    assert says in refusal_of(model=model)
+
+
+class Bare:
+    """A weighting without @dataclass."""
+
+    def weigh(self, answered):
+        return answered.sizes / answered.sizes.sum()
+
+
+@pytest.mark.parametrize("given", [Bare(), Bare, f"{__name__}:Bare", {"name": f"{__name__}:Bare"}])
+def test_a_class_without_dataclass_is_told_what_to_write(given):
+    assert "write @dataclass(frozen=True) above class Bare" in refusal_of(method={"weighting": given})
