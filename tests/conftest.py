@@ -17,13 +17,3 @@ def data_root() -> Path:
     if not root.is_dir():
         pytest.skip("real data sets are not laid out (set FEDSKEW_DATA, or run make test beside ../shared)")
     return root
-
-
-@pytest.fixture
-def pages_without_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """HTML pages whose figures are made but not rendered, which takes most of a page's time: for tests of the rest."""
-    from html import escape
-
-    from fedskew import drawing
-
-    monkeypatch.setattr(drawing, "inline_svg", lambda figure, alt: f'<svg role="img" aria-label="{escape(alt)}"></svg>')

@@ -12,8 +12,6 @@ import pytest
 
 from fedskew.errors import ConfigError
 
-pytestmark = pytest.mark.usefixtures("pages_without_figures")
-
 CONFIG = """\
 schema = 1
 name = "small"

@@ -11,8 +11,6 @@ from safetensors.numpy import load_file
 import fedskew
 from fedskew.errors import ConfigError
 
-pytestmark = pytest.mark.usefixtures("pages_without_figures")
-
 TASK: dict[str, Any] = {
     "seeds": [0, 1],
     "data": {"name": "digits", "validation": 0.1},

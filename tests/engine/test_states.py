@@ -163,7 +163,6 @@ METHODS = {
 }
 """Everything that keeps something between rounds."""
 
-pytestmark = pytest.mark.usefixtures("pages_without_figures")
 every_method = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())
 
 

@@ -21,8 +21,6 @@ from fedskew.models import Concatenated, build
 from fedskew.pipelines import FedConcat
 from fedskew.randomness import Purpose, generator
 
-pytestmark = pytest.mark.usefixtures("pages_without_figures")
-
 WIDTH, CLASSES = 6, 10
 TASK: dict[str, Any] = {
     "name": "concat",

@@ -17,8 +17,6 @@ import fedskew
 from fedskew.errors import ConfigError, RunError
 from fedskew.experiment import read_runs
 
-pytestmark = pytest.mark.usefixtures("pages_without_figures")
-
 TASK = {
     "name": "small",
     "data": {"name": "digits"},

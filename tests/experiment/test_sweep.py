@@ -27,8 +27,6 @@ from fedskew.experiment import (
 )
 from fedskew.report import SeedRun
 
-pytestmark = pytest.mark.usefixtures("pages_without_figures")
-
 TASK = """\
 schema = 1
 name = "small"
@@ -362,7 +360,6 @@ def test_labels_are_text_in_every_format(tmp_path):
     run = run_of(0, [0.1], 0.1, worst=0.0, megabytes=1, seconds=1.0)
     write_tables(sweep, [CellResult.of(sweep.cells[0], [run], None)], [run], tmp_path, tmp_path)
     assert "| a \\| b <i>, [red] | 1 |" in (tmp_path / "table.md").read_text()
-    assert "a | b &lt;i&gt;, [red]" in (tmp_path / "table.html").read_text()
     assert '"a | b <i>, [red]",1,' in (tmp_path / "table.csv").read_text()
 
 

@@ -15,8 +15,6 @@ import fedskew
 from fedskew.data import ByteImages, Dataset
 from fedskew.errors import ArgumentError, ConfigError, MissingPackageError, RunError
 
-pytestmark = pytest.mark.usefixtures("pages_without_figures")
-
 IMAGES = {
     "data": {"name": "digits"},
     "partition": {"rule": "quantity", "clients": 10, "labels_per_client": 4},

@@ -98,7 +98,6 @@ def run(job: Job, out: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("pages_without_figures")
 @pytest.mark.parametrize("name", names())
 def test_a_recipe_runs_and_ends_in_its_table_and_its_figure(name: str, tiny_root: Path, out: Path):
     recipe = read_recipe(name)

@@ -61,7 +61,7 @@ def sweep(
     wide.print(sweep_table(result, wide.width))
     for note in sweep_notes(result.sweep, result.rows):
         wide.print(note, markup=False, highlight=False)
-    console.print(f"tables: {result.folder}/table.csv, table.md, table.html", soft_wrap=True, markup=False)
+    console.print(f"tables: {result.folder}/table.csv, table.md, runs.csv", soft_wrap=True, markup=False)
     if result.report.exists():
         console.print(f"report: {result.report}", soft_wrap=True, markup=False)
     for failure in result.failures:

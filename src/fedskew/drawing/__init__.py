@@ -1,46 +1,10 @@
-"""Figures: functions from arrays to matplotlib `Axes`, in one style, and their export.
+"""Figures as files: functions from arrays to matplotlib `Axes`, in one style, and their export.
 
-The report, `fedskew describe` and the papers' figures are all drawn by these functions. They know nothing of runs or
-records: what they draw are arrays.
+`fedskew describe` and the papers' figures are drawn by these functions. They know nothing of runs or records: what they
+draw are arrays. The public names stand in `__init__.pyi`. A module is imported when the first of its names is used:
+what a line is drawn from needs no matplotlib.
 """
 
-from fedskew.drawing._classes import MANY_CLASSES, Values, bars, class_height, label_mix, per_class
-from fedskew.drawing._clients import (
-    ClientWeights,
-    Participation,
-    heat_map,
-    holdings_panel,
-    participation,
-    weights_against_fedavg,
-    who_holds_what,
-)
-from fedskew.drawing._curves import Curve, curves
-from fedskew.drawing._export import WIDTH, inline_svg, legend_key, panel, save
-from fedskew.drawing._style import Floats, Look, look, styled
+import lazy_loader
 
-__all__ = [
-    "MANY_CLASSES",
-    "WIDTH",
-    "ClientWeights",
-    "Curve",
-    "Floats",
-    "Look",
-    "Participation",
-    "Values",
-    "bars",
-    "class_height",
-    "curves",
-    "heat_map",
-    "holdings_panel",
-    "inline_svg",
-    "label_mix",
-    "legend_key",
-    "look",
-    "panel",
-    "participation",
-    "per_class",
-    "save",
-    "styled",
-    "weights_against_fedavg",
-    "who_holds_what",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

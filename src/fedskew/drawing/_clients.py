@@ -1,4 +1,4 @@
-"""Figures of clients: their label counts, how often they take part, and their weights."""
+"""Figures of clients: their label counts and their weights."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
-from numpy.typing import NDArray
 
 from fedskew.drawing._classes import MANY_CLASSES
 from fedskew.drawing._export import WIDTH
@@ -20,23 +19,6 @@ _UNITS_A_NAME = 33  # a column needs this width to carry its client's name
 _NUMBERED_CELLS = 400
 _MOST_COLUMNS = 1000
 _SIDE = 150  # width of the class shares beside the map
-
-
-@dataclass(frozen=True)
-class Participation:
-    """How often each client of one run took part.
-
-    Attributes:
-        style: Number of the series, see `look`.
-        label: Name of the run.
-        chosen: Share of the rounds in which each client was chosen, shape `(clients,)`.
-        diverged: Share of the rounds in which each client diverged, shape `(clients,)`.
-    """
-
-    style: int
-    label: str
-    chosen: Floats
-    diverged: Floats
 
 
 @dataclass(frozen=True)
@@ -149,26 +131,6 @@ def heat_map(axes: Axes, values: Floats, norm: Normalize, class_names: Sequence[
         axes.set_ylabel("class")
     for spine in ("top", "right"):
         axes.spines[spine].set_visible(True)
-
-
-def participation(strips: Sequence[Axes] | NDArray[np.object_], rows: Sequence[Participation]) -> None:
-    """Draw the share of the rounds in which each client was chosen, and over it those in which it diverged.
-
-    Args:
-        strips: An `Axes` for each run.
-        rows: The runs.
-    """
-    top = max(100 * float(row.chosen.max(initial=0.0)) for row in rows) or 1.0
-    for axes, row in zip(strips, rows, strict=True):
-        _client_bars(axes, 100 * row.chosen, look(row.style).color)
-        _client_bars(axes, 100 * row.diverged, INK)
-        axes.axhline(100 * float(row.chosen.mean()), color=MUTED, linewidth=1, linestyle=REFERENCE)
-        axes.set_ylim(0, top)
-        axes.set_xlim(-0.5, len(row.chosen) - 0.5)
-        axes.yaxis.set_major_locator(MaxNLocator(2))
-        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-        axes.set_title(f"{short(row.label, 40)}: % of rounds" if len(rows) > 1 else "% of rounds")
-    strips[-1].set_xlabel("client")
 
 
 def weights_against_fedavg(axes: Axes, runs: Sequence[ClientWeights]) -> None:

@@ -16,7 +16,7 @@ from fedskew.experiment._folder import read_runs
 from fedskew.experiment._grid import Cell, Sweep
 from fedskew.experiment._setup import choose_device, make_task, make_training_loop
 from fedskew.experiment._simulate import run_folder
-from fedskew.experiment._sweep_tables import CellResult, write_tables
+from fedskew.experiment._sweep_tables import CellResult, table_notes, write_tables
 from fedskew.experiment._trackers import make_trackers
 from fedskew.experiment._workers import run_all
 from fedskew.report import SeedRun
@@ -177,7 +177,14 @@ def run_sweep(
     result = SweepResult(sweep, rows, tuple(failures), sweep.folder(out))
     write_tables(sweep, rows, runs, out, result.folder)
     if runs:
-        report.write_report(runs, result.report, sweep.name)
+        report.write_report(
+            runs,
+            result.report,
+            sweep.name,
+            axes={cell.label: cell.values for cell in sweep.cells},
+            accuracy=sweep.accuracy,
+            notes=table_notes(sweep, rows, runs),
+        )
     return result
 
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedskew import models, report
+from fedskew import models
 from fedskew.errors import RunError
 from fedskew.experiment._config import Config
 from fedskew.experiment._grid import Cell, Sweep
 from fedskew.experiment._simulate import run_folder
 from fedskew.files import write_text
-from fedskew.report import SeedRun, last_evaluated, machine_notes
+from fedskew.report import SeedRun, last_evaluated, machine_notes, rounds_to
 from fedskew.tables import Spread, csv_text, markdown_table
 
 FIGURES = ("accuracy", "worst_class", "target_accuracy", "rounds_to_accuracy", "megabytes", "seconds")
@@ -126,6 +126,19 @@ def sweep_notes(sweep: Sweep, rows: Sequence[CellResult]) -> list[str]:
     return lines
 
 
+def table_notes(sweep: Sweep, rows: Sequence[CellResult], runs: Sequence[SeedRun]) -> list[str]:
+    """Return what stands below the table in files: `sweep_notes`, the command, and the machines.
+
+    Args:
+        sweep: The sweep.
+        rows: The results of its cells.
+        runs: All finished runs.
+    """
+    seeds = sorted({seed for cell in sweep.cells for seed in cell.config.seeds})
+    command = f"Command: {sweep.command}. Seeds: {', '.join(map(str, seeds))}."
+    return [*sweep_notes(sweep, rows), command, *machine_notes(runs)]
+
+
 def model_notes(configs: Iterable[Config]) -> list[str]:
     """Return the notes on the networks of some configs, each once.
 
@@ -137,7 +150,7 @@ def model_notes(configs: Iterable[Config]) -> list[str]:
 
 
 def write_tables(sweep: Sweep, rows: Sequence[CellResult], runs: Sequence[SeedRun], out: Path, folder: Path) -> None:
-    """Write `table.csv`, `table.md` and `table.html`, and `runs.csv`, a line for each run with the name of its folder.
+    """Write `table.csv` and `table.md`, and `runs.csv`, a line for each run with the name of its folder.
 
     Args:
         sweep: The sweep.
@@ -150,16 +163,12 @@ def write_tables(sweep: Sweep, rows: Sequence[CellResult], runs: Sequence[SeedRu
         RunError: They can't be written.
     """
     headings, body = text_table(sweep, rows)
-    seeds = sorted({seed for cell in sweep.cells for seed in cell.config.seeds})
-    command = f"Command: {sweep.command}. Seeds: {', '.join(map(str, seeds))}."
-    notes = [*sweep_notes(sweep, rows), command, *machine_notes(runs)]
-    axes = len(sweep.axes)
-    markdown = [f"# {sweep.name}", "", markdown_table(headings, body, axes), "", *(f"- {note}" for note in notes), ""]
+    table = markdown_table(headings, body, len(sweep.axes))
+    markdown = [f"# {sweep.name}", "", table, "", *(f"- {note}" for note in table_notes(sweep, rows, runs)), ""]
     files = {
         "table.csv": csv_text(_cell_lines(sweep, rows)),
         "runs.csv": csv_text(_run_lines(sweep, rows, out)),
         "table.md": "\n".join(markdown),
-        "table.html": report.sweep_page(sweep.name, headings, body, axes, notes),
     }
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -171,17 +180,12 @@ def write_tables(sweep: Sweep, rows: Sequence[CellResult], runs: Sequence[SeedRu
 
 def _figures(run: SeedRun, accuracy: float | None) -> dict[str, float | None]:
     last = run.summary["last10"]
-    reached = [
-        float(record.round)
-        for record in run.rounds
-        if accuracy is not None and record.evaluation is not None and record.evaluation.accuracy >= accuracy
-    ]
     return {
         "accuracy": last["accuracy"],
         "worst_class": last["worst_class"],
         "target_accuracy": last["target_accuracy"],
         "evaluations": float(len(last_evaluated(run.rounds))),
-        "rounds_to_accuracy": reached[0] if reached else None,
+        "rounds_to_accuracy": None if accuracy is None else rounds_to(run, accuracy),
         "megabytes": (run.summary["bytes_up"] + run.summary["bytes_down"]) / 1e6,
         "seconds": run.summary["seconds"],
     }

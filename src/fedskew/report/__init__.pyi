@@ -1,8 +1,8 @@
-from ._page import sweep_page as sweep_page
+from ._curves import CURVES as CURVES
+from ._curves import CurvePanel as CurvePanel
 from ._page import write_report as write_report
-from ._panels import CURVES as CURVES
-from ._panels import CurvePanel as CurvePanel
-from ._panels import Panel as Panel
+from ._ranking import Difference as Difference
+from ._ranking import paired_differences as paired_differences
 from ._runs import MeanWeights as MeanWeights
 from ._runs import SeedRun as SeedRun
 from ._runs import averaged_over as averaged_over
@@ -11,3 +11,4 @@ from ._runs import label_shares as label_shares
 from ._runs import last_evaluated as last_evaluated
 from ._runs import machine_notes as machine_notes
 from ._runs import mean_weights as mean_weights
+from ._runs import rounds_to as rounds_to

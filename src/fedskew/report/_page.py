@@ -1,25 +1,31 @@
-"""The pages: a report of one run or of several, and the table of a sweep."""
+"""The page of one run, or of several that are compared."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jinja2
+import numpy as np
 import tomli_w
-from markupsafe import Markup
 
-from fedskew import drawing
 from fedskew.errors import ArgumentError, RunError
-from fedskew.report._panels import Group, sections
+from fedskew.files import replacing
+from fedskew.report import _classes, _clients, _curves
+from fedskew.report._groups import Group, alike, listed, same_data, same_test
+from fedskew.report._panel import Panel
+from fedskew.report._ranking import Ranking, ranking
 from fedskew.report._runs import SeedRun, averaged_over
+from fedskew.report._script import plotly_script
 from fedskew.tables import Spread, flatten
 
 _NOTHING = "\u2013"
+_FEW = 8  # labels that have a card each and whose figures are all drawn at first
+_CLOCK = 200  # points of a run at which its seconds and bytes are given
 
 
 @dataclass(frozen=True)
@@ -30,7 +36,15 @@ class _Table:
     rows: list[tuple[Group, list[str]]]
 
 
-def write_report(runs: Sequence[SeedRun], path: Path, title: str) -> Path:
+def write_report(
+    runs: Sequence[SeedRun],
+    path: Path,
+    title: str,
+    *,
+    axes: Mapping[str, Mapping[str, str]] | None = None,
+    accuracy: float | None = None,
+    notes: Sequence[str] = (),
+) -> Path:
     """Write one HTML file that shows these runs.
 
     The page is self-contained: it loads nothing. Runs with one label are seeds of one configuration, and figures are
@@ -41,6 +55,9 @@ def write_report(runs: Sequence[SeedRun], path: Path, title: str) -> Path:
         runs: The runs, finished or not.
         path: The file to write; its folder is made.
         title: Title of the page.
+        axes: Where the labels are cells of a grid, the value of each on every axis, by the label.
+        accuracy: A test accuracy, a share, whose first round the table of a comparison names.
+        notes: What else stands below that table.
 
     Returns:
         The path.
@@ -50,43 +67,112 @@ def write_report(runs: Sequence[SeedRun], path: Path, title: str) -> Path:
         RunError: The file can't be written.
     """
     groups = _grouped(runs)
-    with drawing.styled():
-        page = _template("report.html").render(
-            title=title,
-            groups=groups,
-            comparison=len(groups) > 1,
-            several_seeds=any(len(group.seeds) > 1 for group in groups),
-            keys=[_key(group) for group in groups],
-            measured=averaged_over(run for group in groups for run in group.seeds),
-            headlines=[_headline(group) for group in groups],
-            facts=_facts(groups),
-            sections=sections(groups),
-            tables=_tables(groups),
-            differences=_differences(groups),
-            configs=[(group, _toml(group.first.config)) for group in groups],
-            origins=_origins(groups),
-        )
+    comparison = len(groups) > 1
+    ranked = ranking(groups, axes or {}, accuracy) if comparison else None
+    sections = _sections(groups)
+    page = _template("report.html").render(
+        title=title,
+        groups=groups,
+        comparison=comparison,
+        several_seeds=any(len(group.seeds) > 1 for group in groups),
+        measured=averaged_over(run for group in groups for run in group.seeds),
+        headlines=[_headline(group) for group in groups],
+        facts=_facts(groups),
+        warnings=_warnings(groups),
+        ranked=ranked,
+        notes=notes,
+        sections=sections,
+        tables=_tables(groups),
+        differences=_differences(groups),
+        configs=[(group, _toml(group.first.config)) for group in groups],
+        origins=_origins(groups),
+        few=len(groups) <= _FEW,
+        figures=_figures(groups, sections, ranked),
+        script=plotly_script(),
+    )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(page, encoding="utf-8", newline="\n")
+        with replacing(path) as part:
+            part.write_text(page, encoding="utf-8", newline="\n")
     except OSError as error:
         raise RunError(f"{path}: the report can't be written: {error.strerror}") from None
     return path
 
 
-def sweep_page(
-    title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], axes: int, notes: Sequence[str]
-) -> str:
-    """Return the table of a sweep as an HTML page, which links to the sweep's report and to `runs.csv`.
+def _sections(groups: list[Group]) -> list[tuple[str, list[Panel]]]:
+    """Return every figure that these runs have the records for, under its heading."""
+    found = {
+        _curves.GOOD: [*_curves.curve_panels(groups, _curves.GOOD), *_classes.held_and_vacant(groups)],
+        _curves.CLASSES: list(_classes.class_panels(groups)),
+        _curves.DATA: [
+            *_clients.holdings_panels(groups),
+            *_clients.participation_panels(groups),
+            *_clients.weight_panels(groups),
+            *_classes.mix_panels(groups),
+        ],
+        _curves.ROUND: list(_curves.curve_panels(groups, _curves.ROUND)),
+        _curves.LOCAL: list(_curves.curve_panels(groups, _curves.LOCAL)),
+    }
+    return [(heading, panels) for heading, panels in found.items() if panels]
 
-    Args:
-        title: Title of the page.
-        headings: A heading for each column.
-        rows: The cells of each row.
-        axes: How many columns, from the left, name the row.
-        notes: What stands below the table.
-    """
-    return _template("sweep.html").render(title=title, axes=axes, headings=headings, rows=rows, remarks=notes)
+
+def _figures(groups: list[Group], sections: list[tuple[str, list[Panel]]], ranked: Ranking | None) -> str:
+    """Return what `report.js` reads, as JSON that may stand in a `<script>`."""
+    plain = {
+        "groups": [{"label": group.label, "clock": _clock(group.first)} for group in groups],
+        "shown": [group.style for group in (ranked.groups if ranked else groups)[:_FEW]],
+        "charts": [panel.chart.plain() for _, panels in sections for panel in panels],
+        "ranking": None if ranked is None else ranked.plain(),
+    }
+    return json.dumps(plain, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+
+
+def _clock(run: SeedRun) -> dict[str, list[float]]:
+    """Return at which second of training, and after how many megabytes, some rounds ended."""
+    if not run.rounds:
+        return {"round": [0], "seconds": [0], "megabytes": [0]}
+    at = np.unique(np.linspace(0, len(run.rounds) - 1, min(len(run.rounds), _CLOCK)).astype(np.int64))
+    seconds = np.cumsum([record.seconds for record in run.rounds])[at]
+    megabytes = np.cumsum([(record.bytes_up + record.bytes_down) / 1e6 for record in run.rounds])[at]
+    return {
+        "round": [run.rounds[place].round for place in at],
+        "seconds": np.round(seconds, 3).tolist(),
+        "megabytes": np.round(megabytes, 3).tolist(),
+    }
+
+
+def _warnings(groups: list[Group]) -> list[str]:
+    """Return what makes a comparison of these runs unfair."""
+    tests = alike(groups, same_test)
+    if len(tests) > 1:
+        parts = [f"{listed(group.label for group in members)}: {_data(members[0])}" for members in tests]
+        return [
+            "These runs are not of the same data, so their accuracies are of different tests: compare within each of "
+            f"these only. {'. '.join(parts)}."
+        ]
+    splits = alike(groups, same_data)
+    seeds = {tuple(run.seed for run in group.seeds) for group in groups}
+    if len(splits) > 1 and len(seeds) == 1:
+        parts = [f"{listed(group.label for group in members)}: {_split(members[0])}" for members in splits]
+        return [
+            "The clients of these runs do not hold the same samples, so differences between runs are not of the "
+            f"method alone. {'; '.join(parts)}."
+        ]
+    return []
+
+
+def _data(group: Group) -> str:
+    run = group.first
+    name = run.config.get("data", {}).get("name", "data of unknown name")
+    return f"{name}, {len(run.class_names)} classes, {int(run.counts.sum()):,} training samples"
+
+
+def _split(group: Group) -> str:
+    counts = group.first.counts
+    rule = group.first.config.get("partition", {})
+    settings = [f"{key} {value}" for key, value in rule.items() if key not in ("rule", "clients") and value is not None]
+    named = " ".join([str(rule.get("rule", "")), *settings]).strip()
+    return f"{len(counts):,} clients{f', {named}' if named else ''}"
 
 
 def _template(name: str) -> jinja2.Template:
@@ -111,11 +197,6 @@ def _grouped(runs: Sequence[SeedRun]) -> list[Group]:
         Group(label, style, sorted(seeds, key=lambda run: run.seed))
         for style, (label, seeds) in enumerate(by_label.items())
     ]
-
-
-def _key(group: Group) -> Markup:
-    """Draw the line and marker of a group; the legends of the page refer to it by its id."""
-    return Markup(drawing.legend_key(group.style).replace("<svg", f'<svg id="key-{group.style}"', 1))
 
 
 def _facts(groups: list[Group]) -> list[tuple[str, str]]:

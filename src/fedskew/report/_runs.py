@@ -101,6 +101,16 @@ def mean_weights(run: SeedRun) -> MeanWeights:
     return MeanWeights(clients, given[clients] / times[clients], fedavg[clients] / times[clients])
 
 
+def rounds_to(run: SeedRun, accuracy: float) -> float | None:
+    """Return the first evaluated round with this test accuracy, a share; None where no round reached it."""
+    reached = (
+        float(record.round)
+        for record in run.rounds
+        if record.evaluation is not None and record.evaluation.accuracy >= accuracy
+    )
+    return next(reached, None)
+
+
 def label_shares(counts: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return label counts over their sum along the last axis; 0 where there is no sample."""
     shares: NDArray[np.float64] = counts / np.maximum(counts.sum(axis=-1, keepdims=True), 1)

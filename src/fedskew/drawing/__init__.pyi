@@ -1,0 +1,17 @@
+from ._classes import MANY_CLASSES as MANY_CLASSES
+from ._classes import Values as Values
+from ._classes import bars as bars
+from ._clients import ClientWeights as ClientWeights
+from ._clients import heat_map as heat_map
+from ._clients import holdings_panel as holdings_panel
+from ._clients import weights_against_fedavg as weights_against_fedavg
+from ._clients import who_holds_what as who_holds_what
+from ._curves import curves as curves
+from ._export import WIDTH as WIDTH
+from ._export import panel as panel
+from ._export import save as save
+from ._series import Curve as Curve
+from ._series import Floats as Floats
+from ._style import Look as Look
+from ._style import look as look
+from ._style import styled as styled

@@ -1,0 +1,244 @@
+"""Values over rounds. A value of the records becomes a figure of the page by one entry in `CURVES`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from fedskew.drawing import Curve, Floats
+from fedskew.engine import RoundRecord
+from fedskew.report import _charts
+from fedskew.report._groups import Group, listed, number, seeds_of, together
+from fedskew.report._panel import Panel
+from fedskew.report._runs import SeedRun
+
+Value = Callable[[RoundRecord], float | None]
+
+GOOD, CLASSES, DATA, ROUND, LOCAL = (
+    "How good the model is",
+    "Class by class",
+    "Who holds what, and who trains",
+    "What happens in a round",
+    "Clients after their local training",
+)
+
+
+@dataclass(frozen=True)
+class CurvePanel:
+    """A value of the records that the report draws over rounds, for the runs that recorded it.
+
+    Attributes:
+        section: Heading under which it stands.
+        title: Its own heading.
+        value: The value of a record; None where the round has none.
+        caption: How to read it.
+        unit: "%" for a share, which is multiplied by 100; or the unit as it is printed.
+        points: A longer curve is drawn as the means of at most so many blocks of rounds. A property of the cohort
+            jumps from round to round, so that only its level can be read: fewer points show it better.
+        most: The highest possible value for a number of classes, drawn as a dashed line.
+        most_caption: What this line is.
+    """
+
+    section: str
+    title: str
+    value: Value
+    caption: str
+    unit: str = ""
+    points: int = 200
+    most: Callable[[int], float] | None = None
+    most_caption: str = ""
+
+
+def _of(name: Literal["accuracy", "target_accuracy", "worst_class"]) -> Value:
+    return lambda record: None if record.evaluation is None else getattr(record.evaluation, name)
+
+
+def _mean_over_clients(kind: Literal["majority", "minority", "vacant"]) -> Value:
+    def value(record: RoundRecord) -> float | None:
+        found = [getattr(client, kind) for client in record.clients or []]
+        values = [number for number in found if number is not None and math.isfinite(number)]
+        return float(np.mean(values)) if values else None
+
+    return value
+
+
+_LOCAL_MODEL = (
+    "Each client's own model right after its local training, tested on the classes that this client {}. Mean over the "
+    "clients of a round."
+)
+
+CURVES = (
+    CurvePanel(
+        GOOD,
+        "Accuracy on the test set",
+        _of("accuracy"),
+        "Share of the test samples that the model gets right after each round; higher is better.",
+        unit="%",
+    ),
+    CurvePanel(
+        GOOD,
+        "Accuracy on the target mix",
+        _of("target_accuracy"),
+        "The same test, its classes weighted by the target's label mix: what to expect where the model will be used.",
+        unit="%",
+    ),
+    CurvePanel(
+        GOOD,
+        "Accuracy on the worst class",
+        _of("worst_class"),
+        "Share of the samples of one class that the model gets right, for the class where that share is lowest; it may "
+        "be another class every round.",
+        unit="%",
+    ),
+    CurvePanel(
+        ROUND,
+        "Label entropy of the cohort",
+        lambda record: record.entropy,
+        "How evenly the labels of the chosen clients, added up, cover the classes.",
+        unit="bits",
+        points=60,
+        most=math.log2,
+        most_caption="a perfectly even mix, the most there can be",
+    ),
+    CurvePanel(
+        ROUND,
+        "Distance from the target mix",
+        lambda record: record.target_distance,
+        "Squared distance between the label mix that the weights give a round and the target's; 0 is a perfect match.",
+        points=60,
+    ),
+    CurvePanel(
+        ROUND,
+        "Effective sample size",
+        lambda record: record.ess_share,
+        "How many of the cohort's samples count after weighting: 100 % is FedAvg; the lower the line, the fewer "
+        "samples decide and the noisier the round.",
+        unit="%",
+        points=60,
+    ),
+    CurvePanel(
+        ROUND,
+        "Drift diversity",
+        lambda record: record.drift,
+        "How much the clients' updates pull apart: their squared lengths, added up, over the squared length of their "
+        "sum. The higher, the more they cancel each other.",
+        points=60,
+    ),
+    CurvePanel(
+        ROUND,
+        "Training loss",
+        lambda record: record.loss,
+        "Mean loss that the clients minimise, weighted as their updates are. Runs with different objectives can't be "
+        "compared by it.",
+    ),
+    CurvePanel(
+        LOCAL,
+        "Accuracy on majority classes",
+        _mean_over_clients("majority"),
+        _LOCAL_MODEL.format("holds many samples of"),
+        unit="%",
+    ),
+    CurvePanel(
+        LOCAL,
+        "Accuracy on minority classes",
+        _mean_over_clients("minority"),
+        _LOCAL_MODEL.format("holds few samples of"),
+        unit="%",
+    ),
+    CurvePanel(
+        LOCAL,
+        "Accuracy on vacant classes",
+        _mean_over_clients("vacant"),
+        _LOCAL_MODEL.format("holds no sample of: what the model still knows of them, it owes to the other clients"),
+        unit="%",
+    ),
+)
+"""Every value that the report draws over rounds, in the order of the page."""
+
+
+def curve_panels(groups: list[Group], section: str) -> Iterator[Panel]:
+    """Return the figures of a section's curves, for the runs that recorded them."""
+    for panel in CURVES:
+        if panel.section == section:
+            yield from _curve(groups, panel)
+
+
+def _curve(groups: list[Group], panel: CurvePanel) -> Iterator[Panel]:
+    unit = panel.unit
+    shown: list[tuple[Group, int]] = []
+    lines: list[tuple[Curve, list[Group]]] = []  # groups that have the same line share it
+    for group in groups:
+        series = [found for run in group.seeds if (found := _series(run, panel))]
+        if not series:
+            continue
+        line = Curve.over_seeds(group.style, series, panel.points)
+        shown.append((group, len(series)))
+        same = next((owners for other, owners in lines if _equal(line, other)), None)
+        if same is None:
+            lines.append((line, [group]))
+        else:
+            same.append(group)
+    if not lines:
+        return
+    caption, reference = panel.caption, None
+    classes = {len(group.first.class_names) for group in groups}
+    if panel.most is not None and len(classes) == 1:
+        reference = panel.most(min(classes))
+        caption += f" The dashed line is {panel.most_caption}."
+    if any(line.std is not None for line, _ in lines):
+        caption += " Line: mean over seeds; band: one standard deviation to each side."
+    if not all(line.complete.all() for line, _ in lines):
+        caption += " Where a line is thin, some of its seeds had already stopped."
+    if (longest := max(line.block for line, _ in lines)) > 1:
+        caption += f" Each point is the mean of up to {longest} recorded rounds."
+    traces = [trace for line, owners in lines for trace in _traces(line, owners, unit)]
+    ends = [f"{together(owners)} ends at {number(line.mean[-1], unit)}" for line, owners in lines]
+    alt = f"{panel.title} over rounds: {', '.join(ends)}."
+    findings = list(_findings(lines, unit, len(groups)))
+    yield Panel(panel.title, _charts.curves(traces, unit, reference), alt, caption, seeds_of(shown), findings)
+
+
+def _findings(lines: list[tuple[Curve, list[Group]]], unit: str, groups: int) -> Iterator[str]:
+    for line, owners in lines:
+        labels = listed(group.label for group in owners)
+        if len(line.mean) > 1 and np.ptp(line.mean) <= _noise(line.mean):
+            named = f"{labels}: " if groups > 1 else ""
+            yield f"{named}{number(line.mean[0], unit)} in every round."
+        elif len(owners) > 1:
+            yield f"The same line: {labels}."
+
+
+def _noise(values: Floats) -> float:
+    """Return the difference up to which two values count as equal: rounding makes such."""
+    return 1e-6 * float(np.abs(values).max(initial=1e-12))
+
+
+def _equal(one: Curve, other: Curve) -> bool:
+    def close(first: Floats | None, second: Floats | None) -> bool:
+        if first is None or second is None:
+            return first is second
+        return np.allclose(first, second, rtol=0, atol=_noise(one.mean), equal_nan=True)
+
+    return np.array_equal(one.x, other.x) and close(one.mean, other.mean) and close(one.std, other.std)
+
+
+def _traces(line: Curve, owners: list[Group], unit: str) -> Iterator[_charts.Trace]:
+    name, runs = together(owners), [group.style for group in owners]
+    whole = line.complete
+    std = None if line.std is None else line.std[whole]
+    yield _charts.curve(name, line.style, runs, line.x[whole], line.mean[whole], std, unit=unit)
+    if not whole.all():  # the thin part begins where the complete one ends
+        at = slice(max(int(np.flatnonzero(~whole)[0]) - 1, 0), None)
+        part = None if line.std is None else line.std[at]
+        yield _charts.curve(name, line.style, runs, line.x[at], line.mean[at], part, unit=unit, thin=True)
+
+
+def _series(run: SeedRun, panel: CurvePanel) -> dict[int, float]:
+    """Return the value by round, where there is a finite one."""
+    scale = 100.0 if panel.unit == "%" else 1.0
+    found = ((record.round, panel.value(record)) for record in run.rounds)
+    return {number: scale * x for number, x in found if x is not None and math.isfinite(x)}

@@ -1,0 +1,112 @@
+"""Runs as a page compares them: the seeds of a label, and which labels can be compared."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedskew.drawing import Floats
+from fedskew.report._runs import SeedRun
+
+_NOT_TESTED = ("root", "validation")  # keys of `[data]` that don't change the test set
+
+
+@dataclass(frozen=True)
+class Group:
+    """The runs of one label, by seed, and the number of the label's colour and dashes, the same on the whole page."""
+
+    label: str
+    style: int
+    seeds: list[SeedRun]
+
+    @property
+    def first(self) -> SeedRun:
+        """The lowest seed, which figures of single clients show: another seed may split the data otherwise."""
+        return self.seeds[0]
+
+
+def alike(groups: Iterable[Group], kind: Callable[[Group], Hashable]) -> list[list[Group]]:
+    """Return the groups that can share a figure."""
+    found: dict[Hashable, list[Group]] = {}
+    for group in groups:
+        found.setdefault(kind(group), []).append(group)
+    return list(found.values())
+
+
+def same_test(group: Group) -> Hashable:
+    """What runs have in common whose accuracies are of one and the same test."""
+    data = {key: value for key, value in group.first.config.get("data", {}).items() if key not in _NOT_TESTED}
+    return json.dumps(data, sort_keys=True, default=str), group.first.class_names
+
+
+def same_target(group: Group) -> Hashable:
+    """What runs have in common that have one target."""
+    return tuple((run.seed, None if run.target is None else run.target.tobytes()) for run in group.seeds)
+
+
+def same_data(group: Group) -> Hashable:
+    """What runs have in common whose clients hold the same samples of each class, seed by seed."""
+    return same_test(group), tuple((run.seed, run.counts.tobytes()) for run in group.seeds)
+
+
+def same_split(one: Group, other: Group) -> bool:
+    """Whether two groups have one test, and clients with the same label counts in every seed that both have."""
+    if same_test(one) != same_test(other):
+        return False
+    counts = {run.seed: run.counts for run in one.seeds}
+    return all(np.array_equal(run.counts, counts[run.seed]) for run in other.seeds if run.seed in counts)
+
+
+def same_cohorts(group: Group) -> Hashable:
+    """What runs have in common that chose the same clients in every round of every seed."""
+    return tuple((run.seed, tuple(tuple(sorted(record.cohort)) for record in run.rounds)) for run in group.seeds)
+
+
+def together(groups: list[Group]) -> str:
+    """Return the labels of groups whose figures are one and the same."""
+    return " = ".join(group.label for group in groups)
+
+
+def listed(names: Iterable[Any], most: int = 8) -> str:
+    """Return names as a sentence has them, the first ones where there are many."""
+    found = [str(name) for name in names]
+    if len(found) > most:
+        return f"{', '.join(found[:most])} and {len(found) - most:,} more"
+    return " and ".join([", ".join(found[:-1]), found[-1]] if len(found) > 1 else found)
+
+
+def mean_and_std(values: Floats) -> tuple[Floats, Floats | None]:
+    """Over the first axis, seeds. A class without a sample has none in every seed, so NaN may spread."""
+    return values.mean(axis=0), values.std(axis=0, ddof=1) if len(values) > 1 else None
+
+
+def seeds_of(shown: list[tuple[Group, int]]) -> str:
+    """Say how many seeds each label brings to a figure."""
+    counts = {count for _, count in shown}
+    if len(counts) == 1:
+        count = counts.pop()
+        each = " each" if len(shown) > 1 else ""
+        return f"{count} seed{'s' if count > 1 else ''}{each}"
+    return "Seeds: " + ", ".join(f"{group.label} {count}" for group, count in shown)
+
+
+def one_seed(members: list[Group]) -> str:
+    """Say which seed a figure of single clients shows."""
+    seeds = {group.first.seed for group in members}
+    most = max(len(group.seeds) for group in members)
+    which = f"seed {seeds.pop()}" if len(seeds) == 1 else "the lowest of each run"
+    return f"1 seed{f' of {most}' if most > 1 else ''} ({which})"
+
+
+def titled(title: str, members: list[Group], groups: list[Group]) -> str:
+    """Return a figure's title, with the labels that it shows where these are not all."""
+    return title if len(members) == len(groups) else f"{title}: {'; '.join(group.label for group in members)}"
+
+
+def number(value: float, unit: str) -> str:
+    """Return a value of a figure as text."""
+    return f"{value:.1f} %" if unit == "%" else f"{value:.3g} {unit}".rstrip()
