@@ -8,7 +8,6 @@ from ._clients import weights_against_fedavg as weights_against_fedavg
 from ._clients import who_holds_what as who_holds_what
 from ._curves import curves as curves
 from ._export import WIDTH as WIDTH
-from ._export import panel as panel
 from ._export import save as save
 from ._series import Curve as Curve
 from ._series import Floats as Floats
