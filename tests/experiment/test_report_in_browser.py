@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from example_runs import example_run
@@ -12,36 +15,34 @@ from example_runs import example_run
 from fedskew.report import write_report
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
-# Everything whose box leaves the page to the right, every picture without a size, every letter in a picture that is
-# lower than 9 pixels or lies outside its picture.
+# Everything whose box leaves the page to the right (a wide table scrolls in its own box), every figure without a
+# drawing, every letter in a figure that is lower than 9 pixels or lies outside its figure.
 MEASURE = """() => {
   const width = document.documentElement.clientWidth;
-  const svgs = [...document.querySelectorAll("figure > svg")];
+  const charts = [...document.querySelectorAll(".chart")].filter((e) => e.checkVisibility());
   const inside = (text) => {
-    const [box, frame] = [text.getBoundingClientRect(), text.closest("svg").getBoundingClientRect()];
+    const [box, frame] = [text.getBoundingClientRect(), text.closest(".chart").getBoundingClientRect()];
     return box.left >= frame.left - 2 && box.right <= frame.right + 2 && box.top >= frame.top - 2
       && box.bottom <= frame.bottom + 2;
   };
-  const texts = [...document.querySelectorAll("figure text")];
+  const texts = charts.flatMap((e) => [...e.querySelectorAll("text")])
+    .filter((e) => e.checkVisibility() && e.textContent);
   return {
     page: document.documentElement.scrollWidth,
-    wide: [...document.querySelectorAll("main *")].filter((e) => e.getBoundingClientRect().right > width + 1)
-      .map((e) => e.tagName + " " + e.textContent.slice(0, 40)),
-    pictures: svgs.length,
-    hidden: svgs.filter((e) => !e.checkVisibility() || e.getBoundingClientRect().width < 200
-      || e.getBoundingClientRect().height < 50).length,
-    keys: [...document.querySelectorAll(".legend use")].filter((e) => e.getBoundingClientRect().width < 10).length,
-    small: texts.filter((e) => e.getBoundingClientRect().width && parseFloat(getComputedStyle(e).fontSize)
-      * e.getScreenCTM().a < 9 && e.getScreenCTM().b === 0).map((e) => e.textContent),
+    wide: [...document.querySelectorAll("main *")].filter((e) => !e.closest(".tall") && !e.closest(".chart")
+      && e.getBoundingClientRect().right > width + 1).map((e) => e.tagName + " " + e.textContent.slice(0, 40)),
+    charts: charts.length,
+    empty: charts.filter((e) => !e.querySelector(".main-svg") || e.getBoundingClientRect().width < 200).length,
+    small: texts.filter((e) => parseFloat(getComputedStyle(e).fontSize) < 9).map((e) => e.textContent),
     outside: texts.filter((e) => !inside(e)).map((e) => e.textContent),
   };
 }"""
 
 
 @pytest.fixture(scope="module")
-def chromium() -> Iterator[object]:
+def chromium() -> Iterator[Any]:
     path = shutil.which("chromium")
     if path is None:
         pytest.skip("there is no chromium on the PATH (Debian: apt-get install chromium)")
@@ -51,18 +52,61 @@ def chromium() -> Iterator[object]:
         browser.close()
 
 
+@pytest.fixture
+def opened(chromium: Any) -> Iterator[Callable[..., Any]]:
+    """Opens a page, waits until all its figures are drawn, and checks afterwards that it said and asked for nothing."""
+    contexts, said, asked = [], [], []
+
+    def open_page(path: Path, width: int = 1280, scheme: str = "light") -> Any:
+        context = chromium.new_context(viewport={"width": width, "height": 20_000}, color_scheme=scheme)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: said.append(message.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.on("request", lambda request: asked.append(request.url) if request.url != path.as_uri() else None)
+        page.goto(path.as_uri())
+        ready = "[...document.querySelectorAll('.chart')].every((e) => e.querySelector('.main-svg'))"
+        end = time.monotonic() + 60
+        while not page.evaluate(ready) and time.monotonic() < end:
+            time.sleep(0.05)
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert said == []
+    assert [url for url in asked if not url.startswith(("data:", "blob:"))] == []
+
+
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("reports")
     names = ("fedavg", "fedentopt+fedprox+fedpals", "<script>document.title = 'run'</script>")
-    small = [example_run(name, seed, diverging=(2,)) for name in names for seed in (0, 1, 2)]
-    large = [
-        example_run(name, clients=200, classes=100, cohort=20, rounds=60, client_evaluations=True) for name in names
+    small = [
+        example_run(name, seed, diverging=(2,), skill=0.6 + 0.05 * at)
+        for at, name in enumerate(names)
+        for seed in (0, 1, 2)
     ]
+    large = [
+        example_run(name, clients=200, classes=100, cohort=20, rounds=20, client_evaluations=True) for name in names
+    ]
+    chinese = [f"{name}市第{at}人民医院" for at, name in enumerate(("北京", "上海", "广州"))]
+    few = example_run("本地", clients=3, classes=4, cohort=2, rounds=5, class_names=("肺炎", "正常", "新冠", "结核"))
+    cells = [
+        example_run(f"{method}, beta={beta}", seed, rounds=3, skill=0.3 + 0.05 * at - 0.1 * float(beta))
+        for at, method in enumerate(("fedavg", "fedprox", "fedvls", "mine"))
+        for beta in ("0.1", "0.5")
+        for seed in (0, 1)
+    ]
+    axes = {run.label: dict(zip(("method", "beta"), run.label.split(", beta="), strict=True)) for run in cells}
     return {
         "one seed": write_report([example_run(evaluate_every=7, target=False)], folder / "one.html", "One run"),
         "comparison": write_report(small, folder / "small.html", "Three methods, <script>and more</script>"),
         "200 clients and 100 classes": write_report(large, folder / "large.html", "Three methods " * 6),
+        "three hospitals": write_report(
+            [dataclasses.replace(few, client_names=tuple(chinese))], folder / "few.html", "三家医院"
+        ),
+        "sweep": write_report(cells, folder / "sweep.html", "A sweep", axes=axes, accuracy=0.3, notes=["A note."]),
     }
 
 
@@ -70,34 +114,84 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     ("which", "width", "scheme"),
     [
         ("one seed", 1280, "dark"),
-        ("one seed", 390, "light"),
-        ("comparison", 1280, "light"),
         ("comparison", 390, "dark"),
-        ("200 clients and 100 classes", 1280, "light"),
         ("200 clients and 100 classes", 390, "light"),
+        ("three hospitals", 1280, "light"),
+        ("sweep", 390, "light"),
     ],
 )
-def test_the_page_is_whole_readable_and_silent(chromium, pages, which, width, scheme):
-    context = chromium.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
-    page = context.new_page()
-    said, asked = [], []
-    page.on("console", lambda message: said.append(message.text))
-    page.on("pageerror", lambda error: said.append(str(error)))
-    page.on("request", lambda request: asked.append(request.url))
-    page.goto(pages[which].as_uri())
-    for details in page.locator("summary").all():
-        details.click()
+def test_the_page_is_whole_readable_and_silent(opened, pages, which, width, scheme):
+    page = opened(pages[which], width, scheme)
+    page.evaluate("document.querySelectorAll('details').forEach((e) => { e.open = true; })")
     seen = page.evaluate(MEASURE)
     background = page.evaluate("getComputedStyle(document.body).backgroundColor")
-    context.close()
-
-    assert said == []
-    assert asked == [pages[which].as_uri()]
     assert seen["page"] <= width
     assert seen["wide"] == []
-    assert seen["pictures"] >= 9
-    assert seen["hidden"] == 0
-    assert seen["keys"] == 0
+    assert seen["charts"] >= 9
+    assert seen["empty"] == 0
     assert seen["small"] == []
     assert seen["outside"] == []
     assert (max(int(part) for part in background[4:-1].split(",")) < 64) == (scheme == "dark")
+
+
+def lines(page: Any, chart: int = 0) -> int:
+    return page.evaluate(f"document.querySelector('[data-chart=\"{chart}\"]').data.filter((t) => t.name).length")
+
+
+def order(page: Any) -> list[str]:
+    return page.evaluate(
+        "[...document.querySelectorAll('#ranked tbody tr')].filter((e) => !e.hidden)"
+        ".map((e) => e.cells[1].textContent.trim())"
+    )
+
+
+def test_runs_are_switched_smoothed_filtered_and_sorted(opened, pages):
+    page = opened(pages["sweep"])
+    assert page.evaluate(MEASURE)["wide"] == []
+    assert order(page)[0] == "mine, beta=0.1"
+    assert lines(page) == 8
+    page.locator(".chip").nth(0).click()
+    assert lines(page) == 7
+    page.locator("#all").click()
+    assert lines(page) == 8
+
+    last = "document.querySelector('[data-chart=\"0\"]').data.filter((t) => t.name)[0].y.at(-1)"
+    raw = page.evaluate(last)
+    page.locator("#smoothing").fill("0.9")
+    assert page.evaluate(last) < raw, "accuracy rises, so its moving average lags"
+    page.locator("#smoothing").fill("0")
+    assert page.evaluate(last) == raw
+
+    page.select_option("[data-axis=beta]", "0.5")
+    assert len(order(page)) == 4
+    page.locator("#filter").fill("fed")
+    assert order(page) == [f"{name}, beta=0.5" for name in ("fedvls", "fedprox", "fedavg")]
+    page.locator("th[data-sort=label] button").click()
+    assert order(page) == [f"{name}, beta=0.5" for name in ("fedavg", "fedprox", "fedvls")]
+    assert lines(page) == 3
+
+    page.select_option("#reference", "method = fedvls")
+    assert page.locator("#ranked tbody tr:not([hidden]) td:last-child").last.text_content() == "reference"
+    page.select_option("#axis", "beta")
+    page.select_option("#measure", "seconds")
+    assert page.locator("#difference").text_content() == "Seconds against method = fedvls"
+
+
+def test_orders_menus_and_the_time_of_day_change_a_figure(opened, pages):
+    page = opened(pages["comparison"])
+    heat = page.locator("figure", has_text="Every class, round by round")
+    before = heat.locator(".chart").evaluate("(e) => e.data[0].z[0].at(-1)")
+    heat.locator("[data-pick]").select_option("2")
+    assert heat.locator(".chart").evaluate("(e) => e.data[0].z[0].at(-1)") != before
+    heat.locator("[data-order]").select_option("fewest samples first")
+    shown = heat.locator(".chart").evaluate("(e) => e.layout.yaxis.categoryarray")
+    assert shown != heat.locator(".chart").evaluate("(e) => e.data[0].y")
+    page.select_option("#along", "megabytes")
+    assert page.evaluate("document.querySelector('[data-chart=\"0\"]').layout.xaxis.title.text") == "MB, up and down"
+
+    line = "document.querySelector('[data-chart=\"0\"]').data.at(-1).line.color"
+    light, end = page.evaluate(line), time.monotonic() + 10
+    page.emulate_media(color_scheme="dark")
+    while page.evaluate(line) == light and time.monotonic() < end:
+        time.sleep(0.05)
+    assert page.evaluate(line) != light

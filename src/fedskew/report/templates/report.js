@@ -387,9 +387,11 @@ function listen() {
 async function begin() {
   const packed = Uint8Array.from(atob(one("#library").textContent), (letter) => letter.charCodeAt(0));
   const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
-  const script = document.createElement("script");
-  script.textContent = await new Response(stream).text();
+  const script = document.createElement("script"); // from a URL, which browsers read beside the page, not before it
+  script.src = URL.createObjectURL(await new Response(stream).blob());
+  const loaded = new Promise((resolve) => script.addEventListener("load", resolve));
   document.head.append(script);
+  await loaded;
   listen();
   refresh();
   const watch = new IntersectionObserver((entries) => {
