@@ -129,7 +129,9 @@ def test_a_failed_run_is_one_line_at_the_end_and_exit_status_1(home, command):
     done = command("sweep", "small.toml", "--seeds", "3", "--set", methods, cwd=home)
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
-    assert line.startswith("failed: lost, seed 3: KeyError: 'way'")
+    assert line.startswith(
+        "failed: lost, seed 3: round 1: weighting own:Lost: weigh() failed: KeyError: 'way' (own.py, line 8)"
+    )
     assert "1 of 1 runs  lost, seed 3: failed" in done.stdout
     assert "Missing, as it failed: lost, seed 3." in done.stdout
     assert "report:" not in done.stdout

@@ -376,11 +376,14 @@ class OnDevice(TorchDispatchMode):
 def on_a_device(monkeypatch) -> Counter[int]:
     """Steps run on the meta device instead: it takes every branch of code that is not the CPU's, and holds no values.
 
-    The second run of a step is watched, as the first may make constants that are kept. Counts the runs.
+    The second run of a step is watched, as the first may make constants that are kept. Counts the runs: two of each
+    width are enough, as a step's operations do not depend on values.
     """
     whole, runs = capture.static_step, Counter[int]()
 
     def step(own, settings, smallest, tensors, width) -> None:
+        if runs[width] == 2:
+            return
         elsewhere = tree_map(lambda part: torch.empty_like(part, device="meta"), tensors)
         whole(own, settings, smallest, elsewhere, width)
         with OnDevice():
