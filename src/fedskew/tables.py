@@ -45,6 +45,17 @@ class Spread:
         return mean if self.std is None else f"{mean} ± {scale * self.std:,.{digits}f}"
 
 
+def counted(number: int, one: str, several: str | None = None) -> str:
+    """Return a number with its noun: `1 client`, `2,000 clients`.
+
+    Args:
+        number: The number.
+        one: The noun in the singular.
+        several: The noun in the plural; None: the singular with an s.
+    """
+    return f"{number:,} {one if number == 1 else several or f'{one}s'}"
+
+
 def csv_text(lines: Iterable[Sequence[Any]]) -> str:
     """Return lines of cells as CSV; None becomes an empty cell."""
     text = io.StringIO()

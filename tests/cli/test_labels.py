@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -80,6 +81,19 @@ def test_many_clients_and_classes_are_shortened_on_the_page_only(here: Path) -> 
     assert "the 20 rarest" in page
     assert len(json.loads(run("describe", "many.csv", "--json"))["by_client"]) == 300
     assert "the 12 with most weight" in run("weights", "many.csv", "--method", "fedla")
+
+
+def test_one_client_one_class_and_one_sample_are_not_called_several(here: Path) -> None:
+    (here / "one.csv").write_text("client,cat\nParis,1\n")
+    (here / "lone.csv").write_text("client,cat,dog\nParis,3,1\nRome,0,0\n")
+    for page in (
+        run("describe", "one.csv", "--no-picture"),
+        run("weights", "one.csv", "--method", "fedavg"),
+        run("describe", "lone.csv", "--no-picture"),
+        run("weights", "counts.csv", "--method", "fedpals", "--target", "target.csv"),
+    ):
+        assert not re.search(r"(?<![\d.,])1 (clients|classes|samples|rounds|seeds)\b", page), page
+    assert "1 client holds 1 sample of 1 class" in " ".join(run("describe", "one.csv", "--no-picture").split())
 
 
 def test_weights_of_fedla_and_fedavg(here: Path) -> None:

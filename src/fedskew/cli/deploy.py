@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from fedskew.tables import counted
+
 if TYPE_CHECKING:
     from fedskew.data import Dataset
     from fedskew.deploy import Agreement, LocalFederation
@@ -169,7 +171,7 @@ def local(
     names = site_names(task.client_names)
     if sites not in (None, len(names)):
         raise ConfigError(
-            f"--sites: the config's data has {len(names)} clients of its own, not {sites}; leave --sites out"
+            f"--sites: the config's data has {counted(len(names), 'client')} of its own, not {sites}; leave --sites out"
         )
     agreed = {"sites": names, "label_counts": label_counts, "epsilon": epsilon} | _kind(task.dataset)
     port = free_port()
@@ -177,7 +179,8 @@ def local(
     write_federation(folder, whole, _agreement(agreed), Address("127.0.0.1", port), _images_table(whole))
     write_images(task.dataset, shares, [folder / "sites" / name / "images" for name in names])
     console = Console(soft_wrap=True, highlight=False)
-    console.print(f"{len(names)} sites with {sum(map(len, shares))} images to train on, in {folder / 'sites'}")
+    images = counted(sum(map(len, shares)), "image")
+    console.print(f"{counted(len(names), 'site')} with {images} to train on, in {folder / 'sites'}")
     try:
         with _stopped_by_signals(), LocalFederation(folder, port, tuple(names)) as federation:
             console.print(f"server and sites are running, with TLS and node keys; logs: {folder / 'logs'}")

@@ -38,6 +38,7 @@ from fedskew.labels import (
     statistics,
 )
 from fedskew.labels import describe as describe_labels
+from fedskew.tables import counted
 from fedskew.weighting import INDEX, Answered, Solver, Weighting, fedavg
 
 CLASSES_SHOWN = 20
@@ -150,7 +151,7 @@ def weights(
         _print_json(found.to_dict())
         return
     console = Console(highlight=False)
-    _heading(console, f"{method}: {len(counts):,} clients")
+    _heading(console, f"{method}: {counted(len(counts), 'client')}")
     for sentence in found.sentences():
         console.print(Padding(_bullet(sentence), (0, 0, 0, 1)))
     _heading(console, "Weights")
@@ -216,7 +217,8 @@ class _Weighed:
             )
         unweighted = int(np.count_nonzero((self.weights == 0) & (self.counts.sizes > 0)))
         if unweighted:
-            yield f"{unweighted:,} clients that hold samples get no weight."
+            which = ("client that holds samples gets", "clients that hold samples get")
+            yield f"{counted(unweighted, *which)} no weight."
         if self.target is not None:
             yield (
                 f"Squared distance of the resulting label mix from the target: {self.distance(self.weights):.3g}; "

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from fedskew.cli.options import Changes, DataRoot, Device, Out, Processes, changed_keys
 from fedskew.errors import ConfigError
+from fedskew.tables import counted
 
 if TYPE_CHECKING:
     from fedskew.papers import Recipe
@@ -89,7 +90,8 @@ def _show(console: Console, recipe: Recipe, labels: str | None, with_cost: bool,
         console.print(f"Printed: {printed.metric}; {printed.unit}.", markup=False, highlight=False)
     axes = [axis for axis in recipe.axes if axis not in recipe.readings]
     seeds = sorted({len(row.tree["seeds"]) for row in rows})
-    console.print(f"{len(rows)} rows of {' or '.join(map(str, seeds))} seeds. Labels, for --rows:", highlight=False)
+    of_seeds = " or ".join([*map(str, seeds[:-1]), counted(seeds[-1], "seed")])
+    console.print(f"{counted(len(rows), 'row')} of {of_seeds}. Labels, for --rows:", highlight=False)
     for axis in axes:
         names = dict.fromkeys(row.labels[axis] for row in rows if axis in row.labels)
         console.print(f"  {axis}: {', '.join(names)}", markup=False, highlight=False, soft_wrap=True)

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from fedskew.experiment import SECONDS_BETWEEN_LINES, rounds_of
 from fedskew.papers import in_words
+from fedskew.tables import counted
 
 if TYPE_CHECKING:
     from fedskew.experiment import Config, Job
@@ -106,7 +107,7 @@ class RunProgressBar(_Bar):
             if record["round"]:
                 done += 1
                 self._bar.update(self._task, advance=1)
-                text = f"{config.name}: {done:,} of {self._total:,} rounds  {latest}".rstrip()
+                text = f"{config.name}: {done:,} of {counted(self._total, 'round')}  {latest}".rstrip()
                 self._line(text, self._total - done, record["seconds"])
 
         return listen
@@ -141,7 +142,7 @@ class SweepProgressBar(_Bar):
             self._rounds_left[job.name] -= 1
             self._bar.advance(self._task)
             left = sum(self._rounds_left.values())
-            self._line(f"{self._runs()}, {self._total - left:,} of {self._total:,} rounds", left)
+            self._line(f"{self._runs()}, {self._total - left:,} of {counted(self._total, 'round')}", left)
 
     def ended(self, job: Job, failure: str | None) -> None:
         """See `SweepProgress`."""
@@ -157,4 +158,4 @@ class SweepProgressBar(_Bar):
         self._console.print(text, soft_wrap=True, markup=False, highlight=False)
 
     def _runs(self) -> str:
-        return f"{self._ended} of {self._all} runs"
+        return f"{self._ended:,} of {counted(self._all, 'run')}"

@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from fedskew.cli.options import Changes, ConfigFile, DataRoot, Device, Out, Quick, Seeds, changed_keys
+from fedskew.tables import counted
 
 if TYPE_CHECKING:
     from fedskew.experiment import Config
@@ -66,7 +67,8 @@ def run(
     for result in results:
         if diverged := sum(run.summary["diverged"] for run in result.runs):
             console.print(
-                f"{result.config.name}: {diverged} updates diverged and were left out; try a smaller training.lr"
+                f"{result.config.name}: {counted(diverged, 'update')} diverged and "
+                f"{'was' if diverged == 1 else 'were'} left out; try a smaller training.lr"
             )
     path = results[0].folder / "report.html" if results[0].folder else out
     if len(results) > 1 and torchrun.rank() == 0:

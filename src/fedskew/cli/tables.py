@@ -13,6 +13,7 @@ from rich.text import Text
 
 from fedskew.experiment import Result, SweepResult, text_table
 from fedskew.report import averaged_over
+from fedskew.tables import counted
 
 if TYPE_CHECKING:
     from fedskew.deploy import Agreement, Disclosure, SiteData
@@ -69,7 +70,8 @@ def samples_table(data: SiteData, agreement: Agreement) -> Table:
     counts = data.counts.astype(int)
     tests = [int((data.test_targets == label).sum()) for label in range(data.num_classes)]
     table = Table(
-        title=f"This site's data fits: {counts.sum()} samples to train on, {sum(tests)} to test; {shape} {kind} each",
+        title=f"This site's data fits: {counted(int(counts.sum()), 'sample')} to train on, {sum(tests)} to test; "
+        f"{shape} {kind} each",
         title_justify="left",
     )
     table.add_column("class", overflow="fold")

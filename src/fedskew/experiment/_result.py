@@ -17,7 +17,7 @@ from fedskew.errors import ArgumentError, MissingPackageError, nearest
 from fedskew.experiment._config import Config
 from fedskew.experiment._summary import FIGURES, figures, over_seeds
 from fedskew.report import SeedRun, averaged_over
-from fedskew.tables import Spread
+from fedskew.tables import Spread, counted
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -175,7 +175,11 @@ class Result:
 
     def __repr__(self) -> str:
         found = [f"{heading} {value.text(scale=100)} %" for heading, value in self.headline().items()]
-        basis = [f"{averaged_over(self.runs)}, {_seeds(len(self.runs))}"] if found else [_seeds(len(self.runs))]
+        basis = (
+            [f"{averaged_over(self.runs)}, {counted(len(self.runs), 'seed')}"]
+            if found
+            else [counted(len(self.runs), "seed")]
+        )
         where = [] if self.folder is None else [str(self.folder)]
         return f"<Result of {self.config.name!r}: {'; '.join([*found, *basis, *where])}>"
 
@@ -189,8 +193,8 @@ class Result:
         spread = "; mean ± standard deviation over seeds" if len(self.runs) > 1 else ""
         facts = [
             f"test set, {averaged_over(self.runs)}{spread}",
-            f"{_seeds(len(self.runs))}, {_number(max(run.rounds[-1].round for run in self.runs), 'round')}, "
-            f"{_number(len(first.client_names), 'client')}, {_number(len(first.class_names), 'class', 'classes')}, "
+            f"{counted(len(self.runs), 'seed')}, {counted(max(run.rounds[-1].round for run in self.runs), 'round')}, "
+            f"{counted(len(first.client_names), 'client')}, {counted(len(first.class_names), 'class', 'classes')}, "
             f"{sum(run.summary['seconds'] for run in self.runs):,.1f} s of training",
             *([] if self.folder is None else [str(self.folder)]),
         ]
@@ -238,11 +242,3 @@ def _pandas(method: str) -> Any:
     except ImportError:
         raise MissingPackageError(f"Result.{method} needs pandas: pip install 'fedskew[frames]'") from None
     return pandas
-
-
-def _seeds(number: int) -> str:
-    return _number(number, "seed")
-
-
-def _number(number: int, one: str, several: str | None = None) -> str:
-    return f"{number:,} {one if number == 1 else several or f'{one}s'}"

@@ -21,6 +21,7 @@ from fedskew.experiment._config import Config, read
 from fedskew.experiment._export import export
 from fedskew.experiment._model_info import ModelInfo
 from fedskew.experiment._work import make_network
+from fedskew.tables import counted
 
 BATCH = 256
 
@@ -52,7 +53,8 @@ class TrainedModel:
         return self.info.in_shape
 
     def __repr__(self) -> str:
-        return f"<TrainedModel of {self.file}: samples of shape {self.in_shape}, {len(self.classes)} classes>"
+        classes = counted(len(self.classes), "class", "classes")
+        return f"<TrainedModel of {self.file}: samples of shape {self.in_shape}, {classes}>"
 
     @torch.inference_mode()
     def predict(self, inputs: ArrayLike | Tensor | Stored, *, normalised: bool = False) -> NDArray[np.float64]:

@@ -29,6 +29,7 @@ from fedskew.labels._skew import (
     quantity_skew,
     target_coverage,
 )
+from fedskew.tables import counted
 
 RARE = 0.2
 """A class is rare where its share of all samples is below this part of an even share."""
@@ -227,13 +228,10 @@ def statistics(report: SkewReport) -> list[tuple[str, str]]:
 
 
 def _overview(report: SkewReport) -> str:
-    clients, classes = len(report.counts), len(report.counts.classes)
+    clients, classes, samples = len(report.counts), len(report.counts.classes), float(report.counts.sizes.sum())
     empty = f" ({report.quantity.empty} empty)" if report.quantity.empty else ""
-    samples = _count(report.counts.sizes.sum())
-    return (
-        f"{clients:,} {_one(clients, 'client holds', f'clients{empty} hold')} {samples} samples of "
-        f"{classes} {_one(classes, 'class', 'classes')}."
-    )
+    held = f"{_count(samples)} {'sample' if samples == 1 else 'samples'} of {counted(classes, 'class', 'classes')}"
+    return f"{counted(clients, 'client holds', f'clients{empty} hold')} {held}."
 
 
 def _skew(report: SkewReport) -> str:
@@ -257,7 +255,8 @@ def _vacant(report: SkewReport) -> Iterator[str]:
     if not len(lacking) or len(report.counts) == 1:
         return
     yield (
-        f"{len(lacking):,} of {len(vacant):,} clients with samples lack classes ({lacking.mean():.1f} on average). "
+        f"{len(lacking):,} of {counted(len(vacant), 'client')} with samples {_one(len(lacking), 'lacks', 'lack')} "
+        f"classes ({lacking.mean():.1f} on average). "
         "While such a client trains, it forgets the classes that it lacks. FedVLS addresses this: it calibrates by the "
         "client's counts and distils the missing classes from the server's model."
     )

@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 from fedskew.errors import ArgumentError, PartitionError
 from fedskew.parameters import Count, Positive, Size, Switch, component
 from fedskew.partition._rule import IntArray, check_samples, deal
+from fedskew.tables import counted
 
 FloatArray = NDArray[np.float64]
 
@@ -49,7 +50,8 @@ class DirichletByClass:
         labels, class_sizes = check_samples(labels, clients, rng, num_classes)
         if len(labels) < clients * self.min_size:
             raise PartitionError(
-                f"{len(labels)} samples can't give {self.min_size} to each of {clients} clients: lower min_size"
+                f"{len(labels)} samples can't give {self.min_size} to each of {counted(clients, 'client')}: "
+                "lower min_size"
             )
         best = 0
         for _ in range(self.max_tries):
@@ -59,8 +61,8 @@ class DirichletByClass:
                 return deal(labels, counts, rng)
             best = max(best, smallest)
         raise PartitionError(
-            f"none of {self.max_tries} draws gave {self.min_size} samples to each of {clients} clients (the best gave "
-            f"{best}): lower min_size or clients, or raise beta or max_tries"
+            f"none of {self.max_tries} draws gave {self.min_size} samples to each of {counted(clients, 'client')} (the "
+            f"best gave {best}): lower min_size or clients, or raise beta or max_tries"
         )
 
     def _draw_counts(self, class_sizes: IntArray, clients: int, rng: np.random.Generator) -> IntArray:

@@ -8,6 +8,7 @@ from numpy.typing import ArrayLike, NDArray
 from fedskew.errors import ArgumentError, PartitionError
 from fedskew.parameters import Positive, Size, Switch, component
 from fedskew.partition._rule import IntArray, apportion, check_samples, deal
+from fedskew.tables import counted
 
 
 @component
@@ -49,7 +50,7 @@ class DirichletByClient:
                 raise PartitionError(f"{samples} samples can't be divided among {clients} clients: lower clients")
             return np.full(clients, samples // clients, dtype=np.int64)
         if len(self.sizes) != clients:
-            raise ArgumentError(f"sizes: has {len(self.sizes)} entries for {clients} clients")
+            raise ArgumentError(f"sizes: has {len(self.sizes)} entries for {counted(clients, 'client')}")
         if sum(self.sizes) > samples:
             raise PartitionError(f"sizes ask for {sum(self.sizes)} samples and there are {samples}: lower sizes")
         return np.array(self.sizes, dtype=np.int64)

@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 from fedskew.errors import PartitionError
 from fedskew.parameters import Count, component
 from fedskew.partition._rule import IntArray, check_samples, deal
+from fedskew.tables import counted
 
 
 @component
@@ -40,8 +41,8 @@ class Quantity:
             )
         if clients < classes and self.labels_per_client < classes:
             raise PartitionError(
-                f"{clients} clients leave some of {classes} classes without a holder: take at least {classes} clients, "
-                f"or labels_per_client = {classes}"
+                f"{counted(clients, 'client leaves', 'clients leave')} some of {classes} classes without a holder: "
+                f"take at least {classes} clients, or labels_per_client = {classes}"
             )
         # A random order of the classes for each client, its own label first.
         order = rng.random((clients, classes))
