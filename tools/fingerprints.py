@@ -29,7 +29,7 @@ from safetensors import safe_open
 import fedskew
 from fedskew.data import Dataset
 
-VOLATILE = {"seconds", "versions", "machine", "revision", "command"}
+VOLATILE = {"seconds", "versions", "machine", "revision", "command", "directory", "data_root", "files"}
 
 
 def pictures() -> Dataset:

@@ -1,19 +1,32 @@
-"""Atomic writes: a reader finds the old file or the new one, never a part, even if the writer is killed."""
+"""Files that outlive a kill: written whole or not at all, on the disk before they count, one writer at a time."""
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedskew.errors import RunError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_KEY = "fedskew"  # the one key of a file's metadata: their order is not fixed, and equal states give equal bytes
+LOCK = "lock"
+"""Name of the file that is in a folder while a process writes there."""
 
 
 @contextmanager
 def replacing(path: Path, shared: bool = False) -> Iterator[Path]:
     """Yield a temporary path beside `path`, and rename it to `path` when the block ends without an error.
 
-        with replacing(folder / "model.safetensors") as part:
-            save_file(tensors, part)
+        with replacing(folder / "config.toml") as part:
+            part.write_text(text, encoding="utf-8")
+
+    A reader finds the old file or the new one, never half of one, also after a kill or a power cut.
 
     Args:
         path: The file to write; its folder must exist.
@@ -25,9 +38,21 @@ def replacing(path: Path, shared: bool = False) -> Iterator[Path]:
     part = path.with_name(f".{path.name}.{os.getpid()}.part" if shared else f".{path.name}.part")
     try:
         yield part
+        _sync(part)
         part.replace(path)
+        _sync(path.parent)
     finally:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn the system's errors inside the block into a RunError that names `path`."""
+    try:
+        yield
+    except OSError as error:
+        raise RunError(f"{path}: can't be written: {error.strerror or error}") from None
 
 
 def write_text(path: Path, text: str) -> None:
@@ -39,3 +64,141 @@ def write_text(path: Path, text: str) -> None:
     """
     with replacing(path) as part:
         part.write_text(text, encoding="utf-8")
+
+
+def append(path: Path, content: bytes) -> None:
+    """Append to a file, and return when that is on the disk."""
+    with path.open("ab") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], notes: Mapping[str, str] | None = None) -> None:
+    """Write a safetensors file whole, with a checksum that `load_tensors` looks at.
+
+    Args:
+        path: The file; its folder exists.
+        tensors: Tensors by name, on the CPU.
+        notes: Texts that go with them.
+
+    Raises:
+        RunError: It can't be written.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    notes = dict(notes or {})
+    try:
+        with writing(path), replacing(path) as part:
+            said = {"checksum": _checksum(tensors, notes), "notes": notes}
+            save_file(dict(tensors), part, metadata={_KEY: json.dumps(said)})
+    except SafetensorError as error:
+        raise RunError(f"{path}: can't be written: {error}") from None
+
+
+def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Read what `save_tensors` wrote.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The tensors, on the CPU, and the notes.
+
+    Raises:
+        RunError: It is missing or damaged; the message leaves it to the caller to name the file.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            said = json.loads((file.metadata() or {})[_KEY])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
+            checksum, notes = str(said["checksum"]), dict[str, str](said["notes"])
+    except FileNotFoundError:
+        raise RunError("it is missing") from None
+    except KeyError:
+        raise RunError("it has no checksum") from None
+    except (SafetensorError, TypeError, ValueError, OSError) as error:
+        raise RunError(str(error)) from None
+    if checksum != _checksum(tensors, notes):
+        raise RunError("its content does not match its checksum")
+    return tensors, notes
+
+
+def read_notes(path: Path) -> dict[str, str]:
+    """Read the notes of what `save_tensors` wrote, and no tensor.
+
+    Args:
+        path: The file.
+
+    Raises:
+        RunError: It is damaged; the message leaves it to the caller to name the file.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="np") as file:
+            return dict(json.loads((file.metadata() or {})[_KEY])["notes"])
+    except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
+        raise RunError(str(error)) from None
+
+
+@contextmanager
+def locked(folder: Path, patience: float = 0.0, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Keep every other process from writing in a folder; a process that is killed keeps none out.
+
+    Args:
+        folder: The folder; it is made, and removed at the end if nothing was written.
+        patience: Seconds to wait for another process's end.
+        waiting: Called once if there is one to wait for.
+
+    Raises:
+        RunError: Another process is still writing after that time, or the folder can't be written.
+    """
+    from filelock import FileLock, Timeout
+
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder / LOCK)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            if patience > 0:
+                waiting()
+            try:
+                lock.acquire(timeout=patience, poll_interval=1.0)
+            except Timeout:
+                raise RunError(f"{folder}: another run is writing here; wait for its end, or end it") from None
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # while it is held: who waits for it makes a new one
+            (folder / LOCK).unlink(missing_ok=True)
+        lock.release()
+        with suppress(OSError):
+            folder.rmdir()
+
+
+def _sync(path: Path) -> None:
+    """Wait until a file, or a folder's list of files, is on the disk."""
+    if os.name != "posix" and path.is_dir():
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _checksum(tensors: Mapping[str, Any], notes: Mapping[str, str]) -> str:
+    import torch
+    import xxhash
+
+    found = xxhash.xxh3_128(json.dumps(dict(notes), sort_keys=True).encode())
+    for name, tensor in sorted(tensors.items()):
+        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        if tensor.numel():
+            found.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
+    return str(found.hexdigest())

@@ -20,6 +20,14 @@ Changes = Annotated[
 Seeds = Annotated[str | None, typer.Option(help="Seeds, such as 0,1,2.")]
 Quick = Annotated[bool, typer.Option("--quick", help="Apply the [quick] table of the file: minutes instead of hours.")]
 Out = Annotated[Path, typer.Option(help="The folder to write run folders, tables and reports to.")]
+Fresh = Annotated[
+    bool,
+    typer.Option(
+        "--fresh",
+        help="Train anew what was made by other code, of other data or by another fedskew; the old run folders are "
+        "moved to earlier/.",
+    ),
+]
 Processes = Annotated[
     int | None,
     typer.Option(

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedskew.cli.options import Changes, DataRoot, Device, Out, Processes, changed_keys
+from fedskew.cli.options import Changes, DataRoot, Device, Fresh, Out, Processes, changed_keys
 from fedskew.errors import ConfigError
 from fedskew.tables import counted
 
@@ -141,6 +141,7 @@ def reproduce(
     rounds: Annotated[int | None, typer.Option(help="Run at most this many rounds, for a quick look.")] = None,
     changes: Changes = None,
     out: Out = Path("runs"),
+    fresh: Fresh = False,
     processes: Processes = None,
     device: Device = None,
     data_root: DataRoot = None,
@@ -174,6 +175,7 @@ def reproduce(
                 changes=changed,
                 rounds=rounds,
                 processes=processes,
+                fresh=fresh,
                 progress=bar,
                 command=_command(),
             )

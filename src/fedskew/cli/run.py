@@ -24,6 +24,9 @@ def run(
     seeds: Seeds = None,
     quick: Quick = False,
     resume: Annotated[bool, typer.Option("--resume", help="Continue a run that was stopped.")] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Start over; a run that is there is moved to earlier/ beside it.")
+    ] = False,
     out: Out = Path("runs"),
     device: Device = None,
     data_root: DataRoot = None,
@@ -35,6 +38,10 @@ def run(
         fedskew run recipes/fedvls-mnist-dir0.05.toml --quick
 
         fedskew run my.toml --set training.lr=0.05 --seeds 0,1,2
+
+        fedskew run my.toml --resume             (go on; it says so where code or data have changed since)
+
+        fedskew run runs/my-1a2b3c4d/config.toml --out again      (the same run again, from any folder)
 
         fedskew run my.toml --method fedavg --method fedvls      (the same task under each, and one report)
 
@@ -50,6 +57,8 @@ def run(
     whole = read(config, changed, quick)
     configs: list[Config] = [whole.with_method(name) for name in method] if method else [whole]
     console = Console(quiet=torchrun.rank() > 0)
+    if resume and config.parent.name == run_folder(whole, out).name:  # the config of a run folder: that run
+        out = config.parent.parent
     for one in configs:
         notes = methods.check(methods.build(one.method, one.training.momentum))
         for note in filter(None, [*notes, models.note(one.model.name, one.model.parameters)]):
@@ -58,7 +67,7 @@ def run(
     with RunProgressBar(console, configs) as watch:
         for one in configs:
             try:
-                results.append(simulate(one, out=out, resume=resume, progress=watch.start(one)))
+                results.append(simulate(one, out=out, resume=resume, fresh=fresh, progress=watch.start(one)))
             except KeyboardInterrupt:
                 watch.stop()
                 console.print(f"stopped; continue with --resume ({run_folder(one, out)})")

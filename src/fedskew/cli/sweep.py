@@ -7,7 +7,7 @@ from pathlib import Path
 import typer
 from rich.console import Console
 
-from fedskew.cli.options import Changes, ConfigFile, DataRoot, Device, Out, Processes, Quick, Seeds, changed_keys
+from fedskew.cli.options import Changes, ConfigFile, DataRoot, Device, Fresh, Out, Processes, Quick, Seeds, changed_keys
 
 
 def sweep(
@@ -16,6 +16,7 @@ def sweep(
     seeds: Seeds = None,
     quick: Quick = False,
     out: Out = Path("runs"),
+    fresh: Fresh = False,
     processes: Processes = None,
     device: Device = None,
     data_root: DataRoot = None,
@@ -36,7 +37,8 @@ def sweep(
         partition.beta = [0.1, 0.5]
 
     Every cell and seed becomes a run folder like those of `fedskew run`. A sweep that is started again does only what
-    is missing, whether it was stopped or its grid has grown.
+    is missing, whether it was stopped or its grid has grown. Where your code or data have changed since, it says so and
+    stops; --fresh trains what is concerned anew.
 
     Examples:
 
@@ -52,7 +54,7 @@ def sweep(
     console = Console()
     with SweepProgressBar(console) as bar:
         try:
-            result = run_sweep(whole, out, processes, bar)
+            result = run_sweep(whole, out, processes, bar, fresh)
         except KeyboardInterrupt:
             bar.stop()
             console.print("stopped; run the same command again to continue")

@@ -21,6 +21,6 @@ def __getattr__(name: str) -> Any:
     try:
         return _load(name)
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in ("filelock", "flwr", "psutil"):
+        if (error.name or "").partition(".")[0] not in ("flwr", "psutil"):
             raise
         raise MissingPackageError("Flower is not installed: pip install 'fedskew[flower]'") from None

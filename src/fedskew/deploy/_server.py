@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from filelock import FileLock, Timeout
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from numpy.typing import NDArray
@@ -24,7 +23,7 @@ from fedskew.deploy._replies import ReplyRules, ReplyValidator
 from fedskew.deploy._roster import Roster
 from fedskew.deploy._sites import Sites
 from fedskew.engine import ClientStates, Evaluation, Federation, RoundRecord, RoundRunner, ServerState, evaluation
-from fedskew.errors import ArgumentError, ConfigError, RunError
+from fedskew.errors import ArgumentError, ConfigError
 from fedskew.experiment import (
     Config,
     ModelInfo,
@@ -36,6 +35,7 @@ from fedskew.experiment import (
     run_folder,
     target_mix,
 )
+from fedskew.files import locked
 from fedskew.labels import read_target
 from fedskew.models import FlatModel, ModelState
 from fedskew.report import SeedRun
@@ -119,22 +119,8 @@ def only_writer(folder: Path, patience: float = PATIENCE) -> Iterator[None]:
     Raises:
         RunError: Another run still writes to the folder after that time.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder / "lock")
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        LOG.warning("%s: another run is writing here; waiting for its end", folder)
-        try:
-            lock.acquire(timeout=patience, poll_interval=1.0)
-        except Timeout:
-            raise RunError(
-                f"{folder}: another run is writing here; wait for its end, or end it with flwr stop"
-            ) from None
-    try:
+    with locked(folder, patience, lambda: LOG.warning("%s: another run is writing here; waiting for its end", folder)):
         yield
-    finally:
-        lock.release()
 
 
 def make_deployed_loop(

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from fedskew.files import replacing
+from fedskew.errors import RunError
+from fedskew.files import load_tensors, save_tensors, writing
 
 Named = Mapping[str, Tensor]
 
@@ -52,7 +52,7 @@ class ClientStates:
         if client not in self._rounds:
             return None
         if client not in self._cached:
-            self._cache(client, load_file(self._path(client, self._rounds[client])))
+            self._cache(client, self._read(client))
         self._cached.move_to_end(client)
         return self._cached[client]
 
@@ -99,8 +99,12 @@ class ClientStates:
         self._bytes = 0
         self._rounds = {int(client): int(round) for client, round in rounds}
         self._unwritten.clear()
-        kept = {self._path(client, round) for client, round in self._rounds.items()}
-        self._stale = [path for path in self._folder.glob("*.safetensors") if path not in kept]
+        kept = {self._path(client, round): client for client, round in self._rounds.items()}
+        there = set(self._folder.glob("*.safetensors"))
+        for path, client in kept.items():
+            if path not in there:
+                raise _lost(path, client, "it is missing")
+        self._stale = sorted(there - kept.keys())
         self.drop_stale()
 
     def drop_stale(self) -> None:
@@ -133,14 +137,28 @@ class ClientStates:
     def _write(self, client: int) -> None:
         if client not in self._unwritten:
             return
-        self._folder.mkdir(parents=True, exist_ok=True)
         path = self._path(client, self._rounds[client])
-        with replacing(path) as part:
-            save_file({name: tensor.detach().cpu().contiguous() for name, tensor in self._cached[client].items()}, part)
+        with writing(path):
+            self._folder.mkdir(parents=True, exist_ok=True)
+        save_tensors(path, {name: tensor.detach().cpu().contiguous() for name, tensor in self._cached[client].items()})
         self._unwritten.remove(client)
+
+    def _read(self, client: int) -> Named:
+        path = self._path(client, self._rounds[client])
+        try:
+            return load_tensors(path)[0]
+        except RunError as error:
+            raise _lost(path, client, str(error)) from None
 
     def _path(self, client: int, round: int) -> Path:
         return self._folder / f"{client}-{round}.safetensors"
+
+
+def _lost(path: Path, client: int, why: str) -> RunError:
+    return RunError(
+        f"{path}: what client {client} keeps between rounds can't be read ({why}); start over with --fresh, which "
+        "keeps the old folder"
+    )
 
 
 def _size(state: Named) -> int:

@@ -18,6 +18,7 @@ from ._folder import read_runs as read_runs
 from ._grid import Cell as Cell
 from ._grid import Sweep as Sweep
 from ._grid import read_sweep as read_sweep
+from ._identity import set_aside as set_aside
 from ._loop import Evaluator as Evaluator
 from ._loop import Progress as Progress
 from ._loop import TrainingLoop as TrainingLoop

@@ -9,32 +9,42 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from fedskew.errors import RunError
-from fedskew.files import replacing
+from fedskew.files import load_tensors, read_notes, save_tensors, writing
 
 FILE = "checkpoint/state.safetensors"
 
 
-def save(folder: Path, state: Any) -> None:
-    """Replace the folder's checkpoint by `state`."""
+class Mark(NamedTuple):
+    """How far `rounds.jsonl` was when a round was over.
+
+    Attributes:
+        size: Its length in bytes.
+        checksum: Its content's checksum.
+    """
+
+    size: int
+    checksum: str
+
+
+def save(folder: Path, state: Any, records: Mark) -> None:
+    """Replace the folder's checkpoint by `state`, of the round that `rounds.jsonl` had reached at this mark."""
     tensors: dict[str, Tensor] = {}
     values: dict[str, Any] = {}
     _flatten("", state, tensors, values)
     path = folder / FILE
-    path.parent.mkdir(exist_ok=True)
-    with replacing(path) as part:
-        save_file(tensors, part, metadata={"values": json.dumps(values)})
+    with writing(path):
+        path.parent.mkdir(exist_ok=True)
+    save_tensors(path, tensors, {"values": json.dumps(values), "records": json.dumps(records)})
 
 
-def load(folder: Path, template: Any) -> Any | None:
+def load(folder: Path, template: Any) -> tuple[Any, Mark] | None:
     """Read the folder's checkpoint in the shape of `template`, on its devices; None where there is none yet.
 
     Raises:
@@ -44,14 +54,29 @@ def load(folder: Path, template: Any) -> Any | None:
     if not path.exists():
         return None
     try:
-        with safe_open(path, framework="pt") as file:
-            values = json.loads(file.metadata()["values"])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
-        return _restore("", template, tensors, values)
-    except (SafetensorError, KeyError, ValueError, OSError) as error:
+        tensors, notes = load_tensors(path)
+        state = _restore("", template, tensors, json.loads(notes["values"]))
+        return state, Mark(*json.loads(notes["records"]))
+    except (RunError, KeyError, ValueError, TypeError) as error:
+        said = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise RunError(
-            f"{path}: the checkpoint can't be read ({error}); delete the run folder and start again"
+            f"{path}: the checkpoint can't be read ({said}); start over with --fresh, which keeps the old folder"
         ) from None
+
+
+def mark(folder: Path) -> Mark | None:
+    """How far `rounds.jsonl` was at the folder's checkpoint; None where there is none.
+
+    Raises:
+        RunError: The file is damaged.
+    """
+    path = folder / FILE
+    if not path.exists():
+        return None
+    try:
+        return Mark(*json.loads(read_notes(path)["records"]))
+    except (RunError, KeyError, ValueError, TypeError) as error:
+        raise RunError(f"{path}: the checkpoint can't be read ({error})") from None
 
 
 def _flatten(name: str, value: Any, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import re
+import sys
 import tomllib
 import typing
 from collections.abc import Mapping
@@ -21,7 +22,7 @@ import numpy as np
 import pydantic
 import tomli_w
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
 from fedskew import components, data, methods, models, partition
 from fedskew.errors import ConfigError, FedskewError, nearest
@@ -30,6 +31,9 @@ from fedskew.files import write_text
 
 FloatArray = NDArray[np.float64]
 
+IDENTITY, CODE = "identity.json", "code"
+"""What a run folder says of where and of what the run was made: see `_identity.py`."""
+
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Positive = Annotated[float, Field(gt=0.0)]
 
@@ -37,13 +41,13 @@ Positive = Annotated[float, Field(gt=0.0)]
 class Section(BaseModel):
     """A table of a config; an unknown key is an error."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, ser_json_inf_nan="constants")
 
 
 class Named(BaseModel):
     """A table that names a component; its further keys are parameters, checked when the component is made."""
 
-    model_config = ConfigDict(extra="allow", frozen=True)
+    model_config = ConfigDict(extra="allow", frozen=True, ser_json_inf_nan="constants")
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -250,6 +254,41 @@ class OutputSection(Section):
     trackers: list[Literal["tensorboard", "mlflow", "wandb"]] = []
 
 
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """Where the run was made whose folder a config is from; its own relative paths lead from there.
+
+    Attributes:
+        directory: The folder that the command was given in.
+        data: The folder of the data sets, where the config names none.
+    """
+
+    directory: Path
+    data: Path | None
+
+    @classmethod
+    def of_folder(cls, folder: Path) -> Origin | None:
+        """The origin that a run folder names; None where it is no run folder, or of a federation of real sites.
+
+        The source of its own components is then importable, after everything else.
+
+        Args:
+            folder: The folder of a run, of one seed or several.
+        """
+        for path in sorted(
+            path for pattern in ("", "seed-*/", "seed-*/*/") for path in folder.glob(f"{pattern}{IDENTITY}")
+        ):
+            try:
+                said = json.loads(path.read_text(encoding="utf-8"))
+                origin = cls(Path(said["directory"]), None if said["data_root"] is None else Path(said["data_root"]))
+            except (OSError, ValueError, KeyError, TypeError):
+                continue
+            if (code := str(path.with_name(CODE).absolute())) not in sys.path:
+                sys.path.append(code)
+            return origin
+        return None
+
+
 class Config(Section):
     """The config of a run: everything that determines its result.
 
@@ -284,6 +323,31 @@ class Config(Section):
     tune: TuneSection | None = None
     engine: EngineSection = EngineSection()
     output: OutputSection = OutputSection()
+    _origin: Origin | None = PrivateAttr(None)
+
+    @property
+    def origin(self) -> Origin | None:
+        """Where the run was made whose folder this config was read from; None for other configs."""
+        return self._origin
+
+    def of(self, origin: Origin | None) -> Config:
+        """This config as one of a run that was made elsewhere.
+
+        Args:
+            origin: Where it was made.
+        """
+        own = self.model_copy()
+        own._origin = origin
+        return own
+
+    def place(self, path: str) -> str:
+        """Where a path of this config leads: from the run's own folder if it is there, else from the current one.
+
+        Args:
+            path: The path.
+        """
+        made = None if self.origin is None else self.origin.directory / Path(path).expanduser()
+        return str(made) if made is not None and made.exists() else path
 
     def tree(self) -> dict[str, Any]:
         """The config in plain values, with every default; keys that are None are left out."""
@@ -310,7 +374,7 @@ class Config(Section):
         """
         tree = self.tree()
         put(tree, key, value)
-        return resolve(tree)
+        return resolve(tree).of(self.origin)
 
     def with_method(self, preset: str) -> Config:
         """This config with another method, whose name is added to the config's own.
@@ -326,7 +390,7 @@ class Config(Section):
         tree = self.tree()
         if self.tune is not None and self.tune.key.startswith("method."):
             del tree["tune"]
-        return resolve({**tree, "method": {"preset": preset}, "name": f"{self.name}-{preset}"})
+        return resolve({**tree, "method": {"preset": preset}, "name": f"{self.name}-{preset}"}).of(self.origin)
 
     def is_evaluated(self, round: int) -> bool:
         """Whether a round ends with an evaluation.
@@ -367,8 +431,9 @@ def read(path: Path, changes: Mapping[str, Any] | None = None, quick: bool = Fal
     tree, text, changed = read_tree(path, "config", changes, quick)
     if "sweep" in tree:
         raise ConfigError(f"{path}: this file is a sweep of many runs; use: fedskew sweep {path}")
+    origin = Origin.of_folder(path.parent) if path.name == "config.toml" and "data.root" not in changed else None
     try:
-        return resolve(tree)
+        return resolve(tree).of(origin)
     except ConfigError as error:
         key = str(error).split(":", 1)[0]
         line = None if key in changed else line_of(text, key)

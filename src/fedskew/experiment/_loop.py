@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from fedskew.engine import ClientStates, Evaluation, FedConcatState, RoundRecord
 from fedskew.errors import ConfigError, RunError
 from fedskew.experiment._backends import describe_backend
 from fedskew.experiment._config import Config
-from fedskew.experiment._folder import RunFolder, TaskInfo
+from fedskew.experiment._folder import RunFolder, TaskInfo, check_summary
 from fedskew.experiment._model_info import ModelInfo
 from fedskew.experiment._summary import summarise, surroundings
 from fedskew.experiment._trackers import Tracker, make_trackers
@@ -110,6 +110,7 @@ class TrainingLoop:
         self._folder = folder
         self._progress: Progress | None = None
         self._trackers: list[Tracker] = []
+        self._finished: dict[str, Any] | None = None  # the summary of a run that was finished before
         self._state: RunState
 
     def run(self, resume: bool = False, progress: Progress | None = None) -> SeedRun:
@@ -146,21 +147,21 @@ class TrainingLoop:
         server = self.runner.start(self.untrained)
         nobody = np.zeros((0, 2), dtype=np.int64)
         state = RunState(server, best=server.model, best_score=-1.0, best_round=-1, stale=0, clients=nobody)
-        checkpoint = None
+        found = None
         if self._folder is not None:
             self._folder.open(self.config, self.task(), resume)
-            checkpoint = cast(RunState | None, self._folder.load_checkpoint(state)) if resume else None
-            self.records = self._folder.keep_rounds(-1 if checkpoint is None else checkpoint.server.round)
-        if checkpoint is None:
+            found = self._folder.resume(state) if resume else None
+        if found is None:
             self._state = self._evaluated(state, RoundRecord(self.config.seeds[0], 0))
             self.save()
         else:
-            self._state = checkpoint
-            self._clients.restore(checkpoint.clients)
+            self._state, self.records = found
+            self._clients.restore(self._state.clients)
+            self._finished = self._finished_before()
         if progress is not None:
             for record in self.records:
                 progress(record.to_dict())
-        if self._folder is not None:
+        if self._folder is not None and self._finished is None:
             self._trackers = make_trackers(self.config.output.trackers, self._folder.path)
         for tracker in self._trackers:
             tracker.start(self.config.tree())
@@ -186,14 +187,17 @@ class TrainingLoop:
         Where clients are ahead of it, inside a round that was interrupted, the last checkpoint stays as it is.
         """
         if self._folder is not None and self._clients.newest <= self.server.round:
-            self._folder.save_checkpoint(replace(self._state, clients=self._clients.save()))
+            self._folder.save_checkpoint(replace(self._state, clients=self._clients.save()), self.server.round)
             self._clients.drop_stale()
 
     def finish(self) -> SeedRun:
-        """Write the summary and the models; the final one is then in `model`."""
+        """Write the summary and the models; the final one is then in `model`. A finished run is only read."""
         final = self.runner.evaluated_model(self.server)
         assert final is not None, "a run ends with a model"
         state, folder = self._state, self._folder
+        if self._finished is not None:
+            self.model.write_state(final)
+            return self._run(self._finished)
         best_round = state.best_round if state.best_round >= 0 else None
         device = self.model.vector.device
         summary = summarise(self.records, best_round) | surroundings(self.config.engine.threads, device)
@@ -207,6 +211,9 @@ class TrainingLoop:
             folder.write_summary(summary)
         for tracker in self._trackers:
             tracker.finish(summary)
+        return self._run(summary)
+
+    def _run(self, summary: dict[str, Any]) -> SeedRun:
         return SeedRun(
             label=self.config.name,
             seed=self.config.seeds[0],
@@ -215,6 +222,17 @@ class TrainingLoop:
             **vars(self.task()),
             summary=summary,
         )
+
+    def _finished_before(self) -> dict[str, Any] | None:
+        """The summary of a folder whose run is finished, which must be of the records and the checkpoint."""
+        assert self._folder is not None, "only a folder is resumed"
+        summary = self._folder.summary
+        if summary is not None:
+            path = self._folder.path / "summary.json"
+            check_summary(path, summary, self.records)
+            if not self.is_over:
+                raise RunError(f"{path}: of a finished run, and the checkpoint is of round {self.server.round}")
+        return summary
 
     def _evaluated(self, state: RunState, record: RoundRecord) -> RunState:
         """Evaluate the round where that is due, keep its record, and return the state with the best model so far."""

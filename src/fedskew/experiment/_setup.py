@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -28,6 +29,7 @@ from fedskew.experiment._backends import make_backend
 from fedskew.experiment._config import Config, target_mix
 from fedskew.experiment._evaluations import ClientEvaluations, LabelledData, LocalEvaluator
 from fedskew.experiment._folder import RunFolder, TaskInfo
+from fedskew.experiment._identity import Identity
 from fedskew.experiment._loop import TrainingLoop
 from fedskew.experiment._model_info import ModelInfo
 from fedskew.experiment._work import make_network, make_work
@@ -128,7 +130,7 @@ def make_training_loop(config: Config, seed: int, folder: Path | None = None, ta
         evaluate=LocalEvaluator(model, test, validation, dataset.num_classes, task.target),
         task=lambda: info,
         clients=clients,
-        folder=None if folder is None else RunFolder(folder, task.partition),
+        folder=None if folder is None else RunFolder(folder, task.partition, Identity.of(config, dataset)),
     )
 
 
@@ -257,13 +259,20 @@ def load_dataset(config: Config, seed: int) -> Dataset:
     load = components.find(data.INDEX, config.data.name, "data.name")
     options, rng = config.data.parameters, generator(seed, Purpose.DATA)
     if ":" not in config.data.name:
-        return data.load(config.data.name, config.data.root, rng=rng, **options)
+        return data.load(config.data.name, _data_root(config), rng=rng, **options)
     dataset = components.call(load, config.data.name, "data", {"rng": rng}, options)
     if not isinstance(dataset, Dataset):
         raise ConfigError(
             f"data.name: {config.data.name} returned {type(dataset).__name__}, not a fedskew.data.Dataset"
         )
     return dataset
+
+
+def _data_root(config: Config) -> str | None:
+    if config.data.root is not None:
+        return config.place(config.data.root)
+    recorded = None if config.origin is None else config.origin.data
+    return None if recorded is None or os.environ.get("FEDSKEW_DATA") else str(recorded)
 
 
 def _usable(dataset: Dataset, size: int | None, rng: np.random.Generator) -> NDArray[np.int64]:
@@ -304,7 +313,7 @@ def _divide(
     """The partition of the kept rows (as rows of the data set), client names, whether the last is a target client."""
     section, classes = config.partition, dataset.num_classes
     if section.rule == "file":
-        stored = Partition.load(section.parameters["path"])
+        stored = Partition.load(config.place(section.parameters["path"]))
         stored.check(labels)
         if not np.isin(np.concatenate(stored.indices), kept).all():
             raise ConfigError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,13 @@ from fedskew.engine import Federation, RoundRunner, from_the_first, run_round_to
 from fedskew.errors import ConfigError
 from fedskew.experiment._config import Config, OutputSection, read, resolve, write
 from fedskew.experiment._folder import plain_json
+from fedskew.experiment._identity import set_aside
 from fedskew.experiment._loop import PlayedRound, Progress, run_in_step
 from fedskew.experiment._progress import watched
 from fedskew.experiment._result import Result
 from fedskew.experiment._setup import make_training_loop
 from fedskew.experiment._summary import over_seeds
-from fedskew.files import write_text
+from fedskew.files import locked, write_text, writing
 from fedskew.report import SeedRun
 
 
@@ -30,6 +31,7 @@ def simulate(
     *,
     out: str | Path | None = None,
     resume: bool = False,
+    fresh: bool = False,
     progress: Progress | bool | None = None,
     **tables: Any,
 ) -> Result:
@@ -43,7 +45,8 @@ def simulate(
     Args:
         config: Path of a TOML file, a config, or its tree; None: `tables` are the whole tree.
         out: Folder under which the run folder `<name>-<hash>` is made; None: nothing is written.
-        resume: Go on from that run folder.
+        resume: Go on from that run folder; a finished run is only read.
+        fresh: Start over: a run that is in that folder is moved to `earlier/` beside it.
         progress: Called with every record, as a plain dict. True: a progress bar; where output is no terminal, a line
             at least 30 s after the last one. None: a bar in a notebook or a terminal, else nothing. False: nothing.
         **tables: Tables of the config, in place of those in `config`. A component, a class or a function may stand
@@ -56,13 +59,22 @@ def simulate(
         ConfigError: The config is not valid. Nothing has been trained, as with the next three.
         DataError: The data can't be loaded.
         PartitionError: The data can't be divided in this way.
-        RunError: There is a run in the folder already, or none to resume; also where local training fails.
+        RunError: There is a run in the folder already, another process writes there, or the run was made by other code,
+            of other data or by another version of fedskew; also where local training fails or a file can't be written.
     """
     resolved = _resolve(config, tables)
     folder = None if out is None else run_folder(resolved, Path(out))
-    if resume and folder is None:
-        raise ConfigError("resume: give the folder that the run is in (out=...)")
-    with watched(resolved, progress) as listen:
+    for name, given in (("resume", resume), ("fresh", fresh)):
+        if given and folder is None:
+            raise ConfigError(f"{name}: give the folder that the run is in (out=...)")
+    if resume and fresh:
+        raise ConfigError("fresh: starts over, and resume goes on; choose one")
+    alone = folder if torchrun.rank() == 0 else None
+    if fresh and alone is not None:
+        with locked(alone):
+            pass  # no other process writes there
+        set_aside(alone)
+    with watched(resolved, progress) as listen, nullcontext() if alone is None else locked(alone):
         return _simulate(resolved, folder, resume, listen)
 
 
@@ -83,11 +95,10 @@ def _simulate(resolved: Config, folder: Path | None, resume: bool, progress: Pro
     assert model is not None
     summary = runs[0].summary if single else over_seeds([run.summary for run in runs])
     result = Result(resolved, tuple(runs), model, summary, folder)
-    if folder is not None and torchrun.rank() == 0:
+    if folder is not None and torchrun.rank() == 0 and not (resume and is_finished(folder)):
         if not single:
-            write(resolved, folder / "config.toml")
             names = [f"seed-{seed}" for seed in resolved.seeds]
-            write_text(folder / "summary.json", plain_json(summary | {"parts": names}))
+            _write_whole(folder, resolved, summary | {"parts": names})
         result.report(folder / "report.html")
     return result
 
@@ -102,11 +113,21 @@ def run_folder(config: Config, out: Path) -> Path:
     return out / f"{config.name}-{config.hash}"
 
 
+def is_finished(folder: Path) -> bool:
+    """Tell whether the run in a folder is finished: the report is the last file that it writes.
+
+    Args:
+        folder: The run folder.
+    """
+    return all((folder / file).exists() for file in ("summary.json", "report.html"))
+
+
 def _resolve(config: Config | Mapping[str, Any] | str | Path | None, tables: Mapping[str, Any]) -> Config:
     if isinstance(config, (str, Path)):
         config = read(Path(config))
-    tree = config.tree() if isinstance(config, Config) else dict(config or {})
-    return resolve({**tree, **tables})
+    if isinstance(config, Config):
+        return resolve({**config.tree(), **tables}).of(config.origin)
+    return resolve({**(config or {}), **tables})
 
 
 def _run_seed(
@@ -128,11 +149,17 @@ def _run_seed(
         best = max(record.validation.score for record in finished.rounds if record.validation is not None)
         tried.append((best, finished, loop.model.module, part))
     _, chosen, model, part = max(tried, key=lambda entry: entry[0])
-    if folder is not None:
+    if folder is not None and not (folder / "summary.json").exists():
         scores = {name: best for best, _, _, name in tried}
-        write(config.for_seed(seed), folder / "config.toml")
-        write_text(folder / "summary.json", plain_json({"parts": [part], "validation": scores, "chosen": part}))
+        _write_whole(folder, config.for_seed(seed), {"parts": [part], "validation": scores, "chosen": part})
     return chosen, model
+
+
+def _write_whole(folder: Path, config: Config, summary: Mapping[str, Any]) -> None:
+    """Write the config and the summary of a folder that holds several runs."""
+    with writing(folder):
+        write(config, folder / "config.toml")
+        write_text(folder / "summary.json", plain_json(summary))
 
 
 @contextmanager

@@ -6,19 +6,22 @@ import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from fedskew import report
-from fedskew.errors import ArgumentError, FedskewError
+from fedskew.errors import ArgumentError, FedskewError, RunError
 from fedskew.experiment._config import Config, cores
 from fedskew.experiment._folder import read_runs
 from fedskew.experiment._grid import Cell, Sweep
-from fedskew.experiment._setup import choose_device, make_task, make_training_loop
-from fedskew.experiment._simulate import run_folder
+from fedskew.experiment._identity import changed_since, checksum, set_aside
+from fedskew.experiment._setup import choose_device, load_dataset, make_task, make_training_loop
+from fedskew.experiment._simulate import is_finished, run_folder
 from fedskew.experiment._sweep_tables import CellResult, table_notes, write_tables
 from fedskew.experiment._trackers import make_trackers
 from fedskew.experiment._workers import run_all
+from fedskew.files import locked
 from fedskew.report import SeedRun
 
 
@@ -53,12 +56,12 @@ class Job:
         return run_folder(self.config, out)
 
     def is_finished(self, out: Path) -> bool:
-        """Tell whether the run is finished: the report is the last file that it writes.
+        """Tell whether the run is finished.
 
         Args:
             out: The folder that all run folders are in.
         """
-        return all((self.folder(out) / file).exists() for file in ("summary.json", "report.html"))
+        return is_finished(self.folder(out))
 
 
 class SweepProgress(Protocol):
@@ -118,7 +121,11 @@ def jobs_of(sweep: Sweep) -> list[Job]:
 
 
 def run_sweep(
-    sweep: Sweep, out: str | Path, processes: int | None = None, progress: SweepProgress | None = None
+    sweep: Sweep,
+    out: str | Path,
+    processes: int | None = None,
+    progress: SweepProgress | None = None,
+    fresh: bool = False,
 ) -> SweepResult:
     """Do what is missing of a sweep, and write its tables and its report.
 
@@ -131,6 +138,8 @@ def run_sweep(
         processes: How many runs at a time; by default as many as the cores allow with the config's threads for each,
             and one on a GPU.
         progress: Callbacks.
+        fresh: Train anew what was made by other code, of other data or by another version of fedskew; such folders are
+            moved to `earlier/`.
 
     Returns:
         The result of every cell, and which runs failed.
@@ -140,13 +149,34 @@ def run_sweep(
         DataError: The same, for data that is missing.
         PartitionError: The same, for data that can't be divided.
         ArgumentError: `processes` is below 1.
+        RunError: Some of its runs were made of something else and `fresh` is not set, or another process runs it.
     """
     out = Path(out)
     if processes is not None and processes < 1:
         raise ArgumentError(f"processes: must be at least 1, not {processes}")
     jobs = jobs_of(sweep)
+    stale = _stale(jobs, out)
+    if stale and not fresh:
+        raise RunError(_say_stale(stale, len(jobs), out))
+    for job, _ in stale:
+        with locked(job.folder(out)):
+            pass  # no other process writes there
+        set_aside(job.folder(out))
     missing = [job for job in jobs if not job.is_finished(out)]
     _check(missing, out)
+    with locked(sweep.folder(out)):
+        return _run(sweep, out, jobs, missing, processes, progress)
+
+
+def _run(
+    sweep: Sweep,
+    out: Path,
+    jobs: Sequence[Job],
+    missing: Sequence[Job],
+    processes: int | None,
+    progress: SweepProgress | None,
+) -> SweepResult:
+    """Run what is missing, and write tables and report."""
     if progress is not None:
         progress.begin(missing, len(jobs) - len(missing))
     reasons: dict[int, str] = {}
@@ -188,6 +218,31 @@ def run_sweep(
     return result
 
 
+def _stale(jobs: Sequence[Job], out: Path) -> list[tuple[Job, list[str]]]:
+    """The runs in the folders that were made of something else than now, and what has changed."""
+    checksums: dict[str, str] = {}
+
+    def data_of(job: Job) -> str:
+        tree = job.config.tree()
+        key = json.dumps([tree["data"], tree["partition"], job.seed])
+        if key not in checksums:
+            checksums[key] = checksum(job.config, load_dataset(job.config, job.seed))
+        return checksums[key]
+
+    found = [(job, changed_since(job.folder(out), job.config, partial(data_of, job))) for job in jobs]
+    return [(job, changes) for job, changes in found if changes]
+
+
+def _say_stale(stale: Sequence[tuple[Job, Sequence[str]]], jobs: int, out: Path) -> str:
+    first = stale[0][0]
+    changes = dict.fromkeys(change for _, changes in stale for change in changes)
+    return (
+        f"since {len(stale)} of these {jobs} runs, {' and '.join(changes)} (such as {first.name}, in "
+        f"{first.folder(out)}); train them anew with --fresh, which keeps the old folders, or write elsewhere with "
+        "--out"
+    )
+
+
 def _check(jobs: Sequence[Job], out: Path) -> None:
     """Set up every cell for its first seed: what can't be loaded, divided or built is refused before any run."""
 
@@ -204,7 +259,8 @@ def _check(jobs: Sequence[Job], out: Path) -> None:
                 choose_device(job.config.engine.device)
                 make_trackers(job.config.output.trackers, job.folder(out))
                 task = task or make_task(job.config, job.seed)
-                make_training_loop(_on_cpu(job.config), job.seed, job.folder(out), task)
+                loop = make_training_loop(_on_cpu(job.config), job.seed, job.folder(out), task)
+                loop.runner.start(loop.untrained)  # where an optional package is missing, a component says so here
             except FedskewError as error:
                 raise type(error)(f"cell {job.cell.label!r}: {error}") from None
 

@@ -110,6 +110,7 @@ def reproduce(
     changes: Mapping[str, Any] | None = None,
     rounds: int | None = None,
     processes: int | None = None,
+    fresh: bool = False,
     progress: SweepProgress | None = None,
     command: str = "",
 ) -> Reproduction:
@@ -124,6 +125,7 @@ def reproduce(
         changes: Dotted keys of every config to change, and their values.
         rounds: No run has more rounds than these.
         processes: How many runs at a time, see `run_sweep`.
+        fresh: Train anew what was made by other code or of other data, see `run_sweep`.
         progress: Callbacks, see `run_sweep`.
         command: The command line to write into the comparison; by default that of the whole recipe.
 
@@ -142,7 +144,7 @@ def reproduce(
     sweep = Sweep(
         recipe.name, tuple(unique.values()), None, command or shlex.join(["fedskew", "reproduce", recipe.name])
     )
-    result = run_sweep(sweep, out, processes, progress)
+    result = run_sweep(sweep, out, processes, progress, fresh)
     runs = [(row, _finished(recipe, unique[config.hash], Path(out))) for row, config in planned]
     lines = compare(recipe, runs)
     notes = [

@@ -1,0 +1,243 @@
+"""What a run is made of beside its config: its own code, the content of its data, fedskew's version.
+
+    identity.json       fedskew's version; checksum of the data, and size and time of the user's files that they were
+                        read from; where relative paths began
+    code/               the source of the user's own components, as it was
+
+A config's hash says what a run was asked for; this says what answered. A run is gone on with, and a finished one stands
+in a sweep's table, only while both are the same.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+import torch
+import xxhash
+from torch import Tensor
+
+from fedskew.data import Dataset
+from fedskew.errors import RunError
+from fedskew.experiment._config import CODE, IDENTITY, Config, Origin
+from fedskew.experiment._sources import changed_sources, own_sources
+from fedskew.files import write_text, writing
+
+_OWN_FILES = ("csv", "npz", "folder", "huggingface")
+_ROWS = 256
+"""How many rows stand for the inputs of a data set that is read batch by batch."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a run is made of.
+
+    Attributes:
+        version: fedskew's version.
+        sources: Source of the user's own components and of what they import, by file name.
+        data: Checksum of the data set.
+        files: Size and time of the user's files that the data were read from, by path; while these are the same, so are
+            the data. None where it isn't known which files these are.
+        origin: Where relative paths began.
+    """
+
+    version: str
+    sources: Mapping[str, str]
+    data: str
+    files: Mapping[str, str] | None
+    origin: Origin
+
+    @classmethod
+    def of(cls, config: Config, dataset: Dataset) -> Identity:
+        """What a run of this config is made of now.
+
+        Args:
+            config: The config.
+            dataset: Its data set, as loaded.
+        """
+        sources, data = own_sources(config.tree()), checksum(config, dataset)
+        return cls(version("fedskew"), sources, data, _files(config), _origin(config))
+
+    def changes(self, config: Config, data: Callable[[], str]) -> list[str]:
+        """What has changed since, in words; empty where nothing has.
+
+        Args:
+            config: The run's config.
+            data: Computes the checksum of the data now; called only where that may have changed.
+        """
+        found = []
+        if (now := version("fedskew")) != self.version:
+            found.append(f"fedskew was {self.version} and is {now}")
+        if code := changed_sources(self.sources, own_sources(config.tree())):
+            found.append(f"your code changed ({', '.join(code)})")
+        if (self.files is None or self.files != _files(config)) and data() != self.data:
+            found.append("your data changed")
+        return found
+
+    def write(self, folder: Path) -> None:
+        """Write it into a run folder.
+
+        Args:
+            folder: The run folder.
+
+        Raises:
+            RunError: It can't be written.
+        """
+        said = {
+            "fedskew": self.version,
+            "code": sorted(self.sources),
+            "data": self.data,
+            "files": self.files,
+            "directory": str(self.origin.directory),
+            "data_root": None if self.origin.data is None else str(self.origin.data),
+        }
+        with writing(folder / IDENTITY):
+            for name, text in self.sources.items():
+                path = folder / CODE / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_text(path, text)
+            write_text(folder / IDENTITY, json.dumps(said, indent=1) + "\n")
+
+    @classmethod
+    def read(cls, folder: Path) -> Identity:
+        """Read that of a run folder.
+
+        Args:
+            folder: The run folder.
+
+        Raises:
+            RunError: It is missing or damaged.
+        """
+        try:
+            said = json.loads((folder / IDENTITY).read_text(encoding="utf-8"))
+            sources = {name: (folder / CODE / name).read_text(encoding="utf-8") for name in said["code"]}
+            root = said["data_root"]
+            origin = Origin(Path(said["directory"]), None if root is None else Path(root))
+            return cls(str(said["fedskew"]), sources, str(said["data"]), said["files"], origin)
+        except FileNotFoundError as error:
+            raise RunError(
+                f"{error.filename}: missing, so it can't be told whether code and data are still those of this run; "
+                "start over with --fresh, which keeps the old folder"
+            ) from None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise RunError(
+                f"{folder / IDENTITY}: damaged ({type(error).__name__}: {error}); start over with --fresh, which keeps "
+                "the old folder"
+            ) from None
+
+
+def changed_since(folder: Path, config: Config, data: Callable[[], str]) -> list[str]:
+    """What has changed since the runs in a folder were made, in words.
+
+    Args:
+        folder: The run folder of one seed.
+        config: The config of that seed.
+        data: Computes the checksum of the data now; called only where that may have changed.
+    """
+    try:
+        made = [Identity.read(path.parent) for path in _leaves(folder)]
+    except RunError as error:
+        return [str(error).partition(";")[0]]
+    return list(dict.fromkeys(change for each in made for change in each.changes(config, data)))
+
+
+def set_aside(folder: Path) -> Path | None:
+    """Move a run folder to `earlier/` beside it, so that the run can start over and nothing is lost.
+
+    Args:
+        folder: The run folder.
+
+    Returns:
+        Where it is now; None where there was none.
+
+    Raises:
+        RunError: It can't be moved.
+    """
+    if not folder.exists():
+        return None
+    earlier = folder.parent / "earlier"
+    with writing(earlier):
+        earlier.mkdir(exist_ok=True)
+        number = 1
+        while (place := earlier / f"{folder.name}.{number}").exists():
+            number += 1
+        folder.rename(place)
+    return place
+
+
+def checksum(config: Config, dataset: Dataset) -> str:
+    """Checksum of a data set's content, and of the partition's file where the config names one.
+
+    Of inputs that are read batch by batch, shape and 256 rows count, evenly spread.
+
+    Args:
+        config: The config.
+        dataset: Its data set.
+    """
+    found = xxhash.xxh3_128()
+    if config.partition.rule == "file":
+        found.update(Path(config.place(config.partition.parameters["path"])).read_bytes())
+    for field in dataclasses.fields(dataset):
+        value = getattr(dataset, field.name)
+        found.update(f"{field.name}:".encode())
+        if field.name in ("inputs", "test_inputs") and not isinstance(value, Tensor):
+            found.update(str(tuple(value.shape)).encode())
+            value = value.index_select(0, torch.linspace(0, len(value) - 1, min(_ROWS, len(value))).long())
+        if isinstance(value, Tensor):
+            value = value.detach().cpu().contiguous().numpy()
+        if isinstance(value, np.ndarray):
+            found.update(f"{value.dtype}{value.shape}".encode())
+            found.update(np.ascontiguousarray(value).data)
+        else:
+            found.update(repr(value).encode())
+    return str(found.hexdigest())
+
+
+def _leaves(folder: Path) -> Iterator[Path]:
+    """Where a folder's identities are, or must be: one for each `rounds.jsonl` (several where a key is tuned)."""
+    return (path.with_name(IDENTITY) for path in sorted(folder.rglob("rounds.jsonl")))
+
+
+def _files(config: Config) -> dict[str, str] | None:
+    """Size and time of the user's files, by path; None where it isn't known which files are read."""
+    if ":" in config.data.name:
+        return None
+    paths = []
+    root = config.data.root or os.environ.get("FEDSKEW_DATA")
+    if config.data.name in _OWN_FILES and root is not None:  # others are fedskew's, or published: their reader checks
+        paths.append(place := Path(config.place(root)).expanduser().absolute())
+        if test := config.data.parameters.get("test"):
+            paths.append(place.parent / str(test))
+    if config.partition.rule == "file":
+        paths.append(Path(config.place(config.partition.parameters["path"])).absolute())
+    return {str(path): _listed(path) for path in paths}
+
+
+def _listed(path: Path) -> str:
+    """Size and time of a file, or a checksum of those of all files below a folder."""
+    try:
+        if not path.is_dir():
+            about = path.stat()
+            return f"{about.st_size} {about.st_mtime_ns}"
+        found = xxhash.xxh3_128()
+        for folder, folders, files in os.walk(path):
+            folders.sort()
+            for name in sorted(files):
+                about = os.stat(os.path.join(folder, name))
+                found.update(f"{os.path.relpath(folder, path)}/{name} {about.st_size} {about.st_mtime_ns}\n".encode())
+        return str(found.hexdigest())
+    except OSError as error:
+        return str(error.strerror)
+
+
+def _origin(config: Config) -> Origin:
+    if config.origin is not None:
+        return config.origin
+    root = os.environ.get("FEDSKEW_DATA")
+    return Origin(Path.cwd(), Path(root).expanduser().absolute() if root and config.data.root is None else None)

@@ -1,0 +1,175 @@
+"""The source of a user's own components, and of what these import from the user's side.
+
+Own is what a config names as `module:attribute`, and every module that it imports, directly or not, that is not
+installed: neither Python's own, nor in site-packages, nor fedskew's. Of a module, the whole file counts. Of a script
+or a notebook (`__main__`), only the definitions that the named ones use: the rest is what calls fedskew.
+"""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import re
+import sys
+import sysconfig
+import tokenize
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from importlib.machinery import PathFinder
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+_NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+_SCRIPT = "__main__"
+
+
+def own_names(tree: Any) -> set[str]:
+    """Every `module:attribute` that a config's tree names."""
+    if isinstance(tree, Mapping):
+        return set().union(*map(own_names, tree.values()))
+    if isinstance(tree, list | tuple):
+        return set().union(*map(own_names, tree))
+    return {tree} if isinstance(tree, str) and _NAME.fullmatch(tree) else set()
+
+
+def own_sources(tree: Any) -> dict[str, str]:
+    """The source of what a config names, by file name as in a folder of sys.path (`package/module.py`)."""
+    named = {name.partition(":")[::2] for name in own_names(tree)}
+    found: dict[str, str] = {}
+    modules = {module for module, _ in named if module in sys.modules and module != _SCRIPT}
+    tops = frozenset(module.partition(".")[0] for module in modules)
+    if script := {attribute for module, attribute in named if module == _SCRIPT}:
+        text, imported = _of_script(script)
+        found["__main__.py"] = text
+        modules |= imported
+    waiting = list(modules)
+    seen = set(modules)
+    while waiting:
+        module = waiting.pop()
+        path = _file(module)
+        if path is None or not _is_own(path, module, tops):
+            continue
+        text = _read(path)
+        found[_place(module, path)] = text
+        new = set(_imports(text, module, path.name == "__init__.py")) - seen
+        seen |= new
+        waiting += new
+    return found
+
+
+def changed_sources(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """The files that differ by more than comments and layout, or that only one side has."""
+    return sorted(
+        name for name in before.keys() | now.keys() if name not in before or name not in now
+        or (before[name] != now[name] and _meaning(before[name]) != _meaning(now[name]))
+    )  # fmt: skip
+
+
+def _meaning(text: str) -> str:
+    try:
+        return ast.dump(ast.parse(text))
+    except (SyntaxError, ValueError):
+        return text
+
+
+def _read(path: Path) -> str:
+    try:
+        with tokenize.open(path) as file:
+            return file.read()
+    except (OSError, SyntaxError, UnicodeDecodeError):
+        return ""
+
+
+def _place(module: str, path: Path) -> str:
+    place = module.replace(".", "/")
+    return f"{place}/__init__.py" if path.name == "__init__.py" else f"{place}.py"
+
+
+def _file(module: str) -> Path | None:
+    """The Python file of a module, without importing it; None where it has none or does not exist."""
+    loaded = sys.modules.get(module)
+    if loaded is not None:
+        file = getattr(loaded, "__file__", None)
+    else:
+        package, _, _ = module.rpartition(".")
+        search = getattr(sys.modules.get(package), "__path__", None) if package else None
+        if package and search is None:
+            parent = _file(package)
+            search = None if parent is None else [str(parent.parent)]
+            if search is None:
+                return None
+        try:
+            spec = PathFinder.find_spec(module, search)
+        except (ImportError, ValueError):
+            return None
+        file = None if spec is None else spec.origin
+    return Path(file) if file and file.endswith(".py") else None
+
+
+@cache
+def _installed() -> tuple[Path, ...]:
+    places = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib")}
+    return (*(Path(place).resolve() for place in places if place), Path(__file__).resolve().parents[1])
+
+
+def _is_own(path: Path, module: str, tops: frozenset[str]) -> bool:
+    path = path.resolve()
+    if module.partition(".")[0] in tops - {"fedskew"}:
+        return True
+    if {"site-packages", "dist-packages"} & set(path.parts):
+        return False
+    return not any(path.is_relative_to(place) for place in _installed())
+
+
+def _imports(text: str, module: str, is_package: bool) -> Iterator[str]:
+    """Names of the modules that a module's source may import, at its top or inside a function."""
+    try:
+        nodes = list(ast.walk(ast.parse(text)))
+    except (SyntaxError, ValueError):
+        return
+    package = module if is_package else module.rpartition(".")[0]
+    for node in nodes:
+        names: Iterable[str] = ()
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            parts = package.split(".")
+            base = ".".join(parts[: len(parts) - node.level + 1]) if node.level else ""
+            whole = ".".join(filter(None, [base, node.module]))
+            names = [whole, *(f"{whole}.{alias.name}" for alias in node.names)]
+        for name in names:
+            parts = name.split(".")
+            yield from (".".join(parts[:length]) for length in range(1, len(parts) + 1))
+
+
+def _of_script(names: Iterable[str]) -> tuple[str, set[str]]:
+    """The definitions of `__main__` that these names use, and the modules that they come from or use."""
+    script, found, modules, waiting = vars(sys.modules[_SCRIPT]), dict[str, str](), set[str](), sorted(names)
+    while waiting:
+        name = waiting.pop()
+        if name in found or name not in script:
+            continue
+        value = script[name]
+        if isinstance(value, ModuleType):
+            modules.add(value.__name__)
+        elif (origin := getattr(value, "__module__", None)) not in (None, _SCRIPT):
+            modules.add(str(origin))
+        else:
+            text = _definition(name, value)
+            found[name] = text
+            waiting += [node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)]
+    return "\n\n".join(found[name] for name in sorted(found)) + "\n", modules
+
+
+def _definition(name: str, value: Any) -> str:
+    """The source of a class or function of a script or a notebook's cell; of a plain value, what it is."""
+    codes = [value, *vars(value).values()] if isinstance(value, type) else [value]
+    for code in (getattr(each, "__code__", None) for each in codes):
+        if code is None:
+            continue
+        text = "".join(linecache.getlines(code.co_filename))
+        for node in ast.parse(text).body:
+            if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
+                return ast.unparse(node)
+    return f"{name} = {value!r}" if isinstance(value, int | float | str | bool | tuple | None) else ""
