@@ -120,7 +120,7 @@ def test_control_c_stops_after_a_checkpoint_and_resume_ends_the_run(config, tmp_
     assert len(records.read_text().splitlines()) == 201
 
 
-COMMANDS = ["run", "sweep", "recipes", "reproduce", "report", "methods", "demo", "describe", "weights"]
+COMMANDS = ["run", "check", "sweep", "recipes", "reproduce", "report", "methods", "demo", "describe", "weights"]
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from fedskew import torchrun
-from fedskew.cli import counts, demo, deploy, labels, methods, papers, predict, run, sweep
+from fedskew.cli import check, counts, demo, deploy, labels, methods, papers, predict, run, sweep
 from fedskew.errors import DataWarning, FedskewError
 
 app = typer.Typer(
@@ -26,6 +26,7 @@ app.command()(counts.counts)
 app.command()(labels.describe)
 app.command()(labels.weights)
 app.command()(methods.methods)
+app.command()(check.check)
 app.command()(run.run)
 app.command()(sweep.sweep)
 app.command()(papers.recipes)

@@ -2,6 +2,7 @@
 
 from fedskew.engine._backend import Assignment, Backend, LocalTraining, Observer, Sent, Update
 from fedskew.engine._clients import ClientStates
+from fedskew.engine._contracts import checked_choice, checked_model, checked_step, checked_weights
 from fedskew.engine._evaluation import evaluation, plain, predict
 from fedskew.engine._fedconcat import FedConcatRunner, FedConcatState
 from fedskew.engine._federation import (
@@ -50,6 +51,10 @@ __all__ = [
     "Update",
     "UpdateBuffer",
     "as_matrix",
+    "checked_choice",
+    "checked_model",
+    "checked_step",
+    "checked_weights",
     "cohort_size",
     "evaluation",
     "faster_together",

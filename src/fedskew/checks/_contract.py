@@ -1,0 +1,285 @@
+"""What is tried on a component: it is made, keeps its slot's contract in corner cases, trains, repeats and resumes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedskew import methods
+from fedskew.checks._file import Found
+from fedskew.checks._tiny import CLASSES, COUNTS, FEATURES, train
+from fedskew.components import has, make_component
+from fedskew.engine import checked_choice, checked_model, checked_step, checked_weights
+from fedskew.errors import ComponentError, FedskewError, in_one_line
+from fedskew.hooks import Batch
+from fedskew.labels import LabelCounts
+from fedskew.local_steps import StepSettings
+from fedskew.models import Outputs
+from fedskew.objectives import Context
+from fedskew.report import SeedRun
+from fedskew.weighting import Answered
+
+CLOSE = 1e-3
+
+
+class Finding(NamedTuple):
+    """The result of one test.
+
+    Attributes:
+        test: What was tried.
+        problem: What is wrong, in one line; None where nothing is.
+    """
+
+    test: str
+    problem: str | None
+
+
+def check(found: Found, parameters: Mapping[str, Any]) -> list[Finding]:
+    """Run the contract's tests on a component.
+
+    Args:
+        found: The component's class.
+        parameters: Its parameters, in place of defaults.
+
+    Returns:
+        A finding for each test that was run; if the component can't be made, of that alone.
+    """
+    table = {"name": found.name, **parameters}
+    made: list[Any] = []
+
+    def make() -> None:
+        made.append(make_component(methods.SLOTS[found.slot], table, found.slot))
+        methods.expand(_method(found, table))
+
+    findings = [_tried("it is made, with the functions of its slot", make)]
+    if findings[0].problem is not None:
+        return findings
+    component, method = made[0], _method(found, table)
+    findings += [_tried(test, partial(run, component)) for test, run in _CASES[found.slot]]
+    findings.append(
+        _tried("it trains a small federation with an empty client and vacant classes", partial(train, method))
+    )
+    if findings[-1].problem is None:
+        findings.append(
+            _tried("the same seed gives the same bits, and draws use no global generator", partial(_again, method))
+        )
+        findings.append(_tried("a run that is stopped and resumed ends with the same bits", partial(_resumed, method)))
+        if found.slot in ("objective", "local_step"):
+            test = "a cohort trained at once (backend 'cohort') agrees with one client after another"
+            findings.append(_tried(test, partial(_together, method)))
+    return findings
+
+
+def _method(found: Found, table: dict[str, Any]) -> dict[str, Any]:
+    """The `[method]` of FedAvg with the component."""
+    if getattr(found.kind, "role", None) == "term":
+        return {"objective": {"extra_terms": [table]}}
+    return {found.slot: table}
+
+
+def _tried(test: str, run: Callable[[], Any]) -> Finding:
+    try:
+        with _own_generators():
+            run()
+    except FedskewError as error:
+        return Finding(test, str(error))
+    except Exception as error:  # whatever the component does
+        return Finding(test, in_one_line(error))
+    return Finding(test, None)
+
+
+@contextmanager
+def _own_generators() -> Iterator[None]:
+    """Leave global generators as they were."""
+    before = random.getstate(), np.random.get_state()  # noqa: NPY002
+    with torch.random.fork_rng(devices=[]):
+        yield
+    random.setstate(before[0])
+    np.random.set_state(before[1])  # noqa: NPY002
+
+
+def _seed_everything(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002
+    torch.manual_seed(seed)
+
+
+# ---- whole runs
+
+
+def _again(method: dict[str, Any]) -> None:
+    _seed_everything(1)
+    first = train(method)
+    _seed_everything(2)
+    _same(first, train(method), "two runs of one seed", "draw from the generator that is passed in, and from no other")
+
+
+def _resumed(method: dict[str, Any]) -> None:
+    cure = "keep what a round leaves to the next in the state, a frozen dataclass of arrays and plain values"
+    _same(train(method), train(method, stop=True), "a run that was resumed and one that was not", cure)
+
+
+def _same(one: tuple[SeedRun, Tensor], other: tuple[SeedRun, Tensor], what: str, cure: str) -> None:
+    for first, second in zip(one[0].rounds, other[0].rounds, strict=True):
+        for key in ("cohort", "weights", "loss"):
+            if getattr(first, key) != getattr(second, key):
+                raise ComponentError(f"{what} differ from round {first.round} on, first in {key}; {cure}")
+    if not torch.equal(one[1], other[1]):
+        raise ComponentError(f"{what} end with different models; {cure}")
+
+
+def _together(method: dict[str, Any]) -> None:
+    alone, together = train(method)[1], train(method, "cohort")[1]
+    apart = float((alone - together).abs().max())
+    if not apart <= CLOSE * max(1.0, float(alone.abs().max())):
+        raise ComponentError(
+            f"the models differ by up to {apart:.2g}; leave out the rows that batch.mask does, and write no Python "
+            "branch on values"
+        )
+
+
+# ---- corner cases, by slot
+
+
+def _distinct_clients(component: Any) -> None:
+    for counts in (COUNTS, np.ones((1, 3)), np.ones((20, 2)), np.diag([3.0, 1.0, 7.0])):
+        held = LabelCounts(counts.astype(float))
+        for size in {1, max(1, len(counts) // 2), len(counts)}:
+            state, rng = component.init(held), np.random.default_rng(0)
+            for _ in range(4):
+                ids, state = checked_choice(component, component.select(state, held, size, rng), len(counts))
+            if len(ids) > size and not has(component, "assigns_quotas"):
+                raise ComponentError(f"select() chose {len(ids)} clients where size is {size}")
+
+
+def _weights_sum_to_one(component: Any) -> None:
+    sizes = COUNTS.sum(axis=1).astype(float)
+    target = np.full(CLASSES, 1 / CLASSES)
+    for ids in (np.arange(6), np.array([2]), np.array([1, 3]), np.array([5, 0, 4])):
+        kept = component.init_server(torch.zeros(3), len(COUNTS)) if hasattr(component, "init_server") else {}
+        for mix in (target,) if has(component, "needs_target") else (target, None):
+            answered = Answered(COUNTS[ids].astype(float), sizes[ids], mix, ids, kept)
+            try:
+                checked_weights(component, component.weigh(answered), ids)
+            except Exception as error:
+                said = str(error) if isinstance(error, FedskewError) else in_one_line(error)
+                without = " and no target mix (one that needs it declares needs_target)" if mix is None else ""
+                raise ComponentError(f"with samples {sizes[ids].astype(int).tolist()}{without}: {said}") from error
+
+
+_BATCHES = {
+    "a batch of every class": ([0, 1, 2, 3, 1, 0], [3, 2, 1, 4]),
+    "a client with one class": ([1, 1, 1], [0, 9, 0, 0]),
+    "a batch of one sample": ([2], [1, 0, 3, 0]),
+}
+
+
+def _losses(component: Any, scale: float, padding: int = 0) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """For each case what it is, the loss, and its gradient for the logits of the real rows."""
+    for case, (labels, counts) in _BATCHES.items():
+        draw = torch.Generator().manual_seed(3)
+        rows = len(labels)
+        drawn = [torch.randn(rows, width, generator=draw) for width in (FEATURES, CLASSES)] * 3
+        features, logits, *others = [torch.cat([part, torch.full((padding, part.shape[1]), 7.0)]) for part in drawn]
+        features, logits = (scale * features).requires_grad_(), (scale * logits).requires_grad_()
+        mask = torch.arange(rows + padding) < rows if padding else None
+        targets = torch.tensor(labels + labels[:1] * padding)
+        reads = component.reads
+        context = Context(
+            torch.tensor(counts, dtype=torch.float32),
+            Outputs(others[0], others[1]) if "teacher" in reads else None,
+            Outputs(others[2], others[3]) if "previous" in reads else None,
+            component.broadcast(component.init_server(torch.zeros(3), 6)) if "broadcast" in reads else {},
+        )
+        value = component.value(Batch(features, logits, targets, mask), context)
+        if not isinstance(value, Tensor) or value.dim():
+            got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            raise ComponentError(f"{case}: value() must return one number, a 0-d tensor; got {got}")
+        gradients = [torch.zeros_like(features), torch.zeros_like(logits)]
+        if value.requires_grad:
+            found = torch.autograd.grad(value, [features, logits], allow_unused=True)
+            gradients = [zero if part is None else part for zero, part in zip(gradients, found, strict=True)]
+        yield case, value.detach(), torch.cat([part[:rows].flatten() for part in gradients])
+
+
+def _finite_losses(component: Any) -> None:
+    moved = False
+    for scale in (1.0, 0.0, 30.0):
+        for case, value, gradient in _losses(component, scale):
+            given = f"{case}, logits {'all 0' if scale == 0 else f'up to about {3 * scale:g}'}"
+            if not value.isfinite():
+                raise ComponentError(f"{given}: the loss is {float(value):g}")
+            if not gradient.isfinite().all():
+                raise ComponentError(f"{given}: the gradient is NaN or infinite")
+            moved |= bool(gradient.any())
+    if not moved:
+        raise ComponentError("its gradient is always 0: it doesn't depend on the batch's logits or features")
+
+
+def _masked_losses(component: Any) -> None:
+    for plain, padded in zip(_losses(component, 1.0), _losses(component, 1.0, padding=2), strict=True):
+        near = partial(torch.allclose, rtol=1e-4, atol=1e-5)
+        if not near(plain[1], padded[1]) or not near(plain[2], padded[2]):
+            raise ComponentError(
+                f"{plain[0]}: {float(plain[1]):.4g} becomes {float(padded[1]):.4g} with two rows that batch.mask "
+                "leaves out; take the mean over the real rows only"
+            )
+
+
+def _steps(component: Any) -> None:
+    start = torch.linspace(-1, 1, 7)
+    for momentum in (0.0, 0.9):
+        for slope in (torch.ones(7), torch.zeros(7)):
+            settings = StepSettings(start=start.clone(), lr=0.1, momentum=momentum, weight_decay=0.01)
+            parameters, carried = start + 0.5, component.init(settings)
+            before = parameters.clone()
+            given = slope.clone()
+            after, _ = checked_step(
+                component, component.step(parameters, lambda at, given=given: given, carried, settings), parameters
+            )
+            if not after.isfinite().all():
+                raise ComponentError(
+                    f"a gradient of {slope[0]:g}, momentum {momentum:g}: the parameters are NaN or infinite"
+                )
+            if not torch.equal(parameters, before) or not torch.equal(given, slope):
+                raise ComponentError("step() writes to its parameters or to the gradient; return new ones")
+
+
+def _updates(component: Any) -> None:
+    parameters = torch.linspace(-1, 1, 7)
+    for case, updates in {
+        "three updates": torch.randn(3, 7, generator=torch.Generator().manual_seed(0)),
+        "one update": torch.ones(1, 7),
+        "updates of zeros": torch.zeros(2, 7),
+        "updates that cancel out": torch.stack([torch.ones(7), -torch.ones(7)]),
+    }.items():
+        sent, given, clients = parameters.clone(), updates.clone(), len(updates)
+        state = component.init(sent)
+        for _ in range(2):
+            moved = component.update(state, sent, given, np.full(clients, 1 / clients), np.full(clients, 3))
+            following, state = checked_model(component, moved, sent)
+            if not following.isfinite().all():
+                raise ComponentError(f"{case}: the next model is NaN or infinite")
+            if not torch.equal(sent, parameters) or not torch.equal(given, updates):
+                raise ComponentError(f"{case}: update() writes to the model or to the updates; return a new model")
+
+
+_CASES: Mapping[str, tuple[tuple[str, Callable[[Any], None]], ...]] = {
+    "selection": (("it chooses distinct clients of the pool: 1, half and all of 1 to 20", _distinct_clients),),
+    "weighting": (
+        ("weights are finite, not negative, sum 1: for one client, an empty one, several", _weights_sum_to_one),
+    ),
+    "objective": (
+        ("loss and gradient are finite: one class, one sample, logits 0 and large", _finite_losses),
+        ("rows that the mask leaves out change nothing", _masked_losses),
+    ),
+    "local_step": (("steps are finite and write to nothing: with and without momentum, gradient 0", _steps),),
+    "server_update": (("the next model is finite: one update, zeros, updates that cancel out", _updates),),
+}

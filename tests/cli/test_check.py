@@ -1,0 +1,200 @@
+"""`fedskew check`: what it finds in a file of components, and what it does not."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedskew import checks, methods
+
+HEAD = """
+import random
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+"""
+
+GOOD = """
+@dataclass(frozen=True)
+class Flat:
+    power: float = 0.5
+
+    def weigh(self, answered):
+        raw = answered.sizes**self.power
+        return raw / raw.sum() if raw.any() else np.full(len(raw), 1 / len(raw))
+"""
+
+GLOBAL = """
+@dataclass(frozen=True)
+class Global:
+    def init(self, counts):
+        return None
+
+    def select(self, state, counts, size, rng, first=None):
+        return np.array(random.sample(range(len(counts)), size)), state
+"""
+
+REMEMBERS = """
+@dataclass(frozen=True)
+class Remembers:
+    memory: ClassVar[dict] = {}
+
+    def init(self, counts):
+        self.memory["turn"] = 0
+        return None
+
+    def select(self, state, counts, size, rng, first=None):
+        self.memory["turn"] += 1
+        return (np.arange(size) + self.memory["turn"]) % len(counts), state
+"""
+
+UNMASKED = """
+@dataclass(frozen=True)
+class Unmasked:
+    role: ClassVar[str] = "term"
+    reads: ClassVar[frozenset[str]] = frozenset()
+
+    def value(self, batch, context):
+        return batch.logits.square().mean()
+"""
+
+LOGARITHM = """
+@dataclass(frozen=True)
+class Logarithm:
+    role: ClassVar[str] = "term"
+    reads: ClassVar[frozenset[str]] = frozenset()
+
+    def value(self, batch, context):
+        share = context.counts / context.counts.sum()
+        return (share * (share / batch.logits.softmax(1).mean(0)).log()).sum()
+"""
+
+IN_PLACE = """
+@dataclass(frozen=True)
+class InPlace:
+    def init(self, parameters):
+        return None
+
+    def update(self, state, parameters, updates, weights, steps):
+        parameters += torch.from_numpy(weights).to(updates) @ updates
+        return parameters, state
+"""
+
+ZERO_STEP = """
+@dataclass(frozen=True)
+class Unit:
+    def init(self, settings):
+        return None
+
+    def step(self, parameters, gradient, carried, settings):
+        found = gradient(parameters)
+        return parameters - settings.lr * found / found.norm(), None
+"""
+
+NEEDS_LIMIT = """
+@dataclass(frozen=True)
+class Capped:
+    limit: float
+
+    def weigh(self, answered):
+        raw = np.minimum(answered.sizes, self.limit)
+        return raw / raw.sum() if raw.any() else np.full(len(raw), 1 / len(raw))
+"""
+
+BARE = """
+class Bare:
+    def weigh(self, answered):
+        return answered.sizes / answered.sizes.sum()
+"""
+
+WRONG_CALL = """
+@dataclass(frozen=True)
+class Two:
+    def weigh(self, counts, sizes):
+        return sizes / sizes.sum()
+"""
+
+
+@pytest.fixture
+def check(tmp_path: Path, command, request):
+    """Write a file of its own name, and check it."""
+
+    def run(text: str, *words: str):
+        name = f"own_{abs(hash((request.node.name, text)))}"
+        path = tmp_path / f"{name}.py"
+        path.write_text(HEAD + text)
+        try:
+            return command("check", path, *words, cwd=tmp_path)
+        finally:
+            sys.modules.pop(name, None)
+
+    return run
+
+
+def test_a_good_component_is_tried_and_nothing_is_found(check):
+    done = check(GOOD)
+    assert done.returncode == 0, done.stdout
+    assert ":Flat (weighting)" in done.stdout
+    assert done.stdout.count("  ok  ") == 5
+    assert "1 component: nothing found" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (
+            GLOBAL,
+            "two runs of one seed differ from round 1 on, first in cohort; draw from the generator that is passed in",
+        ),
+        (REMEMBERS, "a run that was resumed and one that was not differ from round 3 on, first in cohort; keep what"),
+        (UNMASKED, "with two rows that batch.mask leaves out; take the mean over the real rows only"),
+        (LOGARITHM, "a client with one class, logits up to about 3: the loss is nan"),
+        (IN_PLACE, "update() writes to the model or to the updates; return a new model"),
+        (ZERO_STEP, "a gradient of 0, momentum 0: the parameters are NaN or infinite"),
+        (NEEDS_LIMIT, "limit: missing"),
+        (BARE, "write @dataclass(frozen=True) above class Bare"),
+        (WRONG_CALL, "Two.weigh(counts, sizes) is called as weigh(answered), after self"),
+    ],
+)
+def test_a_mistake_is_found_and_said_in_one_line(check, text, says):
+    done = check(text)
+    assert done.returncode == 1, done.stderr
+    assert "PROBLEM" in done.stdout
+    assert says in done.stdout
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_parameters_are_given_by_set(check):
+    assert check(NEEDS_LIMIT, "--set", "Capped.limit=8.0").returncode == 0
+    done = check(NEEDS_LIMIT, "--set", "Caped.limit=8.0")
+    assert done.returncode == 2
+    assert "CLASS one of Capped" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [("x = 1", "defines no component"), ("1 / 0", "can't be imported: ZeroDivisionError"), ("x = = 1", "SyntaxError")],
+)
+def test_a_file_without_components_is_one_line(check, text, says):
+    done = check(text)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_a_file_that_is_not_there_is_one_line(command, tmp_path):
+    assert "is no Python file" in command("check", "nowhere.py", cwd=tmp_path).stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("slot", [*methods.SLOTS])
+def test_our_own_components_keep_the_contract(slot):
+    for name, kind in methods.SLOTS[slot].items():
+        if name not in ("recorded", "function"):  # which need parameters
+            problems = [one for one in checks.check(checks.Found(slot, name, kind), {}) if one.problem]
+            assert not problems, name
