@@ -15,7 +15,7 @@ from fedskew.data import Dataset
 from fedskew.experiment import make_training_loop, resolve
 from fedskew.report import SeedRun
 
-CLASSES, FEATURES, ROUNDS, STOPPED = 4, 5, 3, 2
+CLASSES, FEATURES, ROUNDS, STOPPED, MOMENTUM = 4, 5, 3, 2, 0.5
 COUNTS = np.array([[12, 0, 3, 0], [0, 9, 0, 0], [5, 5, 5, 5], [0, 0, 0, 0], [0, 1, 0, 0], [1, 0, 0, 22]])
 """Label counts, `(clients, classes)`: a client with a single class, one without a sample, one with a single sample."""
 
@@ -65,7 +65,7 @@ def train(method: dict[str, Any], backend: str = "sequential", stop: bool = Fals
                 "epochs": 2,
                 "batch_size": 8,
                 "lr": 0.1,
-                "momentum": 0.5,
+                "momentum": MOMENTUM,
             },
             "target": {"mix": [0.1, 0.2, 0.3, 0.4]},
             "engine": {"backend": backend, "device": "cpu"},
