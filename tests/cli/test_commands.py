@@ -54,6 +54,16 @@ def test_run_says_the_whole_objective(config, tmp_path, command):
     assert "small minimises fedlc + 1 fedntd" in done.stdout
 
 
+def test_quick_says_how_much_smaller_it_is_and_that_it_proves_nothing(config, tmp_path, command):
+    done = command("run", config, "--quick", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    words = " ".join(done.stdout.split())
+    assert "--quick: 1 round of 2. This shows that everything works, and proves nothing" in words
+    assert done.stdout.index("small ") < done.stdout.index("--quick: ")
+    whole = command("run", config, cwd=tmp_path)
+    assert "--quick" not in whole.stdout
+
+
 def test_several_methods_give_one_comparison_and_report_compares_folders(config, tmp_path, command):
     done = command("run", config, "--quick", "--method", "fedavg", "--method", "fedla", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from fedskew.errors import ConfigError
+from fedskew.tables import counted
 
 ConfigFile = Annotated[Path, typer.Argument(help="The TOML file.", show_default=False)]
 Changes = Annotated[
@@ -18,7 +19,12 @@ Changes = Annotated[
     ),
 ]
 Seeds = Annotated[str | None, typer.Option(help="Seeds, such as 0,1,2.")]
-Quick = Annotated[bool, typer.Option("--quick", help="Apply the [quick] table of the file: minutes instead of hours.")]
+Quick = Annotated[
+    bool,
+    typer.Option(
+        "--quick", help="Apply the [quick] table of the file: few rounds, to see that all works. It proves nothing."
+    ),
+]
 Out = Annotated[Path, typer.Option(help="The folder to write run folders, tables and reports to.")]
 Fresh = Annotated[
     bool,
@@ -36,6 +42,27 @@ Processes = Annotated[
 ]
 Device = Annotated[str | None, typer.Option(help="Where to train: auto, cpu or cuda.")]
 DataRoot = Annotated[Path | None, typer.Option(help="The folder of the data sets (otherwise FEDSKEW_DATA).")]
+
+
+def quick_note(path: Path, changes: Mapping[str, Any]) -> str:
+    """Return what `--quick` made smaller in a file, and what its figures are good for.
+
+    Args:
+        path: The TOML file.
+        changes: Values for dotted keys that were changed besides.
+    """
+    from fedskew.experiment import read_tree
+
+    whole, small = (read_tree(path, "config", changes, quick)[0] for quick in (False, True))
+    rounds, fewer = (tree.get("training", {}).get("rounds", 0) for tree in (whole, small))
+    seeds, left = (len(tree.get("seeds", [0])) for tree in (whole, small))
+    made = [f"{counted(fewer, 'round')} of {rounds:,}"] if fewer != rounds else []
+    made += [f"{counted(left, 'seed')} of {seeds:,}"] if left != seeds else []
+    smaller = f"--quick: {' and '.join(made)}" if made else "--quick"
+    return (
+        f"{smaller}. This shows that everything works, and proves nothing: expect accuracies well below those of the "
+        "whole run, and differences between methods that it may turn round."
+    )
 
 
 def changed_keys(

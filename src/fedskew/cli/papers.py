@@ -77,6 +77,8 @@ def _list(console: Console, found: list[Recipe], with_cost: bool, root: Path | N
     console.print("Data: ✓ present, ✗ missing (see --data-root). Runs: rows times seeds.")
     if with_cost:
         console.print("Time: all runs one after another on this machine's CPU, estimated from a few measured steps.")
+    else:
+        console.print("How long each would take on this machine: fedskew recipes --estimate, which times some steps.")
     console.print("Show one: fedskew recipes NAME. Run it: fedskew reproduce NAME.", markup=False)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from fedskew.cli.options import Changes, ConfigFile, DataRoot, Device, Out, Quick, Seeds, changed_keys
+from fedskew.cli.options import Changes, ConfigFile, DataRoot, Device, Out, Quick, Seeds, changed_keys, quick_note
 from fedskew.tables import counted
 
 if TYPE_CHECKING:
@@ -73,6 +73,8 @@ def run(
                 console.print(f"stopped; continue with --resume ({run_folder(one, out)})")
                 raise typer.Exit(130) from None
     console.print(results_table(results))
+    if quick:
+        console.print(quick_note(config, changed), style="yellow", highlight=False)
     for result in results:
         if diverged := sum(run.summary["diverged"] for run in result.runs):
             console.print(

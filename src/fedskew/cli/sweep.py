@@ -7,7 +7,19 @@ from pathlib import Path
 import typer
 from rich.console import Console
 
-from fedskew.cli.options import Changes, ConfigFile, DataRoot, Device, Fresh, Out, Processes, Quick, Seeds, changed_keys
+from fedskew.cli.options import (
+    Changes,
+    ConfigFile,
+    DataRoot,
+    Device,
+    Fresh,
+    Out,
+    Processes,
+    Quick,
+    Seeds,
+    changed_keys,
+    quick_note,
+)
 
 
 def sweep(
@@ -50,7 +62,8 @@ def sweep(
     from fedskew.cli.tables import sweep_table
     from fedskew.experiment import read_sweep, run_sweep, sweep_notes
 
-    whole = read_sweep(config, changed_keys(changes, seeds, device, data_root), quick)
+    changed = changed_keys(changes, seeds, device, data_root)
+    whole = read_sweep(config, changed, quick)
     console = Console()
     with SweepProgressBar(console) as bar:
         try:
@@ -63,6 +76,8 @@ def sweep(
     wide.print(sweep_table(result, wide.width))
     for note in sweep_notes(result.sweep, result.rows):
         wide.print(note, markup=False, highlight=False)
+    if quick:
+        wide.print(quick_note(config, changed), style="yellow", highlight=False)
     console.print(f"tables: {result.folder}/table.csv, table.md, runs.csv", soft_wrap=True, markup=False)
     if result.report.exists():
         console.print(f"report: {result.report}", soft_wrap=True, markup=False)
