@@ -132,11 +132,13 @@ def test_a_failed_run_is_one_line_at_the_end_and_exit_status_1(home, command):
     assert line.startswith(
         "failed: lost, seed 3: round 1: weighting own:Lost: weigh() failed: KeyError: 'way' (own.py, line 8)"
     )
-    assert "1 of 1 runs  lost, seed 3: failed" in done.stdout
-    assert "Missing, as it failed: lost, seed 3." in done.stdout
+    assert "1 of 1 run  lost, seed 3: failed" in done.stdout
+    assert "Missing, as it failed: lost, seed 3: round 1: weighting own:Lost: weigh() failed" in done.stdout
     assert "report:" not in done.stdout
     (table,) = home.glob("runs/sweep-small-*/table.md")
-    assert "| lost | 0 | - |" in table.read_text()
+    assert "| lost | 0 of 1 | - |" in table.read_text()
+    assert "Missing, as it failed: lost, seed 3: round 1: weighting own:Lost" in table.read_text()
+    assert "weighting own:Lost" in table.with_name("runs.csv").read_text()
 
 
 @pytest.mark.parametrize(

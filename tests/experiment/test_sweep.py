@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,13 +12,15 @@ import pytest
 
 from fedskew import methods, models
 from fedskew.engine import Evaluation, RoundRecord
-from fedskew.errors import ArgumentError, CombinationError, ConfigError, FedskewError, RunError
+from fedskew.errors import ArgumentError, CombinationError, ConfigError, FedskewError, MissingPackageError, RunError
 from fedskew.experiment import (
     CellResult,
     Sweep,
     model_notes,
+    parse_change,
     read_runs,
     read_sweep,
+    resolve,
     run_folder,
     run_sweep,
     simulate,
@@ -327,8 +330,8 @@ def test_a_row_is_the_mean_and_standard_deviation_of_its_seeds(tmp_path):
         ["method", "seeds", "accuracy", "worst class", "rounds to 50 %", "MB", "seconds"],
         [
             ["fedavg", "3", "60.0 ± 10.0", "10.0 ± 10.0", "3.0 ± 1.4 (2/3)", "3.0 ± 0.0", "2.0 ± 1.0"],
-            ["fedprox", "1", "25.0", "0.0", "-", "1,234.5", "61.0"],
-            ["fedla", "0", "-", "-", "-", "-", "-"],
+            ["fedprox", "1 of 3", "25.0", "0.0", "-", "1,234.5", "61.0"],
+            ["fedla", "0 of 3", "-", "-", "-", "-", "-"],
         ],
     )
     assert [note for note in sweep_notes(sweep, rows) if note.startswith("Missing")] == [
@@ -346,7 +349,7 @@ def test_a_row_is_the_mean_and_standard_deviation_of_its_seeds(tmp_path):
     assert float(first["accuracy_std"]) == pytest.approx(0.1)
     assert (float(first["rounds_to_accuracy_mean"]), first["reached"]) == (3.0, "2")
     assert (second["accuracy_mean"], second["accuracy_std"], second["reached"]) == ("0.25", "", "0")
-    assert set(third.values()) == {"fedla", "0", ""}
+    assert set(third.values()) == {"fedla", "0", "3", ""}
     with (tmp_path / "tables" / "runs.csv").open() as file:
         lines = list(csv.DictReader(file))
     assert [(line["method"], line["seed"], line["rounds_to_accuracy"]) for line in lines] == [
@@ -359,8 +362,45 @@ def test_labels_are_text_in_every_format(tmp_path):
     sweep = sweep_of(tmp_path, "[sweep]\nmethods = [{label = 'a | b <i>, [red]'}]\n")
     run = run_of(0, [0.1], 0.1, worst=0.0, megabytes=1, seconds=1.0)
     write_tables(sweep, [CellResult.of(sweep.cells[0], [run], None)], [run], tmp_path, tmp_path)
-    assert "| a \\| b <i>, [red] | 1 |" in (tmp_path / "table.md").read_text()
+    assert "| a \\| b <i>, [red] | 1 of 2 |" in (tmp_path / "table.md").read_text()
     assert '"a | b <i>, [red]",1,' in (tmp_path / "table.csv").read_text()
+
+
+def test_a_failed_seed_stands_in_every_table_with_its_reason(tmp_path):
+    sweep = sweep_of(tmp_path, "[sweep]\nmethods = ['fedavg']\n")
+    run = run_of(0, [0.1], 0.1, worst=0.0, megabytes=1, seconds=1.0)
+    write_tables(sweep, [CellResult.of(sweep.cells[0], [run], None, {1: "it was lost"})], [run], tmp_path, tmp_path)
+    text = (tmp_path / "table.md").read_text()
+    assert "| fedavg | 1 of 2 |" in text
+    assert "Missing, as it failed: fedavg, seed 1: it was lost" in text
+    assert "fedavg,1,1," in (tmp_path / "table.csv").read_text()
+    assert (tmp_path / "runs.csv").read_text().splitlines()[-1].endswith("it was lost")
+
+
+@pytest.mark.parametrize("name", ["finch", "tensorboard"])
+def test_a_row_whose_extra_is_missing_is_refused_before_any_run(tmp_path, monkeypatch, name):
+    monkeypatch.setitem(sys.modules, name, None)  # as where it isn't installed
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    tables = {"finch": "methods = ['fedavg', 'fpl']", "tensorboard": "methods = ['fedavg']"}[name]
+    changes = {"output.trackers": ["tensorboard"]} if name == "tensorboard" else {}
+    with pytest.raises(MissingPackageError, match=r"cell '(fpl|fedavg)': .*pip install 'fedskew"):
+        run_sweep(sweep_of(tmp_path, f"[sweep]\n{tables}\n", changes=changes), tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_infinity_is_a_value_in_file_grid_and_command_line(tmp_path):
+    grid = "[target]\nmix = 'uniform'\n[sweep]\nmethods = ['fedpals']\n[sweep.grid]\n"
+    grid += "method.weighting.strength = [0.0, inf]\n"
+    sweep = sweep_of(tmp_path, grid)
+    assert [cell.label for cell in sweep.cells] == ["fedpals, strength=0.0", "fedpals, strength=inf"]
+    assert resolve(sweep.cells[1].config.tree()).method["weighting"]["strength"] == np.inf
+    one = sweep_of(
+        tmp_path,
+        "[sweep]\n",
+        changes=dict([parse_change("method.weighting.strength=inf")])
+        | {"method.preset": "fedpals", "target.mix": "uniform"},
+    )
+    assert one.cells[0].config.method["weighting"]["strength"] == np.inf
 
 
 def test_tables_that_cannot_be_written_are_one_line(tmp_path):

@@ -138,8 +138,8 @@ def run_sweep(
         processes: How many runs at a time; by default as many as the cores allow with the config's threads for each,
             and one on a GPU.
         progress: Callbacks.
-        fresh: Train anew what was made by other code, of other data or by another version of fedskew; such folders are
-            moved to `earlier/`.
+        fresh: Train anew what was made by other code, of other data or by another version of fedskew, or is damaged;
+            such folders are moved to `earlier/`.
 
     Returns:
         The result of every cell, and which runs failed.
@@ -155,7 +155,7 @@ def run_sweep(
     if processes is not None and processes < 1:
         raise ArgumentError(f"processes: must be at least 1, not {processes}")
     jobs = jobs_of(sweep)
-    stale = _stale(jobs, out)
+    stale = _stale(jobs, out, damaged_too=fresh)
     if stale and not fresh:
         raise RunError(_say_stale(stale, len(jobs), out))
     for job, _ in stale:
@@ -193,18 +193,25 @@ def _run(
 
     configs = [job.config for job in missing]
     run_all(configs, out, processes or _default_processes(configs), round_ended, run_ended)
-    failures = [f"{missing[number].name}: {reasons[number]}" for number in sorted(reasons)]
+    failed = {(missing[number].cell.label, missing[number].seed): reasons[number] for number in sorted(reasons)}
     runs: list[SeedRun] = []
     for job in jobs:
         if job.is_finished(out):
             try:
                 runs += read_runs(job.folder(out), job.cell.label)
             except FedskewError as error:
-                failures.append(f"{job.name}: {error}; delete the folder and start again")
+                failed[job.cell.label, job.seed] = str(error)
     rows = tuple(
-        CellResult.of(cell, [run for run in runs if run.label == cell.label], sweep.accuracy) for cell in sweep.cells
+        CellResult.of(
+            cell,
+            [run for run in runs if run.label == cell.label],
+            sweep.accuracy,
+            {seed: reason for (label, seed), reason in failed.items() if label == cell.label},
+        )
+        for cell in sweep.cells
     )
-    result = SweepResult(sweep, rows, tuple(failures), sweep.folder(out))
+    failures = tuple(f"{label}, seed {seed}: {reason}" for (label, seed), reason in failed.items())
+    result = SweepResult(sweep, rows, failures, sweep.folder(out))
     write_tables(sweep, rows, runs, out, result.folder)
     if runs:
         report.write_report(
@@ -218,8 +225,8 @@ def _run(
     return result
 
 
-def _stale(jobs: Sequence[Job], out: Path) -> list[tuple[Job, list[str]]]:
-    """The runs in the folders that were made of something else than now, and what has changed."""
+def _stale(jobs: Sequence[Job], out: Path, damaged_too: bool) -> list[tuple[Job, list[str]]]:
+    """The runs in the folders that were made of something else than now (or are damaged), and what has changed."""
     checksums: dict[str, str] = {}
 
     def data_of(job: Job) -> str:
@@ -230,7 +237,14 @@ def _stale(jobs: Sequence[Job], out: Path) -> list[tuple[Job, list[str]]]:
         return checksums[key]
 
     found = [(job, changed_since(job.folder(out), job.config, partial(data_of, job))) for job in jobs]
-    return [(job, changes) for job, changes in found if changes]
+    return [(job, changes) for job, changes in found if changes or (damaged_too and _is_damaged(job.folder(out)))]
+
+
+def _is_damaged(folder: Path) -> bool:
+    try:
+        return any(not read_runs(path.parent) for path in folder.rglob("rounds.jsonl"))
+    except FedskewError:
+        return True
 
 
 def _say_stale(stale: Sequence[tuple[Job, Sequence[str]]], jobs: int, out: Path) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,21 +31,26 @@ class CellResult:
     Attributes:
         cell: The cell.
         seeds: The numbers by name, for each seed; a seed whose run failed is absent.
+        failures: Why runs failed, by seed.
     """
 
     cell: Cell
     seeds: dict[int, dict[str, float | None]]
+    failures: Mapping[int, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, cell: Cell, runs: Sequence[SeedRun], accuracy: float | None) -> CellResult:
+    def of(
+        cls, cell: Cell, runs: Sequence[SeedRun], accuracy: float | None, failures: Mapping[int, str] | None = None
+    ) -> CellResult:
         """Read the result of a cell from its runs.
 
         Args:
             cell: The cell.
             runs: Its finished runs.
             accuracy: The test accuracy whose first round is looked for.
+            failures: Why its other runs failed, by seed.
         """
-        return cls(cell, {run.seed: _figures(run, accuracy) for run in runs})
+        return cls(cell, {run.seed: _figures(run, accuracy) for run in runs}, failures or {})
 
     def values(self, figure: str) -> list[float]:
         """Return the known values of one number, in order of the seeds.
@@ -86,7 +91,7 @@ def text_table(sweep: Sweep, rows: Sequence[CellResult]) -> tuple[list[str], lis
         "megabytes": "MB",
         "seconds": "seconds",
     }
-    body = [[*row.cell.values.values(), str(len(row.seeds)), *(_text(row, figure) for figure in shown)] for row in rows]
+    body = [[*row.cell.values.values(), _seeds(row), *(_text(row, figure) for figure in shown)] for row in rows]
     return [*sweep.axes, "seeds", *(headings[figure] for figure in shown)], body
 
 
@@ -118,7 +123,7 @@ def sweep_notes(sweep: Sweep, rows: Sequence[CellResult]) -> list[str]:
     )
     lines += model_notes(row.cell.config for row in rows)
     lines += [
-        f"Missing, as it failed: {row.cell.label}, seed {seed}."
+        f"Missing, as it failed: {row.cell.label}, seed {seed}{_because(row.failures.get(seed))}"
         for row in rows
         for seed in row.cell.config.seeds
         if seed not in row.seeds
@@ -191,6 +196,15 @@ def _figures(run: SeedRun, accuracy: float | None) -> dict[str, float | None]:
     }
 
 
+def _seeds(row: CellResult) -> str:
+    finished, asked = len(row.seeds), len(row.cell.config.seeds)
+    return str(finished) if finished == asked else f"{finished} of {asked}"
+
+
+def _because(reason: str | None) -> str:
+    return "." if reason is None else f": {reason}"
+
+
 def _text(row: CellResult, figure: str) -> str:
     text = row.spread(figure).text(scale=100 if figure in _SHARES else 1)
     known = len(row.values(figure))
@@ -199,12 +213,12 @@ def _text(row: CellResult, figure: str) -> str:
 
 def _cell_lines(sweep: Sweep, rows: Sequence[CellResult]) -> Iterable[list[Any]]:
     shown = columns(sweep, rows)
-    heading = [*sweep.axes, "seeds"]
+    heading = [*sweep.axes, "seeds", "failed"]
     for figure in shown:
         heading += [f"{figure}_mean", f"{figure}_std", *(["reached"] if figure == "rounds_to_accuracy" else [])]
     yield heading
     for row in rows:
-        line: list[Any] = [*row.cell.values.values(), len(row.seeds)]
+        line: list[Any] = [*row.cell.values.values(), len(row.seeds), len(row.cell.config.seeds) - len(row.seeds)]
         for figure in shown:
             spread = row.spread(figure)
             line += [spread.mean, spread.std]
@@ -214,8 +228,11 @@ def _cell_lines(sweep: Sweep, rows: Sequence[CellResult]) -> Iterable[list[Any]]
 
 def _run_lines(sweep: Sweep, rows: Sequence[CellResult], out: Path) -> Iterable[list[Any]]:
     shown = columns(sweep, rows)
-    yield [*sweep.axes, "seed", "folder", *shown]
+    yield [*sweep.axes, "seed", "folder", *shown, "failure"]
     for row in rows:
         for seed, figures in row.seeds.items():
             folder = run_folder(row.cell.config.for_seed(seed), out).name
-            yield [*row.cell.values.values(), seed, folder, *(figures[figure] for figure in shown)]
+            yield [*row.cell.values.values(), seed, folder, *(figures[figure] for figure in shown), ""]
+        for seed, reason in row.failures.items():
+            folder = run_folder(row.cell.config.for_seed(seed), out).name
+            yield [*row.cell.values.values(), seed, folder, *(None for _ in shown), reason]

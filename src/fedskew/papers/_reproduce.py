@@ -153,6 +153,7 @@ def reproduce(
         *(f"Differs from the paper: {text}" for text in recipe.deviating(rows)),
         *model_notes(config for _, config in planned),
         *machine_notes({id(run): run for _, found in runs for run in found}.values()),
+        *(f"Missing, as it failed: {failure}" for failure in result.failures),
     ]
     folder = result.folder
     axes = tuple(axis for axis in recipe.axes if any(axis in line.labels for line in lines))
