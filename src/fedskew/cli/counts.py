@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import numpy as np
 import typer
 
-from fedskew.cli.options import DataRoot
+from fedskew.cli.options import DataRoot, config_file
 from fedskew.errors import DataWarning
 from fedskew.labels import LabelCounts, lists_samples
 
@@ -113,7 +113,7 @@ def read_source(
     Raises:
         FedskewError: It can't be read; the message says why.
     """
-    if path.suffix.lower() == ".toml":
+    if path.suffix.lower() == ".toml" or str(path).startswith("@"):
         return _of_config(path, data_root)
     if (path / "config.toml").exists():
         return _of_run(path)
@@ -144,7 +144,7 @@ def _of_samples(path: Path, label: str | None, client: str | None) -> LabelCount
 def _of_config(path: Path, data_root: Path | None) -> LabelCounts:
     from fedskew.experiment import make_task, read
 
-    config = read(path, {} if data_root is None else {"data.root": str(data_root)})
+    config = read(config_file(path), {} if data_root is None else {"data.root": str(data_root)})
     task = make_task(config, config.seeds[0])
     return LabelCounts(task.counts, task.client_names, task.dataset.classes)
 

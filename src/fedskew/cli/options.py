@@ -4,14 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
 
 from fedskew.errors import ConfigError
 from fedskew.tables import counted
 
-ConfigFile = Annotated[Path, typer.Argument(help="The TOML file.", show_default=False)]
+if TYPE_CHECKING:
+    from fedskew.experiment import Config
+
+ConfigFile = Annotated[
+    Path,
+    typer.Argument(
+        help="The TOML file; or @NAME, one that comes with fedskew (`fedskew recipes` lists them).", show_default=False
+    ),
+]
+Estimate = Annotated[
+    bool, typer.Option("--estimate", help="Only estimate how long it takes here, from a few measured steps.")
+]
 Changes = Annotated[
     list[str] | None,
     typer.Option(
@@ -42,6 +54,8 @@ Processes = Annotated[
 ]
 Device = Annotated[str | None, typer.Option(help="Where to train: auto, cpu or cuda.")]
 DataRoot = Annotated[Path | None, typer.Option(help="The folder of the data sets (otherwise FEDSKEW_DATA).")]
+
+_A_MINUTE = 60
 
 
 def quick_note(path: Path, changes: Mapping[str, Any]) -> str:
@@ -86,3 +100,39 @@ def changed_keys(
     if data_root is not None:
         changed["data.root"] = str(data_root)
     return changed
+
+
+def config_file(path: Path) -> Path:
+    """Return the file that a command's argument names: itself, or the one that comes with fedskew where it is @NAME.
+
+    Raises:
+        ConfigError: Nothing of this name comes with fedskew.
+    """
+    if not str(path).startswith("@"):
+        return path
+    from fedskew import papers
+
+    return papers.config_file(str(path)[1:])
+
+
+def print_estimate(console: Console, configs: Sequence[Config], only: bool) -> None:
+    """Say how long configs take, where that is more than a minute or nothing else is wanted.
+
+    Args:
+        console: Where to print.
+        configs: The configs.
+        only: Nothing else is wanted.
+    """
+    from fedskew.papers import estimate_run, in_words
+
+    with console.status("measuring a few steps"):
+        found = [estimate_run(config) for config in configs]
+    seconds = sum(filter(None, found))
+    if seconds >= _A_MINUTE:
+        console.print(
+            f"Time: about {in_words(seconds)}, one run after another on this machine's CPU (from a few measured steps).",
+            highlight=False,
+            soft_wrap=True,
+        )
+    elif only:
+        console.print("Time: not estimated where a GPU trains." if None in found else "Time: about a minute at most.")

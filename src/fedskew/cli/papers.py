@@ -64,7 +64,7 @@ def recipes(
 
 
 def _list(console: Console, found: list[Recipe], with_cost: bool, root: Path | None) -> None:
-    from fedskew.papers import estimate, in_words
+    from fedskew.papers import config_names, estimate, in_words
 
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for heading in ("recipe", "runs", "data", *(["time"] if with_cost else []), "content"):
@@ -79,6 +79,8 @@ def _list(console: Console, found: list[Recipe], with_cost: bool, root: Path | N
         console.print("Time: all runs one after another on this machine's CPU, estimated from a few measured steps.")
     else:
         console.print("How long each would take on this machine: fedskew recipes --estimate, which times some steps.")
+    configs = ", ".join(f"@{name}" for name in config_names())
+    console.print(f"Configs for fedskew run and fedskew sweep: {configs}", markup=False, highlight=False)
     console.print("Show one: fedskew recipes NAME. Run it: fedskew reproduce NAME.", markup=False)
 
 

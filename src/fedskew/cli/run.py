@@ -8,7 +8,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from fedskew.cli.options import Changes, ConfigFile, DataRoot, Device, Out, Quick, Seeds, changed_keys, quick_note
+from fedskew.cli.options import (
+    Changes,
+    ConfigFile,
+    DataRoot,
+    Device,
+    Estimate,
+    Out,
+    Quick,
+    Seeds,
+    changed_keys,
+    config_file,
+    print_estimate,
+    quick_note,
+)
 from fedskew.tables import counted
 
 if TYPE_CHECKING:
@@ -23,6 +36,7 @@ def run(
     ] = None,
     seeds: Seeds = None,
     quick: Quick = False,
+    estimate: Estimate = False,
     resume: Annotated[bool, typer.Option("--resume", help="Continue a run that was stopped.")] = False,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Start over; a run that is there is moved to earlier/ beside it.")
@@ -35,13 +49,14 @@ def run(
 
     Examples:
 
-        fedskew run recipes/fedvls-mnist-dir0.05.toml --quick
+        fedskew run @fedvls-mnist-dir0.05 --quick --data-root DATA
 
         fedskew run my.toml --set training.lr=0.05 --seeds 0,1,2
 
         fedskew run my.toml --resume             (go on; it says so where code or data have changed since)
 
         fedskew run runs/my-1a2b3c4d/config.toml --out again      (the same run again, from any folder)
+        fedskew run my.toml --estimate      (how long it would take; said of every run of minutes anyway)
 
         fedskew run my.toml --method fedavg --method fedvls      (the same task under each, and one report)
 
@@ -54,7 +69,7 @@ def run(
     from fedskew.report import write_report
 
     changed = changed_keys(changes, seeds, device, data_root)
-    whole = read(config, changed, quick)
+    whole = read(config_file(config), changed, quick)
     configs: list[Config] = [whole.with_method(name) for name in method] if method else [whole]
     console = Console(quiet=torchrun.rank() > 0)
     if resume and config.parent.name == run_folder(whole, out).name:  # the config of a run folder: that run
@@ -63,6 +78,10 @@ def run(
         notes = methods.check(methods.build(one.method, one.training.momentum))
         for note in filter(None, [*notes, models.note(one.model.name, one.model.parameters)]):
             console.print(f"note on {one.name}: {note}", style="yellow", highlight=False)
+    if not resume and not torchrun.launched():
+        print_estimate(console, configs, only=estimate)
+    if estimate:
+        return
     results = []
     with RunProgressBar(console, configs) as watch:
         for one in configs:

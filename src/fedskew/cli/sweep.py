@@ -12,12 +12,15 @@ from fedskew.cli.options import (
     ConfigFile,
     DataRoot,
     Device,
+    Estimate,
     Fresh,
     Out,
     Processes,
     Quick,
     Seeds,
     changed_keys,
+    config_file,
+    print_estimate,
     quick_note,
 )
 
@@ -27,6 +30,7 @@ def sweep(
     changes: Changes = None,
     seeds: Seeds = None,
     quick: Quick = False,
+    estimate: Estimate = False,
     out: Out = Path("runs"),
     fresh: Fresh = False,
     processes: Processes = None,
@@ -54,7 +58,7 @@ def sweep(
 
     Examples:
 
-        fedskew sweep recipes/compare.toml --quick
+        fedskew sweep @compare --quick
 
         fedskew sweep my.toml --seeds 0,1,2 --processes 4
     """
@@ -64,7 +68,12 @@ def sweep(
 
     changed = changed_keys(changes, seeds, device, data_root)
     whole = read_sweep(config, changed, quick)
+    whole = read_sweep(config_file(config), changed_keys(changes, seeds, device, data_root), quick)
     console = Console()
+    if estimate or not whole.folder(out).exists():
+        print_estimate(console, [cell.config for cell in whole.cells], only=estimate)
+    if estimate:
+        return
     with SweepProgressBar(console) as bar:
         try:
             result = run_sweep(whole, out, processes, bar, fresh)

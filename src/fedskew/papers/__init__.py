@@ -1,10 +1,19 @@
 """The papers' tables and figures: what they ran, what they print, and our runs beside it."""
 
 from fedskew.papers._datasets import DATASETS, DatasetFacts, absent
-from fedskew.papers._estimate import estimate, in_words
+from fedskew.papers._estimate import estimate, estimate_run, in_words
 from fedskew.papers._measures import value_of
 from fedskew.papers._published import PrintedCounts, PublishedTable, published, published_names
-from fedskew.papers._recipe import Deviation, FigurePart, Recipe, RecipeRow, names, read_recipe
+from fedskew.papers._recipe import (
+    Deviation,
+    FigurePart,
+    Recipe,
+    RecipeRow,
+    config_file,
+    config_names,
+    names,
+    read_recipe,
+)
 from fedskew.papers._reproduce import Comparison, Reproduction, compare, plan, reproduce, text_lines
 
 __all__ = [
@@ -20,7 +29,10 @@ __all__ = [
     "Reproduction",
     "absent",
     "compare",
+    "config_file",
+    "config_names",
     "estimate",
+    "estimate_run",
     "in_words",
     "names",
     "plan",

@@ -82,6 +82,7 @@ DATASETS: dict[str, DatasetFacts] = {
     ),
     "iwildcam": DatasetFacts("iWildCam", ("iwildcam_v2.0/metadata.csv",), (3, 448, 448), 129_809, 42_791, 182),
     "ag_news": DatasetFacts("AG News", ("ag_news_csv/train.csv", _AG_NEWS), (200,), 120_000, 7_600, 4),
+    "digits": DatasetFacts("digits", (), (1, 8, 8), 1_352, 445, 10),
     "synthetic": DatasetFacts("synthetic (drawn)", (), (2,), 58, 2_000, 3),
 }
 """The data sets by the name that a config gives them."""

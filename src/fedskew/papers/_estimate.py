@@ -1,7 +1,8 @@
-"""How long a recipe takes on this machine, estimated from a measured step and a measured evaluation."""
+"""How long runs take on this machine, estimated from a measured step and a measured evaluation."""
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Iterable, Mapping
@@ -13,13 +14,14 @@ import torch
 
 from fedskew import methods
 from fedskew.data import Dataset
-from fedskew.experiment import simulate
-from fedskew.papers._datasets import facts_of
+from fedskew.experiment import Config, load_dataset, simulate
+from fedskew.papers._datasets import DATASETS, DatasetFacts, facts_of
 from fedskew.papers._recipe import RecipeRow
 
 _VALUES_AT_ONCE = 100_000  # of a batch: larger ones are measured in part
 _STEPS = {True: 2, False: 10}  # of large samples, and of small ones
 _LARGE = 50_000
+_WORTH_IT = 1_000  # local steps of a run: the measurement takes some 40
 
 
 def estimate(rows: Iterable[RecipeRow]) -> float:
@@ -32,24 +34,58 @@ def estimate(rows: Iterable[RecipeRow]) -> float:
     Args:
         rows: The rows.
     """
-    return sum(_seconds(row) for row in rows)
+    return sum(_estimated(row.config(), facts_of(row.tree["data"])) for row in rows)
 
 
-def _seconds(row: RecipeRow) -> float:
-    config = row.config()
-    facts = facts_of(row.tree["data"])
-    training, rule = config.training, config.partition
-    has_target = rule.parameters.get("target_client", rule.rule == "sparsity")
-    clients = (rule.clients or 2) - bool(has_target)
+def estimate_run(config: Config) -> float | None:
+    """Estimate the seconds that a config's seeds take, one after another; see `estimate`.
+
+    Data whose size is not known are loaded for it.
+
+    Args:
+        config: The config.
+
+    Returns:
+        The seconds; 0 where so few steps are taken that measuring them would take as long; None where a GPU trains, as
+        steps are measured on the CPU.
+    """
+    if torch.cuda.is_available() and config.engine.device != "cpu":
+        return None
+    known = config.data.name in DATASETS
+    facts = facts_of(config.tree()["data"]) if known else _facts(load_dataset(config, config.seeds[0]))
+    clients, samples = _clients_and_samples(config, facts)
+    passes = min(config.training.participation * clients, clients) / clients * samples * config.training.epochs
+    steps = passes / config.training.batch_size * config.training.rounds * len(config.seeds)
+    if config.training.steps is None and steps < _WORTH_IT and math.prod(facts.shape) < _LARGE:
+        return 0.0
+    seconds = _estimated(config, facts)
+    return seconds / max(1, min(config.engine.number_of_processes(), config.training.participation * clients))
+
+
+def _facts(dataset: Dataset) -> DatasetFacts:
+    train, test = len(dataset.targets), len(dataset.test_targets)
+    return DatasetFacts(dataset.name, (), dataset.in_shape, train, test, dataset.num_classes)
+
+
+def _clients_and_samples(config: Config, facts: DatasetFacts) -> tuple[int, float]:
+    """How many clients train, and on how many samples together, if all of the data were given to clients."""
+    rule = config.partition
+    target = bool(rule.parameters.get("target_client", rule.rule == "sparsity"))
+    clients = max((rule.clients or 2) - target, 1)
     share = config.data.validation if isinstance(config.data.validation, float) else 0.0  # "own" takes no training data
-    samples = facts.train * (1 - share) * clients / (clients + bool(has_target))
-    samples = min(samples, clients * rule.parameters.get("samples_per_client", math.inf))
+    samples = min(facts.train, config.data.rows or math.inf) * (1 - share) * clients / (clients + target)
+    return clients, min(samples, clients * rule.parameters.get("samples_per_client", math.inf))
+
+
+def _estimated(config: Config, facts: DatasetFacts) -> float:
+    training = config.training
+    clients, samples = _clients_and_samples(config, facts)
     participants = max(1, math.floor(training.participation * clients + 1e-9))
     batches = math.ceil(samples / clients / training.batch_size)
     per_client = training.epochs * batches if training.steps is None else training.steps
     step, evaluated = _measured(
         config.model.name,
-        tuple(sorted((key, str(value)) for key, value in config.model.parameters.items() if key == "stem")),
+        json.dumps(config.model.parameters, sort_keys=True),
         facts.shape,
         facts.classes,
         training.batch_size,
@@ -63,7 +99,8 @@ def _seconds(row: RecipeRow) -> float:
         encoders = method.pipeline.split(training.rounds)
         rounds = encoders + (training.rounds - encoders) * method.pipeline.batches / max(per_client, 1)
     trained = rounds * participants * per_client * step * (3 + cost.forward + 2 * cost.backward) / 3
-    tests = facts.test + facts.train * share
+    share = config.data.validation if isinstance(config.data.validation, float) else 0.0
+    tests = facts.test + min(facts.train, config.data.rows or math.inf) * share
     if config.evaluation.clients:
         tests += facts.test * participants
     evaluating = (training.rounds / config.evaluation.every) * tests * evaluated
@@ -74,7 +111,7 @@ def _seconds(row: RecipeRow) -> float:
 @cache
 def _measured(
     model: str,
-    options: tuple[tuple[str, str], ...],
+    options: str,
     shape: tuple[int, ...],
     classes: int,
     batch_size: int,
@@ -94,7 +131,7 @@ def _measured(
                 "samples": steps * batch,
             },
             "partition": {"rule": "natural"},
-            "model": {"name": model, **dict(options)},
+            "model": {"name": model, **json.loads(options)},
             "training": {"rounds": 2, "batch_size": batch, "augmentation": augmentation},
             "engine": {"threads": threads, "device": "cpu"},
         },

@@ -289,6 +289,27 @@ def folder() -> Path:
     raise ConfigError(f"the recipes are missing: there are none in {' or '.join(map(str, _PLACES))}")
 
 
+def config_names() -> tuple[str, ...]:
+    """Return the names of the configs and sweeps that come with fedskew, for `fedskew run @NAME`."""
+    return tuple(sorted(path.stem for path in folder().glob("*.toml")))
+
+
+def config_file(name: str) -> Path:
+    """Return the file of a config or sweep that comes with fedskew.
+
+    Args:
+        name: Its name, see `config_names`.
+
+    Raises:
+        ConfigError: None has this name.
+    """
+    if name in names():
+        raise ConfigError(f"@{name}: is a table or figure of a paper; use: fedskew reproduce {name}")
+    if name not in config_names():
+        raise ConfigError(f"@{name}: no config of this name comes with fedskew{nearest(name, config_names())}")
+    return folder() / f"{name}.toml"
+
+
 def read_recipe(name: str) -> Recipe:
     """Read a recipe.
 
