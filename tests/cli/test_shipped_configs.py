@@ -27,6 +27,7 @@ def test_every_config_that_ships_is_named_and_found() -> None:
 def test_a_config_that_ships_runs_by_name(tmp_path: Path, command: Command) -> None:
     done = command("run", "@fedpals-synthetic", "--set", "training.rounds=1", "--seeds", "0", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
+    assert "Time:" not in done.stdout
     assert [path.name.rsplit("-", 1)[0] for path in (tmp_path / "runs").iterdir()] == ["fedpals-synthetic"]
     assert command("counts", "@fedpals-synthetic", cwd=tmp_path).stdout.startswith("client,")
 
@@ -52,7 +53,7 @@ def test_an_estimate_trains_nothing(tmp_path: Path, command: Command) -> None:
     assert command("run", "short.toml", "--estimate", cwd=tmp_path).stdout == "Time: about a minute at most.\n"
     said = command("run", "long.toml", "--estimate", cwd=tmp_path).stdout
     assert said.startswith("Time: about ")
-    assert said.endswith(" h, one run after another on this machine's CPU (from a few measured steps).\n") or (
+    assert said.endswith(" h, one run after another on this machine's CPU (from some measured steps).\n") or (
         " days, one run after another" in said
     )
     assert not (tmp_path / "runs").exists()
@@ -60,8 +61,7 @@ def test_an_estimate_trains_nothing(tmp_path: Path, command: Command) -> None:
 
 def test_a_long_run_says_before_it_starts_how_long_it_takes(tmp_path: Path, command: Command) -> None:
     (tmp_path / "long.toml").write_text(
-        f"{DIGITS}training = {{rounds = 1_000_000, lr = 1.0}}\nevaluation = {{patience = 1}}\n"
+        f"{DIGITS}training = {{rounds = 1_000_000, lr = 1e-30}}\nevaluation = {{patience = 1}}\n"
     )
     said = command("run", "long.toml", cwd=tmp_path).stdout
     assert said.index("Time: about ") < said.index("accuracy")
-    assert "Time:" not in command("run", "long.toml", "--set", "training.rounds=2", cwd=tmp_path).stdout

@@ -130,7 +130,7 @@ def print_estimate(console: Console, configs: Sequence[Config], only: bool) -> N
     seconds = sum(filter(None, found))
     if seconds >= _A_MINUTE:
         console.print(
-            f"Time: about {in_words(seconds)}, one run after another on this machine's CPU (from a few measured steps).",
+            f"Time: about {in_words(seconds)}, one run after another on this machine's CPU (from some measured steps).",
             highlight=False,
             soft_wrap=True,
         )
