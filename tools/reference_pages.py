@@ -8,6 +8,7 @@ in the navigation; all others follow by name.
 from __future__ import annotations
 
 import ast
+import json
 import re
 import sys
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from typing import Any
 import griffe
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "fedskew"
 ORDER = (
@@ -46,6 +48,8 @@ ORDER = (
     "fedskew.drawing",
     "fedskew.papers",
 )
+KEYS = "<!-- every key -->"
+"""Where the page of all keys has its tables."""
 COMMANDS = "fedskew.cli"
 """The command line, which has a page of its own."""
 COMMAND_LINE = """# Command line
@@ -128,6 +132,41 @@ def _parameter(parameter: Any) -> str:
     return f"| `{written}` | {notes.strip().replace('|', '&#124;')} |"
 
 
+def schema() -> str:
+    """The JSON schema of a config, for editors."""
+    sys.path.insert(0, str(SOURCE.parent))
+    from fedskew.experiment import json_schema
+
+    return json.dumps(json_schema(), indent=1, ensure_ascii=False)
+
+
+def config_keys() -> str:
+    """Every key of a config, table by table, and the keys that go with each name."""
+    sys.path.insert(0, str(SOURCE.parent))
+    from fedskew.experiment import choices, tables
+
+    parts = [_keys(f"[{entry.name}]" if entry.name else "Top of the file", entry) for entry in tables()]
+    for place, entries in choices().items():
+        parts.append(f"## What `{place}` may be\n\n| name | what it is |\n|---|---|\n")
+        parts += [f"| `{entry.name}` | {_cell(entry.summary)} |\n" for entry in entries]
+        parts.append("\n")
+        parts += [_keys(f"{place} = {entry.name}", entry, level=3) for entry in entries if entry.keys]
+    return "".join(parts)
+
+
+def _keys(title: str, entry: Any, level: int = 2) -> str:
+    rows = []
+    for key in entry.keys:
+        default = f"`{_cell(key.value)}`" if key.value else "required" if key.required else ""
+        rows.append(f"| `{key.name}` | {_cell(key.kind)} | {default} | {_cell(key.meaning)} |\n")
+    head = "| key | value | default | meaning |\n|---|---|---|---|\n" if rows else ""
+    return f"{'#' * level} {title}\n\n{_cell(entry.summary) if level == 2 else ''}\n\n{head}{''.join(rows)}\n"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "&#124;")
+
+
 class ComponentSignatures(griffe.Extension):
     """Show a `@component` with the signature of the frozen dataclass that it is."""
 
@@ -154,11 +193,17 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages."""
     files.append(File.generated(config, _address("command-line"), content=command_line()))
+    files.append(File.generated(config, "reference/fedskew.schema.json", content=schema()))
     for name in modules():
         names = exported(name)
         chosen = f"    options:\n      members: {names}\n" if names else ""
         files.append(File.generated(config, _address(name), content=f"# {name}\n\n::: {name}\n{chosen}"))
     return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Fill in the page of all keys."""
+    return markdown.replace(KEYS, config_keys()) if KEYS in markdown else markdown
 
 
 def _address(name: str) -> str:

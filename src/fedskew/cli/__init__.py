@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from fedskew import torchrun
-from fedskew.cli import check, counts, demo, deploy, labels, methods, papers, predict, run, sweep
+from fedskew.cli import check, counts, demo, deploy, labels, methods, new, papers, predict, reference, run, sweep
 from fedskew.errors import DataWarning, FedskewError
 
 app = typer.Typer(
@@ -27,6 +27,8 @@ app.command()(labels.describe)
 app.command()(labels.weights)
 app.command()(methods.methods)
 app.command()(check.check)
+app.command(name="list")(reference.listing)
+app.command()(new.new)
 app.command()(run.run)
 app.command()(sweep.sweep)
 app.command()(papers.recipes)

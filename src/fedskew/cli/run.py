@@ -68,8 +68,9 @@ def run(
     from fedskew.experiment import read, run_folder, simulate
     from fedskew.report import write_report
 
+    config = config_file(config)
     changed = changed_keys(changes, seeds, device, data_root)
-    whole = read(config_file(config), changed, quick)
+    whole = read(config, changed, quick)
     configs: list[Config] = [whole.with_method(name) for name in method] if method else [whole]
     console = Console(quiet=torchrun.rank() > 0)
     if resume and config.parent.name == run_folder(whole, out).name:  # the config of a run folder: that run

@@ -66,9 +66,9 @@ def sweep(
     from fedskew.cli.tables import sweep_table
     from fedskew.experiment import read_sweep, run_sweep, sweep_notes
 
+    config = config_file(config)
     changed = changed_keys(changes, seeds, device, data_root)
     whole = read_sweep(config, changed, quick)
-    whole = read_sweep(config_file(config), changed_keys(changes, seeds, device, data_root), quick)
     console = Console()
     if estimate or not whole.folder(out).exists():
         print_estimate(console, [cell.config for cell in whole.cells], only=estimate)

@@ -26,6 +26,11 @@ from ._loop import run_in_step as run_in_step
 from ._model_info import ModelInfo as ModelInfo
 from ._progress import SECONDS_BETWEEN_LINES as SECONDS_BETWEEN_LINES
 from ._progress import rounds_of as rounds_of
+from ._reference import Entry as Entry
+from ._reference import Key as Key
+from ._reference import choices as choices
+from ._reference import json_schema as json_schema
+from ._reference import tables as tables
 from ._result import Result as Result
 from ._setup import load_dataset as load_dataset
 from ._setup import make_task as make_task

@@ -1,0 +1,129 @@
+"""`fedskew new` writes a config that runs; `fedskew list` and the schema hold every key that there is."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import Command
+
+import fedskew
+from fedskew import data, models, partition
+from fedskew.experiment import Config, choices, json_schema, read, resolve, tables
+
+
+def test_a_new_config_runs_and_replays_as_the_defaults(tmp_path: Path, command: Command) -> None:
+    done = command("new", "my run.toml", "--rounds", "1", "--model", "logistic", cwd=tmp_path)
+    assert done.stdout == "written: my run.toml\ntrain it: fedskew run 'my run.toml'\n"
+    text = (tmp_path / "my run.toml").read_text()
+    assert text.count("# Share of the clients that is selected in each round.") == 1
+    assert fedskew.simulate(tmp_path / "my run.toml").summary["final"]["accuracy"] > 0
+    plain = {"name": "my-run", "data": {"name": "digits"}, "model": {"name": "logistic"}, "training": {"rounds": 1}}
+    plain["partition"] = {"rule": "dirichlet_by_class", "clients": 10, "beta": 0.3}
+    assert read(tmp_path / "my run.toml") == resolve(plain)
+
+
+@pytest.mark.parametrize("rule", list(partition.INDEX))
+def test_every_rule_has_values_to_begin_with(rule: str, tmp_path: Path, command: Command) -> None:
+    assert command("new", "a.toml", "--rule", rule, "--method", "fedentopt+fedvls", cwd=tmp_path).returncode == 0
+    assert read(tmp_path / "a.toml").partition.rule == rule
+
+
+def test_the_keys_behind_a_comment_sign_are_all_others_and_valid(tmp_path: Path, command: Command) -> None:
+    command("new", "a.toml", "--model", "resnet18", cwd=tmp_path)
+    lines = (tmp_path / "a.toml").read_text().splitlines()
+    bare = [line.removeprefix("# ") for line in lines if line[:2] != "# " or (" = " in line and "..." not in line)]
+    tree = tomllib.loads("\n".join(line for line in bare if " = " in line.split("#")[0] or line.startswith("[")))
+    for entry in tables():
+        if entry.name in ("method", "tune"):
+            continue
+        given = tree if not entry.name else tree[entry.name]
+        assert {key.name for key in entry.keys if key.value} <= set(given), entry.name
+    assert tree["model"]["stem"] == "imagenet"
+
+
+def test_it_asks_on_a_terminal_for_what_no_option_says(
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = os.openpty()
+    os.write(ours, b"\niid\n7\nlogistic\nfedla\n3\n")
+    with os.fdopen(theirs) as terminal:
+        monkeypatch.setattr(sys, "stdin", terminal)
+        done = command("new", "a.toml", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert "dirichlet_by_class" in done.stdout
+        made = read(tmp_path / "a.toml")
+        assert (made.partition.rule, made.partition.clients, made.model.name) == ("iid", 7, "logistic")
+        assert made.training.rounds == 3
+        os.write(ours, b"\niid\nmany\n")
+        assert "Clients: expected a whole number, not 'many'" in command("new", "b.toml", cwd=tmp_path).stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["there.toml"], "there.toml: is there already; write elsewhere, or add --force"),
+        (["a.toml", "--model", "mlp4"], "model.name: unknown name 'mlp4' (did you mean 'mlp3'?)"),
+        (["a.toml", "--clients", "0"], "partition.clients: input should be greater than or equal to 1"),
+        (["none/a.toml"], "none/a.toml: can't be written: No such file or directory"),
+    ],
+)
+def test_a_mistake_is_one_line_and_writes_nothing(
+    words: list[str], message: str, tmp_path: Path, command: Command
+) -> None:
+    (tmp_path / "there.toml").write_text("kept")
+    done = command("new", *words, cwd=tmp_path)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("there.toml", "kept")]
+
+
+def test_lists_hold_every_name_and_its_own_keys(tmp_path: Path, command: Command) -> None:
+    for what, index in (("data", data.INDEX), ("partitions", partition.INDEX), ("models", models.INDEX)):
+        page = command("list", what, cwd=tmp_path).stdout
+        assert all(name in page for name in index)
+    page = " ".join(command("list", "partitions", "dirichlet_by_class", cwd=tmp_path).stdout.split())
+    assert "min_size = 10 whole number >= 0 Samples that every client must hold" in page
+    assert "[training]" in command("list", "keys", "training", cwd=tmp_path).stdout
+    trackers = json.loads(command("list", "trackers", "--json", cwd=tmp_path).stdout)
+    assert [tracker["name"] for tracker in trackers] == ["tensorboard", "mlflow", "wandb"]
+    wrong = command("list", "models", "lenet", cwd=tmp_path)
+    assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1)
+    assert "did you mean 'lenet5'?" in wrong.stderr
+
+
+def test_every_key_has_a_meaning() -> None:
+    for entry in [*tables(), *(entry for entries in choices().values() for entry in entries)]:
+        assert entry.summary, entry.name
+        assert not [key.name for key in entry.keys if not key.meaning], entry.name
+        assert "None:" not in "".join(key.meaning for key in entry.keys)
+
+
+def test_the_schema_accepts_what_a_config_does(tmp_path: Path, command: Command) -> None:
+    schema = json.loads(command("list", "schema", cwd=tmp_path).stdout)
+    assert schema == json.loads(json.dumps(json_schema()))
+    assert set(schema["properties"]) == {field.alias or name for name, field in Config.model_fields.items()} | {
+        "sweep",
+        "quick",
+    }
+    command("new", "a.toml", "--schema", cwd=tmp_path)
+    assert (tmp_path / "a.toml").read_text().startswith("#:schema ./fedskew.schema.json\n")
+    assert json.loads((tmp_path / "fedskew.schema.json").read_text()) == schema
+    jsonschema = pytest.importorskip("jsonschema")
+    validator = jsonschema.Draft202012Validator(schema)
+    recipes = Path(__file__).resolve().parents[2] / "recipes"
+    for path in [tmp_path / "a.toml", *recipes.glob("*.toml")]:
+        assert not list(validator.iter_errors(tomllib.loads(path.read_text()))), path
+    good = tomllib.loads((tmp_path / "a.toml").read_text())
+    for wrong in (
+        {"training": {"rounds": -1}},
+        {"training": {"rounds": 1, "epoch": 2}},
+        {"model": {"name": "mlp4"}},
+        {"partition": {"rule": "dirichlet_by_class", "clients": 3}},
+    ):
+        assert list(validator.iter_errors(good | wrong)), wrong
