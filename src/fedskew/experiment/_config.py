@@ -355,8 +355,9 @@ class Config(Section):
 
     @property
     def hash(self) -> str:
-        """Eight hex digits that differ whenever the run's model or records can differ."""
+        """Eight hex digits that differ whenever the run's model or records can differ, but for `smallest_batch`."""
         tree = {key: value for key, value in self.tree().items() if key not in {"name", "output"}}
+        tree["training"]["smallest_batch"] = 1  # its change is the cure of a run that can't go on (see `_batches`)
         tree["engine"].pop("processes", None)
         if tree["engine"]["backend"] == "processes":  # the same bits as "sequential"
             tree["engine"]["backend"] = "sequential"

@@ -24,8 +24,9 @@ from fedskew.engine import (
     RoundRunner,
     cohort_size,
 )
-from fedskew.errors import ArgumentError, ConfigError
+from fedskew.errors import ArgumentError, ConfigError, RunError
 from fedskew.experiment._backends import make_backend
+from fedskew.experiment._batches import changed_batches, check_batches, refuses_one
 from fedskew.experiment._config import Config, target_mix
 from fedskew.experiment._evaluations import ClientEvaluations, LabelledData, LocalEvaluator
 from fedskew.experiment._folder import RunFolder, TaskInfo
@@ -120,6 +121,14 @@ def make_training_loop(config: Config, seed: int, folder: Path | None = None, ta
     clients = ClientStates(None if folder is None else folder / "checkpoint" / "clients")
     observe = ClientEvaluations(config, test, task.counts) if config.evaluation.clients else None
     runner, untrained, model = _make_runner(config, seed, task, device, clients, observe)
+    one_fails = refuses_one(model.module, dataset.inputs.index_select(0, torch.tensor([0])))
+    if one_fails:
+        check_batches(config, task.client_names, task.counts.sum(axis=1).astype(np.int64))
+    if folder is not None and (found := changed_batches(folder, config, one_fails)):
+        raise RunError(
+            f"{folder}: since this run, {found[0]}; start over with --fresh, which keeps the old folder, or write "
+            "elsewhere with --out"
+        )
     info = TaskInfo(task.counts.astype(np.int64), task.client_names, dataset.classes, task.target)
     return TrainingLoop(
         config=config,

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from fedskew import report
 from fedskew.errors import ArgumentError, FedskewError, RunError
+from fedskew.experiment._batches import changed_batches
 from fedskew.experiment._config import Config, cores
 from fedskew.experiment._folder import read_runs
 from fedskew.experiment._grid import Cell, Sweep
@@ -237,6 +238,9 @@ def _stale(jobs: Sequence[Job], out: Path, damaged_too: bool) -> list[tuple[Job,
         return checksums[key]
 
     found = [(job, changed_since(job.folder(out), job.config, partial(data_of, job))) for job in jobs]
+    for job, changes in found:
+        if job.is_finished(out):
+            changes += changed_batches(job.folder(out), job.config)
     return [(job, changes) for job, changes in found if changes or (damaged_too and _is_damaged(job.folder(out)))]
 
 

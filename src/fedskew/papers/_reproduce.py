@@ -140,12 +140,12 @@ def reproduce(
     unique: dict[str, Cell] = {}
     for row, config in planned:
         labels = {axis: row.labels.get(axis, "-") for axis in recipe.axes if axis not in recipe.readings}
-        unique.setdefault(config.hash, Cell(row.name, labels, config))
+        unique.setdefault(_run_of(config), Cell(row.name, labels, config))
     sweep = Sweep(
         recipe.name, tuple(unique.values()), None, command or shlex.join(["fedskew", "reproduce", recipe.name])
     )
     result = run_sweep(sweep, out, processes, progress, fresh)
-    runs = [(row, _finished(recipe, unique[config.hash], Path(out))) for row, config in planned]
+    runs = [(row, _finished(recipe, unique[_run_of(config)], Path(out))) for row, config in planned]
     lines = compare(recipe, runs)
     notes = [
         *_reading(recipe, lines),
@@ -159,6 +159,11 @@ def reproduce(
     axes = tuple(axis for axis in recipe.axes if any(axis in line.labels for line in lines))
     done = Reproduction(recipe, axes, unit_of(recipe.measure), tuple(lines), tuple(notes), result.failures, folder, ())
     return replace(done, files=(*_write(done, sweep.command), *draw(recipe, runs, folder)))
+
+
+def _run_of(config: Config) -> str:
+    """What tells the runs of two rows apart."""
+    return f"{config.hash} {config.training.smallest_batch}"
 
 
 def _check_data(recipe: Recipe, planned: Sequence[tuple[RecipeRow, Config]]) -> None:
