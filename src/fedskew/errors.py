@@ -53,6 +53,10 @@ class DataWarning(UserWarning):
     """Data or a table of counts look unusual but were read; the message says what is unusual and how it was read."""
 
 
+class BackendWarning(UserWarning):
+    """A cohort is not trained in the way that was asked for; the message says why, and what is done instead."""
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """Suggest a known word: ` (did you mean 'x'?)` if one is close to `word`, else a list of the known ones."""
     known = sorted(known)

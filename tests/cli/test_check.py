@@ -74,6 +74,18 @@ class Logarithm:
         return (share * (share / batch.logits.softmax(1).mean(0)).log()).sum()
 """
 
+BRANCH = """
+@dataclass(frozen=True)
+class Branch:
+    role: ClassVar[str] = "term"
+    reads: ClassVar[frozenset[str]] = frozenset()
+
+    def value(self, batch, context):
+        logits = batch.logits if batch.mask is None else batch.logits * batch.mask.unsqueeze(1)
+        total = logits.square().sum() / (len(logits) if batch.mask is None else batch.mask.sum())
+        return total if total > 1 else 2 * total
+"""
+
 IN_PLACE = """
 @dataclass(frozen=True)
 class InPlace:
@@ -154,6 +166,7 @@ def test_a_good_component_is_tried_and_nothing_is_found(check):
         (REMEMBERS, "a run that was resumed and one that was not differ from round 3 on, first in cohort; keep what"),
         (UNMASKED, "with two rows that batch.mask leaves out; take the mean over the real rows only"),
         (LOGARITHM, "a client with one class, logits up to about 3: the loss is nan"),
+        (BRANCH, "a Python branch on values can't be mapped over clients"),
         (IN_PLACE, "update() writes to the model or to the updates; return a new model"),
         (ZERO_STEP, "a gradient of 0, momentum 0: the parameters are NaN or infinite"),
         (NEEDS_LIMIT, "limit: missing"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -17,7 +18,7 @@ from fedskew.checks._file import Found
 from fedskew.checks._tiny import CLASSES, COUNTS, FEATURES, MOMENTUM, train
 from fedskew.components import has, make_component
 from fedskew.engine import checked_choice, checked_model, checked_step, checked_weights
-from fedskew.errors import ArgumentError, ComponentError, FedskewError, in_one_line
+from fedskew.errors import ArgumentError, BackendWarning, ComponentError, FedskewError, in_one_line
 from fedskew.hooks import Batch, Hooks
 from fedskew.labels import LabelCounts
 from fedskew.local_steps import StepSettings
@@ -135,7 +136,9 @@ def _same(one: tuple[SeedRun, Tensor], other: tuple[SeedRun, Tensor], what: str,
 
 
 def _together(method: dict[str, Any]) -> None:
-    alone, together = train(method)[1], train(method, "cohort")[1]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", BackendWarning)  # it can't be mapped over clients
+        alone, together = train(method)[1], train(method, "cohort")[1]
     apart = float((alone - together).abs().max())
     if not apart <= CLOSE * max(1.0, float(alone.abs().max())):
         raise ComponentError(

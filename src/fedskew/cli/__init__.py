@@ -12,7 +12,7 @@ from rich.console import Console
 
 from fedskew import torchrun
 from fedskew.cli import check, counts, demo, deploy, labels, methods, new, papers, predict, reference, run, sweep
-from fedskew.errors import DataWarning, FedskewError
+from fedskew.errors import BackendWarning, DataWarning, FedskewError
 
 app = typer.Typer(
     name="fedskew",
@@ -61,7 +61,7 @@ def _as_note(show: Callable[..., None]) -> Callable[..., None]:
     """What shows a warning: one of ours as a line, all others as before."""
 
     def note(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
-        if not issubclass(category, DataWarning):
+        if not issubclass(category, DataWarning | BackendWarning):
             return show(message, category, *place, **more)
         console = Console(stderr=True, soft_wrap=True, quiet=torchrun.rank() > 0)
         return console.print(f"note: {message}", markup=False, highlight=False, style="yellow")
@@ -78,6 +78,7 @@ def main() -> None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("always", DataWarning)
+            warnings.simplefilter("always", BackendWarning)
             warnings.showwarning = _as_note(warnings.showwarning)
             app()
     except FedskewError as error:

@@ -149,7 +149,10 @@ def _train_clients(connection: Connection, threads: int) -> None:
     while True:
         result: tuple[Update | None, Exception | None, str]
         try:
-            arguments, row, round, task, sent = channel.receive()
+            try:
+                arguments, row, round, task, sent = channel.receive()
+            except (AttributeError, ImportError) as error:
+                raise _not_importable(error) from error
             if arguments is not None:
                 backend = SequentialBackend(*arguments)
             assert backend is not None, "the arguments come with the first job"
@@ -162,6 +165,15 @@ def _train_clients(connection: Connection, threads: int) -> None:
         except Exception as error:
             result = None, picklable_error(error), traceback.format_exc()
         channel.send(Reply(result))
+
+
+def _not_importable(error: Exception) -> RunError:
+    """The error of a child that can't import a class which the parent has, as those of a notebook."""
+    said = " ".join(str(error).split())
+    return RunError(
+        f"engine.backend: other processes can't import what this run uses ({said}); put classes "
+        "of a notebook into a file and import them, or set engine.backend to 'sequential' or 'cohort'"
+    )
 
 
 @contextmanager

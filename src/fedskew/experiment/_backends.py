@@ -55,7 +55,8 @@ def describe_backend(runner: RoundRunner) -> dict[str, Any]:
         runner: What plays the run's rounds.
 
     Returns:
-        Its `name`; for a cohort how many clients are `stacked`; with capture whether steps were `captured`, or why
+        Its `name`; for a cohort how many clients are `stacked`, or why they are `not_mapped`, but trained one after
+        another; with capture whether steps were `captured`, or why
         `not_captured`; under torchrun the number of `ranks`.
     """
     backend = runner.encoders.backend if isinstance(runner, FedConcatRunner) else getattr(runner, "backend", None)
@@ -67,6 +68,8 @@ def describe_backend(runner: RoundRunner) -> dict[str, Any]:
 def _named(backend: object) -> dict[str, Any]:
     record: dict[str, Any] = {"name": getattr(backend, "name", type(backend).__name__.lower())}
     if isinstance(backend, CohortBackend):
+        if backend.not_mapped is not None:
+            return record | {"not_mapped": backend.not_mapped}
         record["stacked"] = backend.stack_size
         if backend.capture:
             record["captured"] = backend.not_captured is None

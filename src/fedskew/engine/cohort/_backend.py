@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import warnings
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +19,7 @@ from fedskew.engine.cohort._rules import stack_size
 from fedskew.engine.cohort._stack import StackedClient, StackTrainer
 from fedskew.engine.cohort._step import Networks, Step
 from fedskew.engine.cohort.capture import CapturedTrainer
-from fedskew.errors import ComponentError
+from fedskew.errors import BackendWarning, ComponentError, RunError
 from fedskew.models import FlatModel
 
 
@@ -35,6 +37,7 @@ class CohortBackend(Backend):
         work: Local training.
         observe: Called with every client's model after its training.
         chunk: Largest number of clients in a stack; None: as many as fit into memory, estimated from tensor shapes.
+        not_mapped: Why clients are trained one after another all the same; None if they are not.
         capture: Capture steps as CUDA graphs where possible. On the CPU the same steps run without a graph, on the
             tensors that a graph would use.
     """
@@ -47,6 +50,7 @@ class CohortBackend(Backend):
     capture: bool = False
 
     def __post_init__(self) -> None:
+        self.not_mapped: str | None = None
         self.sequential = SequentialBackend(self.model, self.work, self.observe)
         reads, batch_statistics = self.work.objective.reads, self.work.training.teacher_train_mode
         networks = Networks(
@@ -88,6 +92,9 @@ class CohortRequest(NamedTuple):
 def train_together(requests: Sequence[CohortRequest]) -> list[list[Update]]:
     """Train the cohorts of several federations as one cohort.
 
+    Where the network or a component can't be mapped over clients (an LSTM, a Python branch on values), they are trained
+    one after another instead, in this round and all that follow; a `BackendWarning` says why.
+
     Args:
         requests: A round of each federation. The federations differ only in their data and seed; the backend of the
             first one sets the size of stacks.
@@ -95,6 +102,38 @@ def train_together(requests: Sequence[CohortRequest]) -> list[list[Update]]:
     Returns:
         The updates of each federation, in the order of its cohort.
     """
+    first = requests[0].backend
+    if first.not_mapped is None:
+        try:
+            with warnings.catch_warnings():
+                # Operations that PyTorch maps one client at a time are slow, not wrong.
+                warnings.filterwarnings("ignore", "There is a performance drop because we have not yet implemented")
+                return _train_mapped(requests)
+        except RunError as error:
+            first.not_mapped = _why_not_mapped(error)
+            if first.not_mapped is None:
+                raise
+        warnings.warn(
+            f"engine.backend: clients are trained one after another, not as one cohort: {first.not_mapped}",
+            BackendWarning,
+            stacklevel=2,
+        )
+    return [request.backend.sequential.train(request.round, request.cohort, request.sent) for request in requests]
+
+
+def _why_not_mapped(error: RunError) -> str | None:
+    """Why a step can't be mapped, if that is what an error is about."""
+    said = str(error.__cause__)
+    operation = re.search(r"atching rule not implemented for (\S+?)[;.\s]", said + " ")
+    if operation is not None:
+        return f"PyTorch can't map {operation[1].removeprefix('aten::')} over clients"
+    if "data-dependent control flow" in said or ".item()" in said:
+        return "a Python branch on values can't be mapped over clients"
+    return " ".join(said.split()) if "vmap" in said else None
+
+
+def _train_mapped(requests: Sequence[CohortRequest]) -> list[list[Update]]:
+    """Train the cohorts of several federations as one, in stacks."""
     first = requests[0].backend
     clients = [
         StackedClient(request.backend.work, request.backend.sequential.set_up(request.round, task, request.sent))
