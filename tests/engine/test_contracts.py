@@ -216,7 +216,9 @@ class Update:
     what: str
 
     def init(self, parameters):
-        return None
+        if self.what == "init fails":
+            return parameters.nothing
+        return [parameters] if self.what == "list" else None
 
     def update(self, state, parameters, updates, weights, steps):
         following = parameters + torch.from_numpy(weights).to(updates) @ updates
@@ -238,6 +240,15 @@ def test_a_server_update_that_returns_no_model_is_named(what, says):
     line = error_of(method={"server_update": Update(what)})
     assert line.startswith(f"ComponentError round 1: server_update {__name__}:Update: ")
     assert says in line
+
+
+def test_a_state_that_cannot_be_made_or_saved_is_named(tmp_path):
+    line = error_of(method={"server_update": Update("init fails")})
+    assert f"server_update {__name__}:Update: init() failed: AttributeError" in line
+    with pytest.raises(
+        ComponentError, match=r"server.server_update in the run's state is a list that can't be saved; .*"
+    ):
+        fedskew.simulate(TASK, method={"server_update": Update("list")}, out=tmp_path)
 
 
 @pytest.mark.parametrize("backend", ["sequential", "cohort"])

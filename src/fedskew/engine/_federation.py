@@ -231,16 +231,16 @@ class Federation:
 
     def start(self, model: ModelState) -> ServerState:
         """See `RoundRunner.start`."""
-        return ServerState(
-            round=0,
-            model=model,
-            selection=self.method.selection.init(self._seen),
-            server_update=self.method.server_update.init(model.parameters),
-            hooks={
-                name: hooks.init_server(model.parameters, len(self.counts))
-                for name, hooks in hooked(self.method).items()
-            },
-        )
+        selection, update = self.method.selection, self.method.server_update
+        kept: dict[str, dict[str, Tensor]] = {}
+        with calling("selection", selection, "init"):
+            chosen = selection.init(self._seen)
+        with calling("server_update", update, "init"):
+            moved = update.init(model.parameters)
+        for name, hooks in hooked(self.method).items():
+            with calling(name, hooks, "init_server"):
+                kept[name] = hooks.init_server(model.parameters, len(self.counts))
+        return ServerState(round=0, model=model, selection=chosen, server_update=moved, hooks=kept)
 
     def run_round(self, state: ServerState) -> tuple[ServerState, RoundRecord]:
         """See `RoundRunner.run_round`."""
@@ -299,10 +299,13 @@ class Federation:
         """
         hooks = hooked(self.method)
         parameters = state.model.parameters
-        broadcast = {
-            key: value for name, one in hooks.items() for key, value in one.broadcast(state.hooks[name]).items()
-        }
-        fresh = {key: value for one in hooks.values() for key, value in one.init_client(parameters).items()}
+        broadcast: dict[str, Tensor] = {}
+        fresh: dict[str, Tensor] = {}
+        for name, one in hooks.items():
+            with calling(name, one, "broadcast", f"round {state.round}: "):
+                broadcast |= one.broadcast(state.hooks[name])
+            with calling(name, one, "init_client", f"round {state.round}: "):
+                fresh |= one.init_client(parameters)
         assignments = [
             Assignment(
                 client=client,

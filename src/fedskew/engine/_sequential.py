@@ -227,7 +227,8 @@ class SequentialBackend(Backend):
         self._network.train()
         previous = self._previous_of(setup)
         step, parameters = work.local_step, settings.start
-        carried = setup.state[MOMENTUM].clone() if MOMENTUM in setup.state else step.init(settings)
+        with calling("local_step", step, "init", f"round {round}, client {client}: "):
+            carried = setup.state[MOMENTUM].clone() if MOMENTUM in setup.state else step.init(settings)
         carried_parts = [] if carried is None else self.model.parts(carried)
         if isinstance(step, InPlace):
             parameters = self.model.vector

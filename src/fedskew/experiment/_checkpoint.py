@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedskew.errors import RunError
+from fedskew.errors import ComponentError, RunError
 from fedskew.files import load_tensors, read_notes, save_tensors, writing
 
 FILE = "checkpoint/state.safetensors"
@@ -87,8 +87,20 @@ def _flatten(name: str, value: Any, tensors: dict[str, Tensor], values: dict[str
     elif (parts := _parts(value)) is not None:
         for key, part in parts.items():
             _flatten(f"{name}.{key}" if name else key, part, tensors, values)
-    else:
+    elif _is_plain(value):
         values[name] = value
+    else:
+        raise ComponentError(
+            f"{name} in the run's state is a {type(value).__name__} that can't be saved; what a component keeps "
+            "between rounds is a frozen dataclass of tensors, arrays and plain values, or None"
+        )
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether JSON holds it."""
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, bool | int | float | str)
 
 
 def _restore(name: str, template: Any, tensors: dict[str, Tensor], values: dict[str, Any]) -> Any:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from fedskew.data import Inputs
+from fedskew.engine._contracts import calling
 from fedskew.engine._local_work import LocalWork, training_failed
 from fedskew.engine._sequential import MOMENTUM, ClientResult, ClientSetup
 from fedskew.engine.cohort._step import StackData, Step, StepInputs
@@ -146,7 +147,8 @@ class Stack:
             model = ModelState(*(part.expand(len(clients), -1) for part in sent))
         # Cloned, because a user's own layers may write to buffers in place.
         model = model._replace(buffers=model.buffers.clone(), integers=model.integers.clone())
-        fresh = self.work.local_step.init(self.settings)
+        with calling("local_step", self.work.local_step, "init", f"round {self.clients[0].setup.round}: "):
+            fresh = self.work.local_step.init(self.settings)
         if fresh is None:
             return model, None
         return model, torch.stack([client.setup.state.get(MOMENTUM, fresh) for client in clients])
