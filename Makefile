@@ -5,7 +5,7 @@ BIN := .venv/bin
 JOBS ?= logical
 TEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS)
 
-.PHONY: demo lint check test test-all test-faults bench data docs lock
+.PHONY: demo lint check test test-all test-faults test-fuzz bench data docs lock
 demo: .venv/ready
 	$(BIN)/fedskew demo
 
@@ -18,7 +18,7 @@ lint: .venv/ready
 
 # For the edit loop: under two minutes.
 check: lint data
-	$(TEST) -m "not slow and not whole_product and not faults"
+	$(TEST) -m "not slow and not whole_product and not faults and not fuzz"
 
 test: lint data
 	$(TEST)
@@ -30,6 +30,10 @@ test-all: test
 # Real federations whose sites, server or replies fail: some minutes more.
 test-faults: .venv/ready
 	$(BIN)/python -m pytest -m faults tests/deploy
+
+# Tables, configs and run folders that are changed at random, by seeds: a few minutes.
+test-fuzz: .venv/ready
+	$(TEST) -m fuzz tests/fuzz
 
 bench: .venv/ready data
 	$(BIN)/python benchmarks/round_loop.py

@@ -6,8 +6,9 @@ import re
 import unicodedata
 import warnings
 from collections.abc import Iterable
+from pathlib import Path
 
-from fedskew.errors import DataWarning
+from fedskew.errors import ArgumentError, DataWarning
 
 SYSTEM_FOLDERS = frozenset({"__MACOSX", "@eaDir", "$RECYCLE.BIN", "System Volume Information", "lost+found"})
 """Folders that operating systems, archives and file servers add; no class or client is called so."""
@@ -31,14 +32,28 @@ def plain(name: str) -> str:
     return "".join(filter(str.isalnum, name.casefold()))
 
 
-def separator_of(text: str) -> str:
-    """What stands between the columns of a table: what Excel's `sep=` says, or what its header has most of."""
+def separator_of(text: str, path: Path) -> str:
+    """What stands between the columns of a table: what Excel's `sep=` says, or what its header has most of.
+
+    Args:
+        text: The table.
+        path: Its file, for messages.
+
+    Raises:
+        ArgumentError: The header has as many of one separator as of another.
+    """
     if re.match(rf"sep=[{_SEPARATORS}]", text[:5], re.IGNORECASE):
         return text[4]
     header = next((line for line in text.splitlines() if line.strip()), "")
     bare = re.sub(r'"[^"]*"', "", header)
-    best = max(_SEPARATORS, key=lambda sign: ("client" in map(plain, header.split(sign)), bare.count(sign)))
-    return best if best in bare else ","
+    weight = {sign: ("client" in map(plain, bare.split(sign)), bare.count(sign)) for sign in _SEPARATORS}
+    best = [sign for sign in _SEPARATORS if sign in bare and weight[sign] == max(weight.values())]
+    if len(best) > 1:
+        raise ArgumentError(
+            f"{path}: columns may be apart by {' or '.join(map(repr, best))}; put names that hold one of them in "
+            "quotes, or call the clients' column 'client'"
+        )
+    return best[0] if best else ","
 
 
 def look_alikes(names: Iterable[str]) -> list[tuple[str, ...]]:

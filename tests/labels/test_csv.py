@@ -100,6 +100,7 @@ def test_a_spreadsheets_ways_are_understood(tmp_path: Path, text: str | bytes) -
         ("client,x,y\na,1.234,2\n", "'1.234' may be 1.234 or 1234", {"decimal": "."}, [1.234, 2]),
         ("ort,art,x\na,b,1\n", "no column 'client' in the header: say by client", {"client": "ort"}, None),
         ("id,x,y\n1,2,3\n", "no column 'client' in the header: say by client", {"client": "id"}, [2, 3]),
+        ("|flu, mild\na|0,21\n", "columns may be apart by ',' or '|'", {"client": "x"}, False),
         ("site,hospital,x\n1,a,3\n", "no column 'client' in the header", {"client": "site"}, None),
         (
             "client,x,y,total\na,1,2,3\nb,1,1,9\n",
@@ -117,12 +118,14 @@ def test_a_spreadsheets_ways_are_understood(tmp_path: Path, text: str | bytes) -
 )
 @pytest.mark.filterwarnings("ignore::fedskew.errors.DataWarning")
 def test_what_may_mean_two_things_is_asked_about(
-    tmp_path: Path, text: str, message: str, answers: dict[str, str], first_row: list[float] | None
+    tmp_path: Path, text: str, message: str, answers: dict[str, str], first_row: list[float] | bool | None
 ) -> None:
     path = written(tmp_path, text)
     with pytest.raises(ArgumentError) as caught:
         LabelCounts.read_csv(path)
     assert message in str(caught.value)
+    if first_row is False:
+        return
     if first_row is None:  # the answer leads to the next question: what the other column of text is
         with pytest.raises(ArgumentError, match="expected a number"):
             LabelCounts.read_csv(path, **answers)
@@ -180,6 +183,18 @@ def test_the_only_column_of_text_names_the_clients(tmp_path: Path) -> None:
     assert (record.clients, record.classes) == (("Nord",), ("cat", "dog"))
     assert LabelCounts.read_csv(written(tmp_path, ",cat,dog\nNord,1,2\n")).clients == ("Nord",)  # an index of pandas
     assert LabelCounts.read_csv(written(tmp_path, ",cat,dog\n0,1,2\n")).clients == ("0",)
+
+
+def test_a_long_table_of_clients_by_number_is_not_read_by_its_classes(tmp_path: Path) -> None:
+    with pytest.warns(DataWarning, match="clients are named by the column 'Klinik'"):
+        record = LabelCounts.read_csv(written(tmp_path, "Klinik|class|count\n7|flu|3\n7|cold|1\n"))
+    assert (record.clients, record.classes) == (("7",), ("flu", "cold"))
+
+
+@pytest.mark.parametrize("name", ["SUM", "Summe", "Total cases", "total", "Grand Total", "all", "Gesamt", "合計"])
+def test_totals_have_many_names(name: str, tmp_path: Path) -> None:
+    with pytest.warns(DataWarning, match="is a total, and was left out"):
+        assert LabelCounts.read_csv(written(tmp_path, f"client,x,y\na,1,2\n{name},1,2\n")).clients == ("a",)
 
 
 def test_a_list_of_samples_is_pointed_to_the_command_that_counts_it(tmp_path: Path) -> None:

@@ -124,7 +124,7 @@ def _column(path: Path, header: list[str], name: str | None, words: frozenset[st
 def _rows(path: Path) -> list[list[str]]:
     try:
         text = path.read_text(encoding="utf-8-sig")
-        rows = csv.reader(text.splitlines(keepends=True), delimiter=separator_of(text), strict=True)
+        rows = csv.reader(text.splitlines(keepends=True), delimiter=separator_of(text, path), strict=True)
         stripped = [[cell.strip() for cell in row] for row in rows]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         reason = error.strerror if isinstance(error, OSError) else error

@@ -174,23 +174,30 @@ def _client_column(path: Path, line: int, header: list[str], client: str | None,
         return header.index(client)
     if "client" in header:
         return header.index("client")
-    called = [column for column, name in enumerate(header) if plain(name) in CLIENT_WORDS]
-    if not called:
-        text = [column for column in range(len(header)) if lines.is_text(column)]
-        others = [name for column, name in enumerate(header) if [column] != text]
-        if header[0] == "" and text in ([], [0]):  # the index of a table of pandas or R
-            return 0
-        if len(text) == 1 and others and not all(map(decimals, others)):  # else the header is a row of counts
-            called = text
+    called = [column for column, name in enumerate(header) if plain(name) in CLIENT_WORDS] or _unnamed(header, lines)
     if len(called) != 1:
         _fail(
             path, line, "no column 'client' in the header: say by client (--client) which column names the clients, or "
             f"rename it (expected {_EXAMPLES})"
         )  # fmt: skip
     name = header[called[0]]
-    if not plain(name).startswith("client"):
+    if name and not plain(name).startswith("client"):
         warnings.warn(f"{path}: clients are named by the column {name!r}", DataWarning, stacklevel=4)
     return called[0]
+
+
+def _unnamed(header: list[str], lines: _Lines) -> list[int]:
+    """The columns that may name the clients, where none is called so."""
+    words = [plain(name) for name in header]
+    free = [column for column, word in enumerate(words) if word not in CLASS_WORDS | COUNT_WORDS]
+    if len(header) == 3 and CLASS_WORDS.intersection(words) and COUNT_WORDS.intersection(words):
+        return free
+    text = [column for column in free if lines.is_text(column)]
+    if header[0] == "" and text in ([], [0]):  # the index of a table of pandas or R
+        return [0]
+    if all(decimals(name) for column, name in enumerate(header) if [column] != text):
+        return []  # the header is a row of counts
+    return text
 
 
 def _long_columns(header: list[str], at: int, lines: _Lines) -> tuple[int, int] | None:
@@ -356,7 +363,7 @@ class _Amounts:
 def _rows(path: Path) -> Iterator[Row]:
     """Rows that are not blank; cells without the spaces around them."""
     text = _text(path)
-    separator = separator_of(text)
+    separator = separator_of(text, path)
     if text[:5].lower() == f"sep={separator}":  # Excel's word to itself
         text = text[5:]
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)

@@ -17,7 +17,7 @@ FloatArray: TypeAlias = NDArray[np.float64]
 Totals: TypeAlias = Literal["drop", "keep"]
 
 _TOTAL = re.compile(
-    r"\W*(?:(?:total|gesamt|summe?)(?![^\W_]).*|(?:totals|all|overall|grand[ _-]?total|gesamtsumme|insgesamt|totale|"
+    r"\W*(?:(?:total|gesamt|sum|summe)(?![^\W_]).*|(?:totals|all|overall|grand[ _-]?total|gesamtsumme|insgesamt|totale|"
     r"totaal|totaux|somme|ensemble|suma|итого|всего|合計|合计|总计|總計|합계|σ|∑)\W*)",
     re.IGNORECASE,
 )
