@@ -56,6 +56,7 @@ def test_a_mean_over_fewer_evaluations_than_rounds_says_both():
     assert averaged_over([one]) == "mean of 3 evaluations in the last 10 rounds"  # 5, 10 and 12
     assert averaged_over([other]) == "mean of the last 10 rounds"
     assert averaged_over([example_run(rounds=1)]) == "last round"
+    assert averaged_over([example_run(rounds=12, evaluate_every=20)]) == "one evaluation in the last 10 rounds"
     assert averaged_over([one, other]) == "mean of 3 to 10 evaluations in the last 10 rounds"
     assert averaged_over([example_run(rounds=2), other]) == "mean of the last 2 to 10 rounds"
 

@@ -49,7 +49,7 @@ class _Bar:
         """
         self._rounds, self._seconds = self._rounds + 1, self._seconds + seconds
         now = time.monotonic()
-        if self._console.is_terminal or now - self._since < self._every:
+        if self._console.is_terminal or not left or now - self._since < self._every:
             return
         pace = max(now - self._since, self._seconds) / self._rounds
         self._console.print(

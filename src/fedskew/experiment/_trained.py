@@ -149,7 +149,7 @@ def load(run: str | Path, *, seed: int | None = None, best: bool = False) -> Tra
     if info is None:
         raise RunError(
             f"{path}: says neither classes nor normalisation, as an early version of fedskew wrote it; write it anew: "
-            f"fedskew run {folder / 'config.toml'} --resume"
+            f"fedskew run {folder / 'config.toml'} --fresh"
         )
     network = _network(config, info)
     try:

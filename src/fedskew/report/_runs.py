@@ -60,7 +60,9 @@ def averaged_over(runs: Iterable[SeedRun]) -> str:
     if evaluations == spans:
         return "last round" if max(spans) == 1 else f"mean of the last {_from_to(spans)} rounds"
     which = "round" if max(spans) == 1 else f"{_from_to(spans)} rounds"
-    return f"mean of {_from_to(evaluations)} evaluation{'s' if max(evaluations) > 1 else ''} in the last {which}"
+    if max(evaluations) == 1:
+        return f"one evaluation in the last {which}"
+    return f"mean of {_from_to(evaluations)} evaluations in the last {which}"
 
 
 def _first(rounds: Sequence[RoundRecord]) -> int:
