@@ -38,7 +38,7 @@ READING = (
 def demo(
     out: Out = Path("runs"),
 ) -> None:
-    """Train FedAvg and the four papers' methods on digits, 20 clients under strong label skew, 3 seeds: a minute.
+    """Train FedAvg and the four papers' methods on digits, 20 clients under strong label skew, 3 seeds: two minutes.
 
     Example:
 

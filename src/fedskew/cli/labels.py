@@ -77,6 +77,8 @@ def describe(
 ) -> None:
     """Describe how skewed a federation's labels are, what that means for training, and which method addresses it.
 
+    Takes seconds; nothing is trained.
+
     Label counts stand in a table, or are counted in whatever `fedskew counts` takes: images, a config, a run folder.
 
     Examples:
@@ -138,6 +140,8 @@ def weights(
     csv_path: Annotated[Path | None, typer.Option("--csv", help="Write every client's weight to this file.")] = None,
 ) -> None:
     """Weigh clients by a method, and show what it costs and which label mix results.
+
+    Takes a second or two; nothing is trained.
 
     Example: fedskew weights counts.csv --method fedpals --target target.csv --ess 0.5 --csv weights.csv
     """

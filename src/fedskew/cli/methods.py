@@ -20,6 +20,8 @@ def methods(
 ) -> None:
     """List the methods with their papers, parameters, costs and compatibility; or explain one of them.
 
+    Takes seconds.
+
     Example: fedskew methods
 
     Example: fedskew methods fedentopt+fedprox

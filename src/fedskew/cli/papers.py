@@ -152,6 +152,8 @@ def reproduce(
 ) -> None:
     """Run a table or figure of a paper, and print ours, theirs and the difference.
 
+    Most take hours to days: `fedskew recipes NAME --estimate` says how long. --rows, --seeds and --rounds make it less.
+
     Runs are ordinary run folders: finished ones are read, interrupted ones continue. A figure is drawn as PNG and SVG.
     Notes under the table say what was made smaller than in the paper, and what deviates from it.
 

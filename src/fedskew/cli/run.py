@@ -47,6 +47,9 @@ def run(
 ) -> None:
     """Train a federation that a TOML file describes, and write its records, model and report.
 
+    Takes seconds to days: --estimate says how long, and the time left is shown, in a log every 30 seconds. With --quick
+    it takes seconds to minutes, shows that everything works, and proves nothing.
+
     Examples:
 
         fedskew run @fedvls-mnist-dir0.05 --quick --data-root DATA
@@ -56,6 +59,7 @@ def run(
         fedskew run my.toml --resume             (go on; it says so where code or data have changed since)
 
         fedskew run runs/my-1a2b3c4d/config.toml --out again      (the same run again, from any folder)
+
         fedskew run my.toml --estimate      (how long it would take; said of every run of minutes anyway)
 
         fedskew run my.toml --method fedavg --method fedvls      (the same task under each, and one report)
@@ -112,7 +116,7 @@ def report(
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
     title: Annotated[str, typer.Option(help="Title of the page.")] = "Comparison of runs",
 ) -> None:
-    """Write one self-contained page that compares runs: figures first, then tables.
+    """Write one self-contained page that compares runs: figures first, then tables. Takes seconds.
 
     Example:
 

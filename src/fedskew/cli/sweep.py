@@ -39,6 +39,8 @@ def sweep(
 ) -> None:
     """Train every combination of a grid that a TOML file describes, and compare them in one table.
 
+    Takes the time of all its runs over the number that train at once; what is left is shown, in a log every 30 seconds.
+
     The file is a config of `fedskew run` with one more table:
 
         [sweep]
