@@ -7,6 +7,8 @@ in the `meta` of a trace:
     look    the number of its colour and dashes
     kind    "curve": rounds and values, with standard deviations as `std`; "count": a heat map in logarithmic colours
     pick    the entry of the figure's menu that shows it
+    ink     "line" or "area" for what is no run; "cloud", "small", "bar": how markers and bars look
+    level   where a dashed line stands while it is shown
 """
 
 from __future__ import annotations
@@ -155,7 +157,7 @@ def class_axes(classes: int, unit_title: str) -> tuple[str, dict[str, Any], int]
     values = {"title": {"text": unit_title}, "ticksuffix": " %", "nticks": 6}
     names = {"type": "category", "automargin": True}
     if classes > MANY:
-        return "x", {"xaxis": names, "yaxis": values}, 340
+        return "x", {"xaxis": names | {"nticks": 16}, "yaxis": values}, 340
     return "y", {"yaxis": names, "xaxis": values | {"side": "top"}}, 90 + 24 * classes
 
 

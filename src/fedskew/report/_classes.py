@@ -19,6 +19,7 @@ _CELLS = 300_000  # of all heat maps of classes by rounds together; a page stays
 _MOST_ROUNDS = 120
 _CONFUSED = 60  # classes of a confusion matrix: more can't be told apart
 _MOST_CLIENTS = 1000
+_NAMED = 8  # runs in one sentence
 _SCALE = {"colorscale": "Viridis", "zmin": 0, "zmax": 100}
 
 
@@ -131,7 +132,8 @@ def _final(members: list[Group], groups: list[Group]) -> Iterator[Panel]:
             worst.append(f"{group.label}: {named}" if len(groups) > 1 else named)
     if not shown:
         return
-    finding = f"Worst class: {'; '.join(worst) or 'none was tested'}."
+    more = f"; and of {len(worst) - _NAMED} more runs" if len(worst) > _NAMED else ""
+    finding = f"Worst class: {'; '.join(worst[:_NAMED]) or 'none was tested'}{more}."
     title = titled("Accuracy by class", members, groups)
     caption = f"The last evaluated model on each class, one {'row' if axis == 'y' else 'column'} a class."
     if any(seeds > 1 for _, seeds in shown):
@@ -161,7 +163,7 @@ def _dots(
         axis: rows,
         other: numbers(mean, 2),
         "hovertemplate": f"%{{{other}:.1f}} %{behind}",
-        "meta": {"look": group.style, "runs": [group.style]},
+        "meta": {"look": group.style, "runs": [group.style], "small": axis == "x"},
         **customdata,
         **errors,
     }
@@ -400,10 +402,15 @@ def _mixes(members: list[Group], groups: list[Group]) -> Iterator[Panel]:
     targets = [run.target for group in members for run in group.seeds if run.target is not None]
 
     def bars(name: str, values: Floats, ink: str) -> Trace:
+        steps = {
+            "type": "scatter",
+            "mode": "lines",
+            "line": {"shape": "hvh", "width": 1},
+        }  # outlines of many bars merge
+        kind = steps if axis == "x" and ink == "line" else {"type": "bar", "orientation": "h" if axis == "y" else "v"}
         return {
-            "type": "bar",
+            **kind,
             "name": name,
-            "orientation": "h" if axis == "y" else "v",
             axis: rows,
             other: numbers(100 * values, 2),
             "hovertemplate": f"%{{{other}:.1f}} %",

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedskew.drawing import Floats
-from fedskew.report._charts import Chart, Trace, categories, numbers, text
+from fedskew.report._charts import MANY, Chart, Trace, categories, numbers, text
 from fedskew.report._groups import (
     Group,
     alike,
@@ -25,6 +25,7 @@ from fedskew.report._runs import mean_weights
 
 _CELLS = 120_000
 _MOST_BARS = 200
+_BARS = 60  # height of the clients' sizes above the map, in pixels
 _MOST_MARKERS = 1000
 
 
@@ -70,10 +71,12 @@ def _holdings(members: list[Group], groups: list[Group]) -> Panel:
             "meta": {"ink": "area"},
         },
     ]
+    tall = 20 * len(names) if len(names) <= MANY else 400
+    top = tall / (tall + 12 + _BARS)
     layout = {
-        "xaxis": {"type": "category", "automargin": True, "anchor": "y"},
-        "yaxis": {"type": "category", "automargin": True, "autorange": "reversed", "domain": [0, 0.8]},
-        "yaxis2": {"domain": [0.85, 1], "nticks": 3, "anchor": "x"},
+        "xaxis": {"type": "category", "automargin": True, "anchor": "y"} | ({"nticks": 12} if each > 1 else {}),
+        "yaxis": {"type": "category", "automargin": True, "autorange": "reversed", "domain": [0, top]},
+        "yaxis2": {"domain": [1 - top * _BARS / tall, 1], "nticks": 3, "anchor": "x"},
         "bargap": 0.1,
         "hovermode": "closest",
     }
@@ -83,8 +86,7 @@ def _holdings(members: list[Group], groups: list[Group]) -> Panel:
     )
     if each > 1:
         caption += f" Clients stand by their largest class, {each} to a column, which shows their mean."
-    height = 160 + (20 * len(names) if len(names) <= 40 else 400)
-    chart = Chart(traces, layout, height, "x" if orders else "", orders)
+    chart = Chart(traces, layout, tall + _BARS + 112, "x" if orders else "", orders)
     return Panel(title, chart, f"{title}: {finding}", caption, one_seed(members), [finding], wide=True)
 
 

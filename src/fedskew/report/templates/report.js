@@ -120,14 +120,15 @@ function counts(trace) {
 }
 
 function painted(trace) {
-  const { kind, look, ink, cloud, bar } = trace.meta ?? {};
+  const { kind, look, ink, cloud, small, bar } = trace.meta ?? {};
   if (kind === "curve") return curve(trace);
   if (kind === "count") return counts(trace);
+  if (ink === "line" && trace.type === "scatter") return { ...trace, line: { ...trace.line, color: css("--ink") } };
   if (ink === "line") return { ...trace, marker: { color: "rgba(0,0,0,0)", line: { color: css("--ink"), width: 1.3 } } };
   if (ink === "area") return { ...trace, marker: { color: css("--area") } };
   if (bar) return { ...trace, marker: { color: color(look) } };
   if (look === undefined) return trace;
-  const marker = { color: color(look), symbol: symbol(look), size: cloud ? 7 : 9, opacity: cloud ? 0.75 : 1 };
+  const marker = { color: color(look), symbol: symbol(look), size: small ? 5 : cloud ? 7 : 9, opacity: cloud ? 0.75 : 1 };
   const drawn = { ...trace, marker };
   for (const error of ["error_x", "error_y"])
     if (trace[error]) drawn[error] = { ...trace[error], color: color(look) };
@@ -175,9 +176,12 @@ const spread = (values) => {
   const middle = mean(values);
   return Math.sqrt(values.reduce((sum, value) => sum + (value - middle) ** 2, 0) / (values.length - 1));
 };
-const short = (name) => {
-  const most = innerWidth < 600 ? 17 : 34;
-  return escaped(name.length > most ? `${name.slice(0, most - 1)}…` : name);
+/** The name of a run beside an axis: the middle gives way, since cells of a grid differ at their ends. */
+const short = (run) => {
+  const name = Object.values(ranking.axes).map((values) => values[run]).join(" · ") || page.groups[run].label;
+  const most = innerWidth < 600 ? 19 : 36;
+  const half = Math.floor((most - 1) / 2);
+  return escaped(name.length > most ? `${name.slice(0, half)}…${name.slice(-half)}` : name);
 };
 
 /** Runs in the order of the table, without those that the filters leave out. */
@@ -188,7 +192,7 @@ function ranked() {
 /** An axis with a row for each run, the first on top, and the height that it needs. */
 function rows(element, order) {
   element.style.height = `${70 + 24 * Math.max(order.length, 2)}px`;
-  const names = order.map((run) => short(page.groups[run].label));
+  const names = order.map(short);
   return { tickvals: order.map((_, at) => at), ticktext: names, range: [order.length - 0.4, -0.6], zeroline: false };
 }
 
@@ -304,9 +308,9 @@ function refreshTable() {
     row.cells[0].textContent = row.hidden ? "" : ++rank;
     one("input", row).checked = state.shown.has(run);
     const test = ranking.tests[state.reference]?.[state.measure]?.[run];
-    row.cells[row.cells.length - 1].textContent = test ? test[3] : "–";
+    if (one(".difference", row)) one(".difference", row).textContent = test ? test[3] : "–";
   }
-  one("#difference").textContent = `${measureOf(state.measure).name} against ${state.reference}`;
+  if (one("#difference")) one("#difference").textContent = `${measureOf(state.measure).name} against ${state.reference}`;
   one("#left").textContent = rank < page.groups.length ? `${rank} of ${page.groups.length} runs` : "";
 }
 
