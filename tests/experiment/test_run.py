@@ -48,6 +48,7 @@ def test_a_run_leaves_everything_that_replays_and_explains_it(tmp_path):
     summary = json.loads((result.folder / "summary.json").read_text())
     assert summary["final"]["accuracy"] == result.rounds[-1]["evaluation"]["accuracy"]
     assert {"versions", "machine", "revision"} <= set(summary)
+    assert summary["objective"] == "fedvls_calibration + 0.1 vacant_distillation + 0.005 suppression"
     replay = fedskew.simulate(result.folder / "config.toml", out=tmp_path / "again")
     assert lines(replay.folder) == lines(result.folder)
     for file in ("model.safetensors", "partition.npz", "config.toml"):

@@ -31,6 +31,17 @@ class _DivergedError(RunError):
     """Nobody is to blame."""
 
 
+def has_own_parts(work: LocalWork, model: FlatModel) -> bool:
+    """Whether a component that trains clients, or the network, is a user's own.
+
+    Args:
+        work: Local training.
+        model: The network.
+    """
+    losses = [work.objective.loss, *(term for _, term in work.objective.terms)]
+    return any(map(is_own, [*losses, work.local_step, *work.hooks.values()])) or own_network(model.module) is not None
+
+
 def watched(work: LocalWork, model: FlatModel) -> LocalWork:
     """The same local training with components that look at what goes through them.
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedskew.engine._backend import Assignment, Backend, Observer, Sent, Update
 from fedskew.engine._contracts import calling, checked_step
-from fedskew.engine._faults import watched
+from fedskew.engine._faults import has_own_parts, watched
 from fedskew.engine._local_work import ClientSamples, LocalWork, Schedule, training_failed
 from fedskew.engine._update_buffer import UpdateBuffer
 from fedskew.errors import ComponentError, RunError
@@ -139,6 +139,8 @@ class SequentialBackend(Backend):
 
     def find_fault(self, round: int, task: Assignment, sent: Sent) -> ComponentError | None:
         """See `Backend.find_fault`."""
+        if not has_own_parts(self.work, self.model):
+            return None
         watching = SequentialBackend(self.model, watched(self.work, self.model))
         try:
             watching.train_client(round, task, sent)

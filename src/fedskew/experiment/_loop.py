@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fedskew import methods
 from fedskew.engine import ClientStates, Evaluation, FedConcatState, RoundRecord, RoundRunner, ServerState
 from fedskew.errors import ConfigError, RunError
 from fedskew.experiment._backends import describe_backend
@@ -202,6 +203,7 @@ class TrainingLoop:
         device = self.model.vector.device
         summary = summarise(self.records, best_round) | surroundings(self.config.engine.threads, device)
         summary["backend"] = describe_backend(self.runner)
+        summary["objective"] = methods.objective_in_words(self.config.method)
         if folder is not None and best_round is not None:
             self.model.write_state(state.best)
             folder.save_model("best.safetensors", self.model.state_dict(), self._info)
