@@ -314,6 +314,19 @@ def test_a_table_with_clients_and_a_test_file(tmp_path):
     assert made.client_names == ("north", "south")
 
 
+@pytest.mark.parametrize("separator", [";", "\t", "|"])
+def test_columns_may_be_apart_by_another_sign(separator, tmp_path):
+    text = "age,label,client\n1,x,a\n3,y,b\n5,x,b\n"
+    read = [
+        data.load("csv", table(tmp_path / "d.csv", text.replace(",", sign)), rng=rng(), test_share=0.4)
+        for sign in (",", separator)
+    ]
+    assert torch.equal(read[0].inputs, read[1].inputs)
+    assert read[1].classes == ("x", "y")
+    with pytest.raises(DataError, match=r"line 2: 'age' is '1,5', not a number"):
+        data.load("csv", table(tmp_path / "d.csv", "age;label\n1,5;x\n"), rng=rng())
+
+
 def test_a_column_called_client_is_taken_for_one(tmp_path):
     path = table(tmp_path / "d.csv", "client,a,label\n" + "".join(f"{k % 3},{k},{k % 2}\n" for k in range(30)))
     made = data.load("csv", path, rng=rng())

@@ -12,6 +12,9 @@ import torch
 from fedskew.data._dataset import Dataset
 from fedskew.data._own import RawSamples, make
 from fedskew.errors import DataError, nearest
+from fedskew.names import separator_of
+
+_HEADER = 1 << 16  # characters in which the header ends
 
 
 def csv(
@@ -27,8 +30,8 @@ def csv(
     Features are standardised with mean and deviation of the training part.
 
     Args:
-        root: The file: a header line, then one sample a line; comma-separated, UTF-8. Columns other than labels and
-            clients must hold numbers.
+        root: The file: a header line, then one sample a line; columns apart by commas, semicolons or tabs, UTF-8.
+            Columns other than labels and clients must hold numbers, with a decimal point.
         rng: Draws the samples to hold out.
         label: Column of labels, any text.
         client: Column of clients; a column called "client" by default, if there is one.
@@ -52,7 +55,9 @@ def _read(path: Path, label: str, client: str | None) -> tuple[RawSamples, list[
     values, lines = array("d"), array("q")
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            rows = reader(file)
+            separator = separator_of(file.read(_HEADER), path)
+            file.seek(0)
+            rows = reader(file, delimiter=separator)
             header = [name.strip() for name in next(rows, [])]
             label_column, client_column = _columns(path, header, label, client)
             features = [column for column in range(len(header)) if column not in (label_column, client_column)]
