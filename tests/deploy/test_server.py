@@ -13,6 +13,7 @@ from federated import NAMES, federate, tree
 from flwr.app import Array, Message
 from safetensors.numpy import load_file
 
+import fedskew
 from fedskew.deploy import Agreement, check_config
 from fedskew.errors import ConfigError, RunError
 from fedskew.experiment import read_runs, resolve
@@ -66,6 +67,11 @@ def test_a_reply_of_nan_is_refused_and_counted_and_touches_nothing(tmp_path: Pat
     for name, values in model(federation.run_folder).items():
         np.testing.assert_array_equal(values, model(without.run_folder)[name])
     assert lines(without.run_folder)[1]["deployment"]["silent"] == ["birch"]
+
+    deployed = fedskew.load(federation.run_folder)
+    assert deployed.classes == tuple(federation.agreement.classes)
+    assert deployed.info.mean == tuple(federation.agreement.mean)
+    assert deployed.predict(np.zeros((2, *federation.agreement.shape))).shape == (2, len(deployed.classes))
 
 
 def test_an_update_out_of_line_is_reported_and_left_out_if_so_agreed(tmp_path: Path) -> None:

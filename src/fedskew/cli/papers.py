@@ -28,7 +28,8 @@ def recipes(
         bool, typer.Option("--config", help="Print the config of the first row, for `fedskew run`.")
     ] = False,
     estimate: Annotated[
-        bool, typer.Option("--estimate", help="Time a few steps, and estimate how long each would take here.")
+        bool,
+        typer.Option("--estimate", help="Time a few steps, for some seconds a recipe, and estimate its time here."),
     ] = False,
     data_root: DataRoot = None,
 ) -> None:
@@ -78,7 +79,7 @@ def _list(console: Console, found: list[Recipe], with_cost: bool, root: Path | N
     if with_cost:
         console.print("Time: all runs one after another on this machine's CPU, estimated from a few measured steps.")
     else:
-        console.print("How long each would take on this machine: fedskew recipes --estimate, which times some steps.")
+        console.print("How long one would take here: fedskew recipes NAME --estimate (for all of them, some minutes).")
     configs = ", ".join(f"@{name}" for name in config_names())
     console.print(f"Configs for fedskew run and fedskew sweep: {configs}", markup=False, highlight=False)
     console.print("Show one: fedskew recipes NAME. Run it: fedskew reproduce NAME.", markup=False)
