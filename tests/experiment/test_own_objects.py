@@ -170,6 +170,13 @@ def test_a_network_given_as_an_object_is_asked_for_where_its_run_is_repeated(tmp
         fedskew.simulate(config)
 
 
+def test_a_model_is_read_back_without_the_data_that_it_was_given(tmp_path):
+    result = fedskew.simulate(TASK, data=DIGITS, out=tmp_path)
+    config = result.folder / "config.toml"
+    config.write_text(config.read_text().replace(result.config.data.name, "given:digits-00000000"))
+    assert fedskew.load(result.folder).predict(DIGITS.test_inputs[:3]).shape == (3, 10)
+
+
 @pytest.mark.parametrize(
     "make",
     [small, lambda: small(), lambda num_classes: nn.Sequential(nn.Flatten(), nn.Linear(64, num_classes))],

@@ -625,8 +625,12 @@ def _check(config: Config) -> None:
     if len(set(config.seeds)) != len(config.seeds):
         raise ConfigError(f"seeds: {config.seeds} names a seed twice")
     pipeline = methods.build(config.method, config.training.momentum).pipeline
-    components.find(data.INDEX, config.data.name, "data.name")
-    components.find(models.INDEX, config.model.name, "model.name")
+    for index, name, key in (
+        (data.INDEX, config.data.name, "data.name"),
+        (models.INDEX, config.model.name, "model.name"),
+    ):
+        if not name.startswith(f"{components.GIVEN}:"):  # an object is asked for where it is used
+            components.find(index, name, key)
     if config.training.augmentation is not None:
         components.find(data.AUGMENTATIONS, config.training.augmentation, "training.augmentation")
     if config.engine.seeds_together and (pipeline is not None or config.tune is not None):
