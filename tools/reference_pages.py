@@ -158,7 +158,7 @@ def _keys(title: str, entry: Any, level: int = 2) -> str:
     rows = []
     for key in entry.keys:
         default = f"`{_cell(key.value)}`" if key.value else "required" if key.required else ""
-        rows.append(f"| `{key.name}` | {_cell(key.kind)} | {default} | {_cell(key.meaning)} |\n")
+        rows.append(f'| <code class="key">{key.name}</code> | {_cell(key.kind)} | {default} | {_cell(key.meaning)} |\n')
     head = "| key | value | default | meaning |\n|---|---|---|---|\n" if rows else ""
     return f"{'#' * level} {title}\n\n{_cell(entry.summary) if level == 2 else ''}\n\n{head}{''.join(rows)}\n"
 

@@ -78,7 +78,7 @@ def counts(
     """Count who holds which labels, and print the table that `fedskew describe` and `fedskew weights` read.
 
     All samples count but those of a test part; in a config, those that its clients train on with its first seed. A
-    table of counts is printed as it was understood. Nothing is decoded or trained.
+    table of counts is printed as it was understood. Takes seconds: nothing is trained.
 
     Examples:
 
