@@ -31,7 +31,7 @@ test-all: test
 test-faults: .venv/ready
 	$(BIN)/python -m pytest -m faults tests/deploy
 
-# Tables, configs and run folders that are changed at random, by seeds: a few minutes.
+# Tables, configs and run folders that are changed at random, by seeds: a few minutes. FUZZ=500 has more run folders.
 test-fuzz: .venv/ready
 	$(TEST) -m fuzz tests/fuzz
 

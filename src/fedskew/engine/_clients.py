@@ -140,15 +140,19 @@ class ClientStates:
         path = self._path(client, self._rounds[client])
         with writing(path):
             self._folder.mkdir(parents=True, exist_ok=True)
-        save_tensors(path, {name: tensor.detach().cpu().contiguous() for name, tensor in self._cached[client].items()})
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self._cached[client].items()}
+        save_tensors(path, tensors, {"of": path.stem})
         self._unwritten.remove(client)
 
     def _read(self, client: int) -> Named:
         path = self._path(client, self._rounds[client])
         try:
-            return load_tensors(path)[0]
+            tensors, notes = load_tensors(path)
         except RunError as error:
             raise _lost(path, client, str(error)) from None
+        if notes.get("of") != path.stem:
+            raise _lost(path, client, f"it holds client and round {notes.get('of')}")
+        return tensors
 
     def _path(self, client: int, round: int) -> Path:
         return self._folder / f"{client}-{round}.safetensors"

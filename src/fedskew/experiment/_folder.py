@@ -28,7 +28,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 from safetensors import SafetensorError
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fedskew.engine import RoundRecord
@@ -198,6 +198,29 @@ class RunFolder:
                 save_file(dict(tensors), part, metadata=info.metadata())
         except SafetensorError as error:
             raise RunError(f"{self.path / name}: can't be written: {error}") from None
+
+    def check_model(self, name: str, tensors: Mapping[str, Tensor]) -> None:
+        """Check that a model that was written is still these tensors.
+
+        Args:
+            name: Name of the file.
+            tensors: The model's state dict.
+
+        Raises:
+            RunError: It is missing or another.
+        """
+        path = self.path / name
+        try:
+            there = load_file(path)
+        except (OSError, ValueError, SafetensorError) as error:
+            raise RunError(
+                f"{path}: can't be read ({error}); start over with --fresh, which keeps the old folder"
+            ) from None
+        if there.keys() != tensors.keys() or not all(there[key].equal(value.cpu()) for key, value in tensors.items()):
+            raise RunError(
+                f"{path}: is not the model of the checkpoint beside it; start over with --fresh, which keeps the old "
+                "folder"
+            )
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write `summary.json`.

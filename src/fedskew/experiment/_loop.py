@@ -198,6 +198,8 @@ class TrainingLoop:
         state, folder = self._state, self._folder
         if self._finished is not None:
             self.model.write_state(final)
+            assert folder is not None, "only a folder's run was finished before"
+            folder.check_model("model.safetensors", self.model.state_dict())
             return self._run(self._finished)
         best_round = state.best_round if state.best_round >= 0 else None
         device = self.model.vector.device
