@@ -105,6 +105,18 @@ def test_notes_stand_apart_from_the_table(tmp_path: Path, command: Command) -> N
     assert "names no clients" in alone.stderr
 
 
+def test_a_note_on_data_that_a_run_loads_for_every_seed_is_printed_once(tmp_path: Path, command: Command) -> None:
+    labels = np.array(["Flu", "flu"] * 10)
+    np.savez(tmp_path / "a.npz", x=np.arange(40.0).reshape(20, 2), y=labels)
+    (tmp_path / "my.toml").write_text(
+        'seeds = [0, 1]\ndata = {name = "npz", root = "a.npz"}\nmodel = {name = "logistic"}\n'
+        'partition = {rule = "iid", clients = 2}\ntraining = {rounds = 1}\n'
+    )
+    done = command("run", "my.toml", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("names 'Flu' and 'flu'") == 1
+
+
 @pytest.mark.parametrize(
     ("content", "words", "message"),
     [

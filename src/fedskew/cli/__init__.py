@@ -58,11 +58,15 @@ def options(
 
 
 def _as_note(show: Callable[..., None]) -> Callable[..., None]:
-    """What shows a warning: one of ours as a line, all others as before."""
+    """What shows a warning: one of ours as a line, once however often data are loaded; all others as before."""
+    shown: set[str] = set()
 
     def note(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
         if not issubclass(category, DataWarning | BackendWarning):
             return show(message, category, *place, **more)
+        if str(message) in shown:
+            return None
+        shown.add(str(message))
         console = Console(stderr=True, soft_wrap=True, quiet=torchrun.rank() > 0)
         return console.print(f"note: {message}", markup=False, highlight=False, style="yellow")
 

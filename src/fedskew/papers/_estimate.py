@@ -80,7 +80,9 @@ def _clients_and_samples(config: Config, facts: DatasetFacts) -> tuple[int, floa
 def _estimated(config: Config, facts: DatasetFacts) -> float:
     training = config.training
     clients, samples = _clients_and_samples(config, facts)
-    participants = max(1, math.floor(training.participation * clients + 1e-9))
+    participants = training.participation * clients  # a share, where the number of clients is the data set's own
+    if config.partition.clients is not None:
+        participants = max(1, math.floor(participants + 1e-9))
     batches = math.ceil(samples / clients / training.batch_size)
     per_client = training.epochs * batches if training.steps is None else training.steps
     step, evaluated = _measured(
