@@ -81,6 +81,8 @@ def tiny(row: RecipeRow, root: Path) -> RecipeRow:
         partition["min_size"] = 0
     if "samples_per_client" in partition:
         partition["samples_per_client"] = 6
+    if "clients" in partition and "clients" not in tree.get("evaluation", {}):  # a figure shows a client of its own
+        tree["training"]["participation"] = min(tree["training"].get("participation", 1.0), 3 / partition["clients"])
     if "tune" in tree:
         tree["tune"]["values"] = [0.0, 0.5]
     return RecipeRow(row.labels, tree)
