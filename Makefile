@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 # Test processes, each on one thread. Many tests start programs, which start faster from compiled files.
 JOBS ?= logical
-TEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS)
+TEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 .PHONY: demo lint check test test-all test-faults test-fuzz bench data docs lock
 demo: .venv/ready

@@ -77,6 +77,11 @@ def is_finished(folder: Path) -> bool:
     return (folder / "summary.json").exists() and (folder / "report.html").exists()
 
 
+def said_in(out: str) -> list[str]:
+    """Lines that do not depend on time: how much is left is said every 30 seconds."""
+    return [line for line in out.splitlines() if not line.endswith(" left")]
+
+
 def state_of(folder: Path) -> dict[Path, tuple[int, bytes]]:
     return {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in folder.rglob("*") if path.is_file()}
 
@@ -105,13 +110,15 @@ def test_a_sweep_killed_and_stopped_in_the_middle_does_only_what_is_missing_and_
         process.send_signal(signal.SIGINT)  # to this process alone; a terminal sends it to its workers as well
         out, err = process.communicate()
     assert process.returncode == 130
-    assert out.splitlines() == ["1 of 2 runs are finished already", "stopped; run the same command again to continue"]
+    assert said_in(out) == ["1 of 2 runs are finished already", "stopped; run the same command again to continue"]
     assert err == ""
     assert killed < rounds(home) < 61
 
     done = subprocess.run(COMMAND, cwd=home, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("1 of 2 runs are finished already\n2 of 2 runs  fedentopt+fedprox, seed 0: accuracy ")
+    first, second, *_ = said_in(done.stdout)
+    assert first == "1 of 2 runs are finished already"
+    assert second.startswith("2 of 2 runs  fedentopt+fedprox, seed 0: accuracy ")
     assert state_of(short(home)) == before
 
     (home / "whole").mkdir()
@@ -154,11 +161,11 @@ def test_a_mistake_is_one_line_and_exit_status_2_before_anything_runs(home, comm
     assert done.returncode == 2
     assert len(done.stderr.strip().splitlines()) == 1
     assert says in done.stderr
-    assert done.stdout == ""
+    assert all(line.startswith("Time: about") for line in done.stdout.splitlines())  # an estimate may come first
     assert not (home / "runs").exists()
 
 
 def test_help_shows_the_file_and_an_example(home, command):
     done = command("sweep", "--help", cwd=home)
     assert "[sweep.grid]" in done.stdout
-    assert "fedskew sweep recipes/compare.toml --quick" in done.stdout
+    assert "fedskew sweep @compare --quick" in done.stdout

@@ -444,7 +444,9 @@ def test_own_components_work_and_a_run_that_fails_stops_no_other(tmp_path, monke
     sweep = sweep_of(tmp_path, tables, changes={"seeds": [0]})
     result = run_sweep(sweep, tmp_path / "runs", processes=2)
     bad, dead = result.failures
-    assert bad.startswith("bad, seed 0: KeyError: 'lost' (for the traceback: fedskew --debug run ")
+    assert bad.startswith(
+        "bad, seed 0: round 1: weighting own_weights:Own: weigh() failed: KeyError: 'lost' (own_weights.py"
+    )
     assert dead.startswith("dead, seed 0: its process ended early (SIGKILL, perhaps for want of memory)")
     assert [len(row.seeds) for row in result.rows] == [0, 0, 1]
     (own,) = read_runs(run_folder(sweep.cells[2].config, tmp_path / "runs"))
