@@ -62,7 +62,15 @@ def test_a_batch_of_one_is_found_before_the_first_round_and_leaving_it_out_is_th
     assert sorted(result.rounds[1]["steps"]) == [2, 2, 3]
 
 
-@pytest.mark.parametrize("changes", [{"batch_size": 5}, {"steps": 1}, {"epochs": 0}, {"smallest_batch": 4}])
+def test_a_part_of_an_epoch_that_reaches_the_batch_of_one_is_found_too():
+    """0.9 of three batches, rounded up, is all three."""
+    with pytest.raises(ConfigError, match="client y has a batch of one"):
+        fedskew.simulate(TASK, **training(epochs=0.9))
+
+
+@pytest.mark.parametrize(
+    "changes", [{"epochs": 0.5}, {"batch_size": 5}, {"steps": 1}, {"epochs": 0}, {"smallest_batch": 4}]
+)
 def test_what_brings_no_batch_of_one_trains(changes):
     fedskew.simulate(TASK, **training(**changes))
 

@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -81,6 +82,55 @@ def test_an_edit_of_ones_own_code_or_of_what_it_imports_is_said_and_stops_a_resu
     assert "2.0" in (result.folder / "code" / "helper_a.py").read_text()
 
 
+SCRIPT = """\
+from torch import nn
+import numpy as np
+
+SCALES = [1.0, 2.0]
+POWER = np.float64(2.0)
+twice = lambda values: values * 2
+
+class Base(nn.Sequential):
+    factor = 1.0
+    def __init__(self, num_classes, in_shape):
+        super().__init__(nn.Flatten(), nn.Linear(64, num_classes))
+    def forward(self, inputs):
+        return twice(super().forward(inputs)) * SCALES[0] ** POWER * self.factor
+
+class Net(Base):
+    factor = 3.0
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("SCALES = [1.0", "SCALES = [5.0"),
+        ("POWER = np.float64(2.0)", "POWER = np.float64(3.0)"),
+        ("values * 2", "values * 4"),
+        ("factor = 3.0", "factor = 9.0"),
+        ("* self.factor", "/ self.factor"),
+    ],
+)
+def test_an_edit_of_a_script_counts_wherever_its_component_looks(tmp_path, monkeypatch, before, after):
+    def start(name: str, text: str) -> type:
+        """Run the script in a new process, as it were."""
+        path = tmp_path / name
+        path.write_text(text, encoding="utf-8")
+        script = ModuleType("__main__")
+        script.__file__ = str(path)
+        monkeypatch.setitem(sys.modules, "__main__", script)
+        exec(compile(text, path, "exec"), vars(script))
+        return script.Net
+
+    tree = {**TASK, "training": {**TASK["training"], "rounds": 0}}
+    fedskew.simulate(tree, model=start("first.py", SCRIPT), out=tmp_path)
+    fedskew.simulate(tree, model=start("second.py", "VALUE = []\n" + SCRIPT), out=tmp_path, resume=True)
+    assert before in SCRIPT
+    with pytest.raises(RunError, match=r"your code changed \(__main__.py\)"):
+        fedskew.simulate(tree, model=start("third.py", SCRIPT.replace(before, after)), out=tmp_path, resume=True)
+
+
 SWEEP = """\
 name = "swept"
 seeds = [0, 1]
@@ -98,6 +148,16 @@ def table(path: Path, rows: int = 120, shift: float = 0.0) -> Path:
     lines = [f"{x:.4f},{y:.4f},{'abcd'[row % 4]}" for row, (x, y) in enumerate(rng.normal(size=(rows, 2)) + shift)]
     path.write_text("\n".join(["x,y,label", *lines]) + "\n", encoding="utf-8")
     return path
+
+
+def test_the_same_data_of_another_time_are_the_same_where_partition_seed_draws_the_test_part(tmp_path):
+    root = table(tmp_path / "own.csv")
+    file = tmp_path / "swept.toml"
+    text = SWEEP.format(root=root, more="").replace("seeds = [0, 1]", "seeds = [0]")
+    file.write_text(text.replace("labels_per_client = 2", "labels_per_client = 2, seed = 7"), encoding="utf-8")
+    fedskew.simulate(read_sweep(file).cells[0].config, out=tmp_path / "runs")
+    os.utime(root, (1, 1))
+    assert not run_sweep(read_sweep(file), tmp_path / "runs").failures
 
 
 @pytest.mark.parametrize("change", ["rows are deleted", "a value is edited"])

@@ -109,5 +109,6 @@ def _has_batch_of_one(training: TrainingSection, size: int) -> bool:
     batches = math.ceil(size / training.batch_size)
     if training.batch_size == 1:
         return size > 0 and training.epochs > 0
-    reached = training.epochs >= 1 and (training.steps is None or training.steps >= batches)
+    steps = math.ceil(training.epochs * batches - 1e-9) if training.steps is None else training.steps
+    reached = 0 < batches <= steps
     return reached and training.smallest_batch == 1 and size % training.batch_size == 1

@@ -78,8 +78,7 @@ def make_task(config: Config, seed: int) -> Task:
         PartitionError: The rule can't divide them.
         ConfigError: The config does not fit the data.
     """
-    if config.partition.seed is not None:
-        seed = config.partition.seed
+    seed = data_seed(config, seed)
     dataset = load_dataset(config, seed)
     labels = dataset.targets.numpy()
     usable = _usable(dataset, config.data.rows, generator(seed, Purpose.ROWS))
@@ -254,12 +253,17 @@ def _noisy_target(target: FloatArray | None, noise: float, seed: int) -> FloatAr
     return shares
 
 
+def data_seed(config: Config, seed: int) -> int:
+    """The seed of data set and partition: the config's `partition.seed`, else that of the run."""
+    return seed if config.partition.seed is None else config.partition.seed
+
+
 def load_dataset(config: Config, seed: int) -> Dataset:
     """Load the data set of a config.
 
     Args:
         config: The config.
-        seed: The seed, for data sets that are drawn at random.
+        seed: The seed, for data sets that are drawn at random (see `data_seed`).
 
     Raises:
         DataError: The data can't be loaded.

@@ -153,23 +153,62 @@ def _of_script(names: Iterable[str]) -> tuple[str, set[str]]:
         value = script[name]
         if isinstance(value, ModuleType):
             modules.add(value.__name__)
-        elif (origin := getattr(value, "__module__", None)) not in (None, _SCRIPT):
-            modules.add(str(origin))
-        else:
-            text = _definition(name, value)
-            found[name] = text
-            waiting += [node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)]
-    return "\n\n".join(found[name] for name in sorted(found)) + "\n", modules
-
-
-def _definition(name: str, value: Any) -> str:
-    """The source of a class or function of a script or a notebook's cell; of a plain value, what it is."""
-    codes = [value, *vars(value).values()] if isinstance(value, type) else [value]
-    for code in (getattr(each, "__code__", None) for each in codes):
-        if code is None:
             continue
-        text = "".join(linecache.getlines(code.co_filename))
-        for node in ast.parse(text).body:
-            if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
-                return ast.unparse(node)
-    return f"{name} = {value!r}" if isinstance(value, int | float | str | bool | tuple | None) else ""
+        elsewhere = hasattr(value, "__qualname__") and value.__module__ not in (None, _SCRIPT)
+        if elsewhere:
+            modules.add(str(value.__module__))
+        found[name] = text = _definition(name, value, [] if elsewhere else _files_of(value))
+        waiting += [node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)]
+    return "\n\n".join(filter(None, (found[name] for name in sorted(found)))) + "\n", modules
+
+
+def _definition(name: str, value: Any, files: Iterable[str]) -> str:
+    """What a script or a notebook's newest cell that binds a name binds it to; of a plain value, what it is."""
+    if _is_plain(value):
+        return f"{name} = {value!r}"
+    main = getattr(sys.modules[_SCRIPT], "__file__", None)
+    for file in [*files, *([main] if main else _cells())]:
+        try:
+            statements = ast.parse("".join(linecache.getlines(file)))
+        except (SyntaxError, ValueError):
+            continue
+        if found := [ast.unparse(node) for node in _statements(statements) if name in _bound(node)]:
+            return "\n".join(found)
+    return ""
+
+
+def _cells() -> list[str]:
+    """What linecache calls a notebook's cells, newest first: they are in no file, so they have no time."""
+    return [name for name, entry in reversed(linecache.cache.items()) if len(entry) > 1 and entry[1] is None]
+
+
+def _is_plain(value: Any) -> bool:
+    if type(value) is tuple:
+        return all(map(_is_plain, value))
+    return value is None or type(value) in (int, float, str, bool)
+
+
+def _files_of(value: Any) -> list[str]:
+    """Where a class's or a function's own code is from."""
+    codes = [value, *vars(value).values()] if isinstance(value, type) else [value]
+    found = [code.co_filename for code in (getattr(each, "__code__", None) for each in codes) if code is not None]
+    return list(dict.fromkeys(found))
+
+
+def _statements(node: ast.AST) -> Iterator[ast.stmt]:
+    """The statements outside of functions and classes, those inside an `if` or a loop included."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.stmt):
+            yield child
+        if not isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef | ast.expr):
+            yield from _statements(child)
+
+
+def _bound(node: ast.stmt) -> set[str]:
+    """The names that a statement defines or assigns to, also where it changes an element or an attribute."""
+    if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        return {node.name}
+    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+    kinds = ast.Assign | ast.AnnAssign | ast.AugAssign
+    parts = [part for target in targets if target is not None for part in ast.walk(target)]
+    return {part.id for part in parts if isinstance(part, ast.Name)} if isinstance(node, kinds) else set()

@@ -17,7 +17,7 @@ from fedskew.experiment._config import Config, cores
 from fedskew.experiment._folder import read_runs
 from fedskew.experiment._grid import Cell, Sweep
 from fedskew.experiment._identity import changed_since, checksum, set_aside
-from fedskew.experiment._setup import choose_device, load_dataset, make_task, make_training_loop
+from fedskew.experiment._setup import choose_device, data_seed, load_dataset, make_task, make_training_loop
 from fedskew.experiment._simulate import is_finished, run_folder
 from fedskew.experiment._sweep_tables import CellResult, table_notes, write_tables
 from fedskew.experiment._trackers import make_trackers
@@ -232,9 +232,10 @@ def _stale(jobs: Sequence[Job], out: Path, damaged_too: bool) -> list[tuple[Job,
 
     def data_of(job: Job) -> str:
         tree = job.config.tree()
-        key = json.dumps([tree["data"], tree["partition"], job.seed])
+        seed = data_seed(job.config, job.seed)
+        key = json.dumps([tree["data"], tree["partition"], seed])
         if key not in checksums:
-            checksums[key] = checksum(job.config, load_dataset(job.config, job.seed))
+            checksums[key] = checksum(job.config, load_dataset(job.config, seed))
         return checksums[key]
 
     found = [(job, changed_since(job.folder(out), job.config, partial(data_of, job))) for job in jobs]
