@@ -87,10 +87,10 @@ def state_of(folder: Path) -> dict[Path, tuple[int, bytes]]:
 
 
 def tables(cwd: Path) -> dict[str, list]:
-    """The sweep's tables without their last columns, which are seconds."""
+    """The sweep's tables without their last columns: seconds, and why a run failed."""
     (folder,) = cwd.glob("runs/sweep-small-*")
     with (folder / "table.csv").open() as cells, (folder / "runs.csv").open() as runs:
-        plain = {"cells": [line[:-2] for line in csv.reader(cells)], "runs": [line[:-1] for line in csv.reader(runs)]}
+        plain = {"cells": [line[:-2] for line in csv.reader(cells)], "runs": [line[:-2] for line in csv.reader(runs)]}
     text = [line.rsplit("|", 2)[0] for line in (folder / "table.md").read_text().splitlines() if line.startswith("|")]
     return plain | {"text": text}
 
