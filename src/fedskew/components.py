@@ -235,6 +235,15 @@ def keep(value: Any, label: str, digest: str) -> str:
     return name
 
 
+def given_in(tree: Any) -> list[Any]:
+    """The objects given from Python that a config's tree names, as far as this process has them."""
+    if isinstance(tree, Mapping):
+        return [value for part in tree.values() for value in given_in(part)]
+    if isinstance(tree, list | tuple):
+        return [value for part in tree for value in given_in(part)]
+    return [_given[tree]] if isinstance(tree, str) and tree in _given else []
+
+
 def call(function: Any, name: str, section: str, known: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
     """Call a user's own class or function.
 

@@ -47,6 +47,15 @@ def test_run_trains_and_says_where_the_report_is(config, tmp_path, command):
     assert str(page.relative_to(tmp_path)) in done.stdout
 
 
+def test_starting_over_from_a_run_folders_config_writes_to_that_folder(config, tmp_path, command):
+    assert command("run", config, "--quick", "--out", "mine", cwd=tmp_path).returncode == 0
+    (stored,) = (tmp_path / "mine").glob("small-*/config.toml")
+    done = command("run", stored, "--fresh", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "runs").exists()
+    assert (tmp_path / "mine" / "earlier" / f"{stored.parent.name}.1").is_dir()
+
+
 def test_run_says_the_whole_objective(config, tmp_path, command):
     extra = 'method.objective.extra_terms=[{name = "fedntd", weight = 1}]'
     done = command("run", config, "--quick", "--set", "method.preset=fedlc", "--set", extra, cwd=tmp_path)

@@ -8,11 +8,13 @@ import math
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
+import torch
 
 import fedskew
 from fedskew.errors import ConfigError, RunError
@@ -112,23 +114,56 @@ class Net(Base):
         ("* self.factor", "/ self.factor"),
     ],
 )
-def test_an_edit_of_a_script_counts_wherever_its_component_looks(tmp_path, monkeypatch, before, after):
-    def start(name: str, text: str) -> type:
-        """Run the script in a new process, as it were."""
-        path = tmp_path / name
-        path.write_text(text, encoding="utf-8")
-        script = ModuleType("__main__")
-        script.__file__ = str(path)
-        monkeypatch.setitem(sys.modules, "__main__", script)
-        exec(compile(text, path, "exec"), vars(script))
-        return script.Net
+def started(path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Run a script in a new process, as it were."""
+    path.write_text(text, encoding="utf-8")
+    script = ModuleType("__main__")
+    script.__file__ = str(path)
+    monkeypatch.setitem(sys.modules, "__main__", script)
+    exec(compile(text, path, "exec"), vars(script))
+    return script
 
-    tree = {**TASK, "training": {**TASK["training"], "rounds": 0}}
-    fedskew.simulate(tree, model=start("first.py", SCRIPT), out=tmp_path)
-    fedskew.simulate(tree, model=start("second.py", "VALUE = []\n" + SCRIPT), out=tmp_path, resume=True)
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("SCALES = [1.0", "SCALES = [5.0"),
+        ("POWER = np.float64(2.0)", "POWER = np.float64(3.0)"),
+        ("values * 2", "values * 4"),
+        ("factor = 3.0", "factor = 9.0"),
+        ("* self.factor", "/ self.factor"),
+    ],
+)
+def test_an_edit_of_a_script_counts_wherever_its_component_looks(tmp_path, monkeypatch, before, after):
+    def run(name: str, text: str, **how: bool) -> None:
+        net = started(tmp_path / name, text, monkeypatch).Net
+        fedskew.simulate({**TASK, "training": {"rounds": 0}}, model=net, out=tmp_path, **how)
+
+    run("first.py", SCRIPT)
+    run("second.py", "VALUE = []\n" + SCRIPT, resume=True)
     assert before in SCRIPT
     with pytest.raises(RunError, match=r"your code changed \(__main__.py\)"):
-        fedskew.simulate(tree, model=start("third.py", SCRIPT.replace(before, after)), out=tmp_path, resume=True)
+        run("third.py", SCRIPT.replace(before, after), resume=True)
+
+
+GIVEN = {
+    "a network": lambda script: script.Net(10, (1, 8, 8)),
+    "a partial": lambda script: partial(script.Net, in_shape=(1, 8, 8)),
+    "a lambda": lambda script: eval("lambda num_classes: Net(num_classes, None)", vars(script)),
+}
+
+
+@pytest.mark.parametrize("given", GIVEN.values(), ids=GIVEN)
+def test_an_edit_of_the_class_of_a_given_network_counts(tmp_path, monkeypatch, given):
+    def run(name: str, text: str, **how: bool) -> None:
+        torch.manual_seed(0)
+        model = given(started(tmp_path / name, text, monkeypatch))
+        fedskew.simulate({**TASK, "training": {"rounds": 0}}, model=model, out=tmp_path, **how)
+
+    run("first.py", SCRIPT)
+    run("second.py", SCRIPT + "VALUE = []\n", resume=True)
+    with pytest.raises(RunError, match=r"your code changed \(__main__.py\)"):
+        run("third.py", SCRIPT.replace("values * 2", "values * 4"), resume=True)
 
 
 SWEEP = """\
@@ -232,6 +267,31 @@ def test_data_from_a_function_of_ones_own_are_compared_by_content(tmp_path, own)
         fedskew.simulate(result.config, out=tmp_path, resume=True)
 
 
+BYTES = """\
+import numpy as np
+import torch
+from fedskew.data import ByteImages, Dataset
+
+def mine():
+    images = ByteImages(torch.from_numpy(np.load("FILE")), (0.5,), (0.2,))
+    labels = torch.arange(600) % 3
+    return Dataset("mine", images, labels, images, labels, ("a", "b", "c"), mean=(0.5,), std=(0.2,))
+"""
+
+
+def test_every_image_of_bytes_counts_as_data(tmp_path, own):
+    pixels = np.random.default_rng(0).integers(0, 255, (600, 1, 2, 2), dtype=np.uint8)
+    np.save(tmp_path / "pixels.npy", pixels)
+    own("data_e", BYTES.replace("FILE", str(tmp_path / "pixels.npy")))
+    tree = {**TASK, "data": {"name": "data_e:mine"}, "training": {"rounds": 0}}
+    fedskew.simulate(tree, out=tmp_path)
+    fedskew.simulate(tree, out=tmp_path, resume=True)
+    pixels[1, 0, 0, 0] += 1
+    np.save(tmp_path / "pixels.npy", pixels)
+    with pytest.raises(RunError, match="your data changed"):
+        fedskew.simulate(tree, out=tmp_path, resume=True)
+
+
 def test_another_version_of_fedskew_and_a_folder_that_does_not_say_are_not_mixed(tmp_path):
     result = fedskew.simulate(TASK, out=tmp_path)
     path = result.folder / "identity.json"
@@ -274,6 +334,11 @@ def test_two_processes_never_write_one_run_or_one_sweep(tmp_path):
     sweep = read_sweep(file)
     with locked(sweep.folder(tmp_path)), pytest.raises(RunError, match="sweep-swept-.*: another run is writing here"):
         run_sweep(sweep, tmp_path)
+    run = fedskew.simulate(sweep.cells[0].config.for_seed(0), out=tmp_path).folder
+    table(tmp_path / "own.csv", shift=1.0)
+    with locked(sweep.folder(tmp_path)), pytest.raises(RunError, match="another run is writing here"):
+        run_sweep(sweep, tmp_path, fresh=True)
+    assert (run / "summary.json").exists()  # what is refused moves nothing
 
 
 def test_a_run_folder_replays_from_any_directory(tmp_path, monkeypatch, own):

@@ -13,7 +13,7 @@ from torch import nn
 
 import fedskew
 from fedskew.data import ByteImages, Dataset
-from fedskew.errors import ArgumentError, ConfigError, MissingPackageError, RunError
+from fedskew.errors import ArgumentError, ConfigError, DataWarning, MissingPackageError, RunError
 
 IMAGES = {
     "data": {"name": "digits"},
@@ -92,6 +92,20 @@ def test_samples_of_another_form_are_refused_in_one_line(run, inputs, words):
         fedskew.load(run.folder).predict(inputs)
     assert words in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_images_in_other_units_than_those_of_training_are_warned_of(tmp_path):
+    images, labels = DIGITS.inputs.numpy(), DIGITS.targets.numpy()
+    levels = (255 * images).round().astype(np.uint8)
+    np.savez(tmp_path / "own.npz", x=levels, y=labels)
+    result = trained(tmp_path, data={"name": "npz", "root": str(tmp_path / "own.npz")},
+                     training={**IMAGES["training"], "rounds": 0})  # fmt: skip
+    model = fedskew.load(result.folder)
+    expected = model.predict(levels[:9])
+    np.testing.assert_allclose(model.predict(levels[:9] / 255), expected, atol=1e-6)
+    for others in (levels[:9].astype(np.float32), levels[:9].astype(np.int64)):
+        with pytest.warns(DataWarning, match=r"images are given in \[0, 1\] or as uint8"):
+            model.predict(others)
 
 
 def test_features_in_their_own_units_are_normalised_as_in_training(tmp_path):

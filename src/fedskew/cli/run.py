@@ -77,7 +77,7 @@ def run(
     whole = read(config, changed, quick)
     configs: list[Config] = [whole.with_method(name) for name in method] if method else [whole]
     console = Console(quiet=torchrun.rank() > 0)
-    if resume and config.parent.name == run_folder(whole, out).name:  # the config of a run folder: that run
+    if (resume or fresh) and config.parent.name == run_folder(whole, out).name:  # the config of a run folder: that run
         out = config.parent.parent
     for one in configs:
         notes = methods.check(methods.build(one.method, one.training.momentum))

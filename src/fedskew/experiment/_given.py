@@ -50,6 +50,8 @@ def digest_of_code(function: Callable[..., Any]) -> str:
 def _parts(value: Any) -> list[str]:
     if isinstance(value, partial):
         return [*_parts(value.func), repr(value.args), repr(value.keywords)]
+    if isinstance(value, staticmethod | classmethod):
+        return _parts(value.__func__)
     if isinstance(value, type):
         return [value.__qualname__, *(part for one in vars(value).values() if callable(one) for part in _parts(one))]
     if isinstance(value, FunctionType):

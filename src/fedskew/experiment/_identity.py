@@ -23,7 +23,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from fedskew.data import Dataset
+from fedskew.data import ByteImages, Dataset
 from fedskew.errors import RunError
 from fedskew.experiment._config import CODE, IDENTITY, Config, Origin
 from fedskew.experiment._sources import changed_sources, own_sources
@@ -31,7 +31,7 @@ from fedskew.files import write_text, writing
 
 _OWN_FILES = ("csv", "npz", "folder", "huggingface")
 _ROWS = 256
-"""How many rows stand for the inputs of a data set that is read batch by batch."""
+"""How many rows stand for the inputs of a data set that is read from files batch by batch."""
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ def set_aside(folder: Path) -> Path | None:
 def checksum(config: Config, dataset: Dataset) -> str:
     """Checksum of a data set's content, and of the partition's file where the config names one.
 
-    Of inputs that are read batch by batch, shape and 256 rows count, evenly spread.
+    Of inputs that are read batch by batch from files, shape and 256 rows count, evenly spread.
 
     Args:
         config: The config.
@@ -186,6 +186,8 @@ def checksum(config: Config, dataset: Dataset) -> str:
     for field in dataclasses.fields(dataset):
         value = getattr(dataset, field.name)
         found.update(f"{field.name}:".encode())
+        if type(value) is ByteImages:  # in memory, unlike those of its subclasses
+            value = value.pixels
         if field.name in ("inputs", "test_inputs") and not isinstance(value, Tensor):
             found.update(str(tuple(value.shape)).encode())
             value = value.index_select(0, torch.linspace(0, len(value) - 1, min(_ROWS, len(value))).long())

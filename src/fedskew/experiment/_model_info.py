@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import warnings
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedskew.errors import ArgumentError
+from fedskew.errors import ArgumentError, DataWarning
 
 KEY = "fedskew"
 """The one key of a model file's metadata: their order is not fixed, and equal runs must give equal bytes."""
+FAR = 20.0
+"""Standard deviations from the mean of training beyond which an image is taken to be in other units."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,8 @@ class ModelInfo:
                 or uint8 from 0 to 255.
 
         Returns:
-            What the network takes, float32 or int64.
+            What the network takes, float32 or int64. Images with values above 1 that are far from those of training
+            issue a DataWarning.
 
         Raises:
             ArgumentError: Another shape or type; the message says which is expected.
@@ -82,5 +86,13 @@ class ModelInfo:
                 torch.tensor(part, dtype=values.dtype, device=values.device).view(-1, *(1 for _ in shape[1:]))
                 for part in (self.mean, self.std)
             )
+            above_one = len(shape) == 3 and values.numel() and values.max() > 1
             values = (values - mean) / std
+            if above_one and values.abs().max() > FAR:
+                warnings.warn(
+                    f"inputs: some are more than {FAR:g} standard deviations from the images of training; images are "
+                    "given in [0, 1] or as uint8 (arrays: in the units of training), so these may mean nothing",
+                    DataWarning,
+                    stacklevel=2,
+                )
         return values.float()

@@ -1,8 +1,9 @@
 """The source of a user's own components, and of what these import from the user's side.
 
-Own is what a config names as `module:attribute`, and every module that it imports, directly or not, that is not
-installed: neither Python's own, nor in site-packages, nor fedskew's. Of a module, the whole file counts. Of a script
-or a notebook (`__main__`), only the definitions that the named ones use: the rest is what calls fedskew.
+Own is what a config names as `module:attribute`, the classes and functions of what is given as an object, and every
+module that these import, directly or not, that is not installed: neither Python's own, nor in site-packages, nor
+fedskew's. Of a module, the whole file counts. Of a script or a notebook (`__main__`), only the definitions that the
+named ones use: the rest is what calls fedskew.
 """
 
 from __future__ import annotations
@@ -14,11 +15,15 @@ import sys
 import sysconfig
 import tokenize
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cache
+from functools import cache, partial
 from importlib.machinery import PathFinder
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
+
+from torch import nn
+
+from fedskew.components import given_in
 
 _NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _SCRIPT = "__main__"
@@ -39,7 +44,9 @@ def own_sources(tree: Any) -> dict[str, str]:
     found: dict[str, str] = {}
     modules = {module for module, _ in named if module in sys.modules and module != _SCRIPT}
     tops = frozenset(module.partition(".")[0] for module in modules)
-    if script := {attribute for module, attribute in named if module == _SCRIPT}:
+    used = set().union(*map(_used, given_in(tree)))
+    modules |= {module for module, _ in used if module in sys.modules and module != _SCRIPT}
+    if script := {attribute for module, attribute in named | used if module == _SCRIPT}:
         text, imported = _of_script(script)
         found["__main__.py"] = text
         modules |= imported
@@ -56,6 +63,26 @@ def own_sources(tree: Any) -> dict[str, str]:
         seen |= new
         waiting += new
     return found
+
+
+def _used(value: Any) -> set[tuple[str, str]]:
+    """Module and name of the classes and functions that an object given from Python is made of."""
+    if isinstance(value, partial):
+        return set().union(*map(_used, (value.func, *value.args, *value.keywords.values())))
+    if isinstance(value, nn.Module):
+        return set().union(*(_used(kind) for kind in {type(layer) for layer in value.modules()}))
+    if not isinstance(value, type | FunctionType):
+        return set()
+    if isinstance(value, FunctionType) and value.__module__ == _SCRIPT and not value.__qualname__.isidentifier():
+        cells = [cell.cell_contents for cell in value.__closure__ or ()]  # of a lambda or a function inside another
+        return {(_SCRIPT, name) for name in _globals_of(value.__code__)}.union(*map(_used, cells))
+    return {(value.__module__, value.__qualname__.partition(".")[0])}
+
+
+def _globals_of(code: CodeType) -> set[str]:
+    """The names that a function, and what is defined inside it, looks up outside."""
+    inner = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    return set(code.co_names).union(*map(_globals_of, inner))
 
 
 def changed_sources(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:

@@ -159,10 +159,12 @@ def run_sweep(
     stale = _stale(jobs, out, damaged_too=fresh)
     if stale and not fresh:
         raise RunError(_say_stale(stale, len(jobs), out))
-    for job, _ in stale:
-        with locked(job.folder(out)):
-            pass  # no other process writes there
-        set_aside(job.folder(out))
+    if stale:
+        with locked(sweep.folder(out)):  # what another process is at work on stays where it is
+            for job, _ in stale:
+                with locked(job.folder(out)):
+                    pass  # no other process writes there
+                set_aside(job.folder(out))
     missing = [job for job in jobs if not job.is_finished(out)]
     _check(missing, out)
     with locked(sweep.folder(out)):

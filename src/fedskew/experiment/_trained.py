@@ -75,7 +75,8 @@ class TrainedModel:
             Probabilities, `(samples, classes)`, rows of sum 1.
 
         Raises:
-            ArgumentError: The samples' shape or type is not the model's; the message says which is expected.
+            ArgumentError: The samples' shape or type is not the model's; the message says which is expected. Images in
+                other units, such as floats up to 255, issue a DataWarning.
         """
         device = next(self.network.parameters()).device
         logits = [self.network(batch.to(device)).double() for batch in self._batches(inputs, normalised)]
@@ -84,8 +85,9 @@ class TrainedModel:
     def export(self, path: str | Path, kind: str) -> Path:
         """Write the model for other programs, by PyTorch's own exporters.
 
-        What is written takes samples in their own units, normalises them, and returns probabilities, for any number of
-        samples at once. The names of the classes are in its metadata: `classes`, a JSON list.
+        What is written takes samples in their own units as float32 (images in [0, 1]; token ids as int64), normalises
+        them, and returns probabilities, for any number of samples at once. The names of the classes are in its
+        metadata: `classes`, a JSON list.
 
         Args:
             path: The file to write.
