@@ -2,11 +2,13 @@
 
 A block with a title is a file, or the next part of it. A block of Python without one is run, and so is every block of
 shell commands, unless the comment `<!-- not run by the tests -->` stands before it. Our own commands and Python run in
-this process, which has imported PyTorch already.
+this process, which has imported PyTorch already. After `<!-- fails -->` every command of the block has to fail; after
+`<!-- printed -->` a block holds lines that the block before it printed; spaces don't count, and `...` is anything.
 """
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 import runpy
@@ -20,7 +22,8 @@ import pytest
 from fedskew.cli import main
 
 TUTORIALS = Path(__file__).resolve().parent.parent / "docs" / "tutorials"
-BLOCK = re.compile(r'(<!-- not run by the tests -->\n+)?```(\w+)(?: title="([^"]+)")?\n(.*?)```', re.DOTALL)
+MARK = r"(?:<!-- (not run by the tests|fails|printed) -->\n+)?"
+BLOCK = re.compile(MARK + r'```(\w+)(?: title="([^"]+)")?\n(.*?)```', re.DOTALL)
 
 
 @pytest.mark.parametrize(
@@ -28,45 +31,63 @@ BLOCK = re.compile(r'(<!-- not run by the tests -->\n+)?```(\w+)(?: title="([^"]
     [
         pytest.param("own-data.md", ["who.svg", "runs/clinics.html", "runs/sweep-*/table.md"], marks=pytest.mark.slow),
         ("own-method.md", ["runs/own-*/report.html"]),
+        pytest.param("researcher.md", ["runs/rare.html", "runs/sweep-compare-*/report.html"], marks=pytest.mark.slow),
+        pytest.param("coordinator.md", ["weights.csv", "predictions.csv"], marks=pytest.mark.slow),
         ("../label-counts.md", []),
         ("../data.md", []),
         ("sites.md", ["runs/hospitals-*/report.html", "hospitals/app/run.toml", "hospitals/server/run.sh"]),
     ],
 )
-def test_a_page_works_as_it_stands(page, written, tmp_path, monkeypatch):
+@pytest.mark.filterwarnings("default::RuntimeWarning")  # as for the user
+def test_a_page_works_as_it_stands(page, written, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # a file may change twice in a second
+    printed = ""
     monkeypatch.syspath_prepend(str(tmp_path))
-    loaded = set(sys.modules)
-    for skipped, language, title, text in BLOCK.findall((TUTORIALS / page).read_text(encoding="utf-8")):
+    for marked, language, title, text in BLOCK.findall((TUTORIALS / page).read_text(encoding="utf-8")):
         if title:
             name, part, _ = title.partition(" (continued)")
             with Path(name).open("a" if part else "w", encoding="utf-8") as file:
                 file.write(text)
-        elif skipped:
+        elif marked == "not run by the tests":
             continue
+        elif marked == "printed":
+            for line in text.splitlines():
+                pattern = ".*".join(re.escape(" ".join(part.split())) for part in line.split("..."))
+                assert re.search(pattern, printed), line
         elif language == "python":
             Path("block.py").write_text(text, encoding="utf-8")
             runpy.run_path("block.py", run_name="__main__")
         elif language == "sh":
-            run_commands(text, monkeypatch)
+            run_commands(text, monkeypatch, tmp_path, fails=marked == "fails")
+        if not title and language in ("python", "sh"):
+            printed = re.sub(" +", " ", "".join(capfd.readouterr()))
     for pattern in written:
         assert list(tmp_path.glob(pattern)), f"{page}: {pattern} was not written"
-    for name in set(sys.modules) - loaded:
-        if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
+    forget_modules(tmp_path)
+
+
+def forget_modules(folder: Path) -> None:
+    """Let the page's own modules be imported anew, as a new process would."""
+    for name, module in list(sys.modules.items()):
+        if str(folder) in str(getattr(module, "__file__", "")):
             del sys.modules[name]
 
 
-def run_commands(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def run_commands(text: str, monkeypatch: pytest.MonkeyPatch, folder: Path, fails: bool) -> None:
     lines = [shlex.split(line, comments=True) for line in text.splitlines()]
     if all(words and words[0] in ("fedskew", "python") for words in lines):
-        for words in lines:
+        for line in lines:
+            forget_modules(folder)
+            words = [found for word in line for found in (sorted(glob.glob(word)) if "*" in word else [word])]
             monkeypatch.setattr(sys, "argv", words)
             if words[0] == "python":
                 runpy.run_path(words[1], run_name="__main__")
             else:
                 with pytest.raises(SystemExit) as ended:
                     main()
-                assert not ended.value.code, words
+                assert bool(ended.value.code) == fails, words
     else:
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
         subprocess.run(["sh", "-e", "-c", text], check=True, env={**os.environ, "PATH": path})

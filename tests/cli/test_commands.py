@@ -148,3 +148,13 @@ def test_every_command_shows_an_example_in_its_help(name, command, tmp_path):
     assert done.returncode == 0
     assert "Example" in done.stdout
     assert f"fedskew {name}" in done.stdout
+
+
+def test_a_class_in_the_place_of_a_preset_is_pointed_to_its_slot(tmp_path, command):
+    command("new", "a.toml", cwd=tmp_path)
+    done = command("run", "a.toml", "--method", "rare:RareFirst", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr == (
+        "fedskew: method.preset: 'rare:RareFirst' is a class, and presets have plain names; "
+        "give it to the slot that it fills, such as --set method.weighting.name=rare:RareFirst\n"
+    )

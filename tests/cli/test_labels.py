@@ -108,6 +108,16 @@ def test_weights_of_fedla_and_fedavg(here: Path) -> None:
     assert plain["mix"]["cat"] == pytest.approx(30 / 165)
 
 
+def test_the_decimal_sign_of_the_counts_need_not_be_the_targets(here: Path) -> None:
+    Path("german.csv").write_text("client;cat;dog;emu\nParis;1.230;10;0\nRome;0;4.100;5\n")
+    Path("shares.csv").write_text("class,share\nemu,0.25\ncat,0.25\ndog,0.5\n")
+    arguments = ("weights", "german.csv", "--decimal", ",", "--method", "fedpals", "--json", "--target")
+    found = json.loads(run(*arguments, "shares.csv"))
+    assert found["target"] == {"cat": 0.25, "dog": 0.5, "emu": 0.25}
+    Path("german-shares.csv").write_text("class;share\nemu;0,25\ncat;0,25\ndog;0,5\n")
+    assert json.loads(run(*arguments, "german-shares.csv")) == found
+
+
 def test_weights_of_fedpals_reach_the_target_or_keep_the_share_asked_for(here: Path) -> None:
     arguments = ("weights", "counts.csv", "--method", "fedpals", "--target", "target.csv", "--json")
     counts, target = LabelCounts.read_csv("counts.csv"), [10, 20, 10]

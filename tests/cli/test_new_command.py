@@ -27,6 +27,13 @@ def test_a_new_config_runs_and_replays_as_the_defaults(tmp_path: Path, command: 
     assert read(tmp_path / "my run.toml") == resolve(plain)
 
 
+def test_a_folder_of_the_sites_of_images_is_read_as_such(tmp_path: Path, command: Command) -> None:
+    command("new", "a.toml", "--data", "folder", "--root", "hospitals", "--rule", "natural", cwd=tmp_path)
+    assert read(tmp_path / "a.toml").data.parameters["client_level"] is True
+    command("new", "b.toml", "--data", "folder", "--root", "classes", cwd=tmp_path)
+    assert read(tmp_path / "b.toml").data.parameters.get("client_level", False) is False
+
+
 @pytest.mark.parametrize("rule", list(partition.INDEX))
 def test_every_rule_has_values_to_begin_with(rule: str, tmp_path: Path, command: Command) -> None:
     assert command("new", "a.toml", "--rule", rule, "--method", "fedentopt+fedvls", cwd=tmp_path).returncode == 0

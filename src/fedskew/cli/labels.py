@@ -6,7 +6,8 @@ import csv
 import json
 import math
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -90,7 +91,7 @@ def describe(
     if picture is not None and no_picture:
         raise ArgumentError("--no-picture: contradicts --picture; give only one of them")
     counts = read_source(path, client, label, decimal, totals, data_root)
-    mix = None if target is None else read_target(target, counts.classes, None if decimal is None else decimal.value)
+    mix = None if target is None else _read_mix(target, counts.classes, decimal)
     report = describe_labels(counts, mix)
     drawn = None if no_picture else picture if picture is not None or as_json else DEFAULT_FIGURE
     if drawn is not None:
@@ -146,7 +147,7 @@ def weights(
     Example: fedskew weights counts.csv --method fedpals --target target.csv --ess 0.5 --csv weights.csv
     """
     counts = read_source(path, client, label, decimal, totals, data_root)
-    mix = None if target is None else read_target(target, counts.classes, None if decimal is None else decimal.value)
+    mix = None if target is None else _read_mix(target, counts.classes, decimal)
     given = {"strength": strength, "ess": ess}
     found = _weigh(counts, method, mix, {name: value for name, value in given.items() if value is not None}, parameters)
     if csv_path is not None:
@@ -164,6 +165,14 @@ def weights(
     _print_mix(console, found)
     if csv_path is not None:
         console.print(f"\nEvery client's weight: {csv_path}", soft_wrap=True, markup=False)
+
+
+def _read_mix(path: Path, classes: Sequence[str], decimal: DecimalSign) -> np.ndarray:
+    """The target mix; the decimal sign that was given is that of the counts, and this file may have the other."""
+    if decimal is not None:
+        with suppress(ArgumentError):
+            return read_target(path, classes, decimal.value)
+    return read_target(path, classes)
 
 
 def _draw(counts: LabelCounts, target: np.ndarray | None, path: Path) -> None:

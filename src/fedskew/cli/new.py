@@ -85,6 +85,8 @@ def new(
         "method": {"preset": method},
         "training": {"rounds": rounds},
     }
+    if data == "folder" and rule == "natural":  # only folders CLIENT/CLASS name clients
+        chosen["data"] |= {"client_level": True}  # type: ignore[operator]
     for entry in choices()["partition.rule"]:
         if entry.name == rule:
             chosen["partition"] |= {key.name: TYPICAL[key.name] for key in entry.keys if key.required}  # type: ignore[operator]

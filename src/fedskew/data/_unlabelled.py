@@ -93,6 +93,8 @@ def _images(files: Sequence[Path], in_shape: tuple[int, ...]) -> Iterator[Unlabe
                 with Image.open(path) as image:
                     resized += image.size != in_shape[:0:-1]
                     inputs[row] = as_floats(image, (in_shape[0], in_shape[1], in_shape[2]), path)
+            except FileNotFoundError:
+                raise DataError(f"{path}: can't be read as an image: there is no such file or folder") from None
             except (OSError, SyntaxError, UnidentifiedImageError) as error:
                 raise DataError(f"{path}: can't be read as an image: {error}") from None
         yield Unlabelled([str(path) for path in part], inputs, resized)

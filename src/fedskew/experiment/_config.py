@@ -391,7 +391,8 @@ class Config(Section):
         tree = self.tree()
         if self.tune is not None and self.tune.key.startswith("method."):
             del tree["tune"]
-        return resolve({**tree, "method": {"preset": preset}, "name": f"{self.name}-{preset}"}).of(self.origin)
+        name = f"{self.name}-{preset}".replace(":", "-")
+        return resolve({**tree, "method": {"preset": preset}, "name": name}).of(self.origin)
 
     def is_evaluated(self, round: int) -> bool:
         """Whether a round ends with an evaluation.

@@ -85,6 +85,11 @@ def compose(name: str) -> dict[str, Table]:
     """
     parts = [piece.strip() for piece in name.split("+")]
     for part in parts:
+        if ":" in part:
+            raise ConfigError(
+                f"method.preset: {part!r} is a class, and presets have plain names; give it to the slot that it fills, "
+                f"such as --set method.weighting.name={part}"
+            )
         if part not in PRESETS:
             raise ConfigError(f"method.preset: unknown name {part!r}{nearest(part.lower(), PRESETS)}")
         if parts.count(part) > 1:
