@@ -391,7 +391,7 @@ class Config(Section):
         tree = self.tree()
         if self.tune is not None and self.tune.key.startswith("method."):
             del tree["tune"]
-        name = f"{self.name}-{preset}".replace(":", "-")
+        name = f"{self.name}-{preset}".replace(":", "-")  # of a class, which is refused by what it is, not by its name
         return resolve({**tree, "method": {"preset": preset}, "name": name}).of(self.origin)
 
     def is_evaluated(self, round: int) -> bool:
