@@ -42,6 +42,7 @@ def _trains_and_resumes(method: dict[str, Any] | str, folder: Path) -> None:
         assert (killed / file).read_bytes() == (whole / file).read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cell", covering_set(), ids=str)
 def test_every_accepted_pair_of_components_trains_and_resumes_bit_for_bit(cell: Cell, tmp_path):
     _trains_and_resumes(cell.tables(), tmp_path)

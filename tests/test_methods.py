@@ -92,6 +92,7 @@ def verdict(cell: Cell) -> set[frozenset[str]] | None:
         return None
 
 
+@pytest.mark.slow
 def test_every_cell_of_the_whole_product_is_accepted_or_refused_as_it_should_be():
     for cell in filter(is_known, whole_product()):
         assert verdict(cell) == (None if is_refused(cell) else conflicts(cell)), cell

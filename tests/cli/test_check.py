@@ -156,6 +156,7 @@ def test_a_good_component_is_tried_and_nothing_is_found(check):
     assert "1 component: nothing found" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "says"),
     [

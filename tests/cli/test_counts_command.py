@@ -57,6 +57,7 @@ def table_of_counts(here: Path) -> Path:
     return here / "counts.csv"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make", [folder_of_images, folder_with_parts, arrays, list_of_samples, hugging_face, table_of_counts]
 )
@@ -72,6 +73,7 @@ def test_counts_are_the_same_from_every_source_and_describe_reads_it_too(tmp_pat
     assert list(weighed["weights"]) == ["north", "south"]
 
 
+@pytest.mark.slow
 def test_a_config_and_its_run_count_what_clients_train_on(tmp_path: Path, command: Command) -> None:
     (tmp_path / "my.toml").write_text(
         'name = "my"\nseeds = [3]\ndata = {name = "digits"}\nmodel = {name = "logistic"}\n'

@@ -48,6 +48,7 @@ def run(*arguments: str) -> str:
     return result.output
 
 
+@pytest.mark.slow
 def test_describe_prints_sentences_then_figures_and_draws_a_picture(here: Path) -> None:
     page = run("describe", "counts.csv", "--target", "target.csv")
     assert page.index("The labels are strongly skewed") < page.index("earth mover's distance") < page.index("Classes")
@@ -229,6 +230,7 @@ def test_help_shows_an_example_and_the_files_form(command: str) -> None:
     assert "client,class,count" in text
 
 
+@pytest.mark.slow
 def test_the_commands_start_without_torch_and_matplotlib() -> None:
     code = "import sys; from fedskew.cli import labels; print('torch' in sys.modules, 'matplotlib' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)

@@ -33,6 +33,7 @@ def listing(tmp_path_factory: pytest.TempPathFactory) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_the_list_names_every_preset_and_component_within_80_columns(listing):
     assert max(map(len, listing.splitlines())) <= 80
     words = set(listing.replace(",", " ").split())
@@ -77,12 +78,14 @@ def test_an_unknown_or_senseless_name_is_one_line_and_exit_status_2(tmp_path, co
     assert says in done.stderr
 
 
+@pytest.mark.slow
 def test_the_help_shows_an_example(tmp_path):
     done = fedskew("methods", "--help", cwd=tmp_path)
     assert done.returncode == 0
     assert "fedskew methods fedentopt+fedprox" in done.stdout
 
 
+@pytest.mark.slow
 def test_it_imports_the_components_and_not_what_runs_them(tmp_path):
     heavy = "('fedskew.engine', 'fedskew.experiment', 'matplotlib', 'sklearn', 'jinja2')"
     code = f"import sys, fedskew.methods.catalogue; print([name for name in {heavy} if name in sys.modules])"

@@ -66,6 +66,7 @@ def test_json_says_the_same_and_nothing_else(command: Command, run: Path, here: 
     assert sum(found["predictions"][1]["probabilities"].values()) == pytest.approx(1)
 
 
+@pytest.mark.slow
 def test_export_writes_beside_the_model_or_where_it_is_asked_to(command: Command, run: Path, here: Path) -> None:
     done = command("predict", run, "--export", "torchscript", cwd=here)
     assert (done.returncode, done.stdout) == (0, f"torchscript: {run / 'model.pt'}\n")

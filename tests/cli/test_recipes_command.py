@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 
+
+@pytest.mark.slow
 def test_the_list_says_which_data_is_there(tmp_path: Path, command):
     for name in ("data_batch_1", "test_batch"):
         (tmp_path / "cifar-10-batches-py").mkdir(exist_ok=True)
@@ -16,6 +19,7 @@ def test_the_list_says_which_data_is_there(tmp_path: Path, command):
     assert " 360 " in line  # 120 rows of 3 seeds
 
 
+@pytest.mark.slow
 def test_a_recipe_is_shown_with_what_deviates_and_a_row_can_be_run(tmp_path: Path, command, monkeypatch):
     monkeypatch.delenv("FEDSKEW_DATA", raising=False)
     done = command("recipes", "fedpals-fig9", cwd=tmp_path)
@@ -27,6 +31,7 @@ def test_a_recipe_is_shown_with_what_deviates_and_a_row_can_be_run(tmp_path: Pat
     assert run.returncode == 0, run.stderr
 
 
+@pytest.mark.slow
 def test_a_figure_is_run_drawn_with_a_note_on_changes_and_runs_are_used_again(tmp_path: Path, command, monkeypatch):
     monkeypatch.delenv("FEDSKEW_DATA", raising=False)
     words = ("reproduce", "fedpals-fig9", "--rows", "0.5,10localsteps", "--rounds", "2", "--seeds", "0")

@@ -26,7 +26,7 @@ labels_per_client = 3
 [model]
 name = "mlp3"
 [training]
-rounds = 60
+rounds = 40
 participation = 0.5
 batch_size = 16
 momentum = 0.9
@@ -102,7 +102,7 @@ def test_a_sweep_killed_and_stopped_in_the_middle_does_only_what_is_missing_and_
         process.send_signal(signal.SIGKILL)
     while (killed := rounds(home)) != (time.sleep(0.5), rounds(home))[1]:
         pass  # its workers notice, and end too
-    assert 10 <= killed < 61
+    assert 10 <= killed < 41
     before = state_of(short(home))
 
     with started(home) as process:
@@ -112,7 +112,7 @@ def test_a_sweep_killed_and_stopped_in_the_middle_does_only_what_is_missing_and_
     assert process.returncode == 130
     assert said_in(out) == ["1 of 2 runs are finished already", "stopped; run the same command again to continue"]
     assert err == ""
-    assert killed < rounds(home) < 61
+    assert killed < rounds(home) < 41
 
     done = subprocess.run(COMMAND, cwd=home, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -14,6 +14,7 @@ from fedskew.experiment import make_training_loop
 FEDPALS = {"preset": "fedpals", "weighting": {"name": "fedpals", "ess": 0.5}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "more"),
     [

@@ -35,6 +35,7 @@ def train(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[list[float], L
     return grid
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["flower-selection", "flower-objective"])
 def test_an_example_trains(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     np.random.seed(0)  # Flower's FedAvg samples by global generators  # noqa: NPY002
@@ -52,6 +53,7 @@ def test_a_server_takes_a_selection_by_two_lines() -> None:
     assert sum("fedskew" in line or "strategy(" in line for line in lines) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["flower-selection", "flower-objective"])
 def test_flower_builds_an_example(name: str, tmp_path: Path) -> None:
     done = subprocess.run(

@@ -22,6 +22,7 @@ with only_writer(Path(sys.argv[1])):
 """
 
 
+@pytest.mark.slow
 def test_a_folder_that_another_process_writes_is_left_alone_until_that_ends(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None

@@ -192,6 +192,7 @@ def accepted_or_refused(content: RecordDict) -> None:
         assert np.isfinite(reply.arrays[name]).all()
 
 
+@pytest.mark.slow
 @THOROUGHLY
 @given(
     st.dictionaries(
@@ -202,12 +203,14 @@ def test_whatever_a_reply_holds_it_is_accepted_or_refused(parts: dict[str, Any])
     accepted_or_refused(RecordDict(parts))
 
 
+@pytest.mark.slow
 @THOROUGHLY
 @given(st.sampled_from(["arrays", "reply"]), names, arrays())
 def test_an_honest_reply_with_one_array_changed_is_accepted_or_refused(record: str, name: str, array: Array) -> None:
     accepted_or_refused(set_array(name, array, record))
 
 
+@pytest.mark.slow
 @THOROUGHLY
 @given(st.sampled_from([*FIGURES, "more"]), anything)
 def test_an_honest_reply_with_one_figure_changed_is_accepted_or_refused(name: str, value: Any) -> None:
@@ -230,6 +233,7 @@ def test_noisy_counts_may_be_fractions() -> None:
     np.testing.assert_array_equal(check_counts(content, 3, whole=False), [0.5, 0.0, 7.25])
 
 
+@pytest.mark.slow
 @THOROUGHLY
 @given(
     st.dictionaries(

@@ -46,6 +46,7 @@ def model(folder: Path) -> dict[str, np.ndarray[Any, Any]]:
     return load_file(folder / "model.safetensors")
 
 
+@pytest.mark.slow
 def test_a_reply_of_nan_is_refused_and_counted_and_touches_nothing(tmp_path: Path, caplog: Any) -> None:
     federation = federate(tmp_path / "a", tree("fedavg", rounds=1))
     grid = federation.grid()
@@ -154,6 +155,7 @@ class KilledError(BaseException):
     pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedavg", "scaffold", "moon"])
 def test_a_server_killed_in_a_round_goes_on_at_it_and_no_round_counts_twice(tmp_path: Path, method: str) -> None:
     whole, cut = federate(tmp_path / "whole", tree(method)), federate(tmp_path / "cut", tree(method))

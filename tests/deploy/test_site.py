@@ -36,6 +36,7 @@ print(json.dumps(sorted(sys.modules)))
 """
 
 
+@pytest.mark.slow
 def test_a_sites_process_imports_only_what_it_trains_with(tmp_path: Path) -> None:
     federation = federate(tmp_path, tree("fedvls"))
     done = subprocess.run(

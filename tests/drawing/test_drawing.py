@@ -23,6 +23,7 @@ def draw(counts: np.ndarray, path: Path, target: np.ndarray | None = None, names
         drawing.save(figure, path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("clients", "classes"), [(1, 1), (5, 4), (60, 10), (2500, 100)])
 @pytest.mark.parametrize("aimed", [False, True])
 def test_few_and_many_clients_are_drawn(tmp_path: Path, clients: int, classes: int, aimed: bool) -> None:

@@ -108,6 +108,7 @@ def test_every_loss_term_and_local_step_trains_as_one_client_after_another(cell:
     assert (together.not_captured is None) == ("fpl" not in cell.terms)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", ["sgd", "fedsam"])
 @pytest.mark.parametrize("left", [False, True], ids=["teacher in eval mode", "teacher on batch statistics"])
 def test_batch_norm_dropout_and_buffers_are_each_clients_own(step, left):
@@ -141,6 +142,7 @@ def test_convolutions_channel_dropout_and_augmentation_are_each_clients_own(name
     assert_captured(together)
 
 
+@pytest.mark.slow
 def test_steps_are_captured_once_for_rounds_of_other_sizes_and_learning_rates(captures):
     alone, together, model = captured(built(objective=TEACHING), network(), lr_decay=0.5)
     for round, clients in enumerate([(0, 2, 5, 7, 4, 1), (2, 0, 7), (4,), (1, 6, 0, 5, 3, 2)], start=1):
@@ -151,6 +153,7 @@ def test_steps_are_captured_once_for_rounds_of_other_sizes_and_learning_rates(ca
     assert_captured(together)
 
 
+@pytest.mark.slow
 def test_a_larger_cohort_or_a_longer_round_makes_room_and_is_captured_again(captures):
     alone, together, model = captured(built(), network())
     for clients, epochs in [((4, 2), 1), ((4, 2, 5), 1), ((4, 2), 9)]:
@@ -192,6 +195,7 @@ def test_what_a_finished_clients_samples_hold_does_not_matter():
     assert all(torch.equal(one.change, two.change) for one, two in zip(results[0][1:], results[1][1:], strict=True))
 
 
+@pytest.mark.slow
 def test_what_was_left_by_a_round_before_does_not_matter():
     method = built(objective=TEACHING)
     _, together, model = captured(method, network())
@@ -213,6 +217,7 @@ def test_updates_stay_as_they_are_when_the_next_round_is_trained():
     assert all(torch.equal(one.change, other.change) for one, other in zip(first, copies, strict=True))
 
 
+@pytest.mark.slow
 def test_clients_that_kept_something_train_beside_those_that_did_not(captures):
     method = built(objective={"name": "cross_entropy", "terms": [{"name": "moon"}]}, local_step={"name": "scaffold"})
     alone, together, model = captured(method, network(), persist_momentum=True)
@@ -228,6 +233,7 @@ def test_clients_that_kept_something_train_beside_those_that_did_not(captures):
     assert_captured(together)
 
 
+@pytest.mark.slow
 def test_federations_of_several_seeds_train_as_each_alone():
     method = built(objective=TEACHING, local_step={"name": "scaffold"})
     requests, apart = [], []
@@ -244,6 +250,7 @@ def test_federations_of_several_seeds_train_as_each_alone():
     assert_captured(requests[0].backend)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk", [1, 3])
 def test_chunks_of_a_cohort_train_one_after_another(chunk):
     alone, together, model = captured(built(objective=TEACHING), network(), chunk=chunk)

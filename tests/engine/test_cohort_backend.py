@@ -161,6 +161,7 @@ def assert_close_runs(one, other) -> None:
         assert record.loss == pytest.approx(expected_record.loss, rel=1e-3, abs=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cell", covering_set(), ids=str)
 def test_every_accepted_pair_of_components_trains_as_one_client_after_another(cell: Cell):
     alone, together, model = federations(methods.build(methods.expand(cell.tables()), 0.5))
@@ -267,6 +268,7 @@ def test_an_observer_sees_each_client_after_its_own_training():
         torch.testing.assert_close(ours.observed[2], theirs.observed[2], **CLOSE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("augmentation", [None, "crop_flip", "fedentopt"])
 @pytest.mark.parametrize("name", ["lenet5", "cnn_mnist", "cnn_w2"])
 def test_convolutions_channel_dropout_and_augmentation_are_each_clients_own(name, augmentation):

@@ -75,6 +75,7 @@ def test_stragglers_take_fewer_steps():
     assert sum(sum(record["steps"]) for record in slow.rounds) < 0.8 * sum(sum(r["steps"]) for r in fast.rounds)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("training", "steps_of"),
     [

@@ -188,6 +188,7 @@ def lines(folder) -> list[dict]:
     return [{**record, "seconds": 0} for record in records]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head", ["fresh", "clusters"])
 def test_stopped_at_any_round_it_ends_with_the_same_bytes(head, tmp_path):
     tree = changed(
@@ -374,6 +375,7 @@ class Normed(Headless):
         return self.head(self.drop(self.norm(self.layers(x))))
 
 
+@pytest.mark.slow
 def test_a_network_of_ones_own_with_statistics(tmp_path):
     result = fedskew.simulate({**TASK, "model": Normed}, out=tmp_path)
     stored = load_file(result.folder / "model.safetensors")

@@ -308,6 +308,7 @@ def test_another_version_of_fedskew_and_a_folder_that_does_not_say_are_not_mixed
         fedskew.simulate(TASK, out=tmp_path, resume=True)
 
 
+@pytest.mark.slow
 def test_starting_over_is_asked_for_once_and_loses_nothing(tmp_path):
     first = fedskew.simulate(TASK, out=tmp_path)
     with pytest.raises(ConfigError, match="fresh: starts over, and resume goes on"):
@@ -341,6 +342,7 @@ def test_two_processes_never_write_one_run_or_one_sweep(tmp_path):
     assert (run / "summary.json").exists()  # what is refused moves nothing
 
 
+@pytest.mark.slow
 def test_a_run_folder_replays_from_any_directory(tmp_path, monkeypatch, own):
     home, other = tmp_path / "home", tmp_path / "other"
     home.mkdir()

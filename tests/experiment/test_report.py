@@ -352,6 +352,7 @@ def test_versions_and_machines_are_shown_once_for_runs_that_share_them(compariso
     assert page.words.count("an example") == page.words.count("another") == 1
 
 
+@pytest.mark.slow
 def test_a_page_of_5000_clients_and_300_classes_stays_below_4_megabytes(tmp_path):
     runs = [example_run(label, rounds=12, clients=5000, classes=300, cohort=20) for label in ("a", "b")]
     path = write_report(runs, tmp_path / "r.html", "t")
@@ -608,6 +609,7 @@ def test_a_comparison_of_runs_that_have_not_ended_has_a_page(tmp_path):
     assert "a" in page_of(runs, tmp_path).words
 
 
+@pytest.mark.slow
 def test_a_comparison_of_36_runs_has_a_row_each_and_no_cards(tmp_path):
     page = page_of([example_run(f"{CIFAR[at % 10]} {at}", rounds=1) for at in range(36)], tmp_path)
     assert page.values("data-run").count("35") == 2, "a row and a button"

@@ -94,6 +94,7 @@ def test_a_federation_learns_the_digits():
     assert result.summary["final"]["accuracy"] > 0.85
 
 
+@pytest.mark.slow
 def test_several_seeds_are_one_folder_each_and_a_mean_with_spread(tmp_path):
     result = fedskew.simulate({**TASK, "seeds": [0, 3]}, out=tmp_path)
     alone = fedskew.simulate({**TASK, "seeds": [3]}, out=tmp_path)
@@ -298,6 +299,7 @@ class TinyNet(nn.Module):
         return self.layers(x)
 
 
+@pytest.mark.slow
 def test_a_network_of_ones_own_trains_and_replays_from_its_config(tmp_path):
     result = fedskew.simulate(TASK, model={"name": TinyNet, "width": 8}, out=tmp_path)
     assert result.model.layers[1].out_features == 8

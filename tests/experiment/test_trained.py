@@ -151,6 +151,7 @@ def words() -> Dataset:
     return Dataset("words", ids, labels, ids, labels, ("no", "yes"))
 
 
+@pytest.mark.slow
 def test_a_model_of_words_takes_token_ids(tmp_path):
     result = trained(tmp_path, data={"name": f"{__name__}:words"}, model={"name": "fasttext", "vocabulary": 6},
                      partition={"rule": "quantity", "clients": 2, "labels_per_client": 1})  # fmt: skip

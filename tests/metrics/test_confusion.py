@@ -44,6 +44,7 @@ def test_macro_f1_over_present_or_over_seen_classes() -> None:
     assert macro_f1(TABLE, present_only=False) == pytest.approx((6 / 7 + 1 / 2) / 3)
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(drawn=pairs)
 def test_agrees_with_scikit_learn(drawn) -> None:

@@ -162,6 +162,7 @@ def test_a_batch_of_padding_is_worth_nothing_and_moves_nothing(loss, counts):
     assert (gradient == 0).all()
 
 
+@pytest.mark.slow
 @every_loss
 @pytest.mark.parametrize("counts", [*COUNTS.values(), (0.0,) * CLASSES], ids=[*COUNTS, "empty client"])
 @pytest.mark.parametrize("mask", [None, torch.zeros(7, dtype=torch.bool)], ids=["real rows", "padding"])
@@ -190,6 +191,7 @@ def test_mapped_over_a_cohort_it_equals_one_client_after_another(loss):
         torch.testing.assert_close(gradients[at], gradient)
 
 
+@pytest.mark.slow
 @every_loss
 @every_client
 def test_the_gradient_is_the_derivative_of_the_value(loss, counts):

@@ -211,6 +211,7 @@ def vacant_share(form: str, weight: float) -> float:
     return (inputs @ weights.T).argmax(dim=1).ge(4).float().mean().item()
 
 
+@pytest.mark.slow
 def test_at_weight_1_the_printed_form_makes_the_client_predict_classes_that_it_lacks():
     assert vacant_share("printed", 1.0) > 0.4
     assert vacant_share("official", 0.005) == 0

@@ -38,6 +38,7 @@ def test_divides_as_the_authors_loop_does_on_the_same_draws(seed: int, balance: 
     np.testing.assert_array_equal(counts_of(split, labels, 5), niid_bench(draws, class_sizes, balance))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("clients", "cohort", "balance", "percent"),
     [
@@ -63,6 +64,7 @@ def test_chance_that_a_random_cohort_holds_every_class(clients, cohort, balance,
     assert 100 * np.mean(covered) == pytest.approx(percent, abs=4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("clients", "chance"), [(100, 0.24), (150, 0.02)])
 def test_chance_that_one_draw_gives_everybody_ten_samples(clients, chance) -> None:
     rng = np.random.default_rng(0)

@@ -32,6 +32,7 @@ def test_without_sizes_everybody_gets_the_same_number() -> None:
     assert [len(held) for held in split] == [4999] * 10
 
 
+@pytest.mark.slow
 def test_mixes_have_the_dirichlet_mean_and_variance() -> None:
     # Dir(beta, ..., beta) over C classes: mean 1/C, variance (1/C)(1 - 1/C) / (C beta + 1) = 0.09 / 6 at beta 0.5.
     sizes = (200,) * 2000
@@ -49,6 +50,7 @@ def test_where_a_class_runs_out_those_who_asked_are_cut_alike() -> None:
     np.testing.assert_array_equal(counts_of(split, labels, 2), [[25, 75]] * 4)
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(
     class_sizes=st.lists(st.integers(0, 30), min_size=1, max_size=6).filter(any),

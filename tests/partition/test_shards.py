@@ -21,6 +21,7 @@ def test_everybody_is_dealt_the_same_number_of_equal_shards() -> None:
     np.testing.assert_array_equal(counts.sum(axis=0), 5000)
 
 
+@pytest.mark.slow
 def test_a_client_may_be_dealt_one_label_twice() -> None:
     # Of 200 shards the second is of the first's class with chance 19/199: 9.5 of 100 clients on average.
     doubles = [
@@ -57,6 +58,7 @@ def test_pairs_share_their_classes_exclusively() -> None:
         assert np.all(both[:, 2 * pair : 2 * pair + 2] > 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("low", "high", "least", "most"), [(1 / 20, 1 / 2, 250, 2499), (1 / 20, 1.0, 250, 4999)])
 def test_the_first_of_a_pair_gets_a_uniform_part(low, high, least, most) -> None:
     rng = np.random.default_rng(0)

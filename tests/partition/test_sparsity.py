@@ -24,6 +24,7 @@ def test_every_pair_of_client_and_label_gets_the_largest_equal_number(k: int, se
     assert quota == min(size // held for size, held in zip(np.arange(500, 1500, 100), holders, strict=True) if held)
 
 
+@pytest.mark.slow
 def test_labels_are_drawn_uniformly_for_the_target_too() -> None:
     holds = np.zeros((4, 10))
     for seed in range(600):

@@ -51,6 +51,7 @@ def federation(kind: str, clients: int, classes: int, rng: np.random.Generator) 
 KINDS = ["sizes differ", "one size", "two labels each, many alike", "noisy", "one huge, many empty"]
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_small_federations_full_of_ties(data) -> None:
@@ -64,6 +65,7 @@ def test_small_federations_full_of_ties(data) -> None:
     assert even_cohort(counts, candidates, size, first).tolist() == anew(counts, candidates, size, first)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("kind", KINDS)
 def test_hundreds_of_choices_among_thousands(kind: str, seed: int) -> None:
@@ -74,6 +76,7 @@ def test_hundreds_of_choices_among_thousands(kind: str, seed: int) -> None:
     assert even_cohort(counts, candidates, 200, first).tolist() == anew(counts, candidates, 200, first)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_many_clients_of_which_few_need_a_look(kind: str) -> None:
     # 80,000 clients are three blocks; where sizes differ, one of them is enough for most choices.
@@ -82,6 +85,7 @@ def test_many_clients_of_which_few_need_a_look(kind: str) -> None:
     assert even_cohort(counts, candidates, 30).tolist() == anew(counts, candidates, 30)
 
 
+@pytest.mark.slow
 def test_entropies_a_tie_apart_from_each_other() -> None:
     # Beside ten million samples of one client, those of the others change the entropy by about the width of a tie.
     counts = federation("one huge, many empty", 80_000, 10, np.random.default_rng(103))

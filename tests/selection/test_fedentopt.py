@@ -55,6 +55,7 @@ def play(selection, counts: np.ndarray, rounds: int, size: int = 10) -> tuple[np
     return np.array(entropies), took_part
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_is_algorithm_1_round_after_round(data) -> None:
@@ -195,6 +196,7 @@ def test_cohorts_of_two_labels_a_client_are_nearly_uniform(seed: int) -> None:
     assert uniform.mean() == pytest.approx(2.99, abs=0.15)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("buffer", "bits", "tolerance", "least", "most"),
     [
@@ -243,6 +245,7 @@ def test_a_choice_among_all_candidates_is_the_choice() -> None:
     assert among_all.tolist() == plain.tolist()
 
 
+@pytest.mark.slow
 def test_candidates_are_drawn_uniformly_from_those_outside_the_buffer() -> None:
     # As many candidates as are asked: the cohort is the draw. Clients 0 to 4 are out; each of the others is in 2/5.
     counts = np.ones((10, 2))

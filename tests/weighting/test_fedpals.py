@@ -94,6 +94,7 @@ def test_no_general_solver_does_better_and_none_finds_other_weights(seed: int, m
     assert max(found.gap, found.kkt) <= 1e-9
 
 
+@pytest.mark.slow
 @QUICK
 @given(SEEDS)
 def test_at_strength_zero_the_fit_is_best_and_of_those_the_effective_sample_size_largest(seed: int) -> None:
@@ -118,6 +119,7 @@ def test_at_strength_zero_the_fit_is_best_and_of_those_the_effective_sample_size
     assert near.distance <= found.distance + strength / found.ess + 1e-12
 
 
+@pytest.mark.slow
 @QUICK
 @given(SEEDS, st.sampled_from([0.0, 1e-300, 1e-12, 1e-6, 1e-3, 1.0, 1e3, 1e6, 1e12, 1e300, math.inf]))
 def test_every_solution_is_certified_and_tells_the_truth(seed: int, strength: float) -> None:
@@ -164,6 +166,7 @@ def test_the_pooled_mix_as_target_gives_fedavg_at_every_strength(seed: int, stre
     np.testing.assert_allclose(fedpals(counts, counts.sum(axis=0), strength), fedavg(counts), atol=1e-8)
 
 
+@pytest.mark.slow
 @QUICK
 @given(SEEDS)
 def test_the_effective_sample_size_never_falls_as_the_strength_grows(seed: int) -> None:
@@ -174,6 +177,7 @@ def test_the_effective_sample_size_never_falls_as_the_strength_grows(seed: int) 
     assert (np.diff(sizes) >= -1e-9 * counts.sum()).all()
 
 
+@pytest.mark.slow
 @QUICK
 @given(SEEDS, st.sampled_from([0.0, 0.01, 10.0]))
 def test_weights_follow_their_clients_and_scale_with_nothing(seed: int, strength: float) -> None:
@@ -240,6 +244,7 @@ def test_given_sizes_replace_the_row_sums() -> None:
     assert fedpals([[1, 0], [0, 1], [0, 0]], [1, 1], 12, sizes=[10, 0, 5]).tolist() == [1, 0, 0]
 
 
+@pytest.mark.slow
 @QUICK
 @given(SEEDS, st.floats(0.01, 0.99))
 def test_the_strength_for_a_share_is_the_smallest_that_reaches_it(seed: int, share: float) -> None:
