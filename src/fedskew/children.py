@@ -37,7 +37,8 @@ class Child:
         self.connection, theirs = _CONTEXT.Pipe()
         here = (dict(os.environ), os.getcwd(), list(sys.path))
         self.process = _CONTEXT.Process(target=_live, args=(target, theirs, arguments, here), daemon=daemon)
-        _CONTEXT.set_forkserver_preload([target.__module__])  # heeded by the first child only, which starts the server
+        if sys.platform == "linux":
+            _CONTEXT.set_forkserver_preload([target.__module__])  # heeded by the first child only: it starts the server
         with _interrupts_blocked():
             self.process.start()
         theirs.close()
