@@ -104,7 +104,7 @@ class Net(Base):
 """
 
 
-@pytest.mark.parametrize(
+edited_anywhere = pytest.mark.parametrize(
     ("before", "after"),
     [
         ("SCALES = [1.0", "SCALES = [5.0"),
@@ -114,6 +114,9 @@ class Net(Base):
         ("* self.factor", "/ self.factor"),
     ],
 )
+
+
+@edited_anywhere
 def started(path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """Run a script in a new process, as it were."""
     path.write_text(text, encoding="utf-8")
@@ -124,16 +127,7 @@ def started(path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> ModuleTyp
     return script
 
 
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        ("SCALES = [1.0", "SCALES = [5.0"),
-        ("POWER = np.float64(2.0)", "POWER = np.float64(3.0)"),
-        ("values * 2", "values * 4"),
-        ("factor = 3.0", "factor = 9.0"),
-        ("* self.factor", "/ self.factor"),
-    ],
-)
+@edited_anywhere
 def test_an_edit_of_a_script_counts_wherever_its_component_looks(tmp_path, monkeypatch, before, after):
     def run(name: str, text: str, **how: bool) -> None:
         net = started(tmp_path / name, text, monkeypatch).Net
