@@ -116,7 +116,6 @@ edited_anywhere = pytest.mark.parametrize(
 )
 
 
-@edited_anywhere
 def started(path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """Run a script in a new process, as it were."""
     path.write_text(text, encoding="utf-8")
