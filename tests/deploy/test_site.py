@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -80,6 +81,8 @@ def test_noise_is_drawn_once_for_the_same_data_and_privacy(tmp_path: Path, caplo
     first = released_once(tmp_path, counts, how, lambda: next(draws))
     assert released_once(tmp_path, counts, how, lambda: next(draws)).tolist() == first.tolist() == [5.5, 0.25]
     assert released_once(tmp_path, counts, how | {"epsilon": 2.0}, lambda: next(draws)).tolist() == [4.0, 1.0]
+    (kept,) = tmp_path.glob("*.json")
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600  # whatever the folder's own mode
     assert "costs epsilon once more" in caplog.text
 
 

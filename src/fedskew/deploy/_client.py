@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 from torch import nn
@@ -37,7 +37,7 @@ from fedskew.deploy._messages import (
 )
 from fedskew.deploy._site_data import SiteData, SiteStates, load_site, released_once
 from fedskew.engine import LocalTraining, LocalWork, Sent, SequentialBackend, hooked, predict
-from fedskew.errors import ArgumentError, ConfigError, FedskewError, RunError
+from fedskew.errors import ArgumentError, ConfigError, FedskewError, in_one_line
 from fedskew.experiment import Config, make_network, make_work, read
 from fedskew.hooks import Hooks
 from fedskew.labels import privatize
@@ -45,6 +45,9 @@ from fedskew.methods import Method
 from fedskew.models import FlatModel, ModelState
 
 LOG = logging.getLogger("flwr")
+RAISED = 2
+"""Flower's code of an error that a ClientApp raised."""
+
 STOCK = "stock"
 """Run identifier of a site's states under a stock Flower server."""
 
@@ -304,10 +307,10 @@ def _app(site: Callable[[Context], Site]) -> ClientApp:
     def reply(message: Message, context: Context, work: Callable[[Site], RecordDict]) -> Message:
         try:
             return Message(work(site(context)), reply_to=message)
-        except FedskewError as error:
-            LOG.error("%s", error)
-            # The error's message may name files and classes of this site, which the server must not learn.
-            raise RunError(f"this site can't do it ({type(error).__name__}); its own log says why") from None
+        except (Exception, SystemExit) as error:  # a reader's or a model's own can be anything
+            LOG.error("%s", error if isinstance(error, FedskewError) else in_one_line(error))
+            # What is raised, Flower sends to the server, with its text, which may name files and values of this site.
+            return Message(Error(RAISED, f"failed: {_kind(error)} in its own log"), reply_to=message)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
@@ -322,6 +325,12 @@ def _app(site: Callable[[Context], Site]) -> ClientApp:
         return reply(message, context, lambda site: site.report_labels())
 
     return app
+
+
+def _kind(error: BaseException) -> str:
+    """Name an error's type, or its nearest base that is Python's or fedskew's: others may be named after data."""
+    known = (kind for kind in type(error).__mro__ if kind.__module__.partition(".")[0] in ("builtins", "fedskew"))
+    return next(known).__name__
 
 
 def _config(content: RecordDict) -> ConfigRecord:
