@@ -20,7 +20,7 @@ LOCK = "lock"
 
 
 @contextmanager
-def replacing(path: Path, shared: bool = False) -> Iterator[Path]:
+def replacing(path: Path, shared: bool = False, private: bool = False) -> Iterator[Path]:
     """Yield a temporary path beside `path`, and rename it to `path` when the block ends without an error.
 
         with replacing(folder / "config.toml") as part:
@@ -31,12 +31,16 @@ def replacing(path: Path, shared: bool = False) -> Iterator[Path]:
     Args:
         path: The file to write; its folder must exist.
         shared: Whether several processes may write this file at the same time.
+        private: Whether only the file's owner may read it (mode 0600), from its first byte on.
 
     Yields:
         The temporary path to write to.
     """
     part = path.with_name(f".{path.name}.{os.getpid()}.part" if shared else f".{path.name}.part")
     try:
+        if private:
+            part.unlink(missing_ok=True)
+            os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
         yield part
         _sync(part)
         part.replace(path)
@@ -55,14 +59,15 @@ def writing(path: Path) -> Iterator[None]:
         raise RunError(f"{path}: can't be written: {error.strerror or error}") from None
 
 
-def write_text(path: Path, text: str) -> None:
+def write_text(path: Path, text: str, private: bool = False) -> None:
     """Write a UTF-8 text file atomically, replacing an existing one.
 
     Args:
         path: The file; its folder must exist.
         text: Its contents.
+        private: See `replacing`.
     """
-    with replacing(path) as part:
+    with replacing(path, private=private) as part:
         part.write_text(text, encoding="utf-8")
 
 

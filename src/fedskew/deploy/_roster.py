@@ -22,7 +22,7 @@ from fedskew.deploy._replies import check_counts, check_only_samples
 from fedskew.deploy._sites import exchange
 from fedskew.errors import RunError
 from fedskew.experiment import plain_json
-from fedskew.files import write_text
+from fedskew.files import write_text, writing
 from fedskew.labels import SENSITIVITY
 
 LOG = logging.getLogger("flwr")
@@ -184,11 +184,12 @@ class Roster:
         return kept
 
     def _write(self) -> None:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
         kept = {
             "run": self.run,
             "agreement": self._agreement.tree(),
             "sites": self._reports,
             "label_counts": self.shown[1].tolist(),
         }
-        write_text(self._path, plain_json(kept))
+        with writing(self._path):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            write_text(self._path, plain_json(kept), private=True)

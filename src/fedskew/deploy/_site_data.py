@@ -248,5 +248,6 @@ def released_once(
         )
     released = draw()
     folder.mkdir(parents=True, exist_ok=True)
-    write_text(path, json.dumps({"of": counts.tolist(), "how": dict(how), "released": released.tolist()}))
+    release = {"of": counts.tolist(), "how": dict(how), "released": released.tolist()}
+    write_text(path, json.dumps(release), private=True)
     return released
