@@ -1,4 +1,4 @@
-"""Names as people give them: columns of clients, classes and counts, names that look alike, folders of a system."""
+"""Names as people give them: columns of clients, classes and counts, names that look alike, characters not seen."""
 
 from __future__ import annotations
 
@@ -25,11 +25,35 @@ COUNT_WORDS = frozenset({"count", "counts", "n", "number", "samples", "size", "a
 """What a column of counts is called."""
 
 _SEPARATORS = ",;\t|"
+_JOINERS = "\u200c\u200d"  # zero width, but letters of Arabic and Indic scripts need them
+_UNSEEN = ("Cc", "Cf", "Cs", "Zl", "Zp")  # Unicode's categories
 
 
 def plain(name: str) -> str:
     """A column's name by its letters and digits alone, in lower case."""
     return "".join(filter(str.isalnum, name.casefold()))
+
+
+def visible(text: str, keep: str = "") -> str:
+    """Write characters that can't be seen, or that change how others are seen, as Python writes them in a string.
+
+    These are control characters (among them newlines and the escape that begins a terminal's commands), marks of text
+    direction, other characters without a width, and halves of surrogate pairs.
+
+    Args:
+        text: A text that somebody else may have chosen: a name, a path, a reason.
+        keep: Characters that stay as they are, such as a newline.
+
+    Example:
+        >>> visible("north\\x1b[2J")
+        'north\\\\x1b[2J'
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        ascii(letter)[1:-1] if unicodedata.category(letter) in _UNSEEN and letter not in _JOINERS + keep else letter
+        for letter in text
+    )
 
 
 def separator_of(text: str, path: Path) -> str:

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from fedskew import torchrun
 from fedskew.cli import check, counts, demo, deploy, labels, methods, new, papers, predict, reference, run, sweep
+from fedskew.cli.console import Console
 from fedskew.errors import BackendWarning, DataWarning, FedskewError
 
 app = typer.Typer(

@@ -6,8 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
+from fedskew.cli.console import Console
 from fedskew.cli.options import Out
 
 TASK: dict[str, Any] = {

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
+from fedskew.cli.console import Console
 from fedskew.tables import counted
 
 if TYPE_CHECKING:

@@ -14,10 +14,10 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
-from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 
+from fedskew.cli.console import Console
 from fedskew.cli.counts import (
     ClientColumn,
     DecimalSign,

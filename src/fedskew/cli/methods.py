@@ -6,7 +6,8 @@ import json
 from typing import Annotated
 
 import typer
-from rich.console import Console
+
+from fedskew.cli.console import Console
 
 WIDEST = 100
 

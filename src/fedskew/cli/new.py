@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
+from fedskew.cli.console import Console
 from fedskew.errors import ConfigError
 
 if TYPE_CHECKING:

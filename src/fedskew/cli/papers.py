@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fedskew.cli.console import Console
 from fedskew.cli.options import Changes, DataRoot, Device, Fresh, Out, Processes, changed_keys
 from fedskew.errors import ConfigError
 from fedskew.tables import counted

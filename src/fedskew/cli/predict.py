@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fedskew.cli.console import Console
 from fedskew.errors import ArgumentError, DataError
 from fedskew.files import write_text
 from fedskew.tables import csv_text

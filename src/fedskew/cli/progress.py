@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from fedskew.cli.console import Console
 from fedskew.experiment import SECONDS_BETWEEN_LINES, rounds_of
 from fedskew.papers import in_words
 from fedskew.tables import counted

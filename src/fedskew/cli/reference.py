@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fedskew.cli.console import Console
 from fedskew.errors import ConfigError, nearest
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
+from fedskew.cli.console import Console
 from fedskew.cli.options import (
     Changes,
     ConfigFile,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import typer
-from rich.console import Console
 
+from fedskew.cli.console import Console
 from fedskew.cli.options import (
     Changes,
     ConfigFile,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from torch import nn
 from fedskew import methods, models
 from fedskew.deploy._agreement import Agreement, check_config, read_agreement
 from fedskew.deploy._arrays import ModelLayout, decode, encode
+from fedskew.deploy._log import LOG
 from fedskew.deploy._messages import (
     ARRAYS,
     BROADCAST,
@@ -44,7 +44,6 @@ from fedskew.labels import privatize
 from fedskew.methods import Method
 from fedskew.models import FlatModel, ModelState
 
-LOG = logging.getLogger("flwr")
 RAISED = 2
 """Flower's code of an error that a ClientApp raised."""
 

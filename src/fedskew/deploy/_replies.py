@@ -6,7 +6,6 @@ shape is accepted whatever its values are: validation is no defence against site
 
 from __future__ import annotations
 
-import logging
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +18,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from fedskew.deploy._arrays import HEADER, AnyArray, Layout, RefusedError, Specs, decode, short
+from fedskew.deploy._log import LOG
 from fedskew.deploy._messages import (
     ARRAYS,
     CLIENT,
@@ -36,7 +36,6 @@ from fedskew.deploy._messages import (
 from fedskew.engine import Assignment, Update, UpdateBuffer
 from fedskew.models import ModelState
 
-LOG = logging.getLogger("flwr")
 MOST = 10**12
 """Upper limit of a site's number of samples and of a network's integer counters."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import secrets
 import time
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 
 from fedskew.deploy._agreement import Agreement
 from fedskew.deploy._arrays import RefusedError
+from fedskew.deploy._log import LOG
 from fedskew.deploy._messages import CONFIG, ROUND
 from fedskew.deploy._replies import check_counts, check_only_samples
 from fedskew.deploy._sites import exchange
@@ -25,7 +25,6 @@ from fedskew.experiment import plain_json
 from fedskew.files import write_text, writing
 from fedskew.labels import SENSITIVITY
 
-LOG = logging.getLogger("flwr")
 FILE = "deployment.json"
 PAUSE = 2.0
 RETRY = 30.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from fedskew import methods
 from fedskew.deploy._agreement import Agreement, check_config, read_agreement
 from fedskew.deploy._arrays import ModelLayout
 from fedskew.deploy._disclosures import returned_specs
+from fedskew.deploy._log import LOG
 from fedskew.deploy._replies import ReplyRules, ReplyValidator
 from fedskew.deploy._roster import Roster
 from fedskew.deploy._sites import Sites
@@ -40,7 +40,6 @@ from fedskew.labels import read_target
 from fedskew.models import FlatModel, ModelState
 from fedskew.report import SeedRun
 
-LOG = logging.getLogger("flwr")
 PAUSE = 2.0
 PATIENCE = 90.0
 """Seconds to wait for the end of another run, since a ServerApp notices late that its SuperLink was killed."""

@@ -19,7 +19,6 @@ state only when a later one is named.
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,13 +34,13 @@ from torch import Tensor
 from fedskew import components, data
 from fedskew.data import Dataset, Inputs
 from fedskew.deploy._agreement import Agreement
+from fedskew.deploy._log import LOG
 from fedskew.engine import ClientSamples
 from fedskew.errors import ArgumentError, ConfigError, DataError, nearest
 from fedskew.experiment import read_tree
 from fedskew.files import replacing, write_text
 from fedskew.randomness import Purpose, generator
 
-LOG = logging.getLogger("flwr")
 RELEASE = "label-counts.json"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,12 +13,12 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from fedskew.deploy._arrays import RefusedError
+from fedskew.deploy._log import LOG
 from fedskew.deploy._messages import ARRAYS, CONFIG, CONFUSION, ROUND, TrainInstruction
 from fedskew.deploy._replies import Answers, Reply, ReplyValidator, check_confusion, check_reply
 from fedskew.engine import Assignment, Backend, Sent, Update
 from fedskew.models import ModelState
 
-LOG = logging.getLogger("flwr")
 PAUSE = 2.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 3.0
 LEEWAY = 60.0

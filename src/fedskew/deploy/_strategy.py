@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import logging
 import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,6 +21,7 @@ from fedskew.deploy._agreement import needs_label_counts
 from fedskew.deploy._arrays import ArraysLayout, ArraySpec, Layout, ModelLayout, RefusedError, decode, short
 from fedskew.deploy._client import as_method
 from fedskew.deploy._disclosures import returned_by
+from fedskew.deploy._log import LOG
 from fedskew.deploy._messages import (
     CLIENT,
     CONFIG,
@@ -67,7 +67,6 @@ from fedskew.labels import as_target
 from fedskew.methods import Method
 from fedskew.models import FlatModel, ModelState
 
-LOG = logging.getLogger("flwr")
 PAUSE = 1.0
 
 FloatArray = NDArray[np.float64]

@@ -24,6 +24,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedskew.names import visible
+
 MANY = 40  # beyond this, a row with a name for each class makes a figure too tall to see at once
 _WIDTH = 30  # letters of a name; a Chinese character is two wide
 
@@ -57,7 +59,7 @@ class Chart:
 
 def text(name: object) -> str:
     """Return a name on one line, as plotly shows and does not interpret it."""
-    return escape(" ".join(str(name).split()), quote=False)
+    return escape(visible(" ".join(str(name).split())), quote=False)
 
 
 def categories(names: Sequence[str], kind: str) -> list[str]:

@@ -15,6 +15,7 @@ import tomli_w
 
 from fedskew.errors import ArgumentError, RunError
 from fedskew.files import replacing
+from fedskew.names import visible
 from fedskew.report import _classes, _clients, _curves
 from fedskew.report._groups import Group, alike, listed, same_data, same_test
 from fedskew.report._panel import Panel
@@ -124,7 +125,16 @@ def _figures(groups: list[Group], sections: list[tuple[str, list[Panel]]], ranke
         "charts": [panel.chart.plain() for _, panels in sections for panel in panels],
         "ranking": None if ranked is None else ranked.plain(),
     }
-    return json.dumps(plain, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    return json.dumps(_visible(plain), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+
+
+def _visible(tree: Any) -> Any:
+    """Return a tree of plain values whose texts hide nothing (see `names.visible`)."""
+    if isinstance(tree, str):
+        return visible(tree, keep="\n\t")
+    if isinstance(tree, dict):
+        return {_visible(key): _visible(value) for key, value in tree.items()}
+    return list(map(_visible, tree)) if isinstance(tree, (list, tuple)) else tree
 
 
 def _clock(run: SeedRun) -> dict[str, list[float]]:
@@ -179,6 +189,7 @@ def _template(name: str) -> jinja2.Template:
     return jinja2.Environment(
         loader=jinja2.PackageLoader("fedskew.report"),
         autoescape=True,
+        finalize=lambda value: _visible(value) if type(value) is str else value,
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,

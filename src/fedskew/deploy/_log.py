@@ -1,0 +1,29 @@
+"""The log of servers and sites, in which text that somebody else chose can't pass for something else."""
+
+from __future__ import annotations
+
+import logging
+
+from fedskew.names import visible
+
+
+class VisibleText(logging.Filter):
+    """Writes every record as one line, with control characters and bidi marks as escapes (see `names.visible`).
+
+    Args:
+        keep: Characters that stay as they are, such as newlines in Flower's own messages.
+    """
+
+    def __init__(self, keep: str = "") -> None:
+        super().__init__()
+        self._keep = keep
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Change the record's message, and let it pass."""
+        record.msg, record.args = visible(record.getMessage(), self._keep), None
+        return True
+
+
+LOG = logging.getLogger("flwr.fedskew")
+"""Flower's log. Reasons, names and paths in it may come from sites and files."""
+LOG.addFilter(VisibleText())
