@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import queue
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,9 +33,10 @@ def exchange(
     """Send a message to each of several nodes, and wait until all have replied or the timeout has passed.
 
     A reply is attributed to the node that the message with the reply's message id was sent to. Flower's SuperLink
-    accepts a reply only from that node, whereas the sender named inside a message could be forged. Replies are pulled
-    one by one, so that a reply that Flower can't decode does not affect others. Messages expire some time after the
-    timeout, and later replies are never pulled.
+    accepts a reply only from that node, whereas the sender named inside a message could be forged. Each reply is pulled
+    by a thread of its own: one that Flower can't decode does not affect others, and one that a node announces and then
+    does not send, for which Flower waits minutes, is left to its thread at the deadline. Messages expire some time
+    after the timeout, and later replies are never used.
 
     Args:
         grid: Flower's grid.
@@ -55,28 +58,44 @@ def exchange(
     failures |= {node: "the SuperLink did not take its message" for sent, node in pending.items() if not sent}
     pending = {sent: node for sent, node in pending.items() if sent}
     contents: dict[int, RecordDict] = {}
-    deadline, pause = time.monotonic() + timeout, FIRST_PAUSE
-    while pending:
-        for sent, node in list(pending.items()):
-            try:
-                pulled = list(grid.pull_messages([sent]))
-            except httpx.HTTPError:
-                raise  # the SuperLink has ended, and with it this run
-            except Exception as error:  # the sender chose these bytes, and they can raise anything
-                failures[node] = f"Flower can't decode its reply ({type(error).__name__})"
-                del pending[sent]
-                continue
-            for message in pulled:
-                pending.pop(sent, None)
-                if message.has_content():
-                    contents[node] = message.content
-                else:
-                    failures[node] = error_line(message)
-        if not pending or time.monotonic() >= deadline:
-            break
-        time.sleep(min(pause, max(0.0, deadline - time.monotonic())))
-        pause = min(pause * 1.3, LONGEST_PAUSE)
+    deadline, over = time.monotonic() + timeout, threading.Event()
+    found: queue.SimpleQueue[tuple[str, Message | Exception]] = queue.SimpleQueue()
+    for sent in pending:
+        threading.Thread(target=_pull, args=(grid, sent, found, over), daemon=True).start()
+    try:
+        while pending:
+            sent, reply = found.get(timeout=max(0.0, deadline - time.monotonic()))
+            node = pending.pop(sent)
+            if isinstance(reply, httpx.HTTPError):
+                raise reply  # the SuperLink has ended, and with it this run
+            if isinstance(reply, Exception):
+                failures[node] = f"Flower can't decode its reply ({type(reply).__name__})"
+            elif reply.has_content():
+                contents[node] = reply.content
+            else:
+                failures[node] = error_line(reply)
+    except queue.Empty:
+        pass
+    finally:
+        over.set()
     return Answers(contents, failures, tuple(pending.values()))
+
+
+def _pull(
+    grid: Grid, sent: str, found: queue.SimpleQueue[tuple[str, Message | Exception]], over: threading.Event
+) -> None:
+    """Pull the reply to a message until it is there, or the exchange is over."""
+    pause = FIRST_PAUSE
+    while not over.is_set():
+        try:
+            pulled = list(grid.pull_messages([sent]))
+        except Exception as error:  # the sender chose these bytes, and they can raise anything
+            return found.put((sent, error))
+        if pulled:
+            return found.put((sent, pulled[0]))
+        over.wait(pause)
+        pause = min(pause * 1.3, LONGEST_PAUSE)
+    return None
 
 
 def error_line(message: Message) -> str:
