@@ -1,0 +1,344 @@
+"""The label mix of unlabelled data, estimated from a model's outcomes there and on held-out labelled data.
+
+Label shift means that classes occur more or less often, but that each looks the same: p(x | y) is equal. Then what a
+model says of the target's samples is a mix of what it says of each class, and the mix is the unknown:
+
+    p = sum_c q_c M_c        p: shares of the target's samples by outcome cell; M_c: those of class c held out
+
+A cell is what a model says of one sample, in coarse words: the predicted class, and in which bin its confidence lies.
+With more cells than classes, cells that no mix explains show that label shift does not hold.
+
+Sources: Lipton, Wang, Smola, "Detecting and Correcting for Label Shift with Black Box Predictors", ICML 2018 (bbse);
+Saerens, Latinne, Decaestecker, Neural Computation 2002 (em). Regularised least squares (RLLS) is left out: with the
+regulariser that its theory asks for it returned nearly the pooled mix at 2,000 held-out samples.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.linalg import cho_factor, cho_solve, cholesky, null_space, solve_triangular
+from scipy.optimize import nnls
+from scipy.special import chdtrc, ndtri
+
+from fedskew.errors import ArgumentError
+from fedskew.labels._counts import FloatArray, as_floats, check_amounts
+
+MixMethod: TypeAlias = Literal["gls", "em-cells", "bbse", "em"]
+
+_REWEIGHTINGS = 6
+_LEAST_IN_A_CELL = 30
+_LEVEL = 0.01
+_EXCESS = 0.03
+_STEPS = 10_000
+_TOLERANCE = 1e-10
+_NONE = 1e-9
+_NOTHING_KNOWN = 1.0
+"""Variance of a direction that the cells say nothing about: wider than any share can vary."""
+
+
+@dataclass(frozen=True)
+class MixEstimate:
+    """A label mix, how sure it is, and whether the target's samples look like a mix of the held-out classes at all.
+
+    Attributes:
+        mix: Estimated share of each class, shape `(classes,)`, sum 1; 0 for a class without held-out samples.
+        covariance: Of `mix`, shape `(classes, classes)`, to first order; rows of classes at 0 are 0.
+        upper_errors: Standard error of each class if it were free to leave 0, shape `(classes,)`; that of `covariance`
+            for the others.
+        statistic: Sum of squared, whitened differences between the target's cells and the estimated mix of classes;
+            about chi-square distributed under label shift.
+        dof: Its degrees of freedom; 0 where as many cells as classes leave nothing to test.
+        p_value: How often label shift alone would give a larger statistic; NaN where there is nothing to test.
+        excess: Total variation between the target's cells and the mix of classes beyond what chance explains.
+        unseen: Ids of the classes without a held-out sample. The cells can't tell whether the target has them.
+    """
+
+    mix: FloatArray
+    covariance: FloatArray
+    upper_errors: FloatArray
+    statistic: float
+    dof: int
+    p_value: float
+    excess: float
+    unseen: tuple[int, ...]
+
+    @property
+    def misfit(self) -> bool:
+        """Whether label shift does not hold: p below 0.01 and the cells differ by 3 points more than by chance."""
+        return bool(self.p_value < _LEVEL and self.excess > _EXCESS)
+
+    @property
+    def standard_errors(self) -> FloatArray:
+        """Standard error of each class's share, shape `(classes,)`."""
+        errors: FloatArray = np.sqrt(np.diag(self.covariance))
+        return errors
+
+    def interval(self, level: float = 0.95) -> FloatArray:
+        """Normal confidence interval of each class's share, within [0, 1].
+
+        Args:
+            level: How often it holds the truth, between 0 and 1.
+
+        Returns:
+            Lower and upper ends, shape `(classes, 2)`; [0, 1] for a class without held-out samples.
+
+        Raises:
+            ArgumentError: `level` is not between 0 and 1.
+        """
+        if not 0 < level < 1:
+            raise ArgumentError(f"level: must be between 0 and 1, not {level}")
+        reach = ndtri((1 + level) / 2) * self.upper_errors
+        ends = np.stack([self.mix - reach, self.mix + reach], axis=1).clip(0.0, 1.0)
+        ends[list(self.unseen)] = 0.0, 1.0
+        return ends
+
+
+def estimate_mix(tables: ArrayLike, cells: ArrayLike, method: MixMethod = "gls") -> MixEstimate:
+    """Estimate the label mix of unlabelled samples from a model's outcomes.
+
+    Methods: `gls`, generalised least squares, the default; `em-cells`, maximum likelihood of the cells by EM; `bbse`,
+    plain least squares (one cell a class: hard BBSE; summed softmax outputs instead of counts: soft BBSE); `em`,
+    maximum likelihood of the samples by EM, for which `cells` holds each sample's calibrated probabilities (see
+    `calibrate`; without calibration it is of no use).
+
+    Args:
+        tables: Held-out samples by true class and outcome cell, shape `(classes, cells)`; summed over sites. With
+            several bins a class, the cells of one predicted class stand side by side.
+        cells: The target's samples by outcome cell, shape `(cells,)`. For `em` also probabilities, shape `(samples,
+            classes)`, whose prior is uniform over the classes that `tables` has samples of.
+        method: One of the four.
+
+    Returns:
+        The estimate, with standard errors and a test whether label shift holds.
+
+    Raises:
+        ArgumentError: Shapes that don't fit, NaN, negative numbers, or no sample on one of the two sides.
+
+    Example:
+        >>> estimate = estimate_mix([[90, 10], [20, 80]], [55, 45])
+        >>> estimate.mix.round(2).tolist()
+        [0.5, 0.5]
+    """
+    if method not in get_args(MixMethod):
+        raise ArgumentError(f"method: must be one of {', '.join(get_args(MixMethod))}, not {method!r}")
+    held_out, target = _checked(tables, cells, method)
+    classes, outcomes = held_out.shape
+    sizes = held_out.sum(axis=1)
+    held = np.flatnonzero(sizes)
+    if target.ndim == 2:
+        mix, information = _by_samples(target[:, held])
+        uncertain = _Uncertainty(information, information)
+        fit = _Fit(np.nan, 0, np.nan, 0.0)
+    else:
+        bins = outcomes // classes if outcomes % classes == 0 else 1
+        sample = _Cells.of(held_out[held], target, bins)
+        mix, weight = _SOLVERS[method](sample)
+        noise = sample.noise(mix)
+        pull = sample.profiles @ weight
+        uncertain = _Uncertainty(pull @ sample.profiles.T, pull @ noise @ pull.T)
+        fit = _fit(mix, sample, noise)
+    covariance = np.zeros((classes, classes))
+    covariance[np.ix_(held, held)] = uncertain.covariance(mix > 0)
+    upper = np.zeros(classes)
+    upper[held] = [
+        np.sqrt(uncertain.covariance((mix > 0) | freed)[c, c]) for c, freed in enumerate(np.eye(len(held)) > 0)
+    ]
+    found = np.zeros(classes)
+    found[held] = mix
+    unseen = tuple(np.flatnonzero(sizes == 0).tolist())
+    return MixEstimate(found, covariance, upper, fit.statistic, fit.dof, fit.p_value, fit.excess, unseen)
+
+
+def _checked(tables: ArrayLike, cells: ArrayLike, method: str) -> tuple[FloatArray, FloatArray]:
+    held_out, target = as_floats(tables, "tables"), as_floats(cells, "cells")
+    if held_out.ndim != 2 or not held_out.size:
+        raise ArgumentError(f"tables: must have the shape (classes, cells), not {held_out.shape}")
+    classes, outcomes = held_out.shape
+    if target.ndim == 2 and method != "em":
+        raise ArgumentError(
+            f"cells: must have the shape ({outcomes},), not {target.shape}; only method 'em' takes samples"
+        )
+    wanted = (outcomes,) if target.ndim < 2 else (len(target), classes)
+    if target.shape != wanted:
+        what = "one number for each cell" if target.ndim < 2 else "each sample's probability of each class"
+        raise ArgumentError(f"cells: must have the shape {wanted}, {what}, not {target.shape}")
+    check_amounts(held_out, "tables")
+    check_amounts(target, "cells")
+    if not held_out.sum():
+        raise ArgumentError("tables: there is no held-out sample")
+    if not target.sum():
+        raise ArgumentError("cells: there is no sample of the target")
+    return held_out, target
+
+
+@dataclass(frozen=True)
+class _Cells:
+    """What is known of the held-out classes and of the target, by outcome cell; classes without a sample are not here.
+
+    Attributes:
+        raw: Shares of each class's samples by cell, shape `(classes, cells)`.
+        profiles: The same with one sample more that is spread as all classes together, so that no share is 0.
+        shares: The target's, shape `(cells,)`.
+        sizes: Held-out samples of each class.
+        samples: Of the target.
+    """
+
+    raw: FloatArray
+    profiles: FloatArray
+    shares: FloatArray
+    sizes: FloatArray
+    samples: float
+
+    @classmethod
+    def of(cls, tables: FloatArray, cells: FloatArray, bins: int) -> _Cells:
+        starts = _starts(tables.sum(axis=0) + cells, bins)
+        tables, cells = np.add.reduceat(tables, starts, axis=1), np.add.reduceat(cells, starts)
+        known = tables.sum(axis=0)
+        stray = (known == 0) & (cells < _LEAST_IN_A_CELL)  # a few that only the target has: no evidence, so not apart
+        rarest = np.flatnonzero(known)[np.argmin(known[known > 0])]
+        cells[rarest] += cells[stray].sum()
+        tables, cells = tables[:, ~stray], cells[~stray]
+        sizes = tables.sum(axis=1, keepdims=True)
+        pooled = tables.sum(axis=0) + cells  # with the target's, so that a cell of its own is possible at all
+        profiles = (tables + pooled / pooled.sum()) / (sizes + 1)
+        return cls(tables / sizes, profiles, cells / cells.sum(), sizes[:, 0], float(cells.sum()))
+
+    def noise(self, mix: FloatArray) -> FloatArray:
+        """Covariance of `shares - mix @ profiles`, shape `(cells, cells)`; both samples are random."""
+        expected = mix @ self.profiles
+        spread = _multinomial(expected) / self.samples
+        for share, profile, size in zip(mix, self.profiles, self.sizes, strict=True):
+            spread += share**2 / size * _multinomial(profile)
+        return spread
+
+
+def _multinomial(shares: FloatArray) -> FloatArray:
+    covariance: FloatArray = np.diag(shares) - np.outer(shares, shares)
+    return covariance
+
+
+def _starts(totals: FloatArray, bins: int) -> list[int]:
+    """First cells of the groups into which neighbouring bins of a predicted class are joined: thirty samples each."""
+    starts: list[int] = []
+    for first in range(0, len(totals), bins):
+        opened, inside = [first], 0.0
+        for cell in range(first, first + bins):
+            if inside >= _LEAST_IN_A_CELL:
+                opened.append(cell)
+                inside = 0.0
+            inside += totals[cell]
+        if inside < _LEAST_IN_A_CELL and len(opened) > 1:
+            opened.pop()
+        starts += opened
+    return starts
+
+
+def _nearest(differences: FloatArray, prior: FloatArray) -> FloatArray:
+    """The mix q on the simplex with the least `|differences @ q|`; towards `prior` where several are equally near.
+
+    On the ray of a mix, the least of |D t q|^2 + (1 - t)^2 grows with |D q|: so that least over t q >= 0, which NNLS
+    finds, lies on the ray of the solution.
+    """
+    size = np.sqrt((differences**2).sum(axis=0).mean()) or 1.0
+    tie = 1e-5 * (np.eye(len(prior)) - prior[:, None])
+    ray, _ = nnls(
+        np.vstack([differences / size, tie, np.ones(len(prior))]),
+        np.append(np.zeros(len(differences) + len(prior)), 1.0),
+    )
+    mix: FloatArray = ray / ray.sum()
+    return mix
+
+
+def _by_generalised_least_squares(cells: _Cells) -> tuple[FloatArray, FloatArray]:
+    mix = np.full(len(cells.profiles), 1 / len(cells.profiles))
+    prior = cells.sizes / cells.sizes.sum()
+    differences = (cells.shares - cells.profiles).T[:-1]
+    for _ in range(_REWEIGHTINGS):
+        root = cholesky(cells.noise(mix)[:-1, :-1], lower=True)
+        mix = _nearest(solve_triangular(root, differences, lower=True), prior)
+    weight = np.zeros((len(cells.shares),) * 2)
+    weight[:-1, :-1] = cho_solve(cho_factor(cells.noise(mix)[:-1, :-1]), np.eye(len(weight) - 1))
+    return mix, weight
+
+
+def _by_least_squares(cells: _Cells) -> tuple[FloatArray, FloatArray]:
+    prior = cells.sizes / cells.sizes.sum()
+    return _nearest((cells.shares - cells.raw).T, prior), np.eye(len(cells.shares))
+
+
+def _by_likelihood(cells: _Cells) -> tuple[FloatArray, FloatArray]:
+    mix = _expectation_maximisation(cells.profiles.T, cells.shares)
+    return mix, np.diag(1 / (mix @ cells.profiles))
+
+
+def _by_samples(probabilities: FloatArray) -> tuple[FloatArray, FloatArray]:
+    mix = _expectation_maximisation(probabilities, np.full(len(probabilities), 1 / len(probabilities)))
+    scores = probabilities / (probabilities @ mix)[:, None]
+    return mix, scores.T @ scores
+
+
+_SOLVERS = {
+    "gls": _by_generalised_least_squares,
+    "bbse": _by_least_squares,
+    "em-cells": _by_likelihood,
+    "em": _by_likelihood,
+}
+
+
+def _expectation_maximisation(likelihoods: FloatArray, shares: FloatArray) -> FloatArray:
+    """The mix with the greatest likelihood: rows are outcomes, columns classes; `shares` says how often each row is."""
+    mix = np.full(likelihoods.shape[1], 1 / likelihoods.shape[1])
+    for _ in range(_STEPS):
+        before = mix
+        mix = mix * (likelihoods.T @ (shares / (likelihoods @ mix)))
+        mix /= mix.sum()
+        if np.abs(mix - before).sum() < _TOLERANCE:
+            break
+    mix[mix < _NONE] = 0.0
+    likeliest: FloatArray = mix / mix.sum()
+    return likeliest
+
+
+@dataclass(frozen=True)
+class _Uncertainty:
+    """Of an estimate with the score `pull`: `information` is its derivative by the mix, `spread` its covariance."""
+
+    information: FloatArray
+    spread: FloatArray
+
+    def covariance(self, free: NDArray[np.bool_]) -> FloatArray:
+        """Of the mix, to first order, where only some classes are free to move and the sum stays 1."""
+        whole = np.zeros_like(self.information)
+        basis = np.zeros((len(whole), max(0, free.sum() - 1)))
+        basis[free] = null_space(np.ones((1, free.sum())))
+        values, vectors = np.linalg.eigh(basis.T @ self.information @ basis)
+        known = values > 1e-9 * np.abs(self.information).max()
+        known_basis, blind = basis @ vectors[:, known], basis @ vectors[:, ~known]
+        inverse = known_basis / values[known] @ known_basis.T
+        whole = inverse @ self.spread @ inverse + _NOTHING_KNOWN * blind @ blind.T
+        sizes, axes = np.linalg.eigh(whole)
+        covariance: FloatArray = axes * sizes.clip(0.0, _NOTHING_KNOWN) @ axes.T
+        return covariance
+
+
+@dataclass(frozen=True)
+class _Fit:
+    statistic: float
+    dof: int
+    p_value: float
+    excess: float
+
+
+def _fit(mix: FloatArray, cells: _Cells, noise: FloatArray) -> _Fit:
+    residual = cells.shares - mix @ cells.profiles
+    dof = max(0, len(residual) - int(np.count_nonzero(mix)))
+    chance = np.sqrt(2 / np.pi * np.diag(noise)).sum() / 2
+    excess = float(np.abs(residual).sum() / 2 - chance)
+    if not dof:
+        return _Fit(0.0, 0, np.nan, excess)
+    statistic = float(residual[:-1] @ cho_solve(cho_factor(noise[:-1, :-1]), residual[:-1]))
+    return _Fit(statistic, dof, float(chdtrc(dof, statistic)), excess)
