@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import html
 import json
 import sys
 from pathlib import Path
@@ -16,6 +17,8 @@ from fedskew.errors import ArgumentError, CombinationError, ConfigError, Fedskew
 from fedskew.experiment import (
     CellResult,
     Sweep,
+    configs_of,
+    jobs_of,
     model_notes,
     parse_change,
     read_runs,
@@ -264,9 +267,9 @@ def test_a_combination_that_makes_no_sense_is_refused_as_such(tmp_path):
 @pytest.mark.parametrize(
     ("tables", "says"),
     [
-        ("[sweep]\nmethods = ['fedavg', 'fedpals']\n", "cell 'fedpals': target"),
+        ("[sweep]\nmethods = ['fedpals']\n", "cell 'fedpals': target"),
         ("[sweep.grid]\ndata.name = ['digits', 'mnist']\n", "cell 'name=mnist': "),
-        ("[sweep.grid]\npartition.min_size = [1, 1000]\n", "cell 'min_size=1000': "),
+        ("[sweep.grid]\npartition.min_size = [1000]\n", "cell 'min_size=1000': "),
         ('[sweep.grid]\n"partition" = [{rule = "natural"}]\n', "cell 'rule=natural': partition.rule: "),
     ],
 )
@@ -276,6 +279,40 @@ def test_what_cannot_be_set_up_is_refused_before_anything_runs(tmp_path, monkeyp
         run_sweep(sweep_of(tmp_path, tables), tmp_path / "runs")
     assert says in str(raised.value)
     assert not (tmp_path / "runs").exists()
+
+
+REFUSED = """
+[sweep]
+methods = ["fedla+fedpals", "fedavg", "fedpals"]
+[sweep.grid]
+partition.min_size = [1, 1000]
+"""
+
+
+@pytest.mark.slow
+def test_what_makes_no_sense_or_cannot_be_set_up_is_a_row_with_its_reason_while_the_others_run(tmp_path):
+    changes = {"training.rounds": 1, "seeds": [0], "partition.max_tries": 9}
+    sweep, progress = sweep_of(tmp_path, REFUSED, changes=changes), RecordedProgress()
+    result = run_sweep(sweep, tmp_path / "runs", processes=1, progress=progress)
+    assert progress.begun == [(["fedavg, min_size=1, seed 0"], 0)]
+    assert result.failures == ()
+    reasons = dict(line.split(": ", 1) for line in result.refused)
+    assert list(reasons) == progress.refusals == [
+        "fedla+fedpals, min_size=1", "fedla+fedpals, min_size=1000",
+        "fedavg, min_size=1000", "fedpals, min_size=1", "fedpals, min_size=1000",
+    ]  # fmt: skip
+    assert "'fedla' and 'fedpals' both fill the weighting slot" in reasons["fedla+fedpals, min_size=1"]
+    assert "target" in reasons["fedpals, min_size=1"]
+    assert "min_size" in reasons["fedavg, min_size=1000"]
+    with (result.folder / "table.csv").open() as table, (result.folder / "runs.csv").open() as folders:
+        rows, lines = list(csv.DictReader(table)), list(csv.DictReader(folders))
+    assert sorted((row["seeds"], row["failed"]) for row in rows) == [*[("0", "1")] * 5, ("1", "0")]
+    assert sorted(line["failure"][:8] for line in lines) == ["", *["refused:"] * 5]
+    text, page = (result.folder / "table.md").read_text(), result.report.read_text()
+    for label, reason in reasons.items():
+        assert f"| {label.replace(', min_size=', ' | ')} | refused | - |" in text
+        assert f"Refused: {label}: {reason}" in text
+        assert html.escape(f"Refused: {label}: {reason}").replace("&#x27;", "&#39;") in page
 
 
 def test_the_comparison_in_the_recipes_names_every_method_and_the_papers_combinations():
@@ -429,6 +466,16 @@ class Own:
 """
 
 
+COUNTED = """import os
+from fedskew import data
+
+def make():
+    with open(os.environ["LOADS"], "a") as file:
+        file.write(f"{os.getpid()}\\n")
+    return data.load("digits")
+"""
+
+
 @pytest.mark.slow
 def test_own_components_work_and_a_run_that_fails_stops_no_other(tmp_path, monkeypatch):
     (tmp_path / "own_weights.py").write_text(OWN)
@@ -454,13 +501,29 @@ def test_own_components_work_and_a_run_that_fails_stops_no_other(tmp_path, monke
     assert [record.evaluation for record in own.rounds] == [record.evaluation for record in uniform.runs[0].rounds]
 
 
+@pytest.mark.slow
+def test_data_are_loaded_once_by_each_process_that_needs_them(tmp_path, monkeypatch):
+    (tmp_path / "counted_data.py").write_text(COUNTED)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("LOADS", str(tmp_path / "loads"))
+    changes = {"data.name": "counted_data:make", "training.rounds": 1, "seeds": [0]}
+    run_sweep(sweep_of(tmp_path, "[sweep]\nmethods = ['fedavg', 'fedla']\n", changes=changes), tmp_path / "runs", 1)
+    loads = (tmp_path / "loads").read_text().splitlines()
+    assert len(loads) == len(set(loads)) == 2  # this process, and the one that trains both
+
+
 class RecordedProgress:
     """Progress callbacks that record their calls."""
 
     def __init__(self) -> None:
+        self.refusals: list[str] = []
         self.begun: list[tuple[list[str], int]] = []
         self.rounds: dict[str, list[int]] = {}
         self.ends: list[tuple[str, str | None]] = []
+
+    def refused(self, label, reason):
+        assert reason
+        self.refusals.append(label)
 
     def begin(self, jobs, finished):
         self.begun.append(([job.name for job in jobs], finished))
@@ -494,6 +557,12 @@ def test_a_sweep_is_ordinary_runs_which_another_sweep_may_share(tmp_path):
     (shown,) = csv.DictReader((first.folder / "table.csv").read_text().splitlines())
     assert float(shown["accuracy_mean"]) == pytest.approx(np.mean(accuracies))
     assert float(shown["accuracy_std"]) == pytest.approx(np.std(accuracies, ddof=1))
+
+    more = sweep_of(tmp_path, tables, changes={"seeds": [0, 2], "sweep.methods": ["fedavg", "fedla"]})
+    missing = [job for job in jobs_of(more) if not job.is_finished(tmp_path / "runs")]
+    assert [(config.name, config.seeds) for config in configs_of(missing)] == [
+        ("small-fedavg", [2]), ("small-fedla", [0, 2]),
+    ]  # fmt: skip
 
     part, progress = sweep_of(tmp_path, tables, changes={"seeds": [0], "sweep.accuracy": 0.9}), RecordedProgress()
     again = run_sweep(part, tmp_path / "runs", progress=progress)

@@ -136,3 +136,17 @@ def print_estimate(console: Console, configs: Sequence[Config], only: bool) -> N
         )
     elif only:
         console.print("Time: not estimated where a GPU trains." if None in found else "Time: about a minute at most.")
+
+
+def print_failures(failures: Sequence[str], refused: Sequence[str]) -> None:
+    """Print what failed and what was not run, and exit with status 1 where anything did.
+
+    Args:
+        failures: A line for each run that failed.
+        refused: A line for each combination that was not run.
+    """
+    errors = Console(stderr=True, soft_wrap=True)
+    for line in (*(f"refused: {text}" for text in refused), *(f"failed: {text}" for text in failures)):
+        errors.print(line, markup=False, highlight=False, style="red")
+    if failures or refused:
+        raise typer.Exit(1)

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedskew.cli.console import Console
-from fedskew.cli.options import Changes, DataRoot, Device, Fresh, Out, Processes, changed_keys
+from fedskew.cli.options import Changes, DataRoot, Device, Fresh, Out, Processes, changed_keys, print_failures
 from fedskew.errors import ConfigError
 from fedskew.tables import counted
 
@@ -197,10 +197,7 @@ def reproduce(
         wide.print(note, markup=False, highlight=False)
     for file in done.files:
         console.print(f"written: {file}", soft_wrap=True, markup=False, highlight=False)
-    for failure in done.failures:
-        Console(stderr=True, soft_wrap=True).print(f"failed: {failure}", markup=False, highlight=False, style="red")
-    if done.failures:
-        raise typer.Exit(1)
+    print_failures(done.failures, done.refused)
 
 
 def _command() -> str:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Self
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from fedskew.cli.console import Console
-from fedskew.experiment import SECONDS_BETWEEN_LINES, rounds_of
+from fedskew.cli.options import print_estimate
+from fedskew.experiment import SECONDS_BETWEEN_LINES, configs_of, rounds_of
 from fedskew.papers import in_words
 from fedskew.tables import counted
 
@@ -124,15 +125,24 @@ class SweepProgressBar(_Bar):
     def __init__(self, console: Console, every: float = SECONDS_BETWEEN_LINES) -> None:
         super().__init__(console, "rounds ", speed_estimate_period=600.0, every=every)  # methods differ in cost
 
+    def __enter__(self) -> Self:
+        return self  # `begin` starts the bar, below what is said first
+
+    def refused(self, label: str, reason: str) -> None:
+        """See `SweepProgress`."""
+        self._print(f"refused, while the others run: {label}: {reason}")
+
     def begin(self, jobs: Sequence[Job], finished: int) -> None:
         """See `SweepProgress`."""
+        print_estimate(self._console, configs_of(jobs), only=False)
+        self._bar.start()
         self._rounds_left = {job.name: rounds_of(job.config) for job in jobs}
         self._accuracy: dict[str, float] = {}
         self._ended, self._all = finished, finished + len(jobs)
         self._total = sum(self._rounds_left.values())
         self._task = self._bar.add_task(self._runs(), total=self._total)
         if finished:
-            self._print(f"{self._runs()} are finished already")
+            self._print(f"{self._runs()} {'is' if self._all == 1 else 'are'} finished already")
 
     def round(self, job: Job, round: int, accuracy: float | None) -> None:
         """See `SweepProgress`."""

@@ -69,7 +69,7 @@ def run(
     from fedskew import methods, models, torchrun
     from fedskew.cli.progress import RunProgressBar
     from fedskew.cli.tables import results_table
-    from fedskew.experiment import read, run_folder, simulate
+    from fedskew.experiment import read, run_folder, shared_data, simulate
     from fedskew.report import write_report
 
     config = config_file(config)
@@ -83,19 +83,20 @@ def run(
         notes = methods.check(methods.build(one.method, one.training.momentum))
         for note in filter(None, [*notes, models.note(one.model.name, one.model.parameters)]):
             console.print(f"note on {one.name}: {note}", style="yellow", highlight=False)
-    if not resume and not torchrun.launched():
-        print_estimate(console, configs, only=estimate)
-    if estimate:
-        return
     results = []
-    with RunProgressBar(console, configs) as watch:
-        for one in configs:
-            try:
-                results.append(simulate(one, out=out, resume=resume, fresh=fresh, progress=watch.start(one)))
-            except KeyboardInterrupt:
-                watch.stop()
-                console.print(f"stopped; continue with --resume ({run_folder(one, out)})")
-                raise typer.Exit(130) from None
+    with shared_data():
+        if not resume and not torchrun.launched():
+            print_estimate(console, configs, only=estimate)
+        if estimate:
+            return
+        with RunProgressBar(console, configs) as watch:
+            for one in configs:
+                try:
+                    results.append(simulate(one, out=out, resume=resume, fresh=fresh, progress=watch.start(one)))
+                except KeyboardInterrupt:
+                    watch.stop()
+                    console.print(f"stopped; continue with --resume ({run_folder(one, out)})")
+                    raise typer.Exit(130) from None
     console.print(results_table(results))
     if quick:
         console.print(quick_note(config, changed), style="yellow", highlight=False)

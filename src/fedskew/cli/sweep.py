@@ -21,6 +21,7 @@ from fedskew.cli.options import (
     changed_keys,
     config_file,
     print_estimate,
+    print_failures,
     quick_note,
 )
 
@@ -58,6 +59,10 @@ def sweep(
     is missing, whether it was stopped or its grid has grown. Where your code or data have changed since, it says so and
     stops; --fresh trains what is concerned anew.
 
+    A combination that makes no sense, or that your data do not allow, is left out: the others run, and it stands in the
+    tables with its reason. The exit status is 1 then, as where a run failed. A mistake in the file, missing data or a
+    missing package stop everything before the first run.
+
     Examples:
 
         fedskew sweep @compare --quick
@@ -66,15 +71,15 @@ def sweep(
     """
     from fedskew.cli.progress import SweepProgressBar
     from fedskew.cli.tables import sweep_table
-    from fedskew.experiment import read_sweep, run_sweep, sweep_notes
+    from fedskew.experiment import configs_of, jobs_of, read_sweep, run_sweep, sweep_notes
 
     config = config_file(config)
     changed = changed_keys(changes, seeds, device, data_root)
     whole = read_sweep(config, changed, quick)
     console = Console()
-    if estimate or not whole.folder(out).exists():
-        print_estimate(console, [cell.config for cell in whole.cells], only=estimate)
     if estimate:
+        missing = [job for job in jobs_of(whole) if not job.is_finished(out)]
+        print_estimate(console, configs_of(missing), only=True)
         return
     with SweepProgressBar(console) as bar:
         try:
@@ -92,7 +97,4 @@ def sweep(
     console.print(f"tables: {result.folder}/table.csv, table.md, runs.csv", soft_wrap=True, markup=False)
     if result.report.exists():
         console.print(f"report: {result.report}", soft_wrap=True, markup=False)
-    for failure in result.failures:
-        Console(stderr=True, soft_wrap=True).print(f"failed: {failure}", markup=False, highlight=False, style="red")
-    if result.failures:
-        raise typer.Exit(1)
+    print_failures(result.failures, result.refused)

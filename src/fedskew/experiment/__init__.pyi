@@ -9,6 +9,8 @@ from ._config import read_tree as read_tree
 from ._config import resolve as resolve
 from ._config import target_mix as target_mix
 from ._config import write as write
+from ._dataset import load_dataset as load_dataset
+from ._dataset import shared_data as shared_data
 from ._export import EXPORTS as EXPORTS
 from ._folder import RunFolder as RunFolder
 from ._folder import TaskInfo as TaskInfo
@@ -16,6 +18,7 @@ from ._folder import plain_json as plain_json
 from ._folder import read_records as read_records
 from ._folder import read_runs as read_runs
 from ._grid import Cell as Cell
+from ._grid import RefusedCell as RefusedCell
 from ._grid import Sweep as Sweep
 from ._grid import read_sweep as read_sweep
 from ._identity import set_aside as set_aside
@@ -32,7 +35,6 @@ from ._reference import choices as choices
 from ._reference import json_schema as json_schema
 from ._reference import tables as tables
 from ._result import Result as Result
-from ._setup import load_dataset as load_dataset
 from ._setup import make_task as make_task
 from ._setup import make_training_loop as make_training_loop
 from ._simulate import run_folder as run_folder
@@ -41,6 +43,8 @@ from ._summary import over_seeds as over_seeds
 from ._sweep import Job as Job
 from ._sweep import SweepProgress as SweepProgress
 from ._sweep import SweepResult as SweepResult
+from ._sweep import configs_of as configs_of
+from ._sweep import jobs_of as jobs_of
 from ._sweep import run_sweep as run_sweep
 from ._sweep_tables import CellResult as CellResult
 from ._sweep_tables import model_notes as model_notes

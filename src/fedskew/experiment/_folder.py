@@ -36,7 +36,7 @@ from fedskew.errors import FedskewError, RunError
 from fedskew.experiment import _checkpoint
 from fedskew.experiment._checkpoint import Mark
 from fedskew.experiment._config import Config, write
-from fedskew.experiment._identity import Identity
+from fedskew.experiment._identity import Identity, Present
 from fedskew.experiment._model_info import ModelInfo
 from fedskew.files import LOCK, append, replacing, write_text, writing
 from fedskew.partition import Partition
@@ -234,8 +234,8 @@ class RunFolder:
     def _check(self, config: Config) -> None:
         """Raise RunError where the run in the folder was made of something else."""
         assert self._identity is not None, "asked for simulations only"
-        data = self._identity.data
-        found = Identity.read(self.path).changes(config, lambda: data)
+        data = self._identity.content.checksum
+        found = Identity.read(self.path).changes(config, lambda: data, Present())
         stored = self.path / "partition.npz"
         if not found and self._partition is not None and Partition.load(stored).hash != self._partition.hash:
             found = [f"{stored} is not the partition that this config makes now"]

@@ -39,7 +39,7 @@ from pathlib import Path
 from typing import Any
 
 from fedskew import methods
-from fedskew.errors import ConfigError, FedskewError, nearest
+from fedskew.errors import CombinationError, ConfigError, FedskewError, nearest
 from fedskew.experiment._config import Config, line_of, put, read_tree, resolve
 from fedskew.tables import flatten
 
@@ -48,6 +48,7 @@ _NO_AXIS = {
     "seeds": "seeds are no axis; give them as seeds = [0, 1, 2] at the top of the file, or with --seeds",
     "method": "methods are given as sweep.methods; keys below it, such as method.weighting.ess, may be here",
 }
+_LONGEST = 80
 _FIXED = ("schema", "name", "output", "sweep", "quick")
 
 
@@ -67,6 +68,21 @@ class Cell:
 
 
 @dataclass(frozen=True)
+class RefusedCell:
+    """A combination of a sweep that makes no sense, so that it has no config.
+
+    Attributes:
+        label: Its name.
+        values: The label of its value on each axis.
+        reason: Why it makes none.
+    """
+
+    label: str
+    values: dict[str, str]
+    reason: str
+
+
+@dataclass(frozen=True)
 class Sweep:
     """A grid of runs.
 
@@ -75,12 +91,14 @@ class Sweep:
         cells: The combinations in the order of the file; the first axis varies slowest.
         accuracy: The test accuracy whose first round the table names.
         command: The command line that runs it.
+        refused: The combinations that make no sense, likewise.
     """
 
     name: str
     cells: tuple[Cell, ...]
     accuracy: float | None
     command: str
+    refused: tuple[RefusedCell, ...] = ()
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -90,7 +108,10 @@ class Sweep:
     @property
     def hash(self) -> str:
         """Eight hex digits that change with anything that can change the tables."""
-        cells = [(cell.label, cell.config.hash) for cell in self.cells]
+        cells = [
+            *((cell.label, cell.config.hash) for cell in self.cells),
+            *((cell.label, cell.reason) for cell in self.refused),
+        ]
         return hashlib.sha256(json.dumps([cells, self.accuracy]).encode()).hexdigest()[:8]
 
     def folder(self, out: Path) -> Path:
@@ -104,10 +125,11 @@ class Sweep:
 
 @dataclass(frozen=True)
 class _Value:
-    """One value of an axis, and the dotted keys that it sets."""
+    """One value of an axis, and the dotted keys that it sets; or why it makes no sense with anything."""
 
     label: str
     changes: dict[str, Any]
+    refused: CombinationError | None = None
 
 
 @dataclass(frozen=True)
@@ -129,6 +151,9 @@ class _Source:
 def read_sweep(path: Path, changes: Mapping[str, Any] | None = None, quick: bool = False) -> Sweep:
     """Read a sweep from a TOML file, and check every cell.
 
+    What can't be read, such as an unknown name or a value out of range, is a mistake in the file and stops everything.
+    Components that don't go together are no mistake of the grid: the sweep has the other cells, and names the refused.
+
     Args:
         path: The file.
         changes: Dotted keys to change, `sweep.*` included, and their values.
@@ -136,6 +161,7 @@ def read_sweep(path: Path, changes: Mapping[str, Any] | None = None, quick: bool
 
     Raises:
         ConfigError: Something is wrong; the message names file, line, key and, for a combination, the cell.
+        CombinationError: No cell makes sense; the message says why the first does not.
     """
     changes = dict(changes or {})
     tree, text, changed = read_tree(path, "sweep", changes, quick)
@@ -148,9 +174,22 @@ def read_sweep(path: Path, changes: Mapping[str, Any] | None = None, quick: bool
         accuracy = _accuracy(section)
     except FedskewError as error:
         raise source.located(error) from None
-    cells = [_cell(combination, axes, tree, source) for combination in itertools.product(*axes.values())]
+    cells: list[Cell] = []
+    refused: list[RefusedCell] = []
+    errors: list[CombinationError] = []
+    for combination in itertools.product(*axes.values()):
+        label, values = _label_of(combination, axes)
+        try:
+            cells.append(_cell(combination, label, values, tree, source))
+        except CombinationError as error:
+            refused.append(RefusedCell(label, values, str(error)))
+            errors.append(error)
+    if not cells:
+        first = "" if str(errors[0]).startswith("sweep.") or not refused[0].label else f"cell {refused[0].label!r}: "
+        raise source.located(errors[0], first)
     _check_distinct(cells, path)
-    return Sweep(str(tree.get("name", "run")), tuple(cells), accuracy, _command(path, changes, quick))
+    name = str(tree.get("name", "run"))
+    return Sweep(name, tuple(cells), accuracy, _command(path, changes, quick), tuple(refused))
 
 
 def _axes(section: Any, tree: dict[str, Any]) -> dict[str, list[_Value]]:
@@ -196,6 +235,9 @@ def _methods(entries: Any, gridded: set[str]) -> list[_Value]:
                 raise ConfigError(f"{where}[{at}].set.{key}: sweep.grid sets it too; leave it to one of them")
         try:
             method = methods.expand({key: value for key, value in table.items() if key not in {"label", "set"}})
+        except CombinationError as error:
+            values.append(_Value(label, {"method": {}, **changes}, type(error)(f"{where}[{at}] ({label}): {error}")))
+            continue
         except FedskewError as error:
             raise type(error)(f"{where}[{at}] ({label}): {error}") from None
         values.append(_Value(label, {"method": method, **changes}))
@@ -264,25 +306,42 @@ def _check_labels(values: list[_Value], where: str) -> None:
         raise ConfigError(f"{where}: {label!r} occurs {times} times; drop one, or give it another label")
 
 
-def _cell(
-    combination: tuple[_Value, ...], axes: dict[str, list[_Value]], tree: dict[str, Any], source: _Source
-) -> Cell:
+def _label_of(combination: tuple[_Value, ...], axes: dict[str, list[_Value]]) -> tuple[str, dict[str, str]]:
+    """A cell's name, and the label of its value on each axis."""
     values = dict(zip(axes, combination, strict=True))
     label = ", ".join(
         value.label if any(isinstance(own, dict) for own in value.changes.values()) else f"{axis}={value.label}"
         for axis, value in values.items()
     )
+    return label, {axis: value.label for axis, value in values.items()}
+
+
+def _cell(
+    combination: tuple[_Value, ...], label: str, values: dict[str, str], tree: dict[str, Any], source: _Source
+) -> Cell:
+    for value in combination:
+        if value.refused is not None:
+            raise value.refused
     changes = {key: own for value in combination for key, own in value.changes.items()}
     whole = copy.deepcopy(tree)
     try:
         for key in sorted(changes, key=lambda key: key.count(".")):  # a table before what stands in it
             put(whole, key, copy.deepcopy(changes[key]))
         config = resolve(whole)
+    except CombinationError:
+        raise
     except FedskewError as error:
         raise source.located(error, f"cell {label!r}: " if label else "", changes) from None
-    name = re.sub(r"[^A-Za-z0-9._+-]+", "-", f"{config.name}-{label}")[:80].rstrip("-")
-    named = {axis: value.label for axis, value in values.items()} or {"run": config.name}
-    return Cell(label or config.name, named, config.model_copy(update={"name": name}))
+    named = values or {"run": config.name}
+    return Cell(label or config.name, named, config.model_copy(update={"name": _name(config.name, label)}))
+
+
+def _name(run: str, label: str) -> str:
+    """A cell's run name, of the characters that one may have; where it is cut, digits tell it from its like."""
+    name = re.sub(r"[^A-Za-z0-9._+-]+", "-", f"{run}-{label}").rstrip("-")
+    if len(name) <= _LONGEST:
+        return name
+    return f"{name[: _LONGEST - 9].rstrip('-')}-{hashlib.sha256(label.encode()).hexdigest()[:8]}"
 
 
 def _check_distinct(cells: list[Cell], path: Path) -> None:

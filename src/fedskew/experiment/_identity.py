@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,48 +36,84 @@ _ROWS = 256
 
 
 @dataclass(frozen=True)
+class Content:
+    """What the data of a run are.
+
+    Attributes:
+        checksum: Checksum of the data set.
+        files: Size and time of the user's files that the data were read from, by path; while these are the same, so are
+            the data. None where it isn't known which files these are.
+    """
+
+    checksum: str
+    files: Mapping[str, str] | None
+
+
+class Present:
+    """What runs would be made of now; what several configs name is looked at once."""
+
+    def __init__(self) -> None:
+        self._sources: dict[str, dict[str, str]] = {}
+        self._files: dict[str, dict[str, str] | None] = {}
+
+    def sources(self, config: Config) -> Mapping[str, str]:
+        """The source of a config's own components (see `own_sources`)."""
+        tree = config.tree()
+        key = json.dumps(_names(tree))
+        if key not in self._sources:
+            self._sources[key] = own_sources(tree)
+        return self._sources[key]
+
+    def files(self, config: Config) -> Mapping[str, str] | None:
+        """Size and time of the user's files that a config's data are read from (see `Content`)."""
+        tree = config.tree()
+        key = json.dumps([tree["data"], tree["partition"], str(config.origin)])
+        if key not in self._files:
+            self._files[key] = files_of(config)
+        return self._files[key]
+
+
+@dataclass(frozen=True)
 class Identity:
     """What a run is made of.
 
     Attributes:
         version: fedskew's version.
         sources: Source of the user's own components and of what they import, by file name.
-        data: Checksum of the data set.
-        files: Size and time of the user's files that the data were read from, by path; while these are the same, so are
-            the data. None where it isn't known which files these are.
+        content: What its data are.
         origin: Where relative paths began.
     """
 
     version: str
     sources: Mapping[str, str]
-    data: str
-    files: Mapping[str, str] | None
+    content: Content
     origin: Origin
 
     @classmethod
-    def of(cls, config: Config, dataset: Dataset) -> Identity:
+    def of(cls, config: Config, content: Content) -> Identity:
         """What a run of this config is made of now.
 
         Args:
             config: The config.
-            dataset: Its data set, as loaded.
+            content: What its data are, as loaded.
         """
-        sources, data = own_sources(config.tree()), checksum(config, dataset)
-        return cls(version("fedskew"), sources, data, _files(config), _origin(config))
+        return cls(version("fedskew"), own_sources(config.tree()), content, _origin(config))
 
-    def changes(self, config: Config, data: Callable[[], str]) -> list[str]:
+    def changes(self, config: Config, data: Callable[[], str], present: Present) -> list[str]:
         """What has changed since, in words; empty where nothing has.
 
         Args:
             config: The run's config.
             data: Computes the checksum of the data now; called only where that may have changed.
+            present: What there is now.
         """
         found = []
         if (now := version("fedskew")) != self.version:
             found.append(f"fedskew was {self.version} and is {now}")
-        if code := changed_sources(self.sources, own_sources(config.tree())):
+        if code := changed_sources(self.sources, present.sources(config)):
             found.append(f"your code changed ({', '.join(code)})")
-        if (self.files is None or self.files != _files(config)) and data() != self.data:
+        before = self.content
+        if (before.files is None or before.files != present.files(config)) and data() != before.checksum:
             found.append("your data changed")
         return found
 
@@ -92,8 +129,8 @@ class Identity:
         said = {
             "fedskew": self.version,
             "code": sorted(self.sources),
-            "data": self.data,
-            "files": self.files,
+            "data": self.content.checksum,
+            "files": self.content.files,
             "directory": str(self.origin.directory),
             "data_root": None if self.origin.data is None else str(self.origin.data),
         }
@@ -119,7 +156,7 @@ class Identity:
             sources = {name: (folder / CODE / name).read_text(encoding="utf-8") for name in said["code"]}
             root = said["data_root"]
             origin = Origin(Path(said["directory"]), None if root is None else Path(root))
-            return cls(str(said["fedskew"]), sources, str(said["data"]), said["files"], origin)
+            return cls(str(said["fedskew"]), sources, Content(str(said["data"]), said["files"]), origin)
         except FileNotFoundError as error:
             raise RunError(
                 f"{error.filename}: missing, so it can't be told whether code and data are still those of this run; "
@@ -132,19 +169,20 @@ class Identity:
             ) from None
 
 
-def changed_since(folder: Path, config: Config, data: Callable[[], str]) -> list[str]:
+def changed_since(folder: Path, config: Config, data: Callable[[], str], present: Present) -> list[str]:
     """What has changed since the runs in a folder were made, in words.
 
     Args:
         folder: The run folder of one seed.
         config: The config of that seed.
         data: Computes the checksum of the data now; called only where that may have changed.
+        present: What there is now.
     """
     try:
         made = [Identity.read(path.parent) for path in _leaves(folder)]
     except RunError as error:
         return [str(error).partition(";")[0]]
-    return list(dict.fromkeys(change for each in made for change in each.changes(config, data)))
+    return list(dict.fromkeys(change for each in made for change in each.changes(config, data, present)))
 
 
 def set_aside(folder: Path) -> Path | None:
@@ -206,8 +244,12 @@ def _leaves(folder: Path) -> Iterator[Path]:
     return (path.with_name(IDENTITY) for path in sorted(folder.rglob("rounds.jsonl")))
 
 
-def _files(config: Config) -> dict[str, str] | None:
-    """Size and time of the user's files, by path; None where it isn't known which files are read."""
+def files_of(config: Config) -> dict[str, str] | None:
+    """Size and time of the user's files that a config's data are read from (see `Content`).
+
+    Args:
+        config: The config.
+    """
     if ":" in config.data.name:
         return None
     paths = []
@@ -219,6 +261,15 @@ def _files(config: Config) -> dict[str, str] | None:
     if config.partition.rule == "file":
         paths.append(Path(config.place(config.partition.parameters["path"])).absolute())
     return {str(path): _listed(path) for path in paths}
+
+
+def _names(tree: Any) -> list[str]:
+    """Every text of a config that may name something of the user's own."""
+    if isinstance(tree, Mapping):
+        return [name for part in tree.values() for name in _names(part)]
+    if isinstance(tree, list | tuple):
+        return [name for part in tree for name in _names(part)]
+    return [tree] if isinstance(tree, str) and ":" in tree else []
 
 
 def _listed(path: Path) -> str:

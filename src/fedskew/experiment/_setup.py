@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -11,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedskew import components, data, methods, models, partition, torchrun
+from fedskew import components, methods, models, partition, torchrun
 from fedskew.data import Dataset, Inputs, take
 from fedskew.engine import (
     ClientStates,
@@ -28,6 +27,7 @@ from fedskew.errors import ArgumentError, ConfigError, RunError
 from fedskew.experiment._backends import make_backend
 from fedskew.experiment._batches import changed_batches, check_batches, refuses_one
 from fedskew.experiment._config import Config, target_mix
+from fedskew.experiment._dataset import content_of, data_seed, load_dataset
 from fedskew.experiment._evaluations import ClientEvaluations, LabelledData, LocalEvaluator
 from fedskew.experiment._folder import RunFolder, TaskInfo
 from fedskew.experiment._identity import Identity
@@ -129,6 +129,9 @@ def make_training_loop(config: Config, seed: int, folder: Path | None = None, ta
             "elsewhere with --out"
         )
     info = TaskInfo(task.counts.astype(np.int64), task.client_names, dataset.classes, task.target)
+    files = None
+    if folder is not None:
+        files = RunFolder(folder, task.partition, Identity.of(config, content_of(config, dataset)))
     return TrainingLoop(
         config=config,
         runner=runner,
@@ -138,7 +141,7 @@ def make_training_loop(config: Config, seed: int, folder: Path | None = None, ta
         evaluate=LocalEvaluator(model, test, validation, dataset.num_classes, task.target),
         task=lambda: info,
         clients=clients,
-        folder=None if folder is None else RunFolder(folder, task.partition, Identity.of(config, dataset)),
+        folder=files,
     )
 
 
@@ -251,41 +254,6 @@ def _noisy_target(target: FloatArray | None, noise: float, seed: int) -> FloatAr
     noisy = target + noise * np.maximum(generator(seed, Purpose.TARGET).standard_normal(len(target)), 0)
     shares: FloatArray = noisy / noisy.sum()
     return shares
-
-
-def data_seed(config: Config, seed: int) -> int:
-    """The seed of data set and partition: the config's `partition.seed`, else that of the run."""
-    return seed if config.partition.seed is None else config.partition.seed
-
-
-def load_dataset(config: Config, seed: int) -> Dataset:
-    """Load the data set of a config.
-
-    Args:
-        config: The config.
-        seed: The seed, for data sets that are drawn at random (see `data_seed`).
-
-    Raises:
-        DataError: The data can't be loaded.
-        ConfigError: The config names no such data set, or a function that returns no `data.Dataset`.
-    """
-    load = components.find(data.INDEX, config.data.name, "data.name")
-    options, rng = config.data.parameters, generator(seed, Purpose.DATA)
-    if ":" not in config.data.name:
-        return data.load(config.data.name, _data_root(config), rng=rng, **options)
-    dataset = components.call(load, config.data.name, "data", {"rng": rng}, options)
-    if not isinstance(dataset, Dataset):
-        raise ConfigError(
-            f"data.name: {config.data.name} returned {type(dataset).__name__}, not a fedskew.data.Dataset"
-        )
-    return dataset
-
-
-def _data_root(config: Config) -> str | None:
-    if config.data.root is not None:
-        return config.place(config.data.root)
-    recorded = None if config.origin is None else config.origin.data
-    return None if recorded is None or os.environ.get("FEDSKEW_DATA") else str(recorded)
 
 
 def _usable(dataset: Dataset, size: int | None, rng: np.random.Generator) -> NDArray[np.int64]:

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from fedskew import report
-from fedskew.errors import ArgumentError, FedskewError, RunError
+from fedskew.errors import ArgumentError, ConfigError, FedskewError, PartitionError, RunError
 from fedskew.experiment._batches import changed_batches
 from fedskew.experiment._config import Config, cores
+from fedskew.experiment._dataset import content_of, data_seed, load_dataset, shared_data
 from fedskew.experiment._folder import read_runs
 from fedskew.experiment._grid import Cell, Sweep
-from fedskew.experiment._identity import changed_since, checksum, set_aside
-from fedskew.experiment._setup import choose_device, data_seed, load_dataset, make_task, make_training_loop
+from fedskew.experiment._identity import Present, changed_since, set_aside
+from fedskew.experiment._setup import Task, choose_device, make_task, make_training_loop
 from fedskew.experiment._simulate import is_finished, run_folder
 from fedskew.experiment._sweep_tables import CellResult, table_notes, write_tables
 from fedskew.experiment._trackers import make_trackers
@@ -44,6 +46,11 @@ class Job:
         return self.cell.config.for_seed(self.seed)
 
     @property
+    def key(self) -> tuple[str, int]:
+        """Label of the cell, and seed."""
+        return self.cell.label, self.seed
+
+    @property
     def name(self) -> str:
         """Name in messages."""
         return f"{self.cell.label}, seed {self.seed}"
@@ -67,6 +74,14 @@ class Job:
 
 class SweepProgress(Protocol):
     """Callbacks of `run_sweep`."""
+
+    def refused(self, label: str, reason: str) -> None:
+        """Called before `begin` for each cell that can't be run, while others can.
+
+        Args:
+            label: The cell's name.
+            reason: Why it can't.
+        """
 
     def begin(self, jobs: Sequence[Job], finished: int) -> None:
         """Called once, before any run.
@@ -103,12 +118,14 @@ class SweepResult:
         rows: The result of each cell.
         failures: One line for each run that failed.
         folder: Where the tables are.
+        refused: One line for each cell that was not run, as it makes no sense or can't be set up.
     """
 
     sweep: Sweep
     rows: tuple[CellResult, ...]
     failures: tuple[str, ...]
     folder: Path
+    refused: tuple[str, ...] = ()
 
     @property
     def report(self) -> Path:
@@ -121,6 +138,19 @@ def jobs_of(sweep: Sweep) -> list[Job]:
     return [Job(cell, seed) for cell in sweep.cells for seed in cell.config.seeds]
 
 
+def configs_of(jobs: Sequence[Job]) -> list[Config]:
+    """Return the config of each cell that some jobs are of, with the seeds of these jobs.
+
+    Args:
+        jobs: The jobs.
+    """
+    seeds: dict[str, list[int]] = {}
+    configs = {job.cell.label: job.cell.config for job in jobs}
+    for job in jobs:
+        seeds.setdefault(job.cell.label, []).append(job.seed)
+    return [config.model_copy(update={"seeds": seeds[label]}) for label, config in configs.items()]
+
+
 def run_sweep(
     sweep: Sweep,
     out: str | Path,
@@ -131,7 +161,8 @@ def run_sweep(
     """Do what is missing of a sweep, and write its tables and its report.
 
     Finished runs are read, interrupted ones continue from their checkpoint. Seconds aside, the tables do not depend on
-    the number of processes nor on how often the sweep was stopped.
+    the number of processes nor on how often the sweep was stopped. A cell that can't be set up, such as one whose
+    partition the data do not give, is left out while others can be; it stands in the tables with its reason.
 
     Args:
         sweep: The sweep, as `read_sweep` returns it.
@@ -146,9 +177,10 @@ def run_sweep(
         The result of every cell, and which runs failed.
 
     Raises:
-        ConfigError: A cell can't be set up; nothing has been run then. The message names the cell.
-        DataError: The same, for data that is missing.
-        PartitionError: The same, for data that can't be divided.
+        ConfigError: No cell can be set up; nothing has been run then. The message names the first cell.
+        PartitionError: The same, where its data can't be divided.
+        DataError: Data of some cell are missing; nothing has been run then.
+        MissingPackageError: The same, for an optional package.
         ArgumentError: `processes` is below 1.
         RunError: Some of its runs were made of something else and `fresh` is not set, or another process runs it.
     """
@@ -156,65 +188,73 @@ def run_sweep(
     if processes is not None and processes < 1:
         raise ArgumentError(f"processes: must be at least 1, not {processes}")
     jobs = jobs_of(sweep)
-    stale = _stale(jobs, out, damaged_too=fresh)
-    if stale and not fresh:
-        raise RunError(_say_stale(stale, len(jobs), out))
-    if stale:
-        with locked(sweep.folder(out)):  # what another process is at work on stays where it is
-            for job, _ in stale:
-                with locked(job.folder(out)):
-                    pass  # no other process writes there
-                set_aside(job.folder(out))
-    missing = [job for job in jobs if not job.is_finished(out)]
-    _check(missing, out)
-    with locked(sweep.folder(out)):
-        return _run(sweep, out, jobs, missing, processes, progress)
+    with ExitStack() as held:
+        with shared_data():
+            _set_stale_aside(sweep, jobs, out, fresh)
+            missing = [job for job in jobs if not job.is_finished(out)]
+            refused = _refused(missing, out)
+            if len(refused) == len(jobs):
+                error = next(iter(refused.values()))
+                raise type(error)(f"cell {jobs[0].cell.label!r}: {error}")
+            to_run = [job for job in missing if job.key not in refused]
+            held.enter_context(locked(sweep.folder(out)))
+            if progress is not None:
+                for label, reason in _reasons(sweep, refused).items():
+                    progress.refused(label, reason)
+                progress.begin(to_run, len(jobs) - len(missing))
+        failed = _run_all(to_run, out, processes, progress)
+        return _write(sweep, out, jobs, failed, refused)
 
 
-def _run(
-    sweep: Sweep,
-    out: Path,
-    jobs: Sequence[Job],
-    missing: Sequence[Job],
-    processes: int | None,
-    progress: SweepProgress | None,
-) -> SweepResult:
-    """Run what is missing, and write tables and report."""
-    if progress is not None:
-        progress.begin(missing, len(jobs) - len(missing))
+def _run_all(
+    jobs: Sequence[Job], out: Path, processes: int | None, progress: SweepProgress | None
+) -> dict[tuple[str, int], str]:
+    """Run jobs, and return why some failed."""
     reasons: dict[int, str] = {}
 
     def round_ended(number: int, round: int, accuracy: float | None) -> None:
         if progress is not None:
-            progress.round(missing[number], round, accuracy)
+            progress.round(jobs[number], round, accuracy)
 
     def run_ended(number: int, failure: str | None) -> None:
         if failure is not None:
             reasons[number] = failure
         if progress is not None:
-            progress.ended(missing[number], failure)
+            progress.ended(jobs[number], failure)
 
-    configs = [job.config for job in missing]
+    configs = [job.config for job in jobs]
     run_all(configs, out, processes or _default_processes(configs), round_ended, run_ended)
-    failed = {(missing[number].cell.label, missing[number].seed): reasons[number] for number in sorted(reasons)}
+    return {jobs[number].key: reasons[number] for number in sorted(reasons)}
+
+
+def _write(
+    sweep: Sweep,
+    out: Path,
+    jobs: Sequence[Job],
+    failed: dict[tuple[str, int], str],
+    refused: Mapping[tuple[str, int], FedskewError],
+) -> SweepResult:
+    """Read what is finished, and write tables and report."""
     runs: list[SeedRun] = []
     for job in jobs:
         if job.is_finished(out):
             try:
                 runs += read_runs(job.folder(out), job.cell.label)
             except FedskewError as error:
-                failed[job.cell.label, job.seed] = str(error)
+                failed[job.key] = str(error)
     rows = tuple(
         CellResult.of(
             cell,
             [run for run in runs if run.label == cell.label],
             sweep.accuracy,
             {seed: reason for (label, seed), reason in failed.items() if label == cell.label},
+            {seed: str(reason) for (label, seed), reason in refused.items() if label == cell.label},
         )
         for cell in sweep.cells
     )
     failures = tuple(f"{label}, seed {seed}: {reason}" for (label, seed), reason in failed.items())
-    result = SweepResult(sweep, rows, failures, sweep.folder(out))
+    left_out = tuple(f"{label}: {reason}" for label, reason in _reasons(sweep, refused).items())
+    result = SweepResult(sweep, rows, failures, sweep.folder(out), left_out)
     write_tables(sweep, rows, runs, out, result.folder)
     if runs:
         report.write_report(
@@ -228,19 +268,41 @@ def _run(
     return result
 
 
+def _reasons(sweep: Sweep, refused: Mapping[tuple[str, int], FedskewError]) -> dict[str, str]:
+    """Why cells are refused, by label: those that make no sense, and those that can't be set up for some seed."""
+    found = {cell.label: cell.reason for cell in sweep.refused}
+    for (label, _), reason in refused.items():
+        found.setdefault(label, str(reason))
+    return found
+
+
+def _set_stale_aside(sweep: Sweep, jobs: Sequence[Job], out: Path, fresh: bool) -> None:
+    """Move the runs aside that were made of something else, or raise RunError where that is not wanted."""
+    stale = _stale(jobs, out, damaged_too=fresh)
+    if stale and not fresh:
+        raise RunError(_say_stale(stale, len(jobs), out))
+    if stale:
+        with locked(sweep.folder(out)):  # what another process is at work on stays where it is
+            for job, _ in stale:
+                with locked(job.folder(out)):
+                    pass  # no other process writes there
+                set_aside(job.folder(out))
+
+
 def _stale(jobs: Sequence[Job], out: Path, damaged_too: bool) -> list[tuple[Job, list[str]]]:
     """The runs in the folders that were made of something else than now (or are damaged), and what has changed."""
     checksums: dict[str, str] = {}
+    present = Present()
 
     def data_of(job: Job) -> str:
         tree = job.config.tree()
         seed = data_seed(job.config, job.seed)
         key = json.dumps([tree["data"], tree["partition"], seed])
         if key not in checksums:
-            checksums[key] = checksum(job.config, load_dataset(job.config, seed))
+            checksums[key] = content_of(job.config, load_dataset(job.config, seed)).checksum
         return checksums[key]
 
-    found = [(job, changed_since(job.folder(out), job.config, partial(data_of, job))) for job in jobs]
+    found = [(job, changed_since(job.folder(out), job.config, partial(data_of, job), present)) for job in jobs]
     for job, changes in found:
         if job.is_finished(out):
             changes += changed_batches(job.folder(out), job.config)
@@ -264,26 +326,46 @@ def _say_stale(stale: Sequence[tuple[Job, Sequence[str]]], jobs: int, out: Path)
     )
 
 
-def _check(jobs: Sequence[Job], out: Path) -> None:
-    """Set up every cell for its first seed: what can't be loaded, divided or built is refused before any run."""
+def _refused(jobs: Sequence[Job], out: Path) -> dict[tuple[str, int], FedskewError]:
+    """Set up every cell for its first seed, and return why jobs can't be; where only a seed is to blame, try the next.
+
+    Cells of one task come together, so that a data set is loaded once, and only one is in memory.
+
+    Raises:
+        FedskewError: What no other cell could do without: data or a package are missing.
+    """
 
     def task_of(job: Job) -> str:
         tree = job.config.tree()
         return json.dumps([tree["data"], tree["partition"], tree["target"], job.seed])
 
-    first = {job.cell.label: job for job in reversed(jobs)}.values()
-    # Cells of one task come together, so that only one data set at a time is in memory.
-    for _, cells in itertools.groupby(sorted(first, key=task_of), task_of):
-        task = None
-        for job in cells:
-            try:
-                choose_device(job.config.engine.device)
-                make_trackers(job.config.output.trackers, job.folder(out))
-                task = task or make_task(job.config, job.seed)
-                loop = make_training_loop(_on_cpu(job.config), job.seed, job.folder(out), task)
-                loop.runner.start(loop.untrained)  # where an optional package is missing, a component says so here
-            except FedskewError as error:
-                raise type(error)(f"cell {job.cell.label!r}: {error}") from None
+    refused: dict[tuple[str, int], FedskewError] = {}
+    waiting = {job.cell.label: [one for one in jobs if one.cell.label == job.cell.label] for job in jobs}
+    while waiting:
+        first = sorted((of_cell[0] for of_cell in waiting.values()), key=task_of)
+        for _, cells in itertools.groupby(first, task_of):
+            task = None
+            for job in cells:
+                of_cell = waiting.pop(job.cell.label)
+                try:
+                    task = task or make_task(job.config, job.seed)
+                    _set_up(job, out, task)
+                except PartitionError as error:
+                    refused[job.key] = error
+                    if of_cell[1:]:
+                        waiting[job.cell.label] = of_cell[1:]
+                except (ConfigError, ArgumentError) as error:
+                    refused |= {one.key: error for one in of_cell}
+                except FedskewError as error:
+                    raise type(error)(f"cell {job.cell.label!r}: {error}") from None
+    return {job.key: refused[job.key] for job in jobs if job.key in refused}
+
+
+def _set_up(job: Job, out: Path, task: Task) -> None:
+    choose_device(job.config.engine.device)
+    make_trackers(job.config.output.trackers, job.folder(out))
+    loop = make_training_loop(_on_cpu(job.config), job.seed, job.folder(out), task)
+    loop.runner.start(loop.untrained)  # where an optional package is missing, a component says so here
 
 
 def _on_cpu(config: Config) -> Config:

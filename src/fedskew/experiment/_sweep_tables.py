@@ -32,15 +32,22 @@ class CellResult:
         cell: The cell.
         seeds: The numbers by name, for each seed; a seed whose run failed is absent.
         failures: Why runs failed, by seed.
+        refused: Why runs were not begun, by seed.
     """
 
     cell: Cell
     seeds: dict[int, dict[str, float | None]]
     failures: Mapping[int, str] = field(default_factory=dict)
+    refused: Mapping[int, str] = field(default_factory=dict)
 
     @classmethod
     def of(
-        cls, cell: Cell, runs: Sequence[SeedRun], accuracy: float | None, failures: Mapping[int, str] | None = None
+        cls,
+        cell: Cell,
+        runs: Sequence[SeedRun],
+        accuracy: float | None,
+        failures: Mapping[int, str] | None = None,
+        refused: Mapping[int, str] | None = None,
     ) -> CellResult:
         """Read the result of a cell from its runs.
 
@@ -48,9 +55,10 @@ class CellResult:
             cell: The cell.
             runs: Its finished runs.
             accuracy: The test accuracy whose first round is looked for.
-            failures: Why its other runs failed, by seed.
+            failures: Why other runs of it failed, by seed.
+            refused: Why others were not begun, by seed.
         """
-        return cls(cell, {run.seed: _figures(run, accuracy) for run in runs}, failures or {})
+        return cls(cell, {run.seed: _figures(run, accuracy) for run in runs}, failures or {}, refused or {})
 
     def values(self, figure: str) -> list[float]:
         """Return the known values of one number, in order of the seeds.
@@ -92,6 +100,7 @@ def text_table(sweep: Sweep, rows: Sequence[CellResult]) -> tuple[list[str], lis
         "seconds": "seconds",
     }
     body = [[*row.cell.values.values(), _seeds(row), *(_text(row, figure) for figure in shown)] for row in rows]
+    body += [[*cell.values.values(), "refused", *("-" for _ in shown)] for cell in sweep.refused]
     return [*sweep.axes, "seeds", *(headings[figure] for figure in shown)], body
 
 
@@ -126,8 +135,14 @@ def sweep_notes(sweep: Sweep, rows: Sequence[CellResult]) -> list[str]:
         f"Missing, as it failed: {row.cell.label}, seed {seed}{_because(row.failures.get(seed))}"
         for row in rows
         for seed in row.cell.config.seeds
-        if seed not in row.seeds
+        if seed not in row.seeds and seed not in row.refused
     ]
+    for row in rows:
+        for reason in dict.fromkeys(row.refused.values()):
+            seeds = [seed for seed, own in row.refused.items() if own == reason]
+            of = "" if len(seeds) == len(row.cell.config.seeds) else f", seed {', '.join(map(str, seeds))}"
+            lines.append(f"Refused: {row.cell.label}{of}: {reason}")
+    lines += [f"Refused: {cell.label}: {cell.reason}" for cell in sweep.refused]
     return lines
 
 
@@ -198,6 +213,8 @@ def _figures(run: SeedRun, accuracy: float | None) -> dict[str, float | None]:
 
 def _seeds(row: CellResult) -> str:
     finished, asked = len(row.seeds), len(row.cell.config.seeds)
+    if len(row.refused) == asked:
+        return "refused"
     return str(finished) if finished == asked else f"{finished} of {asked}"
 
 
@@ -224,6 +241,10 @@ def _cell_lines(sweep: Sweep, rows: Sequence[CellResult]) -> Iterable[list[Any]]
             line += [spread.mean, spread.std]
             line += [len(row.values(figure))] if figure == "rounds_to_accuracy" else []
         yield line
+    seeds = len(sweep.cells[0].config.seeds)  # the same for all cells
+    for cell in sweep.refused:
+        values = len(heading) - len(cell.values) - 2
+        yield [*cell.values.values(), 0, seeds, *(None for _ in range(values))]
 
 
 def _run_lines(sweep: Sweep, rows: Sequence[CellResult], out: Path) -> Iterable[list[Any]]:
@@ -233,6 +254,8 @@ def _run_lines(sweep: Sweep, rows: Sequence[CellResult], out: Path) -> Iterable[
         for seed, figures in row.seeds.items():
             folder = run_folder(row.cell.config.for_seed(seed), out).name
             yield [*row.cell.values.values(), seed, folder, *(figures[figure] for figure in shown), ""]
-        for seed, reason in row.failures.items():
+        for seed, reason in {**row.failures, **{seed: f"refused: {why}" for seed, why in row.refused.items()}}.items():
             folder = run_folder(row.cell.config.for_seed(seed), out).name
             yield [*row.cell.values.values(), seed, folder, *(None for _ in shown), reason]
+    for cell in sweep.refused:
+        yield [*cell.values.values(), "", "", *(None for _ in shown), f"refused: {cell.reason}"]

@@ -12,6 +12,7 @@ from typing import Any
 from fedskew.children import Child, Died, Pool, Reply, hear_interrupts
 from fedskew.errors import FedskewError
 from fedskew.experiment._config import Config
+from fedskew.experiment._dataset import shared_data
 from fedskew.experiment._simulate import run_folder, simulate
 
 RoundEnded = Callable[[int, int, float | None], None]
@@ -47,7 +48,7 @@ def _run(connection: Connection, out: Path) -> None:
         accuracy = None if evaluation is None else evaluation["accuracy"]
         connection.send(Reply((record["round"], accuracy), done=False))
 
-    with suppress(KeyboardInterrupt, EOFError):
+    with suppress(KeyboardInterrupt, EOFError), shared_data():
         hear_interrupts()
         failure: str | None = None
         while failure is None:  # after a failure a fresh process goes on: who knows what is left in this one's memory

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fedskew.errors import ConfigError, DataError, RunError
-from fedskew.experiment import Cell, Config, Job, Sweep, SweepProgress, model_notes, read_runs, run_sweep
+from fedskew.errors import CombinationError, ConfigError, DataError, RunError
+from fedskew.experiment import Cell, Config, Job, RefusedCell, Sweep, SweepProgress, model_notes, read_runs, run_sweep
 from fedskew.papers._datasets import absent, facts_of
 from fedskew.papers._figure import draw
 from fedskew.papers._measures import describe_measure, domain_accuracies, unit_of, value_of
@@ -60,6 +60,7 @@ class Reproduction:
         lines: Our values and the paper's, a line for each row.
         notes: How to read it, what was made smaller, what deviates from the paper.
         failures: One line for each run that failed.
+        refused: One line for each row that was not run, as it makes no sense or can't be set up.
         folder: Where the files are.
         files: What was written.
     """
@@ -70,6 +71,7 @@ class Reproduction:
     lines: tuple[Comparison, ...]
     notes: tuple[str, ...]
     failures: tuple[str, ...]
+    refused: tuple[str, ...]
     folder: Path
     files: tuple[Path, ...]
 
@@ -130,22 +132,22 @@ def reproduce(
         command: The command line to write into the comparison; by default that of the whole recipe.
 
     Raises:
-        ConfigError: A config makes no sense; nothing has been run then. The message names the row.
+        ConfigError: A config can't be read, or none can be set up; nothing has been run then. The message has the row.
         DataError: The files of a data set are missing; nothing has been run then.
-        PartitionError: The data can't be divided; nothing has been run then.
+        PartitionError: The data of no row can be divided; nothing has been run then.
     """
     rows = recipe.rows if rows is None else tuple(rows)
-    planned = plan(rows, changes, rounds)
+    planned, without = _planned(recipe, rows, changes, rounds)
     _check_data(recipe, planned)
     unique: dict[str, Cell] = {}
     for row, config in planned:
-        labels = {axis: row.labels.get(axis, "-") for axis in recipe.axes if axis not in recipe.readings}
-        unique.setdefault(_run_of(config), Cell(row.name, labels, config))
+        unique.setdefault(_run_of(config), Cell(row.name, _labels(recipe, row), config))
     sweep = Sweep(
-        recipe.name, tuple(unique.values()), None, command or shlex.join(["fedskew", "reproduce", recipe.name])
+        recipe.name, tuple(unique.values()), None, command or shlex.join(["fedskew", "reproduce", recipe.name]), without
     )
     result = run_sweep(sweep, out, processes, progress, fresh)
-    runs = [(row, _finished(recipe, unique[_run_of(config)], Path(out))) for row, config in planned]
+    finished = {row.name: _finished(recipe, unique[_run_of(config)], Path(out)) for row, config in planned}
+    runs = [(row, finished.get(row.name, [])) for row in rows]
     lines = compare(recipe, runs)
     notes = [
         *_reading(recipe, lines),
@@ -154,11 +156,34 @@ def reproduce(
         *model_notes(config for _, config in planned),
         *machine_notes({id(run): run for _, found in runs for run in found}.values()),
         *(f"Missing, as it failed: {failure}" for failure in result.failures),
+        *(f"Refused: {text}" for text in result.refused),
     ]
     folder = result.folder
     axes = tuple(axis for axis in recipe.axes if any(axis in line.labels for line in lines))
-    done = Reproduction(recipe, axes, unit_of(recipe.measure), tuple(lines), tuple(notes), result.failures, folder, ())
+    done = Reproduction(
+        recipe, axes, unit_of(recipe.measure), tuple(lines), tuple(notes), result.failures, result.refused, folder, ()
+    )
     return replace(done, files=(*_write(done, sweep.command), *draw(recipe, runs, folder)))
+
+
+def _labels(recipe: Recipe, row: RecipeRow) -> dict[str, str]:
+    return {axis: row.labels.get(axis, "-") for axis in recipe.axes if axis not in recipe.readings}
+
+
+def _planned(
+    recipe: Recipe, rows: Sequence[RecipeRow], changes: Mapping[str, Any] | None, rounds: int | None
+) -> tuple[list[tuple[RecipeRow, Config]], tuple[RefusedCell, ...]]:
+    """The config of each row, and the rows whose components, as changed, don't go together."""
+    planned, refused, errors = [], [], []
+    for row in rows:
+        try:
+            planned += plan([row], changes, rounds)
+        except CombinationError as error:
+            errors.append(error)
+            refused.append(RefusedCell(row.name, _labels(recipe, row), str(error).removeprefix(f"row {row.name!r}: ")))
+    if errors and not planned:
+        raise errors[0]
+    return planned, tuple(refused)
 
 
 def _run_of(config: Config) -> str:

@@ -58,7 +58,7 @@ def write_report(
         title: Title of the page.
         axes: Where the labels are cells of a grid, the value of each on every axis, by the label.
         accuracy: A test accuracy, a share, whose first round the table of a comparison names.
-        notes: What else stands below that table.
+        notes: What else stands below that table, or below the headline figures of a single label.
 
     Returns:
         The path.

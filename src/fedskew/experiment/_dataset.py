@@ -1,0 +1,110 @@
+"""The data set of a config; runs that follow each other inside `shared_data` load it once."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+from fedskew import components, data
+from fedskew.data import Dataset
+from fedskew.errors import ConfigError
+from fedskew.experiment._config import Config
+from fedskew.experiment._identity import Content, checksum, files_of
+from fedskew.randomness import Purpose, generator
+
+
+@dataclass
+class _Last:
+    """The data set that was loaded last, what config it is of, and its content once that was asked for."""
+
+    key: str = ""
+    dataset: Dataset | None = None
+    files: dict[str, str] | None = None
+    content: Content | None = None
+
+
+_last: ContextVar[_Last | None] = ContextVar("_last", default=None)
+
+
+@contextmanager
+def shared_data() -> Iterator[None]:
+    """Inside this block, keep the data set that was loaded last for what asks for the same one next."""
+    token = _last.set(_last.get() or _Last())
+    try:
+        yield
+    finally:
+        _last.reset(token)
+
+
+def data_seed(config: Config, seed: int) -> int:
+    """The seed of data set and partition: the config's `partition.seed`, else that of the run."""
+    return seed if config.partition.seed is None else config.partition.seed
+
+
+def load_dataset(config: Config, seed: int) -> Dataset:
+    """Load the data set of a config.
+
+    Args:
+        config: The config.
+        seed: The seed, for data sets that are drawn at random (see `data_seed`).
+
+    Raises:
+        DataError: The data can't be loaded.
+        ConfigError: The config names no such data set, or a function that returns no `data.Dataset`.
+    """
+    last = _last.get()
+    if last is None:
+        return _load(config, seed)
+    if last.dataset is None or last.key != _key(config, seed):
+        last.dataset = last.content = None  # only one in memory
+        files = files_of(config)  # as they are before they are read: a change meanwhile shows
+        last.key, last.dataset, last.files = _key(config, seed), _load(config, seed), files
+    return last.dataset
+
+
+def content_of(config: Config, dataset: Dataset) -> Content:
+    """What a run of a config is made of, of its data.
+
+    Args:
+        config: The config.
+        dataset: Its data set, as `load_dataset` returned it.
+    """
+    last = _last.get()
+    if last is None or last.dataset is not dataset or config.partition.rule == "file":
+        return Content(checksum(config, dataset), files_of(config))
+    if last.content is None:
+        last.content = Content(checksum(config, dataset), last.files)
+    return last.content
+
+
+def _key(config: Config, seed: int) -> str:
+    """What a data set depends on."""
+    name = config.data.name
+    drawn = ":" in name or name not in data.INDEX or "rng" in inspect.signature(data.INDEX[name]).parameters
+    places = [config.data.root, str(config.origin), os.environ.get("FEDSKEW_DATA"), os.getcwd()]
+    return json.dumps([name, config.data.parameters, *places, seed if drawn else None])
+
+
+def _load(config: Config, seed: int) -> Dataset:
+    load = components.find(data.INDEX, config.data.name, "data.name")
+    options, rng = config.data.parameters, generator(seed, Purpose.DATA)
+    if ":" not in config.data.name:
+        return data.load(config.data.name, _data_root(config), rng=rng, **options)
+    dataset = components.call(load, config.data.name, "data", {"rng": rng}, options)
+    if not isinstance(dataset, Dataset):
+        raise ConfigError(
+            f"data.name: {config.data.name} returned {type(dataset).__name__}, not a fedskew.data.Dataset"
+        )
+    return dataset
+
+
+def _data_root(config: Config) -> str | None:
+    if config.data.root is not None:
+        return config.place(config.data.root)
+    recorded = None if config.origin is None else config.origin.data
+    return None if recorded is None or os.environ.get("FEDSKEW_DATA") else str(recorded)
