@@ -186,6 +186,21 @@ def test_commands_are_taken_from_the_servers_own_machine_only(server: LocalFeder
 
 
 @pytest.mark.faults
+def test_half_a_gigabyte_without_a_key_is_not_taken(server: LocalFederation) -> None:
+    process = psutil.Process(server.processes["superlink"].pid)
+    before = process.memory_info().rss
+    context = ssl.create_default_context(cafile=server.folder / "server" / "ca.crt")
+    connection = http.client.HTTPSConnection("127.0.0.1", server.port, timeout=60, context=context)
+    headers = {"content-type": "application/protobuf", "content-length": str(500_000_000)}
+    with suppress(BrokenPipeError, ConnectionResetError):
+        connection.request("POST", "/v1/fleet/push-messages", (bytes(10**6) for _ in range(500)), headers)
+    with suppress(ConnectionResetError):
+        assert connection.getresponse().status == 413
+    connection.close()
+    assert process.memory_info().rss - before < 20_000_000  # without the limit, 1.1 GB
+
+
+@pytest.mark.faults
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_whatever_stops_it_stops_all_of_it(tmp_path: Path, how: signal.Signals) -> None:
     folder = tmp_path / "trial"

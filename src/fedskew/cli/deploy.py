@@ -193,9 +193,14 @@ def local(
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
-def superlink(context: typer.Context) -> None:
+def superlink(
+    context: typer.Context,
+    max_reply: Annotated[int, typer.Option(min=1, help="Most bytes that a site may send in reply to one message.")] = 2
+    ** 30,
+) -> None:
     """Run Flower's flower-superlink with its options, but accept commands (register a node, run an app) from this
-    machine only. Flower's own accepts them from anybody who reaches its port.
+    machine only, and from others no more bytes than they need. Flower's own accepts both from anybody who reaches its
+    port.
 
     Example:
 
@@ -204,7 +209,7 @@ def superlink(context: typer.Context) -> None:
     _require_flower()
     from fedskew.deploy import run_superlink
 
-    run_superlink(context.args)
+    run_superlink(context.args, max_reply)
 
 
 def _names(text: str, option: str) -> list[str]:

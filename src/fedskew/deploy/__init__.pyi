@@ -10,6 +10,7 @@ from ._client import client_app as client_app
 from ._client import site_app as site_app
 from ._disclosures import Disclosure as Disclosure
 from ._disclosures import disclosures as disclosures
+from ._door import BodyLimits as BodyLimits
 from ._folder import Address as Address
 from ._folder import site_names as site_names
 from ._folder import write_federation as write_federation

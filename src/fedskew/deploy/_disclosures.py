@@ -11,6 +11,7 @@ from torch import Tensor
 from fedskew import methods
 from fedskew.deploy._agreement import Agreement, check_config
 from fedskew.deploy._arrays import ArraySpec, ModelLayout, specs_of
+from fedskew.deploy._replies import bytes_needed
 from fedskew.deploy._site_data import SiteData
 from fedskew.engine import Assignment, LocalWork, Sent, SequentialBackend
 from fedskew.experiment import Config, make_network, make_work
@@ -84,6 +85,25 @@ def disclosures(config: Config, agreement: Agreement) -> tuple[Disclosure, ...]:
         )
     things.append(Disclosure("that it cannot do what it is asked, and the kind of error", "when that happens", 100))
     return tuple(things)
+
+
+def reply_limit(config: Config, agreement: Agreement) -> int:
+    """Return how many bytes a server should let a site push in reply to one message.
+
+    That is four times what the method needs (or `max_reply`), as parts of a reply may have to be sent again.
+
+    Args:
+        config: The config that was simulated.
+        agreement: What server and sites agree on.
+    """
+    classes = len(agreement.classes)
+    method = methods.build(config.method, config.training.momentum)
+    network = make_network(config, config.seeds[0], method, classes, tuple(agreement.shape))
+    returned, _ = returned_specs(config, agreement, method)
+    needed = (
+        bytes_needed(ModelLayout(FlatModel(network)).specs, returned) + 10 * classes * classes
+    )  # a confusion matrix
+    return 4 * (agreement.max_reply or needed)
 
 
 def returned_specs(

@@ -33,6 +33,7 @@ from torch import Tensor
 from fedskew import __version__
 from fedskew.data import Dataset, Inputs
 from fedskew.deploy._agreement import Agreement, check_config
+from fedskew.deploy._disclosures import reply_limit
 from fedskew.deploy._tls import write_certificates, write_node_key
 from fedskew.errors import ConfigError
 from fedskew.experiment import Config, write
@@ -137,6 +138,7 @@ def write_federation(
         "LOCAL": str(address._replace(host=address.local)),
         "PORT": str(address.port),
         "CONNECTION": CONNECTION,
+        "MAX_REPLY": str(reply_limit(config, agreement)),
         "SITES": " ".join(agreement.names),
         "TARGET": "" if target is None else f' target=\\"$PWD/{TARGET}\\"',
     }

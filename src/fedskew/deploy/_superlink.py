@@ -10,17 +10,12 @@ from __future__ import annotations
 
 import ipaddress
 import sys
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import uvicorn
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Any]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-Application = Callable[[Scope, Receive, Send], Awaitable[None]]
-
-SITES_API = "/v1/fleet/"
+from fedskew.deploy._door import SITES_API, Application, BodyLimits, Receive, Scope, Send, refuse
 
 
 class LocalCommands:
@@ -34,10 +29,7 @@ class LocalCommands:
         if scope["type"] == "lifespan" or is_local(scope) or scope.get("path", "").startswith(SITES_API):
             await self._app(scope, receive, send)
         elif scope["type"] == "http":
-            body = b"only the server's own machine may do this\n"
-            headers = [(b"content-type", b"text/plain"), (b"content-length", str(len(body)).encode())]
-            await send({"type": "http.response.start", "status": 403, "headers": headers})
-            await send({"type": "http.response.body", "body": body})
+            await refuse(send, 403, "only the server's own machine may do this")
         else:
             await send({"type": "websocket.close", "code": 1008})
 
@@ -59,11 +51,12 @@ def is_local(scope: Scope) -> bool:
     return address.is_loopback or (server is not None and client[0] == server[0])
 
 
-def run_superlink(arguments: Sequence[str]) -> None:
+def run_superlink(arguments: Sequence[str], max_reply: int) -> None:
     """Run `flower-superlink` until it ends, so that only this machine can give it commands.
 
     Args:
         arguments: Options of `flower-superlink`.
+        max_reply: Most bytes that a site may push in reply to one message (see `BodyLimits`).
     """
     from flwr.superlink.cli.flower_superlink import flower_superlink
 
@@ -71,7 +64,7 @@ def run_superlink(arguments: Sequence[str]) -> None:
 
     def serve_filtered(app: Application, **settings: Any) -> None:
         # Headers that claim another origin of a request are ignored.
-        serve(LocalCommands(app), **settings, proxy_headers=False)
+        serve(LocalCommands(BodyLimits(app, max_reply)), **settings, proxy_headers=False)
 
     uvicorn.run = serve_filtered  # type: ignore[assignment]
     sys.argv = ["flower-superlink", *arguments]

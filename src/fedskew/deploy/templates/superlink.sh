@@ -10,4 +10,5 @@ address = "$LOCAL"
 root-certificates = "$$PWD/ca.crt"
 END
 exec fedskew deploy superlink --host "$LISTEN" --port $PORT --enable-supernode-auth --database state.db \
+    --max-reply $MAX_REPLY \
     --ssl-certfile server.crt --ssl-keyfile server.key --ssl-ca-certfile ca.crt --disable-runtime-dependency-installation
