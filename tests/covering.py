@@ -21,6 +21,7 @@ from fedskew.objectives import Objective
 PARAMETERS: Mapping[str, Mapping[str, Any]] = {
     "selection.recorded": {"cohorts": ((0, 1, 2), (3, 4, 5))},
     "selection.function": {"function": "covering:any_clients"},
+    "aggregation.krum": {"malicious": 0},
 }
 """What a component needs that has no default, by `slot.name`; for six clients or more."""
 
@@ -55,11 +56,12 @@ class Cell(NamedTuple):
     local_step: str = DEFAULTS["local_step"]["name"]
     weighting: str = DEFAULTS["weighting"]["name"]
     server_update: str = DEFAULTS["server_update"]["name"]
+    aggregation: str = DEFAULTS["aggregation"]["name"]
 
     def tables(self) -> dict[str, Any]:
         """It as the `[method]` of a config."""
         objective = {**_table("objective", self.loss), "terms": [_table("objective", term) for term in self.terms]}
-        slots = ("selection", "local_step", "weighting", "server_update")
+        slots = ("selection", "local_step", "weighting", "server_update", "aggregation")
         return {"objective": objective, **{slot: _table(slot, getattr(self, slot)) for slot in slots}}
 
     def method(self) -> Method:
@@ -73,6 +75,7 @@ class Cell(NamedTuple):
             local_step=_component("local_step", self.local_step),
             weighting=_component("weighting", self.weighting),
             server_update=_component("server_update", self.server_update),
+            aggregation=_component("aggregation", self.aggregation),
         )
 
     @property
@@ -89,13 +92,21 @@ class Cell(NamedTuple):
 
 
 def whole_product(losses: tuple[str, ...] = LOSSES, terms: tuple[str, ...] = TERMS) -> Iterator[Cell]:
-    """Every selection, loss, set of terms (none, single ones, named sets), local step, weighting and server update."""
+    """Every selection, loss, set of terms (none, single ones, named sets), local step, weighting and server update.
+
+    Aggregations know nothing of selections, and of the objective only FPL: with them there is every local step,
+    weighting and server update, and every set of terms.
+    """
     known = SLOTS["objective"]
     named = [terms for terms in NAMED_TERMS if all(term in known for term in terms)]
     subsets = [(), *((term,) for term in terms), *named]
     slots = (SLOTS[slot] for slot in ("local_step", "weighting", "server_update"))
     for cell in itertools.product(SLOTS["selection"], losses, subsets, *slots):
         yield Cell(*cell)
+    others = [name for name in SLOTS["aggregation"] if name != DEFAULTS["aggregation"]["name"]]
+    slots = (SLOTS[slot] for slot in ("local_step", "weighting", "server_update"))
+    for some, step, weighting, update, aggregation in itertools.product(subsets, *slots, others):
+        yield Cell(terms=some, local_step=step, weighting=weighting, server_update=update, aggregation=aggregation)
 
 
 def covering_set() -> list[Cell]:
@@ -150,7 +161,9 @@ def pairs_of(cell: Cell) -> set[tuple[Item, Item]]:
 
 
 def _factors() -> dict[str, tuple[str, ...]]:
-    slots = {slot: tuple(SLOTS[slot]) for slot in ("selection", "local_step", "weighting", "server_update")}
+    slots = {
+        slot: tuple(SLOTS[slot]) for slot in ("selection", "local_step", "weighting", "server_update", "aggregation")
+    }
     return {"loss": LOSSES, **slots, "terms": TERMS}
 
 

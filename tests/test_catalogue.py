@@ -112,7 +112,9 @@ def test_the_listing_for_programs_holds_every_method():
     assert by_name["objective.suppression"]["presets"] == ["fedvls"]
     assert by_name["weighting.fedpals"]["needs_target"]
     assert set(by_name["selection.fedentopt"]["conflicts_with"]) == {"weighting.fedpals"}
-    assert set(by_name["server_update.fednova"]["refused_with"]) == {"local_step.scaffold"}
+    assert set(by_name["server_update.fednova"]["refused_with"]) == {
+        "local_step.scaffold", "aggregation.median", "aggregation.trimmed_mean",
+    }  # fmt: skip
     assert tree["combinations"]["fedlc+fedvls"]["method"]["objective"]["name"] == "fedlc"
 
 

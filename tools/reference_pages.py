@@ -31,6 +31,7 @@ ORDER = (
     "fedskew.objectives.functional",
     "fedskew.local_steps",
     "fedskew.weighting",
+    "fedskew.aggregation",
     "fedskew.server_updates",
     "fedskew.pipelines",
     "fedskew.parameters",

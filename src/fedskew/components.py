@@ -40,6 +40,7 @@ PROPERTIES: Mapping[str, str] = {
     "assigns_quotas": "tells each client how many samples of each class to train on",
     "fixed_cohort": "selects the same clients in every round",
     "corrects_gradients": "corrects local gradients towards the plain mean of all clients' gradients",
+    "reads_each_update": "a server update that needs each client's own update",
     "weighs_equally": "every client that holds a sample has the same weight",
     "keeps_state": "keeps something between rounds, or sends or returns something beside the model, for one global "
     "model (declared by `hooks.Hooks`)",

@@ -17,7 +17,7 @@ from fedskew import methods
 from fedskew.checks._file import Found
 from fedskew.checks._tiny import CLASSES, COUNTS, FEATURES, MOMENTUM, train
 from fedskew.components import has, make_component
-from fedskew.engine import checked_choice, checked_model, checked_step, checked_weights
+from fedskew.engine import checked_aggregate, checked_choice, checked_model, checked_step, checked_weights
 from fedskew.errors import ArgumentError, BackendWarning, ComponentError, FedskewError, in_one_line
 from fedskew.hooks import Batch, Hooks
 from fedskew.labels import LabelCounts
@@ -275,14 +275,31 @@ def _steps(component: Any) -> None:
                 raise ComponentError("step() writes to its parameters or to the gradient; return new ones")
 
 
-def _updates(component: Any) -> None:
-    parameters = torch.linspace(-1, 1, 7)
-    for case, updates in {
+def _cases_of_updates() -> dict[str, Tensor]:
+    return {
         "three updates": torch.randn(3, 7, generator=torch.Generator().manual_seed(0)),
         "one update": torch.ones(1, 7),
         "updates of zeros": torch.zeros(2, 7),
         "updates that cancel out": torch.stack([torch.ones(7), -torch.ones(7)]),
-    }.items():
+    }
+
+
+def _aggregates(component: Any) -> None:
+    for case, updates in _cases_of_updates().items():
+        given, clients = updates.clone(), len(updates)
+        if clients < component.least:
+            continue
+        for combine in (component.combine, component.combine_buffers):
+            rows, _ = checked_aggregate(component, combine(given, np.full(clients, 1 / clients)), given)
+            if not rows.isfinite().all():
+                raise ComponentError(f"{case}: what {combine.__name__}() returned is NaN or infinite")
+            if not torch.equal(given, updates):
+                raise ComponentError(f"{case}: {combine.__name__}() writes to the updates; return new ones")
+
+
+def _updates(component: Any) -> None:
+    parameters = torch.linspace(-1, 1, 7)
+    for case, updates in _cases_of_updates().items():
         sent, given, clients = parameters.clone(), updates.clone(), len(updates)
         state = component.init(sent)
         for _ in range(2):
@@ -304,5 +321,6 @@ _CASES: Mapping[str, tuple[tuple[str, Callable[[Any], None]], ...]] = {
         ("rows that the mask leaves out change nothing", _masked_losses),
     ),
     "local_step": (("steps are finite and write to nothing: with and without momentum, gradient 0", _steps),),
+    "aggregation": (("what it returns is finite: one update, zeros, updates that cancel out", _aggregates),),
     "server_update": (("the next model is finite: one update, zeros, updates that cancel out", _updates),),
 }

@@ -15,6 +15,7 @@ FUNCTIONS = {
     "objective": "value",
     "local_step": "step",
     "weighting": "weigh",
+    "aggregation": "combine",
     "server_update": "update",
 }
 """By what function a component of a slot is known."""

@@ -175,6 +175,7 @@ def make_deployed_loop(
             epochs=training.most_epochs,
             steps=training.steps,
             clients=clients,
+            weight_limit=training.weight_limit,
         )
     except ArgumentError as error:
         raise ConfigError(f"method: {error}") from None

@@ -2,7 +2,13 @@
 
 from fedskew.engine._backend import Assignment, Backend, LocalTraining, Observer, Sent, Update
 from fedskew.engine._clients import ClientStates
-from fedskew.engine._contracts import checked_choice, checked_model, checked_step, checked_weights
+from fedskew.engine._contracts import (
+    checked_aggregate,
+    checked_choice,
+    checked_model,
+    checked_step,
+    checked_weights,
+)
 from fedskew.engine._evaluation import evaluation, plain, predict
 from fedskew.engine._fedconcat import FedConcatRunner, FedConcatState
 from fedskew.engine._federation import (
@@ -51,6 +57,7 @@ __all__ = [
     "Update",
     "UpdateBuffer",
     "as_matrix",
+    "checked_aggregate",
     "checked_choice",
     "checked_model",
     "checked_step",

@@ -157,6 +157,33 @@ def checked_weights(component: Any, weights: Any, answered: NDArray[np.int64], w
     raise ComponentError(f"{name} returned weights of sum {total:g}; they must sum to 1: divide them by their sum")
 
 
+def checked_aggregate(component: Any, combined: Any, updates: Tensor, where: str = "") -> tuple[Tensor, FloatArray]:
+    """The updates and their weights that an aggregation returned; the updates' values are not looked at.
+
+    Args:
+        component: The aggregation.
+        combined: What `combine` returned.
+        updates: The updates that it was given, `(answered, parameters)`.
+        where: What stands before a message.
+
+    Raises:
+        ComponentError: They are not an update for each client, or one of all, and finite weights of sum 1.
+    """
+    name = f"{where}{name_in('aggregation', component)}: combine()"
+    if not isinstance(combined, tuple) or len(combined) != 2 or not isinstance(combined[0], Tensor):
+        raise ComponentError(f"{name} must return (updates, their weights), not {_what(combined)}")
+    rows, shares = combined[0], np.asarray(combined[1], dtype=np.float64)
+    clients, width = updates.shape
+    if tuple(rows.shape) not in ((clients, width), (1, width)) or shares.shape != rows.shape[:1]:
+        raise ComponentError(
+            f"{name} must return an update for each of the {clients} clients, or one of all, with as many weights, not "
+            f"{_what(combined)}"
+        )
+    if not (abs(shares.sum() - 1) <= TOLERANCE and shares.min() >= 0):  # neither holds for NaN
+        raise ComponentError(f"{name} returned weights of sum {shares.sum():g}; they must sum to 1, none below 0")
+    return rows, shares
+
+
 def checked_model(component: Any, moved: Any, parameters: Tensor, where: str = "") -> tuple[Tensor, Any]:
     """The next model and state that a server update returned; the values are not looked at.
 

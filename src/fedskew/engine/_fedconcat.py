@@ -176,6 +176,7 @@ def _merged(cohort: Cohort, outcomes: Sequence[RoundOutcome]) -> RoundOutcome:
         drift=drift,
         bytes_up=sum(outcome.bytes_up for outcome in outcomes),
         bytes_down=sum(outcome.bytes_down for outcome in outcomes),
+        limited=[client for outcome in outcomes for client in outcome.limited],
     )
 
 

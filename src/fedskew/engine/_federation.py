@@ -15,10 +15,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedskew import components, metrics
+from fedskew.aggregation import Mean
 from fedskew.engine._backend import Assignment, Backend, Sent, Update
 from fedskew.engine._clients import ClientStates
 from fedskew.engine._contracts import (
     calling,
+    checked_aggregate,
     checked_choice,
     checked_model,
     checked_quotas,
@@ -36,7 +38,7 @@ from fedskew.labels import LabelCounts
 from fedskew.methods import Method
 from fedskew.models import ModelState
 from fedskew.randomness import Purpose, generator
-from fedskew.weighting import Answered
+from fedskew.weighting import Answered, limited
 
 
 @dataclass(frozen=True)
@@ -177,10 +179,11 @@ class Federation:
         seen: Label counts given to the selection, `(clients, classes)`; None: the exact ones.
         weighed: Label counts given to the weighting, `(clients, classes)`; None: the exact ones.
         clients: The states that clients keep between their participations.
+        weight_limit: Upper limit on a client's weight (see `weighting.limited`); None: no limit.
 
     Raises:
-        ArgumentError: The weighting needs a target label mix and there is none, or the selection can't work with the
-            label counts.
+        ArgumentError: The weighting needs a target label mix and there is none, the selection can't work with the
+            label counts, or the cohort is too small for the aggregation.
     """
 
     method: Method
@@ -195,12 +198,18 @@ class Federation:
     seen: FloatArray | None = None
     weighed: FloatArray | None = None
     clients: ClientStates = field(default_factory=ClientStates)
+    weight_limit: float | None = None
 
     def __post_init__(self) -> None:
         if self.target is None and components.has(self.method.weighting, "needs_target"):
             raise ArgumentError(
                 f"target: {type(self.method.weighting).__name__} weighs clients towards a target label mix, and none "
                 "is given; set [target] mix, or choose another weighting"
+            )
+        if self.cohort_size < self.method.aggregation.least:
+            raise ArgumentError(
+                f"aggregation: {self._short_of(self.cohort_size)}; let more clients take part "
+                "(training.participation), or take geometric_median, which any number will do for"
             )
         check = getattr(self.method.selection, "check", None)  # a user's own selection may have none
         if check is not None:
@@ -341,11 +350,16 @@ class Federation:
 
         counts, answered = cohort.counts[fine], cohort.ids[fine]
         weights = self._weigh(answered, counts, cohort.quotas, state)
+        limit = self.weight_limit
+        limited = [] if limit is None else answered[: len(weights)][weights >= limit * (1 - 1e-9)].tolist()
+        unmoved = self._short_of(len(updates)) if 0 < len(weights) < self.method.aggregation.least else None
+        if unmoved is not None:
+            weights = weights[:0]
 
         following, drift = state, None
         moved = self._move(state, updates, answered, weights) if len(weights) else None
         if moved is not None:
-            following, drift = moved
+            following, drift, weights = moved
         elif len(weights):  # the updates are finite but the next model is not: all count as diverged
             updates, counts, weights = [], counts[:0], weights[:0]
         for update in updates:
@@ -354,7 +368,7 @@ class Federation:
         model_bytes = _bytes(state.model._asdict())
         up = sum(model_bytes + _bytes(update.reply) for update in replies)
         down = (model_bytes + _bytes(sent.broadcast)) * len(cohort.ids)
-        return following, RoundOutcome(arrived, updates, counts, weights, drift, up, down)
+        return following, RoundOutcome(arrived, updates, counts, weights, drift, up, down, limited, unmoved)
 
     def check_finite(
         self,
@@ -423,21 +437,37 @@ class Federation:
         kept = state.hooks.get("weighting", {})
         weighting, where = self.method.weighting, f"round {state.round}: "
         with calling("weighting", weighting, "weigh", where):
-            weights = weighting.weigh(Answered(shown, sizes, self.target, answered, kept))
-        return checked_weights(weighting, weights, answered, where)
+            weights = weighting.weigh(Answered(shown, sizes, self.target, answered, kept, self.weight_limit))
+        weights = checked_weights(weighting, weights, answered, where)
+        return weights if self.weight_limit is None else limited(weights, self.weight_limit, sizes)
+
+    def _short_of(self, clients: int) -> str:
+        """In words: the aggregation needs more clients than there are."""
+        aggregation = self.method.aggregation
+        return f"{name_in('aggregation', aggregation)} needs {aggregation.least} clients, and there are {clients}"
 
     def _move(
         self, state: ServerState, updates: Sequence[Update], answered: NDArray[np.int64], weights: FloatArray
-    ) -> tuple[ServerState, float | None] | None:
-        """Return the state after the update, and the drift diversity of the updates (None: undefined).
+    ) -> tuple[ServerState, float | None, FloatArray] | None:
+        """Return the state after the update, the drift diversity of the updates (None: undefined), and their weights.
+
+        The weights are those that the aggregation gives them, if it keeps the updates apart.
 
         Return None if the next model would have a NaN or infinite value.
         """
         changes = as_matrix([update.change for update in updates])
         steps = np.array([update.steps for update in updates], dtype=np.int64)
         update, sent, where = self.method.server_update, state.model.parameters, f"round {state.round}: "
+        with calling("aggregation", self.method.aggregation, "combine", where):
+            combined = self.method.aggregation.combine(changes, weights)
+        rows, shares = checked_aggregate(self.method.aggregation, combined, changes, where)
+        buffers = self._aggregate_buffers(state.model.buffers, updates, weights, where)
+        if len(rows) == len(changes):
+            weights = shares
+        else:  # all updates are merged into one
+            steps = np.array([round(float(weights @ steps))])
         with calling("server_update", update, "update", where):
-            moved = update.update(state.server_update, sent, changes, weights, steps)
+            moved = update.update(state.server_update, sent, rows, shares, steps)
         parameters, server_update = checked_model(update, moved, sent, where)
         if not _is_finite(parameters):
             if is_own(update) and is_moderate(sent, changes):
@@ -448,7 +478,7 @@ class Federation:
             return None
         model = ModelState(
             parameters,
-            _average([update.buffers for update in updates], weights),
+            buffers,
             torch.stack([update.integers for update in updates]).amax(0),
         )
         end = RoundEnd(
@@ -466,7 +496,18 @@ class Federation:
                 kept[name] = hooks.end_round(state.hooks[name], end)
         drift = metrics.drift_diversity(changes, torch.stack([update.norm for update in updates]).tolist())
         following = replace(state, model=model, server_update=server_update, hooks=kept)
-        return following, drift if math.isfinite(drift) else None  # undefined where updates cancel out
+        return following, drift if math.isfinite(drift) else None, weights  # undefined where updates cancel out
+
+    def _aggregate_buffers(self, sent: Tensor, updates: Sequence[Update], weights: FloatArray, where: str) -> Tensor:
+        """Return the next buffers."""
+        aggregation, buffers = self.method.aggregation, [update.buffers for update in updates]
+        if isinstance(aggregation, Mean) or not sent.numel():
+            return _average(buffers, weights)
+        changes = torch.stack(buffers) - sent
+        with calling("aggregation", aggregation, "combine_buffers", where):
+            combined = aggregation.combine_buffers(changes, weights)
+        rows, shares = checked_aggregate(aggregation, combined, changes, where)
+        return sent + _average(list(rows), shares)
 
 
 def run_round_together(

@@ -59,6 +59,8 @@ class RoundOutcome(NamedTuple):
         drift: Drift diversity of the updates; None if undefined.
         bytes_up: Bytes sent by clients.
         bytes_down: Bytes sent to clients.
+        limited: Clients whose weight stands at the limit.
+        unmoved: Why the aggregation left the model as it was; None if it did not.
     """
 
     replied: list[int]
@@ -68,6 +70,8 @@ class RoundOutcome(NamedTuple):
     drift: float | None
     bytes_up: int
     bytes_down: int
+    limited: Sequence[int] = ()
+    unmoved: str | None = None
 
 
 @dataclass
@@ -141,7 +145,7 @@ class RoundRecord:
         answered: The cohort without the clients that dropped out or diverged.
         dropped: Clients that sent nothing back.
         diverged: Clients whose update was not finite.
-        weights: Weights of `answered`, sum 1.
+        weights: Weights of `answered`, sum 1: those that the aggregation gives them, where it keeps updates apart.
         steps: Local steps of `answered`.
         loss: Training loss of the round: mean over `answered`, with their weights.
         entropy: Entropy of the cohort's pooled labels, in bits.
@@ -156,6 +160,8 @@ class RoundRecord:
         evaluation: Metrics of the model on the test set; None in rounds without evaluation.
         validation: Metrics of the model on the validation set; None in rounds without validation.
         clients: Metrics of each client's model after its local training; None if clients are not evaluated.
+        limited: Clients whose weight stands at `training.weight_limit`; only in records of rounds in which one does.
+        unmoved: Why the aggregation left the model as it was; only in records of such rounds.
         deployment: Events at real sites and the checks of their replies; only in records of deployments.
     """
 
@@ -180,6 +186,8 @@ class RoundRecord:
     evaluation: Evaluation | None = None
     validation: Evaluation | None = None
     clients: list[ClientEvaluation] | None = None
+    limited: list[int] | None = None
+    unmoved: str | None = None
     deployment: dict[str, Any] | None = None
 
     @classmethod
@@ -221,6 +229,8 @@ class RoundRecord:
             bytes_up=outcome.bytes_up,
             bytes_down=outcome.bytes_down,
             clients=[update.observed for update in updates if update.observed is not None] or None,
+            limited=list(outcome.limited) or None,
+            unmoved=outcome.unmoved,
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -230,8 +240,9 @@ class RoundRecord:
             values[name] = None if values[name] is None else dict(vars(values[name]))
         if self.clients is not None:
             values["clients"] = [dict(vars(client)) for client in self.clients]
-        if self.deployment is None:
-            del values["deployment"]
+        for name in ("limited", "unmoved", "deployment"):
+            if values[name] is None:
+                del values[name]
         return values
 
     @classmethod

@@ -109,6 +109,8 @@ class TrainingSection(Section):
     Attributes:
         rounds: Number of rounds.
         participation: Share of the clients that is selected in each round.
+        weight_limit: No client's update counts for more than this share, whatever the weighting says; what is cut off
+            goes to the others by their weights. None: no limit.
         epochs: Local epochs; a fraction such as 0.5 trains on as many of an epoch's batches, at least one.
         steps: Local steps, the same at every client, in place of `epochs`; None: as `epochs` says.
         batch_size: Samples in a batch.
@@ -125,6 +127,7 @@ class TrainingSection(Section):
 
     rounds: Annotated[int, Field(ge=0)]
     participation: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    weight_limit: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
     epochs: Annotated[int | Annotated[float, Field(allow_inf_nan=False)], Field(ge=0)] = 1
     steps: Annotated[int, Field(ge=1)] | None = None
     batch_size: Annotated[int, Field(ge=1)] = 64
@@ -358,6 +361,8 @@ class Config(Section):
         """Eight hex digits that differ whenever the run's model or records can differ, but for `smallest_batch`."""
         tree = {key: value for key, value in self.tree().items() if key not in {"name", "output"}}
         tree["training"]["smallest_batch"] = 1  # its change is the cure of a run that can't go on (see `_batches`)
+        if tree["method"].get("aggregation") == methods.DEFAULTS["aggregation"]:  # as before there were others
+            del tree["method"]["aggregation"]
         tree["engine"].pop("processes", None)
         if tree["engine"]["backend"] == "processes":  # the same bits as "sequential"
             tree["engine"]["backend"] = "sequential"

@@ -200,6 +200,7 @@ def _make_runner(
         seen=noisy,
         weighed=noisy if conditions.count_use == "all" else None,
         clients=clients,
+        weight_limit=training.weight_limit,
     )
     if method.pipeline is not None:
         runner = _fedconcat(method.pipeline, config, federation, model, work, observe)

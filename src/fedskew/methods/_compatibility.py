@@ -19,6 +19,7 @@ FUNCTIONS: Mapping[str, tuple[str, ...]] = {
     "objective": ("value",),
     "local_step": ("step", "init"),
     "weighting": ("weigh",),
+    "aggregation": ("combine", "combine_buffers"),
     "server_update": ("update", "init"),
     "pipeline": ("divide",),
 }
@@ -29,6 +30,8 @@ _ARGUMENTS = {
     "value": ("batch", "context"),
     "step": ("parameters", "gradient", "carried", "settings"),
     "weigh": ("answered",),
+    "combine": ("updates", "weights"),
+    "combine_buffers": ("changes", "weights"),
     "update": ("state", "parameters", "updates", "weights", "steps"),
     "divide": ("counts", "rng"),
     "selection.init": ("counts",),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from fedskew import local_steps, objectives, pipelines, selection, server_updates, weighting
+from fedskew import aggregation, local_steps, objectives, pipelines, selection, server_updates, weighting
+from fedskew.aggregation import Aggregation, Mean
 from fedskew.local_steps import LocalStep
 from fedskew.objectives import Loss, Objective
 from fedskew.pipelines import FedConcat
@@ -26,7 +27,8 @@ class Method:
         objective: What a client minimises: a classification loss and weighted terms.
         local_step: How a client steps.
         weighting: How much each update counts.
-        server_update: How the weighted updates move the model.
+        server_update: How the aggregated updates move the model.
+        aggregation: How the weighted updates become one change.
         pipeline: Set where the rounds are not all alike.
     """
 
@@ -35,6 +37,7 @@ class Method:
     local_step: LocalStep
     weighting: Weighting
     server_update: ServerUpdate
+    aggregation: Aggregation = field(default_factory=Mean)
     pipeline: FedConcat | None = None
 
     def components(self) -> list[tuple[str, Any]]:
@@ -51,6 +54,7 @@ SLOTS: dict[str, Mapping[str, type]] = {
     "objective": objectives.INDEX,
     "local_step": local_steps.INDEX,
     "weighting": weighting.INDEX,
+    "aggregation": aggregation.INDEX,
     "server_update": server_updates.INDEX,
 }
 """The components of each slot by name."""
@@ -63,6 +67,7 @@ DEFAULTS: dict[str, Table] = {
     "objective": {"name": "cross_entropy", "terms": []},
     "local_step": {"name": "sgd"},
     "weighting": {"name": "fedavg"},
+    "aggregation": {"name": "mean"},
     "server_update": {"name": "plain"},
 }
 """What fills a slot that nothing else fills: FedAvg."""

@@ -37,7 +37,8 @@ QUESTIONS = {
     "objective": "what a client minimises, one loss and any terms (marked +)",
     "local_step": "how a client steps",
     "weighting": "how much each update counts",
-    "server_update": "how the weighted updates move the model",
+    "aggregation": "how the weighted updates become one change",
+    "server_update": "how that change moves the model",
     "pipeline": "how rounds follow each other, where they are not all alike (mostly none)",
 }
 

@@ -57,6 +57,8 @@ class FedConcat:
         "objective.reads": "it compares with another model of all clients, and under the head there is none; take a "
         "loss that reads labels and logits alone, such as fedrs, fedlc, fedvls_calibration or the term suppression",
         **{f"{slot}.keeps_state": _ONE_MODEL for slot in ("selection", "objective", "local_step", "weighting")},
+        "aggregation.krum": "a cluster's part of a cohort is too small for Krum's neighbours; take median or "
+        "geometric_median",
     }
     warns: ClassVar[Mapping[str, str]] = {
         "weighting.needs_target": "clients of one cluster hold like labels, so weights can't bring its model to the "

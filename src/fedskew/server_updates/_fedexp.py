@@ -62,6 +62,7 @@ class FedEXP(Hooks):
     """
 
     paper: ClassVar[str] = "Jhunjhunwala et al., ICLR 2023"
+    reads_each_update: ClassVar[bool] = True
 
     eps: NonNegative = 1e-3
     average_last_two: bool = False

@@ -86,6 +86,7 @@ class FedNova:
     local_momentum: BelowOne | None = None
 
     paper: ClassVar[str] = "Wang et al., NeurIPS 2020"
+    reads_each_update: ClassVar[bool] = True
     cost: ClassVar[Cost] = Cost(numbers=("1 up",))
     refuses: ClassVar[Mapping[str, str]] = {
         "local_step.corrects_gradients": "SCAFFOLD's control variates correct for uneven local steps already, and "

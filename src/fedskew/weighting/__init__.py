@@ -7,6 +7,7 @@ from fedskew.weighting._afl import AFL, afl_update
 from fedskew.weighting._fedavg import FedAvg, fedavg
 from fedskew.weighting._fedla import FedLA, fedla
 from fedskew.weighting._fedpals import FedPALS, fedpals, fedpals_solve, fedpals_strength
+from fedskew.weighting._limit import limited
 from fedskew.weighting._protocol import Answered, Solver, Weighting
 from fedskew.weighting._uniform import Uniform, uniform
 
@@ -29,5 +30,6 @@ __all__ = [
     "fedpals",
     "fedpals_solve",
     "fedpals_strength",
+    "limited",
     "uniform",
 ]

@@ -25,6 +25,8 @@ class Answered(NamedTuple):
         target: The label mix that the model is for, shape `(classes,)`, or None.
         ids: Which clients they are, shape `(answered,)`.
         state: What the weighting keeps between rounds (see `fedskew.hooks`).
+        limit: Upper limit on a client's weight, which the engine applies to whatever a weighting returns (`limited`); a
+            weighting that optimises can do so under it. None: there is no limit.
     """
 
     counts: FloatArray
@@ -32,6 +34,7 @@ class Answered(NamedTuple):
     target: FloatArray | None = None
     ids: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
     state: Mapping[str, Tensor] = {}
+    limit: float | None = None
 
 
 class Weighting(Protocol):

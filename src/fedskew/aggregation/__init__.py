@@ -1,0 +1,29 @@
+"""Aggregation: how the weighted updates of a round become one change of the model.
+
+`mean` is the weighted mean, FedAvg's. The others bound what a few bad clients can do, whatever the weighting; they
+count by the same weights, so a client that lies about its samples counts for more here too: bound its weight by
+`training.weight_limit`.
+
+Rules that keep the clients' updates apart (norm clipping, the geometric median, Krum) go with every server update.
+Those that merge them coordinate by coordinate (median, trimmed mean) go with the plain one. Buffers (batch-norm
+statistics) are aggregated by the same rule, by themselves, as their scale is another.
+"""
+
+from fedskew.aggregation._geometric_median import GeometricMedian
+from fedskew.aggregation._krum import Krum
+from fedskew.aggregation._mean import Mean
+from fedskew.aggregation._median import Median
+from fedskew.aggregation._norm_clipping import NormClipping
+from fedskew.aggregation._protocol import Aggregation
+from fedskew.aggregation._trimmed_mean import TrimmedMean
+
+INDEX: dict[str, type] = {
+    "mean": Mean,
+    "norm_clipping": NormClipping,
+    "median": Median,
+    "trimmed_mean": TrimmedMean,
+    "geometric_median": GeometricMedian,
+    "krum": Krum,
+}
+
+__all__ = ["INDEX", "Aggregation", "GeometricMedian", "Krum", "Mean", "Median", "NormClipping", "TrimmedMean"]

@@ -1,0 +1,61 @@
+"""The geometric median of the updates, weighted: RFA.
+
+Pillutla, Kakade and Harchaoui, "Robust Aggregation for Federated Learning", 2019 (IEEE TSP 2022):
+
+    v = argmin sum_k a_k ||v - D_k||
+
+by the smoothed Weiszfeld algorithm (their algorithm 2):
+
+    b_k <- a_k / max(nu, ||v - D_k||),    v <- sum_k b_k D_k / sum_k b_k
+
+The paper's server never sees an update, so each step costs a round of messages, and it takes three. Here the server has
+all of them: it begins at the sent model (v = 0), where a bad update has no more pull than its weight, and goes on until
+the weights b / sum b no longer change. They need only the updates' inner products, which take one pass over the
+updates.
+
+The result is a weighted mean with other weights, so it goes with every server update; the record has these weights.
+While bad clients hold less than half of the weight, they can't move it without bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import numpy as np
+from torch import Tensor
+
+from fedskew.aggregation._protocol import ROBUST_REFUSES, ROBUST_WARNS, Aggregation, FloatArray, products
+from fedskew.parameters import Positive, component
+
+MOST_STEPS = 1000
+SETTLED = 1e-12
+
+
+@component
+class GeometricMedian(Aggregation):
+    """The weighted geometric median of the updates.
+
+    Attributes:
+        nu: Distances count as this long at least, so that the steps stay defined at a client's own update.
+    """
+
+    paper: ClassVar[str] = "Pillutla et al., IEEE TSP 2022"
+    refuses: ClassVar[Mapping[str, str]] = ROBUST_REFUSES
+    warns: ClassVar[Mapping[str, str]] = ROBUST_WARNS
+
+    nu: Positive = 1e-6
+
+    def combine(self, updates: Tensor, weights: FloatArray) -> tuple[Tensor, FloatArray]:
+        """Return the updates as they are, and the weights that make their sum the median; see `Aggregation.combine`."""
+        inner = products(updates)
+        squares = np.diag(inner)
+        following = np.zeros_like(weights)
+        for _ in range(MOST_STEPS):
+            shares = following
+            distances = np.sqrt(np.maximum(squares - 2 * inner @ shares + shares @ inner @ shares, 0))
+            pulls = weights / np.maximum(self.nu, distances)
+            following = pulls / pulls.sum()
+            if np.abs(following - shares).max() <= SETTLED:
+                break
+        return updates, following

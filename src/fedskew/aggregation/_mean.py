@@ -1,0 +1,26 @@
+"""The weighted mean (McMahan et al., AISTATS 2017): the updates and their weights as they are.
+
+    change = sum_k a_k D_k
+
+One client with weight a_k can move the model anywhere: its update needs only be 1 / a_k times as long.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch import Tensor
+
+from fedskew.aggregation._protocol import Aggregation, FloatArray
+from fedskew.parameters import component
+
+
+@component
+class Mean(Aggregation):
+    """The weighted mean of the updates."""
+
+    paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
+
+    def combine(self, updates: Tensor, weights: FloatArray) -> tuple[Tensor, FloatArray]:
+        """Return both as they are; see `Aggregation.combine`."""
+        return updates, weights

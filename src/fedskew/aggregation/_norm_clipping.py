@@ -1,0 +1,63 @@
+"""Norm clipping: no update is longer than a bound.
+
+Sun, Kairouz, Suresh and McMahan, "Can You Really Backdoor Federated Learning?", 2019:
+
+    D_k <- D_k min(1, bound / ||D_k||)
+
+The bound is fixed, or a quantile of the norms of the round's updates, or the smaller of both. The quantile is that of
+the clients, whatever their weights, without those that did not move; between two norms it is the smaller one, so that
+of two clients the longer update is cut to the shorter. Clipping bounds how far a client can pull, not where: a sign
+that is flipped stays flipped.
+
+A fixed bound is about the trainable parameters. Buffers, whose scale is another, are clipped by the quantile of their
+own changes' norms, the median where no quantile is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedskew.aggregation._protocol import ROBUST_REFUSES, ROBUST_WARNS, Aggregation, FloatArray
+from fedskew.parameters import Positive, Share, component
+
+
+@component
+class NormClipping(Aggregation):
+    """The weighted mean of updates that are no longer than a bound.
+
+    Attributes:
+        quantile: The bound is this quantile of the norms of the round's updates; not set: their median, or none where
+            `bound` is given.
+        bound: The longest that an update may be.
+    """
+
+    paper: ClassVar[str] = "Sun et al., 2019"
+    refuses: ClassVar[Mapping[str, str]] = ROBUST_REFUSES
+    warns: ClassVar[Mapping[str, str]] = ROBUST_WARNS
+
+    quantile: Share | None = None
+    bound: Positive | None = None
+
+    def combine(self, updates: Tensor, weights: FloatArray) -> tuple[Tensor, FloatArray]:
+        """Return the clipped updates, and the weights as they are; see `Aggregation.combine`."""
+        return self._clipped(updates, self.bound), weights
+
+    def combine_buffers(self, changes: Tensor, weights: FloatArray) -> tuple[Tensor, FloatArray]:
+        """Return the changes clipped by their own quantile, and the weights as they are."""
+        return self._clipped(changes, None), weights
+
+    def _clipped(self, updates: Tensor, bound: float | None) -> Tensor:
+        norms = torch.linalg.vector_norm(updates, dim=1, dtype=torch.float64).cpu().numpy()
+        limit = np.inf if bound is None else bound
+        if (norms > 0).any() and (bound is None or self.quantile is not None):
+            share = 0.5 if self.quantile is None else self.quantile
+            limit = min(limit, float(np.quantile(norms[norms > 0], share, method="lower")))
+        if not (norms > limit).any():
+            return updates
+        factors = torch.from_numpy(np.minimum(1, limit / np.maximum(norms, limit))).to(updates)
+        return updates * factors[:, None]

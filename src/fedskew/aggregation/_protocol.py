@@ -1,0 +1,96 @@
+"""What an aggregation implements, and the rules that all robust ones share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+FloatArray = NDArray[np.float64]
+
+PART = 1 << 16
+
+ROBUST_REFUSES: Mapping[str, str] = {
+    "local_step.corrects_gradients": "its control variates are averaged plainly beside the updates, so one bad client "
+    "moves them without bound; take sgd, fedprox or fedsam as local step, or mean as aggregation"
+}
+ROBUST_WARNS: Mapping[str, str] = {
+    "weighting.afl": "AFL's weights rise with the loss that a client reports, so one that lies gets all of the weight; "
+    "take fedavg or uniform, or set training.weight_limit",
+    "objective.fpl": "its prototypes are averaged plainly beside the updates, so a bad client still moves them; leave "
+    "one of them out",
+}
+MERGES_REFUSES: Mapping[str, str] = {
+    **ROBUST_REFUSES,
+    "server_update.reads_each_update": "it needs each client's own update (FedNova its steps, FedEXP its length), and "
+    "this aggregation merges them coordinate by coordinate; take geometric_median, krum or norm_clipping, or plain as "
+    "server update",
+}
+
+
+class Aggregation:
+    """A component of the aggregation slot: a frozen dataclass of hyper-parameters that inherits from this class.
+
+    Attributes:
+        least: Number of clients that must reply; with fewer, the model stays as it was in that round.
+    """
+
+    needs_label_counts: ClassVar[bool] = False
+
+    @property
+    def least(self) -> int:
+        """Number of clients that must reply; with fewer, the model stays as it was in that round."""
+        return 1
+
+    def combine(self, updates: Tensor, weights: FloatArray) -> tuple[Tensor, FloatArray]:
+        """Combine the updates of a round.
+
+        Args:
+            updates: Client model minus sent model, shape `(answered, parameters)`, finite.
+            weights: The weighting's weights, shape `(answered,)`, sum 1.
+
+        Returns:
+            Updates and their weights (sum 1), of which the server update takes the weighted sum: either one for each
+            client, in the same order, or a single one, shape `(1, parameters)`, with weight 1.
+        """
+        raise NotImplementedError
+
+    def combine_buffers(self, changes: Tensor, weights: FloatArray) -> tuple[Tensor, FloatArray]:
+        """Combine the changes of the buffers, shape `(answered, buffers)`; as `combine`, unless overridden."""
+        return self.combine(changes, weights)
+
+
+def products(updates: Tensor) -> FloatArray:
+    """The inner products of all pairs of updates in float64, shape `(answered, answered)`."""
+    total = torch.zeros(len(updates), len(updates), dtype=torch.float64, device=updates.device)
+    for part in torch.split(updates, PART, dim=1):
+        wide = part.to(torch.float64)
+        total += wide @ wide.T
+    found: FloatArray = total.cpu().numpy()
+    return found
+
+
+def by_coordinate(updates: Tensor, weights: FloatArray, lowest: float) -> Tensor:
+    """The mean, in each coordinate, of what is left between two quantiles of the weight; shape `(1, parameters)`.
+
+    The values of a coordinate are sorted, and lie beside each other on a line of length 1, each as long as its client's
+    weight. What lies below `lowest` or above `1 - lowest` is cut off, a part of a value too.
+
+    Args:
+        updates: Updates, shape `(answered, parameters)`.
+        weights: Their weights, shape `(answered,)`, sum 1.
+        lowest: The share of the weight that is cut off at either end; below 1/2.
+    """
+    lengths = torch.from_numpy(weights).to(updates.device)
+    merged = torch.empty_like(updates[:1])
+    for share, part in zip(torch.split(merged[0], PART), torch.split(updates, PART, dim=1), strict=True):
+        values, order = part.to(torch.float64).sort(dim=0, stable=True)
+        ends = lengths[order].cumsum(0)
+        begins = ends - lengths[order]
+        left = (ends.clamp(max=1 - lowest) - begins.clamp(min=lowest)).clamp(min=0)
+        share.copy_((left * values).sum(0) / left.sum(0))
+    return merged

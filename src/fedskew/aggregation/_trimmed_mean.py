@@ -1,0 +1,41 @@
+"""The coordinate-wise trimmed mean, weighted.
+
+Yin, Chen, Ramchandran and Bartlett, "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", ICML
+2018, definition 2, with weights: in each coordinate the clients are sorted, the share beta of the weight is cut off at
+either end, and what is left is averaged by its weight. A client at the edge is cut in part. With equal weights and a
+whole number beta n of clients it is the usual trimmed mean, and Flower's `FedTrimmedAvg`, which rounds another beta n
+down: of 3 clients with beta 0.2 it cuts none.
+
+It holds against bad clients with at most beta of the weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, ClassVar
+
+import numpy as np
+from pydantic import Field
+from torch import Tensor
+
+from fedskew.aggregation._protocol import MERGES_REFUSES, ROBUST_WARNS, Aggregation, FloatArray, by_coordinate
+from fedskew.parameters import component
+
+
+@component
+class TrimmedMean(Aggregation):
+    """The weighted mean of each coordinate without its largest and smallest values.
+
+    Attributes:
+        beta: Share of the weight that is cut off at either end, from 0 to below 0.5.
+    """
+
+    paper: ClassVar[str] = "Yin et al., ICML 2018"
+    refuses: ClassVar[Mapping[str, str]] = MERGES_REFUSES
+    warns: ClassVar[Mapping[str, str]] = ROBUST_WARNS
+
+    beta: Annotated[float, Field(ge=0, lt=0.5, strict=True)] = 0.2
+
+    def combine(self, updates: Tensor, weights: FloatArray) -> tuple[Tensor, FloatArray]:
+        """Return the one trimmed mean; see `Aggregation.combine`."""
+        return by_coordinate(updates, weights, self.beta), np.ones(1)

@@ -1,0 +1,188 @@
+"""Robust rules in whole rounds: parameters, buffers, records, what is refused, every backend, every weighting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import fedskew
+from fedskew import methods
+from fedskew.aggregation import INDEX, Aggregation
+from fedskew.engine import Assignment, Federation, Sent, Update
+from fedskew.errors import ArgumentError, CombinationError, ComponentError
+from fedskew.experiment import resolve
+from fedskew.models import ModelState
+from fedskew.parameters import component
+
+MOVES = {0: [1.0, 2.0], 1: [2.0, 1.0], 2: [1.5, 1.5], 3: [1.0, 1.0], 4: [2.0, 2.0], 5: [1.2, 1.8]}
+AFL = {"afl.loss": torch.tensor(0.5)}
+ROBUST = [name for name in INDEX if name != "mean"]
+
+
+@dataclass
+class Told:
+    """A backend whose clients move the model by what they are told, and buffers by 100 times as much."""
+
+    moves: dict[int, list[float]]
+
+    def train(self, round: int, cohort: Sequence[Assignment], sent: Sent) -> list[Update]:
+        told = {task.client: torch.tensor(self.moves[task.client]) for task in cohort if task.client in self.moves}
+        model = sent.model
+        return [
+            Update(client, move, move.norm(), model.buffers + 100 * move, model.integers + 1, 1, 0.5, reply=AFL)
+            for client, move in told.items()
+        ]
+
+
+def play(aggregation, moves=MOVES, weighting="uniform", **options):
+    """The moves of parameters and buffers in one round, and its record."""
+    method = methods.build(methods.expand({"weighting": weighting, "aggregation": aggregation}))
+    counts = options.pop("counts", np.full((6, 2), 5.0))
+    one = Federation(method, Told(moves), counts, options.pop("target", None), 1.0, seed=0, **options)
+    begun = one.start(ModelState(torch.tensor([10.0, 20.0]), torch.tensor([1000.0, 2000.0]), torch.tensor([5])))
+    state, record = one.run_round(begun)
+    return (
+        (state.model.parameters - begun.model.parameters).tolist(),
+        (state.model.buffers - begun.model.buffers).tolist(),
+        record,
+    )
+
+
+@pytest.mark.parametrize("name", ROBUST)
+@pytest.mark.parametrize("liar", [[-40.0, -40.0], [1e30, 0.0]])
+def test_one_liar_of_six_moves_neither_parameters_nor_buffers_out_of_bounds(name, liar):
+    parameters, buffers, _ = play(name, {**MOVES, 5: liar})
+    low = 0.5 if name == "norm_clipping" else 0.9  # which bounds how far a client pulls, not where
+    assert all(low <= move <= 2.1 for move in parameters)
+    assert all(100 * low <= move <= 210 for move in buffers)
+    assert not 0.9 <= play("mean", {**MOVES, 5: liar})[0][0] <= 2.1
+
+
+def test_the_mean_is_the_default_and_is_in_the_config_but_changes_no_folders_name():
+    assert methods.expand({})["aggregation"] == {"name": "mean"}
+    tree = {"data": "digits", "partition": {"rule": "iid", "clients": 2}, "model": "mlp3", "training": {"rounds": 1}}
+    asked = ("fedavg", {"aggregation": "mean"}, {"aggregation": "median"})
+    plain, named, other = (resolve(tree | {"method": method}).hash for method in asked)
+    assert plain == named != other
+
+
+def test_the_record_says_what_counted():
+    weights = play("krum")[2].weights
+    assert sorted(weights) == [0, 0, 0, 0, 0, 1]
+    assert play("median")[2].weights == pytest.approx([1 / 6] * 6)
+    pulled = play("geometric_median", {**MOVES, 5: [1e30, 0.0]})[2]
+    assert dict(zip(pulled.answered, pulled.weights, strict=True))[5] < 1e-20
+
+
+def test_a_round_with_too_few_replies_leaves_the_model_and_says_so():
+    parameters, _, record = play({"name": "krum", "malicious": 1}, {client: MOVES[client] for client in range(4)})
+    assert parameters == [0, 0]
+    assert record.unmoved == "aggregation krum needs 5 clients, and there are 4"
+    assert (record.weights, sorted(record.answered)) == ([], [0, 1, 2, 3])
+    assert record.to_dict()["unmoved"] == record.unmoved
+    assert "unmoved" not in play("krum")[2].to_dict()
+
+
+def test_a_cohort_that_is_always_too_small_is_refused_before_the_run():
+    with pytest.raises(ArgumentError, match=r"aggregation: .*krum needs 9 clients, and there are 6; .*participation"):
+        play({"name": "krum", "malicious": 3})
+
+
+@pytest.mark.parametrize("name", ROBUST)
+@pytest.mark.parametrize("weighting", ["fedavg", "uniform", "fedla", "fedpals", "afl"])
+def test_every_rule_goes_with_every_weighting(name, weighting):
+    counts = np.array([[4.0, 2], [6, 0], [0, 6], [1, 5], [3, 3], [5, 1]])
+    parameters, _, record = play(name, weighting=weighting, counts=counts, target=np.array([0.5, 0.5]))
+    assert all(0.9 <= move <= 2.1 for move in parameters)
+    assert sum(record.weights) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("preset", "says"),
+    [
+        ("scaffold+median", "control variates are averaged plainly"),
+        ("scaffold+norm_clipping", "control variates are averaged plainly"),
+        ("fednova+median", "take geometric_median, krum or norm_clipping"),
+        ("fedexp+trimmed_mean", "take geometric_median, krum or norm_clipping"),
+        ("fedconcat+krum", "take median or geometric_median"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_with_the_nearest_that_does(preset, says):
+    with pytest.raises(CombinationError, match=says):
+        methods.expand({"preset": preset})
+
+
+def test_fednova_and_fedexp_go_with_rules_that_keep_updates_apart():
+    for preset in ("fednova+geometric_median", "fednova+krum", "fedexp+norm_clipping", "fedexp+krum"):
+        assert methods.check(methods.build(methods.expand({"preset": preset}))) == []
+
+
+@component
+class Wrong(Aggregation):
+    """One of a user's own that returns something else."""
+
+    what: str = "shape"
+
+    def combine(self, updates, weights):
+        if self.what == "raises":
+            raise ZeroDivisionError
+        return {
+            "shape": (updates[:2], weights[:2]),
+            "sum": (updates, weights * 2),
+            "none": None,
+            "nan": (updates, weights * np.nan),
+        }[self.what]
+
+
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [
+        ("shape", "must return an update for each of the 6 clients, or one of all"),
+        ("sum", "returned weights of sum 2; they must sum to 1"),
+        ("nan", "returned weights of sum nan"),
+        ("none", r"must return \(updates, their weights\), not None"),
+        ("raises", r"combine\(\) failed: ZeroDivisionError"),
+    ],
+)
+def test_a_mistake_of_ones_own_is_named(what, says):
+    with pytest.raises(ComponentError, match=rf"^round 1: aggregation .*:Wrong: (combine\(\) )?{says}"):
+        play(Wrong(what))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["geometric_median", "trimmed_mean"])
+def test_every_backend_aggregates_alike(name, tmp_path):
+    task = {
+        "data": "digits",
+        "partition": {"rule": "dirichlet_by_class", "clients": 6, "beta": 0.5, "min_size": 4},
+        "model": {"name": "mlp3", "width": 8},
+        "training": {"rounds": 2, "batch_size": 32, "lr": 0.05},
+        "method": {"aggregation": name},
+    }
+    models = {}
+    for backend in ("sequential", "processes", "cohort"):
+        engine = {"backend": backend} | ({"processes": 2} if backend == "processes" else {})
+        fedskew.simulate(**task, engine=engine, out=tmp_path / backend)
+        (file,) = (tmp_path / backend).glob("*/model.safetensors")
+        models[backend] = torch.cat([part.flatten() for part in load_file(file).values()])
+    assert torch.equal(models["sequential"], models["processes"])
+    torch.testing.assert_close(models["cohort"], models["sequential"], atol=1e-4, rtol=1e-3)
+
+
+def test_the_weight_limit_holds_whatever_the_weighting_and_the_record_says_whom_it_binds():
+    counts = np.array([[1e12, 0], [3, 0], [1, 0], [1, 0], [0, 5], [0, 5]])
+    for weighting in ("fedavg", "fedla"):
+        record = play("mean", weighting=weighting, counts=counts, weight_limit=0.5)[2]
+        weights = dict(zip(record.answered, record.weights, strict=True))
+        assert weights[0] == pytest.approx(0.5)
+        assert record.limited == [0]
+        assert record.to_dict()["limited"] == [0]
+    assert weights[4] == pytest.approx(weights[5])
+    free = play("mean", weighting="fedavg", counts=counts)[2]
+    assert max(free.weights) > 0.999
+    assert "limited" not in free.to_dict()

@@ -1,0 +1,151 @@
+"""Every rule against numbers worked out by hand, and against Flower's own."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from fedskew.aggregation import INDEX, GeometricMedian, Krum, Mean, Median, NormClipping, TrimmedMean
+from fedskew.errors import ArgumentError
+
+LIAR = 1e30
+
+
+def total(rule, updates, weights=None) -> np.ndarray:
+    """The change of the model: the weighted sum of what the rule returns."""
+    rows = torch.tensor(updates, dtype=torch.float64)
+    given = np.full(len(rows), 1 / len(rows)) if weights is None else np.array(weights)
+    before = rows.clone(), given.copy()
+    combined, shares = rule.combine(rows, given)
+    assert torch.equal(rows, before[0])
+    assert (given == before[1]).all()
+    assert shares.sum() == pytest.approx(1)
+    return (torch.from_numpy(shares) @ combined).numpy()
+
+
+def column(*values: float) -> list[list[float]]:
+    return [[value] for value in values]
+
+
+@pytest.mark.parametrize(
+    ("values", "weights", "median"),
+    [
+        ((1, 2, 10), (0.2, 0.4, 0.4), 2),
+        ((10, 1, 2), (0.4, 0.2, 0.4), 2),  # whatever the order
+        ((1, 2, 10), (0.2, 0.3, 0.5), 6),  # exactly half below: the mean of both
+        ((1, 2, 10), (0.2, 0.2, 0.6), 10),
+        ((5,), (1.0,), 5),
+        ((3, 9, 4, 8), None, 6),
+        ((3, 9, 4, 8, LIAR), None, 8),
+        ((1, 2, LIAR), (0.5, 0.5, 0.0), 1.5),  # no weight, no say
+    ],
+)
+def test_the_weighted_median(values, weights, median):
+    assert total(Median(), column(*values), weights) == pytest.approx([median])
+
+
+@pytest.mark.parametrize(
+    ("beta", "values", "weights", "mean"),
+    [
+        (0.25, (100, 0, 8, 4), None, 6),
+        # On a line: 1 on [0, .1], 2 on [.1, .3], 3 on [.3, .7], 100 on [.7, 1]; what lies in [.25, .75] is
+        # .05 * 2 + .4 * 3 + .05 * 100 = 6.3, over .5.
+        (0.25, (1, 2, 3, 100), (0.1, 0.2, 0.4, 0.3), 12.6),
+        (0.0, (1, 2, 6), None, 3),
+        (0.2, (7,), (1.0,), 7),
+        (0.2, (-LIAR, 1, 2, 3, LIAR), None, 2),
+    ],
+)
+def test_the_weighted_trimmed_mean(beta, values, weights, mean):
+    assert total(TrimmedMean(beta), column(*values), weights) == pytest.approx([mean])
+
+
+@pytest.mark.parametrize(
+    ("points", "weights", "median"),
+    [
+        ([[0, 0], [1, 0], [0.5, math.sqrt(3) / 2]], None, [0.5, math.sqrt(3) / 6]),  # equal sides: the centre
+        ([[0, 0], [4, 0], [3, 3], [0, 2]], None, [4 / 3, 4 / 3]),  # a convex quadrilateral: where its diagonals cross
+        ([[1, 5], [4, 0], [3, 3]], [0.6, 0.2, 0.2], [1, 5]),  # more than half of the weight
+        ([[0, 0], [1, 0], [0.5, math.sqrt(3) / 2], [LIAR, 0]], [0.3, 0.3, 0.3, 0.1], None),
+        ([[2, 2]], None, [2, 2]),
+        ([[0, 0], [0, 0]], None, [0, 0]),
+    ],
+)
+def test_the_weighted_geometric_median(points, weights, median):
+    found = total(GeometricMedian(), points, weights)
+    if median is None:  # it stays among the honest, pulled towards the liar no more than by its weight
+        assert np.linalg.norm(found - [0.5, math.sqrt(3) / 6]) < 0.2
+    else:
+        assert found == pytest.approx(median, abs=1e-5)
+
+
+def test_krum_takes_the_update_with_the_nearest_neighbours():
+    # n = 5, f = 1, so two neighbours each: 0: 1 + 2.25, 1: 0.25 + 1, 1.5: 0.25 + 2.25, 3: 2.25 + 4, 100: far.
+    values, weights = column(0, 1, 1.5, 3, 100), [0.1, 0.2, 0.3, 0.1, 0.3]
+    assert total(Krum(), values, weights) == pytest.approx([1])
+    assert total(Krum(keep=2), values, weights) == pytest.approx([(0.2 * 1 + 0.3 * 1.5) / 0.5])
+    assert total(Krum(keep=9), values, weights) == pytest.approx([(0.2 + 0.3 * 1.5 + 0.1 * 3) / 0.7])  # all but one
+    assert total(Krum(keep=2), values, [0.5, 0, 0, 0.5, 0]) == pytest.approx([1.25])  # no weight at all: equally
+    assert total(Krum(), column(0, 1, 1.5, 3, LIAR)) == pytest.approx([1])
+    assert (Krum().least, Krum(malicious=3).least) == (5, 9)
+
+
+def test_clipping_keeps_directions_and_bounds_lengths():
+    updates = [
+        [3.0, 4.0],
+        [0.0, 1.0],
+        [0.0, 0.0],
+        [-6.0, 8.0],
+    ]  # norms 5, 1, 0, 10; the client without a step is left out
+    assert total(NormClipping(), updates) == pytest.approx([(3 - 3) / 4, (4 + 1 + 4) / 4])
+    assert total(NormClipping(bound=2.5), updates) == pytest.approx([(1.5 - 1.5) / 4, (2 + 1 + 2) / 4])
+    assert total(NormClipping(quantile=0.0, bound=2.5), updates) == pytest.approx([0, (0.8 + 1 + 0.8) / 4])
+    assert total(NormClipping(), [[LIAR], [1.0]]) == pytest.approx([1])  # of two, the shorter one is the bound
+    long = torch.ones(2, 3)
+    assert NormClipping(bound=100).combine(long, np.full(2, 0.5))[0] is long
+
+
+def test_buffers_are_clipped_by_their_own_lengths_and_not_by_the_bound_of_parameters():
+    changes = torch.tensor([[30.0], [40.0], [LIAR]])
+    clipped, _ = NormClipping(bound=0.1).combine_buffers(changes, np.full(3, 1 / 3))
+    assert clipped.flatten().tolist() == pytest.approx([30, 40, 40])
+
+
+def test_the_mean_costs_nothing():
+    updates, weights = torch.ones(2, 3), np.array([0.5, 0.5])
+    combined = Mean().combine(updates, weights)
+    assert combined[0] is updates
+    assert combined[1] is weights
+
+
+@pytest.mark.parametrize(
+    ("make", "key"),
+    [
+        (lambda: TrimmedMean(0.5), "beta"),
+        (lambda: NormClipping(quantile=1.5), "quantile"),
+        (lambda: NormClipping(bound=0.0), "bound"),
+        (lambda: GeometricMedian(nu=0.0), "nu"),
+        (lambda: Krum(malicious=-1), "malicious"),
+        (lambda: Krum(keep=0), "keep"),
+    ],
+)
+def test_parameters_have_ranges(make, key):
+    with pytest.raises(ArgumentError, match=f"^{key}: "):
+        make()
+
+
+@pytest.mark.parametrize("name", INDEX)
+def test_wide_models_are_taken_part_by_part(name):
+    rng = np.random.default_rng(0)
+    updates = torch.from_numpy(rng.normal(size=(7, 70_000)))  # more than one part
+    parts, shares = INDEX[name]().combine(updates, np.full(7, 1 / 7))
+    if name in ("median", "trimmed_mean"):
+        kept = np.sort(updates.numpy(), axis=0)
+        middle = kept[3] if name == "median" else (kept[2:5].sum(axis=0) + 0.6 * (kept[1] + kept[5])) / 4.2
+        np.testing.assert_allclose(parts[0].numpy(), middle, atol=1e-12)
+    else:
+        assert parts.shape == updates.shape
+        assert shares.sum() == pytest.approx(1)
