@@ -33,8 +33,8 @@ def check(
     found = checks.components_of(file)
     if not found:
         raise ConfigError(
-            f"{file}: defines no component; a class with select, value, step, weigh or update is one (fedskew methods "
-            "lists the slots)"
+            f"{file}: defines no component; a class with select, value, step, weigh, combine or update is one (fedskew "
+            "methods lists the slots)"
         )
     names = {one.kind.__name__ for one in found}
     given: dict[str, dict[str, object]] = {}

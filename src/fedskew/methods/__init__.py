@@ -1,6 +1,6 @@
 """Methods: named combinations of components, and what may be combined.
 
-A method is one component for each of the five slots. In a config it is a preset, a table per slot, or both. A table
+A method is one component for each of the six slots. In a config it is a preset, a table per slot, or both. A table
 that names a component replaces what the preset brings for its slot; one without a name changes parameters of it.
 
     [method]
