@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from federated import NAMES, Federated, LocalGrid, federate, tree
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 from torch import nn
@@ -163,3 +163,28 @@ def test_what_a_strategy_cant_do_is_said_before_training() -> None:
     with pytest.raises(ConfigError, match="MOON changes the network"):
         strategy("moon", model=network())
     assert set(deploy.__all__) == {name for name in deploy.__all__ if getattr(deploy, name)}
+
+
+def test_robust_aggregation_and_the_weight_limit_come_with_the_strategy(tmp_path: Path, caplog: Any) -> None:
+    federation = federate(tmp_path, tree("fedavg"))
+    grid = with_app(federation.grid(), project(federation))
+    node = next(iter(grid.apps))
+
+    def liar(question: Message, answer: Message) -> Message:
+        if question.metadata.message_type == "train":
+            answer.content["metrics"]["num-examples"] = 10**9
+            arrays = answer.content["arrays"]
+            answer.content["arrays"] = ArrayRecord({name: Array(-9 * arrays[name].numpy()) for name in arrays})
+        return answer
+
+    grid.tamper = {node: liar}
+    chosen = strategy({"aggregation": "median"}, weight_limit=0.4)
+    bounded = start(grid, chosen)
+    assert max(chosen.record["weights"]) == pytest.approx(0.4)
+    assert 0 in chosen.record["limited"]
+    assert any("the weight limit (0.4) binds: " in entry.message for entry in caplog.records)
+    honest = start(with_app(federation.grid(), project(federation)), strategy("fedavg"))
+    for name, array in honest.arrays.items():
+        assert np.abs(bounded.arrays[name].numpy() - array.numpy()).max() < 0.1
+    with pytest.raises(ConfigError, match="weight_limit: expected a share"):
+        strategy("fedavg", weight_limit=50)

@@ -214,3 +214,13 @@ def test_an_address_says_who_can_reach_the_server(text, listen, local):
 def test_what_is_no_address_is_refused(text):
     with pytest.raises(ConfigError, match="HOST:PORT"):
         Address.parse(text)
+
+
+def test_of_three_sites_none_counts_for_more_than_half_unless_the_config_says_so(config, tmp_path):
+    def limit_of(folder: str, sites: str, *more: str) -> float | None:
+        deploy("init", tmp_path / folder, "--config", config, "--sites", sites, *more)
+        return read(tmp_path / folder / "app" / "run.toml").training.weight_limit
+
+    assert limit_of("two", "a,b") is None
+    assert limit_of("three", "a,b,c") == 0.5
+    assert limit_of("own", "a,b,c", "--set", "training.weight_limit=1.0") == 1.0

@@ -42,6 +42,10 @@ LOCAL: dict[str, Any] = {
 }
 
 
+WEIGHT_LIMIT = 0.5
+"""The most that one of three sites or more may count for, where the config does not say."""
+
+
 @app.command()
 def init(
     folder: Annotated[Path, typer.Argument(help="A new folder for the federation.", show_default=False)],
@@ -67,7 +71,8 @@ def init(
     """Write a federation's folder: the app, TLS certificates, and a key, a data file and a start script for every site.
 
     Class names, the shape of a sample and its normalisation are taken from the config's data, or given by --classes and
-    --shape where the data is not on this machine.
+    --shape where the data is not on this machine. With three sites or more, no site's update may count for more than
+    half (training.weight_limit), unless the config says otherwise.
 
     Examples:
 
@@ -90,6 +95,8 @@ def init(
         agreed |= {"classes": _names(classes, "--classes"), "shape": _numbers(shape)}
     else:
         agreed |= _kind(_dataset(whole))
+    if len(agreed["sites"]) >= 3 and whole.training.weight_limit is None:
+        whole = whole.with_value("training.weight_limit", WEIGHT_LIMIT)
     write_federation(folder, whole, _agreement(agreed), place, _images_table(whole), target)
     Console().print(
         f"{folder}/README.md says who does what; send {folder}/sites/NAME to that site alone", soft_wrap=True

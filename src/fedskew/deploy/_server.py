@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -241,6 +241,7 @@ class DeployedRunner(RoundRunner):
             self._federation = dataclasses.replace(self._federation, counts=self._roster.counts)
         following, record = self._federation.run_round(state)
         record.deployment = dict(self.sites.validator.notes)
+        log_aggregation(record, self._roster.names, self._federation.weight_limit)
         if self._withheld:  # samples are spread evenly over classes, so skew is unknown
             record.entropy = record.kl = record.target_distance = None
         return following, record
@@ -259,6 +260,15 @@ class DeployedRunner(RoundRunner):
             time.sleep(PAUSE)
         if waiting:
             LOG.info("a site is connected again")
+
+
+def log_aggregation(record: RoundRecord, names: Sequence[str], limit: float | None) -> None:
+    """Log whom the weight limit holds back in a round, and why the model stayed as it was."""
+    if record.limited and limit is not None:
+        held = ", ".join(names[client] for client in record.limited)
+        LOG.warning("round %d: the weight limit (%g) binds: %s", record.round, limit, held)
+    if record.unmoved is not None:
+        LOG.warning("round %d: the model stays as it was: %s", record.round, record.unmoved)
 
 
 def _log_round(record: Mapping[str, Any]) -> None:

@@ -48,6 +48,7 @@ from fedskew.deploy._replies import (
     only_arrays,
     only_metrics,
 )
+from fedskew.deploy._server import log_aggregation
 from fedskew.deploy._site_data import SiteData
 from fedskew.deploy._sites import error_line, exchange
 from fedskew.engine import (
@@ -87,6 +88,7 @@ def strategy(
     norm_limit: float = 10.0,
     norm_action: Literal["report", "leave_out"] = "report",
     max_reply: int | None = None,
+    weight_limit: float | None = None,
 ) -> MethodStrategy:
     """Make a Flower strategy with the selection, weighting and server update of a method.
 
@@ -114,6 +116,7 @@ def strategy(
         norm_limit: See `Agreement`.
         norm_action: See `Agreement`.
         max_reply: See `Agreement`.
+        weight_limit: Upper limit on a client's weight, from above 0 to 1 (see `weighting.limited`); None: no limit.
 
     Returns:
         The strategy.
@@ -125,6 +128,8 @@ def strategy(
         chosen = strategy("fedentopt+fedla", participation=0.5)
     """
     chosen = as_method(method, momentum)
+    if weight_limit is not None and not 0 < weight_limit <= 1:
+        raise ConfigError(f"weight_limit: expected a share above 0 and at most 1, got {weight_limit!r}")
     if label_counts is None:
         label_counts = "query" if needs_label_counts(chosen) else None
     elif label_counts == "metric" and needs_label_counts(chosen, ("selection",)):
@@ -151,6 +156,7 @@ def strategy(
         min_nodes=min_nodes,
         query_timeout=query_timeout,
         rules=rules,
+        weight_limit=weight_limit,
     )
 
 
@@ -179,11 +185,13 @@ class MethodStrategy(FedAvg):
         min_nodes: int,
         query_timeout: float,
         rules: ReplyRules,
+        weight_limit: float | None,
     ) -> None:
         super().__init__(min_train_nodes=min_nodes, min_evaluate_nodes=min_nodes, min_available_nodes=min_nodes)
         self._method, self._model, self._target, self._rules = method, model, target, rules
         self._participation, self._epochs, self._seed = participation, epochs, seed
         self._label_counts, self._query_timeout = label_counts, query_timeout
+        self._weight_limit = weight_limit
         self._run = secrets.token_hex(8)
         self._federation: Federation | None = None
         self._state: ServerState
@@ -243,7 +251,9 @@ class MethodStrategy(FedAvg):
         if not cohort.quotas:
             cohort = cohort._replace(counts=self._counts[cohort.ids])
         self._state, outcome = federation.aggregate(self._state, cohort, self._sent, kept)
-        self.record = federation.record(server_round, cohort, outcome).to_dict()
+        record = federation.record(server_round, cohort, outcome)
+        log_aggregation(record, self._validator.names, self._weight_limit)
+        self.record = record.to_dict()
         self._federation = federation
         loss = self.record["loss"]
         metrics = MetricRecord({"counted": len(outcome.updates), "refused": len(self._validator.notes["refused"])})
@@ -298,6 +308,7 @@ class MethodStrategy(FedAvg):
                 participation=self._participation,
                 seed=self._seed,
                 epochs=self._epochs,
+                weight_limit=self._weight_limit,
             )
         except ArgumentError as error:
             raise ConfigError(f"method: {error}") from None
