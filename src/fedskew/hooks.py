@@ -89,6 +89,26 @@ class RoundEnd(NamedTuple):
     clients: int
 
 
+class Returned(NamedTuple):
+    """What a server knows when it checks what a client returned beside its update.
+
+    Attributes:
+        change: The client's update, shape `(parameters,)`.
+        steps: Number of local steps taken.
+        samples: Number of samples that the client reported.
+        lr: Learning rate of the round; None: the server doesn't know it.
+        momentum: Momentum of the client's SGD.
+        broadcast: Tensors that were sent beside the model, by name.
+    """
+
+    change: Tensor
+    steps: int
+    samples: int
+    lr: float | None
+    momentum: float
+    broadcast: Named
+
+
 class Hooks:
     """Base class of components that act around a round. A hook that is not overridden does nothing.
 
@@ -170,6 +190,21 @@ class Hooks:
             The client's next state, and what the client returns beside its update; both tensors by name.
         """
         return {}, {}
+
+    def refuse(self, returned: Named, seen: Returned) -> str | None:
+        """Return why what a site returned can't be true, where the server can tell; None: nothing is wrong.
+
+        Only a federation of real sites asks, whose sites could send anything. Shapes, dtypes and finite values have
+        been checked before.
+
+        Args:
+            returned: Tensors that the client returned beside its update, by name; those of all components.
+            seen: What the server knows of the client's local training.
+
+        Returns:
+            The reason, in one line that goes on "the reply is refused: ".
+        """
+        return None
 
     def end_round(self, state: Named, end: RoundEnd) -> dict[str, Tensor]:
         """Return the component's next state at the server.

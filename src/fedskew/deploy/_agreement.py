@@ -38,7 +38,9 @@ class Agreement(BaseModel):
         start_timeout: Seconds that the server waits for the reports of all sites. It then begins with the sites that
             have reported, if there are at least `min_sites`.
         round_timeout: Seconds that the server waits for the replies of a round. It then goes on with those received.
-        norm_limit: An update is reported if its norm is more than this many times the median of its cohort.
+        norm_limit: An update is out of line if its length for its steps, a running statistic, or what the method
+            returns beside it is more than this many times what the sites' medians, or with fewer than three sites the
+            sent model and its training, make likely.
         norm_action: Whether such an update is only reported, or also left out.
         max_reply: Largest reply in bytes; None: the size that the method needs, plus one mebibyte.
         evaluation: "confusion": each site sends the confusion matrix of its own test samples, whose rows reveal how
@@ -62,7 +64,7 @@ class Agreement(BaseModel):
     start_timeout: Positive = 600.0
     round_timeout: Positive = 3600.0
     norm_limit: Positive = 10.0
-    norm_action: Literal["report", "leave_out"] = "report"
+    norm_action: Literal["report", "leave_out"] = "leave_out"
     max_reply: Count | None = None
     evaluation: Literal["auto", "confusion", "none"] = "auto"
 

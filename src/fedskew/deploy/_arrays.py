@@ -27,6 +27,10 @@ HEADER = 4096
 """Largest size of an array's header, in bytes."""
 
 
+RUNNING_VARIANCE = "running_var"
+"""How the name of an array of variances ends, in PyTorch's batch norm and instance norm."""
+
+
 class RefusedError(FedskewError):
     """Raised for a reply that is not used; the message gives the reason, in one line for the log."""
 
@@ -154,6 +158,12 @@ class Layout(Protocol):
             out: Memory for the parameters, `(parameters,)` float32 on the CPU; None: newly allocated.
         """
 
+    def statistics(self, state: ModelState) -> dict[str, Tensor]:
+        """Return the arrays that follow a site's data without being trained, such as running means, by name."""
+
+    def counters(self, state: ModelState) -> dict[str, Tensor]:
+        """Return the arrays of integers, by name."""
+
 
 class ModelLayout:
     """Layout of a network's state dict: trainable parameters, buffers, and frozen parameters.
@@ -185,6 +195,14 @@ class ModelLayout:
             _concatenated([arrays[name] for name in self._integers], np.int64),
         )
 
+    def statistics(self, state: ModelState) -> dict[str, Tensor]:
+        """See `Layout.statistics`: the network's floating-point buffers."""
+        return _split(state.buffers, {name: self.specs[name] for name in self._buffers})
+
+    def counters(self, state: ModelState) -> dict[str, Tensor]:
+        """See `Layout.counters`."""
+        return _split(state.integers, {name: self.specs[name] for name in self._integers})
+
 
 class ArraysLayout:
     """Layout of a model whose network is not known: every floating-point array counts as parameters, in float32.
@@ -215,6 +233,23 @@ class ArraysLayout:
             torch.zeros(0),
             _concatenated([arrays[name] for name in self._integers], np.int64),
         )
+
+    def statistics(self, state: ModelState) -> dict[str, Tensor]:
+        """See `Layout.statistics`: the arrays that are named like batch norm's."""
+        return {
+            name: state.parameters[part].clone()  # the caller may go on with the vector
+            for name, part in self._floats.items()
+            if name.endswith(("running_mean", RUNNING_VARIANCE))
+        }
+
+    def counters(self, state: ModelState) -> dict[str, Tensor]:
+        """See `Layout.counters`."""
+        return {name: state.integers[part] for name, part in self._integers.items()}
+
+
+def _split(vector: Tensor, specs: Specs) -> dict[str, Tensor]:
+    """Split a vector into the arrays that lie in it one after another."""
+    return {name: vector[part] for name, part in _offsets(specs).items()}
 
 
 def _offsets(specs: Specs) -> dict[str, slice]:

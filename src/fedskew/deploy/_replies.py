@@ -1,7 +1,8 @@
 """Validation of replies: what differs from the agreement is refused, so that no reply can crash the server.
 
-The `check_*` functions are pure, and raise only RefusedError, whatever a site sends. A finite update of the agreed
-shape is accepted whatever its values are: validation is no defence against sites that send plausible but wrong updates.
+The `check_*` functions are pure, and raise only RefusedError, whatever a site sends. What can't be true is refused;
+what is not plausible (`_plausible`) is out of line, and reported or left out as agreed. Neither is a defence against
+sites that send plausible but wrong updates.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
-from fedskew.deploy._arrays import HEADER, AnyArray, Layout, RefusedError, Specs, decode, short
+from fedskew.deploy._arrays import HEADER, RUNNING_VARIANCE, AnyArray, Layout, RefusedError, Specs, decode, short
 from fedskew.deploy._log import LOG
 from fedskew.deploy._messages import (
     ARRAYS,
@@ -33,11 +34,33 @@ from fedskew.deploy._messages import (
     STEPS,
     counted_in,
 )
-from fedskew.engine import Assignment, Update, UpdateBuffer
+from fedskew.deploy._plausible import (
+    UPDATE,
+    FloatArray,
+    Measured,
+    Sizes,
+    excess,
+    largest,
+    length,
+    no_sizes,
+    parameters_norm,
+    with_accepted,
+)
+from fedskew.engine import Assignment, LocalTraining, Sent, Update, UpdateBuffer
+from fedskew.hooks import Hooks, Returned
 from fedskew.models import ModelState
 
 MOST = 10**12
-"""Upper limit of a site's number of samples and of a network's integer counters."""
+"""Upper limit of a network's integer counters."""
+
+MOST_SAMPLES = 10**9
+"""Upper limit of a site's number of samples of a class, and of all classes together."""
+
+MOST_STEPS = 10**7
+"""Upper limit of the local steps that a client may report to a server that does not know its batch size."""
+
+PASSES = 4
+"""Most times that a local step may show its batch to the network; no step of ours does so more than twice."""
 
 
 class ExpectedReply(NamedTuple):
@@ -51,6 +74,9 @@ class ExpectedReply(NamedTuple):
         idle: `returned` for a client that took no local step.
         most_steps: Largest number of local steps that the site can have taken.
         max_bytes: Largest size of the whole reply, in bytes.
+        least_steps: Smallest number of local steps that the site can have taken.
+        counters: The integers of the sent model, by name; of others only the range is checked.
+        most_counted: The most by which a local step can raise such a counter.
     """
 
     client: int
@@ -60,6 +86,9 @@ class ExpectedReply(NamedTuple):
     idle: Specs
     most_steps: int
     max_bytes: int
+    least_steps: int = 0
+    counters: Mapping[str, torch.Tensor] = {}
+    most_counted: int = 1
 
 
 class Reply(NamedTuple):
@@ -115,24 +144,45 @@ def check_reply(content: RecordDict, expected: ExpectedReply) -> Reply:
     for key, value in ((CLIENT, expected.client), (ROUND, expected.round)):
         if metrics.get(key) != value:
             raise RefusedError(f"the reply is of {key} {short(metrics.get(key))}, not {value}")
-    steps = metrics.get(STEPS)
-    if not isinstance(steps, int) or not 0 <= steps <= expected.most_steps:
-        raise RefusedError(f"its steps are {short(steps)}; expected a whole number from 0 to {expected.most_steps}")
+    steps, least, most = metrics.get(STEPS), expected.least_steps, expected.most_steps
+    if not isinstance(steps, int) or not least <= steps <= most:
+        numbers = str(most) if least == most else f"a whole number from {least} to {most}"
+        raise RefusedError(f"its steps are {short(steps)}; expected {numbers}, by its samples, epochs and batch size")
     loss = _finite(metrics.get(LOSS), "training loss")
     returned = expected.returned if steps else expected.idle
     known = {ARRAYS, METRICS, REPLY} if returned else {ARRAYS, METRICS}
     if set(content) != known:
         raise RefusedError(f"the reply has the records {short(sorted(content))}, not {sorted(known)}")
     extra = decode(_arrays(content, REPLY), returned, "its reply") if returned else {}
-    return Reply(check_arrays(_arrays(content, ARRAYS), expected.arrays), steps, loss, extra)
+    arrays = check_arrays(_arrays(content, ARRAYS), expected.arrays, expected.counters, steps * expected.most_counted)
+    return Reply(arrays, steps, loss, extra)
 
 
-def check_arrays(record: ArrayRecord, expected: Specs) -> dict[str, AnyArray]:
-    """Validate a model's arrays: all values must be finite, and all counters in range."""
+def check_arrays(
+    record: ArrayRecord, expected: Specs, counters: Mapping[str, torch.Tensor], most_counted: int
+) -> dict[str, AnyArray]:
+    """Validate a model's arrays: values are finite, variances not negative, and counters as far on as they can be.
+
+    Args:
+        record: The arrays as they were received.
+        expected: Their shapes and dtypes.
+        counters: Integers of the sent model, by name.
+        most_counted: The most by which these can have risen since.
+    """
     arrays = decode(record, expected, "its array")
     for name, array in arrays.items():
-        if not expected[name].is_float and array.size and not 0 <= int(array.min()) <= int(array.max()) <= MOST:
+        if not array.size or expected[name].is_float:
+            if name.endswith(RUNNING_VARIANCE) and array.size and array.min() < 0:
+                raise RefusedError(f"its array {name!r} has a variance below 0")
+            continue
+        if not 0 <= int(array.min()) <= int(array.max()) <= MOST:
             raise RefusedError(f"its array {name!r} has a counter below 0 or above {MOST}")
+        if name in counters:
+            risen = int((array.reshape(-1).astype(np.int64) - counters[name].numpy()).max())
+            if risen > most_counted:
+                raise RefusedError(
+                    f"its array {name!r} has a counter {risen} above what was sent; {most_counted} at most"
+                )
     return arrays
 
 
@@ -156,8 +206,8 @@ def check_counts(content: RecordDict, classes: int, whole: bool, max_bytes: int 
     if not isinstance(values, list) or len(values) != classes:
         raise RefusedError(f"its label counts are {short(values)}; expected {classes} numbers, one per class")
     for value in values:
-        if not 0 <= value <= MOST:
-            raise RefusedError(f"one of its label counts is {short(value)}; expected a number from 0 to {MOST}")
+        if not 0 <= value <= MOST_SAMPLES:
+            raise RefusedError(f"one of its label counts is {short(value)}; expected a number from 0 to {MOST_SAMPLES}")
         if whole and value != int(value):
             raise RefusedError(f"one of its label counts is {short(value)}; expected a whole number")
     return np.array(values, dtype=np.float64)
@@ -166,8 +216,10 @@ def check_counts(content: RecordDict, classes: int, whole: bool, max_bytes: int 
 def check_samples(metrics: MetricRecord) -> int:
     """Validate the number of samples that a site reports among other metrics."""
     samples = metrics.get(SAMPLES)
-    if not isinstance(samples, int | float) or not 0 <= samples <= MOST or samples != int(samples):
-        raise RefusedError(f"its number of samples is {short(samples)}; expected a whole number from 0 to {MOST}")
+    if not isinstance(samples, int | float) or not 0 <= samples <= MOST_SAMPLES or samples != int(samples):
+        raise RefusedError(
+            f"its number of samples is {short(samples)}; expected a whole number from 0 to {MOST_SAMPLES}"
+        )
     return int(samples)
 
 
@@ -210,7 +262,7 @@ def check_confusion(content: RecordDict, classes: int, round: int) -> tuple[NDAr
     if (
         not isinstance(values, list)
         or len(values) != classes * classes
-        or not all(isinstance(value, int) and 0 <= value <= MOST for value in values)
+        or not all(isinstance(value, int) and 0 <= value <= MOST_SAMPLES for value in values)
     ):
         raise RefusedError(f"its confusion matrix is {short(values)}; expected {classes} x {classes} whole numbers")
     return np.array(values, dtype=np.int64).reshape(classes, classes), _finite(loss, "loss")
@@ -262,7 +314,7 @@ class RoundNotes(TypedDict):
         failed: Error messages of the sites that replied with an error, by site.
         offline: Sites of the cohort that were not connected.
         silent: Sites of the cohort that did not reply in time.
-        out_of_line: Norm of the update divided by the cohort's median, by site, for updates above the limit.
+        out_of_line: How many times as long or as large an update is as is likely, by site, for updates above the limit.
     """
 
     refused: dict[str, str]
@@ -285,20 +337,23 @@ class ReplyRules:
         norm_limit: See `Agreement`.
         norm_action: See `Agreement`.
         max_reply: See `Agreement`.
-        batch_size: The clients' batch size, from which the largest possible number of steps follows.
-        slack: Number of samples that a site may have beyond the number that it reported.
+        training: The clients' settings of local training, from which the number of steps and what is plausible follow;
+            None: the server doesn't know them.
+        slack: Number of samples by which a site may differ from the number that it reported.
+        classes: Number of classes, as far as the server knows.
     """
 
     norm_limit: float = 10.0
-    norm_action: Literal["report", "leave_out"] = "report"
+    norm_action: Literal["report", "leave_out"] = "leave_out"
     max_reply: int | None = None
-    batch_size: int = 1
+    training: LocalTraining | None = None
     slack: float = 0.0
+    classes: int = 2
 
 
 @dataclass
 class ReplyValidator:
-    """Turns a round's replies into updates, and notes what was refused, failed or missing.
+    """Turns a round's replies into updates, and notes what was refused, out of line, failed or missing.
 
     Attributes:
         names: Names of the clients, by index.
@@ -306,7 +361,9 @@ class ReplyValidator:
         returned: Shapes and dtypes of the arrays that the method's components return beside the model.
         idle: `returned` for a client that took no local step.
         rules: Limits for replies.
+        hooks: The method's components that check what they were returned.
         notes: Problems of the current round.
+        accepted: Sizes of accepted updates (see `_plausible`); part of the server's state between rounds.
     """
 
     names: Sequence[str]
@@ -314,19 +371,34 @@ class ReplyValidator:
     returned: Specs
     idle: Specs
     rules: ReplyRules
+    hooks: Mapping[str, Hooks] = field(default_factory=dict)
     notes: RoundNotes = field(default_factory=no_notes)
+    accepted: Sizes = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._buffer = UpdateBuffer()
         self._own_rows: dict[int, torch.Tensor] = {}  # by client
+        self._tasks: dict[int, Assignment] = {}
+        self._sent: Sent
+        self._counters: dict[str, torch.Tensor] = {}
+        self._statistics: dict[int, dict[str, torch.Tensor]] = {}  # of the clients' trained models
 
-    def begin(self, cohort: Sequence[int], sent: ModelState) -> None:
+    def start(self, model: ModelState) -> dict[str, FloatArray]:
+        """Return the sizes of accepted updates before the first round: none."""
+        self.accepted = no_sizes([UPDATE, *self.layout.statistics(model), *self.returned], len(self.names))
+        return dict(self.accepted)
+
+    def begin(self, cohort: Sequence[Assignment], sent: Sent) -> None:
         """Begin a round: clear the notes and prepare memory for the cohort's updates."""
         self.notes = no_notes()
         self._own_rows.clear()  # the buffer is free only once nothing refers to its rows
-        rows = self._buffer.acquire(len(cohort), sent.parameters.numel())
+        self._tasks = {task.client: task for task in cohort}
+        self._sent = sent
+        self._counters = self.layout.counters(sent.model)
+        self._statistics.clear()
+        rows = self._buffer.acquire(len(cohort), sent.model.parameters.numel())
         if rows is not None:
-            self._own_rows.update(zip(cohort, rows, strict=True))
+            self._own_rows.update(zip(self._tasks, rows, strict=True))
 
     def missing(self, round: int, what: Literal["offline", "silent"], clients: Sequence[int]) -> None:
         """Note clients that were not connected, or did not reply in time."""
@@ -335,34 +407,43 @@ class ReplyValidator:
             said = "not connected" if what == "offline" else "no reply in time"
             LOG.warning("round %d: %s: %s", round, said, ", ".join(self.notes[what]))
 
-    def expected(self, round: int, task: Assignment) -> ExpectedReply:
-        """Return the form that the reply to an assignment must have."""
-        batches = math.ceil((task.samples + self.rules.slack) / self.rules.batch_size)
-        most = math.ceil(task.epochs * batches)
+    def expected(self, round: int, client: int) -> ExpectedReply:
+        """Return the form that the reply of a client of the cohort must have."""
+        task, training = self._tasks[client], self.rules.training
+        least, most, counted = 0, MOST_STEPS, 1
+        if training is not None:
+            known = task.samples if task.quota is None else int(sum(map(int, task.quota)))
+            fewest, largest = math.floor(max(0.0, known - self.rules.slack)), math.ceil(known + self.rules.slack)
+            least, most = (training.steps(task.epochs, samples, task.steps) for samples in (fewest, largest))
+            counted = PASSES * training.batch_size
         return ExpectedReply(
             client=task.client,
             round=round,
             arrays=self.layout.specs,
             returned=self.returned,
             idle=self.idle,
-            most_steps=most if task.steps is None else min(most, task.steps),
+            most_steps=most,
             max_bytes=self.rules.max_reply or bytes_needed(self.layout.specs, self.returned),
+            least_steps=least,
+            counters=self._counters,
+            most_counted=counted,
         )
 
-    def updates(
-        self, round: int, answers: Answers, sent: ModelState, validate: Callable[[RecordDict, int], Reply]
-    ) -> list[Update]:
+    def stock_arrays(self, record: ArrayRecord) -> dict[str, AnyArray]:
+        """Validate the model of a stock client, which need not say how many steps it took."""
+        return check_arrays(record, self.layout.specs, self._counters, MOST_STEPS)
+
+    def updates(self, round: int, answers: Answers, validate: Callable[[RecordDict, int], Reply]) -> list[Update]:
         """Validate the replies of a round, note problems, and return the updates to aggregate.
 
         Args:
             round: Number of the round.
             answers: Replies by client index.
-            sent: The model that was sent to the clients.
             validate: A function of a reply's records and the client's index that validates the reply, or raises
                 RefusedError.
 
         Returns:
-            Updates in the order of arrival; with `norm_action` "leave_out", without updates above the norm limit.
+            Updates in the order of arrival; with `norm_action` "leave_out", without updates that are out of line.
         """
         for client, reason in answers.failures.items():
             self.notes["failed"][self.names[client]] = reason
@@ -372,16 +453,19 @@ class ReplyValidator:
         for client, content in answers.contents.items():
             try:
                 reply = validate(content, client)
+                update = self._update(reply, client, round)
+                self._check_truth(update, round)
             except RefusedError as error:
                 self.notes["refused"][self.names[client]] = str(error)
                 LOG.warning("round %d: refused the reply of %s: %s", round, self.names[client], error)
             else:
-                updates.append(self._update(reply, client, round, sent))
-        return self._within_norm_limit(round, updates)
+                updates.append(update)
+        return self._in_line(round, updates)
 
-    def _update(self, reply: Reply, client: int, round: int, sent: ModelState) -> Update:
+    def _update(self, reply: Reply, client: int, round: int) -> Update:
         trained = self.layout.to_state(reply.arrays, self._own_rows.get(client))
-        change = trained.parameters.sub_(sent.parameters)
+        self._statistics[client] = self.layout.statistics(trained)
+        change = trained.parameters.sub_(self._sent.model.parameters)
         return Update(
             client=client,
             change=change,
@@ -394,28 +478,63 @@ class ReplyValidator:
             state=counted_in(round),
         )
 
-    def _within_norm_limit(self, round: int, updates: list[Update]) -> list[Update]:
-        """Note updates whose norm exceeds the limit; return those that the rules keep."""
-        norms = [float(update.norm) for update in updates]
-        median = float(np.median(norms)) if norms else 0.0
-        leaves_out = self.rules.norm_action == "leave_out"
-        kept = []
-        for update, norm in zip(updates, norms, strict=True):
-            if norm <= self.rules.norm_limit * median:
-                kept.append(update)
-                continue
-            name, ratio = self.names[update.client], norm / median if median else math.inf
+    def _check_truth(self, update: Update, round: int) -> None:
+        """Raise RefusedError if the update can't be what the site says that it is."""
+        training = self.rules.training
+        if training is not None and not update.steps and bool(update.norm):
+            raise RefusedError("it took no step, and yet its model is not the one that was sent")
+        seen = Returned(
+            change=update.change,
+            steps=update.steps,
+            samples=self._tasks[update.client].samples,
+            lr=None if training is None else training.lr_of(round),
+            momentum=0.0 if training is None else training.momentum,
+            broadcast=self._sent.broadcast,
+        )
+        for component in self.hooks.values():
+            reason = component.refuse(update.reply, seen)
+            if reason is not None:
+                raise RefusedError(reason)
+
+    def _in_line(self, round: int, updates: list[Update]) -> list[Update]:
+        """Note updates that are out of line; return those that the rules keep."""
+        limit, leaves_out = self.rules.norm_limit, self.rules.norm_action == "leave_out"
+        unknown = self.rules.training is None  # a stock client says of no update how many steps it took
+        sent = parameters_norm(self._sent.model)
+        measured = {update.client: self._measured(update, round, sent) for update in updates if update.steps or unknown}
+        worst = excess(measured, self.accepted)
+        out = {client: found for client, found in worst.items() if not found[1] <= limit}
+        for client, (what, ratio) in out.items():
+            name = self.names[client]
             self.notes["out_of_line"][name] = min(ratio, 1e308)
+            subject = f"the update of {name} is" if what == UPDATE else f"{what!r} of {name} is"
             LOG.warning(
-                "round %d: the update of %s is %.3g times as long as the cohort's median%s",
+                "round %d: %s %.3g times as large as is likely%s",
                 round,
-                name,
+                subject,
                 ratio,
-                "; it is left out" if leaves_out else "",
+                "; its update is left out" if leaves_out else "",
             )
-            if not leaves_out:
-                kept.append(update)
-        return kept
+        if len(out) * 2 > len(updates):
+            LOG.warning(
+                "round %d: most updates are out of line; if nothing is wrong at these sites, raise norm_limit", round
+            )
+        fine = {client: sizes for client, sizes in measured.items() if client not in out}
+        self.accepted = with_accepted(self.accepted, fine)
+        return [update for update in updates if update.client not in out or not leaves_out]
+
+    def _measured(self, update: Update, round: int, sent: float) -> dict[str, Measured]:
+        rules = self.rules
+        unit = math.log(max(rules.classes, math.e))
+        of_server, own = self.layout.statistics(self._sent.model), self._statistics[update.client]
+        return {
+            UPDATE: length(float(update.norm), update.steps, sent, rules.training, round, rules.classes),
+            **{name: largest(name, values, [of_server[name]]) for name, values in own.items()},
+            **{
+                name: largest(name, values, self._sent.broadcast.values(), unit)
+                for name, values in update.reply.items()
+            },
+        }
 
 
 def _finite(value: object, what: str) -> float:

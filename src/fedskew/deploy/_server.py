@@ -6,6 +6,7 @@ import dataclasses
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,16 @@ from fedskew.deploy._log import LOG
 from fedskew.deploy._replies import ReplyRules, ReplyValidator
 from fedskew.deploy._roster import Roster
 from fedskew.deploy._sites import Sites
-from fedskew.engine import ClientStates, Evaluation, Federation, RoundRecord, RoundRunner, ServerState, evaluation
+from fedskew.engine import (
+    ClientStates,
+    Evaluation,
+    Federation,
+    RoundRecord,
+    RoundRunner,
+    ServerState,
+    evaluation,
+    hooked,
+)
 from fedskew.errors import ArgumentError, ConfigError
 from fedskew.experiment import (
     Config,
@@ -30,6 +40,7 @@ from fedskew.experiment import (
     RunFolder,
     TaskInfo,
     TrainingLoop,
+    local_training,
     make_network,
     read,
     run_folder,
@@ -154,13 +165,18 @@ def make_deployed_loop(
     model = FlatModel(make_network(config, seed, method, len(agreement.classes), tuple(agreement.shape)))
     returned, idle = returned_specs(config, agreement, method)
     rules = ReplyRules(
-        agreement.norm_limit, agreement.norm_action, agreement.max_reply, training.batch_size, roster.slack
+        norm_limit=agreement.norm_limit,
+        norm_action=agreement.norm_action,
+        max_reply=agreement.max_reply,
+        training=local_training(config),
+        slack=roster.slack,
+        classes=len(agreement.classes),
     )
     sites = Sites(
         grid=grid,
         run=roster.run,
         online=roster.online,
-        validator=ReplyValidator(roster.names, ModelLayout(model), returned, idle, rules),
+        validator=ReplyValidator(roster.names, ModelLayout(model), returned, idle, rules, hooked(method)),
         timeout=agreement.round_timeout,
     )
     clients = ClientStates(folder / "checkpoint" / "clients")
@@ -213,6 +229,29 @@ def make_deployed_loop(
     )
 
 
+@dataclass(frozen=True)
+class DeployedState:
+    """The state of a federation of real sites between rounds.
+
+    Attributes:
+        server: The method's state.
+        accepted: Sizes of the updates that were accepted, by what was measured (see `_plausible`).
+    """
+
+    server: ServerState
+    accepted: dict[str, FloatArray]
+
+    @property
+    def round(self) -> int:
+        """Number of the last round."""
+        return self.server.round
+
+    @property
+    def model(self) -> ModelState:
+        """The model in training."""
+        return self.server.model
+
+
 class DeployedRunner(RoundRunner):
     """Plays rounds at real sites.
 
@@ -230,25 +269,26 @@ class DeployedRunner(RoundRunner):
         """See `RoundRunner.close`."""
         self._federation.close()
 
-    def start(self, model: ModelState) -> ServerState:
+    def start(self, model: ModelState) -> DeployedState:
         """See `RoundRunner.start`."""
-        return self._federation.start(model)
+        return DeployedState(self._federation.start(model), self.sites.validator.start(model))
 
-    def run_round(self, state: ServerState) -> tuple[ServerState, RoundRecord]:
+    def run_round(self, state: DeployedState) -> tuple[DeployedState, RoundRecord]:
         """See `RoundRunner.run_round`."""
         self._wait(state.round)
+        self.sites.validator.accepted = state.accepted
         if self._roster.query_newcomers():
             self._federation = dataclasses.replace(self._federation, counts=self._roster.counts)
-        following, record = self._federation.run_round(state)
+        following, record = self._federation.run_round(state.server)
         record.deployment = dict(self.sites.validator.notes)
         log_aggregation(record, self._roster.names, self._federation.weight_limit)
         if self._withheld:  # samples are spread evenly over classes, so skew is unknown
             record.entropy = record.kl = record.target_distance = None
-        return following, record
+        return DeployedState(following, dict(self.sites.validator.accepted)), record
 
-    def evaluated_model(self, state: ServerState) -> ModelState:
+    def evaluated_model(self, state: DeployedState) -> ModelState:
         """See `RoundRunner.evaluated_model`."""
-        return self._federation.evaluated_model(state)
+        return self._federation.evaluated_model(state.server)
 
     def _wait(self, round: int) -> None:
         """Wait until a site is connected."""

@@ -128,7 +128,7 @@ class Sites(Backend):
         """Train a cohort at its sites; return the updates of sites that sent a valid reply in time."""
         validator = self.validator
         tasks = {task.client: task for task in cohort}
-        validator.begin(list(tasks), sent.model)
+        validator.begin(cohort, sent)
         online = self._wait_for_some(round, list(tasks))
         validator.missing(round, "offline", [client for client in tasks if client not in online])
         arrays = validator.layout.to_record(sent.model)
@@ -141,10 +141,10 @@ class Sites(Backend):
         began = time.perf_counter()
 
         def validate(content: RecordDict, client: int) -> Reply:
-            return check_reply(content, validator.expected(round, tasks[client]))
+            return check_reply(content, validator.expected(round, client))
 
         clients = {node: client for client, node in online.items()}
-        updates = validator.updates(round, answers.by(clients), sent.model, validate)
+        updates = validator.updates(round, answers.by(clients), validate)
         self.own_seconds = time.perf_counter() - began
         return updates
 

@@ -35,12 +35,12 @@ from fedskew.deploy._messages import (
     TrainInstruction,
 )
 from fedskew.deploy._replies import (
+    MOST_STEPS,
     Answers,
     Reply,
     ReplyRules,
     ReplyValidator,
     bytes_needed,
-    check_arrays,
     check_counts,
     check_reply,
     check_samples,
@@ -86,7 +86,7 @@ def strategy(
     min_nodes: int = 2,
     query_timeout: float = 600.0,
     norm_limit: float = 10.0,
-    norm_action: Literal["report", "leave_out"] = "report",
+    norm_action: Literal["report", "leave_out"] = "leave_out",
     max_reply: int | None = None,
     weight_limit: float | None = None,
 ) -> MethodStrategy:
@@ -218,7 +218,7 @@ class MethodStrategy(FedAvg):
         self._sent, assignments = self._federation.instructions(self._state, self._cohort)
         self._tasks = {task.client: task for task in assignments}
         online = set(grid.get_node_ids())
-        self._validator.begin([task.client for task in assignments], model)
+        self._validator.begin(assignments, self._sent)
         offline = [client for client in self._tasks if self._nodes[client] not in online]
         self._validator.missing(server_round, "offline", offline)
         entries = {**config, REPORT_SAMPLES: 1} if self._label_counts is None else config
@@ -243,7 +243,6 @@ class MethodStrategy(FedAvg):
         kept = self._validator.updates(
             server_round,
             self._answers(server_round, replies),
-            self._sent.model,
             lambda content, client: self._validated(content, client, server_round),
         )
         federation = dataclasses.replace(self._federation, counts=self._counts)
@@ -297,7 +296,7 @@ class MethodStrategy(FedAvg):
         network = None if self._model is None else FlatModel(copy.deepcopy(self._model))
         self._layout: Layout = ArraysLayout(arrays) if network is None else ModelLayout(network)
         returned: dict[str, ArraySpec] = {} if network is None else self._returned(network)
-        self._validator = ReplyValidator(names, self._layout, returned, returned, self._rules)
+        self._validator = ReplyValidator(names, self._layout, returned, returned, self._rules, hooked(self._method))
         self._counts = self._query_counts(grid) if self._label_counts == "query" else np.zeros((len(names), 1))
         try:
             self._federation = Federation(
@@ -312,7 +311,9 @@ class MethodStrategy(FedAvg):
             )
         except ArgumentError as error:
             raise ConfigError(f"method: {error}") from None
-        self._state = self._federation.start(self._model_state(arrays))
+        model = self._model_state(arrays)
+        self._validator.start(model)
+        self._state = self._federation.start(model)
 
     def _model_state(self, arrays: ArrayRecord) -> ModelState:
         return self._layout.to_state(decode(arrays, self._layout.specs, "the model's array"))
@@ -367,17 +368,16 @@ class MethodStrategy(FedAvg):
 
     def _validated(self, content: RecordDict, client: int, round: int) -> Reply:
         """Validate the reply of a client, fedskew's or stock, and store the label counts or samples that it reports."""
-        rules, task = self._rules, self._tasks[client]
         metrics = content.get(METRICS)
         if isinstance(metrics, MetricRecord) and CLIENT in metrics:
             if self._label_counts is None:
                 self._counts[client] = check_samples(metrics) / self._counts.shape[1]
-            return check_reply(content, self._validator.expected(round, task)._replace(most_steps=MOST_STEPS))
-        check_size(content, rules.max_reply or bytes_needed(self._layout.specs))
+            return check_reply(content, self._validator.expected(round, client))
+        check_size(content, self._rules.max_reply or bytes_needed(self._layout.specs))
         if self._validator.returned:
             raise RefusedError("the method needs fedskew.deploy.client_app, but this is the reply of another app")
         metrics = only_metrics(content)
-        reply = Reply(check_arrays(only_arrays(content), self._layout.specs), _steps(metrics), _loss(metrics), {})
+        reply = Reply(self._validator.stock_arrays(only_arrays(content)), _steps(metrics), _loss(metrics), {})
         if self._label_counts == "query":
             return reply
         samples = check_samples(metrics)
@@ -393,10 +393,6 @@ class MethodStrategy(FedAvg):
             self._counts = np.zeros((len(self._nodes), classes))
         self._counts[client] = counts
         return reply
-
-
-MOST_STEPS = 10**7
-"""Upper limit of the local steps that a client may report, since the server does not know its batch size."""
 
 
 class _FlowerBackend(Backend):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -51,6 +52,28 @@ class LocalTraining:
         """
         last = samples % self.batch_size
         return samples - last if last < self.smallest_batch else samples
+
+    def lr_of(self, round: int) -> float:
+        """Compute the learning rate of a round, from 1."""
+        return self.lr * self.lr_decay ** (round - 1)
+
+    def batches_of_epoch(self, samples: int) -> int:
+        """Count the batches of an epoch of a client with this many samples."""
+        return -(-self.samples_of_epoch(samples) // self.batch_size)
+
+    def steps(self, epochs: float, samples: int, most: int | None = None) -> int:
+        """Count a client's local steps.
+
+        Args:
+            epochs: Local epochs; a part of an epoch is rounded up to whole batches.
+            samples: Number of samples that the client has.
+            most: Upper limit on its steps; None: no limit.
+
+        Returns:
+            Its steps.
+        """
+        steps = math.ceil(epochs * self.batches_of_epoch(samples) - 1e-9)
+        return steps if most is None else min(steps, most)
 
 
 class Assignment(NamedTuple):

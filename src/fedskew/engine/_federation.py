@@ -322,7 +322,7 @@ class Federation:
                 state=self.clients.get(client) or fresh,
                 quota=cohort.counts[place] if cohort.quotas else None,
                 steps=self.steps,
-                samples=int(cohort.counts[place].sum()),
+                samples=round(float(cohort.counts[place].sum())),
             )
             for place, client in enumerate(cohort.ids.tolist())
             if not cohort.lost[place]

@@ -131,7 +131,7 @@ class LocalWork:
         """
         return StepSettings(
             start=sent.model.parameters,
-            lr=self.training.lr * self.training.lr_decay ** (round - 1),
+            lr=self.training.lr_of(round),
             momentum=self.training.momentum,
             weight_decay=self.training.weight_decay,
             broadcast=sent.broadcast,
@@ -182,9 +182,8 @@ class LocalWork:
             Its steps: those of its epochs, where a part of an epoch is rounded up to whole batches; but not more than
             the assignment's `steps`.
         """
-        of_epoch = -(-self.training.samples_of_epoch(samples) // self.training.batch_size)
-        steps = math.ceil(task.epochs * of_epoch - 1e-9)
-        return Schedule(steps if task.steps is None else min(steps, task.steps), of_epoch)
+        steps = self.training.steps(task.epochs, samples, task.steps)
+        return Schedule(steps, self.training.batches_of_epoch(samples))
 
     def epoch_orders(
         self, round: int, client: int, rows: NDArray[np.int64], epochs: int

@@ -55,5 +55,6 @@ from ._trackers import make_trackers as make_trackers
 from ._trackers import scalars as scalars
 from ._trained import TrainedModel as TrainedModel
 from ._trained import load as load
+from ._work import local_training as local_training
 from ._work import make_network as make_network
 from ._work import make_work as make_work

@@ -75,11 +75,16 @@ def make_work(
         data=samples,
         objective=method.objective,
         local_step=method.local_step,
-        training=LocalTraining(**{field.name: getattr(training, field.name) for field in fields(LocalTraining)}),
+        training=local_training(config),
         seed=seed,
         augment=augment,
         hooks=hooked(method),
     )
+
+
+def local_training(config: Config) -> LocalTraining:
+    """Return the settings of local training of a config."""
+    return LocalTraining(**{field.name: getattr(config.training, field.name) for field in fields(LocalTraining)})
 
 
 def _network(

@@ -28,13 +28,15 @@ import torch
 from torch import Tensor
 
 from fedskew.components import Cost
-from fedskew.hooks import Hooks, LocalEnd, Named, RoundEnd
+from fedskew.hooks import Hooks, LocalEnd, Named, Returned, RoundEnd
 from fedskew.local_steps._protocol import Gradient, StepSettings
 from fedskew.local_steps._sgd import descend, momentum_buffer
 from fedskew.momentum import fednova_normaliser
 from fedskew.parameters import component
 
 SERVER, CLIENT, CHANGE = "scaffold.server", "scaffold.client", "scaffold.change"
+TOLERANCE = 1e-2
+"""Largest relative rounding error of a control variate's change, which is the difference of two float32 vectors."""
 
 
 @component
@@ -88,6 +90,20 @@ class Scaffold(Hooks):
         before = end.client[CLIENT]
         after = self._renewed(end, before) if end.steps else before
         return {CLIENT: after}, {CHANGE: after - before}
+
+    def refuse(self, returned: Named, seen: Returned) -> str | None:
+        """Return a reason if the change of the control variate is not what the update makes it, with option "two"."""
+        if CHANGE not in returned or seen.lr is None or self.option == "one":
+            return None
+        known = torch.zeros_like(seen.change)
+        if seen.steps:
+            mean = -seen.change / (fednova_normaliser(seen.steps, seen.momentum) * seen.lr)
+            known = mean - seen.broadcast[SERVER]
+        off = torch.linalg.vector_norm(returned[CHANGE].double() - known.double())
+        size = torch.linalg.vector_norm(known.double()) + torch.linalg.vector_norm(seen.broadcast[SERVER].double())
+        if off <= TOLERANCE * size:
+            return None
+        return f"the change of its control variate is {float(off):.3g} off what its update and steps make it"
 
     def end_round(self, state: Named, end: RoundEnd) -> dict[str, Tensor]:
         """Return the server's next control variate, which stays the mean of all clients' control variates."""

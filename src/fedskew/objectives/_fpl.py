@@ -25,7 +25,7 @@ from torch import Tensor
 
 from fedskew.components import Cost
 from fedskew.errors import ArgumentError, MissingPackageError
-from fedskew.hooks import Batch, Hooks, LocalEnd, Named, RoundEnd
+from fedskew.hooks import Batch, Hooks, LocalEnd, Named, Returned, RoundEnd
 from fedskew.objectives._protocol import Context
 from fedskew.objectives._tensors import (
     check_columns,
@@ -156,6 +156,18 @@ class FPL(Hooks):
             return {}, {}
         counts = end.gathered[COUNTS]
         return {}, {MEANS: end.gathered[SUMS] / counts.clamp(min=1).unsqueeze(1), COUNTS: counts}
+
+    def refuse(self, returned: Named, seen: Returned) -> str | None:
+        """Return a reason if the numbers of samples can't be, or a class without a sample has a mean."""
+        if COUNTS not in returned:
+            return None
+        counts = returned[COUNTS]
+        whole = bool((counts >= 0).all()) and bool((counts == counts.round()).all())
+        if not whole or float(counts.sum()) > seen.samples:
+            return f"the numbers of samples with its class means are not whole, or above {seen.samples} together"
+        if bool(returned[MEANS][counts == 0].any()):
+            return "it returns the mean of a class of which it says that it saw no sample"
+        return None
 
     def end_round(self, state: Named, end: RoundEnd) -> dict[str, Tensor]:
         """Return the prototypes of this cohort: the means of the clusters of its clients' mean features, by class."""

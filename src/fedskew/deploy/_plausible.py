@@ -1,0 +1,154 @@
+"""What is plausible of an update: no longer than the model, the work and the other sites make likely, at any cohort.
+
+Two kinds of sizes are measured of every update.
+
+    length      |update| / sqrt(steps)                      "update"
+    largest     max |values|; of variances, the root        each array of running statistics, and each array that is
+                                                            returned beside the model
+
+A size is out of line if it is more than `norm_limit` times its reference. A site's usual size is the median of its last
+five that were accepted and this round's. Where at least three sites are known, the reference is the median of their
+usual sizes: one vote a site, so that a liar can't move it far; a majority of the round's own replies is believed over
+the past. Of fewer sites one liar is half, so that the server's own estimate bounds what it may be:
+
+    length      the larger of |sent model| and sqrt(a lr ln(classes)), divided by sqrt(steps); once one of the sites has
+                a usual size, not more than the larger of these
+    largest     the larger of 1 (beside the model: ln(classes)) and what was sent
+
+Gradient flow for the time t = a lr moves parameters by at most sqrt(t (loss before - loss after)), by Cauchy and
+Schwarz, and SGD at a stable learning rate by a small multiple of it, whatever the scale of the inputs; ln(classes) is
+the loss of a model that knows nothing. a is the number of gradients that the steps amount to (`fedskew.momentum`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedskew.deploy._arrays import RUNNING_VARIANCE
+from fedskew.engine import LocalTraining
+from fedskew.models import ModelState
+from fedskew.momentum import fednova_normaliser
+
+FloatArray = NDArray[np.float64]
+Sizes = Mapping[str, FloatArray]
+"""Sizes that were accepted, by what was measured: `(sites, KEPT)` each, the newest first; NaN: none yet."""
+
+UPDATE = "update"
+KEPT = 5
+CONFIDENT = 3
+"""Sites whose median is believed: of fewer, one liar is half."""
+
+MOST_STEPS = 10_000
+"""More steps than these make no longer update plausible, since training settles; a site tells its steps itself."""
+
+
+class Measured(NamedTuple):
+    """A size of one update.
+
+    Attributes:
+        size: The size.
+        likely: The server's own estimate of what it may be at most.
+    """
+
+    size: float
+    likely: float
+
+
+def no_sizes(names: Iterable[str], sites: int) -> dict[str, FloatArray]:
+    """Return the sizes before the first round."""
+    return {name: np.full((sites, KEPT), np.nan) for name in names}
+
+
+def length(norm: float, steps: int, sent: float, training: LocalTraining | None, round: int, classes: int) -> Measured:
+    """Measure the length of an update.
+
+    Args:
+        norm: Norm of the update.
+        steps: Number of local steps taken.
+        sent: Norm of the sent parameters.
+        training: Settings of local training; None: the server doesn't know them.
+        round: Number of the round, from 1.
+        classes: Number of classes.
+    """
+    taken = min(max(steps, 1), MOST_STEPS)
+    likely = sent
+    if training is not None:
+        time = training.lr_of(round) * fednova_normaliser(taken, training.momentum)
+        likely = max(sent, math.sqrt(time * math.log(max(classes, 2))))
+    return Measured(norm / math.sqrt(taken), likely / math.sqrt(taken))
+
+
+def largest(name: str, values: Tensor, sent: Iterable[Tensor], least: float = 1.0) -> Measured:
+    """Measure the largest value of an array.
+
+    Args:
+        name: The array's name; one that ends with `running_var` holds variances.
+        values: The values.
+        sent: What was sent in its place, if anything.
+        least: A value that is always plausible.
+    """
+    size, likely = _peak(values), max([least, *map(_peak, sent)])
+    if name.endswith(RUNNING_VARIANCE):
+        return Measured(math.sqrt(size), math.sqrt(likely))
+    return Measured(size, likely)
+
+
+def excess(measured: Mapping[int, Mapping[str, Measured]], accepted: Sizes) -> dict[int, tuple[str, float]]:
+    """Compare the sizes of a round's updates with their references.
+
+    Args:
+        measured: Sizes by client and name; without the clients that took no step.
+        accepted: Sizes that were accepted before.
+
+    Returns:
+        For each client the size that exceeds its reference most, and how many times it is the reference.
+    """
+    worst: dict[int, tuple[str, float]] = {}
+    for name, past in accepted.items():
+        now = {client: sizes[name].size for client, sizes in measured.items() if name in sizes}
+        for client, size in now.items():
+            reference = _reference(name, measured[client][name].likely, now, past)
+            ratio = size / reference if reference else (math.inf if size else 0.0)
+            if client not in worst or not ratio <= worst[client][1]:
+                worst[client] = (name, ratio)
+    return worst
+
+
+def with_accepted(accepted: Sizes, measured: Mapping[int, Mapping[str, Measured]]) -> dict[str, FloatArray]:
+    """Return the sizes with those of a round's accepted updates added."""
+    following = {name: past.copy() for name, past in accepted.items()}
+    for client, sizes in measured.items():
+        for name, (size, _) in sizes.items():
+            row = following[name][client]
+            row[:] = [size, *row[:-1]]
+    return following
+
+
+def parameters_norm(sent: ModelState) -> float:
+    """Compute the norm of the sent parameters."""
+    return float(torch.linalg.vector_norm(sent.parameters))
+
+
+def _reference(name: str, likely: float, now: Mapping[int, float], past: FloatArray) -> float:
+    before = {site: row[~np.isnan(row)] for site, row in enumerate(past)}
+    before = {site: row for site, row in before.items() if row.size}
+    if len(before.keys() | now.keys()) >= CONFIDENT:
+        rows = ([*before.get(site, ()), *([now[site]] if site in now else ())] for site in before.keys() | now.keys())
+        median = float(np.median([np.median(row) for row in rows]))
+        if len(now) >= CONFIDENT:
+            median = max(median, float(np.median(list(now.values()))))
+        return median if name == UPDATE else max(median, likely)
+    if name == UPDATE and before:
+        return min(likely, max(float(np.median(row)) for row in before.values()))
+    return likely
+
+
+def _peak(values: Tensor) -> float:
+    return max(map(abs, map(float, values.aminmax()))) if values.numel() else 0.0

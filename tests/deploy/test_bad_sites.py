@@ -1,0 +1,225 @@
+"""One site that was let in, and lies: what it sends is refused or left out, and the others go on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from federated import Federated, federate, tree
+from flwr.app import Array, Message
+from safetensors.numpy import load_file
+from torch import nn
+
+Tamper = Callable[[Message, Message], None]
+NOT_REFUSED: dict[str, Any] = {"refused": {}, "failed": {}, "offline": [], "silent": [], "out_of_line": {}}
+
+
+def normed(num_classes: int, in_shape: tuple[int, ...]) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, num_classes))
+
+
+def scaled(factor: float) -> Tamper:
+    """The model that was trained, further away from the one that was sent by this factor."""
+
+    def change(question: Message, answer: Message) -> None:
+        sent = question.content["arrays"]
+        for name, array in list(answer.content["arrays"].items()):
+            before, after = sent[name].numpy(), array.numpy()
+            if after.dtype == np.float32 and "running" not in name:
+                moved = before.astype(np.float64) + factor * (after.astype(np.float64) - before)
+                answer.content["arrays"][name] = Array(np.clip(moved, -3e38, 3e38).astype(np.float32))
+
+    return change
+
+
+def with_array(name: str, change: Callable[[Any], Any], record: str = "arrays") -> Tamper:
+    def put(question: Message, answer: Message) -> None:
+        old = answer.content[record][name].numpy()
+        answer.content[record][name] = Array(np.asarray(change(old), old.dtype).reshape(old.shape))
+
+    return put
+
+
+def with_figure(name: str, value: float) -> Tamper:
+    def put(question: Message, answer: Message) -> None:
+        answer.content["metrics"][name] = value
+
+    return put
+
+
+def played(
+    folder: Path,
+    method: Any,
+    lie: Any,
+    from_round: int = 1,
+    away: tuple[str, ...] = (),
+    agreed: dict[str, Any] | None = None,
+    model: str = "mlp3",
+    **training: Any,
+) -> list[dict[str, Any]]:
+    """The records of a federation in which birch lies from this round on."""
+    federation = federate(
+        folder, tree(method, **training) | {"model": {"name": model}}, **{"start_timeout": 0.01, **(agreed or {})}
+    )
+    return run(federation, lie, from_round, away)
+
+
+def run(federation: Federated, lie: Any, from_round: int = 1, away: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+    grid = federation.grid()
+    grid.offline.update(federation.node(name) for name in away)
+
+    def tamper(question: Message, answer: Message) -> Message:
+        config = question.content["config"]
+        if question.metadata.message_type == "train" and config["server-round"] >= from_round:
+            lie(question, answer)
+        return answer
+
+    grid.tamper[federation.node("birch")] = tamper
+    federation.run(grid).run(resume=True)
+    return [json.loads(line) for line in (federation.run_folder / "rounds.jsonl").read_text().splitlines()][1:]
+
+
+def test_a_counter_beyond_its_steps_is_refused_and_the_honest_go_on(tmp_path: Path) -> None:
+    """The server takes the sites' largest, so that one site's 10**12 shut all others out."""
+    lie = with_array("2.num_batches_tracked", lambda old: 10**12)
+    records = played(tmp_path, "fedavg", lie, model="test_bad_sites:normed")
+    for record in records:
+        assert sorted(record["answered"]) == [0, 2]
+        assert "'2.num_batches_tracked' has a counter" in record["deployment"]["refused"]["birch"]
+    model = load_file(tmp_path / "run" / "model.safetensors")
+    assert model["2.num_batches_tracked"] == 3 * 7  # of cedar, which has the most steps
+
+
+@pytest.mark.parametrize("away", [(), ("ash",), ("ash", "cedar")], ids=["three", "two", "one"])
+@pytest.mark.parametrize("factor", [1e30, 1e3])
+def test_an_update_of_any_length_is_left_out_in_any_cohort(
+    tmp_path: Path, factor: float, away: tuple[str, ...]
+) -> None:
+    records = played(tmp_path, "fedavg", scaled(factor), away=away, rounds=2)
+    for record in records:
+        assert 1 not in record["answered"]
+        assert list(record["deployment"]["out_of_line"]) == ["birch"]
+        assert record["deployment"]["out_of_line"]["birch"] > 10
+
+
+def test_what_a_site_sent_before_is_what_it_may_send_again(tmp_path: Path) -> None:
+    """Of two sites no median tells; what the first round allows is out of line after rounds of shorter updates."""
+    first = played(tmp_path / "first", "fedavg", scaled(30), away=("ash",), rounds=1, lr=0.005)
+    assert sorted(first[0]["answered"]) == [1, 2]
+    later = played(tmp_path / "later", "fedavg", scaled(30), from_round=3, away=("ash",), rounds=3, lr=0.005)
+    assert [sorted(record["answered"]) for record in later] == [[1, 2], [1, 2], [2]]
+
+
+def test_what_was_accepted_is_kept_over_a_restart(tmp_path: Path) -> None:
+    whole, cut = federate(tmp_path / "whole", tree("fedavg")), federate(tmp_path / "cut", tree("fedavg"))
+    one = run(whole, scaled(30), 3, away=())
+
+    class StopError(BaseException):
+        pass
+
+    def stop(record: Any) -> None:
+        if record["round"] == 2:
+            raise StopError
+
+    with pytest.raises(StopError):
+        cut.run(cut.grid()).run(resume=True, progress=stop)
+    other = run(cut, scaled(30), 3, away=())
+    assert one[2]["deployment"] == other[2]["deployment"] != NOT_REFUSED
+    states = [load_file(part.run_folder / "checkpoint" / "state.safetensors") for part in (whole, cut)]
+    for name, values in states[0].items():
+        np.testing.assert_array_equal(values, states[1][name])
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "word"),
+    [
+        ("2.running_var", -1.0, "refused"),
+        ("2.running_var", 1e8, "out_of_line"),
+        ("2.running_mean", 1e4, "out_of_line"),
+        ("2.running_mean", -1e4, "out_of_line"),
+    ],
+)
+@pytest.mark.parametrize("away", [(), ("ash", "cedar")], ids=["three", "one"])
+def test_running_statistics_are_checked(
+    tmp_path: Path, name: str, value: float, word: str, away: tuple[str, ...]
+) -> None:
+    def one_channel(old: Any) -> Any:
+        return np.where(np.arange(old.size) == 3, value, old)
+
+    (record,) = played(
+        tmp_path, "fedavg", with_array(name, one_channel), away=away, model="test_bad_sites:normed", rounds=1
+    )
+    assert list(record["deployment"][word]) == ["birch"]
+    assert 1 not in record["answered"]
+
+
+def test_scaffolds_change_must_be_what_the_update_makes_it(tmp_path: Path) -> None:
+    lie = with_array("scaffold.change", lambda old: -old, "reply")
+    records = played(tmp_path / "lie", "scaffold", lie, rounds=2)
+    assert [list(record["deployment"]["refused"]) for record in records] == [["birch"], ["birch"]]
+    assert "control variate" in records[0]["deployment"]["refused"]["birch"]
+
+
+@pytest.mark.parametrize("method", ["scaffold", "fednova", "afl", "moon", "fedgf", "fedvls"])
+def test_honest_sites_are_not_suspected(tmp_path: Path, method: str) -> None:
+    records = played(tmp_path, method, lambda question, answer: None, rounds=3, epochs=2, momentum=0.9)
+    assert [record["deployment"] for record in records] == [NOT_REFUSED] * 3
+
+
+def test_afls_loss_is_bounded(tmp_path: Path) -> None:
+    lie = with_array("afl.loss", lambda old: 1000.0, "reply")
+    for away in ((), ("ash",)):
+        records = played(tmp_path / f"without-{len(away)}", "afl", lie, away=away, rounds=2)
+        for record in records:
+            assert list(record["deployment"]["out_of_line"]) == ["birch"]
+            assert 1 not in record["answered"]
+
+
+def test_fpls_means_and_numbers_are_checked(tmp_path: Path) -> None:
+    pytest.importorskip("finch")
+    for place, (lie, word) in enumerate(
+        [
+            (with_array("fpl.means", lambda old: old * 1e6, "reply"), "out_of_line"),
+            (with_array("fpl.counts", lambda old: old + 1e6, "reply"), "refused"),
+            (with_array("fpl.means", lambda old: old + 0.01, "reply"), "refused"),
+        ]
+    ):
+        (record,) = played(tmp_path / str(place), "fpl", lie, rounds=1)
+        assert list(record["deployment"][word]) == ["birch"]
+        assert 1 not in record["answered"]
+
+
+@pytest.mark.parametrize(("steps", "smallest"), [(1, 1), (2, 1), (4, 1), (3, 32)])
+def test_steps_are_what_counts_epochs_and_batches_make_them(tmp_path: Path, steps: int, smallest: int) -> None:
+    """90 samples in batches of 32: three steps, or two where a last batch of fewer than 32 is left out."""
+    method = {"preset": "fednova"}
+    (record,) = played(tmp_path, method, with_figure("fedskew-steps", steps), rounds=1, smallest_batch=smallest)
+    expected = 3 if smallest == 1 else 2
+    reason = record["deployment"]["refused"]["birch"]
+    assert f"its steps are {steps}; expected {expected}" in reason
+    assert 1 not in record["answered"]
+
+
+def test_steps_may_differ_by_the_noise_of_noisy_counts(tmp_path: Path) -> None:
+    pytest.importorskip("opendp")
+    (record,) = played(
+        tmp_path, "fedavg", lambda question, answer: None, rounds=1, agreed={"label_counts": "noisy", "epsilon": 0.5}
+    )
+    assert record["deployment"] == NOT_REFUSED
+
+
+def test_a_site_that_took_no_step_sends_back_what_it_was_sent(tmp_path: Path) -> None:
+    """With noisy counts a site may truly have no sample; what took no step has no length to compare."""
+    pytest.importorskip("opendp")
+
+    def lie(question: Message, answer: Message) -> None:
+        scaled(1e6)(question, answer)
+        answer.content["metrics"]["fedskew-steps"] = 0
+
+    noisy = {"label_counts": "noisy", "epsilon": 0.5}
+    (record,) = played(tmp_path, "fedavg", lie, rounds=1, agreed=noisy)
+    assert "took no step" in record["deployment"]["refused"]["birch"]
