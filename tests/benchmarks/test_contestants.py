@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
+import io
 import sys
+from contextlib import redirect_stdout
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -27,28 +28,28 @@ def task(tmp_path, monkeypatch):
     return tmp_path
 
 
-def trained_by(task, script, name, *options):
+def trained_by(task: Path, script: str, name: str, *options: str) -> dict[str, np.ndarray]:
     """The parameters that a contestant trained in two rounds, started one after the other."""
-    done = subprocess.run(
-        [sys.executable, str(BENCHMARKS / "contestants" / script), str(task), name, *options],
-        input="1\n1\n",
-        capture_output=True,
-        text=True,
-        cwd=BENCHMARKS / "contestants",
-        env={**os.environ, "PYTHONPATH": str(BENCHMARKS.parent / "src"), "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr
-    assert sum(line.startswith("@ ") for line in done.stdout.splitlines()) == 2
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(BENCHMARKS / "contestants")
+        patch.chdir(BENCHMARKS / "contestants")
+        patch.setenv("FEDSKEW_BENCH_TASK", "")  # set by the program: to be taken back
+        patch.setattr(sys, "argv", [script, str(task), name, *options])
+        patch.setattr(sys, "stdin", io.StringIO("1\n1\n"))
+        out = io.StringIO()
+        with redirect_stdout(out):
+            import_module(script).main()
+    assert sum(line.startswith("@ ") for line in out.getvalue().splitlines()) == 2
     return dict(np.load(task / f"trained-{name}.npz"))
 
 
 @pytest.mark.slow
 def test_the_hand_written_loops_and_fedskew_train_the_same_model(task):
-    plain = trained_by(task, "by_hand.py", "plain")
+    plain = trained_by(task, "by_hand", "plain")
     others = {
-        "tuned": trained_by(task, "by_hand.py", "tuned", "--tuned"),
-        "processes": trained_by(task, "by_hand.py", "processes", "--processes", "2"),
-        "fedskew": trained_by(task, "by_fedskew.py", "fedskew"),
+        "tuned": trained_by(task, "by_hand", "tuned", "--tuned"),
+        "processes": trained_by(task, "by_hand", "processes", "--processes", "2"),
+        "fedskew": trained_by(task, "by_fedskew", "fedskew"),
     }
     untrained = dict(np.load(task / "weights.npz"))
     assert max(np.abs(plain[key] - untrained[key]).max() for key in plain) > 5e-4

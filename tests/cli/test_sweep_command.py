@@ -96,7 +96,9 @@ def tables(cwd: Path) -> dict[str, list]:
 
 
 @pytest.mark.slow
-def test_a_sweep_killed_and_stopped_in_the_middle_does_only_what_is_missing_and_ends_with_the_same_tables(home):
+def test_a_sweep_killed_and_stopped_in_the_middle_does_only_what_is_missing_and_ends_with_the_same_tables(
+    home, command
+):
     with started(home) as process:
         wait_until(lambda: rounds(home) >= 10 and is_finished(short(home)), process)
         process.send_signal(signal.SIGKILL)
@@ -114,7 +116,7 @@ def test_a_sweep_killed_and_stopped_in_the_middle_does_only_what_is_missing_and_
     assert err == ""
     assert killed < rounds(home) < 41
 
-    done = subprocess.run(COMMAND, cwd=home, capture_output=True, text=True, check=False)
+    done = command(*COMMAND[3:], cwd=home)
     assert done.returncode == 0, done.stderr
     first, second, *_ = said_in(done.stdout)
     assert first == "1 of 2 runs are finished already"
