@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedskew.experiment import Result, SweepResult, text_table
-from fedskew.report import averaged_over
+from fedskew.report import SiteActivity, averaged_over, site_rows
 from fedskew.tables import counted
 
 if TYPE_CHECKING:
@@ -101,6 +101,12 @@ def disclosure_table(things: Sequence[Disclosure], agreement: Agreement) -> Tabl
         "connected. What a model may reveal of the samples that it was trained on: docs/privacy.md of fedskew."
     )
     return table
+
+
+def sites_table(sites: Sequence[SiteActivity]) -> Table:
+    """Return a row for each site of a federation: how often it was asked and counted, and what went wrong."""
+    headings, rows = site_rows(sites)
+    return _table(headings, rows, 1)
 
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]], labels: int) -> Table:

@@ -11,6 +11,8 @@ from ._client import site_app as site_app
 from ._disclosures import Disclosure as Disclosure
 from ._disclosures import disclosures as disclosures
 from ._door import BodyLimits as BodyLimits
+from ._evaluations import SiteEvaluation as SiteEvaluation
+from ._evaluations import together as together
 from ._folder import Address as Address
 from ._folder import site_names as site_names
 from ._folder import write_federation as write_federation
@@ -39,3 +41,6 @@ from ._superlink import is_local as is_local
 from ._superlink import run_superlink as run_superlink
 from ._tls import write_certificates as write_certificates
 from ._tls import write_node_key as write_node_key
+from ._watch import Decisions as Decisions
+from ._watch import ruined as ruined
+from ._watch import to_leave_out as to_leave_out

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from fedskew.deploy._agreement import Agreement
 from fedskew.deploy._arrays import RefusedError
-from fedskew.deploy._log import LOG
+from fedskew.deploy._log import LOG, utc_now
 from fedskew.deploy._messages import CONFIG, ROUND
 from fedskew.deploy._replies import check_counts, check_only_samples
 from fedskew.deploy._sites import exchange
-from fedskew.errors import RunError
+from fedskew.errors import EndedEarlyError, RunError
 from fedskew.experiment import plain_json
 from fedskew.files import write_text, writing
 from fedskew.labels import SENSITIVITY
@@ -43,6 +43,7 @@ class Roster:
     Attributes:
         names: Names of the sites, by client index.
         run: Identifier of the run, in hex digits.
+        silent: The sites that did not answer the last query in time.
     """
 
     def __init__(self, grid: Grid, agreement: Agreement, folder: Path) -> None:
@@ -53,6 +54,7 @@ class Roster:
         self._reports: dict[str, dict[str, Any]] = kept["sites"] if kept else {}
         self._nodes: dict[int, int] = {}
         self._retry_at: dict[int, float] = {}
+        self.silent: frozenset[int] = frozenset()
 
     @property
     def counts(self) -> NDArray[np.float64]:
@@ -108,13 +110,20 @@ class Roster:
         reported before, since every release of noisy counts costs privacy.
         """
         agreement = self._agreement
-        deadline, said = time.monotonic() + agreement.start_timeout, 0.0
+        began = time.monotonic()
+        deadline, said = began + agreement.start_timeout, 0.0
         while missing := [name for name in self.names if name not in self._reports]:
-            self.query_newcomers()
+            self.query_newcomers(max(min(RETRY, agreement.start_timeout), deadline - time.monotonic()))
             missing = [name for name in self.names if name not in self._reports]
             enough = len(self._reports) >= agreement.min_sites
             if not missing or (enough and time.monotonic() >= deadline):
                 break
+            if time.monotonic() - began >= max(agreement.idle_timeout, agreement.start_timeout):
+                raise EndedEarlyError(
+                    f"{len(self._reports)} of {len(self.names)} sites have reported their label counts after "
+                    f"{time.monotonic() - began:.0f} s, and training needs {agreement.min_sites}; start again when "
+                    f"{', '.join(missing)} can be reached"
+                )
             if time.monotonic() - said >= 60.0:
                 LOG.info("waiting for the label counts of %s", ", ".join(missing))
                 said = time.monotonic()
@@ -124,9 +133,15 @@ class Roster:
             LOG.warning("training begins without %s; a site that connects later joins then", ", ".join(missing))
         self._write()
 
-    def query_newcomers(self) -> bool:
-        """Query the connected sites that have not reported yet; return whether any reported."""
-        online = self.online()
+    def query_newcomers(self, timeout: float, without: Collection[int] = ()) -> bool:
+        """Query the connected sites that have not reported yet; return whether any reported.
+
+        Args:
+            timeout: Seconds to wait for them.
+            without: Sites that are not asked.
+        """
+        self.silent = frozenset()
+        online = {client: node for client, node in self.online().items() if client not in without}
         now = time.monotonic()
         queried = {
             node: self.names[client]
@@ -137,15 +152,15 @@ class Roster:
             return False
         self._retry_at |= {client: now + RETRY for client, node in online.items() if node in queried}
         content = RecordDict({CONFIG: ConfigRecord({ROUND: 0})})
-        answers = exchange(
-            self._grid, dict.fromkeys(queried, content), MessageType.QUERY, self._agreement.start_timeout, "0"
-        )
-        for node, reason in answers.failures.items():
+        answers = exchange(self._grid, dict.fromkeys(queried, content), MessageType.QUERY, timeout, "0")
+        self.silent = frozenset(client for client, node in online.items() if node in answers.silent)
+        failures = answers.failures | dict.fromkeys(answers.silent, "no reply in time")
+        for node, reason in failures.items():
             LOG.warning("%s did not report its label counts: %s", queried[node], reason)
         before = len(self._reports)
         for node, reply in answers.contents.items():
             try:
-                self._reports[queried[node]] = self._validated(reply) | {"node": str(node)}
+                self._reports[queried[node]] = self._validated(reply) | {"node": str(node), "at": utc_now()}
             except RefusedError as error:
                 LOG.warning("refused the label counts of %s: %s", queried[node], error)
         if len(self._reports) == before:
