@@ -33,7 +33,11 @@ def real(federation: Federated) -> Iterator[LocalFederation]:
     table = {"name": "npz"}
     write_federation(folder, federation.config, federation.agreement, Address("127.0.0.1", port), table)
     for name in NAMES:
-        own = {"state": "state", "data": {"name": "npz", "root": str(federation.folder / name / "own.npz")}}
+        own = {
+            "server": server,
+            "state": "state",
+            "data": {"name": "npz", "root": str(federation.folder / name / "own.npz")},
+        }
         (folder / "sites" / name / "data.toml").write_text(tomli_w.dumps(own))
     os.environ["OMP_NUM_THREADS"] = "1"
     with LocalFederation(folder, port, NAMES) as local:

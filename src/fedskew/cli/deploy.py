@@ -128,6 +128,7 @@ def site(
     agreed, config = read_agreement(place / "deploy.toml"), read(place / "run.toml")
     data = load_site(check, agreed)
     console = Console()
+    _print_greeting(console, check)
     console.print(samples_table(data, agreed))
     console.print(disclosure_table(disclosures(config, agreed), agreed))
 
@@ -219,6 +220,27 @@ def superlink(
     run_superlink(context.args, max_reply)
 
 
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def supernode(
+    context: typer.Context,
+    data: Annotated[
+        Path, typer.Argument(help="The site's data.toml, with ca.crt and key beside it.", show_default=False)
+    ],
+) -> None:
+    """Join the federation with Flower's flower-supernode, whose further options it takes.
+
+    A site whose clock the server would refuse, or whose key it no longer accepts, gets a line that says so.
+
+    Example:
+
+        fedskew deploy supernode data.toml --port 9094
+    """
+    _require_flower()
+    from fedskew.deploy import run_supernode
+
+    run_supernode(data, context.args)
+
+
 def _names(text: str, option: str) -> list[str]:
     from fedskew.errors import ConfigError
 
@@ -285,6 +307,23 @@ def _require_flower() -> None:
 
     if find_spec("flwr") is None:
         raise MissingPackageError("Flower is not installed: pip install 'fedskew[flower]'")
+
+
+def _print_greeting(console: Console, data: Path) -> None:
+    """Print what is to be said of the server that a site names; raise RunError where it would refuse the site."""
+    from fedskew.deploy import UnreachableError, greet, server_of
+    from fedskew.errors import RunError
+
+    server = server_of(data)
+    try:
+        greeting = greet(server, data.parent / "ca.crt")
+    except UnreachableError as error:
+        console.print(f"note: {error}; run this again when the server runs, to compare clocks", style="yellow")
+        return
+    if (refusal := greeting.refusal()) is not None:
+        raise RunError(refusal)
+    for note in greeting.notes():
+        console.print(f"note: {note}", style="yellow")
 
 
 @contextmanager

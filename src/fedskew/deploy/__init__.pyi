@@ -17,6 +17,10 @@ from ._folder import Address as Address
 from ._folder import site_names as site_names
 from ._folder import write_federation as write_federation
 from ._folder import write_images as write_images
+from ._greeting import Greeting as Greeting
+from ._greeting import UnreachableError as UnreachableError
+from ._greeting import greet as greet
+from ._greeting import server_of as server_of
 from ._local import LocalFederation as LocalFederation
 from ._local import free_port as free_port
 from ._messages import TrainInstruction as TrainInstruction
@@ -39,6 +43,7 @@ from ._strategy import strategy as strategy
 from ._superlink import LocalCommands as LocalCommands
 from ._superlink import is_local as is_local
 from ._superlink import run_superlink as run_superlink
+from ._supernode import run_supernode as run_supernode
 from ._tls import write_certificates as write_certificates
 from ._tls import write_node_key as write_node_key
 from ._watch import Decisions as Decisions

@@ -156,7 +156,8 @@ def write_federation(
         write_node_key(site / "key")
         for path in (server / "ca.crt", app / "run.toml", app / "deploy.toml"):
             shutil.copyfile(path, site / path.name)
-        (site / "data.toml").write_text(tomli_w.dumps({"state": "state", "data": dict(data)}), encoding="utf-8")
+        described = {"server": str(address), "state": "state", "data": dict(data)}
+        (site / "data.toml").write_text(tomli_w.dumps(described), encoding="utf-8")
         _fill("supernode.sh", site / "supernode.sh", fields)
     _fill("README.md", folder / "README.md", fields)
 

@@ -100,9 +100,10 @@ def load_site(path: Path, agreement: Agreement) -> SiteData:
     """
     tree, _, _ = read_tree(path, "site's data", None, False)
     state = tree.pop("state", "state")
-    table = tree.pop("data", None)
+    table, _ = tree.pop("data", None), tree.pop("server", None)  # for `server_of`
     if tree:
-        raise ConfigError(f"{path}: {next(iter(tree))}: no such key{nearest(next(iter(tree)), ['state', 'data'])}")
+        keys = ["state", "server", "data"]
+        raise ConfigError(f"{path}: {next(iter(tree))}: no such key{nearest(next(iter(tree)), keys)}")
     if not isinstance(table, dict) or not isinstance(table.get("name"), str) or not isinstance(state, str):
         raise ConfigError(f"{path}: expected a table [data] with the name and options of a reader, and state, a folder")
     try:
