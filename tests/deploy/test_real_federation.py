@@ -34,7 +34,7 @@ def real(federation: Federated) -> Iterator[LocalFederation]:
     write_federation(folder, federation.config, federation.agreement, Address("127.0.0.1", port), table)
     for name in NAMES:
         own = {
-            "server": server,
+            "server": f"127.0.0.1:{port}",
             "state": "state",
             "data": {"name": "npz", "root": str(federation.folder / name / "own.npz")},
         }
