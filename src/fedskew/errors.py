@@ -1,6 +1,7 @@
 """Every error that fedskew raises on purpose: one type per cause, all of them `FedskewError`.
 
-A message is one line that says what is wrong, where, and what would be right. The command line prints it and exits 2.
+A message is one line that says what is wrong, where, and what would be right. The command line prints it and exits with
+the error's `exit_code`.
 `DataWarning` is no error: the command line prints it as a note and goes on.
 """
 
@@ -11,10 +12,17 @@ import sysconfig
 import traceback
 from collections.abc import Iterable
 from pathlib import Path
+from typing import ClassVar
 
 
 class FedskewError(Exception):
-    """Base class of every error raised on purpose."""
+    """Base class of every error raised on purpose.
+
+    Attributes:
+        exit_code: Status with which a command ends.
+    """
+
+    exit_code: ClassVar[int] = 2
 
 
 class ArgumentError(FedskewError, ValueError):
@@ -39,6 +47,18 @@ class PartitionError(FedskewError, ValueError):
 
 class RunError(FedskewError):
     """A run folder can't be written, read or resumed."""
+
+
+class DivergedError(RunError):
+    """A run is stopped, because its model was ruined again and again."""
+
+    exit_code = 1
+
+
+class EndedEarlyError(RunError):
+    """A run of real sites ended before its last round, and can be gone on with."""
+
+    exit_code = 3
 
 
 class ComponentError(RunError):

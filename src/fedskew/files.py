@@ -79,13 +79,13 @@ def append(path: Path, content: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def save_tensors(path: Path, tensors: Mapping[str, Tensor], notes: Mapping[str, str] | None = None) -> None:
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], notes: Mapping[str, Any] | None = None) -> None:
     """Write a safetensors file whole, with a checksum that `load_tensors` looks at.
 
     Args:
         path: The file; its folder exists.
         tensors: Tensors by name, on the CPU.
-        notes: Texts that go with them.
+        notes: Plain values that go with them.
 
     Raises:
         RunError: It can't be written.
@@ -102,7 +102,7 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], notes: Mapping[str, 
         raise RunError(f"{path}: can't be written: {error}") from None
 
 
-def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read what `save_tensors` wrote.
 
     Args:
@@ -120,19 +120,19 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         with safe_open(path, framework="pt") as file:
             said = json.loads((file.metadata() or {})[_KEY])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
-            checksum, notes = str(said["checksum"]), dict[str, str](said["notes"])
+            checksum, notes = str(said["checksum"]), dict[str, Any](said["notes"])
     except FileNotFoundError:
         raise RunError("it is missing") from None
     except KeyError:
         raise RunError("it has no checksum") from None
     except (SafetensorError, TypeError, ValueError, OSError) as error:
-        raise RunError(str(error)) from None
+        raise RunError(" ".join(str(error).split())) from None
     if checksum != _checksum(tensors, notes):
         raise RunError("its content does not match its checksum")
     return tensors, notes
 
 
-def read_notes(path: Path) -> dict[str, str]:
+def read_notes(path: Path) -> dict[str, Any]:
     """Read the notes of what `save_tensors` wrote, and no tensor.
 
     Args:
@@ -197,7 +197,7 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _checksum(tensors: Mapping[str, Any], notes: Mapping[str, str]) -> str:
+def _checksum(tensors: Mapping[str, Any], notes: Mapping[str, Any]) -> str:
     import torch
     import xxhash
 

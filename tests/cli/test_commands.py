@@ -54,6 +54,32 @@ def test_starting_over_from_a_run_folders_config_writes_to_that_folder(config, t
     assert done.returncode == 0, done.stderr
     assert not (tmp_path / "runs").exists()
     assert (tmp_path / "mine" / "earlier" / f"{stored.parent.name}.1").is_dir()
+    assert f"the earlier run is now in {tmp_path}/mine/earlier/{stored.parent.name}.1\n" in done.stdout
+
+
+WEIGHTING = """\
+from dataclasses import dataclass
+
+@dataclass(frozen=True)
+class Own:
+    needs_target = False
+
+    def weigh(self, answered):
+        return answered.sizes ** {power} / (answered.sizes ** {power}).sum()
+"""
+
+
+def test_a_replay_under_edited_code_is_said_to_be_none(config, tmp_path, command, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "own_power.py").write_text(WEIGHTING.format(power=0.5))
+    assert command("run", config, "--quick", "--set", "method.weighting=own_power:Own", cwd=tmp_path).returncode == 0
+    (stored,) = (tmp_path / "runs").glob("small-*/config.toml")
+    words = f"not a repetition: since the run in {stored.parent}, your code changed (own_power.py)"
+    assert "not a repetition" not in command("run", stored, "--out", "again", cwd=tmp_path).stdout
+    (tmp_path / "own_power.py").write_text(WEIGHTING.format(power=0.2))
+    done = command("run", stored, "--out", "third", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert words in done.stdout
 
 
 def test_run_says_the_whole_objective(config, tmp_path, command):

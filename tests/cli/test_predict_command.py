@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -54,6 +55,18 @@ def test_a_table_for_people_and_every_probability_in_a_file(command: Command, ru
             assert [float(line[name]) for name in "0123456789"] == pytest.approx(probabilities.tolist(), abs=1e-6)
             assert line["class"] == str(probabilities.argmax())
     assert f"{expected[0].max():.1%}" in done.stdout
+
+
+def test_a_damaged_model_is_neither_used_nor_exported(command: Command, run: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(run, tmp_path / "run")
+    content = bytearray((folder / "model.safetensors").read_bytes())
+    content[-100] ^= 4
+    (folder / "model.safetensors").write_bytes(content)
+    for words in (["--export", "torchscript"], [tmp_path]):
+        done = command("predict", folder, *words, cwd=tmp_path)
+        assert done.returncode == 2
+        assert "can't be read (its content does not match its checksum)" in done.stderr
+        assert len(done.stderr.splitlines()) == 1
 
 
 def test_json_says_the_same_and_nothing_else(command: Command, run: Path, here: Path) -> None:

@@ -87,7 +87,7 @@ def test_a_folder_of_class_folders(tmp_path):
     (tmp_path / "cat" / "notes.txt").write_text("not an image")
     (tmp_path / ".hidden").mkdir()
     (tmp_path / "eel").mkdir()
-    with pytest.warns(DataWarning, match=r"1 entries were left out, which are no images in class folders: \.txt \(1\)"):
+    with pytest.warns(DataWarning, match=r"1 entry was left out, which is no image in a class folder: \.txt \(1\)"):
         made = data.load("folder", tmp_path, rng=rng())
     assert made.classes == ("cat", "dog", "eel")
     assert made.in_shape == (1, 4, 5)

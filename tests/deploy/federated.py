@@ -15,9 +15,12 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
+from typer.testing import CliRunner
 
+from fedskew.cli import app
 from fedskew.data import load
-from fedskew.deploy import Agreement, agree, make_deployed_loop, site_app
+from fedskew.deploy import Agreement, make_deployed_loop, site_app
+from fedskew.errors import FedskewError
 from fedskew.experiment import Config, TrainingLoop, resolve
 
 NAMES = ("ash", "birch", "cedar")
@@ -170,6 +173,12 @@ def federate(folder: Path, config: Mapping[str, Any], **agreed: Any) -> Federate
     (app / "run.toml").write_text(tomli_w.dumps(resolved.tree()))
     agreement.write(app / "deploy.toml")
     assert tomllib.loads((app / "deploy.toml").read_text())["sites"] == list(NAMES)
-    for name in NAMES:
-        agree(folder / name / "data.toml", app)
     return Federated(resolved, agreement, folder)
+
+
+def fedskew(*words: object) -> tuple[int, str]:
+    """Run a command in this process; return its exit status, and what it printed or its error's line."""
+    result = CliRunner().invoke(app, [str(word) for word in words], env={"COLUMNS": "250"})
+    if isinstance(result.exception, FedskewError):
+        return result.exception.exit_code, str(result.exception)
+    return result.exit_code, result.output

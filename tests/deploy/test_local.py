@@ -223,7 +223,7 @@ def test_a_site_that_dies_ends_it_with_a_line(tmp_path: Path) -> None:
         for child in psutil.Process(process.pid).children(recursive=True):
             with suppress(psutil.NoSuchProcess):
                 words = " ".join(child.cmdline())
-                if "flower-supernode" in words and "sites/site-1/" in words:
+                if "deploy supernode" in words and "sites/site-1/" in words:
                     child.kill()
         said, _ = process.communicate(timeout=60)
     assert process.returncode == 2

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import fedskew
-from fedskew.errors import ConfigError, RunError
+from fedskew.errors import ConfigError, DataError, RunError
 from fedskew.experiment import read, read_runs, read_sweep, run_sweep, set_aside
 from fedskew.files import locked
 
@@ -314,6 +314,16 @@ def test_starting_over_is_asked_for_once_and_loses_nothing(tmp_path):
     ).read_bytes()
     assert set_aside(again.folder) == tmp_path / "earlier" / f"{first.folder.name}.2"
     assert set_aside(again.folder) is None
+
+
+def test_starting_over_moves_nothing_before_the_config_is_known_to_run(tmp_path):
+    tables = {**TASK, "data": {"name": "csv", "root": str(table(tmp_path / "own.csv"))}}
+    folder = fedskew.simulate(tables, out=tmp_path / "runs").folder
+    (tmp_path / "own.csv").unlink()
+    with pytest.raises(DataError, match="own.csv"):
+        fedskew.simulate(tables, out=tmp_path / "runs", fresh=True)
+    assert list((tmp_path / "runs").iterdir()) == [folder]
+    assert (folder / "model.safetensors").exists()
 
 
 def test_two_processes_never_write_one_run_or_one_sweep(tmp_path):

@@ -200,6 +200,7 @@ def test_what_can_change_the_tables_changes_the_folder(tmp_path):
     [
         ("", "small.toml: it has no [sweep] table, so it is one run: fedskew run"),
         ("[sweep]\nmethod = ['fedavg']\n", "line 19: sweep.method: no such key (did you mean 'methods'?)"),
+        ("[sweep]\nseeds = [0, 1]\n", "line 19: sweep.seeds: seeds are no axis; give them as seeds = [0, 1, 2]"),
         ("[sweep]\nmethods = 'fedavg'\n", "line 19: sweep.methods: expected a list of presets and tables"),
         ("[sweep]\nmethods = []\n", "sweep.methods: expected a list"),
         ("[sweep]\nmethods = ['fedavg', 3]\n", "line 19: sweep.methods[1]: expected a preset or a table, got 3"),
@@ -517,9 +518,13 @@ class RecordedProgress:
 
     def __init__(self) -> None:
         self.refusals: list[str] = []
+        self.places: list[Path] = []
         self.begun: list[tuple[list[str], int]] = []
         self.rounds: dict[str, list[int]] = {}
         self.ends: list[tuple[str, str | None]] = []
+
+    def moved(self, folders):
+        self.places += folders
 
     def refused(self, label, reason):
         assert reason

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 
 import numpy as np
 import pytest
@@ -126,8 +127,21 @@ def test_features_in_their_own_units_are_normalised_as_in_training(tmp_path):
 
 def test_the_files_metadata_say_what_goes_in_and_what_comes_out(run):
     with safe_open(run.folder / "model.safetensors", framework="np") as file:
-        said = json.loads(file.metadata()["fedskew"])
+        said = json.loads(file.metadata()["fedskew"])["notes"]
     assert said == {"classes": list("0123456789"), "in_shape": [1, 8, 8], "mean": [], "std": [], "tokens": False}
+
+
+@pytest.mark.parametrize("at", [-100, 100])  # a weight; a class's name
+def test_a_model_with_a_flipped_bit_is_refused_in_one_line(tmp_path, run, at):
+    folder = shutil.copytree(run.folder, tmp_path / "run")
+    content = bytearray((folder / "model.safetensors").read_bytes())
+    content[at if at < 0 else content.index(b'\\"7\\"') + 2] ^= 4
+    (folder / "model.safetensors").write_bytes(content)
+    says = "model.safetensors: the model can't be read (its content does not match its checksum); put the file back"
+    with pytest.raises(RunError) as refused:
+        fedskew.load(folder)
+    assert says in str(refused.value)
+    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -184,6 +198,24 @@ def test_the_best_by_validation_and_a_value_that_validation_chose(tmp_path):
     assert accuracy(model, DIGITS.test_inputs) == chosen["final"]["accuracy"]
     best = fedskew.load(result.folder, best=True)
     assert accuracy(best, DIGITS.test_inputs) == chosen["best_by_validation"]["accuracy"]
+
+
+def test_a_seed_that_is_missing_is_trained_by_the_command_that_is_named(tmp_path):
+    def interrupt(record):
+        if record["seed"] == 5:
+            raise KeyboardInterrupt
+
+    tables = {**IMAGES, "seeds": [3, 5], "model": "logistic", "training": {"rounds": 1}}
+    with pytest.raises(KeyboardInterrupt):
+        fedskew.simulate(tables, out=tmp_path, progress=interrupt)
+    (folder,) = tmp_path.iterdir()
+    for place, seed in ((folder, None), (folder, 5), (folder / "seed-5", None)):
+        says = rf"no model yet; finish the run: fedskew run {folder}/config.toml --resume$"
+        with pytest.raises(RunError, match=says):
+            fedskew.load(place, seed=seed)
+    fedskew.simulate(folder / "config.toml", out=tmp_path, resume=True)
+    assert list(tmp_path.iterdir()) == [folder]
+    assert fedskew.load(folder, seed=5).seed == 5
 
 
 def test_what_is_no_finished_run_is_said_in_one_line(run, tmp_path):

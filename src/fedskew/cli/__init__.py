@@ -10,7 +10,21 @@ from typing import Annotated, Any
 import typer
 
 from fedskew import torchrun
-from fedskew.cli import check, counts, demo, deploy, labels, methods, new, papers, predict, reference, run, sweep
+from fedskew.cli import (
+    check,
+    counts,
+    demo,
+    deploy,
+    labels,
+    methods,
+    new,
+    operate,
+    papers,
+    predict,
+    reference,
+    run,
+    sweep,
+)
 from fedskew.cli.console import Console
 from fedskew.errors import BackendWarning, DataWarning, FedskewError
 
@@ -36,6 +50,8 @@ app.command()(papers.reproduce)
 app.command()(run.report)
 app.command()(predict.predict)
 app.command()(demo.demo)
+deploy.app.command()(operate.status)
+deploy.app.command()(operate.readmit)
 app.add_typer(deploy.app, name="deploy")
 
 
@@ -74,7 +90,7 @@ def _as_note(show: Callable[..., None]) -> Callable[..., None]:
 
 
 def main() -> None:
-    """Run the command line; an error of ours is one line and exit status 2.
+    """Run the command line; an error of ours is one line and the exit status that it names.
 
     A user's own `module:Class` is found in the folder that the command is given in, as with `python -m fedskew`.
     """
@@ -90,7 +106,7 @@ def main() -> None:
             raise
         console = Console(stderr=True, soft_wrap=True, quiet=torchrun.rank() > 0)
         console.print(f"fedskew: {error}", markup=False, highlight=False, style="red")
-        sys.exit(2)
+        sys.exit(error.exit_code)
     except KeyboardInterrupt:
         Console(stderr=True, quiet=torchrun.rank() > 0).print("stopped")
         sys.exit(130)

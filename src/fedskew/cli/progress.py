@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -88,20 +89,27 @@ class RunProgressBar(_Bar):
         self._task = self._bar.add_task("", total=self._total, latest="")
         self._done = 0
 
-    def start(self, config: Config) -> Callable[[Mapping[str, Any]], None]:
-        """Begin a config, and return what to call with each of its records; the first prints the whole objective."""
+    def start(self, config: Config, words: Callable[[], Sequence[str]] = tuple) -> Callable[[Mapping[str, Any]], None]:
+        """Begin a config, and return what to call with each of its records; the first prints the whole objective.
+
+        Args:
+            config: The config.
+            words: Called before that for lines to print first.
+        """
         from fedskew.methods import objective_in_words
 
         self._bar.update(self._task, completed=self._done, description=config.name)
         done = self._done
         self._done += rounds_of(config)
         latest = ""
-        texts = [f"{config.name} minimises {objective_in_words(config.method)}"]
+        begun = False
 
         def listen(record: Mapping[str, Any]) -> None:
-            nonlocal done, latest
-            if texts:  # everything that is checked before a run has been
-                self._console.print(texts.pop(), soft_wrap=True, markup=False, highlight=False)
+            nonlocal done, latest, begun
+            if not begun:  # everything that is checked before a run has been
+                for text in (*words(), f"{config.name} minimises {objective_in_words(config.method)}"):
+                    self._console.print(text, soft_wrap=True, markup=False, highlight=False)
+            begun = True
             if evaluation := record["evaluation"]:
                 latest = f"seed {record['seed']}  accuracy {evaluation['accuracy']:.3f}"
                 self._bar.update(self._task, latest=latest)
@@ -127,6 +135,10 @@ class SweepProgressBar(_Bar):
 
     def __enter__(self) -> Self:
         return self  # `begin` starts the bar, below what is said first
+
+    def moved(self, folders: Sequence[Path]) -> None:
+        """See `SweepProgress`."""
+        self._print(f"{counted(len(folders), 'run')} moved to {folders[0].parent}, to be trained anew")
 
     def refused(self, label: str, reason: str) -> None:
         """See `SweepProgress`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -91,8 +92,10 @@ def run(
             return
         with RunProgressBar(console, configs) as watch:
             for one in configs:
+                words = partial(_first_words, one, config.parent, run_folder(one, out), fresh)
                 try:
-                    results.append(simulate(one, out=out, resume=resume, fresh=fresh, progress=watch.start(one)))
+                    listen = watch.start(one, words)
+                    results.append(simulate(one, out=out, resume=resume, fresh=fresh, progress=listen))
                 except KeyboardInterrupt:
                     watch.stop()
                     console.print(f"stopped; continue with --resume ({run_folder(one, out)})")
@@ -110,6 +113,25 @@ def run(
     if len(results) > 1 and torchrun.rank() == 0:
         path = write_report([run for result in results for run in result.runs], out / f"{whole.name}.html", whole.name)
     console.print(f"report: {path}", soft_wrap=True)
+
+
+def _first_words(config: Config, source: Path, folder: Path, fresh: bool) -> list[str]:
+    """Where the earlier run is now, and in what a replay differs from the run that it was to repeat.
+
+    Args:
+        config: The config.
+        source: The folder of its file.
+        folder: The run folder.
+        fresh: Whether a run in there was moved.
+    """
+    from fedskew.experiment import changes_since
+
+    earlier = list((folder.parent / "earlier").glob(f"{folder.name}.*")) if fresh else []
+    newest = max(earlier, key=lambda path: int(path.suffix[1:]), default=None)
+    lines = [] if newest is None else [f"the earlier run is now in {newest}"]
+    if config.origin is not None and folder != source and (changes := changes_since(source, config)):
+        lines.append(f"not a repetition: since the run in {source}, {' and '.join(changes)}")
+    return lines
 
 
 def report(

@@ -138,8 +138,12 @@ def _warn(top: Path, skipped: Counter[str]) -> None:
         return
     listed = ", ".join(f"{kind} ({count:,})" if kind[0] == "." else kind for kind, count in skipped.most_common(5))
     medical = "; convert DICOM to PNG" if {".dcm", ".dicom"} & set(skipped) else ""
+    number = skipped.total()
+    are = "entry was left out, which is no image in a class folder"
+    if number > 1:
+        are = "entries were left out, which are no images in class folders"
     warnings.warn(
-        f"{top}: {skipped.total():,} entries were left out, which are no images in class folders: {listed}{medical}",
+        f"{top}: {number:,} {are}: {listed}{medical}",
         DataWarning,
         stacklevel=2,
     )

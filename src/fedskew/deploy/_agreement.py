@@ -37,7 +37,16 @@ class Agreement(BaseModel):
         min_sites: Smallest number of sites that must have reported before training begins.
         start_timeout: Seconds that the server waits for the reports of all sites. It then begins with the sites that
             have reported, if there are at least `min_sites`.
-        round_timeout: Seconds that the server waits for the replies of a round. It then goes on with those received.
+        round_timeout: Seconds that the server waits for the replies of a round, and then for the evaluations of its
+            model. It goes on with those received. A site that does not answer is then skipped for 1, 2, 4 and so on
+            rounds, 64 at most.
+        idle_timeout: Seconds that the server waits while no site is connected, or too few have reported to begin. The
+            run then ends, and can be gone on with.
+        loss_limit: A round is undone if its model's loss is more than this many times the lowest so far, and above that
+            of a model that knows nothing; or if it is not finite. The loss is the upper median of the sites' own. Sites
+            that took part in it are left out until the operator readmits them: all of them if at least half of the
+            sites remain, else the one whose update is the longest.
+        undone_limit: The run stops once so many rounds were undone.
         norm_limit: An update is out of line if its length for its steps, a running statistic, or what the method
             returns beside it is more than this many times what the sites' medians, or with fewer than three sites the
             sent model and its training, make likely.
@@ -63,6 +72,9 @@ class Agreement(BaseModel):
     min_sites: Count = 1
     start_timeout: Positive = 600.0
     round_timeout: Positive = 3600.0
+    idle_timeout: Positive = 86400.0
+    loss_limit: Annotated[float, Field(gt=1, strict=True)] = 10.0
+    undone_limit: Count = 3
     norm_limit: Positive = 10.0
     norm_action: Literal["report", "leave_out"] = "leave_out"
     max_reply: Count | None = None

@@ -1,8 +1,9 @@
-"""The log of servers and sites, in which text that somebody else chose can't pass for something else."""
+"""The log of servers and sites, in which text that somebody else chose can't pass for something else; and the time."""
 
 from __future__ import annotations
 
 import logging
+from datetime import UTC, datetime
 
 from fedskew.names import visible
 
@@ -27,3 +28,8 @@ class VisibleText(logging.Filter):
 LOG = logging.getLogger("flwr.fedskew")
 """Flower's log. Reasons, names and paths in it may come from sites and files."""
 LOG.addFilter(VisibleText())
+
+
+def utc_now() -> str:
+    """Return the time in UTC, as ISO 8601 with seconds."""
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -115,7 +115,7 @@ def excess(measured: Mapping[int, Mapping[str, Measured]], accepted: Sizes) -> d
         now = {client: sizes[name].size for client, sizes in measured.items() if name in sizes}
         for client, size in now.items():
             reference = _reference(name, measured[client][name].likely, now, past)
-            ratio = size / reference if reference else (math.inf if size else 0.0)
+            ratio = math.inf if not math.isfinite(size) or (size and not reference) else size / (reference or 1.0)
             if client not in worst or not ratio <= worst[client][1]:
                 worst[client] = (name, ratio)
     return worst

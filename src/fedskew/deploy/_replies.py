@@ -28,7 +28,6 @@ from fedskew.deploy._messages import (
     EVALUATION_LOSS,
     LOSS,
     METRICS,
-    REFUSED,
     REPLY,
     ROUND,
     SAMPLES,
@@ -250,7 +249,8 @@ def check_confusion(content: RecordDict, classes: int, round: int) -> tuple[NDAr
         round: The round whose model the site was asked to evaluate.
 
     Returns:
-        The confusion matrix, shape `(classes, classes)`, with a row for each true class; and the mean loss.
+        The confusion matrix, shape `(classes, classes)`, with a row for each true class; and the mean loss, infinite if
+        it is not finite, as that of a ruined model is.
 
     Raises:
         RefusedError: The matrix or the loss is missing or not valid, or the evaluation is of another round.
@@ -266,7 +266,8 @@ def check_confusion(content: RecordDict, classes: int, round: int) -> tuple[NDAr
         or not all(isinstance(value, int) and 0 <= value <= MOST_SAMPLES for value in values)
     ):
         raise RefusedError(f"its confusion matrix is {short(values)}; expected {classes} x {classes} whole numbers")
-    return np.array(values, dtype=np.int64).reshape(classes, classes), _finite(loss, "loss")
+    mean = math.inf if isinstance(loss, float) and not math.isfinite(loss) else _finite(loss, "loss")
+    return np.array(values, dtype=np.int64).reshape(classes, classes), mean
 
 
 def only_arrays(content: RecordDict) -> ArrayRecord:
@@ -315,6 +316,8 @@ class RoundNotes(TypedDict):
         failed: Error messages of the sites that replied with an error, by site.
         offline: Sites of the cohort that were not connected.
         silent: Sites of the cohort that did not reply in time.
+        skipped: Sites of the cohort that were not asked, as they did not answer before.
+        left_out: Sites of the cohort that were not asked, as a round that they took part in was undone.
         out_of_line: How many times as long or as large an update is as is likely, by site, for updates above the limit.
     """
 
@@ -322,12 +325,23 @@ class RoundNotes(TypedDict):
     failed: dict[str, str]
     offline: list[str]
     silent: list[str]
+    skipped: list[str]
+    left_out: list[str]
     out_of_line: dict[str, float]
+
+
+WHY_MISSING = {
+    "offline": "not connected",
+    "silent": "no reply in time",
+    "skipped": "not asked, as no reply came before",
+    "left_out": "left out",
+}
+"""Why a site of the cohort sent no reply, in words."""
 
 
 def no_notes() -> RoundNotes:
     """Return the notes of a round without problems."""
-    return {"refused": {}, "failed": {}, "offline": [], "silent": [], "out_of_line": {}}
+    return {"refused": {}, "failed": {}, "offline": [], "silent": [], "skipped": [], "left_out": [], "out_of_line": {}}
 
 
 @dataclass(frozen=True)
@@ -383,7 +397,6 @@ class ReplyValidator:
         self._sent: Sent
         self._counters: dict[str, torch.Tensor] = {}
         self._statistics: dict[int, dict[str, torch.Tensor]] = {}  # of the clients' trained models
-        self._refusals: dict[int, str] = {}  # by client, until the client has been told
 
     def start(self, model: ModelState) -> dict[str, FloatArray]:
         """Return the sizes of accepted updates before the first round: none."""
@@ -402,20 +415,13 @@ class ReplyValidator:
         if rows is not None:
             self._own_rows.update(zip(self._tasks, rows, strict=True))
 
-    def refuse(self, client: int, reason: str) -> None:
-        """Remember to tell a client why its reply is not used."""
-        self._refusals[client] = reason
-
-    def refusal(self, client: int) -> dict[str, str]:
-        """Return an entry for the next message to a client, with the reason of its last refusal, if it was refused."""
-        return {REFUSED: self._refusals.pop(client)} if client in self._refusals else {}
-
-    def missing(self, round: int, what: Literal["offline", "silent"], clients: Sequence[int]) -> None:
-        """Note clients that were not connected, or did not reply in time."""
+    def missing(
+        self, round: int, what: Literal["offline", "silent", "skipped", "left_out"], clients: Sequence[int]
+    ) -> None:
+        """Note clients of the cohort that sent no reply, and why."""
         self.notes[what] = [self.names[client] for client in clients]
         if clients:
-            said = "not connected" if what == "offline" else "no reply in time"
-            LOG.warning("round %d: %s: %s", round, said, ", ".join(self.notes[what]))
+            LOG.warning("round %d: %s: %s", round, WHY_MISSING[what], ", ".join(self.notes[what]))
 
     def expected(self, round: int, client: int) -> ExpectedReply:
         """Return the form that the reply of a client of the cohort must have."""
@@ -467,7 +473,6 @@ class ReplyValidator:
                 self._check_truth(update, round)
             except RefusedError as error:
                 self.notes["refused"][self.names[client]] = str(error)
-                self.refuse(client, f"round {round}: {error}")
                 LOG.warning("round %d: refused the reply of %s: %s", round, self.names[client], error)
             else:
                 updates.append(update)
@@ -526,10 +531,6 @@ class ReplyValidator:
                 ratio,
                 "; its update is left out" if leaves_out else "",
             )
-            if leaves_out:
-                self.refuse(
-                    client, f"round {round}: {subject} {ratio:.3g} times as large as is likely, and is left out"
-                )
         if len(out) * 2 > len(updates):
             LOG.warning(
                 "round %d: most updates are out of line; if nothing is wrong at these sites, raise norm_limit", round

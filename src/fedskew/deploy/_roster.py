@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from fedskew.deploy._agreement import Agreement
 from fedskew.deploy._arrays import RefusedError
-from fedskew.deploy._log import LOG
-from fedskew.deploy._messages import CONFIG, REFUSED, ROUND, fingerprint
+from fedskew.deploy._log import LOG, utc_now
+from fedskew.deploy._messages import CONFIG, ROUND
 from fedskew.deploy._replies import check_counts, check_only_samples
 from fedskew.deploy._sites import exchange
-from fedskew.errors import RunError
+from fedskew.errors import EndedEarlyError, RunError
 from fedskew.experiment import plain_json
 from fedskew.files import write_text, writing
 from fedskew.labels import SENSITIVITY
@@ -43,6 +43,7 @@ class Roster:
     Attributes:
         names: Names of the sites, by client index.
         run: Identifier of the run, in hex digits.
+        silent: The sites that did not answer the last query in time.
     """
 
     def __init__(self, grid: Grid, agreement: Agreement, folder: Path) -> None:
@@ -53,9 +54,7 @@ class Roster:
         self._reports: dict[str, dict[str, Any]] = kept["sites"] if kept else {}
         self._nodes: dict[int, int] = {}
         self._retry_at: dict[int, float] = {}
-        self._outdated: set[str] = set()
-        self._asked_again: dict[str, float] = {}
-        self._refusals: dict[str, str] = {}
+        self.silent: frozenset[int] = frozenset()
 
     @property
     def counts(self) -> NDArray[np.float64]:
@@ -71,23 +70,6 @@ class Roster:
             if report is not None:
                 row[:] = report["counts"] if report["counts"] is not None else report["samples"] / classes
         return rows
-
-    def reported(self, client: int) -> str:
-        """Return the hash of what a site reported (see `fingerprint`), by which it notices that its counts changed."""
-        report = self._reports.get(self.names[client])
-        if report is None:
-            return ""
-        return fingerprint([report["samples"]] if report["counts"] is None else report["counts"])
-
-    def ask_again(self, name: str) -> None:
-        """Query the label counts of a site once more before the next round; until it replies, the old ones hold."""
-        now = time.monotonic()
-        if now < self._asked_again.get(name, now):
-            return
-        LOG.info("%s: its label counts have changed; they are asked for again", name)
-        self._outdated.add(name)
-        self._asked_again[name] = now + RETRY
-        self._retry_at.pop(self.names.index(name), None)
 
     @property
     def shown(self) -> tuple[tuple[str, ...], NDArray[np.int64]]:
@@ -128,13 +110,20 @@ class Roster:
         reported before, since every release of noisy counts costs privacy.
         """
         agreement = self._agreement
-        deadline, said = time.monotonic() + agreement.start_timeout, 0.0
+        began = time.monotonic()
+        deadline, said = began + agreement.start_timeout, 0.0
         while missing := [name for name in self.names if name not in self._reports]:
-            self.query_newcomers()
+            self.query_newcomers(max(min(RETRY, agreement.start_timeout), deadline - time.monotonic()))
             missing = [name for name in self.names if name not in self._reports]
             enough = len(self._reports) >= agreement.min_sites
             if not missing or (enough and time.monotonic() >= deadline):
                 break
+            if time.monotonic() - began >= max(agreement.idle_timeout, agreement.start_timeout):
+                raise EndedEarlyError(
+                    f"{len(self._reports)} of {len(self.names)} sites have reported their label counts after "
+                    f"{time.monotonic() - began:.0f} s, and training needs {agreement.min_sites}; start again when "
+                    f"{', '.join(missing)} can be reached"
+                )
             if time.monotonic() - said >= 60.0:
                 LOG.info("waiting for the label counts of %s", ", ".join(missing))
                 said = time.monotonic()
@@ -144,40 +133,40 @@ class Roster:
             LOG.warning("training begins without %s; a site that connects later joins then", ", ".join(missing))
         self._write()
 
-    def query_newcomers(self) -> bool:
-        """Query connected sites that have not reported yet, or whose counts changed; return whether any reported."""
-        online = self.online()
-        now, known = time.monotonic(), self._reports.keys() - self._outdated
+    def query_newcomers(self, timeout: float, without: Collection[int] = ()) -> bool:
+        """Query the connected sites that have not reported yet; return whether any reported.
+
+        Args:
+            timeout: Seconds to wait for them.
+            without: Sites that are not asked.
+        """
+        self.silent = frozenset()
+        online = {client: node for client, node in self.online().items() if client not in without}
+        now = time.monotonic()
         queried = {
             node: self.names[client]
             for client, node in online.items()
-            if self.names[client] not in known and now >= self._retry_at.get(client, now)
+            if self.names[client] not in self._reports and now >= self._retry_at.get(client, now)
         }
         if not queried:
             return False
         self._retry_at |= {client: now + RETRY for client, node in online.items() if node in queried}
-        contents = {node: self._question(name) for node, name in queried.items()}
-        answers = exchange(self._grid, contents, MessageType.QUERY, self._agreement.start_timeout, "0")
-        for node, reason in answers.failures.items():
+        content = RecordDict({CONFIG: ConfigRecord({ROUND: 0})})
+        answers = exchange(self._grid, dict.fromkeys(queried, content), MessageType.QUERY, timeout, "0")
+        self.silent = frozenset(client for client, node in online.items() if node in answers.silent)
+        failures = answers.failures | dict.fromkeys(answers.silent, "no reply in time")
+        for node, reason in failures.items():
             LOG.warning("%s did not report its label counts: %s", queried[node], reason)
-        reported = False
+        before = len(self._reports)
         for node, reply in answers.contents.items():
             try:
-                self._reports[queried[node]] = self._validated(reply) | {"node": str(node)}
+                self._reports[queried[node]] = self._validated(reply) | {"node": str(node), "at": utc_now()}
             except RefusedError as error:
                 LOG.warning("refused the label counts of %s: %s", queried[node], error)
-                self._refusals[queried[node]] = f"label counts: {error}"
-            else:
-                self._outdated.discard(queried[node])
-                reported = True
-        if reported:
-            self._write()
-        return reported
-
-    def _question(self, name: str) -> RecordDict:
-        """Return a query of label counts, with the reason for which the site's last reply was refused, if it was."""
-        refused = {REFUSED: self._refusals.pop(name)} if name in self._refusals else {}
-        return RecordDict({CONFIG: ConfigRecord({ROUND: 0, **refused})})
+        if len(self._reports) == before:
+            return False
+        self._write()
+        return True
 
     def _validated(self, reply: RecordDict) -> dict[str, Any]:
         agreement = self._agreement

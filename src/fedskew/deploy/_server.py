@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +20,13 @@ from fedskew import methods
 from fedskew.deploy._agreement import Agreement, check_config, read_agreement
 from fedskew.deploy._arrays import ModelLayout
 from fedskew.deploy._disclosures import returned_specs
-from fedskew.deploy._log import LOG
-from fedskew.deploy._messages import CHANGED
-from fedskew.deploy._replies import ReplyRules, ReplyValidator
+from fedskew.deploy._evaluations import SiteEvaluation, together
+from fedskew.deploy._log import LOG, utc_now
+from fedskew.deploy._messages import counted_in
+from fedskew.deploy._replies import ReplyRules, ReplyValidator, no_notes
 from fedskew.deploy._roster import Roster
 from fedskew.deploy._sites import Sites
+from fedskew.deploy._watch import Decisions, Watched, loss_of, ruined, to_leave_out
 from fedskew.engine import (
     ClientStates,
     Evaluation,
@@ -34,7 +37,7 @@ from fedskew.engine import (
     evaluation,
     hooked,
 )
-from fedskew.errors import ArgumentError, ConfigError
+from fedskew.errors import ArgumentError, ConfigError, DivergedError, EndedEarlyError
 from fedskew.experiment import (
     Config,
     ModelInfo,
@@ -179,7 +182,6 @@ def make_deployed_loop(
         online=roster.online,
         validator=ReplyValidator(roster.names, ModelLayout(model), returned, idle, rules, hooked(method)),
         timeout=agreement.round_timeout,
-        reported=roster.reported,
     )
     clients = ClientStates(folder / "checkpoint" / "clients")
     try:
@@ -202,19 +204,10 @@ def make_deployed_loop(
         classes, counts = roster.shown
         return TaskInfo(counts, roster.names, classes, mix)
 
-    def evaluate(round: int, state: ModelState) -> tuple[Evaluation | None, Evaluation | None]:
-        if not agreement.evaluates:
-            return None, None
-        summed = sites.evaluate(round, state, len(agreement.classes))
-        if summed is None:
-            LOG.warning("round %d: no site evaluated the model", round)
-            return None, None
-        confusion, loss = summed
-        return evaluation(confusion, loss, mix), None
-
+    runner = DeployedRunner(federation, roster, sites, agreement, folder)
     return TrainingLoop(
         config=config.for_seed(seed),
-        runner=DeployedRunner(federation, roster, sites, agreement.label_counts == "withheld"),
+        runner=runner,
         untrained=model.read_state(),
         model=model,
         info=ModelInfo(
@@ -224,10 +217,11 @@ def make_deployed_loop(
             tuple(agreement.mean),
             tuple(agreement.std),
         ),
-        evaluate=evaluate,
+        evaluate=runner.evaluate,
         task=task,
         clients=clients,
         folder=RunFolder(folder),
+        watch=runner,
     )
 
 
@@ -238,10 +232,12 @@ class DeployedState:
     Attributes:
         server: The method's state.
         accepted: Sizes of the updates that were accepted, by what was measured (see `_plausible`).
+        watch: What the server's watch over its model keeps.
     """
 
     server: ServerState
     accepted: dict[str, FloatArray]
+    watch: Watched
 
     @property
     def round(self) -> int:
@@ -255,13 +251,20 @@ class DeployedState:
 
 
 class DeployedRunner(RoundRunner):
-    """Plays rounds at real sites.
+    """Plays rounds at real sites, evaluates their models there, and undoes a round that ruins the model.
 
     A round begins once a site is connected. A site that connects late is queried for its label counts, and then joins.
     """
 
-    def __init__(self, federation: Federation, roster: Roster, sites: Sites, withheld: bool) -> None:
-        self._federation, self._roster, self.sites, self._withheld = federation, roster, sites, withheld
+    def __init__(
+        self, federation: Federation, roster: Roster, sites: Sites, agreement: Agreement, folder: Path
+    ) -> None:
+        self._federation, self._roster, self.sites = federation, roster, sites
+        self._agreement, self._folder = agreement, folder
+        self._evaluations: dict[int, SiteEvaluation] = {}
+        self._unevaluated: dict[int, str] = {}
+        self._reduced: tuple[int, float] | None = None
+        self._began = utc_now()
 
     def open(self) -> None:
         """See `RoundRunner.open`."""
@@ -273,35 +276,170 @@ class DeployedRunner(RoundRunner):
 
     def start(self, model: ModelState) -> DeployedState:
         """See `RoundRunner.start`."""
-        return DeployedState(self._federation.start(model), self.sites.validator.start(model))
+        state, accepted = self._federation.start(model), self.sites.validator.start(model)
+        return DeployedState(state, accepted, Watched.start(state, accepted, len(self._roster.names)))
 
     def run_round(self, state: DeployedState) -> tuple[DeployedState, RoundRecord]:
         """See `RoundRunner.run_round`."""
         self._wait(state.round)
-        self.sites.validator.accepted = state.accepted
-        for name, reason in self.sites.validator.notes["failed"].items():
-            if reason == CHANGED:
-                self._roster.ask_again(name)
-        if self._roster.query_newcomers():
+        self._began = utc_now()
+        watch, round = self._readmitted(state.watch), state.round + 1
+        sites, agreement = self.sites, self._agreement
+        sites.validator.accepted = state.accepted
+        sites.left_out, sites.skipped = watch.out(), watch.skipped(round)
+        sites.asked.clear()
+        sites.silent.clear()
+        timeout = min(agreement.start_timeout, agreement.round_timeout)
+        if self._roster.query_newcomers(timeout, sites.left_out | sites.skipped):
             self._federation = dataclasses.replace(self._federation, counts=self._roster.counts)
+        sites.asked.update(self._roster.silent)
+        sites.silent.update(self._roster.silent)
         following, record = self._federation.run_round(state.server)
-        record.deployment = dict(self.sites.validator.notes)
+        record.deployment = dict(sites.validator.notes)
         log_aggregation(record, self._roster.names, self._federation.weight_limit)
-        if self._withheld:  # samples are spread evenly over classes, so skew is unknown
+        if agreement.label_counts == "withheld":  # samples are spread evenly over classes, so skew is unknown
             record.entropy = record.kl = record.target_distance = None
-        return DeployedState(following, dict(self.sites.validator.accepted)), record
+        return self._judged_by_training(dataclasses.replace(state, watch=watch), following, record), record
 
     def evaluated_model(self, state: DeployedState) -> ModelState:
         """See `RoundRunner.evaluated_model`."""
         return self._federation.evaluated_model(state.server)
 
+    def evaluate(self, round: int, model: ModelState) -> tuple[Evaluation | None, None]:
+        """Evaluate a model at the sites (see `Evaluator`)."""
+        if not self._agreement.evaluates:
+            return None, None
+        counts = self._roster.counts
+        self._evaluations, self._unevaluated = self.sites.evaluate(round, model, counts)
+        summed = together(self._evaluations)
+        if summed is None:
+            LOG.warning("round %d: no site evaluated the model", round)
+            return None, None
+        self._reduced = summed.reduced
+        if summed.reduced is not None:
+            client, factor = summed.reduced
+            LOG.warning(
+                "round %d: %s has more test samples than all other sites; they count %.3g times in the accuracy of all",
+                round,
+                self._roster.names[client],
+                factor,
+            )
+        return evaluation(summed.confusion, summed.loss, self._federation.target), None
+
+    def review(self, state: DeployedState, record: RoundRecord) -> DeployedState:
+        """Judge a round's model by the sites' evaluations, and complete the round's record (see `Watch.review`)."""
+        notes = record.deployment = record.deployment if record.deployment is not None else dict(no_notes())
+        losses = [one.loss for one in self._evaluations.values() if one.samples]
+        if losses and "undone" not in notes:
+            reason = self._ruined(losses, state.watch.best)
+            if reason is None:
+                good = state.watch.with_good(state.server, state.accepted, loss_of(losses))
+                state = dataclasses.replace(state, watch=good)
+            else:
+                suspects = np.flatnonzero(state.watch.since).tolist()
+                state = self._undone(state, record, reason, suspects)
+        watch = state.watch.with_answers(record.round, self.sites.asked, self.sites.silent)
+        names = self._roster.names
+        notes["evaluations"] = {names[client]: one.to_dict() for client, one in self._evaluations.items()}
+        notes["unevaluated"] = {names[client]: reason for client, reason in self._unevaluated.items()}
+        if self._reduced is not None:
+            notes["reduced"] = {names[self._reduced[0]]: self._reduced[1]}
+        notes["quarantine"] = {names[client]: int(watch.left_out[client]) for client in sorted(watch.out())}
+        notes["began"], notes["ended"] = self._began, utc_now()
+        self._evaluations, self._unevaluated, self._reduced = {}, {}, None
+        return dataclasses.replace(state, watch=watch)
+
+    def check(self, state: DeployedState) -> None:
+        """Stop a run whose model was ruined too often (see `Watch.check`)."""
+        undone = Decisions.read(self._folder).counting(state.watch.undone)
+        if len(undone) < self._agreement.undone_limit:
+            return
+        out = [self._roster.names[client] for client in sorted(state.watch.out())]
+        raise DivergedError(
+            f"the model was ruined in rounds {', '.join(map(str, undone))}, and is again that of round "
+            f"{state.watch.good.round}; left out: {', '.join(out) or 'nobody'}. Look at these sites, then: fedskew "
+            f"deploy readmit {self._folder} NAME (or --nobody), and start again"
+        )
+
+    def _judged_by_training(self, before: DeployedState, following: ServerState, record: RoundRecord) -> DeployedState:
+        """Take a round into account that is not evaluated yet.
+
+        Where sites don't evaluate, their training losses judge the model that the round began with.
+        """
+        watch, notes = before.watch, record.deployment
+        assert notes is not None, "made by run_round"
+        accepted = dict(self.sites.validator.accepted)
+        state = DeployedState(following, accepted, watch)
+        if record.diverged and not record.answered:
+            return self._undone(state, record, "the next model would not be finite", record.diverged)
+        losses = self.sites.losses
+        if not self._agreement.evaluates and losses and (len(losses) > 1 or math.isfinite(losses[0])):
+            reason = self._ruined(losses, watch.best)
+            if reason is not None:
+                return self._undone(state, record, reason, np.flatnonzero(watch.since).tolist())
+            watch = watch.with_good(before.server, before.accepted, loss_of(losses))
+        lengths = {client: self.sites.lengths[client] for client in record.answered}
+        return DeployedState(following, accepted, watch.with_counted(record.round, lengths))
+
+    def _ruined(self, losses: Sequence[float], best: float) -> str | None:
+        return ruined(losses, best, self._agreement.loss_limit, math.log(max(len(self._agreement.classes), 2)))
+
+    def _undone(
+        self, state: DeployedState, record: RoundRecord, reason: str, suspects: Collection[int]
+    ) -> DeployedState:
+        """Go back to the last good state, and leave out who took part since then."""
+        watch, round, names = state.watch, record.round, self._roster.names
+        lengths = watch.lengths.copy()
+        for client, length in self.sites.lengths.items():
+            lengths[client] = max(lengths[client], length)
+        active = [
+            client for client in np.flatnonzero(self._roster.counts.sum(axis=1)).tolist() if client not in watch.out()
+        ]
+        out = to_leave_out(suspects, active, lengths)
+        for client in np.flatnonzero(watch.since).tolist():
+            self._federation.clients.put(client, round, counted_in(int(watch.counted[client])))
+        said = ", ".join(names[client] for client in out) or "nobody"
+        LOG.error(
+            "round %d is undone: %s; the model is again that of round %d. Left out until readmitted: %s",
+            round,
+            reason,
+            watch.good.round,
+            said,
+        )
+        assert record.deployment is not None, "made by run_round"
+        record.deployment["undone"] = {
+            "reason": reason,
+            "back_to": watch.good.round,
+            "left_out": [names[c] for c in out],
+        }
+        server = dataclasses.replace(watch.good, round=round)
+        return DeployedState(server, watch.accepted, watch.with_undone(round, out))
+
+    def _readmitted(self, watch: Watched) -> Watched:
+        """Let those sites take part again that the operator readmitted."""
+        decided, left_out = Decisions.read(self._folder), watch.left_out.copy()
+        for client in sorted(watch.out()):
+            if decided.readmits(self._roster.names[client], int(left_out[client])):
+                LOG.info("%s takes part again", self._roster.names[client])
+                left_out[client] = 0
+        return dataclasses.replace(watch, left_out=left_out)
+
     def _wait(self, round: int) -> None:
-        """Wait until a site is connected."""
-        waiting = False
+        """Wait until a site is connected.
+
+        Raises:
+            EndedEarlyError: None is for too long.
+        """
+        began, waiting = time.monotonic(), False
         while not self._roster.online():
             if not waiting:
                 LOG.warning("no site is connected; waiting after round %d until one is", round)
                 waiting = True
+            if time.monotonic() - began >= self._agreement.idle_timeout:
+                raise EndedEarlyError(
+                    f"no site was connected for {self._agreement.idle_timeout:.0f} s; the run ends after round "
+                    f"{round}, and goes on from there when it is started again"
+                )
             time.sleep(PAUSE)
         if waiting:
             LOG.info("a site is connected again")

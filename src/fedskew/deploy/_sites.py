@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import httpx
 import numpy as np
@@ -15,8 +16,9 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from fedskew.deploy._arrays import RefusedError
+from fedskew.deploy._evaluations import SiteEvaluation, check_plausible
 from fedskew.deploy._log import LOG
-from fedskew.deploy._messages import ARRAYS, CONFIG, CONFUSION, REPORTED, ROUND, TrainInstruction
+from fedskew.deploy._messages import ARRAYS, CONFIG, CONFUSION, ROUND, TrainInstruction
 from fedskew.deploy._replies import Answers, Reply, ReplyValidator, check_confusion, check_reply
 from fedskew.engine import Assignment, Backend, Sent, Update
 from fedskew.models import ModelState
@@ -113,9 +115,13 @@ class Sites(Backend):
         run: Identifier of the federation's run, in hex digits.
         online: Returns the node id of every connected site, by client index.
         validator: Validates replies and notes a round's problems.
-        timeout: Seconds to wait for the replies of a round.
-        reported: Returns the hash of the label counts that the server has of a site, by client index (see
-            `fingerprint`).
+        timeout: Seconds to wait for the replies of a round, and of an evaluation.
+        left_out: Clients that are not asked for anything.
+        skipped: Clients that are not asked, unless nobody else of the cohort is there.
+        asked: Clients that were asked for something in this round.
+        silent: Those of them that did not answer in time.
+        lengths: Norms of the updates of the last cohort, by client.
+        losses: The training losses of the last cohort; infinite for a reply that was refused.
         own_seconds: Seconds that the server itself computed in the last round, without waiting for sites.
     """
 
@@ -124,7 +130,12 @@ class Sites(Backend):
     online: Callable[[], Mapping[int, int]]
     validator: ReplyValidator
     timeout: float
-    reported: Callable[[int], str]
+    left_out: frozenset[int] = frozenset()
+    skipped: frozenset[int] = frozenset()
+    asked: set[int] = field(default_factory=set)
+    silent: set[int] = field(default_factory=set)
+    lengths: dict[int, float] = field(default_factory=dict)
+    losses: list[float] = field(default_factory=list)
     own_seconds: float = 0.0
 
     def train(self, round: int, cohort: Sequence[Assignment], sent: Sent) -> list[Update]:
@@ -132,13 +143,21 @@ class Sites(Backend):
         validator = self.validator
         tasks = {task.client: task for task in cohort}
         validator.begin(cohort, sent)
+        out = [client for client in tasks if client in self.left_out]
+        skipped = [client for client in tasks if client in self.skipped and client not in out]
+        if len(out) + len(skipped) == len(tasks):
+            skipped = []
+        validator.missing(round, "left_out", out)
+        validator.missing(round, "skipped", skipped)
+        tasks = {client: task for client, task in tasks.items() if client not in {*out, *skipped}}
+        self.lengths, self.losses = {}, []
+        if not tasks:
+            return []
         online = self._wait_for_some(round, list(tasks))
         validator.missing(round, "offline", [client for client in tasks if client not in online])
         arrays = validator.layout.to_record(sent.model)
         contents = {
-            online[client]: TrainInstruction.of(self.run, round, task).content(
-                arrays, sent.broadcast, {REPORTED: self.reported(client)} | validator.refusal(client)
-            )
+            online[client]: TrainInstruction.of(self.run, round, task).content(arrays, sent.broadcast)
             for client, task in tasks.items()
             if client in online
         }
@@ -150,8 +169,16 @@ class Sites(Backend):
 
         clients = {node: client for client, node in online.items()}
         updates = validator.updates(round, answers.by(clients), validate)
+        self._heard(answers.by(clients))
+        self.lengths = {update.client: float(update.norm) for update in updates}
+        self.losses = [update.loss for update in updates] + [math.inf] * len(validator.notes["refused"])
         self.own_seconds = time.perf_counter() - began
         return updates
+
+    def _heard(self, answers: Answers) -> None:
+        """Take down which clients were asked, and which did not answer."""
+        self.asked.update(answers.contents, answers.failures, answers.silent)
+        self.silent.update(answers.silent)
 
     def _wait_for_some(self, round: int, clients: Sequence[int]) -> Mapping[int, int]:
         """Wait until a site of the cohort is connected, or for `timeout` seconds; return the connected sites.
@@ -166,38 +193,38 @@ class Sites(Backend):
             time.sleep(PAUSE)
         return online
 
-    def evaluate(self, round: int, model: ModelState, classes: int) -> tuple[NDArray[np.int64], float] | None:
-        """Evaluate a model on the test samples of all connected sites.
+    def evaluate(
+        self, round: int, model: ModelState, counts: NDArray[np.float64]
+    ) -> tuple[dict[int, SiteEvaluation], dict[int, str]]:
+        """Evaluate a model on the test samples of all connected sites that answered in this round.
 
         Args:
             round: Number of the round.
             model: The model.
-            classes: Number of classes.
+            counts: Label counts that the sites reported, `(sites, classes)`.
 
         Returns:
-            The summed confusion matrix, `(classes, classes)`, with a row for each true class, and the mean loss of the
-            samples; None if no site sent a valid reply with a sample.
+            The valid evaluations, and why there is none, by client index.
         """
-        online = self.online()
-        clients = {node: client for client, node in online.items()}
-        names = {node: self.validator.names[client] for node, client in clients.items()}
+        unasked = self.left_out | self.skipped - self.asked | self.silent
+        nodes = {node: client for client, node in self.online().items() if client not in unasked}
         content = RecordDict(
             {ARRAYS: self.validator.layout.to_record(model), CONFIG: ConfigRecord({ROUND: round, CONFUSION: 1})}
         )
-        answers = exchange(
-            self.grid, dict.fromkeys(online.values(), content), MessageType.EVALUATE, self.timeout, str(round)
+        answers = exchange(self.grid, dict.fromkeys(nodes, content), MessageType.EVALUATE, self.timeout, str(round)).by(
+            nodes
         )
-        total, loss = np.zeros((classes, classes), dtype=np.int64), 0.0
-        for node, reply in answers.contents.items():
+        self._heard(answers)
+        found: dict[int, SiteEvaluation] = {}
+        missing = dict.fromkeys(answers.silent, "no reply in time") | answers.failures
+        for client, reply in answers.contents.items():
             try:
-                confusion, mean = check_confusion(reply, classes, round)
+                evaluation = SiteEvaluation(*check_confusion(reply, counts.shape[1], round))
+                check_plausible(evaluation, float(counts[client].sum()) + self.validator.rules.slack)
             except RefusedError as error:
-                LOG.warning("round %d: refused the evaluation of %s: %s", round, names[node], error)
-                self.validator.refuse(clients[node], f"evaluation of round {round}: {error}")
-                continue
-            total += confusion
-            loss += mean * float(confusion.sum())
-        for node, reason in answers.failures.items():
-            LOG.warning("round %d: %s could not evaluate: %s", round, names[node], reason)
-        samples = int(total.sum())
-        return (total, loss / samples) if samples else None
+                missing[client] = f"refused: {error}"
+            else:
+                found[client] = evaluation
+        for client, reason in missing.items():
+            LOG.warning("round %d: no evaluation by %s: %s", round, self.validator.names[client], reason)
+        return found, missing

@@ -22,6 +22,10 @@ DAYS = 825
 """Days for which certificates are valid: the longest time that common TLS clients accept for a server's."""
 
 
+SOON = 60
+"""Days before the end of a certificate at which servers and sites begin to say so."""
+
+
 def write_certificates(folder: Path, hosts: Sequence[str]) -> None:
     """Write `ca.crt`, which every site gets, and the server's `server.crt` and `server.key`.
 

@@ -9,6 +9,7 @@ from ._config import read_tree as read_tree
 from ._config import resolve as resolve
 from ._config import target_mix as target_mix
 from ._config import write as write
+from ._dataset import changes_since as changes_since
 from ._dataset import load_dataset as load_dataset
 from ._dataset import shared_data as shared_data
 from ._export import EXPORTS as EXPORTS

@@ -83,7 +83,7 @@ def _flatten(name: str, value: Any, tensors: dict[str, Tensor], values: dict[str
     if isinstance(value, Tensor):
         tensors[name] = value.detach().cpu().clone(memory_format=torch.contiguous_format)
     elif isinstance(value, np.ndarray):
-        tensors[name] = torch.from_numpy(np.ascontiguousarray(value))
+        tensors[name] = torch.from_numpy(value.copy())  # safetensors writes no memory twice
     elif (parts := _parts(value)) is not None:
         for key, part in parts.items():
             _flatten(f"{name}.{key}" if name else key, part, tensors, values)

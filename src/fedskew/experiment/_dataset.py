@@ -9,12 +9,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
 from fedskew import components, data
 from fedskew.data import Dataset
 from fedskew.errors import ConfigError
 from fedskew.experiment._config import Config
-from fedskew.experiment._identity import Content, checksum, files_of
+from fedskew.experiment._identity import Content, Present, changed_since, checksum, files_of
 from fedskew.randomness import Purpose, generator
 
 
@@ -80,6 +82,25 @@ def content_of(config: Config, dataset: Dataset) -> Content:
     if last.content is None:
         last.content = Content(checksum(config, dataset), last.files)
     return last.content
+
+
+def changes_since(folder: Path, config: Config) -> list[str]:
+    """What has changed, in words, since the run in a folder was made: its code, its data or fedskew.
+
+    Args:
+        folder: The run folder.
+        config: The config of that run, whose components have been imported.
+    """
+    parts = {seed: folder / f"seed-{seed}" for seed in config.seeds}
+    if not parts[config.seeds[0]].exists():
+        parts = {config.seeds[0]: folder}
+    present = Present()
+
+    def checksum_of(seed: int) -> str:
+        return content_of(config, load_dataset(config, data_seed(config, seed))).checksum
+
+    found = [changed_since(part, config, partial(checksum_of, seed), present) for seed, part in parts.items()]
+    return list(dict.fromkeys(change for changes in found for change in changes))
 
 
 def _key(config: Config, seed: int) -> str:

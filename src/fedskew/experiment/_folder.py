@@ -27,8 +27,6 @@ from typing import Any
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fedskew.engine import RoundRecord
@@ -38,7 +36,7 @@ from fedskew.experiment._checkpoint import Mark
 from fedskew.experiment._config import Config, write
 from fedskew.experiment._identity import Identity, Present
 from fedskew.experiment._model_info import ModelInfo
-from fedskew.files import LOCK, append, replacing, write_text, writing
+from fedskew.files import LOCK, append, load_tensors, save_tensors, write_text, writing
 from fedskew.partition import Partition
 from fedskew.report import SeedRun
 
@@ -191,13 +189,9 @@ class RunFolder:
         Args:
             name: Name of the file.
             tensors: The model's state dict.
-            info: Its classes, shape and normalisation, for the file's metadata.
+            info: Its classes, shape and normalisation, for the file's notes.
         """
-        try:
-            with writing(self.path / name), replacing(self.path / name) as part:
-                save_file(dict(tensors), part, metadata=info.metadata())
-        except SafetensorError as error:
-            raise RunError(f"{self.path / name}: can't be written: {error}") from None
+        save_tensors(self.path / name, {key: value.detach().cpu() for key, value in tensors.items()}, info.plain())
 
     def check_model(self, name: str, tensors: Mapping[str, Tensor]) -> None:
         """Check that a model that was written is still these tensors.
@@ -211,8 +205,8 @@ class RunFolder:
         """
         path = self.path / name
         try:
-            there = load_file(path)
-        except (OSError, ValueError, SafetensorError) as error:
+            there, _ = load_tensors(path)
+        except RunError as error:
             raise RunError(
                 f"{path}: can't be read ({error}); start over with --fresh, which keeps the old folder"
             ) from None

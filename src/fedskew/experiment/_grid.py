@@ -197,6 +197,8 @@ def _axes(section: Any, tree: dict[str, Any]) -> dict[str, list[_Value]]:
     if not isinstance(section, dict):
         raise ConfigError(f"sweep: expected a table [sweep], got {section!r}")
     for key in section:
+        if key == "seeds":
+            raise ConfigError(f"sweep.{key}: {_NO_AXIS[key]}")
         if key not in _KEYS:
             raise ConfigError(f"sweep.{key}: no such key{nearest(key, _KEYS)}")
     grid = _grid(section.get("grid", {}))

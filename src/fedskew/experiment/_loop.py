@@ -40,6 +40,16 @@ class Evaluator(Protocol):
         """Evaluate a model on the test and on the validation set; None for a set that there isn't."""
 
 
+class Watch(Protocol):
+    """Judges each round once it is evaluated, and may go back to an earlier state."""
+
+    def review(self, server: Any, record: RoundRecord, /) -> Any:
+        """Return the server's state to go on from after a round, whose record is complete but for what this adds."""
+
+    def check(self, server: Any, /) -> None:
+        """Raise RunError where the run must not go on from a state, which is saved."""
+
+
 @dataclass(frozen=True)
 class RunState:
     """The state of a run between rounds, without its records; the contents of a checkpoint.
@@ -77,6 +87,7 @@ class TrainingLoop:
         task: Called for the label counts, names and target that the finished run shows.
         clients: What clients keep between their participations.
         folder: Where the run is written; None: it stays in memory.
+        watch: Judges each round; None: none is undone.
 
     Attributes:
         records: The records so far.
@@ -96,6 +107,7 @@ class TrainingLoop:
         task: Callable[[], TaskInfo],
         clients: ClientStates,
         folder: RunFolder | None = None,
+        watch: Watch | None = None,
     ) -> None:
         if config.output.trackers and folder is None:
             raise ConfigError("output.trackers: trackers write beside the run's files; give the run a folder (out=...)")
@@ -109,6 +121,7 @@ class TrainingLoop:
         self.task = task
         self._clients = clients
         self._folder = folder
+        self._watch = watch
         self._progress: Progress | None = None
         self._trackers: list[Tracker] = []
         self._finished: dict[str, Any] | None = None  # the summary of a run that was finished before
@@ -166,6 +179,7 @@ class TrainingLoop:
             self._trackers = make_trackers(self.config.output.trackers, self._folder.path)
         for tracker in self._trackers:
             tracker.start(self.config.tree())
+        self._check()
 
     def advance(self, server: Any, record: RoundRecord) -> None:
         """Take over a round that was played: evaluate, record, report, and save a checkpoint where these are due.
@@ -175,12 +189,13 @@ class TrainingLoop:
             record: The round's record, without evaluations.
         """
         self._state = self._evaluated(replace(self._state, server=server), record)
+        if server.round % self.config.output.checkpoint_every == 0 or self.is_over:
+            self.save()
         if self._progress is not None:
             self._progress(record.to_dict())
         for tracker in self._trackers:
             tracker.log(record)
-        if server.round % self.config.output.checkpoint_every == 0 or self.is_over:
-            self.save()
+        self._check()
 
     def save(self) -> None:
         """Save a checkpoint of the last whole round.
@@ -238,6 +253,10 @@ class TrainingLoop:
                 raise RunError(f"{path}: of a finished run, and the checkpoint is of round {self.server.round}")
         return summary
 
+    def _check(self) -> None:
+        if self._watch is not None and self._finished is None:
+            self._watch.check(self.server)
+
     def _evaluated(self, state: RunState, record: RoundRecord) -> RunState:
         """Evaluate the round where that is due, keep its record, and return the state with the best model so far."""
         due = self.config.is_evaluated(record.round)
@@ -249,6 +268,8 @@ class TrainingLoop:
                 state = replace(state, best=model, best_score=score, best_round=record.round, stale=0)
             elif record.validation is not None:
                 state = replace(state, stale=state.stale + 1)
+        if self._watch is not None:
+            state = replace(state, server=self._watch.review(state.server, record))
         self.records.append(record)
         if self._folder is not None:
             self._folder.append(record)

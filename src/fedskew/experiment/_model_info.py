@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -12,8 +11,6 @@ from torch import Tensor
 
 from fedskew.errors import ArgumentError, DataWarning
 
-KEY = "fedskew"
-"""The one key of a model file's metadata: their order is not fixed, and equal runs must give equal bytes."""
 FAR = 20.0
 """Standard deviations from the mean of training beyond which an image is taken to be in other units."""
 
@@ -36,19 +33,21 @@ class ModelInfo:
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
 
-    def metadata(self) -> dict[str, str]:
-        """The metadata of the model's file."""
-        return {KEY: json.dumps(asdict(self))}
+    def plain(self) -> dict[str, Any]:
+        """Plain values for the notes of the model's file."""
+        return asdict(self)
 
     @classmethod
-    def of_metadata(cls, metadata: dict[str, str] | None) -> ModelInfo | None:
-        """Read it from a file's metadata; None where it is not there."""
-        if not metadata or KEY not in metadata:
-            return None
-        values: dict[str, Any] = json.loads(metadata[KEY])
-        made: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
-        }
+    def of_plain(cls, values: dict[str, Any]) -> ModelInfo:
+        """Read what `plain` returned.
+
+        Args:
+            values: The values.
+
+        Raises:
+            TypeError: They are of something else.
+        """
+        made: dict[str, Any] = {name: tuple(one) if isinstance(one, list) else one for name, one in values.items()}
         return cls(**made)
 
     def normalise(self, inputs: Tensor) -> Tensor:

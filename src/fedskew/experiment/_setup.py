@@ -33,6 +33,7 @@ from fedskew.experiment._folder import RunFolder, TaskInfo
 from fedskew.experiment._identity import Identity
 from fedskew.experiment._loop import TrainingLoop
 from fedskew.experiment._model_info import ModelInfo
+from fedskew.experiment._trackers import make_trackers
 from fedskew.experiment._work import make_network, make_work
 from fedskew.labels import privatize
 from fedskew.models import FlatModel, ModelState
@@ -143,6 +144,26 @@ def make_training_loop(config: Config, seed: int, folder: Path | None = None, ta
         clients=clients,
         folder=files,
     )
+
+
+def try_out(config: Config, seed: int, folder: Path, task: Task | None = None) -> None:
+    """Set a run up as far as its first round, on the CPU and without writing: what can't be made is said here.
+
+    Args:
+        config: The config; its `seeds` are ignored.
+        seed: The seed.
+        folder: Where the run is going to be written.
+        task: The data, if it has been made already.
+
+    Raises:
+        DataError, PartitionError, ConfigError: The data can't be loaded or divided, or the parts don't fit together.
+        MissingPackageError: An optional package is missing.
+    """
+    choose_device(config.engine.device)
+    make_trackers(config.output.trackers, folder)
+    engine = config.engine.model_copy(update={"device": "cpu", "capture": False})
+    loop = make_training_loop(config.model_copy(update={"engine": engine}), seed, folder, task)
+    loop.runner.start(loop.untrained)  # where an optional package is missing, a component says so here
 
 
 def _is_tokens(inputs: Inputs) -> bool:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,13 @@ from fedskew import torchrun
 from fedskew.engine import Federation, RoundRunner, from_the_first, run_round_together
 from fedskew.errors import ConfigError
 from fedskew.experiment._config import Config, OutputSection, read, resolve, write
+from fedskew.experiment._dataset import shared_data
 from fedskew.experiment._folder import plain_json
 from fedskew.experiment._identity import set_aside
 from fedskew.experiment._loop import PlayedRound, Progress, run_in_step
 from fedskew.experiment._progress import watched
 from fedskew.experiment._result import Result
-from fedskew.experiment._setup import make_training_loop
+from fedskew.experiment._setup import make_training_loop, try_out
 from fedskew.experiment._summary import over_seeds
 from fedskew.files import locked, write_text, writing
 from fedskew.report import SeedRun
@@ -70,12 +72,27 @@ def simulate(
     if resume and fresh:
         raise ConfigError("fresh: starts over, and resume goes on; choose one")
     alone = folder if torchrun.rank() == 0 else None
-    if fresh and alone is not None:
-        with locked(alone):
-            pass  # no other process writes there
-        set_aside(alone)
-    with watched(resolved, progress) as listen, nullcontext() if alone is None else locked(alone):
-        return _simulate(resolved, folder, resume, listen)
+    with shared_data():
+        if fresh and alone is not None:
+            _make_room(resolved, alone)
+        with watched(resolved, progress) as listen, nullcontext() if alone is None else locked(alone):
+            return _simulate(resolved, folder, resume, listen)
+
+
+def _make_room(config: Config, folder: Path) -> None:
+    """Move the run that is in a folder aside, once it is known that the config can be run in its place."""
+    with locked(folder):
+        pass  # no other process writes there
+    if folder.exists() and not torchrun.launched():
+        value = config if config.tune is None else _with_value(config, config.tune.values[0])
+        try_out(value, config.seeds[0], folder.with_name(f"{folder.name}.new"))
+    set_aside(folder)
+
+
+def _with_value(config: Config, value: Any) -> Config:
+    """The config with one value of the tuned key."""
+    assert config.tune is not None, "it has such a key"
+    return config.model_copy(update={"tune": None}).with_value(config.tune.key, value)
 
 
 def _simulate(resolved: Config, folder: Path | None, resume: bool, progress: Progress | None) -> Result:
@@ -84,12 +101,14 @@ def _simulate(resolved: Config, folder: Path | None, resume: bool, progress: Pro
     single = len(resolved.seeds) == 1 and resolved.tune is None
     with _of_this_rank(resolved, folder, resume) as (own, place):
         parts = {seed: place if single or place is None else place / f"seed-{seed}" for seed in own.seeds}
+        begin = partial(_begin_whole, resolved, None if single else place)
         if own.engine.seeds_together and not torchrun.launched():
             loops = [make_training_loop(own, seed, part) for seed, part in parts.items()]
+            begin()
             runs, model = run_in_step(loops, _rounds_together, resume, progress), loops[0].model.module
         else:
             for seed, part in parts.items():
-                run, trained = _run_seed(own, seed, part, resume, progress)
+                run, trained = _run_seed(own, seed, part, resume, progress, begin)
                 runs.append(run)
                 model = trained if model is None else model
     assert model is not None
@@ -131,20 +150,36 @@ def _resolve(config: Config | Mapping[str, Any] | str | Path | None, tables: Map
 
 
 def _run_seed(
-    config: Config, seed: int, folder: Path | None, resume: bool, progress: Progress | None
+    config: Config,
+    seed: int,
+    folder: Path | None,
+    resume: bool,
+    progress: Progress | None,
+    begin: Callable[[], None],
 ) -> tuple[SeedRun, nn.Module]:
-    """Run one seed; where a key is tuned, run every value and choose the one with the best validation score."""
+    """Run one seed; where a key is tuned, run every value and choose the one with the best validation score.
+
+    Args:
+        config: The config.
+        seed: The seed.
+        folder: Its folder.
+        resume: See `simulate`.
+        progress: See `simulate`.
+        begin: Called when all is set up, before anything is trained.
+    """
     if config.tune is None:
         loop = make_training_loop(config, seed, folder)
+        begin()
         return loop.run(resume, progress), loop.model.module
     tried: list[tuple[float, SeedRun, nn.Module, str]] = []
     for value in config.tune.values:
         part = f"{config.tune.key.rpartition('.')[2]}-{value}"
         loop = make_training_loop(
-            config.model_copy(update={"tune": None}).with_value(config.tune.key, value),
+            _with_value(config, value),
             seed,
             None if folder is None else folder / part,
         )
+        begin()
         finished = loop.run(resume, progress)
         best = max(record.validation.score for record in finished.rounds if record.validation is not None)
         tried.append((best, finished, loop.model.module, part))
@@ -153,6 +188,14 @@ def _run_seed(
         scores = {name: best for best, _, _, name in tried}
         _write_whole(folder, config.for_seed(seed), {"parts": [part], "validation": scores, "chosen": part})
     return chosen, model
+
+
+def _begin_whole(config: Config, folder: Path | None) -> None:
+    """Write the config of a folder that is going to hold several runs, so that it can be gone on with."""
+    if folder is not None and not (folder / "config.toml").exists():
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            write(config, folder / "config.toml")
 
 
 def _write_whole(folder: Path, config: Config, summary: Mapping[str, Any]) -> None:

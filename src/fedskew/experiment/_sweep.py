@@ -19,10 +19,9 @@ from fedskew.experiment._dataset import content_of, data_seed, load_dataset, sha
 from fedskew.experiment._folder import read_runs
 from fedskew.experiment._grid import Cell, Sweep
 from fedskew.experiment._identity import Present, changed_since, set_aside
-from fedskew.experiment._setup import Task, choose_device, make_task, make_training_loop
+from fedskew.experiment._setup import choose_device, make_task, try_out
 from fedskew.experiment._simulate import is_finished, run_folder
 from fedskew.experiment._sweep_tables import CellResult, table_notes, write_tables
-from fedskew.experiment._trackers import make_trackers
 from fedskew.experiment._workers import run_all
 from fedskew.files import locked
 from fedskew.report import SeedRun
@@ -81,6 +80,13 @@ class SweepProgress(Protocol):
         Args:
             label: The cell's name.
             reason: Why it can't.
+        """
+
+    def moved(self, folders: Sequence[Path]) -> None:
+        """Called before `begin` where runs that are trained anew were moved aside.
+
+        Args:
+            folders: Where these runs are now.
         """
 
     def begin(self, jobs: Sequence[Job], finished: int) -> None:
@@ -190,15 +196,21 @@ def run_sweep(
     jobs = jobs_of(sweep)
     with ExitStack() as held:
         with shared_data():
-            _set_stale_aside(sweep, jobs, out, fresh)
-            missing = [job for job in jobs if not job.is_finished(out)]
-            refused = _refused(missing, out)
+            stale = _stale(jobs, out, damaged_too=fresh)
+            if stale and not fresh:
+                raise RunError(_say_stale(stale, len(jobs), out))
+            anew = [job for job, _ in stale]
+            missing = [job for job in jobs if job in anew or not job.is_finished(out)]
+            refused = _refused(missing, anew, out)
             if len(refused) == len(jobs):
                 error = next(iter(refused.values()))
                 raise type(error)(f"cell {jobs[0].cell.label!r}: {error}")
             to_run = [job for job in missing if job.key not in refused]
             held.enter_context(locked(sweep.folder(out)))
+            moved = _set_aside(anew, out)
             if progress is not None:
+                if moved:
+                    progress.moved(moved)
                 for label, reason in _reasons(sweep, refused).items():
                     progress.refused(label, reason)
                 progress.begin(to_run, len(jobs) - len(missing))
@@ -276,17 +288,12 @@ def _reasons(sweep: Sweep, refused: Mapping[tuple[str, int], FedskewError]) -> d
     return found
 
 
-def _set_stale_aside(sweep: Sweep, jobs: Sequence[Job], out: Path, fresh: bool) -> None:
-    """Move the runs aside that were made of something else, or raise RunError where that is not wanted."""
-    stale = _stale(jobs, out, damaged_too=fresh)
-    if stale and not fresh:
-        raise RunError(_say_stale(stale, len(jobs), out))
-    if stale:
-        with locked(sweep.folder(out)):  # what another process is at work on stays where it is
-            for job, _ in stale:
-                with locked(job.folder(out)):
-                    pass  # no other process writes there
-                set_aside(job.folder(out))
+def _set_aside(jobs: Sequence[Job], out: Path) -> list[Path]:
+    """Move the folders of runs that start over aside, and return where they are."""
+    for job in jobs:
+        with locked(job.folder(out)):
+            pass  # what another process is at work on stays where it is
+    return [place for job in jobs if (place := set_aside(job.folder(out))) is not None]
 
 
 def _stale(jobs: Sequence[Job], out: Path, damaged_too: bool) -> list[tuple[Job, list[str]]]:
@@ -326,10 +333,15 @@ def _say_stale(stale: Sequence[tuple[Job, Sequence[str]]], jobs: int, out: Path)
     )
 
 
-def _refused(jobs: Sequence[Job], out: Path) -> dict[tuple[str, int], FedskewError]:
+def _refused(jobs: Sequence[Job], anew: Sequence[Job], out: Path) -> dict[tuple[str, int], FedskewError]:
     """Set up every cell for its first seed, and return why jobs can't be; where only a seed is to blame, try the next.
 
     Cells of one task come together, so that a data set is loaded once, and only one is in memory.
+
+    Args:
+        jobs: The jobs.
+        anew: Those of them that start over, whatever is in their folders.
+        out: The folder that these are in.
 
     Raises:
         FedskewError: What no other cell could do without: data or a package are missing.
@@ -349,7 +361,9 @@ def _refused(jobs: Sequence[Job], out: Path) -> dict[tuple[str, int], FedskewErr
                 of_cell = waiting.pop(job.cell.label)
                 try:
                     task = task or make_task(job.config, job.seed)
-                    _set_up(job, out, task)
+                    folder = job.folder(out)
+                    place = folder.with_name(f"{folder.name}.new") if job in anew else folder
+                    try_out(job.config, job.seed, place, task)
                 except PartitionError as error:
                     refused[job.key] = error
                     if of_cell[1:]:
@@ -359,17 +373,6 @@ def _refused(jobs: Sequence[Job], out: Path) -> dict[tuple[str, int], FedskewErr
                 except FedskewError as error:
                     raise type(error)(f"cell {job.cell.label!r}: {error}") from None
     return {job.key: refused[job.key] for job in jobs if job.key in refused}
-
-
-def _set_up(job: Job, out: Path, task: Task) -> None:
-    choose_device(job.config.engine.device)
-    make_trackers(job.config.output.trackers, job.folder(out))
-    loop = make_training_loop(_on_cpu(job.config), job.seed, job.folder(out), task)
-    loop.runner.start(loop.untrained)  # where an optional package is missing, a component says so here
-
-
-def _on_cpu(config: Config) -> Config:
-    return config.model_copy(update={"engine": config.engine.model_copy(update={"device": "cpu", "capture": False})})
 
 
 def _default_processes(configs: Sequence[Config]) -> int:

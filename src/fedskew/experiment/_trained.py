@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from fedskew import methods, models
@@ -21,6 +20,7 @@ from fedskew.experiment._config import Config, read
 from fedskew.experiment._export import export
 from fedskew.experiment._model_info import ModelInfo
 from fedskew.experiment._work import make_network
+from fedskew.files import load_tensors
 from fedskew.tables import counted
 
 BATCH = 256
@@ -141,18 +141,15 @@ def load(run: str | Path, *, seed: int | None = None, best: bool = False) -> Tra
     if not path.exists():
         if best and (folder / "model.safetensors").exists():
             raise RunError(f"{path}: no validation samples were held out (data.validation), so no model is the best")
-        raise RunError(f"{folder}: no model yet; finish the run: fedskew run {folder / 'config.toml'} --resume")
+        raise RunError(f"{folder}: no model yet; finish the run: {_command(folder)} --resume")
     try:
-        with safe_open(path, framework="pt") as file:
-            info = ModelInfo.of_metadata(file.metadata())
-            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
-    except (SafetensorError, OSError, ValueError, TypeError) as error:
-        raise RunError(f"{path}: the model can't be read ({error})") from None
-    if info is None:
+        state, notes = load_tensors(path)
+        info = ModelInfo.of_plain(notes)
+    except (RunError, TypeError) as error:
         raise RunError(
-            f"{path}: says neither classes nor normalisation, as an early version of fedskew wrote it; write it anew: "
-            f"fedskew run {folder / 'config.toml'} --fresh"
-        )
+            f"{path}: the model can't be read ({error}); put the file back, or train it anew: "
+            f"{_command(folder)} --fresh"
+        ) from None
     network = _network(config, info)
     try:
         network.load_state_dict(state)
@@ -173,9 +170,16 @@ def _of_seed(run: Path, seed: int | None) -> Path:
     try:
         parts: list[Any] = json.loads((run / "summary.json").read_text(encoding="utf-8"))["parts"]
     except (OSError, ValueError, KeyError, TypeError):
-        raise RunError(f"{run}: no model yet; finish the run: fedskew run {run / 'config.toml'} --resume") from None
+        raise RunError(f"{run}: no model yet; finish the run: {_command(run)} --resume") from None
     chosen = parts[0 if seed is None or len(parts) == 1 else seeds.index(seed)]
     return _of_seed(run / str(chosen), seed)
+
+
+def _command(folder: Path) -> str:
+    """The command that the run of a folder belongs to: that of all its seeds, where it is one of several."""
+    while (folder.parent / "config.toml").exists():
+        folder = folder.parent
+    return f"fedskew run {folder / 'config.toml'}"
 
 
 def _network(config: Config, info: ModelInfo) -> nn.Module:

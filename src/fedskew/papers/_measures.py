@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
 
 from fedskew.data import take
 from fedskew.engine import predict
-from fedskew.errors import ConfigError
+from fedskew.errors import ConfigError, RunError
 from fedskew.experiment import Config, make_task, make_training_loop
+from fedskew.files import load_tensors
 from fedskew.labels import projection_distance
 from fedskew.report import SeedRun
 
@@ -106,6 +106,7 @@ def domain_accuracies(config: Config, seed: int, folder: Path) -> dict[str, floa
 
     Raises:
         ConfigError: The data set has no domains.
+        RunError: The model can't be read.
     """
     kept = folder / "domains.json"
     if kept.exists():
@@ -116,7 +117,11 @@ def domain_accuracies(config: Config, seed: int, folder: Path) -> dict[str, floa
     if dataset.test_domains is None:
         raise ConfigError(f"data.name: data set {dataset.name!r} has no domains")
     model = make_training_loop(config, seed, task=task).model
-    model.load_state_dict(load_file(folder / "model.safetensors"))
+    path = folder / "model.safetensors"
+    try:
+        model.load_state_dict(load_tensors(path)[0])
+    except RunError as error:
+        raise RunError(f"{path}: the model can't be read ({error})") from None
     device = model.vector.device
     found = {}
     for number, name in enumerate(dataset.domain_names):

@@ -12,3 +12,8 @@ from ._runs import last_evaluated as last_evaluated
 from ._runs import machine_notes as machine_notes
 from ._runs import mean_weights as mean_weights
 from ._runs import rounds_to as rounds_to
+from ._sites import SiteActivity as SiteActivity
+from ._sites import Trouble as Trouble
+from ._sites import site_activity as site_activity
+from ._sites import site_rows as site_rows
+from ._sites import undone_rounds as undone_rounds

@@ -2,6 +2,5 @@
 # At the site: join the federation. Keep it running, as a service that is restarted. If several sites share a
 # machine, give each its own PORT.
 cd "$$(dirname "$$0")" || exit
-export FLWR_HOME="$$PWD/flower" FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
-exec flower-supernode --superlink $ADDRESS --root-certificates ca.crt --auth-supernode-private-key key \
-    --port "$${PORT:-9094}" --node-config "data=\"$$PWD/data.toml\""
+export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
+exec fedskew deploy supernode "$$PWD/data.toml" --port "$${PORT:-9094}"

@@ -1,0 +1,108 @@
+"""The sites' evaluations of a model, and what they say together: one site must not decide it alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedskew.deploy._arrays import RefusedError
+
+LARGEST_SHARE = 0.5
+"""Largest share of all test samples that one of three or more sites may have in the evaluation of all."""
+
+MOST_TESTED = 10.0
+"""Most test samples that a site may have, as a multiple of the training samples that it reported."""
+
+
+class SiteEvaluation(NamedTuple):
+    """A model's evaluation on one site's own test samples.
+
+    Attributes:
+        confusion: Confusion matrix, `(classes, classes)`, with a row for each true class.
+        loss: Mean loss; infinite if it is not finite.
+    """
+
+    confusion: NDArray[np.int64]
+    loss: float
+
+    @property
+    def samples(self) -> int:
+        """Number of test samples."""
+        return int(self.confusion.sum())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return accuracy, loss and samples as plain values, None for what is undefined."""
+        right = int(np.trace(self.confusion))
+        return {
+            "accuracy": right / self.samples if self.samples else None,
+            "loss": self.loss if math.isfinite(self.loss) else None,
+            "samples": self.samples,
+        }
+
+
+class Together(NamedTuple):
+    """The evaluation on the test samples of several sites.
+
+    Attributes:
+        confusion: The summed confusion matrix, `(classes, classes)`.
+        loss: Mean loss of the samples; infinite if that of a site is.
+        reduced: The site whose samples counted less than it said, and the factor; None if all counted fully.
+    """
+
+    confusion: NDArray[np.int64]
+    loss: float
+    reduced: tuple[int, float] | None
+
+
+def together(evaluations: Mapping[int, SiteEvaluation]) -> Together | None:
+    """Sum the sites' confusion matrices.
+
+    Of three or more sites none counts for more than half of the samples: the matrix of one that would is multiplied by
+    the number of the others' samples over its own, and rounded.
+
+    Args:
+        evaluations: Evaluations by client index.
+
+    Returns:
+        The evaluation of all; None without a sample.
+    """
+    sizes = {client: one.samples for client, one in evaluations.items() if one.samples}
+    if not sizes:
+        return None
+    largest = max(sizes, key=lambda client: sizes[client])
+    others = sum(sizes.values()) - sizes[largest]
+    share = LARGEST_SHARE / (1 - LARGEST_SHARE)
+    factor = min(1.0, share * others / sizes[largest]) if len(sizes) >= 3 else 1.0
+    confusions = [
+        np.rint(evaluations[client].confusion * factor).astype(np.int64)
+        if client == largest and factor < 1
+        else evaluations[client].confusion
+        for client in sizes
+    ]
+    counted = [int(confusion.sum()) for confusion in confusions]
+    loss = sum(
+        evaluations[client].loss * samples for client, samples in zip(sizes, counted, strict=True) if samples
+    ) / max(sum(counted), 1)
+    return Together(np.sum(confusions, axis=0), loss, (largest, factor) if factor < 1 else None)
+
+
+def check_plausible(evaluation: SiteEvaluation, training_samples: float) -> None:
+    """Check that a site does not claim more test samples than its training samples make plausible.
+
+    Args:
+        evaluation: The site's evaluation.
+        training_samples: Number of training samples that the site reported.
+
+    Raises:
+        RefusedError: It does.
+    """
+    most = MOST_TESTED * training_samples
+    if evaluation.samples > most:
+        raise RefusedError(
+            f"its confusion matrix is of {evaluation.samples} test samples; at most {most:.0f} are plausible, "
+            f"{MOST_TESTED:.0f} times the training samples that it reported"
+        )

@@ -1,0 +1,197 @@
+"""The server's watch over its own model: a round that ruins it is undone, and who took part in it is left out.
+
+A round's model is judged by the sites' losses on their own test samples, or, where sites don't evaluate, by the losses
+of the next round's training. Their upper median counts, so that it takes half of the sites to hide a ruined model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import statistics
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedskew.engine import ServerState
+from fedskew.errors import RunError
+from fedskew.files import write_text, writing
+
+FILE = "operator.json"
+LONGEST_SKIP = 64
+"""Most rounds for which a site that does not answer is skipped."""
+
+
+@dataclass(frozen=True)
+class Watched:
+    """What the watch keeps between rounds; arrays are by client index, `(clients,)`.
+
+    Attributes:
+        good: The last state whose model was judged to be fine.
+        accepted: Sizes of the updates that were accepted up to then (see `_plausible`).
+        best: The lowest loss so far.
+        undone: Rounds that were undone.
+        left_out: The round for which a site is left out; 0 if it takes part.
+        since: The last round after `good` in which a site's update was aggregated; 0 if none was.
+        counted: The last round up to `good` in which a site's update was aggregated; 0 if none was.
+        lengths: Norm of the longest update of a site after `good`.
+        misses: How many times in a row a site was asked and did not answer.
+        resumes: The round from which a site that did not answer is asked again.
+    """
+
+    good: ServerState
+    accepted: dict[str, NDArray[np.float64]]
+    best: float
+    undone: list[int]
+    left_out: NDArray[np.int64]
+    since: NDArray[np.int64]
+    counted: NDArray[np.int64]
+    lengths: NDArray[np.float64]
+    misses: NDArray[np.int64]
+    resumes: NDArray[np.int64]
+
+    @classmethod
+    def start(cls, state: ServerState, accepted: dict[str, NDArray[np.float64]], clients: int) -> Watched:
+        """Return what is kept before the first round."""
+        none = np.zeros(clients, dtype=np.int64)
+        return cls(state, accepted, math.inf, [], none, none, none, np.zeros(clients), none, none)
+
+    def skipped(self, round: int) -> frozenset[int]:
+        """Return the sites that are not asked in a round, as they did not answer before."""
+        return frozenset(np.flatnonzero(self.resumes > round).tolist())
+
+    def out(self) -> frozenset[int]:
+        """Return the sites that are left out after a round that was undone."""
+        return frozenset(np.flatnonzero(self.left_out).tolist())
+
+    def with_counted(self, round: int, lengths: Mapping[int, float]) -> Watched:
+        """Take down whose updates moved the model in a round, and their norms."""
+        since, longest = self.since.copy(), self.lengths.copy()
+        for client, length in lengths.items():
+            since[client] = round
+            longest[client] = max(longest[client], length)
+        return dataclasses.replace(self, since=since, lengths=longest)
+
+    def with_good(self, state: ServerState, accepted: dict[str, NDArray[np.float64]], loss: float) -> Watched:
+        """Take a state as the one to go back to."""
+        counted = np.where(self.since > 0, self.since, self.counted)
+        none = np.zeros_like(self.since)
+        lengths = np.zeros_like(self.lengths)
+        return dataclasses.replace(
+            self,
+            good=state,
+            accepted=accepted,
+            best=min(self.best, loss),
+            counted=counted,
+            since=none,
+            lengths=lengths,
+        )
+
+    def with_undone(self, round: int, sites: Collection[int]) -> Watched:
+        """Take down that a round was undone, and for whom that has consequences."""
+        out = self.left_out.copy()
+        out[list(sites)] = round
+        none = np.zeros_like(self.since)
+        lengths = np.zeros_like(self.lengths)
+        return dataclasses.replace(self, undone=[*self.undone, round], left_out=out, since=none, lengths=lengths)
+
+    def with_answers(self, round: int, asked: Collection[int], silent: Collection[int]) -> Watched:
+        """Take down who answered: after k misses in a row a site is skipped for 2^(k - 1) rounds."""
+        misses, resumes = self.misses.copy(), self.resumes.copy()
+        for client in asked:
+            if client in silent:
+                misses[client] += 1
+                resumes[client] = round + 1 + min(2 ** min(int(misses[client]) - 1, 32), LONGEST_SKIP)
+            else:
+                misses[client] = resumes[client] = 0
+        return dataclasses.replace(self, misses=misses, resumes=resumes)
+
+
+def ruined(losses: Sequence[float], best: float, limit: float, chance: float) -> str | None:
+    """Say why a model is to be taken as ruined, or None if it isn't.
+
+    Args:
+        losses: Its loss at each site, infinite where it is not finite; at least one.
+        best: The lowest such loss so far.
+        limit: See `Agreement.loss_limit`.
+        chance: The loss of a model that knows nothing, `log(classes)`: a lower one ruins no model.
+
+    Returns:
+        The reason.
+    """
+    loss = loss_of(losses)
+    if not math.isfinite(loss):
+        return "the model's loss is not finite"
+    if loss > chance and loss > limit * best:
+        return f"the model's loss is {loss:.4g}, more than {limit:g} times the best so far, {best:.4g}"
+    return None
+
+
+def loss_of(losses: Sequence[float]) -> float:
+    """Return the loss that counts: the upper median over sites."""
+    return float(statistics.median_high(losses))
+
+
+def to_leave_out(suspects: Collection[int], active: Collection[int], lengths: NDArray[np.float64]) -> list[int]:
+    """Choose the sites to leave out after a round that was undone.
+
+    Args:
+        suspects: Sites whose updates moved the model.
+        active: Sites that take part so far.
+        lengths: Norms of their updates, by client index.
+
+    Returns:
+        All suspects if at least half of the sites remain; else the one whose update is the longest, unless it is the
+        only site.
+    """
+    suspects = sorted(set(suspects) & set(active))
+    if 2 * (len(active) - len(suspects)) >= len(active):
+        return suspects
+    return [max(suspects, key=lambda client: lengths[client])] if len(active) > 1 else []
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """What the operator decided after a look at the sites that were left out: `operator.json` in the run folder.
+
+    Attributes:
+        readmitted: Sites that may take part again, with the round for which they were left out.
+        looked: The last round at the operator's last look; rounds undone up to it no longer count.
+    """
+
+    readmitted: dict[str, int]
+    looked: int
+
+    @classmethod
+    def read(cls, folder: Path) -> Decisions:
+        """Read the decisions; none where there is no file.
+
+        Raises:
+            RunError: The file can't be read.
+        """
+        path = folder / FILE
+        try:
+            found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+            readmitted = {str(name): int(round) for name, round in found.get("readmitted", {}).items()}
+            return cls(readmitted, int(found.get("looked", 0)))
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            raise RunError(
+                f"{path}: can't be read ({type(error).__name__}); remove it, and give fedskew deploy readmit again"
+            ) from None
+
+    def write(self, folder: Path) -> None:
+        """Write the decisions."""
+        with writing(folder / FILE):
+            write_text(folder / FILE, json.dumps({"looked": self.looked, "readmitted": self.readmitted}) + "\n")
+
+    def readmits(self, name: str, left_out: int) -> bool:
+        """Whether a site that is left out for a round may take part again."""
+        return self.readmitted.get(name, 0) >= left_out > 0
+
+    def counting(self, undone: Sequence[int]) -> list[int]:
+        """Return the undone rounds since the operator's last look."""
+        return [round for round in undone if round > self.looked]

@@ -1,0 +1,133 @@
+"""What a site says of its server's clock and certificate, against a real TLS server whose clock is off."""
+
+from __future__ import annotations
+
+import datetime
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from email.utils import format_datetime
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from fedskew.cli import app
+from fedskew.deploy import Greeting, UnreachableError, free_port, greet, run_supernode, server_of, write_certificates
+from fedskew.errors import ConfigError, RunError
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("server")
+    write_certificates(folder, ["127.0.0.1"])
+    return folder
+
+
+@contextmanager
+def server(keys: Path, off: float | None) -> Iterator[str]:
+    """The address of a server whose clock is `off` seconds ahead of ours; None: it tells no time."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response_only(404)
+            if off is not None:
+                now = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=off)
+                self.send_header("date", format_datetime(now, usegmt=True))
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(keys / "server.crt", keys / "server.key")
+    with HTTPServer(("127.0.0.1", 0), Handler) as listener:
+        listener.socket = context.wrap_socket(listener.socket, server_side=True)
+        thread = threading.Thread(target=listener.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        try:
+            yield f"127.0.0.1:{listener.server_port}"
+        finally:
+            listener.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize(
+    ("off", "says"),
+    [
+        (-20.0, "clock is 20 s ahead of the server's, and Flower refuses a site that is more than 5 s ahead"),
+        (400.0, "clock is 400 s behind the server's, and Flower refuses"),
+        (0.0, None),
+        (200.0, None),
+    ],
+)
+def test_a_clock_that_flower_would_refuse_is_told_before(keys: Path, off: float, says: str | None) -> None:
+    with server(keys, off) as address:
+        found = greet(address, keys / "ca.crt")
+    assert found.ahead == pytest.approx(-off, abs=3.0)
+    refusal = found.refusal()
+    if says is None:
+        assert refusal is None
+        assert bool(found.notes()) is (off == 200.0)
+    else:
+        assert refusal is not None
+        words = says.replace(str(int(abs(off))), "{}")
+        seconds = range(int(abs(off)) - 2, int(abs(off)) + 3)  # an answer tells whole seconds
+        assert any(words.format(second) in refusal for second in seconds), refusal
+
+
+@pytest.mark.parametrize(
+    ("ahead", "unsure", "refused"),
+    [(4.9, 0.0, False), (5.0, 0.0, True), (6.0, 1.5, False), (-304.9, 0.0, False), (-305.0, 0.0, True)],
+)
+def test_the_window_is_flowers(ahead: float, unsure: float, refused: bool) -> None:
+    from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE
+
+    assert (SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE) == (5, 300)
+    assert (Greeting(ahead, unsure, 800.0).refusal() is not None) is refused
+
+
+def test_a_certificate_that_ends_soon_is_said() -> None:
+    assert Greeting(0.0, 1.0, 61.0).notes() == []
+    (note,) = Greeting(0.0, 1.0, 59.0).notes()
+    assert "expires in 59 days" in note
+    assert "deploy renew" in note
+
+
+def test_what_answers_but_is_not_the_server_is_refused(keys: Path, tmp_path: Path) -> None:
+    write_certificates(tmp_path / "other", ["127.0.0.1"])
+    with server(keys, 0.0) as address, pytest.raises(RunError, match="no certificate of this federation"):
+        greet(address, tmp_path / "other" / "ca.crt")
+    with server(keys, None) as address, pytest.raises(RunError, match="tells no time"):
+        greet(address, keys / "ca.crt")
+    with pytest.raises(ConfigError, match=r"nothing\.crt"):
+        greet("127.0.0.1:1", keys / "nothing.crt")
+
+
+def test_a_server_that_does_not_run_yet_is_another_matter(keys: Path) -> None:
+    with pytest.raises(UnreachableError, match="can't be reached"):
+        greet(f"127.0.0.1:{free_port()}", keys / "ca.crt")
+
+
+def site(folder: Path, keys: Path, address: str) -> Path:
+    (folder / "ca.crt").write_bytes((keys / "ca.crt").read_bytes())
+    data = folder / "data.toml"
+    data.write_text(f'server = "{address}"\n[data]\nname = "digits"\n')
+    return data
+
+
+def test_a_supernode_does_not_start_with_a_clock_that_is_refused(keys: Path, tmp_path: Path) -> None:
+    with server(keys, -20.0) as address:
+        data = site(tmp_path, keys, address)
+        assert server_of(data) == address
+        with pytest.raises(RunError, match="ahead of the server's, and Flower refuses"):
+            run_supernode(data, [])
+        with pytest.raises(RunError, match="ahead of the server's, and Flower refuses"):
+            app(["deploy", "supernode", str(data), "--port", "9094"], standalone_mode=False)
+
+
+def test_a_file_that_names_no_server_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "data.toml").write_text("[data]\n")
+    with pytest.raises(ConfigError, match='server = "fl.example.org:9092"'):
+        run_supernode(tmp_path / "data.toml", [])
+    with pytest.raises(ConfigError, match="can't be read"):
+        run_supernode(tmp_path / "none.toml", [])

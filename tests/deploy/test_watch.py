@@ -1,0 +1,195 @@
+"""The server's watch over its model: what ruins it is undone, and its sites are left out until the operator looked."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from federated import Federated, Tamper, federate, fedskew, tree
+from flwr.app import Array, Message
+from safetensors.numpy import load_file
+
+from fedskew.errors import DivergedError
+
+LENIENT = {"norm_limit": 1e300, "norm_action": "report"}  # here the watch alone stands between a liar and the model
+
+
+def scaled(by: float, first: int = 1, last: int = 10**6) -> Tamper:
+    """Update times `by` in these rounds."""
+
+    def change(question: Message, answer: Message) -> Message:
+        if question.metadata.message_type != "train":
+            return answer
+        if first <= question.content["config"]["server-round"] <= last:
+            sent = question.content["arrays"]
+            for name, array in list(answer.content["arrays"].items()):
+                if np.issubdtype(array.numpy().dtype, np.floating):
+                    start = sent[name].numpy()
+                    moved = start + by * (array.numpy().astype(np.float64) - start)
+                    answer.content["arrays"][name] = Array(moved.astype(np.float32))
+        return answer
+
+    return change
+
+
+def evaluating(confusion: list[int], loss: float) -> Tamper:
+    def change(question: Message, answer: Message) -> Message:
+        if question.metadata.message_type == "evaluate":
+            answer.content["metrics"]["confusion"] = confusion
+            answer.content["metrics"]["eval-loss"] = loss
+        return answer
+
+    return change
+
+
+def lines(federation: Federated) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (federation.run_folder / "rounds.jsonl").read_text().splitlines()]
+
+
+def accuracy(line: dict[str, Any]) -> float:
+    return float(line["evaluation"]["accuracy"])
+
+
+@pytest.mark.parametrize("by", [1e30, -300.0])
+def test_a_round_that_ruins_the_model_is_undone_and_its_liar_left_out(tmp_path: Path, caplog: Any, by: float) -> None:
+    federation = federate(tmp_path, tree("fedavg", rounds=4), **LENIENT)
+    grid = federation.grid()
+    grid.tamper[federation.node("birch")] = scaled(by, first=2)
+    federation.run(grid).run(resume=True)
+    records = lines(federation)
+    undone = records[2]["deployment"]["undone"]
+    assert undone["back_to"] == 1
+    assert undone["left_out"] == ["birch"]  # all three took part: the one whose update is the longest
+    assert "round 2 is undone: the model's loss is" in caplog.text
+    for record in records[3:]:
+        assert record["deployment"]["quarantine"] == {"birch": 2}
+        assert record["deployment"]["left_out"] == ["birch"]
+        assert record["answered"] == [client for client in record["cohort"] if client != 1]
+        assert "birch" not in record["deployment"]["evaluations"]
+    assert records[4]["evaluation"]["loss"] < records[1]["evaluation"]["loss"] * 1.5
+    assert all(np.isfinite(values).all() for values in load_file(federation.run_folder / "model.safetensors").values())
+
+
+def test_a_site_goes_on_from_what_it_kept_before_the_undone_round(tmp_path: Path) -> None:
+    federation = federate(tmp_path, tree("moon", rounds=4), **LENIENT)
+    grid = federation.grid()
+    grid.tamper[federation.node("birch")] = scaled(1e30, first=2)
+    federation.run(grid).run(resume=True)
+    counted = [
+        message.content["config"]["fedskew-counted"]
+        for message in grid.asked
+        if message.metadata.message_type == "train" and message.metadata.dst_node_id == federation.node("ash")
+    ]
+    assert counted == [0, 1, 1, 3]
+    before = len(grid.asked)
+    federation.run(grid).run(resume=True)  # what the watch keeps is in the checkpoint
+    assert len(grid.asked) == before
+    assert lines(federation)[-1]["deployment"]["quarantine"] == {"birch": 2}
+
+
+def test_of_many_sites_all_that_took_part_are_left_out() -> None:
+    from fedskew.deploy import to_leave_out
+
+    lengths = np.array([1.0, 9.0, 2.0, 5.0])
+    assert to_leave_out([1, 2], [0, 1, 2, 3], lengths) == [1, 2]
+    assert to_leave_out([0, 1, 2], [0, 1, 2, 3], lengths) == [1]
+    assert to_leave_out([0, 2], [0, 2], lengths) == [2]
+    assert to_leave_out([0], [0], lengths) == []
+
+
+def test_a_run_that_is_ruined_again_and_again_stops_and_waits_for_the_operator(tmp_path: Path) -> None:
+    federation = federate(tmp_path, tree("fedavg", rounds=6), undone_limit=2, **LENIENT)
+    grid = federation.grid()
+    for name in ("ash", "birch", "cedar"):
+        grid.tamper[federation.node(name)] = scaled(1e30, last=2)
+    for _ in range(2):  # started again, it stops at once
+        with pytest.raises(
+            DivergedError, match=r"ruined in rounds 1, 2, and is again that of round 0; left out: "
+        ) as end:
+            federation.run(grid).run(resume=True)
+        assert end.value.exit_code == 1
+        assert len(lines(federation)) == 3
+    out = lines(federation)[-1]["deployment"]["quarantine"]
+    assert len(out) == 2
+    status, said = fedskew("deploy", "readmit", federation.run_folder, *out)
+    assert status == 0
+    assert " and ".join(out) in said.replace(", ", " and ")
+    federation.run(grid).run(resume=True)
+    records = lines(federation)
+    assert [record["round"] for record in records] == [0, 1, 2, 3, 4, 5, 6]
+    assert records[-1]["deployment"]["quarantine"] == {}
+    assert sorted(records[-1]["answered"]) == [0, 1, 2]
+    assert accuracy(records[-1]) > accuracy(records[2]) + 0.1
+
+
+def test_readmit_names_only_sites_that_are_left_out(tmp_path: Path) -> None:
+    federation = federate(tmp_path, tree("fedavg", rounds=1))
+    federation.run(federation.grid()).run(resume=True)
+    assert fedskew("deploy", "readmit", federation.run_folder, "birch") == (2, "birch: is not left out (nobody is)")
+    status, said = fedskew("deploy", "readmit", federation.run_folder)
+    assert (status, "--nobody" in said) == (2, True)
+    status, said = fedskew("deploy", "status", tmp_path)
+    assert (status, "neither a run folder" in said) == (2, True)
+
+
+def test_without_evaluations_the_next_rounds_training_judges(tmp_path: Path) -> None:
+    federation = federate(tmp_path, tree("fedavg", rounds=4), evaluation="none", **LENIENT)
+    grid = federation.grid()
+    grid.tamper[federation.node("birch")] = scaled(-1e4, first=2)
+    federation.run(grid).run(resume=True)
+    records = lines(federation)
+    assert records[3]["deployment"]["undone"]["back_to"] == 1
+    assert records[3]["deployment"]["undone"]["left_out"] == ["birch"]
+    assert records[4]["loss"] < 3
+
+
+def test_one_sites_confusion_matrix_does_not_make_the_accuracy(tmp_path: Path) -> None:
+    whole = federate(tmp_path / "whole", tree("fedavg", rounds=1))
+    whole.run(whole.grid()).run(resume=True)
+    honest = accuracy(lines(whole)[1])
+
+    def lied(folder: Path, each: int) -> list[dict[str, Any]]:
+        federation = federate(folder, tree("fedavg", rounds=1))
+        grid = federation.grid()
+        perfect = (each * np.eye(10, dtype=np.int64)).ravel().tolist()
+        grid.tamper[federation.node("birch")] = evaluating(perfect, 0.0)
+        federation.run(grid).run(resume=True)
+        return lines(federation)
+
+    for record in lied(tmp_path / "giant", 10**8):  # not plausible: refused
+        assert "are plausible" in record["deployment"]["unevaluated"]["birch"]
+        assert set(record["deployment"]["evaluations"]) == {"ash", "cedar"}
+    assert accuracy(record) == pytest.approx(honest, abs=0.1)
+    record = lied(tmp_path / "large", 85)[1]  # plausible, yet more than all others have: half of the samples at most
+    assert record["deployment"]["reduced"]["birch"] < 0.5
+    others = [record["deployment"]["evaluations"][name]["accuracy"] for name in ("ash", "cedar")]
+    assert accuracy(record) == pytest.approx((1 + np.mean(others)) / 2, abs=0.02)
+    assert record["deployment"]["evaluations"]["birch"]["accuracy"] == 1.0  # as it said, for all to see
+
+
+def test_a_site_that_claims_a_ruined_model_can_not_undo_a_round_alone(tmp_path: Path) -> None:
+    federation = federate(tmp_path, tree("fedavg", rounds=2))
+    grid = federation.grid()
+    grid.tamper[federation.node("cedar")] = evaluating([1] * 100, float("nan"))
+    federation.run(grid).run(resume=True)
+    records = lines(federation)
+    assert [record["deployment"].get("undone") for record in records] == [None] * 3
+    assert records[2]["deployment"]["evaluations"]["cedar"] == {"accuracy": 0.1, "loss": None, "samples": 100}
+
+
+def test_records_say_when_in_utc_and_what_each_site_evaluated(tmp_path: Path) -> None:
+    federation = federate(tmp_path, tree("fedavg", rounds=1))
+    federation.run(federation.grid()).run(resume=True)
+    for record in lines(federation):
+        began, ended = record["deployment"]["began"], record["deployment"]["ended"]
+        assert began.endswith("+00:00")
+        assert began <= ended
+        sites = record["deployment"]["evaluations"]
+        assert set(sites) == {"ash", "birch", "cedar"}
+        right = sum(site["accuracy"] * site["samples"] for site in sites.values())
+        assert accuracy(record) == pytest.approx(right / sum(site["samples"] for site in sites.values()))
+    kept = json.loads((federation.run_folder / "deployment.json").read_text())
+    assert kept["sites"]["ash"]["at"].endswith("+00:00")
