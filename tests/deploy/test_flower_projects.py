@@ -151,6 +151,91 @@ def test_scaffold_needs_both_sides_and_says_so(tmp_path: Path) -> None:
         strategy("scaffold")
 
 
+def lying(federation: Federated, kind: str, **figures: Any) -> LocalGrid:
+    """A stock project of three clients, whose first in the order of the names lies in its metrics."""
+    grid = with_app(federation.grid(), project(federation))
+
+    def lie(question: Message, answer: Message) -> Message:
+        if question.metadata.message_type == kind:
+            for key, value in figures.items():
+                answer.content["metrics"][key] = value
+        return answer
+
+    grid.tamper[federation.node("ash")] = lie
+    return grid
+
+
+@pytest.mark.parametrize("agreed", [{}, {"classes": 10}, {"target": np.ones(10)}], ids=["majority", "agreed", "target"])
+def test_one_client_does_not_choose_the_classes(tmp_path: Path, caplog: Any, agreed: dict[str, Any]) -> None:
+    federation = federate(tmp_path, tree("fedavg"))
+    chosen = strategy("fedpals" if "target" in agreed else "fedla", **agreed)
+    start(lying(federation, "query", **{"label-counts": [5, 5, 5]}), chosen, rounds=1)
+    assert sorted(chosen.record["answered"]) == [0, 1, 2]
+    weights = dict(zip(chosen.record["answered"], chosen.record["weights"], strict=True))
+    assert weights[0] == 0
+    assert weights[1] + weights[2] == pytest.approx(1)
+    assert "refused the label counts of ash: its label counts are [5, 5, 5]; expected 10 numbers" in caplog.text
+
+
+def test_clients_that_differ_evenly_are_named(tmp_path: Path) -> None:
+    federation = federate(tmp_path, tree("fedavg"))
+    grid = lying(federation, "query", **{"label-counts": [5, 5, 5]})
+    grid.offline.add(federation.node("cedar"))
+    with pytest.raises(ConfigError, match=r"differ in their number of classes \(ash 3, birch 10\); pass classes="):
+        strategy("fedla")._begin(first_arrays(), grid)
+
+
+def test_one_client_does_not_choose_the_classes_of_a_metric_either(tmp_path: Path, caplog: Any) -> None:
+    federation = federate(tmp_path, tree("fedavg"))
+    grid = lying(federation, "train")
+    for name in NAMES:
+        counts = [5, 5, 5] if name == "ash" else load_site(federation.data_of(name), federation.agreement).counts
+        told = [int(count) for count in counts]
+        grid.tamper[federation.node(name)] = lying(federation, "train", **{"label-counts": told}).tamper[
+            federation.node("ash")
+        ]
+    chosen = strategy("fedla", label_counts="metric")
+    start(grid, chosen, rounds=1)
+    assert sorted(chosen.record["answered"]) == [1, 2]
+    assert "refused the reply of ash: its label counts are [5, 5, 5]; expected 10 numbers" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "figures", [{"num-examples": 10**12}, {"train_loss": float("inf")}, {"train_loss": float("nan")}], ids=str
+)
+def test_numbers_that_cant_be_are_refused(tmp_path: Path, figures: dict[str, Any]) -> None:
+    federation = federate(tmp_path, tree("fedavg"))
+    chosen = strategy("fedavg")
+    start(lying(federation, "train", **figures), chosen, rounds=1)
+    assert sorted(chosen.record["answered"]) == [1, 2]
+
+
+@pytest.mark.parametrize("figures", [{"num-examples": 10**12}, {"accuracy": float("inf")}], ids=str)
+def test_an_evaluation_that_cant_be_is_refused(tmp_path: Path, figures: dict[str, Any]) -> None:
+    federation = federate(tmp_path, tree("fedavg"))
+    grid = lying(federation, "evaluate", **figures)
+    result = start(grid, strategy("fedavg"), rounds=1)
+    grid = with_app(federation.grid(), project(federation))
+    grid.tamper[federation.node("ash")] = lambda question, answer: (
+        None if question.metadata.message_type == "evaluate" else answer
+    )
+    without = start(grid, strategy("fedavg"), rounds=1)
+    assert result.evaluate_metrics_clientapp[1] == without.evaluate_metrics_clientapp[1]
+
+
+def test_a_client_that_leaves_a_metric_out_does_not_take_it_from_all(tmp_path: Path) -> None:
+    federation = federate(tmp_path, tree("fedavg"))
+    grid = lying(federation, "evaluate")
+
+    def without(question: Message, answer: Message) -> Message:
+        if question.metadata.message_type == "evaluate":
+            del answer.content["metrics"]["accuracy"]
+        return answer
+
+    grid.tamper[federation.node("ash")] = without
+    assert start(grid, strategy("fedavg"), rounds=1).evaluate_metrics_clientapp[1]["accuracy"] > 0
+
+
 def test_what_a_strategy_cant_do_is_said_before_training() -> None:
     with pytest.raises(ConfigError, match="use 'query'"):
         strategy("fedentopt", label_counts="metric")

@@ -33,7 +33,6 @@ from torch import Tensor
 
 from fedskew.deploy._arrays import RUNNING_VARIANCE
 from fedskew.engine import LocalTraining
-from fedskew.models import ModelState
 from fedskew.momentum import fednova_normaliser
 
 FloatArray = NDArray[np.float64]
@@ -66,22 +65,24 @@ def no_sizes(names: Iterable[str], sites: int) -> dict[str, FloatArray]:
     return {name: np.full((sites, KEPT), np.nan) for name in names}
 
 
-def length(norm: float, steps: int, sent: float, training: LocalTraining | None, round: int, classes: int) -> Measured:
+def length(norm: float, steps: int, sent: Tensor, training: LocalTraining | None, round: int, classes: int) -> Measured:
     """Measure the length of an update.
 
     Args:
         norm: Norm of the update.
         steps: Number of local steps taken.
-        sent: Norm of the sent parameters.
-        training: Settings of local training; None: the server doesn't know them.
+        sent: The sent parameters, `(parameters,)`.
+        training: Settings of local training. None: the server doesn't know them, nor whether the steps are true; an
+            update is then its norm long, and likely is what moves each parameter by 1.
         round: Number of the round, from 1.
         classes: Number of classes.
     """
+    likely = float(torch.linalg.vector_norm(sent))
+    if training is None:
+        return Measured(norm, max(likely, math.sqrt(sent.numel())))
     taken = min(max(steps, 1), MOST_STEPS)
-    likely = sent
-    if training is not None:
-        time = training.lr_of(round) * fednova_normaliser(taken, training.momentum)
-        likely = max(sent, math.sqrt(time * math.log(max(classes, 2))))
+    time = training.lr_of(round) * fednova_normaliser(taken, training.momentum)
+    likely = max(likely, math.sqrt(time * math.log(max(classes, 2))))
     return Measured(norm / math.sqrt(taken), likely / math.sqrt(taken))
 
 
@@ -129,11 +130,6 @@ def with_accepted(accepted: Sizes, measured: Mapping[int, Mapping[str, Measured]
             row = following[name][client]
             row[:] = [size, *row[:-1]]
     return following
-
-
-def parameters_norm(sent: ModelState) -> float:
-    """Compute the norm of the sent parameters."""
-    return float(torch.linalg.vector_norm(sent.parameters))
 
 
 def _reference(name: str, likely: float, now: Mapping[int, float], past: FloatArray) -> float:

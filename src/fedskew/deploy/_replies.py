@@ -43,7 +43,6 @@ from fedskew.deploy._plausible import (
     largest,
     length,
     no_sizes,
-    parameters_norm,
     with_accepted,
 )
 from fedskew.engine import Assignment, LocalTraining, Sent, Update, UpdateBuffer
@@ -58,6 +57,9 @@ MOST_SAMPLES = 10**9
 
 MOST_STEPS = 10**7
 """Upper limit of the local steps that a client may report to a server that does not know its batch size."""
+
+LARGEST_BATCH = 4096
+"""Largest batch of a client whose batch size the server does not know."""
 
 PASSES = 4
 """Most times that a local step may show its batch to the network; no step of ours does so more than twice."""
@@ -426,7 +428,7 @@ class ReplyValidator:
     def expected(self, round: int, client: int) -> ExpectedReply:
         """Return the form that the reply of a client of the cohort must have."""
         task, training = self._tasks[client], self.rules.training
-        least, most, counted = 0, MOST_STEPS, 1
+        least, most, counted = 0, MOST_STEPS, PASSES * LARGEST_BATCH
         if training is not None:
             known = task.samples if task.quota is None else int(sum(map(int, task.quota)))
             fewest, largest = math.floor(max(0.0, known - self.rules.slack)), math.ceil(known + self.rules.slack)
@@ -516,8 +518,7 @@ class ReplyValidator:
         """Note updates that are out of line; return those that the rules keep."""
         limit, leaves_out = self.rules.norm_limit, self.rules.norm_action == "leave_out"
         unknown = self.rules.training is None  # a stock client says of no update how many steps it took
-        sent = parameters_norm(self._sent.model)
-        measured = {update.client: self._measured(update, round, sent) for update in updates if update.steps or unknown}
+        measured = {update.client: self._measured(update, round) for update in updates if update.steps or unknown}
         worst = excess(measured, self.accepted)
         out = {client: found for client, found in worst.items() if not found[1] <= limit}
         for client, (what, ratio) in out.items():
@@ -539,12 +540,14 @@ class ReplyValidator:
         self.accepted = with_accepted(self.accepted, fine)
         return [update for update in updates if update.client not in out or not leaves_out]
 
-    def _measured(self, update: Update, round: int, sent: float) -> dict[str, Measured]:
+    def _measured(self, update: Update, round: int) -> dict[str, Measured]:
         rules = self.rules
         unit = math.log(max(rules.classes, math.e))
         of_server, own = self.layout.statistics(self._sent.model), self._statistics[update.client]
         return {
-            UPDATE: length(float(update.norm), update.steps, sent, rules.training, round, rules.classes),
+            UPDATE: length(
+                float(update.norm), update.steps, self._sent.model.parameters, rules.training, round, rules.classes
+            ),
             **{name: largest(name, values, [of_server[name]]) for name, values in own.items()},
             **{
                 name: largest(name, values, self._sent.broadcast.values(), unit)

@@ -6,8 +6,10 @@ import copy
 import dataclasses
 import secrets
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, TypeGuard
+from contextlib import suppress
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -83,6 +85,7 @@ def strategy(
     seed: int = 0,
     momentum: float = 0.0,
     label_counts: Literal["query", "metric"] | None = None,
+    classes: int | None = None,
     min_nodes: int = 2,
     query_timeout: float = 600.0,
     norm_limit: float = 10.0,
@@ -111,6 +114,8 @@ def strategy(
             with a metric `label-counts`, one number per class. "metric": every reply contains that metric, which is too
             late for a selection that needs label counts. None: "query" if the method needs label counts; otherwise they
             are not used, and weights follow from `num-examples`.
+        classes: Number of classes; label counts of another number are refused. None: as many as the target has, or
+            without a target as most of the clients report.
         min_nodes: Smallest number of nodes to begin with.
         query_timeout: Seconds to wait for label counts.
         norm_limit: See `Agreement`.
@@ -134,6 +139,11 @@ def strategy(
         label_counts = "query" if needs_label_counts(chosen) else None
     elif label_counts == "metric" and needs_label_counts(chosen, ("selection",)):
         raise ConfigError("label_counts: this selection needs them before the first reply; use 'query'")
+    if target is not None:
+        target = np.asarray(target, dtype=np.float64)
+        if classes not in (None, target.size):
+            raise ConfigError(f"classes: {classes}, but the target has {target.size} shares")
+        classes = target.size
     hooks = hooked(chosen)
     if hooks and model is None:
         name = type(next(iter(hooks.values()))).__name__
@@ -148,11 +158,12 @@ def strategy(
     return MethodStrategy(
         method=chosen,
         model=model,
-        target=None if target is None else np.asarray(target, dtype=np.float64),
+        target=target,
         participation=participation,
         epochs=epochs,
         seed=seed,
         label_counts=label_counts,
+        classes=classes,
         min_nodes=min_nodes,
         query_timeout=query_timeout,
         rules=rules,
@@ -182,6 +193,7 @@ class MethodStrategy(FedAvg):
         epochs: int,
         seed: int,
         label_counts: Literal["query", "metric"] | None,
+        classes: int | None,
         min_nodes: int,
         query_timeout: float,
         rules: ReplyRules,
@@ -191,6 +203,9 @@ class MethodStrategy(FedAvg):
         self._method, self._model, self._target, self._rules = method, model, target, rules
         self._participation, self._epochs, self._seed = participation, epochs, seed
         self._label_counts, self._query_timeout = label_counts, query_timeout
+        self._agreed = classes
+        self._classes_of: dict[int, int] = {}  # number of classes that each client reports last
+        self._counts_of: dict[int, FloatArray] = {}
         self._weight_limit = weight_limit
         self._run = secrets.token_hex(8)
         self._federation: Federation | None = None
@@ -240,9 +255,12 @@ class MethodStrategy(FedAvg):
         """Aggregate the valid replies into the next model; without any, the model stays as it is."""
         assert self._federation is not None
         began = time.perf_counter()
+        answers = self._answers(server_round, replies)
+        if self._label_counts == "metric":
+            self._count_classes(answers)
         kept = self._validator.updates(
             server_round,
-            self._answers(server_round, replies),
+            answers,
             lambda content, client: self._validated(content, client, server_round),
         )
         federation = dataclasses.replace(self._federation, counts=self._counts)
@@ -263,7 +281,7 @@ class MethodStrategy(FedAvg):
         return arrays, metrics
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Average the metrics that all valid replies have in common, weighted by `num-examples`."""
+        """Average each metric that at least half of the valid replies contain, weighted by `num-examples`."""
         valid: list[tuple[int, dict[str, float]]] = []
         for message in replies:
             if message.has_error():
@@ -273,17 +291,18 @@ class MethodStrategy(FedAvg):
             try:
                 check_size(message.content, 2**20)
                 metrics = only_metrics(message.content)
-                figures = {key: value for key, value in metrics.items() if _is_finite(value)}
+                figures = {key: _finite(key, value) for key, value in metrics.items() if isinstance(value, int | float)}
                 valid.append((check_samples(metrics), figures))
             except RefusedError as error:
                 LOG.warning("round %d: refused an evaluation: %s", server_round, error)
-        samples = sum(number for number, _ in valid)
-        if not samples:
-            return None
-        shared = set.intersection(*(set(figures) for _, figures in valid)) - {SAMPLES}
-        return MetricRecord(
-            {key: sum(number * figures[key] for number, figures in valid) / samples for key in sorted(shared)}
-        )
+        found = Counter(key for _, figures in valid for key in figures if key != SAMPLES)
+        averages = MetricRecord()
+        for key in sorted(key for key, number in found.items() if 2 * number >= len(valid)):
+            having = [(number, figures[key]) for number, figures in valid if key in figures]
+            samples = sum(number for number, _ in having)
+            if samples:
+                averages[key] = sum(number * value for number, value in having) / samples
+        return averages if averages else None
 
     def _begin(self, arrays: ArrayRecord, grid: Grid) -> None:
         """Find the clients and their label counts, and make the state before round 1."""
@@ -297,7 +316,9 @@ class MethodStrategy(FedAvg):
         self._layout: Layout = ArraysLayout(arrays) if network is None else ModelLayout(network)
         returned: dict[str, ArraySpec] = {} if network is None else self._returned(network)
         self._validator = ReplyValidator(names, self._layout, returned, returned, self._rules, hooked(self._method))
-        self._counts = self._query_counts(grid) if self._label_counts == "query" else np.zeros((len(names), 1))
+        self._counts = np.zeros((len(names), 1))
+        if self._label_counts == "query":
+            self._query_counts(grid)
         try:
             self._federation = Federation(
                 method=self._method,
@@ -325,30 +346,48 @@ class MethodStrategy(FedAvg):
         work = LocalWork(data, method.objective, method.local_step, LocalTraining(), 0, hooks=hooked(method))
         return returned_by(network, work, len(self._nodes))
 
-    def _query_counts(self, grid: Grid) -> FloatArray:
-        """Query label counts, shape `(clients, classes)`; 0 for clients that do not report them."""
+    def _query_counts(self, grid: Grid) -> None:
+        """Query label counts; those of clients that do not report them stay 0."""
         content = RecordDict({CONFIG: ConfigRecord({ROUND: 0})})
         answers = exchange(grid, dict.fromkeys(self._nodes, content), MessageType.QUERY, self._query_timeout, "0")
         answers = answers.by({node: client for client, node in enumerate(self._nodes)})
-        reported: dict[int, FloatArray] = {}
-        for client, reply in answers.contents.items():
-            try:
-                values = only_metrics(reply).get(COUNTS)
-                classes = (
-                    len(next(iter(reported.values()))) if reported else len(values) if isinstance(values, list) else 0
-                )
-                reported[client] = check_counts(reply, classes, whole=False)
-            except RefusedError as error:
-                LOG.warning("refused the label counts of %s: %s", self._validator.names[client], error)
         for client, reason in answers.failures.items():
             LOG.warning("%s did not report its label counts: %s", self._validator.names[client], reason)
-        if not reported:
+        self._count_classes(answers)
+        for client, reply in answers.contents.items():
+            try:
+                self._take_counts(client, reply)
+            except RefusedError as error:
+                LOG.warning("refused the label counts of %s: %s", self._validator.names[client], error)
+        if not self._counts_of:
             raise ConfigError(
                 "label_counts: no client reported them; reply to queries with a metric 'label-counts', one number per "
                 "class"
             )
-        none = np.zeros(len(next(iter(reported.values()))))
-        return np.array([reported.get(client, none) for client in range(len(self._nodes))])
+
+    def _count_classes(self, answers: Answers) -> None:
+        """Find the number of classes: the agreed one, or that of most clients' last reports."""
+        for client, reply in answers.contents.items():
+            with suppress(RefusedError):
+                values = only_metrics(reply).get(COUNTS)
+                if isinstance(values, list):
+                    self._classes_of[client] = len(values)
+        if not self._classes_of:
+            return
+        votes = Counter(self._classes_of.values()).most_common(2)
+        if self._agreed is None and len(votes) == 2 and votes[0][1] == votes[1][1]:
+            said = ", ".join(f"{self._validator.names[client]} {of}" for client, of in sorted(self._classes_of.items()))
+            raise ConfigError(f"label_counts: clients differ in their number of classes ({said}); pass classes=...")
+        classes = self._agreed or votes[0][0]
+        self._counts_of = {client: counts for client, counts in self._counts_of.items() if len(counts) == classes}
+        self._counts = np.zeros((len(self._nodes), classes))
+        for client, counts in self._counts_of.items():
+            self._counts[client] = counts
+
+    def _take_counts(self, client: int, reply: RecordDict) -> None:
+        """Validate and store the label counts that a client reports."""
+        counts = check_counts(reply, self._counts.shape[1], whole=False)
+        self._counts[client] = self._counts_of[client] = counts
 
     def _answers(self, round: int, replies: Iterable[Message]) -> Answers:
         """Sort replies by client; refuse replies of nodes that were sent no message, and second replies."""
@@ -384,14 +423,7 @@ class MethodStrategy(FedAvg):
         if self._label_counts is None:
             self._counts[client] = samples / self._counts.shape[1]
             return reply
-        values = metrics.get(COUNTS)
-        classes = len(values) if isinstance(values, list) else 0
-        if self._counts.shape[1] not in (1, classes):
-            raise RefusedError(f"it reports label counts of {classes} classes; others of {self._counts.shape[1]}")
-        counts = check_counts(RecordDict({METRICS: metrics}), classes, whole=False)
-        if self._counts.shape[1] != classes:
-            self._counts = np.zeros((len(self._nodes), classes))
-        self._counts[client] = counts
+        self._take_counts(client, RecordDict({METRICS: metrics}))
         return reply
 
 
@@ -414,10 +446,12 @@ def _loss(metrics: MetricRecord) -> float:
     """Read the training loss under one of its usual names; NaN if a stock client reports none."""
     for key in (LOSS, "train_loss", "loss"):
         value = metrics.get(key)
-        if _is_finite(value):
-            return float(value)
+        if isinstance(value, int | float):
+            return _finite(key, value)
     return float("nan")
 
 
-def _is_finite(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float) and -1e300 < value < 1e300
+def _finite(key: str, value: float) -> float:
+    if not -1e300 < value < 1e300:
+        raise RefusedError(f"its metric {short(key)} is {short(value)}; expected a finite number")
+    return float(value)
