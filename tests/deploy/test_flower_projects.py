@@ -263,7 +263,7 @@ def test_robust_aggregation_and_the_weight_limit_come_with_the_strategy(tmp_path
         return answer
 
     grid.tamper = {node: liar}
-    chosen = strategy({"aggregation": "median"}, weight_limit=0.4)
+    chosen = strategy({"aggregation": "median"}, weight_limit=0.4, norm_action="report")
     bounded = start(grid, chosen)
     assert max(chosen.record["weights"]) == pytest.approx(0.4)
     assert 0 in chosen.record["limited"]
