@@ -77,7 +77,7 @@ def test_a_whole_federation_in_one_command(tmp_path: Path) -> None:
     assert str(page) in said
     record = json.loads((page.parent / "rounds.jsonl").read_text().split("\n")[1])
     assert record["answered"] == [0, 1]
-    assert record["deployment"] == {"refused": {}, "failed": {}, "offline": [], "silent": [], "out_of_line": {}}
+    assert not any(record["deployment"][kind] for kind in ("refused", "failed", "offline", "silent", "out_of_line"))
     # Sites joined with their keys, over TLS: the registrations are of the two keys, and the port speaks nothing else.
     superlink = (folder / "logs" / "superlink.log").read_text()
     assert "https://127.0.0.1" in superlink
