@@ -165,7 +165,19 @@ def test_control_c_stops_after_a_checkpoint_and_resume_ends_the_run(config, tmp_
     assert len(records.read_text().splitlines()) == 41
 
 
-COMMANDS = ["run", "check", "sweep", "recipes", "reproduce", "report", "methods", "demo", "describe", "weights"]
+COMMANDS = [
+    "run",
+    "check",
+    "sweep",
+    "recipes",
+    "reproduce",
+    "report",
+    "methods",
+    "demo",
+    "describe",
+    "weights",
+    "target",
+]
 
 
 @pytest.mark.parametrize("name", COMMANDS)

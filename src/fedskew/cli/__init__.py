@@ -24,6 +24,7 @@ from fedskew.cli import (
     reference,
     run,
     sweep,
+    target,
 )
 from fedskew.cli.console import Console
 from fedskew.errors import BackendWarning, DataWarning, FedskewError
@@ -39,6 +40,7 @@ app = typer.Typer(
 app.command()(counts.counts)
 app.command()(labels.describe)
 app.command()(labels.weights)
+app.command()(target.target)
 app.command()(methods.methods)
 app.command()(check.check)
 app.command(name="list")(reference.listing)

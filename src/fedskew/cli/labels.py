@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import math
 import tomllib
 from collections.abc import Iterable, Sequence
@@ -27,6 +26,7 @@ from fedskew.cli.counts import (
     read_source,
 )
 from fedskew.cli.options import DataRoot
+from fedskew.cli.page import bullet, empty_table, escaped, heading, print_json, print_note, some_of
 from fedskew.components import has, make_component
 from fedskew.errors import ArgumentError, ConfigError
 from fedskew.labels import (
@@ -97,17 +97,17 @@ def describe(
     if drawn is not None:
         _draw(counts, mix, drawn)
     if as_json:
-        _print_json(report.to_dict())
+        print_json(report.to_dict())
         return
     console = Console(highlight=False)
-    _heading(console, "What the labels look like")
+    heading(console, "What the labels look like")
     for sentence in sentences(report):
-        console.print(Padding(_bullet(sentence), (0, 0, 0, 1)))
-    _heading(console, "Figures")
+        console.print(Padding(bullet(sentence), (0, 0, 0, 1)))
+    heading(console, "Figures")
     console.print(_figures_table(report))
-    _heading(console, "Classes")
+    heading(console, "Classes")
     _print_classes(console, report)
-    _heading(console, "Clients")
+    heading(console, "Clients")
     _print_clients(console, report)
     if drawn is not None:
         console.print(f"\nWho holds what: {drawn}", soft_wrap=True, markup=False)
@@ -153,15 +153,15 @@ def weights(
     if csv_path is not None:
         _write_weights(csv_path, found)
     if as_json:
-        _print_json(found.to_dict())
+        print_json(found.to_dict())
         return
     console = Console(highlight=False)
-    _heading(console, f"{method}: {counted(len(counts), 'client')}")
+    heading(console, f"{method}: {counted(len(counts), 'client')}")
     for sentence in found.sentences():
-        console.print(Padding(_bullet(sentence), (0, 0, 0, 1)))
-    _heading(console, "Weights")
+        console.print(Padding(bullet(sentence), (0, 0, 0, 1)))
+    heading(console, "Weights")
     _print_weights(console, found)
-    _heading(console, "Label mix")
+    heading(console, "Label mix")
     _print_mix(console, found)
     if csv_path is not None:
         console.print(f"\nEvery client's weight: {csv_path}", soft_wrap=True, markup=False)
@@ -310,7 +310,7 @@ def _parsed(text: str) -> Any:
 
 
 def _figures_table(report: SkewReport) -> Table:
-    table = _table(("", "left"), ("", "left"), header=False)
+    table = empty_table(("", "left"), ("", "left"), header=False)
     for name, value in statistics(report):
         table.add_row(name if value else f"[bold]{name}", value)
     return table
@@ -322,13 +322,13 @@ def _print_classes(console: Console, report: SkewReport) -> None:
     columns = [("class", "left"), ("samples", "right"), ("share", "right"), ("holders", "right")]
     columns += [("largest holding", "right")]
     columns += [] if target is None else [("target", "right"), ("nearest", "right")]
-    table = _table(*columns)
+    table = empty_table(*columns)
     short = np.zeros(len(labels.histogram)) if target is None else target.short
-    shown = _shown(np.lexsort((labels.histogram, -short)), CLASSES_SHOWN)
+    shown = some_of(np.lexsort((labels.histogram, -short)), CLASSES_SHOWN)
     pooled = report.counts.pooled
     for label in shown:
         cells = [
-            _escaped(report.counts.classes[label]),
+            escaped(report.counts.classes[label]),
             _number(pooled[label]),
             f"{labels.histogram[label]:.1%}",
             f"{inter.holders[label]:,}",
@@ -340,64 +340,54 @@ def _print_classes(console: Console, report: SkewReport) -> None:
         table.add_row(*cells)
     console.print(table)
     first = "" if target is None else ", those short of the target first"
-    _print_note(console, shown, len(pooled), f"the {len(shown)} rarest{first}; all with --json")
+    print_note(console, shown, len(pooled), f"the {len(shown)} rarest{first}; all with --json")
 
 
 def _print_clients(console: Console, report: SkewReport) -> None:
     """Every client, or the most one-sided of those with samples."""
-    table = _table(
+    table = empty_table(
         ("client", "left"), ("samples", "right"), ("evenness", "right"), *((name, "left") for name in GROUPS)
     )
     sizes = report.counts.sizes
-    shown = _shown(np.lexsort((-sizes, -report.kl_to_uniform, sizes == 0)), CLIENTS_SHOWN)
+    shown = some_of(np.lexsort((-sizes, -report.kl_to_uniform, sizes == 0)), CLIENTS_SHOWN)
     for client in shown:
         groups = report.groups[client]
         table.add_row(
-            _escaped(report.counts.clients[client]),
+            escaped(report.counts.clients[client]),
             _number(sizes[client]),
             f"{report.label_distribution.client_evenness[client]:.0%}",
             *(_listed(report, np.flatnonzero(groups == group)) for group in range(len(GROUPS))),
         )
     console.print(table)
-    _print_note(console, shown, len(sizes), f"the {len(shown)} most one-sided; all with --json")
+    print_note(console, shown, len(sizes), f"the {len(shown)} most one-sided; all with --json")
 
 
 def _print_weights(console: Console, found: _Weighed) -> None:
     """Every client, or those with most weight."""
-    table = _table(
+    table = empty_table(
         ("client", "left"), ("samples", "right"), ("weight", "right"), ("FedAvg", "right"), ("times", "right")
     )
     sizes, plain = found.counts.sizes, found.plain
-    shown = _shown(np.argsort(-found.weights, kind="stable"), CLIENTS_SHOWN)
+    shown = some_of(np.argsort(-found.weights, kind="stable"), CLIENTS_SHOWN)
     for client in shown:
         times = f"{found.weights[client] / plain[client]:.2f}" if plain[client] else "-"
-        name = _escaped(found.counts.clients[client])
+        name = escaped(found.counts.clients[client])
         table.add_row(name, _number(sizes[client]), f"{found.weights[client]:.4g}", f"{plain[client]:.4g}", times)
     console.print(table)
-    _print_note(console, shown, len(sizes), f"the {len(shown)} with most weight; all with --csv or --json")
+    print_note(console, shown, len(sizes), f"the {len(shown)} with most weight; all with --csv or --json")
 
 
 def _print_mix(console: Console, found: _Weighed) -> None:
     """Every class, or those that change most against FedAvg."""
     mix, plain = found.mix(found.weights), found.mix(found.plain)
     columns = [("class", "left"), ("mix", "right"), ("FedAvg's mix", "right")]
-    table = _table(*columns, *([] if found.target is None else [("target", "right")]))
-    shown = _shown(np.argsort(-np.abs(mix - plain), kind="stable"), CLASSES_SHOWN)
+    table = empty_table(*columns, *([] if found.target is None else [("target", "right")]))
+    shown = some_of(np.argsort(-np.abs(mix - plain), kind="stable"), CLASSES_SHOWN)
     for label in shown:
         target = [] if found.target is None else [f"{found.target[label]:.1%}"]
-        table.add_row(_escaped(found.counts.classes[label]), f"{mix[label]:.1%}", f"{plain[label]:.1%}", *target)
+        table.add_row(escaped(found.counts.classes[label]), f"{mix[label]:.1%}", f"{plain[label]:.1%}", *target)
     console.print(table)
-    _print_note(console, shown, len(mix), f"the {len(shown)} that differ most from FedAvg's; all with --json")
-
-
-def _shown(order: np.ndarray, most: int) -> list[int]:
-    """The first of an order where there are more than `most`, else all in the order of the file."""
-    return order[:most].tolist() if len(order) > most else list(range(len(order)))
-
-
-def _print_note(console: Console, shown: list[int], total: int, note: str) -> None:
-    if len(shown) < total:
-        console.print(f" [dim]{note}")
+    print_note(console, shown, len(mix), f"the {len(shown)} that differ most from FedAvg's; all with --json")
 
 
 def _write_weights(path: Path, found: _Weighed) -> None:
@@ -413,36 +403,11 @@ def _write_weights(path: Path, found: _Weighed) -> None:
         raise ArgumentError(f"--csv: {path} can't be written: {error.strerror}") from None
 
 
-def _print_json(value: dict[str, Any]) -> None:
-    typer.echo(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
-
-
-def _heading(console: Console, text: str) -> None:
-    console.print(f"\n[bold]{_escaped(text)}[/bold]")
-
-
-def _bullet(sentence: str) -> Table:
-    grid = Table.grid(padding=(0, 1))
-    grid.add_row("•", _escaped(sentence))
-    return grid
-
-
-def _table(*columns: tuple[str, Any], header: bool = True) -> Table:
-    table = Table(box=None, show_header=header, pad_edge=False, padding=(0, 2, 0, 1))
-    for name, justify in columns:
-        table.add_column(name, justify=justify, overflow="fold", header_style="dim")
-    return table
-
-
 def _listed(report: SkewReport, classes: np.ndarray) -> str:
     named = len(classes) if len(classes) <= CLASSES_NAMED else CLASSES_NAMED - 1
     names = ", ".join(report.counts.classes[label] for label in classes[:named])
-    return _escaped(names + (f" +{len(classes) - named}" if len(classes) > named else ""))
+    return escaped(names + (f" +{len(classes) - named}" if len(classes) > named else ""))
 
 
 def _number(value: float) -> str:
     return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.1f}"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("[", r"\[")

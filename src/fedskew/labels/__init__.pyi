@@ -14,6 +14,8 @@ from ._measures import effective_sample_size as effective_sample_size
 from ._measures import entropy as entropy
 from ._measures import kl_to_uniform as kl_to_uniform
 from ._measures import projection_distance as projection_distance
+from ._predictions import Outcomes as Outcomes
+from ._predictions import read_outcomes as read_outcomes
 from ._release import SENSITIVITY as SENSITIVITY
 from ._release import privatize as privatize
 from ._report import SkewReport as SkewReport
@@ -21,4 +23,5 @@ from ._report import describe as describe
 from ._report import sentences as sentences
 from ._report import statistics as statistics
 from ._target_mix import MixEstimate as MixEstimate
+from ._target_mix import MixMethod as MixMethod
 from ._target_mix import estimate_mix as estimate_mix

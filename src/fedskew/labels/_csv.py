@@ -41,16 +41,16 @@ def read_counts(
     path: Path, client: str | None = None, decimal: Decimal | None = None, totals: Totals | None = None
 ) -> Table:
     """Counts and names from a file in wide or long form; see `LabelCounts.read_csv`."""
-    rows = _rows(path)
+    rows = text_rows(path)
     first, header = next(rows, (0, None))
     if header is None:
         raise ArgumentError(f"{path}: the file is empty (expected {_EXAMPLES})")
     lines = _Lines(rows)
     at = _client_column(path, first, header, client, lines)
     header[at] = header[at] or "client"
-    _check_header(path, first, header)
+    check_header(path, first, header)
     if len(header) == 1:
-        _fail(path, first, f"no column for any class beside {header[0]!r}")
+        fail(path, first, f"no column for any class beside {header[0]!r}")
     long = _long_columns(header, at, lines)
     counts, clients, classes = (
         _read_wide(path, header, at, lines, decimal)
@@ -72,7 +72,7 @@ def lists_samples(path: str | Path) -> bool:
     Raises:
         ArgumentError: The file can't be read.
     """
-    rows = _rows(Path(path))
+    rows = text_rows(Path(path))
     _, header = next(rows, (0, []))
     words = [plain(name) for name in header]
     labels = [column for column, word in enumerate(words) if word in CLASS_WORDS]
@@ -125,36 +125,36 @@ def read_target(path: str | Path, classes: Sequence[str], decimal: Decimal | Non
         ArgumentError: The file can't be read; the message names file, line and column.
     """
     path = Path(path)
-    rows = _rows(path)
+    rows = text_rows(path)
     expected = "class,share, or a header of class names over one row of shares"
     first, header = next(rows, (0, None))
     if header is None:
         raise ArgumentError(f"{path}: the file is empty (expected {expected})")
-    _check_header(path, first, header)
+    check_header(path, first, header)
     named: list[str] = []
     if sorted(map(plain, header)) == ["class", "share"]:
         at = [plain(name) for name in header].index("class")
-        amounts = _Amounts(path, ["share"], decimal)
+        amounts = Amounts(path, ["share"], decimal)
         for line, cells in rows:
-            _check_width(path, line, cells, header)
+            check_width(path, line, cells, header)
             if cells[at] in named:
-                _fail(path, line, f"class {cells[at]!r} occurs twice")
+                fail(path, line, f"class {cells[at]!r} occurs twice")
             _check_known(path, line, cells[at], classes)
             named.append(cells[at])
             amounts.add(line, [cells[1 - at]])
     else:
-        amounts = _Amounts(path, header, decimal)
+        amounts = Amounts(path, header, decimal)
         row = next(rows, None)
         if row is None:
-            _fail(path, first, f"nothing below the header (expected {expected})")
-        _check_width(path, *row, header)
+            fail(path, first, f"nothing below the header (expected {expected})")
+        check_width(path, *row, header)
         for name in header:
             _check_known(path, first, name, classes)
         named = header
         amounts.add(*row)
         more = next(rows, None)
         if more is not None:
-            _fail(path, more[0], f"a second row of shares (expected {expected})")
+            fail(path, more[0], f"a second row of shares (expected {expected})")
     found = dict(zip(named, amounts.table().ravel().tolist(), strict=True))
     for name in classes:
         if name not in found:
@@ -170,13 +170,13 @@ def _client_column(path: Path, line: int, header: list[str], client: str | None,
     """The column of client names: the one that is asked for, is called so, or is the only one of text."""
     if client is not None:
         if client not in header:
-            _fail(path, line, f"no column {client!r} for client{nearest(client, header)}")
+            fail(path, line, f"no column {client!r} for client{nearest(client, header)}")
         return header.index(client)
     if "client" in header:
         return header.index("client")
     called = [column for column, name in enumerate(header) if plain(name) in CLIENT_WORDS] or _unnamed(header, lines)
     if len(called) != 1:
-        _fail(
+        fail(
             path, line, "no column 'client' in the header: say by client (--client) which column names the clients, or "
             f"rename it (expected {_EXAMPLES})"
         )  # fmt: skip
@@ -215,13 +215,13 @@ def _read_wide(path: Path, header: list[str], at: int, rows: Iterable[Row], deci
     classes = header[:at] + header[at + 1 :]
     samples = "" if len(header) > 3 else f"; if each row is one sample, count them: fedskew counts {path}"
     lines: dict[str, int] = {}
-    amounts = _Amounts(path, classes, decimal)
+    amounts = Amounts(path, classes, decimal)
     for line, cells in rows:
-        _check_width(path, line, cells, header)
+        check_width(path, line, cells, header)
         client = cells.pop(at)
         _check_client(path, line, client, header[at])
         if client in lines:
-            _fail(path, line, f"client {client!r} occurs twice; its first row is line {lines[client]}{samples}")
+            fail(path, line, f"client {client!r} occurs twice; its first row is line {lines[client]}{samples}")
         lines[client] = line
         amounts.add(line, cells)
     if not lines:
@@ -235,16 +235,16 @@ def _read_long(
     clients: dict[str, int] = {}
     classes: dict[str, int] = {}
     pairs: dict[tuple[int, int], None] = {}
-    amounts = _Amounts(path, [header[places[2]]], decimal)
+    amounts = Amounts(path, [header[places[2]]], decimal)
     for line, cells in rows:
-        _check_width(path, line, cells, header)
+        check_width(path, line, cells, header)
         client, label, count = (cells[place] for place in places)
         _check_client(path, line, client, header[places[0]])
         if not label:
-            _fail(path, line, "empty, expected the name of a class", header[places[1]])
+            fail(path, line, "empty, expected the name of a class", header[places[1]])
         pair = clients.setdefault(client, len(clients)), classes.setdefault(label, len(classes))
         if pair in pairs:
-            _fail(path, line, f"client {client!r} and class {label!r} occur together a second time")
+            fail(path, line, f"client {client!r} and class {label!r} occur together a second time")
         pairs[pair] = None
         amounts.add(line, [count])
     if not pairs:
@@ -285,7 +285,7 @@ class _Lines:
         return [cells[column] for _, cells in self._rows if column < len(cells) and cells[column]]
 
 
-class _Amounts:
+class Amounts:
     """Numbers of a table, row by row; the file's one decimal sign is found out where it is not given.
 
     Args:
@@ -328,14 +328,14 @@ class _Amounts:
                     f"{cell!r} may be {number(cell, '.'):g} or {number(cell, ','):g}, and no other number of the file "
                     "tells; say by decimal (--decimal) whether its decimal sign is '.' or ','"
                 )
-                _fail(self._path, self._lines[line], wrong, self._columns[column])
+                fail(self._path, self._lines[line], wrong, self._columns[column])
             self._values[place] = number(cell, decimal)
         values = np.frombuffer(self._values).reshape(-1, len(self._columns))
         illegal = ~((values >= 0) & (values < np.inf))
         if illegal.any():
             line, column = np.argwhere(illegal)[0]
             wrong = f"{values[line, column]:.10g}, expected a finite number >= 0"
-            _fail(self._path, self._lines[line], wrong, self._columns[column])
+            fail(self._path, self._lines[line], wrong, self._columns[column])
         return values
 
     def _read(self, line: int, column: int, cell: str) -> float:
@@ -357,10 +357,10 @@ class _Amounts:
                 if plain(where) in CLASS_WORDS
                 else ""
             )
-            _fail(self._path, line, f"{wrong}, expected a number{sign} >= 0 (0 where there is none){samples}", where)
+            fail(self._path, line, f"{wrong}, expected a number{sign} >= 0 (0 where there is none){samples}", where)
 
 
-def _rows(path: Path) -> Iterator[Row]:
+def text_rows(path: Path) -> Iterator[Row]:
     """Rows that are not blank; cells without the spaces around them."""
     text = _text(path)
     separator = separator_of(text, path)
@@ -373,7 +373,7 @@ def _rows(path: Path) -> Iterator[Row]:
             if any(stripped):
                 yield reader.line_num, stripped
     except csv.Error as error:
-        _fail(path, reader.line_num, f"not comma-separated text: {error}")
+        fail(path, reader.line_num, f"not comma-separated text: {error}")
 
 
 def _text(path: Path) -> str:
@@ -386,30 +386,30 @@ def _text(path: Path) -> str:
         return content.decode("utf-16" if wide else "utf-8-sig")
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1
-        _fail(path, line, "not UTF-8 text; save the file as CSV in UTF-8")
+        fail(path, line, "not UTF-8 text; save the file as CSV in UTF-8")
 
 
-def _check_header(path: Path, line: int, header: list[str]) -> None:
+def check_header(path: Path, line: int, header: list[str]) -> None:
     for column, name in enumerate(header):
         if not name:
-            _fail(path, line, f"column {column + 1} has no name in the header")
+            fail(path, line, f"column {column + 1} has no name in the header")
         if name in header[:column]:
-            _fail(path, line, f"the column {name!r} occurs twice in the header")
+            fail(path, line, f"the column {name!r} occurs twice in the header")
 
 
-def _check_width(path: Path, line: int, cells: list[str], header: list[str]) -> None:
+def check_width(path: Path, line: int, cells: list[str], header: list[str]) -> None:
     if len(cells) != len(header):
-        _fail(path, line, f"{len(cells)} cells where the header has {len(header)} columns")
+        fail(path, line, f"{len(cells)} cells where the header has {len(header)} columns")
 
 
 def _check_client(path: Path, line: int, client: str, column: str) -> None:
     if not client:
-        _fail(path, line, "empty, expected the name of a client", column)
+        fail(path, line, "empty, expected the name of a client", column)
 
 
 def _check_known(path: Path, line: int, name: str, classes: Sequence[str]) -> None:
     if name not in classes:
-        _fail(path, line, f"the counts have no class {name!r}{nearest(name, classes)}; give it a column of zeros there")
+        fail(path, line, f"the counts have no class {name!r}{nearest(name, classes)}; give it a column of zeros there")
 
 
 def _written(amount: float) -> str:
@@ -420,6 +420,6 @@ def _written(amount: float) -> str:
     return f"{text}0" if is_separated(text) and len(decimals(text)) == 2 else text
 
 
-def _fail(path: Path, line: int, wrong: str, column: str | None = None) -> NoReturn:
+def fail(path: Path, line: int, wrong: str, column: str | None = None) -> NoReturn:
     place = f"{path}, line {line}" + (f", column {column!r}" if column else "")
     raise ArgumentError(f"{place}: {wrong}")
