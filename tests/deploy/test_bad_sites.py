@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 from torch import nn
 
 Tamper = Callable[[Message, Message], None]
-NOTED = ("refused", "failed", "offline", "silent", "skipped", "left_out", "out_of_line", "undone")
+NOTED = ("refused", "failed", "offline", "silent", "skipped", "left_out", "out_of_line")
 
 
 def normed(num_classes: int, in_shape: tuple[int, ...]) -> nn.Module:
