@@ -7,9 +7,13 @@ import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from federated import LocalGrid, federate, tree
+import pytest
+from federated import LocalGrid, federate, fedskew, tree
 from flwr.app import Message
+
+from fedskew.errors import EndedEarlyError
 
 
 @dataclass
@@ -43,3 +47,65 @@ def test_a_reply_that_is_announced_and_withheld_does_not_hold_up_the_round(tmp_p
     record = json.loads((federation.run_folder / "rounds.jsonl").read_text().splitlines()[1])
     assert sorted(record["answered"]) == [0, 2]
     assert record["deployment"]["silent"] == ["birch"]
+
+
+def test_a_site_that_never_answers_is_skipped_for_longer_and_longer(tmp_path: Path) -> None:
+    federation = federate(tmp_path, tree("fedavg", rounds=7, steps=1), round_timeout=0.3, evaluation="none")
+    grid = federation.grid()
+    grid.tamper[federation.node("ash")] = lambda question, answer: (
+        None if question.metadata.message_type == "train" else answer
+    )
+    run = federation.run(grid)
+
+    def stop(record: Any) -> None:
+        if record["round"] == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run.run(resume=True, progress=stop)
+    federation.run(grid).run(resume=True)  # how long it is skipped is part of the server's state
+    records = [json.loads(line) for line in (federation.run_folder / "rounds.jsonl").read_text().splitlines()]
+    assert [record["round"] for record in records if record["deployment"]["silent"]] == [1, 3, 6]
+    assert [record["round"] for record in records if record["deployment"]["skipped"]] == [2, 4, 5, 7]
+    assert all(record["seconds"] < 0.3 for record in records if record["deployment"]["skipped"])
+    assert all(sorted(record["answered"]) == [1, 2] for record in records[1:])
+
+    status, said = fedskew("deploy", "status", federation.run_folder)
+    assert status == 0
+    assert "trained to its end; round 7 of 7" in said
+    row = next(line.split() for line in said.splitlines() if line.split()[:1] == ["ash"])
+    assert row[1:10] == ["3", "0", "0", "0", "0", "3", "4", "0", "0"]
+    assert f"ash: round 6, {records[6]['deployment']['ended']}: no reply in time" in said
+
+
+def test_a_site_that_trains_and_withholds_its_evaluation_is_skipped_too(tmp_path: Path) -> None:
+    federation = federate(tmp_path, tree("fedavg", rounds=3, steps=1), round_timeout=0.5)
+    grid = federation.grid()
+    grid.tamper[federation.node("ash")] = lambda question, answer: (
+        None if question.metadata.message_type == "evaluate" else answer
+    )
+    federation.run(grid).run(resume=True)
+    records = [json.loads(line) for line in (federation.run_folder / "rounds.jsonl").read_text().splitlines()]
+    assert [list(record["deployment"]["unevaluated"]) for record in records] == [["ash"], [], ["ash"], []]
+    assert [record["deployment"]["skipped"] for record in records] == [[], ["ash"], [], ["ash"]]
+
+
+def test_when_no_site_comes_back_the_run_ends_and_can_be_gone_on_with(tmp_path: Path) -> None:
+    federation = federate(tmp_path, tree("fedavg", rounds=2, steps=1), idle_timeout=0.1, start_timeout=0.1)
+    grid = federation.grid()
+    run = federation.run(grid)
+
+    def gone(record: Any) -> None:
+        if record["round"] == 1:
+            grid.offline.update(grid.apps)
+
+    with pytest.raises(EndedEarlyError, match="no site was connected for 0 s; the run ends after round 1"):
+        run.run(resume=True, progress=gone)
+    with pytest.raises(EndedEarlyError, match="0 of 3 sites have reported"):
+        other = federate(tmp_path / "other", tree("fedavg"), idle_timeout=0.1, start_timeout=0.1, min_sites=2)
+        absent = other.grid()
+        absent.offline.update(absent.apps)
+        other.run(absent)
+    grid.offline.clear()
+    federation.run(grid).run(resume=True)
+    assert len((federation.run_folder / "rounds.jsonl").read_text().splitlines()) == 3
