@@ -155,8 +155,8 @@ def floor(network: LeNet5, inputs: Tensor, targets: Tensor) -> Callable[[], None
         g2 = torch.ops.aten.threshold_backward((g3 @ w3).view_as(a2), a2, 0)
         g2 = g2.contiguous(memory_format=torch.channels_last)
         g2 = torch.ops.aten.max_pool2d_with_indices_backward(g2, y2, [2, 2], [2, 2], [0, 0], [1, 1], False, places)
-        g1, *for_second = FewInputChannels.backward(second, g2)
-        _, *for_first = FewOutputChannels.backward(first, g1)
+        g1, *for_second = FewInputChannels.backward(second, g2)[:3]
+        _, *for_first = FewOutputChannels.backward(first, g1)[:3]
         descend(4, gradient.t() @ a4, gradient.sum(0))
         descend(3, g4.t() @ a3, g4.sum(0))
         descend(2, g3.t() @ flat, g3.sum(0))

@@ -225,3 +225,45 @@ class Bare:
 @pytest.mark.parametrize("given", [Bare(), Bare, f"{__name__}:Bare", {"name": f"{__name__}:Bare"}])
 def test_a_class_without_dataclass_is_told_what_to_write(given):
     assert "write @dataclass(frozen=True) above class Bare" in refusal_of(method={"weighting": given})
+
+
+class Hidden(nn.Sequential):
+    """A network whose graph can't be read."""
+
+    def forward(self, x):
+        return super().forward(x) if len(x) else x
+
+
+def convolutional(kind: type[nn.Sequential] = nn.Sequential) -> nn.Sequential:
+    torch.manual_seed(0)
+    return kind(
+        nn.Conv2d(1, 6, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.2), nn.Flatten(), nn.Linear(96, 10)
+    )
+
+
+PICTURES = {"training": TASK["training"] | {"batch_size": 32, "momentum": 0.9}}
+
+
+@pytest.mark.parametrize(
+    ("backend", "kind"),
+    [
+        ("cohort", nn.Sequential),
+        ("sequential", Hidden),
+        pytest.param("processes", nn.Sequential, marks=pytest.mark.slow),
+    ],
+)
+def test_a_network_of_ones_own_is_made_faster_and_stays_the_same(backend, kind, tmp_path):
+    given = fedskew.simulate(TASK, model=convolutional(), **PICTURES, out=tmp_path)
+    done = {"relu_after_pooling": 1, "convolution_with_pooling": 1}
+    assert given.summary["backend"] == {"name": "sequential", "network": done}
+    assert list(given.model.state_dict()) == list(convolutional().state_dict())
+    engine = {"backend": backend, "processes": 2} if backend == "processes" else {"backend": backend}
+    other = fedskew.simulate(TASK, model=convolutional(kind), **PICTURES, engine=engine)
+    if kind is Hidden:
+        (why,) = other.summary["backend"]["network"].values()
+        assert "'len' is not supported in symbolic tracing" in why
+    if backend == "processes":
+        assert other.summary["backend"] == {"name": "processes", "network": done}
+    close = {"rtol": 0, "atol": 0} if backend == "processes" else {"rtol": 1e-3, "atol": 1e-5}
+    for name, value in given.model.state_dict().items():
+        torch.testing.assert_close(other.model.state_dict()[name], value, **close)

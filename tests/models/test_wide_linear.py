@@ -1,4 +1,4 @@
-"""`FlatModel.descend` and the weights whose gradient it never computes, held against PyTorch's own layers and SGD."""
+"""`FlatModel.descend` and the weights whose gradient it never computes, held against PyTorch's own SGD."""
 
 from __future__ import annotations
 
@@ -9,27 +9,30 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fedskew.models import FlatModel, WideLinear
+from fedskew.models import FlatModel
+
+SIDE = 1024
+"""A layer of this many inputs and outputs is wide: it has 2 ** 20 weights."""
 
 
 class Wide(nn.Module):
-    """Two wide layers, the second used `uses` times, and one that nothing passes through."""
+    """Two wide layers, the second used `uses` times, and one that nothing passes through; `also` reads the second."""
 
-    def __init__(self, uses=1):
+    def __init__(self, uses=1, also=None):
         super().__init__()
-        self.uses = uses
-        self.first, self.second, self.idle = WideLinear(7, 5), WideLinear(5, 5), WideLinear(3, 2, bias=False)
+        self.uses, self.also = uses, also
+        self.first, self.second, self.idle = (nn.Linear(SIDE, SIDE, bias=place < 2) for place in range(3))
 
     def forward(self, x):
         x = torch.tanh(self.first(x))
         for _ in range(self.uses):
             x = self.second(x)
-        return x
+        return x if self.also is None else x + self.also(self.second.weight)
 
 
-def network(uses=1):
+def network(uses=1, also=None):
     torch.manual_seed(0)
-    return Wide(uses)
+    return Wide(uses, also)
 
 
 def whole_gradients(module):
@@ -63,7 +66,7 @@ def assert_descends_as_sgd(module, x, y, momentum=0.0, weight_decay=0.0):
     return {name for name in seen if name.endswith("weight")}
 
 
-X, Y = torch.randn(4, 7, generator=torch.Generator().manual_seed(1)), torch.tensor([0, 1, 4, 2])
+X, Y = torch.randn(4, SIDE, generator=torch.Generator().manual_seed(1)), torch.tensor([0, 1, 4, 2])
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
@@ -77,12 +80,12 @@ def test_a_layer_that_is_used_twice_has_a_gradient():
 
 
 def test_a_layer_on_more_than_a_batch_of_rows_has_a_gradient():
-    x, y = torch.randn(2, 3, 7), torch.tensor([[0, 1, 4], [2, 2, 3]])
+    x, y = torch.randn(2, 3, SIDE), torch.tensor([[0, 1, 4], [2, 2, 3]])
     assert assert_descends_as_sgd(network(), x, y) == {"first.weight", "second.weight"}
 
 
 def test_a_weight_of_two_layers_has_a_gradient():
-    module = nn.Sequential(network(), WideLinear(5, 5))
+    module = nn.Sequential(network(), nn.Linear(SIDE, SIDE))
     module[1].weight = module[0].second.weight
     assert "0.second.weight" in assert_descends_as_sgd(module, X, Y)
 
@@ -97,10 +100,26 @@ def test_a_frozen_weight_stays():
 
 
 def test_a_weight_without_bias_may_be_all_there_is():
-    layer = WideLinear(1, 1, bias=False)
+    layer = nn.Linear(SIDE, SIDE, bias=False)
     nn.init.ones_(layer.weight)
-    FlatModel(layer).descend(lambda: 3 * layer(torch.ones(2, 1)).sum(), [], 0.5)
-    assert layer.weight.item() == 1 - 0.5 * 6
+    FlatModel(layer).descend(lambda: 3 * layer(torch.ones(2, SIDE)).sum(), [], 0.5)
+    assert layer.weight.unique().tolist() == [1 - 0.5 * 6]
+
+
+@pytest.mark.parametrize("also", [lambda weight: weight[0], lambda weight: nn.functional.linear(X, weight)])
+def test_a_weight_that_is_read_beside_its_layer_has_a_gradient(also):
+    assert assert_descends_as_sgd(network(also=also), X, Y, 0.9) == {"second.weight"}
+
+
+def test_a_layer_whose_output_a_hook_changes_has_a_gradient():
+    module = network()
+    module.first.register_forward_hook(lambda layer, inputs, outputs: 2 * outputs)
+    assert assert_descends_as_sgd(module, X, Y) == {"first.weight"}
+
+
+def test_a_narrow_layer_has_a_gradient():
+    module = nn.Sequential(nn.Linear(SIDE, SIDE), nn.Linear(SIDE, 5))
+    assert assert_descends_as_sgd(module, X, Y) == {"1.weight"}
 
 
 def test_an_objective_that_fails_leaves_no_hook_behind():

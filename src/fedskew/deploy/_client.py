@@ -137,7 +137,7 @@ class Site:
         config = _config(content)
         self.model.write_state(_model(content, ModelLayout(self.model)))
         confusion, loss = predict(
-            self.model.module, self.data.test_inputs, self.data.test_targets, self.data.num_classes
+            self.model.network, self.data.test_inputs, self.data.test_targets, self.data.num_classes
         )
         figures: dict[str, Any]
         if CONFUSION not in config:

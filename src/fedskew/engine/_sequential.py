@@ -84,7 +84,7 @@ class SequentialBackend(Backend):
     observe: Observer | None = None
 
     def __post_init__(self) -> None:
-        self._network = with_features(self.model.module)
+        self._network = with_features(self.model.network)
         self._dropouts = [layer for layer in self.model.module.modules() if isinstance(layer, Dropout)]
         reads = self.work.objective.reads
         batch_statistics = self.work.training.teacher_train_mode
@@ -184,7 +184,7 @@ class SequentialBackend(Backend):
         observed = None
         if self.observe is not None:
             self.model.write_state(result.model)
-            observed = self.observe(setup.round, setup.task.client, self.model.module)
+            observed = self.observe(setup.round, setup.task.client, self.model.network)
         reply: dict[str, Tensor] = {}
         state: dict[str, Tensor] = {}
         if work.training.persist_momentum and result.carried is not None:
@@ -289,7 +289,7 @@ class _FrozenModel:
 
     def __init__(self, model: FlatModel, batch_statistics: bool = False) -> None:
         self._model = FlatModel(copy.deepcopy(model.module))
-        self._network = with_features(self._model.module).eval()
+        self._network = with_features(self._model.network).eval()
         for layer in self._network.modules():
             if batch_statistics and isinstance(layer, nn.modules.batchnorm._BatchNorm):
                 layer.train()

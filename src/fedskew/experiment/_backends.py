@@ -55,8 +55,9 @@ def describe_backend(runner: RoundRunner) -> dict[str, Any]:
         runner: What plays the run's rounds.
 
     Returns:
-        Its `name`; for a cohort how many clients are `stacked`, or why they are `not_mapped`, but trained one after
-        another; with capture whether steps were `captured`, or why
+        Its `name`; where clients are trained one after another, what was done to the `network` (see
+        `models.Faster.said`); for a cohort how many clients are `stacked`, or why they are `not_mapped`, but trained
+        one after another; with capture whether steps were `captured`, or why
         `not_captured`; under torchrun the number of `ranks`.
     """
     backend = runner.encoders.backend if isinstance(runner, FedConcatRunner) else getattr(runner, "backend", None)
@@ -67,6 +68,8 @@ def describe_backend(runner: RoundRunner) -> dict[str, Any]:
 
 def _named(backend: object) -> dict[str, Any]:
     record: dict[str, Any] = {"name": getattr(backend, "name", type(backend).__name__.lower())}
+    if isinstance(backend, SequentialBackend | ProcessBackend):
+        return record | {"network": dict(backend.model.network.said)}
     if isinstance(backend, CohortBackend):
         if backend.not_mapped is not None:
             return record | {"not_mapped": backend.not_mapped}

@@ -47,7 +47,7 @@ class LocalEvaluator:
         return self._evaluate(self.test), None if self.validation is None else self._evaluate(self.validation)
 
     def _evaluate(self, data: LabelledData) -> Evaluation:
-        confusion, loss = predict(self.model.module, data.inputs, data.targets, self.classes)
+        confusion, loss = predict(self.model.network, data.inputs, data.targets, self.classes)
         return evaluation(confusion, loss, self.target)
 
 

@@ -6,11 +6,11 @@ from fedskew.models._build import INDEX, build, check_outputs, note
 from fedskew.models._cnn import CNNW2, VGG11, CNNMnist, FedLACifar, LeNet5
 from fedskew.models._dense import MLP3, FastText, Logistic
 from fedskew.models._dropout import ChannelDropout, Dropout, dropout_keys, swap_dropout
+from fedskew.models._faster import Faster
 from fedskew.models._flat import FlatModel, ModelState
 from fedskew.models._mobilenetv2 import MobileNetV2
 from fedskew.models._network import Network, Outputs
 from fedskew.models._resnet import ResNet18, ResNet32, ResNet50
-from fedskew.models._wide_linear import WideLinear
 from fedskew.models._wrappers import Concatenated, Projected, with_features, with_projection
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "Concatenated",
     "Dropout",
     "FastText",
+    "Faster",
     "FedLACifar",
     "FlatModel",
     "LeNet5",
@@ -35,7 +36,6 @@ __all__ = [
     "ResNet18",
     "ResNet32",
     "ResNet50",
-    "WideLinear",
     "build",
     "check_outputs",
     "dropout_keys",

@@ -106,8 +106,8 @@ def swap_dropout(model: nn.Module) -> nn.Module:
         for name, child in parent._modules.items():
             if child is not None and child in ours:
                 setattr(parent, name, ours[child])
-    if ours and _count_anew not in model._forward_pre_hooks.values():
-        model.register_forward_pre_hook(_count_anew)
+    if ours and count_anew not in model._forward_pre_hooks.values():
+        model.register_forward_pre_hook(count_anew)
     return model
 
 
@@ -116,7 +116,7 @@ def dropout_keys(model: nn.Module) -> list[str]:
     return [f"{name}.key".lstrip(".") for name, layer in model.named_modules() if isinstance(layer, Dropout)]
 
 
-def _count_anew(model: nn.Module, inputs: tuple[Any, ...]) -> None:
+def count_anew(model: nn.Module, inputs: tuple[Any, ...]) -> None:
     """Reset the use counts before a forward pass, so that every pass has the same masks."""
     for layer in model.modules():
         if isinstance(layer, Dropout):

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from fedskew.errors import ArgumentError
-from fedskew.models._wide_linear import Product, WideLinear, gradients
+from fedskew.models._faster import Faster
+from fedskew.models._wide_linear import Product, gradients, wide_layers
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,8 @@ class FlatModel:
             frozen.
 
     Attributes:
+        module: The network.
+        network: The same network, computed faster where its graph can be rewritten; it has the tensors of `module`.
         vector: The parameters, `(parameters,)`, float32.
         gradient: The gradient, `(parameters,)`; set by `differentiate`. Every parameter's `.grad` is a view of it, so
             that `loss.backward()` adds to it.
@@ -103,6 +106,7 @@ class FlatModel:
         floating = {name: b for name, b in held.items() if b.is_floating_point() or b.is_complex()}
         _check({**parameters, **floating})
         self.module = module
+        self.network = Faster(module)
         self._options: dict[str, Any] = {"channels_last": channels_last, "buffers": buffers}
         self.integer_buffers = {name: b for name, b in held.items() if name not in floating}
         self._slices = _lay_out(parameters, channels_last)
@@ -116,8 +120,7 @@ class FlatModel:
         self._gradients = self.parts(self.gradient)
         for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
             parameter.grad = gradient
-        wide = (layer for layer in module.modules() if isinstance(layer, WideLinear))
-        self._wide = [layer for layer in wide if layer.weight.requires_grad]
+        self._wide = wide_layers(module)
         self._places = [_place(module, name) for name in (*parameters, *floating)]
         self._addresses = [place.addresses() for place in self._places]
 
@@ -209,8 +212,9 @@ class FlatModel:
     ) -> None:
         """Take one step of SGD on the model's own parameters, in place, like `torch.optim.SGD`.
 
-        The gradient is not assembled into one vector. If a `WideLinear` is used once, on inputs `(batch, in)`, the
-        gradient of its weight is not even computed, and the step of this weight is rounded differently.
+        The gradient is not assembled into one vector. If a linear layer of `wide` is used once, on inputs `(batch,
+        in)`, and nothing else reads its weight, the gradient of its weight is not even computed, and the step of this
+        weight is rounded differently.
 
         Args:
             objective: Computes the value to minimise, 0-d, at the module's current parameters.

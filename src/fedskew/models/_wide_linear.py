@@ -1,4 +1,4 @@
-"""A linear layer far wider than a batch; the gradient of its weight is kept as a product of two thin matrices.
+"""Linear layers far wider than a batch; the gradient of their weight is kept as a product of two thin matrices.
 
 With millions of weights and small batches, memory bandwidth limits a step. Not writing the gradient to memory saves two
 passes over the weight (measured in `docs/performance.md`). Only `FlatModel.descend` uses this.
@@ -6,6 +6,7 @@ passes over the weight (measured in `docs/performance.md`). Only `FlatModel.desc
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -13,9 +14,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from fedskew.models._graph import is_plain
 
-class WideLinear(nn.Linear):
-    """`nn.Linear` with the promise that nothing else uses its weight; `FlatModel.descend` relies on that."""
+WIDE = 2**20
+"""Weights from which on a layer is wide: 4 MB, more than a core's own caches hold."""
 
 
 class Product(NamedTuple):
@@ -35,13 +37,22 @@ class Product(NamedTuple):
         weight.sub_(velocity, alpha=lr)
 
 
+def wide_layers(module: nn.Module) -> list[nn.Linear]:
+    """The layers of a network whose weight is wide and trainable, and to which nobody has added hooks."""
+    return [
+        layer
+        for layer in module.modules()
+        if type(layer) is nn.Linear and layer.weight.numel() >= WIDE and layer.weight.requires_grad and is_plain(layer)
+    ]
+
+
 def gradients(
-    objective: Callable[[], Tensor], parameters: Sequence[nn.Parameter], layers: Sequence[WideLinear]
+    objective: Callable[[], Tensor], parameters: Sequence[nn.Parameter], layers: Sequence[nn.Linear]
 ) -> list[Tensor | Product]:
     """Differentiate the 0-d result of `objective` with respect to each parameter.
 
     A gradient is zero if the result does not depend on the parameter. The gradient of the weight of one of `layers` is
-    a `Product` if the layer is used once, on inputs `(batch, in)`.
+    a `Product` if the result depends on the weight by one use of the layer only, on inputs `(batch, in)`.
     """
     seen: dict[Tensor, list[tuple[Tensor, Tensor]]] = {}
 
@@ -54,7 +65,12 @@ def gradients(
     finally:
         for hook in hooks:
             hook.remove()
-    once = {weight: uses[0] for weight, uses in seen.items() if len(uses) == 1 and uses[0][0].dim() == 2}
+    reads = _reads(value) if seen else Counter()
+    once = {
+        weight: uses[0]
+        for weight, uses in seen.items()
+        if len(uses) == 1 and uses[0][0].dim() == 2 and reads[weight] == 1
+    }
     whole = [parameter for parameter in parameters if parameter not in once]
     found = torch.autograd.grad(value, [*whole, *(outputs for _, outputs in once.values())], allow_unused=True)
     known: dict[Tensor, Tensor | Product | None] = dict(zip(whole, found, strict=False))
@@ -63,3 +79,19 @@ def gradients(
     return [
         torch.zeros_like(parameter) if (gradient := known[parameter]) is None else gradient for parameter in parameters
     ]
+
+
+def _reads(value: Tensor) -> Counter[Tensor]:
+    """How many operations, of those that a value depends on, read each parameter."""
+    counts: Counter[Tensor] = Counter()
+    seen: set[Any] = {value.grad_fn}
+    waiting = [value.grad_fn] if value.grad_fn is not None else []
+    while waiting:
+        for operation, _ in waiting.pop().next_functions:
+            parameter = getattr(operation, "variable", None)
+            if parameter is not None:
+                counts[parameter] += 1
+            elif operation is not None and operation not in seen:
+                seen.add(operation)
+                waiting.append(operation)
+    return counts

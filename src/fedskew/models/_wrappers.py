@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedskew.errors import ArgumentError
+from fedskew.models._faster import Faster
 from fedskew.models._network import Network, Outputs, draw_weights
 
 _PROJECTION = 256
@@ -59,8 +60,9 @@ class _WithFeatures(nn.Module):
         return Outputs(features, logits)
 
     def _watched(self) -> list[nn.Linear]:
-        if isinstance(self.model, Network):
-            return [self.model.head]
+        model = self.model.module if isinstance(self.model, Faster) else self.model
+        if isinstance(model, Network):
+            return [model.head]
         return [layer for layer in self.model.modules() if isinstance(layer, nn.Linear)]
 
 

@@ -33,7 +33,7 @@ def conv_pool_relu(layer: nn.Conv2d, x: Tensor) -> Tensor:
     `torch.func` transforms. Otherwise the three operations run one after another.
 
     Args:
-        layer: A convolution with a bias, without padding and with stride 1.
+        layer: A convolution that `is_poolable`.
         x: Images, `(batch, channels, height, width)`.
 
     Returns:
@@ -43,13 +43,46 @@ def conv_pool_relu(layer: nn.Conv2d, x: Tensor) -> Tensor:
         return relu(max_pool2d(layer(x), 2))
     if x.device.type != "cpu" or len(x) < SMALLEST_BATCH:
         return relu(max_pool2d(layer(x), 2))
-    sides = [side - kernel + 1 for side, kernel in zip(x.shape[2:], layer.kernel_size, strict=True)]
+    padding = _padding(layer)
+    sides = [
+        side + 2 * padded - kernel + 1
+        for side, kernel, padded in zip(x.shape[2:], layer.kernel_size, padding, strict=True)
+    ]
+    own = layer.weight, layer.bias, padding
     if layer.out_channels <= FEW_CHANNELS and sides[0] % 2 == sides[1] % 2 == 0:
-        pooled: Tensor = FewOutputChannels.apply(x, layer.weight, layer.bias)  # type: ignore[no-untyped-call]
+        pooled: Tensor = FewOutputChannels.apply(x, *own)  # type: ignore[no-untyped-call]
         return pooled
     if layer.in_channels <= FEW_CHANNELS and x.shape[2] % 2 == 0:
-        return relu(max_pool2d(FewInputChannels.apply(x, layer.weight, layer.bias), 2))  # type: ignore[no-untyped-call]
+        return relu(max_pool2d(FewInputChannels.apply(x, *own), 2))  # type: ignore[no-untyped-call]
     return relu(max_pool2d(layer(x), 2))
+
+
+def is_poolable(layer: nn.Conv2d) -> bool:
+    """Whether `conv_pool_relu` takes a convolution: bias, stride 1, padded by zeros and by less than its kernel."""
+    return (
+        layer.bias is not None
+        and layer.stride == layer.dilation == (1, 1)
+        and layer.groups == 1
+        and layer.padding_mode == "zeros"
+        and not isinstance(layer.padding, str)
+        and all(padded < kernel for padded, kernel in zip(_padding(layer), layer.kernel_size, strict=True))
+    )
+
+
+class ConvPoolReLU(nn.Module):
+    """`conv_pool_relu` as a layer.
+
+    Args:
+        layer: A convolution that `is_poolable`; it is held as `.layer`.
+    """
+
+    def __init__(self, layer: nn.Conv2d) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the pooled activations, `(batch, channels, rows, columns)`."""
+        return conv_pool_relu(self.layer, x)
 
 
 class FewOutputChannels(torch.autograd.Function):
@@ -59,11 +92,13 @@ class FewOutputChannels(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, padding: tuple[int, int] = (0, 0)) -> Tensor:
         """Compute the result, and save what `backward` needs."""
         x = x.contiguous(memory_format=torch.channels_last)
         kernel = _two_rows(weight).contiguous(memory_format=torch.channels_last)
-        y = conv2d(x, kernel, torch.cat([bias, bias]), stride=(2, 1)).permute(0, 2, 3, 1).contiguous()
+        y = conv2d(x, kernel, torch.cat([bias, bias]), stride=(2, 1), padding=padding)
+        y = y.permute(0, 2, 3, 1).contiguous()
+        ctx.padding = padding
         batch, rows, columns, channels = y.shape
         left, right = y.view(batch, rows, columns // 2, 2, channels).unbind(3)
         larger = torch.maximum(left, right)
@@ -84,41 +119,50 @@ class FewOutputChannels(torch.autograd.Function):
         for_y = torch.empty(batch, rows, columns, 2, channels)
         _share(for_larger, is_left, *for_y.unbind(3))
         for_y = for_y.view(batch, rows, 2 * columns, channels).permute(0, 3, 1, 2)
-        for_x, for_kernel, for_bias = _convolution_backward(for_y, x, kernel, (2, 1), ctx.needs_input_grad)
+        for_x, for_kernel, for_bias = _convolution_backward(
+            for_y, x, kernel, (2, 1), ctx.padding, ctx.needs_input_grad[:3]
+        )
         if ctx.needs_input_grad[1]:
             upper, lower = for_kernel.chunk(2)
             for_kernel = upper[:, :, :-1] + lower[:, :, 1:]
         if ctx.needs_input_grad[2]:
             for_bias = for_bias.view(2, -1).sum(0)
-        return for_x, for_kernel, for_bias
+        return for_x, for_kernel, for_bias, None
 
 
 class FewInputChannels(torch.autograd.Function):
     """Convolution with a faster gradient of its input, for few input channels."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, padding: tuple[int, int] = (0, 0)) -> Tensor:
         """Compute the result, and save what `backward` needs."""
         x = x.contiguous(memory_format=torch.channels_last)
         ctx.save_for_backward(x, weight)
-        return conv2d(x, weight, bias)
+        ctx.padding = padding
+        return conv2d(x, weight, bias, padding=padding)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """Compute the gradients of input, weight and bias, each if needed."""
         x, weight = ctx.saved_tensors
         gradient = gradients[0]
-        needs_x, *needs = ctx.needs_input_grad
-        _, for_weight, for_bias = _convolution_backward(gradient, x, weight, (1, 1), (False, *needs))
+        needs_x, *needs = ctx.needs_input_grad[:3]
+        _, for_weight, for_bias = _convolution_backward(gradient, x, weight, (1, 1), ctx.padding, (False, *needs))
         if not needs_x:
-            return None, for_weight, for_bias
+            return None, for_weight, for_bias, None
         batch, channels, height, width = x.shape
-        high, wide = weight.shape[2:]
+        around = [kernel - 1 - padded for kernel, padded in zip(weight.shape[2:], ctx.padding, strict=True)]
         kernel = _two_rows(weight.flip(2, 3).transpose(0, 1)).contiguous()
         # With channels outermost oneDNN takes half the time, copies included.
-        pairs = conv2d(gradient.contiguous(), kernel, stride=(2, 1), padding=(high - 1, wide - 1))
+        pairs = conv2d(gradient.contiguous(), kernel, stride=(2, 1), padding=around)
         rows = pairs.view(batch, 2, channels, height // 2, width).permute(0, 3, 1, 4, 2)
-        return rows.reshape(batch, height, width, channels).permute(0, 3, 1, 2), for_weight, for_bias
+        return rows.reshape(batch, height, width, channels).permute(0, 3, 1, 2), for_weight, for_bias, None
+
+
+def _padding(layer: nn.Conv2d) -> tuple[int, int]:
+    assert not isinstance(layer.padding, str), "is_poolable leaves out padding given by name"
+    down, across = layer.padding
+    return down, across
 
 
 def _two_rows(kernel: Tensor) -> Tensor:
@@ -138,9 +182,14 @@ def _share(gradient: Tensor, is_first: Tensor, first: Tensor, second: Tensor) ->
 
 
 def _convolution_backward(
-    gradient: Tensor, x: Tensor, kernel: Tensor, stride: tuple[int, int], needs: tuple[bool, ...]
+    gradient: Tensor,
+    x: Tensor,
+    kernel: Tensor,
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+    needs: tuple[bool, ...],
 ) -> Any:
     """Compute the gradients of a convolution's input, kernel and bias, each if needed."""
     return torch.ops.aten.convolution_backward(
-        gradient, x, kernel, [len(kernel)], stride, (0, 0), (1, 1), False, (0, 0), 1, needs
+        gradient, x, kernel, [len(kernel)], stride, padding, (1, 1), False, (0, 0), 1, needs
     )
