@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from fedskew.cli import app
 from fedskew.data import load
-from fedskew.deploy import Agreement, make_deployed_loop, site_app
+from fedskew.deploy import Agreement, agree, make_deployed_loop, site_app
 from fedskew.errors import FedskewError
 from fedskew.experiment import Config, TrainingLoop, resolve
 
@@ -173,6 +173,8 @@ def federate(folder: Path, config: Mapping[str, Any], **agreed: Any) -> Federate
     (app / "run.toml").write_text(tomli_w.dumps(resolved.tree()))
     agreement.write(app / "deploy.toml")
     assert tomllib.loads((app / "deploy.toml").read_text())["sites"] == list(NAMES)
+    for name in NAMES:
+        agree(folder / name / "data.toml", app)
     return Federated(resolved, agreement, folder)
 
 

@@ -18,7 +18,7 @@ import tomli_w
 from federated import NAMES, Federated, federate, tree
 from safetensors.numpy import load_file
 
-from fedskew.deploy import Address, LocalFederation, free_port, write_federation
+from fedskew.deploy import Address, LocalFederation, agree, free_port, write_federation
 from fedskew.experiment import make_training_loop, resolve
 
 pytestmark = pytest.mark.slow
@@ -39,6 +39,7 @@ def real(federation: Federated) -> Iterator[LocalFederation]:
             "data": {"name": "npz", "root": str(federation.folder / name / "own.npz")},
         }
         (folder / "sites" / name / "data.toml").write_text(tomli_w.dumps(own))
+        agree(folder / "sites" / name / "data.toml", folder / "app")
     os.environ["OMP_NUM_THREADS"] = "1"
     with LocalFederation(folder, port, NAMES) as local:
         yield local
@@ -46,6 +47,8 @@ def real(federation: Federated) -> Iterator[LocalFederation]:
 
 def rewrite(local: LocalFederation, config: dict[str, Any]) -> None:
     (local.folder / "app" / "run.toml").write_text(tomli_w.dumps(resolve(config).tree()))
+    for name in NAMES:
+        agree(local.folder / "sites" / name / "data.toml", local.folder / "app")
 
 
 def run_folder(local: LocalFederation) -> Path | None:

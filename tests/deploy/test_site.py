@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 import torch
 from federated import federate, tree
 
-from fedskew.deploy import SiteStates, disclosures, load_site, released_once
+from fedskew.deploy import SiteStates, disclosures, load_site
 from fedskew.errors import ConfigError, DataError
 
 TRAIN_ONCE = """
@@ -73,17 +72,6 @@ def test_a_site_that_lost_what_it_kept_begins_anew_and_says_so(
     (tmp_path / "0a" / "3.safetensors").write_bytes(b"half a file")
     assert states.load(3) == {}
     assert "begins without a state" in caplog.text
-
-
-def test_noise_is_drawn_once_for_the_same_data_and_privacy(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    counts, how = np.array([5.0, 0.0]), {"epsilon": 1.0, "neighbours": "replace"}
-    draws = iter([np.array([5.5, 0.25]), np.array([4.0, 1.0])])
-    first = released_once(tmp_path, counts, how, lambda: next(draws))
-    assert released_once(tmp_path, counts, how, lambda: next(draws)).tolist() == first.tolist() == [5.5, 0.25]
-    assert released_once(tmp_path, counts, how | {"epsilon": 2.0}, lambda: next(draws)).tolist() == [4.0, 1.0]
-    (kept,) = tmp_path.glob("*.json")
-    assert stat.S_IMODE(kept.stat().st_mode) == 0o600  # whatever the folder's own mode
-    assert "costs epsilon once more" in caplog.text
 
 
 def test_a_sites_data_gets_the_federations_class_ids_and_normalisation(tmp_path: Path) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import shutil
+import stat
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +14,17 @@ import tomli_w
 from PIL import Image
 
 from fedskew.cli import app
-from fedskew.deploy import Address, Agreement, write_federation
+from fedskew.deploy import (
+    Address,
+    Agreement,
+    CountsAsked,
+    Ledger,
+    Used,
+    app_hash,
+    read_app,
+    read_terms,
+    write_federation,
+)
 from fedskew.errors import FedskewError
 from fedskew.experiment import resolve
 
@@ -101,9 +114,81 @@ def test_looking_changes_nothing(tmp_path, capsys):
 
 def test_the_agreement_may_be_elsewhere(tmp_path, capsys):
     folder = site(tmp_path)
-    (folder / "deploy.toml").unlink()
-    (folder / "run.toml").unlink()
+    shutil.rmtree(folder / "app")
     assert "8 samples" in check(folder, capsys, "--agreement", tmp_path / "fed" / "app")
+
+
+def test_agreeing_writes_what_was_shown(tmp_path, capsys):
+    folder = site(tmp_path)
+    said = check(folder, capsys)
+    assert "nothing is written" in said
+    assert not (folder / "agreed.toml").exists()
+    said = check(folder, capsys, "--agree")
+    agreed = read_terms(folder / "agreed.toml")
+    assert (agreed.rounds, agreed.epochs, agreed.evaluation, agreed.returns) == (3, 1, "confusion", [])
+    assert agreed.app == app_hash(read_app(tmp_path / "fed" / "app"))
+    assert stat.S_IMODE((folder / "agreed.toml").stat().st_mode) == 0o600
+    assert "most rounds 3" in said
+    assert "the site refuses whatever goes beyond it" in said
+    assert f"agreed to this at {agreed.agreed}" in check(folder, capsys)
+    assert "CODE THAT IS NOT" not in said
+
+
+def test_a_terminal_is_asked(tmp_path, capsys, monkeypatch):
+    folder = site(tmp_path)
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    answers = iter([False, True])
+    monkeypatch.setattr("typer.confirm", lambda text: next(answers))
+    assert "nothing is written" in check(folder, capsys)
+    assert not (folder / "agreed.toml").exists()
+    assert "agreed;" in check(folder, capsys)
+    assert (folder / "agreed.toml").exists()
+
+
+def test_another_app_of_the_server_is_shown_in_place_of_the_copy(tmp_path, capsys):
+    folder = site(tmp_path)
+    check(folder, capsys, "--agree")
+    shutil.copytree(folder / "app", folder / "offered")
+    run = folder / "offered" / "run.toml"
+    run.write_text(run.read_text().replace("rounds = 3", "rounds = 300"))
+    (folder / "offered" / "federation" / "site.py").write_text("import os")
+    said = check(folder, capsys)
+    assert "most rounds 300 3" in said
+    assert "run.toml: training.rounds: 3 - 300" in said
+    assert "federation site.py: is another" in said
+    assert "CODE THAT IS NOT AS FEDSKEW WRITES IT, and would run at this site: federation site.py" in said
+    assert read_terms(folder / "agreed.toml").rounds == 3
+    check(folder, capsys, "--agree")
+    assert read_terms(folder / "agreed.toml").rounds == 300
+    assert not (folder / "offered").exists()
+    assert tomllib.loads((folder / "app" / "run.toml").read_text())["training"]["rounds"] == 300
+
+
+def test_agreeing_again_counts_rounds_anew_and_epsilons_never(tmp_path, capsys):
+    pytest.importorskip("opendp")
+    folder = site(tmp_path, label_counts="noisy", epsilon=0.5)
+    said = check(folder, capsys, "--agree")
+    assert "largest sum of epsilons (add-remove) 0.5" in said
+    first = read_terms(folder / "agreed.toml")
+    ledger = Ledger(folder / "state")
+    asked = CountsAsked("noisy", ("glove", "hat", "shoe"), 0.5)
+    ledger.release(asked, np.array([0.0, 2.0, 6.0]), first.budget)
+    used = Used(folder / "state", first)
+    used.count("train", "a question")
+    assert "trained in 1 rounds" in check(folder, capsys, "--agree")
+    second = read_terms(folder / "agreed.toml")
+    assert (second.epsilon_total, second.data) == (0.5, first.data)
+    assert Used(folder / "state", second).rounds() == 0
+    paint(folder / "images" / "train", {"hat": 5})
+    said = check(folder, capsys, "--agree")
+    assert "The data have changed" in said
+    third = read_terms(folder / "agreed.toml")
+    assert third.epsilon_total == 1.0
+    assert third.data != second.data
+    (folder / "agreed.toml").unlink()  # what was spent is in the ledger, not here
+    check(folder, capsys, "--agree")
+    assert read_terms(folder / "agreed.toml").epsilon_total == 1.0
 
 
 def other_class(folder: Path) -> None:
@@ -129,7 +214,11 @@ def unreadable_image(folder: Path) -> None:
 
 
 def no_agreement(folder: Path) -> None:
-    (folder / "deploy.toml").unlink()
+    (folder / "app" / "deploy.toml").unlink()
+
+
+def no_app(folder: Path) -> None:
+    shutil.rmtree(folder / "app")
 
 
 def no_data_file(folder: Path) -> None:
@@ -166,6 +255,7 @@ def no_toml(folder: Path) -> None:
         (no_images, ["images does not exist"]),
         (unreadable_image, ["0.png", "image"]),
         (no_agreement, ["deploy.toml"]),
+        (no_app, ["app: there is no such folder"]),
         (no_data_file, ["data.toml"]),
         (nothing_there, ["data.toml: there is no such file"]),
         (no_table, ["[data]"]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -108,29 +109,74 @@ def site(
     check: Annotated[Path, typer.Option(help="The site's data.toml.", show_default=False)],
     agreement: Annotated[
         Path | None,
-        typer.Option(help="Folder with the federation's deploy.toml and run.toml; default: the folder of data.toml."),
+        typer.Option(
+            help="The federation's app folder; default: the app that the server sent last, or the one that came with "
+            "the site's folder."
+        ),
     ] = None,
+    agree: Annotated[
+        bool, typer.Option("--agree", help="Agree to what is shown, without being asked; writes agreed.toml.")
+    ] = False,
 ) -> None:
-    """Check before a site joins that its data fits the federation, and list everything that will leave the site.
+    """Check before a site joins that its data fits the federation, list everything that will leave the site, and agree.
 
-    Example:
+    What you agree to is written to agreed.toml beside data.toml, with the hash of the app's files. The site refuses
+    whatever goes beyond it, whatever the server sends. Do this again when the server changes its app, when the site has
+    trained in all rounds that were agreed on, or, with noisy label counts, when the site's data changed.
+
+    Examples:
 
         fedskew deploy site --check data.toml
+
+        fedskew deploy site --check data.toml --agree
     """
-    from fedskew.cli.tables import disclosure_table, samples_table
-    from fedskew.deploy import disclosures, load_site, read_agreement
+    from fedskew.cli.tables import disclosure_table, samples_table, terms_table
+    from fedskew.deploy import (
+        app_changes,
+        app_hash,
+        disclosures,
+        load_site,
+        other_code,
+        propose_terms,
+        read_agreement,
+        read_app,
+        read_terms,
+        standing_app,
+        take_offered,
+        terms_path,
+    )
     from fedskew.errors import ConfigError
     from fedskew.experiment import read
 
     if not check.is_file():
         raise ConfigError(f"{check}: there is no such file; every site's folder has a data.toml")
-    place = agreement or check.parent
+    place = agreement or standing_app(check.parent)
+    files = read_app(place)
     agreed, config = read_agreement(place / "deploy.toml"), read(place / "run.toml")
-    data = load_site(check, agreed)
-    console = Console()
+    data, path = load_site(check, agreed), terms_path(check)
+    before = read_terms(path) if path.exists() else None
+    terms = propose_terms(app_hash(files), config, agreed, data, before)
+    console = Console(soft_wrap=True, highlight=False)
     _print_greeting(console, check)
     console.print(samples_table(data, agreed))
     console.print(disclosure_table(disclosures(config, agreed), agreed))
+    console.print(terms_table(terms, data, before, other_code(files)))
+    console.print(
+        f"This is the app in {place}. The site runs this one and no other: it compares the hash of its files."
+    )
+    if before is not None and before.app != terms.app and place != check.parent / "app":
+        for line in app_changes(read_app(check.parent / "app"), files):
+            console.print(f"changed since {before.agreed}: {line}", style="yellow", markup=False)
+    asks = sys.stdin.isatty() and sys.stdout.isatty()
+    if before is not None and before == terms.model_copy(update={"agreed": before.agreed}) and not agree:
+        console.print(f"{path}: this site agreed to this at {before.agreed}; --agree renews it, and counts rounds anew")
+    elif agree or (asks and typer.confirm(f"Agree, and write {path}?")):
+        terms.write(path)
+        if agreement is None:
+            take_offered(check.parent)
+        console.print(f"{path}: agreed; the site refuses whatever goes beyond it")
+    else:
+        console.print(f"{path}: nothing is written; if you agree, run this again with --agree")
 
 
 @app.command()
@@ -161,7 +207,15 @@ def local(
     """
     _require_flower()
     from fedskew.cli.options import changed_keys
-    from fedskew.deploy import Address, LocalFederation, free_port, site_names, write_federation, write_images
+    from fedskew.deploy import (
+        Address,
+        LocalFederation,
+        agree,
+        free_port,
+        site_names,
+        write_federation,
+        write_images,
+    )
     from fedskew.errors import ConfigError
     from fedskew.experiment import make_task, put, read, resolve
 
@@ -186,6 +240,8 @@ def local(
     shares = task.partition.indices[: len(names)]
     write_federation(folder, whole, _agreement(agreed), Address("127.0.0.1", port), _images_table(whole))
     write_images(task.dataset, shares, [folder / "sites" / name / "images" for name in names])
+    for name in names:
+        agree(folder / "sites" / name / "data.toml", folder / "app")
     console = Console(soft_wrap=True, highlight=False)
     images = counted(sum(map(len, shares)), "image")
     console.print(f"{counted(len(names), 'site')} with {images} to train on, in {folder / 'sites'}")

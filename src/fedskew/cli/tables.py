@@ -16,7 +16,7 @@ from fedskew.report import SiteActivity, averaged_over, site_rows
 from fedskew.tables import counted
 
 if TYPE_CHECKING:
-    from fedskew.deploy import Agreement, Disclosure, SiteData
+    from fedskew.deploy import Agreement, Disclosure, SiteData, Terms
     from fedskew.papers import Reproduction
 
 BAR = 24
@@ -107,6 +107,46 @@ def sites_table(sites: Sequence[SiteActivity]) -> Table:
     """Return a row for each site of a federation: how often it was asked and counted, and what went wrong."""
     headings, rows = site_rows(sites)
     return _table(headings, rows, 1)
+
+
+def terms_table(terms: Terms, data: SiteData, before: Terms | None, code: Sequence[str]) -> Table:
+    """What a site agrees to, what it agreed to before where that differs, and code that is not as fedskew writes it."""
+    from fedskew.deploy import Ledger, Used
+
+    old = terms if before is None else before
+    rows: list[tuple[str, object, object]] = [
+        ("hash of the app's files", f"{terms.app[:16]}...", f"{old.app[:16]}..."),
+        ("label counts", terms.label_counts, old.label_counts),
+        ("evaluation on its test samples", terms.evaluation, old.evaluation),
+        ("beside the model", ", ".join(terms.returns) or "nothing", ", ".join(old.returns) or "nothing"),
+        ("most rounds", terms.rounds, old.rounds),
+        ("most local epochs in a round", f"{terms.epochs:g}", f"{old.epochs:g}"),
+        ("largest reply, bytes", f"{terms.bytes:,}", f"{old.bytes:,}"),
+    ]
+    if terms.epsilon is not None:
+        rows += [
+            (f"largest epsilon of a release ({terms.neighbours})", terms.epsilon, old.epsilon),
+            (f"largest sum of epsilons ({terms.neighbours})", terms.epsilon_total, old.epsilon_total),
+        ]
+    table = Table(title="What this site agrees to", title_justify="left", caption_justify="left")
+    for heading in ("what", "limit", "agreed before")[: 2 if before is None else 3]:
+        table.add_column(heading, overflow="fold")
+    for what, limit, earlier in rows:
+        was = [] if before is None else [escape(str(earlier)) if earlier != limit else "[dim]the same[/dim]"]
+        table.add_row(what, escape(str(limit)), *was)
+    notes = []
+    if code:
+        notes.append(f"CODE THAT IS NOT AS FEDSKEW WRITES IT, and would run at this site: {', '.join(code)}. Read it.")
+    if before is not None and data.state is not None:
+        notes.append(f"Since {before.agreed} it has trained in {Used(data.state, before).rounds()} rounds.")
+    if terms.epsilon is not None and data.state is not None:
+        ledger = Ledger(data.state)
+        released, spent = sum(entry.epsilon is not None for entry in ledger.releases), ledger.spent(terms.neighbours)
+        notes.append(f"Releases of noisy label counts so far: {released}, with a sum of epsilons of {spent:g}.")
+        if before is not None and terms.data != before.data:
+            notes.append("The data have changed since the last one: if you agree, the counts are released once more.")
+    table.caption = Text(" ".join(notes), style="bold red" if code else "dim")
+    return table
 
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]], labels: int) -> Table:

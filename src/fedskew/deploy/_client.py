@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from numpy.typing import NDArray
 from torch import nn
 
 from fedskew import methods, models
 from fedskew.deploy._agreement import Agreement, check_config, read_agreement
-from fedskew.deploy._arrays import ModelLayout, decode, encode
+from fedskew.deploy._arrays import ModelLayout, RefusedError, decode, encode
+from fedskew.deploy._ledger import CountsAsked, Ledger, Neighbours, NotAgreedError, ReleaseMode
 from fedskew.deploy._log import LOG
 from fedskew.deploy._messages import (
     ARRAYS,
     BROADCAST,
+    CHANGED,
     CLIENT,
     CONFIG,
     CONFUSION,
@@ -28,21 +30,28 @@ from fedskew.deploy._messages import (
     EVALUATION_LOSS,
     LOSS,
     METRICS,
+    REFUSED,
     REPLY,
     REPORT_SAMPLES,
+    REPORTED,
     ROUND,
     SAMPLES,
     STEPS,
     TrainInstruction,
+    fingerprint,
 )
-from fedskew.deploy._site_data import SiteData, SiteStates, load_site, released_once
+from fedskew.deploy._replies import check_size
+from fedskew.deploy._site_data import SiteData, SiteStates, load_site
+from fedskew.deploy._terms import Terms, Used, read_terms, terms_path
 from fedskew.engine import LocalTraining, LocalWork, Sent, SequentialBackend, hooked, predict
-from fedskew.errors import ArgumentError, ConfigError, FedskewError, in_one_line
+from fedskew.errors import ArgumentError, ConfigError, FedskewError, RunError, in_one_line
 from fedskew.experiment import Config, make_network, make_work, read
 from fedskew.hooks import Hooks
-from fedskew.labels import privatize
 from fedskew.methods import Method
 from fedskew.models import FlatModel, ModelState
+
+MOST_SAID = 300
+"""Longest text of the server's that a site logs."""
 
 RAISED = 2
 """Flower's code of an error that a ClientApp raised."""
@@ -50,9 +59,12 @@ RAISED = 2
 STOCK = "stock"
 """Run identifier of a site's states under a stock Flower server."""
 
-Release = Literal["exact", "noisy", "withheld"]
 Data = SiteData | Callable[[Context], SiteData]
 Model = nn.Module | Callable[[], nn.Module]
+
+
+class CountsChangedError(RunError):
+    """The site's label counts are no longer those that the server has."""
 
 
 @dataclass(frozen=True)
@@ -63,21 +75,19 @@ class Site:
         model: The network.
         work: Local training.
         data: The site's samples.
+        asked: What the server asks the site to report of its label counts.
         epochs: Local epochs if the server does not set them.
-        label_counts: See `Agreement`.
-        epsilon: See `Agreement`.
-        neighbours: See `Agreement`.
         confusion: Whether the site reports confusion matrices.
+        terms: What the site agreed to; None in a Flower project of a user's own, whose app decides.
     """
 
     model: FlatModel
     work: LocalWork
     data: SiteData
+    asked: CountsAsked
     epochs: float = 1
-    label_counts: Release = "exact"
-    epsilon: float | None = None
-    neighbours: Literal["add-remove", "replace"] = "add-remove"
     confusion: bool = True
+    terms: Terms | None = None
 
     def train(self, content: RecordDict, node: int) -> RecordDict:
         """Train as a message instructs.
@@ -95,6 +105,7 @@ class Site:
         """
         config = _config(content)
         given = TrainInstruction.parse(config)
+        self._check_training(given, content)
         round = int(config.get(ROUND, 0))  # type: ignore[arg-type]
         states = None if self.data.state is None else SiteStates(self.data.state, STOCK if given is None else given.run)
         counted = 0 if states is None else states.newest
@@ -116,13 +127,14 @@ class Site:
         figures: dict[str, Any] = {LOSS: update.loss}
         if ours:
             figures |= {CLIENT: task.client, ROUND: task.round, STEPS: update.steps}
-        if not ours or (REPORT_SAMPLES in config and self.label_counts != "noisy"):
+        if not ours or (REPORT_SAMPLES in config and self.asked.label_counts != "noisy"):
             figures[SAMPLES] = len(self.data.targets)
         reply = RecordDict({ARRAYS: layout.to_record(trained), METRICS: MetricRecord(figures)})
         if update.reply:
             if not ours:
                 raise ConfigError("method: it returns arrays beside the model; use fedskew.deploy.strategy")
             reply[REPLY] = encode(update.reply)
+        self._check_reply(reply)
         return reply
 
     def evaluate(self, content: RecordDict) -> RecordDict:
@@ -135,6 +147,10 @@ class Site:
             The reply's records: loss and confusion matrix; for a stock Flower server, loss and accuracy.
         """
         config = _config(content)
+        if self.terms is not None:
+            if CONFUSION not in config or self.terms.evaluation == "none":
+                raise NotAgreedError("evaluation", "evaluation: this site did not agree to the one that is asked for")
+            self._used(self.terms).count("evaluate", _question(content, config.get(ROUND)))
         self.model.write_state(_model(content, ModelLayout(self.model)))
         confusion, loss = predict(
             self.model.network, self.data.test_inputs, self.data.test_targets, self.data.num_classes
@@ -155,23 +171,61 @@ class Site:
 
     def report_labels(self) -> RecordDict:
         """Return the reply to a query: exact or noisy label counts, or only the number of samples."""
-        counts = self.data.counts
-        if self.label_counts == "withheld":
-            return RecordDict({METRICS: MetricRecord({SAMPLES: int(counts.sum())})})
-        if self.label_counts == "noisy":
-            if self.epsilon is None or self.data.state is None:
-                raise ConfigError(
-                    "label_counts: noisy counts need epsilon, and a folder where the release is stored (state)"
-                )
-            how = {"epsilon": self.epsilon, "neighbours": self.neighbours}
-            released = released_once(self.data.state, counts, how, self._noisy).tolist()
-            return RecordDict({METRICS: MetricRecord({COUNTS: released, "epsilon": self.epsilon})})
-        return RecordDict({METRICS: MetricRecord({COUNTS: counts.astype(int).tolist()})})
+        counts, asked, state = self.data.counts, self.asked, self.data.state
+        if asked.label_counts == "noisy" and (asked.epsilon is None or state is None):
+            raise ConfigError(
+                "label_counts: noisy counts need epsilon, and a folder where the release is stored (state)"
+            )
+        budget = None if self.terms is None else self.terms.budget
+        if state is None:
+            values, epsilon = [float(counts.sum())] if asked.label_counts == "withheld" else counts.tolist(), None
+        else:
+            values, release = Ledger(state).release(asked, counts, budget)
+            epsilon = release.epsilon
+        if asked.label_counts == "withheld":
+            return RecordDict({METRICS: MetricRecord({SAMPLES: int(values[0])})})
+        if epsilon is None:
+            return RecordDict({METRICS: MetricRecord({COUNTS: [int(value) for value in values]})})
+        return RecordDict({METRICS: MetricRecord({COUNTS: values, "epsilon": epsilon})})
 
-    def _noisy(self) -> NDArray[np.float64]:
-        assert self.epsilon is not None, "checked by report_labels"
-        released: NDArray[np.float64] = privatize(self.data.counts[None], self.epsilon, neighbours=self.neighbours)[0]
-        return released
+    def _check_training(self, given: TrainInstruction | None, content: RecordDict) -> None:
+        """Refuse a training that goes beyond the terms, or for which the server has other label counts."""
+        terms = self.terms
+        if terms is not None:
+            if given is None:
+                raise NotAgreedError("message", "message: this is no instruction of fedskew's server, as was agreed")
+            if given.epochs > terms.epochs:
+                raise NotAgreedError(
+                    "epochs",
+                    f"epochs: the server asks for {given.epochs:g} in round {given.round}; this site agreed to "
+                    f"{terms.epochs:g} at most",
+                )
+        known, state = _config(content).get(REPORTED), self.data.state
+        if isinstance(known, str) and state is not None:
+            budget = None if terms is None else terms.budget
+            reported = Ledger(state).current(self.asked, self.data.counts, budget)
+            if reported is None or fingerprint(reported) != known:
+                raise CountsChangedError("the data have changed since the label counts that the server has")
+        if terms is not None:
+            self._used(terms).count("train", _question(content, given))
+
+    def _check_reply(self, reply: RecordDict) -> None:
+        """Refuse to send what goes beyond the terms."""
+        if self.terms is None:
+            return
+        arrays = reply.get(REPLY)
+        beyond = sorted(set(arrays) - set(self.terms.returns)) if isinstance(arrays, ArrayRecord) else []
+        if beyond:
+            raise NotAgreedError("returns", f"returns: the method returns {beyond[0]}; this site did not agree to it")
+        try:
+            check_size(reply, self.terms.bytes)
+        except RefusedError as error:
+            raise NotAgreedError("bytes", f"bytes: {error}, by what this site agreed to") from None
+
+    def _used(self, terms: Terms) -> Used:
+        if self.data.state is None:
+            raise ConfigError("data: give the site a folder (state), where it counts the rounds")
+        return Used(self.data.state, terms)
 
 
 def client_app(
@@ -182,9 +236,9 @@ def client_app(
     training: LocalTraining | None = None,
     epochs: float = 1,
     seed: int = 0,
-    label_counts: Release = "exact",
+    label_counts: ReleaseMode = "exact",
     epsilon: float | None = None,
-    neighbours: Literal["add-remove", "replace"] = "add-remove",
+    neighbours: Neighbours = "add-remove",
 ) -> ClientApp:
     """Make a Flower ClientApp that trains with a method's objective and local step.
 
@@ -204,7 +258,8 @@ def client_app(
         seed: Seed of shuffles, dropout and augmentation.
         label_counts: What the site replies to a query of its label counts (see `Agreement`). Unless it is "exact",
             confusion matrices are not reported either.
-        epsilon: Privacy parameter of noisy label counts.
+        epsilon: Privacy parameter of noisy label counts. They are released once: queried again, with whatever epsilon,
+            the site reports the same numbers.
         neighbours: What epsilon protects (see `Agreement`).
 
     Returns:
@@ -224,8 +279,9 @@ def client_app(
         work = LocalWork(
             held, chosen.objective, chosen.local_step, training or LocalTraining(), seed, hooks=hooked(chosen)
         )
-        exact = label_counts == "exact"
-        return Site(FlatModel(network), work, held, epochs, label_counts, epsilon, neighbours, confusion=exact)
+        classes = tuple(map(str, range(held.num_classes)))
+        asked = CountsAsked(label_counts, classes, epsilon, neighbours)
+        return Site(FlatModel(network), work, held, asked, epochs, confusion=label_counts == "exact")
 
     return _app(site)
 
@@ -233,8 +289,9 @@ def client_app(
 def site_app(folder: str | Path) -> ClientApp:
     """Make the ClientApp of a federation's app folder.
 
-    Each node's config names the site's own `data.toml`, as `data="/path/of/data.toml"` (see `load_site`). A site whose
-    data do not fit the agreement replies with an error, and its own log gives the reason.
+    Each node's config names the site's own `data.toml`, as `data="/path/of/data.toml"` (see `load_site`). The file
+    `agreed.toml` beside it says what the site agreed to (see `Terms`); without it, and for whatever goes beyond it, the
+    site replies with an error, and its own log gives the reason. So it does if its data do not fit the agreement.
 
     Args:
         folder: The app folder, which contains `run.toml` and `deploy.toml`.
@@ -245,33 +302,29 @@ def site_app(folder: str | Path) -> ClientApp:
     folder = Path(folder)
 
     def site(context: Context) -> Site:
-        agreement, config = read_agreement(folder / "deploy.toml"), read(folder / "run.toml")
         path = context.node_config.get("data")
         if not isinstance(path, str):
             raise ConfigError("data: the node's config names no data; start it with --node-config 'data=\"data.toml\"'")
-        return agreed_site(config, agreement, load_site(Path(path), agreement))
+        terms = read_terms(terms_path(Path(path)))
+        terms.check_app(folder)
+        agreement, config = read_agreement(folder / "deploy.toml"), read(folder / "run.toml")
+        terms.check_agreement(agreement)
+        return agreed_site(config, agreement, load_site(Path(path), agreement), terms)
 
     return _app(site)
 
 
-def agreed_site(config: Config, agreement: Agreement, data: SiteData) -> Site:
-    """Make the site that a config and an agreement describe."""
+def agreed_site(config: Config, agreement: Agreement, data: SiteData, terms: Terms) -> Site:
+    """Make the site that a config and an agreement describe, and that keeps to its terms."""
     check_config(config, agreement, has_target=True)
     seed = config.seeds[0]
     method = methods.build(config.method, config.training.momentum)
     network = make_network(config, seed, method, len(agreement.classes), tuple(agreement.shape))
     work = make_work(config, seed, method, data, tuple(agreement.mean), tuple(agreement.std))
     torch.set_num_threads(config.engine.threads)
-    return Site(
-        FlatModel(network),
-        work,
-        data,
-        config.training.most_epochs,
-        agreement.label_counts,
-        agreement.epsilon,
-        agreement.neighbours,
-        agreement.evaluates,
-    )
+    asked = CountsAsked(agreement.label_counts, tuple(agreement.classes), agreement.epsilon, agreement.neighbours)
+    most = config.training.most_epochs
+    return Site(FlatModel(network), work, data, asked, most, agreement.evaluates, terms)
 
 
 def as_method(method: str | Mapping[str, Any] | Method, momentum: float | None = None) -> Method:
@@ -304,12 +357,15 @@ def _app(site: Callable[[Context], Site]) -> ClientApp:
     app = ClientApp()
 
     def reply(message: Message, context: Context, work: Callable[[Site], RecordDict]) -> Message:
+        refused = _config(message.content).get(REFUSED)
+        if refused is not None:
+            LOG.warning("the server refused what this site sent: %s", str(refused)[:MOST_SAID])
         try:
             return Message(work(site(context)), reply_to=message)
         except (Exception, SystemExit) as error:  # a reader's or a model's own can be anything
             LOG.error("%s", error if isinstance(error, FedskewError) else in_one_line(error))
             # What is raised, Flower sends to the server, with its text, which may name files and values of this site.
-            return Message(Error(RAISED, f"failed: {_kind(error)} in its own log"), reply_to=message)
+            return Message(Error(RAISED, _reason(error)), reply_to=message)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
@@ -326,10 +382,26 @@ def _app(site: Callable[[Context], Site]) -> ClientApp:
     return app
 
 
-def _kind(error: BaseException) -> str:
-    """Name an error's type, or its nearest base that is Python's or fedskew's: others may be named after data."""
+def _reason(error: BaseException) -> str:
+    """Return what the server is told of an error: which of the terms it is beyond, or its type."""
+    if isinstance(error, NotAgreedError):
+        return f"not agreed: {error.kind}; its own log says more"
+    if isinstance(error, CountsChangedError):
+        return CHANGED
+    # A type that is neither Python's nor fedskew's may be named after data.
     known = (kind for kind in type(error).__mro__ if kind.__module__.partition(".")[0] in ("builtins", "fedskew"))
-    return next(known).__name__
+    return f"failed: {next(known).__name__} in its own log"
+
+
+def _question(content: RecordDict, asked: object) -> str:
+    """Hash what the answer to a training or evaluation message depends on."""
+    whole = hashlib.sha256(repr(asked).encode())
+    for key in (ARRAYS, BROADCAST):
+        record = content.get(key)
+        for name, array in sorted(record.items()) if isinstance(record, ArrayRecord) else ():
+            whole.update(f"{key} {name} {len(array.data)}\n".encode())
+            whole.update(array.data)
+    return whole.hexdigest()[:32]
 
 
 def _config(content: RecordDict) -> ConfigRecord:

@@ -7,8 +7,8 @@ app/                       what `flwr run` sends to the server and to every site
     federation/            server.py and site.py: Flower's two apps, one statement each
 server/                    stays with the server: ca.crt, server.crt, server.key, superlink.sh, register.sh, run.sh;
                            later state.db and runs/
-sites/NAME/                goes to that site and to nobody else: ca.crt, key, key.pub, data.toml, supernode.sh,
-                           run.toml, deploy.toml (copies, for `deploy site --check`); later state/
+sites/NAME/                goes to that site and to nobody else: ca.crt, key, key.pub, data.toml, supernode.sh, and
+                           app/, a copy that the site looks at before it agrees; later agreed.toml and state/
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from torch import Tensor
 from fedskew import __version__
 from fedskew.data import Dataset, Inputs
 from fedskew.deploy._agreement import Agreement, check_config
+from fedskew.deploy._app_files import APP, AppFiles
 from fedskew.deploy._disclosures import reply_limit
 from fedskew.deploy._tls import write_certificates, write_node_key
 from fedskew.errors import ConfigError
@@ -142,7 +143,7 @@ def write_federation(
         "SITES": " ".join(agreement.names),
         "TARGET": "" if target is None else f' target=\\"$PWD/{TARGET}\\"',
     }
-    app, server = folder / "app", folder / "server"
+    app, server = folder / APP, folder / "server"
     _write_app(app, config, agreement)
     _private(server)
     write_certificates(server, [*dict.fromkeys([address.host, *LOOPBACK])])
@@ -154,8 +155,8 @@ def write_federation(
         site = folder / "sites" / name
         _private(site)
         write_node_key(site / "key")
-        for path in (server / "ca.crt", app / "run.toml", app / "deploy.toml"):
-            shutil.copyfile(path, site / path.name)
+        shutil.copyfile(server / "ca.crt", site / "ca.crt")
+        shutil.copytree(app, site / APP)
         described = {"server": str(address), "state": "state", "data": dict(data)}
         (site / "data.toml").write_text(tomli_w.dumps(described), encoding="utf-8")
         _fill("supernode.sh", site / "supernode.sh", fields)
@@ -230,14 +231,36 @@ def _write_app(app: Path, config: Config, agreement: Agreement) -> None:
     write(config.model_copy(update={"data": without_root}), app / "run.toml")
     agreement.write(app / "deploy.toml")
     (app / "pyproject.toml").write_text(tomli_w.dumps(_flower_app(config.name)), encoding="utf-8")
-    (package / "__init__.py").write_text('"""A federation, as `fedskew deploy init` wrote it."""\n', encoding="utf-8")
-    for script in ("server.py", "site.py"):
-        _fill(script, package / script, {})
+    for name, text in app_code().items():
+        (app / name).write_text(text, encoding="utf-8")
+
+
+def app_code() -> dict[str, str]:
+    """Return the Python files of every app that `write_federation` writes, by relative path."""
+    code = {f"federation/{script}": _template(script) for script in ("server.py", "site.py")}
+    return {"federation/__init__.py": '"""A federation, as `fedskew deploy init` wrote it."""\n', **code}
+
+
+def other_code(app: AppFiles) -> list[str]:
+    """List the files of an app that are not as `write_federation` writes them, and are not read as data.
+
+    Args:
+        app: The app's files.
+
+    Returns:
+        Their names, sorted.
+    """
+    ours = {name: text.encode() for name, text in app_code().items()}
+    known = {"run.toml", "deploy.toml", "pyproject.toml", *(name for name in ours if app.get(name) == ours[name])}
+    return sorted(set(app) - known)
 
 
 def _fill(template: str, path: Path, fields: Mapping[str, str]) -> None:
-    text = files("fedskew.deploy").joinpath("templates", template).read_text(encoding="utf-8")
-    path.write_text(Template(text).substitute(fields), encoding="utf-8")
+    path.write_text(Template(_template(template)).substitute(fields), encoding="utf-8")
+
+
+def _template(name: str) -> str:
+    return files("fedskew.deploy").joinpath("templates", name).read_text(encoding="utf-8")
 
 
 def _flower_app(name: str) -> dict[str, object]:

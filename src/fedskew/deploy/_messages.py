@@ -4,8 +4,8 @@ A training message contains
 
     arrays      ArrayRecord     the model: the network's state dict
     broadcast   ArrayRecord     the tensors that the method sends beside the model; absent if there are none
-    config      ConfigRecord    server-round; for fedskew's sites also fedskew-run, -client, -epochs and -counted, and
-                                -steps and -quota if the round has them
+    config      ConfigRecord    server-round; for fedskew's sites also fedskew-run, -client, -epochs and -counted,
+                                -steps and -quota if the round has them, -reported and -refused (see below)
 
 A reply contains `arrays`, `metrics`, and `reply` with the tensors that the method returns beside the model. A stock
 Flower server sends `arrays` and a `config` with `server-round`; a stock Flower client reads only these.
@@ -13,7 +13,8 @@ Flower server sends `arrays` and a `config` with `server-round`; a stock Flower 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,6 +33,16 @@ RUN, CLIENT, EPOCHS, COUNTED, STEPS, QUOTA = (
 )
 REPORT_SAMPLES = "fedskew-report-samples"
 """Key that asks a site to report its number of samples with its reply, if the site may report it."""
+
+REPORTED = "fedskew-reported"
+"""Key of the hash of the label counts that the server has of a site (see `fingerprint`), so that the site notices that
+they are no longer those that it would report."""
+
+REFUSED = "fedskew-refused"
+"""Key of the reason for which the server refused what the site sent last, for the site's own log."""
+
+CHANGED = "its label counts have changed"
+"""Reason of a site's error reply, upon which the server asks for its label counts again."""
 
 COUNTS, SAMPLES, LOSS, CONFUSION, EVALUATION_LOSS = (
     "label-counts",
@@ -139,6 +150,11 @@ class TrainInstruction(NamedTuple):
         if broadcast:
             content[BROADCAST] = encode(broadcast)
         return content
+
+
+def fingerprint(reported: Sequence[float]) -> str:
+    """Hash what a site reported of its labels: the number of samples of each class, or of all."""
+    return hashlib.sha256(",".join(repr(float(value)) for value in reported).encode()).hexdigest()[:16]
 
 
 def counted_in(round: int) -> dict[str, Tensor]:

@@ -28,6 +28,7 @@ from fedskew.deploy._messages import (
     EVALUATION_LOSS,
     LOSS,
     METRICS,
+    REFUSED,
     REPLY,
     ROUND,
     SAMPLES,
@@ -399,6 +400,7 @@ class ReplyValidator:
         self._sent: Sent
         self._counters: dict[str, torch.Tensor] = {}
         self._statistics: dict[int, dict[str, torch.Tensor]] = {}  # of the clients' trained models
+        self._refusals: dict[int, str] = {}  # by client, until the client has been told
 
     def start(self, model: ModelState) -> dict[str, FloatArray]:
         """Return the sizes of accepted updates before the first round: none."""
@@ -416,6 +418,14 @@ class ReplyValidator:
         rows = self._buffer.acquire(len(cohort), sent.model.parameters.numel())
         if rows is not None:
             self._own_rows.update(zip(self._tasks, rows, strict=True))
+
+    def refuse(self, client: int, reason: str) -> None:
+        """Remember to tell a client why its reply is not used."""
+        self._refusals[client] = reason
+
+    def refusal(self, client: int) -> dict[str, str]:
+        """Return an entry for the next message to a client, with the reason of its last refusal, if it was refused."""
+        return {REFUSED: self._refusals.pop(client)} if client in self._refusals else {}
 
     def missing(
         self, round: int, what: Literal["offline", "silent", "skipped", "left_out"], clients: Sequence[int]
@@ -475,6 +485,7 @@ class ReplyValidator:
                 self._check_truth(update, round)
             except RefusedError as error:
                 self.notes["refused"][self.names[client]] = str(error)
+                self.refuse(client, f"round {round}: {error}")
                 LOG.warning("round %d: refused the reply of %s: %s", round, self.names[client], error)
             else:
                 updates.append(update)
@@ -532,6 +543,10 @@ class ReplyValidator:
                 ratio,
                 "; its update is left out" if leaves_out else "",
             )
+            if leaves_out:
+                self.refuse(
+                    client, f"round {round}: {subject} {ratio:.3g} times as large as is likely, and is left out"
+                )
         if len(out) * 2 > len(updates):
             LOG.warning(
                 "round %d: most updates are out of line; if nothing is wrong at these sites, raise norm_limit", round

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from fedskew.deploy._agreement import Agreement
 from fedskew.deploy._arrays import RefusedError
 from fedskew.deploy._log import LOG, utc_now
-from fedskew.deploy._messages import CONFIG, ROUND
+from fedskew.deploy._messages import CONFIG, REFUSED, ROUND, fingerprint
 from fedskew.deploy._replies import check_counts, check_only_samples
 from fedskew.deploy._sites import exchange
 from fedskew.errors import EndedEarlyError, RunError
@@ -55,6 +55,9 @@ class Roster:
         self._nodes: dict[int, int] = {}
         self._retry_at: dict[int, float] = {}
         self.silent: frozenset[int] = frozenset()
+        self._outdated: set[str] = set()
+        self._asked_again: dict[str, float] = {}
+        self._refusals: dict[str, str] = {}
 
     @property
     def counts(self) -> NDArray[np.float64]:
@@ -70,6 +73,23 @@ class Roster:
             if report is not None:
                 row[:] = report["counts"] if report["counts"] is not None else report["samples"] / classes
         return rows
+
+    def reported(self, client: int) -> str:
+        """Return the hash of what a site reported (see `fingerprint`), by which it notices that its counts changed."""
+        report = self._reports.get(self.names[client])
+        if report is None:
+            return ""
+        return fingerprint([report["samples"]] if report["counts"] is None else report["counts"])
+
+    def ask_again(self, name: str) -> None:
+        """Query the label counts of a site once more before the next round; until it replies, the old ones hold."""
+        now = time.monotonic()
+        if now < self._asked_again.get(name, now):
+            return
+        LOG.info("%s: its label counts have changed; they are asked for again", name)
+        self._outdated.add(name)
+        self._asked_again[name] = now + RETRY
+        self._retry_at.pop(self.names.index(name), None)
 
     @property
     def shown(self) -> tuple[tuple[str, ...], NDArray[np.int64]]:
@@ -134,7 +154,7 @@ class Roster:
         self._write()
 
     def query_newcomers(self, timeout: float, without: Collection[int] = ()) -> bool:
-        """Query the connected sites that have not reported yet; return whether any reported.
+        """Query connected sites that have not reported yet, or whose counts changed; return whether any reported.
 
         Args:
             timeout: Seconds to wait for them.
@@ -142,31 +162,39 @@ class Roster:
         """
         self.silent = frozenset()
         online = {client: node for client, node in self.online().items() if client not in without}
-        now = time.monotonic()
+        now, known = time.monotonic(), self._reports.keys() - self._outdated
         queried = {
             node: self.names[client]
             for client, node in online.items()
-            if self.names[client] not in self._reports and now >= self._retry_at.get(client, now)
+            if self.names[client] not in known and now >= self._retry_at.get(client, now)
         }
         if not queried:
             return False
         self._retry_at |= {client: now + RETRY for client, node in online.items() if node in queried}
-        content = RecordDict({CONFIG: ConfigRecord({ROUND: 0})})
-        answers = exchange(self._grid, dict.fromkeys(queried, content), MessageType.QUERY, timeout, "0")
+        contents = {node: self._question(name) for node, name in queried.items()}
+        answers = exchange(self._grid, contents, MessageType.QUERY, timeout, "0")
         self.silent = frozenset(client for client, node in online.items() if node in answers.silent)
         failures = answers.failures | dict.fromkeys(answers.silent, "no reply in time")
         for node, reason in failures.items():
             LOG.warning("%s did not report its label counts: %s", queried[node], reason)
-        before = len(self._reports)
+        reported = False
         for node, reply in answers.contents.items():
             try:
                 self._reports[queried[node]] = self._validated(reply) | {"node": str(node), "at": utc_now()}
             except RefusedError as error:
                 LOG.warning("refused the label counts of %s: %s", queried[node], error)
-        if len(self._reports) == before:
-            return False
-        self._write()
-        return True
+                self._refusals[queried[node]] = f"label counts: {error}"
+            else:
+                self._outdated.discard(queried[node])
+                reported = True
+        if reported:
+            self._write()
+        return reported
+
+    def _question(self, name: str) -> RecordDict:
+        """Return a query of label counts, with the reason for which the site's last reply was refused, if it was."""
+        refused = {REFUSED: self._refusals.pop(name)} if name in self._refusals else {}
+        return RecordDict({CONFIG: ConfigRecord({ROUND: 0, **refused})})
 
     def _validated(self, reply: RecordDict) -> dict[str, Any]:
         agreement = self._agreement

@@ -22,7 +22,7 @@ from fedskew.deploy._arrays import ModelLayout
 from fedskew.deploy._disclosures import returned_specs
 from fedskew.deploy._evaluations import SiteEvaluation, together
 from fedskew.deploy._log import LOG, utc_now
-from fedskew.deploy._messages import counted_in
+from fedskew.deploy._messages import CHANGED, counted_in
 from fedskew.deploy._replies import ReplyRules, ReplyValidator, no_notes
 from fedskew.deploy._roster import Roster
 from fedskew.deploy._sites import Sites
@@ -182,6 +182,7 @@ def make_deployed_loop(
         online=roster.online,
         validator=ReplyValidator(roster.names, ModelLayout(model), returned, idle, rules, hooked(method)),
         timeout=agreement.round_timeout,
+        reported=roster.reported,
     )
     clients = ClientStates(folder / "checkpoint" / "clients")
     try:
@@ -289,6 +290,9 @@ class DeployedRunner(RoundRunner):
         sites.left_out, sites.skipped = watch.out(), watch.skipped(round)
         sites.asked.clear()
         sites.silent.clear()
+        for name, reason in sites.validator.notes["failed"].items():
+            if reason == CHANGED:
+                self._roster.ask_again(name)
         timeout = min(agreement.start_timeout, agreement.round_timeout)
         if self._roster.query_newcomers(timeout, sites.left_out | sites.skipped):
             self._federation = dataclasses.replace(self._federation, counts=self._roster.counts)

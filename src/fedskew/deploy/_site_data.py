@@ -18,8 +18,7 @@ state only when a later one is named.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,10 +37,8 @@ from fedskew.deploy._log import LOG
 from fedskew.engine import ClientSamples
 from fedskew.errors import ArgumentError, ConfigError, DataError, nearest
 from fedskew.experiment import read_tree
-from fedskew.files import replacing, write_text
+from fedskew.files import replacing
 from fedskew.randomness import Purpose, generator
-
-RELEASE = "label-counts.json"
 
 
 @dataclass(frozen=True, eq=False)
@@ -218,36 +215,3 @@ class SiteStates:
 
     def _path(self, round: int) -> Path:
         return self._folder / f"{round}.safetensors"
-
-
-def released_once(
-    folder: Path,
-    counts: NDArray[np.float64],
-    how: Mapping[str, Any],
-    draw: Callable[[], NDArray[np.float64]],
-) -> NDArray[np.float64]:
-    """Return the site's noisy label counts: the stored release, or a newly drawn one if there is none.
-
-    If every query were answered with new noise, the noise would average out, so the first release is stored and
-    repeated. New noise is drawn only if the data or the privacy parameters have changed; this costs epsilon once more.
-
-    Args:
-        folder: The site's state folder.
-        counts: The site's exact label counts, shape `(classes,)`.
-        how: Privacy parameters of the release.
-        draw: Draws noisy label counts, shape `(classes,)`.
-    """
-    path = folder / RELEASE
-    kept = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
-    if kept is not None and kept["of"] == counts.tolist() and kept["how"] == dict(how):
-        return np.array(kept["released"], dtype=np.float64)
-    if kept is not None:
-        LOG.warning(
-            "%s: the data or the privacy parameters have changed; new noise is drawn, which costs epsilon once more",
-            path,
-        )
-    released = draw()
-    folder.mkdir(parents=True, exist_ok=True)
-    release = {"of": counts.tolist(), "how": dict(how), "released": released.tolist()}
-    write_text(path, json.dumps(release), private=True)
-    return released

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from fedskew.deploy._arrays import RefusedError
 from fedskew.deploy._evaluations import SiteEvaluation, check_plausible
 from fedskew.deploy._log import LOG
-from fedskew.deploy._messages import ARRAYS, CONFIG, CONFUSION, ROUND, TrainInstruction
+from fedskew.deploy._messages import ARRAYS, CONFIG, CONFUSION, REPORTED, ROUND, TrainInstruction
 from fedskew.deploy._replies import Answers, Reply, ReplyValidator, check_confusion, check_reply
 from fedskew.engine import Assignment, Backend, Sent, Update
 from fedskew.models import ModelState
@@ -116,6 +116,8 @@ class Sites(Backend):
         online: Returns the node id of every connected site, by client index.
         validator: Validates replies and notes a round's problems.
         timeout: Seconds to wait for the replies of a round, and of an evaluation.
+        reported: Returns the hash of the label counts that the server has of a site, by client index (see
+            `fingerprint`).
         left_out: Clients that are not asked for anything.
         skipped: Clients that are not asked, unless nobody else of the cohort is there.
         asked: Clients that were asked for something in this round.
@@ -130,6 +132,7 @@ class Sites(Backend):
     online: Callable[[], Mapping[int, int]]
     validator: ReplyValidator
     timeout: float
+    reported: Callable[[int], str]
     left_out: frozenset[int] = frozenset()
     skipped: frozenset[int] = frozenset()
     asked: set[int] = field(default_factory=set)
@@ -157,7 +160,9 @@ class Sites(Backend):
         validator.missing(round, "offline", [client for client in tasks if client not in online])
         arrays = validator.layout.to_record(sent.model)
         contents = {
-            online[client]: TrainInstruction.of(self.run, round, task).content(arrays, sent.broadcast)
+            online[client]: TrainInstruction.of(self.run, round, task).content(
+                arrays, sent.broadcast, {REPORTED: self.reported(client)} | validator.refusal(client)
+            )
             for client, task in tasks.items()
             if client in online
         }
@@ -223,6 +228,7 @@ class Sites(Backend):
                 check_plausible(evaluation, float(counts[client].sum()) + self.validator.rules.slack)
             except RefusedError as error:
                 missing[client] = f"refused: {error}"
+                self.validator.refuse(client, f"evaluation of round {round}: {error}")
             else:
                 found[client] = evaluation
         for client, reason in missing.items():

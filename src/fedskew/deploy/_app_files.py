@@ -1,0 +1,192 @@
+"""The files of an app, and their hash, by which a site knows the app that it agreed to.
+
+Flower sends the app folder as a zip file, in which `pyproject.toml` is written anew and a list of the files is added.
+The hash is of what Python could run or fedskew reads: every file but that list, and `pyproject.toml` by its content.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import shutil
+import tomllib
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+
+from fedskew.errors import ConfigError
+
+PROJECT = "pyproject.toml"
+APP, OFFERED = "app", "offered"
+"""Folders at a site: the app that it looked at last, and the one that the server sent last, if that is another."""
+
+MOST_BYTES = 2**26
+"""Largest size of an unpacked app, in bytes."""
+
+AppFiles = Mapping[str, bytes]
+
+
+def read_app(folder: Path) -> AppFiles:
+    """Read an app folder.
+
+    Args:
+        folder: The folder, as it was written, or as Flower unpacked it.
+
+    Returns:
+        Contents of its files by relative path; without hidden files, and without Python's own copies.
+
+    Raises:
+        ConfigError: There is no such folder, or a file in it can't be read.
+    """
+    if not folder.is_dir():
+        raise ConfigError(f"{folder}: there is no such folder; the federation's app folder belongs there")
+    try:
+        return {
+            name: path.read_bytes()
+            for path in sorted(folder.rglob("*"))
+            if path.is_file() and not _is_aside(name := path.relative_to(folder).as_posix())
+        }
+    except OSError as error:
+        raise ConfigError(f"{folder}: can't be read: {error}") from None
+
+
+def unzip_app(content: bytes) -> AppFiles:
+    """Read an app as Flower sends it, without running or writing any of it.
+
+    Args:
+        content: The zip file.
+
+    Returns:
+        Contents of its files by relative path; hidden files too, as these could be run.
+
+    Raises:
+        ConfigError: It is no zip file, is too large, or has a file outside its folder.
+    """
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as packed:
+            entries = [entry for entry in packed.infolist() if not entry.is_dir()]
+            if sum(entry.file_size for entry in entries) > MOST_BYTES:
+                raise ConfigError(f"the server's app is larger than {MOST_BYTES} bytes")
+            files = {entry.filename: packed.read(entry) for entry in entries}
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, OSError) as error:
+        raise ConfigError(f"the server's app is no zip file ({type(error).__name__})") from None
+    for name in files:
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts or "\\" in name or ":" in name:
+            raise ConfigError(f"the server's app has a file outside its folder: {name!r:.80}")
+    if len(files) < len(entries):
+        raise ConfigError("the server's app has two files of one name")
+    return {name: held for name, held in files.items() if name != ".info/CONTENT"}
+
+
+def standing_app(site: Path) -> Path:
+    """Return the app that a site is to look at: the one that the server sent last, or else the one that it has.
+
+    Args:
+        site: The site's folder.
+    """
+    offered = site / OFFERED
+    return offered if offered.is_dir() else site / APP
+
+
+def offer_app(files: AppFiles, site: Path) -> None:
+    """Write an app that the server sent to the site's folder, to be looked at; none of it is run."""
+    part = site / f".{OFFERED}.part"
+    shutil.rmtree(part, ignore_errors=True)
+    write_app(files, part)
+    shutil.rmtree(site / OFFERED, ignore_errors=True)
+    part.rename(site / OFFERED)
+
+
+def take_offered(site: Path) -> None:
+    """Put the app that the server sent in the place of the one that the site has."""
+    if (site / OFFERED).is_dir():
+        shutil.rmtree(site / APP, ignore_errors=True)
+        (site / OFFERED).rename(site / APP)
+
+
+def app_changes(before: AppFiles, after: AppFiles) -> list[str]:
+    """List in what two apps differ, key by key in TOML files.
+
+    Args:
+        before: Files of the one.
+        after: Files of the other.
+
+    Returns:
+        A line for each difference, such as "run.toml: training.epochs: 5 -> 50".
+    """
+    lines = []
+    for name in sorted({*before, *after}):
+        if name not in after or name not in before:
+            lines.append(f"{name}: {'is new' if name in after else 'is gone'}")
+        elif before[name] != after[name]:
+            old, new = _keys(before[name]), _keys(after[name])
+            if not name.endswith(".toml") or old is None or new is None:
+                lines.append(f"{name}: is another")
+                continue
+            changed = [key for key in sorted({*old, *new}) if old.get(key) != new.get(key)]
+            lines += [f"{name}: {key}: {old.get(key, 'not set')} -> {new.get(key, 'not set')}" for key in changed]
+    return lines
+
+
+def write_app(files: AppFiles, folder: Path) -> None:
+    """Write an app's files to a folder.
+
+    Args:
+        files: Contents by relative path.
+        folder: The folder, which is made.
+    """
+    for name, held in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(held)
+
+
+def app_hash(files: AppFiles) -> str:
+    """Compute the hash of an app: SHA-256 over the names and contents of its files.
+
+    Args:
+        files: Contents by relative path.
+
+    Returns:
+        64 hex digits.
+    """
+    whole = hashlib.sha256()
+    for name, held in sorted(files.items()):
+        content = _project(held) if name == PROJECT else held
+        whole.update(f"{len(name.encode())} {name} {hashlib.sha256(content).hexdigest()}\n".encode())
+    return whole.hexdigest()
+
+
+def _project(held: bytes) -> bytes:
+    """Return the content of `pyproject.toml` without its layout, and without the part that Flower leaves out."""
+    try:
+        tree = tomllib.loads(held.decode())
+    except ValueError:
+        return held
+    flower = tree.get("tool", {}).get("flwr", {})
+    if isinstance(flower, dict):
+        flower.pop("federations", None)
+    return json.dumps(tree, sort_keys=True, default=str).encode()
+
+
+def _keys(held: bytes) -> dict[str, object] | None:
+    """Return a TOML file's values by dotted key; None if it is none."""
+    try:
+        tree = tomllib.loads(held.decode())
+    except ValueError:
+        return None
+    found: dict[str, object] = {}
+    tables: list[tuple[str, dict[str, object]]] = [("", tree)]
+    for prefix, table in tables:
+        for key, value in table.items():
+            if isinstance(value, dict):
+                tables.append((f"{prefix}{key}.", value))
+            else:
+                found[f"{prefix}{key}"] = value
+    return found
+
+
+def _is_aside(name: str) -> bool:
+    return any(part.startswith(".") or part == "__pycache__" for part in PurePosixPath(name).parts)

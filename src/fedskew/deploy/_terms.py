@@ -1,0 +1,263 @@
+"""What a site agreed to: `agreed.toml` beside its `data.toml`, which `fedskew deploy site --check` writes.
+
+The site refuses whatever goes beyond it, whatever the server sends: another app, more epochs or rounds, a larger reply,
+label counts or evaluations that were not agreed on.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Literal
+
+import pydantic
+import tomli_w
+from filelock import FileLock
+from pydantic import BaseModel, ConfigDict, Field
+
+from fedskew import methods
+from fedskew.deploy._agreement import Agreement, read_agreement
+from fedskew.deploy._app_files import app_hash, read_app
+from fedskew.deploy._arrays import HEADER, ModelLayout
+from fedskew.deploy._disclosures import returned_specs
+from fedskew.deploy._ledger import Budget, Ledger, Neighbours, NotAgreedError, ReleaseMode, converted, now
+from fedskew.deploy._site_data import SiteData, load_site
+from fedskew.errors import ConfigError, RunError, nearest
+from fedskew.experiment import Config, make_network, read, read_tree
+from fedskew.files import write_text, writing
+from fedskew.models import FlatModel
+from fedskew.parameters import Count, Positive
+
+FILE = "agreed.toml"
+USED = "used.json"
+ABOUT = """\
+# What this site agreed to, as `fedskew deploy site --check data.toml` showed it. The site refuses what goes beyond it.
+# Smaller numbers may be written here at any time, and hold from the next message on; for everything else, check again.
+"""
+
+
+class Terms(BaseModel):
+    """The contents of `agreed.toml`.
+
+    Attributes:
+        agreed: When the site agreed, UTC. Rounds are counted from then on.
+        app: Hash of the app's files, by `app_hash`.
+        label_counts: What the site reports of its label counts (see `Agreement`).
+        evaluation: Whether the site reports the confusion matrix of its test samples.
+        returns: Names of the arrays that a reply may have beside the model.
+        rounds: Most models that the site trains, and, plus one, that it evaluates. The same question again is the same
+            answer, and is not counted twice.
+        epochs: Most local epochs in a round.
+        bytes: Largest reply, in bytes.
+        data: Mark of the data: when the site last said that they changed.
+        epsilon: Largest epsilon of one release of noisy label counts.
+        epsilon_total: Largest sum of the epsilons of all releases, those before this agreement included.
+        neighbours: What both protect (see `Agreement`).
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    schema_: Literal[1] = Field(1, alias="schema")
+    agreed: str
+    app: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    label_counts: ReleaseMode
+    evaluation: Literal["confusion", "none"]
+    returns: list[str] = []
+    rounds: Count
+    epochs: Positive
+    bytes: Count
+    data: str
+    epsilon: Positive | None = None
+    epsilon_total: Positive | None = None
+    neighbours: Neighbours = "add-remove"
+
+    @property
+    def budget(self) -> Budget:
+        """What the site may release of its label counts."""
+        return Budget(self.epsilon or 0.0, self.epsilon_total or 0.0, self.neighbours, self.data)
+
+    def write(self, path: Path) -> None:
+        """Write the terms as TOML.
+
+        Args:
+            path: The file to write.
+        """
+        tree = self.model_dump(mode="json", by_alias=True, exclude_none=True)
+        if self.epsilon is None:
+            del tree["neighbours"]
+        with writing(path):
+            write_text(path, ABOUT + tomli_w.dumps(tree), private=True)
+
+    def check_app(self, folder: Path) -> None:
+        """Raise NotAgreedError unless an app folder is the one that the site agreed to."""
+        if app_hash(read_app(folder)) != self.app:
+            raise NotAgreedError("app", "app: the server's app is not the one that this site agreed to")
+
+    def check_agreement(self, agreement: Agreement) -> None:
+        """Raise NotAgreedError if a server asks for label counts in another way than the site agreed to."""
+        if agreement.label_counts != self.label_counts:
+            raise NotAgreedError(
+                "label_counts",
+                f"label_counts: the server asks for {agreement.label_counts} ones; this site agreed to "
+                f"{self.label_counts} ones",
+            )
+
+
+def terms_path(data: Path) -> Path:
+    """Return the place of a site's `agreed.toml`: beside its `data.toml`."""
+    return data.parent / FILE
+
+
+def read_terms(path: Path) -> Terms:
+    """Read an `agreed.toml`.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The terms.
+
+    Raises:
+        NotAgreedError: There is no such file: the site has not agreed to anything.
+        ConfigError: The file can't be read, or a key or value is wrong.
+    """
+    if not path.exists():
+        raise NotAgreedError(
+            "nothing",
+            f"{path}: this site has agreed to nothing yet; look, and agree: fedskew deploy site --check "
+            f"{path.with_name('data.toml')}",
+        )
+    tree, _, _ = read_tree(path, "agreed terms", None, False)
+    try:
+        return Terms.model_validate(tree)
+    except pydantic.ValidationError as error:
+        first = min(error.errors(), key=lambda entry: entry["type"] != "extra_forbidden")
+        key = ".".join(map(str, first["loc"]))
+        fields = [field.alias or name for name, field in Terms.model_fields.items()]
+        said = f"no such key{nearest(key, fields)}" if first["type"] == "extra_forbidden" else first["msg"]
+        raise ConfigError(f"{path}: {key}: {said}") from None
+
+
+def propose_terms(app: str, config: Config, agreement: Agreement, data: SiteData, before: Terms | None = None) -> Terms:
+    """Work out what a site has to agree to, so that it can take part.
+
+    Rounds, epochs and bytes are those that the config needs. The total of epsilon is what was spent, plus one release
+    if there is none yet for these classes, or if the data have changed since.
+
+    Args:
+        app: Hash of the app's files.
+        config: The app's config.
+        agreement: The app's `deploy.toml`.
+        data: The site's samples.
+        before: What the site agreed to last.
+
+    Returns:
+        The terms.
+    """
+    method = methods.build(config.method, config.training.momentum)
+    classes = len(agreement.classes)
+    model = FlatModel(make_network(config, config.seeds[0], method, classes, tuple(agreement.shape)))
+    returned, _ = returned_specs(config, agreement, method)
+    specs = [*ModelLayout(model).specs.values(), *returned.values()]
+    epsilon, total, mark = agreement.epsilon, None, now() if before is None else before.data
+    if epsilon is not None and data.state is not None:
+        ledger = Ledger(data.state)
+        kept, total = ledger.covering(agreement.classes), ledger.spent(agreement.neighbours)
+        if kept is not None:
+            mark = kept.data if kept.has(agreement.classes, data.counts) else now()
+        if kept is None or kept.data != mark:
+            total += epsilon
+        if before is not None and before.epsilon_total is not None:
+            total = max(total, converted(before.epsilon_total, before.neighbours, agreement.neighbours))
+    return Terms(
+        schema=1,
+        agreed=now(),
+        app=app,
+        label_counts=agreement.label_counts,
+        evaluation="confusion" if agreement.evaluates else "none",
+        returns=sorted(returned),
+        rounds=config.training.rounds,
+        epochs=config.training.most_epochs,
+        bytes=sum(spec.bytes + HEADER for spec in specs) + 8 * classes * (classes + 1) + HEADER,
+        data=mark,
+        epsilon=epsilon,
+        epsilon_total=total,
+        neighbours=agreement.neighbours,
+    )
+
+
+def agree(data: Path, app: Path) -> Terms:
+    """Agree to an app as it stands, for a site: write `agreed.toml` beside its `data.toml`.
+
+    Args:
+        data: The site's `data.toml`.
+        app: The app folder.
+
+    Returns:
+        What the site agreed to.
+
+    Raises:
+        FedskewError: The app or the data can't be read, or do not fit each other.
+    """
+    agreement, config = read_agreement(app / "deploy.toml"), read(app / "run.toml")
+    path = terms_path(data)
+    before = read_terms(path) if path.exists() else None
+    terms = propose_terms(app_hash(read_app(app)), config, agreement, load_site(data, agreement), before)
+    terms.write(path)
+    return terms
+
+
+class Used:
+    """What a site has done since it agreed, in a file in its state folder: the questions that it has answered.
+
+    A question is known by the hash of what the answer depends on. A server that was killed asks the questions of a
+    round once more, and gets the same answers.
+    """
+
+    def __init__(self, folder: Path, terms: Terms) -> None:
+        self._path, self._terms = folder / USED, terms
+
+    def count(self, kind: Literal["train", "evaluate"], question: str) -> None:
+        """Write down that a question is answered, before it is.
+
+        Args:
+            kind: The kind of question.
+            question: Hash of what the answer depends on.
+
+        Raises:
+            NotAgreedError: It would be one more than the site agreed to.
+            RunError: The file can't be read or written.
+        """
+        most = self._terms.rounds + (kind == "evaluate")
+        with writing(self._path):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(self._path.with_name(f"{USED}.lock"), mode=0o600):
+            used = self._read()
+            if question in used[kind]:
+                return
+            if len(used[kind]) >= most:
+                what = "rounds that it trained in" if kind == "train" else "models that it evaluated"
+                raise NotAgreedError(
+                    "rounds", f"rounds: this site agreed to {most} {what}, and has answered them all since then"
+                )
+            used[kind].append(question)
+            with writing(self._path):
+                write_text(self._path, json.dumps({"agreed": self._terms.agreed, **used}), private=True)
+
+    def rounds(self) -> int:
+        """Return the number of rounds that the site has trained in since it agreed."""
+        return len(self._read()["train"])
+
+    def _read(self) -> dict[str, list[str]]:
+        if not self._path.exists():
+            return {"train": [], "evaluate": []}
+        try:
+            kept = json.loads(self._path.read_text(encoding="utf-8"))
+            if kept["agreed"] != self._terms.agreed:
+                return {"train": [], "evaluate": []}
+            return {kind: [str(question) for question in kept[kind]] for kind in ("train", "evaluate")}
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise RunError(
+                f"{self._path}: can't be read ({type(error).__name__}); restore it, or agree once more: "
+                "fedskew deploy site --check data.toml"
+            ) from None

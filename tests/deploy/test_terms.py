@@ -1,0 +1,311 @@
+"""A site refuses what goes beyond its `agreed.toml`, whatever the server sends, and says so in one line of its log."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+from federated import NAMES, Federated, federate, tree
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.cli.build import build_fab_from_disk
+
+from fedskew.deploy import (
+    Agreement,
+    ModelLayout,
+    Terms,
+    TrainInstruction,
+    agree,
+    app_hash,
+    read_app,
+    read_terms,
+    unzip_app,
+)
+from fedskew.errors import ConfigError
+from fedskew.experiment import make_network, resolve
+from fedskew.methods import build
+from fedskew.models import FlatModel
+
+
+def asked(federation: Federated, message: Message, name: str = "ash") -> Message:
+    """What a site answers."""
+    node = federation.node(name)
+    _, app, settings = federation.grid().apps[node]
+    return app(message, Context(1, node, settings, RecordDict(), {}))
+
+
+def model(federation: Federated, value: float = 0.0) -> Any:
+    config = federation.config
+    network = FlatModel(make_network(config, 3, build(config.method), 10, tuple(federation.agreement.shape)))
+    state = network.read_state()
+    state.parameters[0] += value
+    return ModelLayout(network).to_record(state)
+
+
+def train(federation: Federated, round: int = 1, epochs: float = 1, run: str = "0a", **config: Any) -> Message:
+    federation.grid()
+    content = TrainInstruction(run, round, 0, epochs, 0).content(model(federation, float(round)), {}, config)
+    return asked(federation, Message(content, federation.node("ash"), "train"))
+
+
+def evaluate(federation: Federated, round: int = 1, **config: Any) -> Message:
+    federation.grid()
+    entries = ConfigRecord({"server-round": round, "confusion": 1, **config})
+    content = RecordDict({"arrays": model(federation, float(round)), "config": entries})
+    return asked(federation, Message(content, federation.node("ash"), "evaluate"))
+
+
+def query(federation: Federated) -> Message:
+    federation.grid()
+    return asked(federation, Message(RecordDict({"config": ConfigRecord()}), federation.node("ash"), "query"))
+
+
+def change_terms(federation: Federated, **changes: Any) -> None:
+    """Edit a site's agreed.toml by hand."""
+    path = federation.folder / "ash" / "agreed.toml"
+    Terms.model_validate(read_terms(path).model_dump(by_alias=True) | changes).write(path)
+
+
+def change_app(federation: Federated, config: Any = None, **agreed: Any) -> Federated:
+    """The server's app with another config or agreement; the sites have not agreed to it."""
+    config = federation.config if config is None else resolve({**config, "data": federation.config.tree()["data"]})
+    agreement = federation.agreement.model_copy(update=agreed)
+    (federation.app / "run.toml").write_text(tomli_w.dumps(config.tree()))
+    Agreement.model_validate(agreement.model_dump(by_alias=True)).write(federation.app / "deploy.toml")
+    return dataclasses.replace(federation, config=config, agreement=agreement)
+
+
+def accept_app(federation: Federated) -> None:
+    """A site takes the app's hash, and keeps all of its other terms."""
+    change_terms(federation, app=app_hash(read_app(federation.app)))
+
+
+def refused(answer: Message, kind: str, caplog: Any, *words: str) -> None:
+    assert answer.error.reason == f"not agreed: {kind}; its own log says more"
+    said = [entry.message for entry in caplog.records if entry.levelname == "ERROR"]
+    assert len(said) == 1
+    assert "\n" not in said[0]
+    assert all(word in said[0] for word in words), said[0]
+
+
+def test_what_was_agreed_is_done(tmp_path: Path) -> None:
+    federation = federate(tmp_path, tree("fedavg"))
+    for answer in (query(federation), train(federation), evaluate(federation)):
+        assert answer.has_content()
+
+
+def test_a_site_that_agreed_to_nothing_does_nothing(tmp_path: Path, caplog: Any) -> None:
+    federation = federate(tmp_path, tree("fedavg"))
+    (tmp_path / "ash" / "agreed.toml").unlink()
+    refused(query(federation), "nothing", caplog, "fedskew deploy site --check", "data.toml")
+    assert train(federation).has_error()
+    assert evaluate(federation).has_error()
+
+
+def test_another_app_is_refused(tmp_path: Path, caplog: Any) -> None:
+    federation = federate(tmp_path, tree("fedavg"))
+    (federation.app / "extra.py").write_text("import os\n")
+    refused(train(federation), "app", caplog, "not the one that this site agreed to")
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"label_counts": "withheld"}, {"label_counts": "exact"}),
+        ({"label_counts": "withheld"}, {"label_counts": "noisy", "epsilon": 1e9}),
+        ({"label_counts": "noisy", "epsilon": 1.0}, {"label_counts": "exact", "epsilon": None}),
+    ],
+)
+def test_label_counts_in_another_way_are_refused(tmp_path: Path, caplog: Any, before: Any, after: Any) -> None:
+    federation = change_app(federate(tmp_path, tree("fedavg"), **before), **after)
+    accept_app(federation)
+    refused(query(federation), "label_counts", caplog, f"agreed to {before['label_counts']} ones")
+
+
+def test_less_noise_than_agreed_is_refused(tmp_path: Path, caplog: Any) -> None:
+    noisy = {"label_counts": "noisy", "epsilon": 0.5}
+    federation = change_app(federate(tmp_path, tree("fedavg"), **noisy), epsilon=50.0)
+    accept_app(federation)
+    refused(query(federation), "epsilon", caplog, "a release with 50", "agreed to 0.5")
+
+
+def test_more_epochs_are_refused(tmp_path: Path, caplog: Any) -> None:
+    federation = federate(tmp_path, tree("fedavg", epochs=2))
+    assert train(federation, epochs=2).has_content()
+    refused(train(federation, epochs=2.5), "epochs", caplog, "asks for 2.5 in round 1", "agreed to 2 at most")
+
+
+def test_more_rounds_are_refused_whatever_the_runs_are_called(tmp_path: Path, caplog: Any) -> None:
+    federation = federate(tmp_path, tree("fedavg", rounds=3))
+    for round, run in ((1, "0a"), (2, "0a"), (1, "0b")):
+        assert train(federation, round, run=run).has_content()
+    refused(train(federation, 2, run="0b"), "rounds", caplog, "agreed to 3 rounds")
+    assert train(federation, 1).has_content()  # a server that was killed repeats a round, and gets the same answer
+    caplog.clear()
+    change_terms(federation, rounds=2)  # a smaller number, by hand
+    refused(train(federation, 3), "rounds", caplog, "agreed to 2 rounds")
+
+
+def test_the_same_round_with_another_model_counts(tmp_path: Path) -> None:
+    federation = federate(tmp_path, tree("fedavg", rounds=1))
+    assert train(federation).has_content()
+    federation.grid()
+    other = TrainInstruction("0a", 1, 0, 1, 0).content(model(federation, 7.0), {})
+    assert asked(federation, Message(other, federation.node("ash"), "train")).error.reason.startswith(
+        "not agreed: rounds"
+    )
+
+
+def test_evaluations_are_counted_too(tmp_path: Path, caplog: Any) -> None:
+    federation = federate(tmp_path, tree("fedavg", rounds=2))
+    for round in (0, 1, 2, 1):
+        assert evaluate(federation, round).has_content()
+    refused(evaluate(federation, 3), "rounds", caplog, "3 models that it evaluated")
+
+
+def test_an_evaluation_that_was_not_agreed_is_refused(tmp_path: Path, caplog: Any) -> None:
+    federation = change_app(federate(tmp_path, tree("fedavg"), evaluation="none"), evaluation="confusion")
+    accept_app(federation)
+    refused(evaluate(federation), "evaluation", caplog)
+
+
+def test_a_stock_servers_questions_reveal_nothing(tmp_path: Path, caplog: Any) -> None:
+    """Without fedskew's keys a message would be answered with the number of samples, even if counts are noisy."""
+    federation = federate(tmp_path, tree("fedavg"), label_counts="noisy", epsilon=1.0)
+    federation.grid()
+    content = RecordDict({"arrays": model(federation), "config": ConfigRecord({"server-round": 1})})
+    refused(asked(federation, Message(content, federation.node("ash"), "train")), "message", caplog)
+    caplog.clear()
+    refused(asked(federation, Message(content, federation.node("ash"), "evaluate")), "evaluation", caplog)
+
+
+def test_a_method_that_returns_more_is_refused(tmp_path: Path, caplog: Any) -> None:
+    federation = change_app(federate(tmp_path, tree("fedavg")), tree("scaffold"))
+    accept_app(federation)
+    change_terms(federation, bytes=10**9)
+    federation.grid()
+    broadcast = {"scaffold.server": _zeros(federation)}
+    content = TrainInstruction("0a", 1, 0, 1, 0).content(model(federation), broadcast)
+    answer = asked(federation, Message(content, federation.node("ash"), "train"))
+    refused(answer, "returns", caplog, "returns scaffold.change")
+
+
+def test_a_larger_reply_is_refused(tmp_path: Path, caplog: Any) -> None:
+    federation = federate(tmp_path, tree("fedavg"))
+    change_terms(federation, bytes=1000)
+    refused(train(federation), "bytes", caplog, "expected 1000 at most")
+
+
+def test_a_refusing_site_costs_its_update_only(tmp_path: Path) -> None:
+    federation = federate(tmp_path, tree("fedavg", rounds=2))
+    change_terms(federation, rounds=1)
+    federation.run(federation.grid()).run(resume=True)
+    records = [json.loads(line) for line in (federation.run_folder / "rounds.jsonl").read_text().splitlines()]
+    assert sorted(records[1]["answered"]) == [0, 1, 2]
+    assert sorted(records[2]["answered"]) == [1, 2]
+    assert records[2]["deployment"]["failed"] == {"ash": "not agreed: rounds; its own log says more"}
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda text: text.replace("rounds", "round"), r"round: no such key \(did you mean 'rounds'\?\)"),
+        (lambda text: text.replace("rounds = 3", "rounds = 0"), "rounds: Input should be greater than or equal to 1"),
+        (lambda text: text.replace('app = "', 'app = "x'), "app: "),
+        (lambda text: "[", "not valid TOML"),
+    ],
+)
+def test_a_damaged_agreed_toml_is_one_line(tmp_path: Path, edit: Callable[[str], str], message: str) -> None:
+    federation = federate(tmp_path, tree("fedavg"))
+    path = tmp_path / "ash" / "agreed.toml"
+    path.write_text(edit(path.read_text()))
+    with pytest.raises(ConfigError, match=message):
+        read_terms(path)
+    assert query(federation).error.reason == "failed: ConfigError in its own log"
+
+
+def test_a_damaged_count_of_rounds_refuses(tmp_path: Path) -> None:
+    federation = federate(tmp_path, tree("fedavg"))
+    assert train(federation).has_content()
+    (tmp_path / "ash" / "state" / "used.json").write_text("{}")
+    assert train(federation).error.reason == "failed: RunError in its own log"
+    agree(federation.data_of("ash"), federation.app)
+    (tmp_path / "ash" / "state" / "used.json").unlink()
+    assert train(federation).has_content()
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Path:
+    """An app folder, as Flower's build wants it."""
+    from fedskew.deploy import Address, write_federation
+
+    agreement = Agreement.resolve({"sites": ["a"], "classes": ["x", "y"], "shape": [1, 8, 8]})
+    config = resolve(tree("fedavg") | {"data": {"name": "digits"}})
+    write_federation(tmp_path / "fed", config, agreement, Address("localhost", 9092), {"name": "folder"})
+    return tmp_path / "fed" / "app"
+
+
+built = pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")  # in Flower's own build
+
+
+@built
+def test_the_app_that_flower_sends_has_the_hash_of_its_folder(app: Path) -> None:
+    sent = unzip_app(build_fab_from_disk(app))
+    assert app_hash(sent) == app_hash(read_app(app))
+    (app / "federation" / "__pycache__").mkdir()
+    (app / "federation" / "__pycache__" / "site.pyc").write_bytes(b"compiled")
+    project = app / "pyproject.toml"
+    project.write_text("# a comment\n" + project.read_text() + '\n[tool.flwr.federations]\ndefault = "x"\n')
+    assert app_hash(read_app(app)) == app_hash(sent)
+
+
+@built
+@pytest.mark.parametrize(
+    "name", ["federation/site.so", ".hidden/site.py", "federation/__pycache__/site.pyc", "torch.py"]
+)
+def test_whatever_python_could_run_is_in_the_hash(app: Path, name: str) -> None:
+    packed = io.BytesIO(build_fab_from_disk(app))
+    before = app_hash(unzip_app(packed.getvalue()))
+    with zipfile.ZipFile(packed, "a") as more:
+        more.writestr(name, b"code")
+    assert app_hash(unzip_app(packed.getvalue())) != before
+
+
+@pytest.mark.parametrize("name", ["../site.py", "/etc/passwd", "a\\..\\b", "C:/x"])
+def test_an_app_stays_in_its_folder(name: str) -> None:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as file:
+        file.writestr(name, b"")
+    with pytest.raises(ConfigError, match="a file outside its folder"):
+        unzip_app(packed.getvalue())
+
+
+def test_a_giant_app_is_not_unpacked() -> None:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as file:
+        for part in range(5):
+            file.writestr(f"{part}.py", bytes(2**24))
+    with pytest.raises(ConfigError, match="larger than"):
+        unzip_app(packed.getvalue())
+    with pytest.raises(ConfigError, match="no zip file"):
+        unzip_app(b"PK")
+
+
+def _zeros(federation: Federated) -> Any:
+    import torch
+
+    config = federation.config
+    network = FlatModel(make_network(config, 3, build(config.method), 10, tuple(federation.agreement.shape)))
+    return torch.zeros(len(network.vector))
+
+
+def test_every_site_has_terms_of_its_own(tmp_path: Path) -> None:
+    federation = federate(tmp_path, tree("fedavg"))
+    assert len({read_terms(tmp_path / name / "agreed.toml").app for name in NAMES}) == 1
+    assert federation.config.training.rounds == 3
