@@ -34,9 +34,33 @@ def test_a_folder_of_the_sites_of_images_is_read_as_such(tmp_path: Path, command
     assert read(tmp_path / "b.toml").data.parameters.get("client_level", False) is False
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--rule", "natural"], "--rule natural: data set 'digits' names no clients; take another rule"),
+        (["--data", "mnist", "--rule", "natural"], "--rule natural: data set 'mnist' names no clients"),
+        *((["--data", name], f"--root: data set '{name}' is a folder or file of yours") for name in data.OWN),
+    ],
+)
+def test_what_would_not_run_is_not_written(words: list[str], says: str, tmp_path: Path, command: Command) -> None:
+    done = command("new", "a.toml", *words, cwd=tmp_path)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "a.toml").exists()
+
+
+def test_data_that_name_clients_run_by_their_own(tmp_path: Path, command: Command) -> None:
+    command("new", "a.toml", "--data", "synthetic", "--rule", "natural", "--rounds", "1", cwd=tmp_path)
+    assert len(fedskew.simulate(tmp_path / "a.toml").runs[0].client_names) == 2
+
+
 @pytest.mark.parametrize("rule", list(partition.INDEX))
 def test_every_rule_has_values_to_begin_with(rule: str, tmp_path: Path, command: Command) -> None:
-    assert command("new", "a.toml", "--rule", rule, "--method", "fedentopt+fedvls", cwd=tmp_path).returncode == 0
+    words = ["--data", "synthetic"] if rule == "natural" else []
+    assert (
+        command("new", "a.toml", "--rule", rule, "--method", "fedentopt+fedvls", *words, cwd=tmp_path).returncode == 0
+    )
     assert read(tmp_path / "a.toml").partition.rule == rule
 
 

@@ -13,8 +13,9 @@ from PIL import Image
 
 import fedskew
 from conftest import Command
+from fedskew import data
 
-DIGITS = fedskew.data.load("digits")
+DIGITS = data.load("digits")
 
 
 @pytest.fixture(scope="module")

@@ -174,6 +174,19 @@ def test_quick_and_set_change_the_sweep_itself(tmp_path):
     assert sweep.command.endswith("small.toml --quick --set sweep.accuracy=0.7")
 
 
+def test_long_names_that_differ_at_their_end_are_folders_of_their_own(tmp_path):
+    label = "a label that says so much of its cell that its name is longer than the name of a folder may be"
+    methods = [{"label": label, "set": {"training.smallest_batch": size}} for size in (1, 2)]
+    methods[1]["label"] += " indeed"  # batches of one are no part of a config's hash
+    sweep = sweep_of(tmp_path, "[sweep]\n", changes={"sweep.methods": methods})
+    first, second = (run_folder(cell.config, tmp_path).name for cell in sweep.cells)
+    assert first != second
+    assert first.startswith("small-a-label-that-says-so-much-of-its-cell-that-its-name-is-longer-than")
+    assert all(len(cell.config.name) == 80 for cell in sweep.cells)
+    exact = sweep_of(tmp_path, "[sweep]\n", changes={"sweep.methods": [{"label": "a" * 74}]})
+    assert exact.cells[0].config.name == f"small-{'a' * 74}"
+
+
 def test_quick_needs_a_table_of_its_own(tmp_path):
     with pytest.raises(ConfigError, match=r"small.toml: there is no \[quick\] table"):
         sweep_of(tmp_path, "[sweep]\n", quick=True)

@@ -255,6 +255,28 @@ def test_torchscript_answers_as_the_model_does_for_any_number_of_samples(run, tm
         model.export(tmp_path / "none" / "model.pt", "torchscript")
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.load` is deprecated:DeprecationWarning")
+def test_torchscript_takes_bytes_and_features_of_any_type_as_the_model_does(run, tmp_path):
+    levels = (DIGITS.test_inputs[:9] * 255).round().to(torch.uint8)
+    images, labels = DIGITS.inputs.numpy(), DIGITS.targets.numpy()
+    np.savez(tmp_path / "own.npz", x=(255 * images).round().astype(np.uint8), y=labels)
+    own = {"data": {"name": "npz", "root": str(tmp_path / "own.npz")}, "training": {"rounds": 1}}
+    table = np.random.default_rng(0).normal(1e6, 1.0, (60, 3))
+    np.savez(tmp_path / "table.npz", x=table, y=np.arange(60) % 3)
+    features = {"data": {"name": "npz", "root": str(tmp_path / "table.npz")}, "model": "logistic",
+                "partition": {"rule": "iid", "clients": 2}, "training": {"rounds": 1}}  # fmt: skip
+    cases = [
+        (run.folder, [levels, levels / 255, (levels / 255).double(), levels[:, 0]]),
+        (trained(tmp_path / "images", **own).folder, [levels, levels / 255, levels[:, 0], (levels / 255)[:, 0]]),
+        (trained(tmp_path / "features", **features).folder, [torch.from_numpy(table)]),
+    ]
+    for folder, inputs in cases:
+        model = fedskew.load(folder)
+        script = torch.jit.load(model.export(folder / "model.pt", "torchscript"))
+        for samples in inputs:
+            np.testing.assert_allclose(script(samples).numpy(), model.predict(samples), atol=1e-6)
+
+
 @pytest.mark.slow
 def test_onnx_answers_as_the_model_does_and_normalises_by_itself(tmp_path):
     onnx = pytest.importorskip("onnx", reason="the extra onnx is not installed")

@@ -62,15 +62,23 @@ def new(
         fedskew run my.toml
     """
     from fedskew import methods
+    from fedskew.data import OWN, WITH_CLIENTS
     from fedskew.experiment import choices, json_schema, resolve
 
     if path.exists() and not force:
         raise ConfigError(f"{path}: is there already; write elsewhere, or add --force to replace it")
     known = {place: [entry.name for entry in entries] for place, entries in choices().items()}
     data = _answer("Data set", data, "digits", known["data.name"])
-    if root is None and data in ("folder", "npz", "csv", "huggingface"):
+    if root is None and data in OWN:
+        if not sys.stdin.isatty():
+            raise ConfigError(f"--root: data set {data!r} is a folder or file of yours; say which, such as --root mine")
         root = Path(_answer("Folder or file of the data", None, "data", []))
     rule = _answer("Partition rule", rule, "dirichlet_by_class", known["partition.rule"])
+    if rule == "natural" and data not in WITH_CLIENTS:
+        raise ConfigError(
+            f"--rule natural: data set {data!r} names no clients; take another rule (fedskew list partitions), or data "
+            f"that do: {', '.join(WITH_CLIENTS)}"
+        )
     if clients is None and rule != "natural":
         clients = _number("Clients", None, "10")
     model = _answer("Network", model, "mlp3", known["model.name"])

@@ -56,6 +56,12 @@ INDEX: dict[str, Reader] = {
 }
 """Readers by the names that configs use."""
 
+OWN = ("folder", "npz", "csv", "huggingface")
+"""Those of a user's own files."""
+
+WITH_CLIENTS = ("synthetic", "iwildcam", *OWN)
+"""Those of data that name clients themselves, or may do so."""
+
 
 def load(
     name: str, root: str | os.PathLike[str] | None = None, *, rng: np.random.Generator | None = None, **options: Any

@@ -24,22 +24,33 @@ EXPORTS = {"onnx": ".onnx", "torchscript": ".pt"}
 
 
 class _Classifier(nn.Module):
-    """Samples in their own units, `(samples, *in_shape)`, to probabilities, `(samples, classes)`."""
+    """Samples as `TrainedModel.predict` takes them, to probabilities, `(samples, classes)`.
 
-    mean: Tensor
-    std: Tensor
+    TorchScript compiles `forward`, so that a program may give pixels of any of these types.
+    """
 
     def __init__(self, network: nn.Module, info: ModelInfo) -> None:
         super().__init__()
         self.network = network
         sides = [1 for _ in info.in_shape[1:]]
+        self.tokens = info.tokens
+        self.features = len(info.in_shape) == 1
+        self.grey = len(info.in_shape) == 3 and info.in_shape[0] == 1
         self.normalised = bool(info.mean)
-        self.register_buffer("mean", torch.tensor(info.mean).view(-1, *sides))
-        self.register_buffer("std", torch.tensor(info.std).view(-1, *sides))
+        self.register_buffer("mean", torch.tensor(info.mean, dtype=torch.float64).view(-1, *sides))
+        self.register_buffer("std", torch.tensor(info.std, dtype=torch.float64).view(-1, *sides))
 
     def forward(self, samples: Tensor) -> Tensor:
-        values = (samples - self.mean) / self.std if self.normalised else samples
-        return torch.softmax(self.network(values), dim=1)
+        if self.tokens:
+            return torch.softmax(self.network(samples.long()), dim=1)
+        if self.grey and samples.dim() == 3:
+            samples = samples.unsqueeze(1)
+        values = samples.double() if self.features else samples.float()
+        if samples.dtype == torch.uint8 and not self.features:
+            values = values / 255
+        if self.normalised:
+            values = (values - self.mean.to(values.dtype)) / self.std.to(values.dtype)  # type: ignore[operator]
+        return torch.softmax(self.network(values.float()), dim=1)
 
 
 def export(network: nn.Module, info: ModelInfo, path: Path, kind: str) -> Path:
@@ -62,7 +73,7 @@ def export(network: nn.Module, info: ModelInfo, path: Path, kind: str) -> Path:
     return path
 
 
-def _write_onnx(model: nn.Module, samples: Tensor, classes: str, path: Path) -> None:
+def _write_onnx(model: _Classifier, samples: Tensor, classes: str, path: Path) -> None:
     program = torch.onnx.export(
         model,
         (samples,),
@@ -74,14 +85,16 @@ def _write_onnx(model: nn.Module, samples: Tensor, classes: str, path: Path) -> 
     )
     assert program is not None, "with dynamo=True it returns the program"
     program.model.metadata_props["classes"] = classes
+    if samples.dim() > 2:
+        program.model.metadata_props["samples"] = "float32 in [0, 1]; bytes of an image divided by 255"
     program.save(path)
 
 
-def _write_torchscript(model: nn.Module, samples: Tensor, classes: str, path: Path) -> None:
+def _write_torchscript(model: _Classifier, samples: Tensor, classes: str, path: Path) -> None:
     with torch.no_grad():
-        traced = torch.jit.trace(model, samples)  # type: ignore[no-untyped-call]
+        model.network = torch.jit.trace(model.network, samples)  # type: ignore[no-untyped-call]
     buffer = io.BytesIO()
-    torch.jit.save(traced, buffer, _extra_files={"classes": classes})
+    torch.jit.save(torch.jit.script(model), buffer, _extra_files={"classes": classes})
     path.write_bytes(buffer.getvalue())
 
 

@@ -24,13 +24,12 @@ import torch
 import xxhash
 from torch import Tensor
 
-from fedskew.data import ByteImages, Dataset
+from fedskew.data import OWN, ByteImages, Dataset
 from fedskew.errors import RunError
 from fedskew.experiment._config import CODE, IDENTITY, Config, Origin
 from fedskew.experiment._sources import changed_sources, own_sources
 from fedskew.files import write_text, writing
 
-_OWN_FILES = ("csv", "npz", "folder", "huggingface")
 _ROWS = 256
 """How many rows stand for the inputs of a data set that is read from files batch by batch."""
 
@@ -254,7 +253,7 @@ def files_of(config: Config) -> dict[str, str] | None:
         return None
     paths = []
     root = config.data.root or os.environ.get("FEDSKEW_DATA")
-    if config.data.name in _OWN_FILES and root is not None:  # others are fedskew's, or published: their reader checks
+    if config.data.name in OWN and root is not None:  # others are fedskew's, or published: their reader checks
         paths.append(place := Path(config.place(root)).expanduser().absolute())
         if test := config.data.parameters.get("test"):
             paths.append(place.parent / str(test))

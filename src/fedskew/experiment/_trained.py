@@ -85,9 +85,10 @@ class TrainedModel:
     def export(self, path: str | Path, kind: str) -> Path:
         """Write the model for other programs, by PyTorch's own exporters.
 
-        What is written takes samples in their own units as float32 (images in [0, 1]; token ids as int64), normalises
-        them, and returns probabilities, for any number of samples at once. The names of the classes are in its
-        metadata: `classes`, a JSON list.
+        What is written normalises samples as `predict` does and returns probabilities, for any number of samples at
+        once. TorchScript takes what `predict` takes, as tensors: images in [0, 1] or uint8, features of any type, token
+        ids. An ONNX graph has one type of input: float32 (images in [0, 1]: divide bytes by 255), or int64 for token
+        ids. The names of the classes are in the file's metadata: `classes`, a JSON list.
 
         Args:
             path: The file to write.
