@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ LOCK = "lock"
 
 
 @contextmanager
-def replacing(path: Path, shared: bool = False, private: bool = False) -> Iterator[Path]:
+def replacing(path: Path, shared: bool = False, private: bool = False, wait: bool = True) -> Iterator[Path]:
     """Yield a temporary path beside `path`, and rename it to `path` when the block ends without an error.
 
         with replacing(folder / "config.toml") as part:
@@ -32,6 +32,7 @@ def replacing(path: Path, shared: bool = False, private: bool = False) -> Iterat
         path: The file to write; its folder must exist.
         shared: Whether several processes may write this file at the same time.
         private: Whether only the file's owner may read it (mode 0600), from its first byte on.
+        wait: Whether to wait until it is on the disk; otherwise `settle` does, for many at once.
 
     Yields:
         The temporary path to write to.
@@ -42,12 +43,31 @@ def replacing(path: Path, shared: bool = False, private: bool = False) -> Iterat
             part.unlink(missing_ok=True)
             os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
         yield part
-        _sync(part)
+        if wait:
+            _sync(part)
         part.replace(path)
-        _sync(path.parent)
+        if wait:
+            _sync(path.parent)
     finally:
         with suppress(OSError):
             part.unlink(missing_ok=True)
+
+
+def settle(paths: Collection[Path]) -> None:
+    """Wait until files that were written without waiting are on the disk, and each folder's list of them once.
+
+    Args:
+        paths: The files.
+
+    Raises:
+        RunError: They can't be written.
+    """
+    for path in paths:
+        with writing(path):
+            _sync(path)
+    for folder in {path.parent for path in paths}:
+        with writing(folder):
+            _sync(folder)
 
 
 @contextmanager
@@ -79,13 +99,16 @@ def append(path: Path, content: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def save_tensors(path: Path, tensors: Mapping[str, Tensor], notes: Mapping[str, Any] | None = None) -> None:
+def save_tensors(
+    path: Path, tensors: Mapping[str, Tensor], notes: Mapping[str, Any] | None = None, *, wait: bool = True
+) -> None:
     """Write a safetensors file whole, with a checksum that `load_tensors` looks at.
 
     Args:
         path: The file; its folder exists.
         tensors: Tensors by name, on the CPU.
         notes: Plain values that go with them.
+        wait: See `replacing`.
 
     Raises:
         RunError: It can't be written.
@@ -95,7 +118,7 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], notes: Mapping[str, 
 
     notes = dict(notes or {})
     try:
-        with writing(path), replacing(path) as part:
+        with writing(path), replacing(path, wait=wait) as part:
             said = {"checksum": _checksum(tensors, notes), "notes": notes}
             save_file(dict(tensors), part, metadata={_KEY: json.dumps(said)})
     except SafetensorError as error:

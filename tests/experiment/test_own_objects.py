@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import datasets
 import numpy as np
 import pytest
@@ -12,7 +16,8 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import fedskew
 from fedskew import data
-from fedskew.errors import ConfigError, FedskewError
+from fedskew.errors import ConfigError, DataWarning, FedskewError
+from fedskew.experiment import resolve
 
 TASK = {
     "data": "digits",
@@ -159,6 +164,55 @@ def test_a_network_may_be_given_itself_and_is_not_changed():
     with torch.no_grad():
         network[1].bias.add_(1)
     assert fedskew.simulate(TASK, model=network).config.model.name != first.config.model.name
+
+
+class Widths:
+    """Something that a function closes over, whose repr is its address."""
+
+    def __init__(self, *widths):
+        self.widths = set(widths)
+
+
+def named(widths, other=None):
+    return resolve(TASK | {"model": lambda: (widths, other, small())[2]}).model.name
+
+
+def test_what_a_function_closes_over_is_named_by_its_content_alone():
+    assert repr({0, 8}) != repr({8, 0})  # equal, in another order
+    assert named({0, 8}) == named({8, 0}) != named({0, 9})
+    assert named(Widths(0, 8)) == named(Widths(8, 0)) != named(Widths(0, 9))
+    assert named([{"a": Widths(1)}]) == named([{"a": Widths(1)}]) != named([{"a": Widths(2)}])
+    assert named(np.arange(5000)) != named(np.arange(5000) % 4999)  # their reprs are short, and the same
+    round = Widths(3)
+    round.itself = round
+    assert named(round) == named(round)
+    with pytest.warns(DataWarning, match="what <generator object.* holds can't be told"):
+        first = named(one for one in ())
+    with pytest.warns(DataWarning):
+        assert named(one for one in ()) == first
+
+
+MADE = """
+from fedskew.experiment import resolve
+class Of:
+    def __init__(self, *names): self.names = set(names)
+names = {"pear", "apple", "fig", "plum"}
+made = Of("kiwi", "lime", "date")
+task = {"data": {"name": "digits"}, "partition": {"rule": "iid", "clients": 2}, "training": {"rounds": 1}}
+print(resolve(task | {"model": (lambda names, made: lambda: (names, made, "x" in {"u", "v", "w"}))(names, made)}).hash)
+"""
+
+
+@pytest.mark.slow
+def test_the_name_of_a_closure_is_the_same_in_every_process():
+    hashes = {
+        subprocess.run(
+            [sys.executable, "-c", MADE],
+            env=os.environ | {"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }  # fmt: skip
+    assert len(hashes) == 1
 
 
 def test_a_network_given_as_an_object_is_asked_for_where_its_run_is_repeated(tmp_path):

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedskew.errors import RunError
-from fedskew.files import load_tensors, save_tensors, writing
+from fedskew.files import load_tensors, save_tensors, settle, writing
 
 Named = Mapping[str, Tensor]
 
@@ -38,6 +38,7 @@ class ClientStates:
         self._bytes = 0
         self._rounds: dict[int, int] = {}
         self._unwritten: set[int] = set()
+        self._written: list[Path] = []  # since the last save, maybe not on the disk yet
         self._stale: list[Path] = []
 
     def get(self, client: int) -> Named | None:
@@ -79,13 +80,15 @@ class ClientStates:
         return max(self._rounds.values(), default=0)
 
     def save(self) -> NDArray[np.int64]:
-        """Write all states that are not on disk yet.
+        """Write all states that are not on disk yet, and wait once until they are.
 
         Returns:
             Each client that has a state, with the round at whose end it was stored, `(clients, 2)`.
         """
         for client in sorted(self._unwritten):
             self._write(client)
+        settle([path for path in self._written if path.exists()])
+        self._written.clear()
         rounds = np.array([[*self._rounds], [*self._rounds.values()]], dtype=np.int64)
         return rounds.T[np.argsort(rounds[0])]
 
@@ -141,7 +144,8 @@ class ClientStates:
         with writing(path):
             self._folder.mkdir(parents=True, exist_ok=True)
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self._cached[client].items()}
-        save_tensors(path, tensors, {"of": path.stem})
+        save_tensors(path, tensors, {"of": path.stem}, wait=False)
+        self._written.append(path)
         self._unwritten.remove(client)
 
     def _read(self, client: int) -> Named:

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import re
+import warnings
 from collections.abc import Callable
 from functools import partial
 from types import FunctionType
 from typing import Any
 
-from torch import nn
+import numpy as np
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from fedskew import components
-from fedskew.errors import ConfigError
+from fedskew.errors import ConfigError, DataWarning
+
+_ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+")
+_DEEP = 8  # objects inside objects
 
 
 def given_network(value: Any) -> str:
@@ -49,7 +55,7 @@ def digest_of_code(function: Callable[..., Any]) -> str:
 
 def _parts(value: Any) -> list[str]:
     if isinstance(value, partial):
-        return [*_parts(value.func), repr(value.args), repr(value.keywords)]
+        return [*_parts(value.func), _text(value.args), _text(value.keywords)]
     if isinstance(value, staticmethod | classmethod):
         return _parts(value.__func__)
     if isinstance(value, type):
@@ -57,12 +63,50 @@ def _parts(value: Any) -> list[str]:
     if isinstance(value, FunctionType):
         code = value.__code__
         cells = [cell.cell_contents for cell in value.__closure__ or ()]
-        inner = [repr(constant) for constant in code.co_consts if not hasattr(constant, "co_code")]
+        inner = [_text(constant) for constant in code.co_consts if not hasattr(constant, "co_code")]
         nested = [constant.co_code.hex() for constant in code.co_consts if hasattr(constant, "co_code")]
-        closed = [_digest_of_network(cell) if isinstance(cell, nn.Module) else repr(cell) for cell in cells]
-        return [value.__qualname__, code.co_code.hex(), str(code.co_names), *inner, *nested, *closed,
-                repr(value.__defaults__), repr(value.__kwdefaults__)]  # fmt: skip
-    return [repr(value)]
+        return [value.__qualname__, code.co_code.hex(), str(code.co_names), *inner, *nested, *map(_text, cells),
+                _text(value.__defaults__), _text(value.__kwdefaults__)]  # fmt: skip
+    return [_text(value)]
+
+
+def _text(value: Any, around: tuple[int, ...] = ()) -> str:
+    """What a value is, the same in every process: like its repr, but sets are sorted and no address is shown.
+
+    Args:
+        value: The value.
+        around: The objects that it is part of, by id.
+    """
+    if id(value) in around or len(around) > _DEEP:
+        return type(value).__qualname__
+    inside = (*around, id(value))
+    if isinstance(value, nn.Module):
+        return _digest_of_network(value)
+    if isinstance(value, Tensor | np.ndarray):
+        array = value.detach().cpu().numpy() if isinstance(value, Tensor) else value
+        return f"{array.dtype}{array.shape}{hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()}"
+    if type(value) in (set, frozenset):
+        parts = ", ".join(sorted(_text(one, inside) for one in value))
+        return f"{type(value).__name__}({{{parts}}})"
+    if type(value) is list:
+        return f"[{', '.join(_text(one, inside) for one in value)}]"
+    if type(value) is tuple:
+        return f"({', '.join(_text(one, inside) for one in value)}{',' * (len(value) == 1)})"
+    if type(value) is dict:
+        return f"{{{', '.join(f'{_text(key, inside)}: {_text(one, inside)}' for key, one in value.items())}}}"
+    if isinstance(value, partial | staticmethod | classmethod | type | FunctionType):
+        return "\n".join(_parts(value))
+    if not (found := _ADDRESS.search(text := repr(value))):
+        return text
+    if state := getattr(value, "__dict__", None):
+        return f"{type(value).__qualname__}{_text(dict(state), inside)}"
+    warnings.warn(
+        f"what {text[: found.start()]}...> holds can't be told: networks and functions that differ in it alone have "
+        "one name, and one run folder; give what differs as plain values",
+        DataWarning,
+        stacklevel=2,
+    )
+    return _ADDRESS.sub("", text)
 
 
 def _digest_of_network(module: nn.Module) -> str:
