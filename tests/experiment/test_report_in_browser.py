@@ -195,3 +195,21 @@ def test_orders_menus_and_the_time_of_day_change_a_figure(opened, pages):
     while page.evaluate(line) == light and time.monotonic() < end:
         time.sleep(0.05)
     assert page.evaluate(line) != light
+
+
+def test_pages_that_share_one_script_draw_while_it_is_there_and_else_say_which_is_missing(chromium, tmp_path):
+    runs = [example_run(rounds=3)]
+    pages = [
+        write_report(runs, tmp_path / name / "report.html", "One of many", scripts=tmp_path) for name in ["a", "b"]
+    ]
+    (script,) = tmp_path.glob("plotly-*.js")
+    assert all(page.stat().st_size < 500_000 for page in pages)
+    assert write_report(runs, tmp_path / "whole.html", "By itself").stat().st_size > 1_500_000
+    page = chromium.new_context().new_page()
+    page.goto(pages[0].as_uri())
+    page.wait_for_selector(".chart .main-svg", timeout=60_000)
+    assert not page.is_visible("#missing")
+    script.unlink()
+    page.goto(pages[1].as_uri())
+    assert f"the script ../{script.name}, which is missing" in page.inner_text("#missing")
+    assert page.is_visible("#missing")

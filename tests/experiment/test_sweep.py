@@ -181,7 +181,7 @@ def test_long_names_that_differ_at_their_end_are_folders_of_their_own(tmp_path):
     sweep = sweep_of(tmp_path, "[sweep]\n", changes={"sweep.methods": methods})
     first, second = (run_folder(cell.config, tmp_path).name for cell in sweep.cells)
     assert first != second
-    assert first.startswith("small-a-label-that-says-so-much-of-its-cell-that-its-name-is-longer-than")
+    assert first.startswith("small-a-label-that-says-so-much-of-its-cell-that-its-name-is-longer")
     assert all(len(cell.config.name) <= 80 for cell in sweep.cells)
     exact = sweep_of(tmp_path, "[sweep]\n", changes={"sweep.methods": [{"label": "a" * 74}]})
     assert exact.cells[0].config.name == f"small-{'a' * 74}"

@@ -25,7 +25,7 @@ from fedskew.experiment._result import Result
 from fedskew.experiment._setup import make_training_loop, try_out
 from fedskew.experiment._summary import over_seeds
 from fedskew.files import locked, write_text, writing
-from fedskew.report import SeedRun
+from fedskew.report import SeedRun, write_report
 
 
 def simulate(
@@ -71,12 +71,34 @@ def simulate(
             raise ConfigError(f"{name}: give the folder that the run is in (out=...)")
     if resume and fresh:
         raise ConfigError("fresh: starts over, and resume goes on; choose one")
+    return run_config(resolved, folder, resume=resume, fresh=fresh, progress=progress)
+
+
+def run_config(
+    resolved: Config,
+    folder: Path | None,
+    *,
+    resume: bool,
+    fresh: bool = False,
+    progress: Progress | bool | None = None,
+    scripts: Path | None = None,
+) -> Result:
+    """Train a federation: see `simulate`.
+
+    Args:
+        resolved: The config.
+        folder: The run folder.
+        resume: See `simulate`.
+        fresh: See `simulate`.
+        progress: See `simulate`.
+        scripts: See `report.write_report`.
+    """
     alone = folder if torchrun.rank() == 0 else None
     with shared_data():
         if fresh and alone is not None:
             _make_room(resolved, alone)
         with watched(resolved, progress) as listen, nullcontext() if alone is None else locked(alone):
-            return _simulate(resolved, folder, resume, listen)
+            return _simulate(resolved, folder, resume, listen, scripts)
 
 
 def _make_room(config: Config, folder: Path) -> None:
@@ -95,7 +117,9 @@ def _with_value(config: Config, value: Any) -> Config:
     return config.model_copy(update={"tune": None}).with_value(config.tune.key, value)
 
 
-def _simulate(resolved: Config, folder: Path | None, resume: bool, progress: Progress | None) -> Result:
+def _simulate(
+    resolved: Config, folder: Path | None, resume: bool, progress: Progress | None, scripts: Path | None
+) -> Result:
     runs: list[SeedRun] = []
     model: nn.Module | None = None
     single = len(resolved.seeds) == 1 and resolved.tune is None
@@ -118,7 +142,7 @@ def _simulate(resolved: Config, folder: Path | None, resume: bool, progress: Pro
         if not single:
             names = [f"seed-{seed}" for seed in resolved.seeds]
             _write_whole(folder, resolved, summary | {"parts": names})
-        result.report(folder / "report.html")
+        write_report(runs, folder / "report.html", resolved.name, scripts=scripts)
     return result
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from fedskew.children import Child, Died, Pool, Reply, hear_interrupts
 from fedskew.errors import FedskewError
-from fedskew.experiment._config import Config
+from fedskew.experiment._config import Config, resolve
 from fedskew.experiment._dataset import shared_data
-from fedskew.experiment._simulate import run_folder, simulate
+from fedskew.experiment._simulate import run_config, run_folder
 
 RoundEnded = Callable[[int, int, float | None], None]
 """Called with the number of a run in the list, a round that it has ended, and the test accuracy where evaluated."""
@@ -54,7 +54,8 @@ def _run(connection: Connection, out: Path) -> None:
         while failure is None:  # after a failure a fresh process goes on: who knows what is left in this one's memory
             tree = connection.recv()
             try:
-                simulate(tree, out=out, resume=True, progress=progress)
+                config = resolve(tree)
+                run_config(config, run_folder(config, out), resume=True, progress=progress, scripts=out)
             except FedskewError as error:
                 failure = str(error)
             except Exception as error:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import jinja2
 import numpy as np
@@ -21,7 +23,7 @@ from fedskew.report._groups import Group, alike, listed, same_data, same_test
 from fedskew.report._panel import Panel
 from fedskew.report._ranking import Ranking, ranking
 from fedskew.report._runs import SeedRun, averaged_over
-from fedskew.report._script import plotly_script
+from fedskew.report._script import plotly_script, shared_script
 from fedskew.tables import Spread, flatten
 
 _NOTHING = "\u2013"
@@ -45,12 +47,13 @@ def write_report(
     axes: Mapping[str, Mapping[str, str]] | None = None,
     accuracy: float | None = None,
     notes: Sequence[str] = (),
+    scripts: Path | None = None,
 ) -> Path:
     """Write one HTML file that shows these runs.
 
-    The page is self-contained: it loads nothing. Runs with one label are seeds of one configuration, and figures are
-    their mean with one standard deviation (ddof 1). Several labels make a comparison, in the order in which they first
-    come. The same runs give the same bytes.
+    The page is self-contained: it loads nothing, but for `scripts`. Runs with one label are seeds of one
+    configuration, and figures are their mean with one standard deviation (ddof 1). Several labels make a comparison, in
+    the order in which they first come. The same runs give the same bytes.
 
     Args:
         runs: The runs, finished or not.
@@ -59,6 +62,8 @@ def write_report(
         axes: Where the labels are cells of a grid, the value of each on every axis, by the label.
         accuracy: A test accuracy, a share, whose first round the table of a comparison names.
         notes: What else stands below that table, or below the headline figures of a single label.
+        scripts: A folder above the page's, for the script of 4.8 MB that many pages share; they are to be moved
+            together then. None: the page holds it.
 
     Returns:
         The path.
@@ -71,6 +76,10 @@ def write_report(
     comparison = len(groups) > 1
     ranked = ranking(groups, axes or {}, accuracy) if comparison else None
     sections = _sections(groups)
+    try:
+        library = None if scripts is None else os.path.relpath(shared_script(scripts), path.parent)
+    except OSError as error:
+        raise RunError(f"{scripts}: the report's script can't be written: {error.strerror}") from None
     page = _template("report.html").render(
         title=title,
         groups=groups,
@@ -89,7 +98,8 @@ def write_report(
         origins=_origins(groups),
         few=len(groups) <= _FEW,
         figures=_figures(groups, sections, ranked),
-        script=plotly_script(),
+        script=plotly_script() if library is None else "",
+        library=None if library is None else quote(Path(library).as_posix()),
     )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -388,14 +388,22 @@ function listen() {
   addEventListener("beforeprint", () => { all(".chart").forEach((element) => seen.add(element)); drawSeen(); });
 }
 
-async function begin() {
-  const packed = Uint8Array.from(atob(one("#library").textContent), (letter) => letter.charCodeAt(0));
-  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
+async function unpack(packed) {
+  const letters = Uint8Array.from(atob(packed), (letter) => letter.charCodeAt(0));
+  const stream = new Blob([letters]).stream().pipeThrough(new DecompressionStream("deflate"));
   const script = document.createElement("script"); // from a URL, which browsers read beside the page, not before it
   script.src = URL.createObjectURL(await new Response(stream).blob());
   const loaded = new Promise((resolve) => script.addEventListener("load", resolve));
   document.head.append(script);
   await loaded;
+}
+
+async function begin() {
+  if (one("#library")) await unpack(one("#library").textContent);
+  else if (!window.Plotly) {
+    one("#missing").hidden = false;
+    return;
+  }
   listen();
   refresh();
   const watch = new IntersectionObserver((entries) => {
