@@ -114,9 +114,12 @@ class Hooks:
 
     Attributes:
         keeps_state: A property for rules of compatibility; see `fedskew.components.PROPERTIES`.
+        bounded_returns: Names of returned tensors that `refuse` bounds. The largest value of any other is compared with
+            other sites'.
     """
 
     keeps_state: ClassVar[bool] = True
+    bounded_returns: ClassVar[frozenset[str]] = frozenset()
 
     def adapt(self, module: nn.Module, generator: Generator) -> nn.Module:
         """Return the network to train in place of the method's; called once, before the first round.

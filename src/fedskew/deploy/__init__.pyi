@@ -34,6 +34,9 @@ from ._ledger import Ledger as Ledger
 from ._ledger import NotAgreedError as NotAgreedError
 from ._ledger import Release as Release
 from ._ledger import converted as converted
+from ._lies import Lie as Lie
+from ._lies import example_counts as example_counts
+from ._lies import lies as lies
 from ._local import LocalFederation as LocalFederation
 from ._local import free_port as free_port
 from ._messages import TrainInstruction as TrainInstruction

@@ -4,7 +4,7 @@ Two kinds of sizes are measured of every update.
 
     length      |update| / sqrt(steps)                      "update"
     largest     max |values|; of variances, the root        each array of running statistics, and each array that is
-                                                            returned beside the model
+                                                            returned beside the model (but for `bounded_returns`)
 
 A size is out of line if it is more than `norm_limit` times its reference. A site's usual size is the median of its last
 five that were accepted and this round's. Where at least three sites are known, the reference is the median of their
@@ -13,7 +13,8 @@ the past. Of fewer sites one liar is half, so that the server's own estimate bou
 
     length      the larger of |sent model| and sqrt(a lr ln(classes)), divided by sqrt(steps); once one of the sites has
                 a usual size, not more than the larger of these
-    largest     the larger of 1 (beside the model: ln(classes)) and what was sent
+    largest     of running statistics: ten times the larger of 1 and what was sent, as they move within a round
+                beside the model: the larger of ln(classes) and what was sent beside it
 
 Gradient flow for the time t = a lr moves parameters by at most sqrt(t (loss before - loss after)), by Cauchy and
 Schwarz, and SGD at a stable learning rate by a small multiple of it, whatever the scale of the inputs; ln(classes) is
@@ -46,6 +47,10 @@ CONFIDENT = 3
 
 MOST_STEPS = 10_000
 """More steps than these make no longer update plausible, since training settles; a site tells its steps itself."""
+
+
+MOVES = 10.0
+"""Running statistics of one site may become this many times as large within a round."""
 
 
 class Measured(NamedTuple):
@@ -86,19 +91,29 @@ def length(norm: float, steps: int, sent: Tensor, training: LocalTraining | None
     return Measured(norm / math.sqrt(taken), likely / math.sqrt(taken))
 
 
-def largest(name: str, values: Tensor, sent: Iterable[Tensor], least: float = 1.0) -> Measured:
-    """Measure the largest value of an array.
+def statistic(name: str, values: Tensor, sent: Tensor) -> Measured:
+    """Measure the largest value of an array of running statistics.
 
     Args:
         name: The array's name; one that ends with `running_var` holds variances.
         values: The values.
-        sent: What was sent in its place, if anything.
-        least: A value that is always plausible.
+        sent: The values that were sent.
     """
-    size, likely = _peak(values), max([least, *map(_peak, sent)])
+    size, likely = _peak(values), max(1.0, _peak(sent))
     if name.endswith(RUNNING_VARIANCE):
-        return Measured(math.sqrt(size), math.sqrt(likely))
-    return Measured(size, likely)
+        size, likely = math.sqrt(size), math.sqrt(likely)
+    return Measured(size, MOVES * likely)
+
+
+def returned(values: Tensor, sent: Iterable[Tensor], classes: int) -> Measured:
+    """Measure the largest value of an array that is returned beside the model.
+
+    Args:
+        values: The values.
+        sent: The arrays that were sent beside the model.
+        classes: Number of classes.
+    """
+    return Measured(_peak(values), max([math.log(max(classes, math.e)), *map(_peak, sent)]))
 
 
 def excess(measured: Mapping[int, Mapping[str, Measured]], accepted: Sizes) -> dict[int, tuple[str, float]]:

@@ -41,9 +41,10 @@ from fedskew.deploy._plausible import (
     Measured,
     Sizes,
     excess,
-    largest,
     length,
     no_sizes,
+    returned,
+    statistic,
     with_accepted,
 )
 from fedskew.engine import Assignment, LocalTraining, Sent, Update, UpdateBuffer
@@ -556,17 +557,20 @@ class ReplyValidator:
         return [update for update in updates if update.client not in out or not leaves_out]
 
     def _measured(self, update: Update, round: int) -> dict[str, Measured]:
-        rules = self.rules
-        unit = math.log(max(rules.classes, math.e))
-        of_server, own = self.layout.statistics(self._sent.model), self._statistics[update.client]
+        rules, sent = self.rules, self._sent
+        of_server = self.layout.statistics(sent.model)
+        bounded = {name for component in self.hooks.values() for name in component.bounded_returns}
+        norm, parameters = float(update.norm), sent.model.parameters
         return {
-            UPDATE: length(
-                float(update.norm), update.steps, self._sent.model.parameters, rules.training, round, rules.classes
-            ),
-            **{name: largest(name, values, [of_server[name]]) for name, values in own.items()},
+            UPDATE: length(norm, update.steps, parameters, rules.training, round, rules.classes),
             **{
-                name: largest(name, values, self._sent.broadcast.values(), unit)
+                name: statistic(name, values, of_server[name])
+                for name, values in self._statistics[update.client].items()
+            },
+            **{
+                name: returned(values, sent.broadcast.values(), rules.classes)
                 for name, values in update.reply.items()
+                if name not in bounded
             },
         }
 

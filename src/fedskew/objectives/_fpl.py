@@ -121,6 +121,7 @@ class FPL(Hooks):
     reads: ClassVar[frozenset[str]] = frozenset({"broadcast"})
     paper: ClassVar[str] = "Huang et al., CVPR 2023"
     reveals_label_counts: ClassVar[bool] = True
+    bounded_returns: ClassVar[frozenset[str]] = frozenset({COUNTS})
     cost: ClassVar[Cost] = Cost(numbers=("C features up", "C features or more down"))
 
     def value(self, batch: Batch, context: Context) -> Tensor:

@@ -1,0 +1,136 @@
+"""How much weight a site gains under a method by lying about itself, since it tells its label counts and loss itself.
+
+One site lies, the others tell the truth, and rounds are played without training: only who is selected and what each
+update counts for matters.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedskew import methods
+from fedskew.engine import Assignment, Backend, Federation, Sent, Update
+from fedskew.errors import ArgumentError
+from fedskew.methods import Method
+from fedskew.models import ModelState
+from fedskew.partition import DirichletByClass
+from fedskew.randomness import Purpose, generator
+from fedskew.weighting import AFL
+
+FloatArray = NDArray[np.float64]
+LOSS = "afl.loss"
+MANY = 10**9
+
+
+class Lie(NamedTuple):
+    """What a lie gains a site.
+
+    Attributes:
+        what: The lie; empty: the truth.
+        weight: The site's share of all weight, averaged over rounds, those in which it is not selected included.
+        rounds: Share of the rounds in which it is selected.
+    """
+
+    what: str
+    weight: float
+    rounds: float
+
+
+COUNTS: dict[str, Callable[[FloatArray, FloatArray], FloatArray]] = {
+    "1,000 times its samples": lambda own, mix: own * 1000,
+    "30 samples of each class": lambda own, mix: np.full(len(own), 30.0),
+    "10**9 samples of each class": lambda own, mix: np.full(len(own), float(MANY)),
+    "10**9 samples in the target's mix": lambda own, mix: np.rint(MANY * mix / mix.max()),
+}
+"""From a site's label counts and the target mix to those that it tells."""
+
+
+def lies(
+    method: Method,
+    counts: FloatArray,
+    target: FloatArray | None = None,
+    participation: float = 1.0,
+    weight_limit: float | None = None,
+    rounds: int = 20,
+    seed: int = 0,
+) -> tuple[Lie, ...]:
+    """Play rounds in which the smallest site lies.
+
+    Args:
+        method: The method; only its selection and its weighting matter.
+        counts: True label counts, shape `(sites, classes)`.
+        target: Target label mix, shape `(classes,)`.
+        participation: Share of the sites that is selected in each round.
+        weight_limit: See `weighting.limited`.
+        rounds: Number of rounds.
+        seed: Seed of the selection.
+
+    Returns:
+        What the site has by the truth, and by each lie.
+    """
+    liar = int(counts.sum(axis=1).argmin())
+    mix = counts.sum(axis=0) / counts.sum() if target is None else target
+    told = {"": counts}
+    for what, lie in COUNTS.items():
+        told[what] = counts.copy()
+        told[what][liar] = lie(counts[liar], mix)
+    plain = methods.build(methods.expand({"preset": "fedavg"}))
+    chosen = dataclasses.replace(plain, selection=method.selection, weighting=method.weighting)
+    losses = dict.fromkeys(told, 1.0)
+    if isinstance(method.weighting, AFL):
+        told["a loss 10 times the others'"], losses["a loss 10 times the others'"] = counts, 10.0
+    found = []
+    for what, table in told.items():
+        backend = _Untrained(liar, losses[what])
+        try:
+            federation = Federation(chosen, backend, table, target, participation, seed, weight_limit=weight_limit)
+        except ArgumentError:
+            continue  # the selection refuses such counts
+        state = federation.start(backend.model)
+        weight, selected = 0.0, 0
+        for _ in range(rounds):
+            state, record = federation.run_round(state)
+            selected += liar in record.cohort
+            weight += sum(w for site, w in zip(record.answered, record.weights, strict=True) if site == liar)
+        found.append(Lie(what, weight / rounds, selected / rounds))
+    return tuple(found)
+
+
+def example_counts(sites: int, classes: int, seed: int = 0) -> FloatArray:
+    """Make label counts of sites that hold few classes: a Dirichlet partition (beta 0.3) of 100 samples a site."""
+    labels = np.arange(100 * sites) % classes
+    rng = generator(seed, Purpose.PARTITION)
+    rows: Sequence[NDArray[np.int64]] = DirichletByClass(0.3, min_size=5).split(labels, sites, rng, num_classes=classes)
+    return np.array([np.bincount(labels[own], minlength=classes) for own in rows], dtype=np.float64)
+
+
+class _Untrained(Backend):
+    """Takes the place of a backend: nobody trains, and one client reports another loss."""
+
+    model = ModelState(torch.ones(1), torch.zeros(0), torch.zeros(0, dtype=torch.int64))
+
+    def __init__(self, liar: int, loss: float) -> None:
+        self._liar, self._loss = liar, loss
+
+    def train(self, round: int, cohort: Sequence[Assignment], sent: Sent) -> list[Update]:
+        """See `Backend.train`."""
+        none = torch.zeros(1)
+        return [
+            Update(
+                client=task.client,
+                change=none,
+                norm=torch.zeros(()),
+                buffers=sent.model.buffers,
+                integers=sent.model.integers,
+                steps=1,
+                loss=1.0,
+                reply={LOSS: torch.tensor(self._loss if task.client == self._liar else 1.0)},
+            )
+            for task in cohort
+        ]
