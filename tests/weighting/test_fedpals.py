@@ -50,12 +50,19 @@ def federation(seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def general_solver(
-    marginals: np.ndarray, linear: np.ndarray, penalty: np.ndarray, fit: float, reach: np.ndarray | None = None
+    marginals: np.ndarray,
+    linear: np.ndarray,
+    penalty: np.ndarray,
+    fit: float,
+    reach: np.ndarray | None = None,
+    limit: float | None = None,
 ) -> np.ndarray:
-    """min fit ||S^T a||^2 + linear.a + penalty.a^2 over the simplex, and S^T a = reach where given, by clarabel."""
+    """min fit ||S^T a||^2 + linear.a + penalty.a^2 over the simplex, S^T a = reach if given, a <= limit."""
     clients = len(marginals)
     equal = np.ones((1, clients)) if reach is None else marginals.T
     goal = np.ones(1) if reach is None else reach
+    bounds = [-np.eye(clients)] if limit is None else [-np.eye(clients), np.eye(clients)]
+    most = [] if limit is None else [np.full(clients, limit)]
     options = clarabel.DefaultSettings()
     options.verbose = False
     options.tol_gap_abs = options.tol_gap_rel = options.tol_feas = 1e-12
@@ -63,9 +70,9 @@ def general_solver(
     solver = clarabel.DefaultSolver(
         sparse.triu(sparse.csc_matrix(2 * fit * marginals @ marginals.T + 2 * np.diag(penalty))).tocsc(),
         linear,
-        sparse.csc_matrix(np.vstack([equal, -np.eye(clients)])),
-        np.concatenate([goal, np.zeros(clients)]),
-        [clarabel.ZeroConeT(len(goal)), clarabel.NonnegativeConeT(clients)],
+        sparse.csc_matrix(np.vstack([equal, *bounds])),
+        np.concatenate([goal, np.zeros(clients), *most]),
+        [clarabel.ZeroConeT(len(goal)), clarabel.NonnegativeConeT(len(bounds) * clients)],
         options,
     )
     return np.array(solver.solve().x)
@@ -318,3 +325,69 @@ def test_wrong_arguments_are_named(arguments: tuple[object, ...], name: str) -> 
 def test_a_share_is_from_zero_to_one(share: float) -> None:
     with pytest.raises(ArgumentError, match="^ess_fraction: must be a share from 0 to 1"):
         fedpals_strength([[1, 2]], [1, 1], share)
+
+
+def test_under_a_limit_the_weights_are_worked_out_by_hand() -> None:
+    # Clients with a class each: the nearest point to the target with no weight above 0.5, the rest raised alike.
+    np.testing.assert_allclose(fedpals(np.eye(3), [0.6, 0.3, 0.1], limit=0.5), [0.5, 0.35, 0.15], atol=1e-12)
+    # Two are cut: what is left goes to the third, far from its target.
+    np.testing.assert_allclose(fedpals(np.eye(3), [0.5, 0.5, 0.0], limit=0.4), [0.4, 0.4, 0.2], atol=1e-12)
+    # Both fit; under the limit the larger one can't take its share of the samples.
+    np.testing.assert_allclose(fedpals([[90, 90], [5, 5], [5, 5]], [1, 1], limit=0.6), [0.6, 0.2, 0.2], atol=1e-12)
+    np.testing.assert_allclose(fedpals(np.eye(3), [1, 0, 0], limit=0.2), [1 / 3] * 3)  # too few: equal
+    np.testing.assert_allclose(fedpals([[9, 1], [1, 4]], [1, 1], math.inf, limit=0.55), [0.55, 0.45])
+    for wrong in (0, 1.5, -1, "a"):
+        with pytest.raises(ArgumentError, match="limit: must be above 0 and at most 1"):
+            fedpals(np.eye(2), [1, 1], limit=wrong)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(SEEDS, st.one_of(st.just(0.0), st.floats(1e-3, 1)), st.sampled_from([0.0, 1e-12, 1e-6, 1e-3, 1.0]))
+def test_under_a_limit_no_general_solver_does_better_and_the_certificate_says_so(
+    seed: int, share: float, kappa: float
+) -> None:
+    counts, target = federation(seed)
+    sizes = counts.sum(axis=1)
+    present = sizes > 0
+    limit = share + (1 - share) / present.sum()  # from where it binds all to where it binds none
+    strength = kappa * sizes.sum()
+    found = fedpals_solve(counts, target, strength, limit=limit)
+    assert found.weights.sum() == pytest.approx(1, abs=1e-12)
+    assert 0 <= found.weights.min() <= found.weights.max() <= limit * (1 + 1e-12)
+    assert (found.weights[~present] == 0).all()
+    reached = objective(counts, target, found.weights, strength)
+    marginals = LabelCounts(counts[present]).marginals
+    general = np.zeros(len(counts))
+    general[present] = general_solver(
+        marginals, -2 * marginals @ target, np.maximum(strength / sizes[present], 1e-10), 1, limit=limit
+    )
+    general = np.clip(general, 0, limit)
+    assert reached <= objective(counts, target, general / general.sum(), strength) + 1e-7 * max(1, reached)
+    assert max(found.gap, found.kkt) <= 1e-6 * max(1, reached)
+
+
+def test_so_many_effective_clients_at_least_at_the_least_cost() -> None:
+    def weigh(counts: list, target: list, **options: float) -> np.ndarray:
+        table = np.array(counts, dtype=float)
+        return FedPALS(**options).weigh(Answered(table, table.sum(axis=1), np.array(target)))
+
+    # (a, 1 - a) with 1 / (a^2 + (1 - a)^2) = 1.8 has a = 2 / 3; without the floor it is 1.
+    np.testing.assert_allclose(weigh([[5, 0], [0, 5]], [1, 0], effective_clients=0.9), [2 / 3, 1 / 3], atol=1e-8)
+    np.testing.assert_allclose(weigh([[5, 0], [0, 5]], [1, 0], effective_clients=0.5), [1, 0], atol=1e-8)
+    np.testing.assert_allclose(weigh([[5, 0], [0, 5]], [1, 0], effective_clients=1.0), [0.5, 0.5], atol=1e-6)
+    # Who says 1e12 of each class has all the weight, and an effective sample size of 1e12; now that of five of ten.
+    honest = np.random.default_rng(0).integers(1, 30, (9, 2)).tolist()
+    for strength in (0.0, 100.0, math.inf):
+        assert weigh([[1e12, 1e12], *honest], [0.5, 0.5], strength=strength)[0] > 0.99
+        weights = weigh([[1e12, 1e12], *honest], [0.5, 0.5], strength=strength, effective_clients=0.5)
+        assert 1 / (weights @ weights) == pytest.approx(5, rel=1e-6)
+        assert weights @ LabelCounts([[1e12, 1e12], *honest]).marginals == pytest.approx([0.5, 0.5], abs=0.05)
+
+
+def test_the_limit_of_a_round_is_solved_with_and_not_cut_afterwards() -> None:
+    counts = np.eye(3)
+    weights = FedPALS().weigh(Answered(counts, counts.sum(axis=1), np.array([0.6, 0.3, 0.1]), limit=0.5))
+    np.testing.assert_allclose(weights, [0.5, 0.35, 0.15], atol=1e-12)  # by their weights it would be .5, .375, .125
+    ess = FedPALS(ess=0.9).solve(Answered(counts, counts.sum(axis=1), np.array([0.6, 0.3, 0.1]), limit=0.5))[0]
+    assert ess.ess >= 0.9 * 3 * (1 - 1e-9)
+    assert ess.weights.max() <= 0.5

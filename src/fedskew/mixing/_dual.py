@@ -10,8 +10,9 @@ has the solution x_i = max(0, y0_i + S_i.v), where v in R^classes maximises the 
 
     t.v - k/2 ||v - mean(v)||^2 - 1/2 sum_i p_i max(0, y0_i + S_i.v)^2 .
 
-(The multiplier of sum a = 1 is mean(v), because every S_i sums to 1.) A few Newton steps with a line search suffice; a
-step costs one pass over the clients and one Gram matrix of the clients with x_i > 0.
+(The multiplier of sum a = 1 is mean(v), because every S_i sums to 1.) With a limit L on every a_i, x_i is cut off at
+u_i = L / p_i too, and max(0, y)^2 / 2 becomes u_i y - u_i^2 / 2 from y = u_i on. A few Newton steps with a line search
+suffice; a step costs one pass over the clients and one Gram matrix of the clients with 0 < x_i < u_i.
 """
 
 from __future__ import annotations
@@ -45,12 +46,13 @@ class Mixes:
         samples: Sum of the present clients' sizes.
         shares: FedAvg's weights, `(clients,)`; 0 for a client that is not present.
         classes: Number of classes.
+        limit: Upper limit on a client's weight; infinity: there is none. Present clients can meet it.
 
     Raises:
         ArgumentError: No client is present.
     """
 
-    def __init__(self, counts: FloatArray, sizes: FloatArray | None = None) -> None:
+    def __init__(self, counts: FloatArray, sizes: FloatArray | None = None, limit: float = np.inf) -> None:
         totals = counts.sum(axis=1)
         held = totals if sizes is None else sizes
         self.present = (totals > 0) & (held > 0)
@@ -59,8 +61,15 @@ class Mixes:
         self.samples = float(held[self.present].sum())
         self.shares = np.where(self.present, held, 0.0) / self.samples
         self.classes = int(counts.shape[1])
+        self.limit = limit
         self._counts = np.ascontiguousarray(counts)
         self._inverse = np.divide(1.0, totals, out=np.zeros_like(totals), where=self.present)
+
+    def upper(self, shares: FloatArray) -> FloatArray | None:
+        """Compute the upper bounds of x for shares p, `(clients,)`; None if there is no limit."""
+        if self.limit == np.inf:
+            return None
+        return np.divide(self.limit, shares, out=np.full_like(shares, np.inf), where=shares > 0)
 
     def scores(self, direction: FloatArray) -> FloatArray:
         """Compute each marginal's inner product with a direction, `(clients,)`; 0 for clients that are not present."""
@@ -94,21 +103,22 @@ def ascend(
         start: Initial v, `(classes,)`.
 
     Returns:
-        v, `(classes,)`, and y0 + S v, `(clients,)`; the positive part of the latter is x.
+        v, `(classes,)`, and y0 + S v, `(clients,)`; the latter, `cut` to its bounds, is x.
     """
-    v, y = start, activity
+    v, y, upper = start, activity, mixes.upper(shares)
     least, since = np.inf, 0
     for _ in range(MOST_STEPS):
-        gradient = target - curvature * centred(v) - mixes.mean(shares * np.maximum(y, 0.0))
+        gradient = target - curvature * centred(v) - mixes.mean(shares * cut(y, upper))
         size = float(np.abs(gradient).max())
         since = 0 if size < least else since + 1
         least = min(least, size)
         if size <= ROUNDING / 10 or since >= (2 if size <= ROUNDING else PATIENCE):
             break
-        step = _newton_step(mixes, np.where(y > 0, shares, 0.0), curvature, gradient)
+        free = y > 0 if upper is None else (y > 0) & (y < upper)
+        step = _newton_step(mixes, np.where(free, shares, 0.0), curvature, gradient)
         change = mixes.scores(step)
         linear = float(step @ (target - curvature * centred(v)))
-        length = _line_search(shares, y, change, linear, curvature * float(centred(step) @ centred(step)))
+        length = _line_search(shares, y, change, linear, curvature * float(centred(step) @ centred(step)), upper)
         v = v + length * step
         y = y + length * change
     return v, y
@@ -123,7 +133,8 @@ def _newton_step(mixes: Mixes, scale: FloatArray, curvature: float, gradient: Fl
     """
     active = np.flatnonzero(scale)
     if not len(active):
-        return np.ones_like(gradient)
+        total = float(gradient.sum())  # all x at a bound: move them up or down together, or apart if their sum is right
+        return np.full_like(gradient, np.sign(total)) if abs(total) > ROUNDING else centred(gradient) / curvature
     roots = np.sqrt(scale)
     mean = np.full((mixes.classes, mixes.classes), 1 / mixes.classes)
     centring = np.eye(mixes.classes) - mean
@@ -150,11 +161,13 @@ def _newton_step(mixes: Mixes, scale: FloatArray, curvature: float, gradient: Fl
     return fallback
 
 
-def _line_search(shares: FloatArray, y: FloatArray, change: FloatArray, linear: float, bend: float) -> float:
+def _line_search(
+    shares: FloatArray, y: FloatArray, change: FloatArray, linear: float, bend: float, upper: FloatArray | None
+) -> float:
     """Find a step length at which the dual's slope is at most a tenth of its slope at 0; 1 is tried first."""
 
     def slope(length: float) -> float:
-        return linear - length * bend - float(shares @ (np.maximum(y + length * change, 0.0) * change))
+        return linear - length * bend - float(shares @ (cut(y + length * change, upper) * change))
 
     first = slope(0.0)
     length, low, high = 1.0, 0.0, np.inf
@@ -165,11 +178,19 @@ def _line_search(shares: FloatArray, y: FloatArray, change: FloatArray, linear: 
         if abs(here) <= 0.1 * first:
             break
         low, high = (length, high) if here > 0 else (low, length)
-        curvature = bend + float(shares @ np.where(y + length * change > 0, change**2, 0.0))
+        there = y + length * change
+        free = there > 0 if upper is None else (there > 0) & (there < upper)
+        curvature = bend + float(shares @ np.where(free, change**2, 0.0))
         length = length + here / curvature if curvature > 0 else np.inf
         if not low < length < high:
             length = 2 * low + 1 if high == np.inf else (low + high) / 2
     return length
+
+
+def cut(y: FloatArray, upper: FloatArray | None) -> FloatArray:
+    """Cut y to its bounds: at 0, and at `upper` if there is a limit."""
+    x: FloatArray = np.maximum(y, 0.0)
+    return x if upper is None else np.minimum(x, upper)
 
 
 def centred(v: FloatArray) -> FloatArray:

@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from fedskew.mixing._dual import ROUNDING, FloatArray, Mixes, ascend, centred, normalised
+from fedskew.mixing._dual import ROUNDING, FloatArray, Mixes, ascend, centred, cut, normalised
 
 DIRECT = 1e-6
 """The smallest kappa for which the programme is solved without the projection."""
@@ -28,6 +28,9 @@ INDEPENDENT = 1e-9
 
 REACHED = 1e-9
 """Relative accuracy of the kappa that `Programme.kappa` finds."""
+
+AT_LIMIT = 1e-7
+"""A weight that is nearer to the limit than this, relatively, is put on it."""
 
 COARSEST = 1e-6
 """Initial curvature of the method of multipliers."""
@@ -88,8 +91,9 @@ class Projection:
     Attributes:
         weights: Weights that give this mix, shape `(clients,)`; there may be others.
         residual: Target minus nearest mix, shape `(classes,)`.
-        slack: Each client's score on the residual minus the best score, shape `(clients,)`, <= 0. Only clients with
-            slack 0, the face of the hull that contains the projection, can have weight.
+        slack: Each client's score on the residual minus the best score of a client below the limit, shape
+            `(clients,)`. Clients with slack 0 are the face of the hull that contains the projection; below 0, a client
+            has no weight; above, which needs a limit, its weight is the limit.
         gap: Upper bound on how much the squared distance exceeds the minimum.
         kkt: Largest violation of stationarity.
         meeting: Weights with the largest effective sample size, if the target lies in the hull; else None.
@@ -110,19 +114,37 @@ class Programme:
         counts: Label counts, shape `(clients, classes)`; not checked here.
         target: Target mix, shape `(classes,)`, sum 1.
         sizes: Number of samples of each client, shape `(clients,)`; None: the row sums of `counts`.
+        limit: Upper limit on each weight; None: there is none. Where the clients are too few for it, their weights are
+            equal.
 
     Raises:
         ArgumentError: No client holds a sample.
     """
 
-    def __init__(self, counts: FloatArray, target: FloatArray, sizes: FloatArray | None = None) -> None:
+    def __init__(
+        self, counts: FloatArray, target: FloatArray, sizes: FloatArray | None = None, limit: float | None = None
+    ) -> None:
         self.target = target
         self._mixes = Mixes(counts, sizes)
+        if limit is not None and limit < 1:
+            self._mixes.limit = max(limit, 1 / np.count_nonzero(self._mixes.present))
 
     @property
     def samples(self) -> float:
         """Number of samples of all clients that can have weight."""
         return self._mixes.samples
+
+    @cached_property
+    def _level(self) -> FloatArray:
+        """The weights of largest effective sample size: FedAvg's, as far as the limit allows."""
+        mixes = self._mixes
+        weights, full = mixes.shares, np.zeros_like(mixes.present)
+        while (above := weights > mixes.limit * (1 + 1e-15)).any():
+            full |= above
+            free = np.where(full, 0.0, mixes.shares)
+            rest = 1 - mixes.limit * np.count_nonzero(full)
+            weights = np.where(full, mixes.limit, free * (rest / free.sum() if free.any() else 0.0))
+        return weights
 
     @cached_property
     def projection(self) -> Projection:
@@ -140,10 +162,10 @@ class Programme:
         """
         mixes = self._mixes
         if kappa > 1 / FINEST:
-            weights, gap, kkt = mixes.shares, 0.0, 0.0
+            weights, gap, kkt = self._level, 0.0, 0.0
         elif kappa >= DIRECT:
             _, y = ascend(mixes, mixes.shares, kappa, np.ones(len(mixes.shares)), self.target, np.zeros(mixes.classes))
-            weights = normalised(mixes.shares * np.maximum(y, 0.0))
+            weights = _whole(mixes, mixes.shares * cut(y, mixes.upper(mixes.shares)))
             gap, kkt = _certify(mixes, self.target, weights, kappa)
         else:
             weights, gap, kkt = self._solve_around_projection(kappa if kappa >= FINEST else 0.0)
@@ -159,16 +181,17 @@ class Programme:
             share: The share, from 0 to 1.
 
         Returns:
-            kappa; infinity if only FedAvg's weights reach the share.
+            kappa; infinity if only FedAvg's weights reach the share, or if a limit keeps all weights from it.
         """
-        missing = self.target - self._mixes.mean(self._mixes.shares)
+        missing = self.target - self._mixes.mean(self._level)
         distance = float(missing @ missing)
         if share == 0 or distance <= NOTHING:
             return 0.0
-        if share == 1:
-            return 0.0 if self._share(0.0) >= 1 - REACHED else math.inf
-        # FedAvg's weights are feasible, so kappa (1 / share(kappa) - 1) <= distance: here the share is reached.
-        high = distance / (1 / share - 1)
+        most = 1.0 if self._mixes.limit == np.inf else self._share(math.inf)
+        if share >= most:
+            return 0.0 if self._share(0.0) >= most * (1 - REACHED) else math.inf
+        # These weights are feasible, so kappa (1 / share(kappa) - 1 / most) <= distance: here the share is reached.
+        high = distance / (1 / share - 1 / most)
         low = high
         while low >= DIRECT and self._share(low) >= share:
             high, low = low, low / 30
@@ -203,25 +226,25 @@ class Programme:
     def _solve_around_projection(self, kappa: float) -> tuple[FloatArray, float, float]:
         """Compute weights, gap and kkt for a small kappa.
 
-        The weights are given by the x_i = max(0, slack_i / kappa + S_i.v) whose label mix is T - r. At kappa 0 only
-        clients on the face have weight.
+        The weights are given by the x_i = max(0, slack_i / kappa + S_i.v), or the limit where that is smaller, whose
+        label mix is T - r. At kappa 0 clients off the face have no weight, or that of the limit.
         """
         mixes, target, projection = self._mixes, self.target, self.projection
         residual, slack, inside = projection.residual, projection.slack, projection.meeting
         if inside is not None and kappa == 0:
             return inside.weights, *_certify_limit(mixes, target, inside.weights, inside.v, mixes.present)
-        face, met = mixes.present & (slack >= -max(ON_FACE, 10 * projection.kkt)), MET
+        face, met = mixes.present & (np.abs(slack) <= max(ON_FACE, 10 * projection.kkt)), MET
         if np.abs(residual).max() <= IN_HULL:
             met = max(MET, 2 * float(np.abs(residual).max()))
             residual, face = np.zeros_like(residual), mixes.present
         members = np.flatnonzero(face)
-        if kappa == 0 and len(members) <= mixes.classes:
+        if kappa == 0 and len(members) <= mixes.classes and mixes.limit == np.inf:
             x = projection.weights[members] / mixes.shares[members]
             found, _, rank, _ = np.linalg.lstsq(mixes.rows(members), x, rcond=INDEPENDENT)
             if rank == len(members):  # the face's mixes are linearly independent: its weights are unique
                 v = np.asarray(found, dtype=np.float64)
                 return projection.weights, *_certify_limit(mixes, target, projection.weights, v, face)
-        offset = np.where(face, 0.0, slack / kappa if kappa else -np.inf)
+        offset = np.where(face, 0.0, slack / kappa if kappa else np.where(slack > 0, np.inf, -np.inf))
         end = _meet(mixes, offset, target - residual, kappa, met, begin=inside)
         if kappa:
             return end.weights, *_certify(mixes, target, end.weights, kappa)
@@ -243,12 +266,13 @@ def _project(mixes: Mixes, target: FloatArray) -> Projection:
     best, curvature = None, 1e-4
     while True:
         start = np.zeros(mixes.classes)
-        activity = np.maximum(ascend(mixes, shares, curvature, activity, target, start)[1], 0.0)
-        found = _certify_projection(mixes, target, normalised(shares * activity))
+        activity = cut(ascend(mixes, shares, curvature, activity, target, start)[1], mixes.upper(shares))
+        found = _certify_projection(mixes, target, _whole(mixes, shares * activity))
         if found.kkt <= ROUNDING:
             return found
         if best is not None and curvature == 1e-8 and found.kkt > best.kkt / 10:
-            return _finish(mixes, target, min(best, found, key=lambda projection: projection.kkt))
+            nearest = min(best, found, key=lambda projection: projection.kkt)
+            return _finish(mixes, target, nearest) if mixes.limit == np.inf else nearest
         best, curvature = found, max(curvature / 100, 1e-8)
 
 
@@ -275,13 +299,13 @@ def _meet(
     while True:
         v, y = ascend(mixes, mixes.shares, curvature, y, mix + (curvature - kappa) * multiplier, v)
         multiplier = centred(v)
-        weights = mixes.shares * np.maximum(y, 0.0)
+        weights = mixes.shares * cut(y, mixes.upper(mixes.shares))
         missing = float(np.abs(mix - kappa * multiplier - mixes.mean(weights)).max())
         met_and_spent = missing <= met and 10 * missing > least
         stuck = curvature == kappa or (curvature == FINEST and 2 * missing > least)
         ended = missing <= ROUNDING / 10 or met_and_spent or stuck
         if ended or missing * gain > least:
-            return Meeting(normalised(weights), v, curvature, missing)
+            return Meeting(_whole(mixes, weights), v, curvature, missing)
         least, curvature = min(least, missing), max(curvature / 10, kappa, FINEST)
 
 
@@ -336,16 +360,18 @@ def _certify(mixes: Mixes, target: FloatArray, weights: FloatArray, kappa: float
     without cancellation. If the penalty is below rounding, the gap of the distance plus the penalty's excess over its
     minimum is the better bound. Both bounds hold, and the smaller one is returned.
     """
-    shares = mixes.shares[mixes.present]
+    shares, full = mixes.shares[mixes.present], _full(mixes, weights)[mixes.present]
     x = weights[mixes.present] / shares
     scores = mixes.scores(target - mixes.mean(weights))[mixes.present]
-    multiplier = float((shares * x) @ (kappa * x - scores))
+    free = shares * np.where(full, 0.0, x)
+    known = kappa * x - scores
+    multiplier = float(free @ known / free.sum()) if free.any() else float(known[full].max())
     outer = scores + multiplier
-    excess = kappa * x - outer
-    gap = float(shares @ ((kappa * x - np.maximum(outer, 0)) ** 2 / kappa + 2 * x * np.maximum(-outer, 0)))
+    z = cut(outer / kappa, _upper(mixes, mixes.present))
+    gap = 2 * float(shares @ ((z - x) * (outer - kappa * (z + x) / 2)))
     gap += 2 * abs(multiplier * (float(shares @ x) - 1))
-    without = 2 * float(scores.max() - (shares * x) @ scores) + kappa * float(shares @ (x - 1) ** 2)
-    kkt = 2 * float(np.where(x > 0, np.abs(excess), np.maximum(-excess, 0)).max())
+    without = 2 * (_highest(mixes, scores) - float((shares * x) @ scores)) + kappa * float(shares @ (x - 1) ** 2)
+    kkt = 2 * _violated(kappa * x - outer, x, full)
     scale = max(1.0, kappa)
     return min(gap, without) / scale, kkt / scale
 
@@ -355,12 +381,15 @@ def _certify_limit(
 ) -> tuple[float, float]:
     """Compute the gap and the KKT residual at strength 0, of the distance and of the spread (see `Solution`)."""
     fit = _certify_projection(mixes, target, weights)
-    shares = mixes.shares[face]
+    shares, full = mixes.shares[face], _full(mixes, weights)[face]
     x = weights[face] / shares
     y = mixes.scores(v)[face]
+    if not x.any():  # every weight is that of the limit, or none
+        return fit.gap, fit.kkt
     spread = float(shares @ x**2)
-    gap = float(shares @ ((x - np.maximum(y, 0)) ** 2 + 2 * x * np.maximum(-y, 0))) / spread
-    kkt = float(np.where(x > 0, np.abs(x - y), np.maximum(y, 0)).max() / x.max())
+    z = cut(y, _upper(mixes, face))
+    gap = float(shares @ ((z - x) * (2 * y - (z + x)))) / spread
+    kkt = _violated(x - y, x, full) / float(x.max())
     return max(fit.gap, gap), max(fit.kkt, kkt)
 
 
@@ -368,8 +397,46 @@ def _certify_projection(mixes: Mixes, target: FloatArray, weights: FloatArray) -
     """Make the projection that weights give, with gap and KKT residual of the distance."""
     residual = target - mixes.mean(weights)
     scores = np.where(mixes.present, mixes.scores(residual), -np.inf)
-    best = scores.max()
-    chosen = weights > 0
-    gap = 2 * (best - weights[chosen] @ scores[chosen])
+    chosen, full = weights > 0, _full(mixes, weights)
+    best = np.max(scores[~full], initial=-np.inf)
+    if best == -np.inf:
+        best = scores[full].min()
+    gap = 2 * (_highest(mixes, scores[mixes.present]) - weights[chosen] @ scores[chosen])
     kkt = 2 * (best - scores[chosen].min())
-    return Projection(weights, residual, scores - best, max(float(gap), 0.0), float(kkt))
+    return Projection(weights, residual, scores - best, max(float(gap), 0.0), max(float(kkt), 0.0))
+
+
+def _whole(mixes: Mixes, weights: FloatArray) -> FloatArray:
+    """Weights of sum 1 of which none is above the limit; those that are near a bound up to rounding are put on it."""
+    if mixes.limit == np.inf:
+        return normalised(weights)
+    full = weights >= mixes.limit * (1 - AT_LIMIT)
+    free = np.where(full | (weights <= mixes.limit * ROUNDING), 0.0, weights)
+    rest = 1 - mixes.limit * np.count_nonzero(full)
+    if rest > 0 and free.any():
+        return np.where(full, mixes.limit, free * (rest / free.sum()))
+    return normalised(full.astype(np.float64))
+
+
+def _upper(mixes: Mixes, some: NDArray[np.bool_]) -> FloatArray | None:
+    """The upper bounds of some clients' x for FedAvg's shares; None if there is no limit."""
+    upper = mixes.upper(mixes.shares)
+    return None if upper is None else upper[some]
+
+
+def _full(mixes: Mixes, weights: FloatArray) -> NDArray[np.bool_]:
+    """Mask of the clients whose weight is that of the limit."""
+    return weights >= mixes.limit * (1 - 1e-12)
+
+
+def _highest(mixes: Mixes, scores: FloatArray) -> float:
+    """The highest score that weights within the limit can have."""
+    if mixes.limit == np.inf:
+        return float(scores.max())
+    return float(np.sort(scores)[::-1] @ np.clip(1 - mixes.limit * np.arange(len(scores)), 0.0, mixes.limit))
+
+
+def _violated(excess: FloatArray, x: FloatArray, full: NDArray[np.bool_]) -> float:
+    """How far x is from stationary: an excess is 0 inside its bounds, not negative at 0, not positive at the limit."""
+    at_bounds = np.where(full, np.maximum(excess, 0), np.maximum(-excess, 0))
+    return float(np.where((x > 0) & ~full, np.abs(excess), at_bounds).max())

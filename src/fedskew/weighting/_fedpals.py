@@ -8,24 +8,41 @@ strength gives FedAvg. Strength 0 is the limit from above: of the weights that f
 effective sample size (section 3.1, case 2); the problem as printed does not determine them. The authors' public
 prototype differs: it does not square the distance, or penalises ||a||^2 / N (which tends to equal weights), and weighs
 once with all clients.
+
+Two bounds are ours, against clients that lie about their counts: the effective sample size trusts n_i, so that a lie
+raises it. Under a limit L on a client's weight the programme has a_i <= L too, and is solved as exactly. At least m
+effective clients means sum a_i^2 <= 1 / m: a multiplier mu of that constraint adds mu sum a_i^2 to eq. 5, which is the
+same programme with sizes 1 / (lambda / n_i + mu) in place of n_i; the smallest mu that meets it is sought.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from numbers import Real
 from typing import Annotated, ClassVar
 
-from numpy.typing import ArrayLike
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 from pydantic import Field
 
 from fedskew.errors import ArgumentError
-from fedskew.labels import CountsLike, as_counts, as_sizes, as_target
+from fedskew.labels import CountsLike, as_counts, as_sizes, as_target, effective_sample_size
 from fedskew.mixing import Programme, Solution
 from fedskew.parameters import Share, component
 from fedskew.weighting._protocol import Answered, FloatArray
 
+SMALLEST, LARGEST, SPREAD, MET = 1e-15, 1e18, 1e-9, 1e-13
+"""The multipliers mu that are tried, the relative accuracy of the one that is found, and that of the constraint."""
 
-def fedpals(counts: CountsLike, target: ArrayLike, strength: float = 0.0, sizes: ArrayLike | None = None) -> FloatArray:
+
+def fedpals(
+    counts: CountsLike,
+    target: ArrayLike,
+    strength: float = 0.0,
+    sizes: ArrayLike | None = None,
+    limit: float | None = None,
+) -> FloatArray:
     """FedPALS's weights.
 
     Args:
@@ -34,6 +51,7 @@ def fedpals(counts: CountsLike, target: ArrayLike, strength: float = 0.0, sizes:
         strength: The paper's lambda, in samples, from 0 (its limit: of the weights that fit best, those of the largest
             effective sample size) to infinity (FedAvg).
         sizes: Samples of each client, shape `(clients,)`, where they are not the row sums of `counts`.
+        limit: Upper limit on each weight; None: there is none. Equal weights where the clients are too few for it.
 
     Returns:
         Weights, shape `(clients,)`, sum 1; 0 for a client without samples.
@@ -41,11 +59,15 @@ def fedpals(counts: CountsLike, target: ArrayLike, strength: float = 0.0, sizes:
     Raises:
         ArgumentError: Wrong shapes or values, or no client holds a sample.
     """
-    return fedpals_solve(counts, target, strength, sizes).weights
+    return fedpals_solve(counts, target, strength, sizes, limit).weights
 
 
 def fedpals_solve(
-    counts: CountsLike, target: ArrayLike, strength: float = 0.0, sizes: ArrayLike | None = None
+    counts: CountsLike,
+    target: ArrayLike,
+    strength: float = 0.0,
+    sizes: ArrayLike | None = None,
+    limit: float | None = None,
 ) -> Solution:
     """FedPALS's weights with certificates of their optimality.
 
@@ -54,6 +76,7 @@ def fedpals_solve(
         target: As in `fedpals`.
         strength: As in `fedpals`.
         sizes: As in `fedpals`.
+        limit: As in `fedpals`.
 
     Returns:
         Weights, bounds on how far they are from optimal, effective sample size and distance to the target.
@@ -61,7 +84,7 @@ def fedpals_solve(
     Raises:
         ArgumentError: Wrong shapes or values, or no client holds a sample.
     """
-    programme = _programme(counts, target, sizes)
+    programme = _programme(counts, target, sizes, limit)
     return programme.solve(_as_strength(strength) / programme.samples)
 
 
@@ -90,9 +113,11 @@ def fedpals_strength(
     return programme.kappa(_as_share(ess_fraction, "ess_fraction")) * programme.samples
 
 
-def _programme(counts: CountsLike, target: ArrayLike, sizes: ArrayLike | None) -> Programme:
+def _programme(counts: CountsLike, target: ArrayLike, sizes: ArrayLike | None, limit: float | None = None) -> Programme:
     held = as_counts(counts)
-    return Programme(held, as_target(target, held.shape[1]), as_sizes(sizes, held))
+    if limit is not None and not (_is_number(limit) and 0 < limit <= 1):
+        raise ArgumentError(f"limit: must be above 0 and at most 1, not {limit!r}")
+    return Programme(held, as_target(target, held.shape[1]), as_sizes(sizes, held), limit)
 
 
 @component
@@ -103,6 +128,8 @@ class FedPALS:
         strength: The paper's lambda, in samples.
         ess: Where given, the strength is set anew in every round so that the effective sample size of the participants
             is this share of their samples.
+        effective_clients: Where given, 1 / sum a^2 is at least this share of the participants that hold a sample: 1
+            gives equal weights, 0.5 of ten clients the spread of five equal ones.
     """
 
     needs_target: ClassVar[bool] = True
@@ -111,6 +138,7 @@ class FedPALS:
 
     strength: Annotated[float, Field(ge=0)] = 0.0
     ess: Share | None = None
+    effective_clients: Share | None = None
 
     def __post_init__(self) -> None:
         if self.ess is not None and self.strength:
@@ -135,9 +163,47 @@ class FedPALS:
                 "target: FedPALS weighs clients towards a target label mix, and none is given; set [target] mix, or "
                 "choose a weighting that needs none (fedavg, fedla, uniform)"
             )
-        programme = _programme(answered.counts, answered.target, answered.sizes)
+        programme = _programme(answered.counts, answered.target, answered.sizes, answered.limit)
         kappa = self.strength / programme.samples if self.ess is None else programme.kappa(self.ess)
-        return programme.solve(kappa), kappa * programme.samples
+        found, strength = programme.solve(kappa), kappa * programme.samples
+        present = (as_counts(answered.counts).sum(axis=1) > 0) & (np.asarray(answered.sizes) > 0)
+        least = (self.effective_clients or 0.0) * np.count_nonzero(present)
+        if found.weights @ found.weights * least <= 1:
+            return found, strength
+        return _spread(answered, present, strength, least), strength
+
+
+def _spread(answered: Answered, present: NDArray[np.bool_], strength: float, least: float) -> Solution:
+    """The programme's weights with at least so many effective clients, which the strength alone does not give.
+
+    At strength 0 the weights that fit best are spread first; only where these can't be, at the cost of the fit.
+    """
+    sizes, target = np.where(present, answered.sizes, 1.0).astype(np.float64), np.asarray(answered.target)
+
+    def at(mu: float, penalty: FloatArray, kappa: float | None) -> Solution:
+        shown = np.where(present, 1 / (penalty + mu), 0.0)
+        programme = _programme(answered.counts, target, shown, answered.limit)
+        return programme.solve(1 / programme.samples if kappa is None else kappa)
+
+    def is_met(found: Solution) -> bool:
+        return bool(found.weights @ found.weights * least <= 1 + MET)
+
+    kind: tuple[FloatArray, float | None] = (strength / sizes, None)
+    if strength == math.inf:
+        kind = (1 / sizes, math.inf)
+    elif strength == 0 and is_met(at(LARGEST, 1 / sizes, 0.0)):
+        kind = (1 / sizes, 0.0)
+    high = SMALLEST
+    while not is_met(best := at(high, *kind)) and high < LARGEST:
+        high *= 10
+    low = high / 10
+    while high > low * (1 + SPREAD):
+        middle = math.sqrt(low * high)
+        if is_met(found := at(middle, *kind)):
+            high, best = middle, found
+        else:
+            low = middle
+    return dataclasses.replace(best, ess=float(effective_sample_size(best.weights, np.where(present, sizes, 0.0))))
 
 
 def _as_strength(strength: float) -> float:

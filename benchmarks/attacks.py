@@ -1,0 +1,163 @@
+"""What one bad site of ten does to the model, under each weighting, with and without each defence.
+
+    python benchmarks/attacks.py                        # the tables of docs/threats.md: three seeds
+    python benchmarks/attacks.py --seeds 1 --methods fedavg --attacks "flips its sign"
+
+Digits, ten clients with skewed labels (dirichlet_by_client, beta 0.3), a small network with batch norm, twelve rounds
+in which all take part (FedEntOpt: seven of them). Client 0 is the bad one. It changes what it sends, or says that it
+holds samples that it does not. The attack stands between backend and server, so nothing of fedskew is changed. What a
+real server refuses before (see docs/threats.md: lengths, integers, buffers out of line) is off here: the table shows
+the methods alone.
+
+Printed: test accuracy after the last round, mean over the seeds and, in brackets, the lowest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+import statistics
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedskew.engine import Assignment, Backend, Sent, Update
+from fedskew.experiment import make_task, make_training_loop, resolve
+
+BAD, CLIENTS, CLASSES = 0, 10, 10
+
+
+class Network(torch.nn.Sequential):
+    """A small network with batch norm, whose statistics can be attacked."""
+
+    def __init__(self, num_classes: int, in_shape: tuple[int, ...]) -> None:
+        super().__init__(
+            torch.nn.Flatten(),
+            torch.nn.Linear(int(np.prod(in_shape)), 32),
+            torch.nn.BatchNorm1d(32),
+            torch.nn.ReLU(),
+            torch.nn.Linear(32, num_classes),
+        )
+
+
+TASK: dict[str, Any] = {
+    "data": "digits",
+    "partition": {"rule": "dirichlet_by_client", "clients": CLIENTS, "beta": 0.3},
+    "model": {"name": "attacks:Network"},
+    "training": {"rounds": 12, "epochs": 3, "batch_size": 135, "smallest_batch": 2, "lr": 0.5},
+    "target": {"mix": "uniform"},
+    "evaluation": {"every": 12},
+    "engine": {"backend": "cohort"},
+}
+
+METHODS: dict[str, dict[str, Any]] = {
+    "fedavg": {},
+    "fedla": {"method": {"preset": "fedla"}},
+    "fedpals": {"method": {"preset": "fedpals"}},
+    "fedpals, half effective": {"method": {"weighting": {"name": "fedpals", "effective_clients": 0.5}}},
+    "fedentopt": {"method": {"preset": "fedentopt"}, "training": {"participation": 0.7}},
+}
+
+DEFENCES: dict[str, dict[str, Any]] = {
+    "none": {},
+    "weight limit .2": {"training": {"weight_limit": 0.2}},
+    "clipping": {"method": {"aggregation": {"name": "norm_clipping"}}},
+    "median": {"method": {"aggregation": {"name": "median"}}},
+    "trimmed mean": {"method": {"aggregation": {"name": "trimmed_mean", "beta": 0.2}}},
+    "geometric median": {"method": {"aggregation": {"name": "geometric_median"}}},
+    "Krum": {"method": {"aggregation": {"name": "krum"}}},
+    "multi-Krum": {"method": {"aggregation": {"name": "krum", "keep": 5}}},
+    "geometric + limit": {
+        "method": {"aggregation": {"name": "geometric_median"}},
+        "training": {"weight_limit": 0.2},
+    },
+}
+
+ATTACKS: dict[str, dict[str, float]] = {
+    "nobody is bad": {},
+    "flips its sign": {"scale": -1},
+    "sends -3 times its update": {"scale": -3},
+    "sends 1e30 times its update": {"scale": 1e30},
+    "sends garbage statistics": {"buffers": 1e3},
+    "says 30 of each class": {"told": 30},
+    "says 1e12 of each class": {"told": 1e12},
+    "says 1e12 of each, flips its sign": {"told": 1e12, "scale": -1},
+}
+
+
+class BadSite(Backend):
+    """A backend one of whose clients changes what it sends.
+
+    Args:
+        backend: Trains the cohort, the bad client too.
+        samples: True number of samples of each client, `(clients,)`.
+        scale: Factor of the bad client's update.
+        buffers: Size of the noise that it sends as batch-norm statistics; 0: its own.
+    """
+
+    def __init__(self, backend: Backend, samples: np.ndarray, scale: float = 1, buffers: float = 0) -> None:
+        self._backend, self._samples, self._scale, self._buffers = backend, samples, scale, buffers
+
+    def train(self, round: int, cohort: Sequence[Assignment], sent: Sent) -> list[Update]:
+        """Train as the clients are, and change the bad one's update."""
+        true = [task._replace(samples=int(self._samples[task.client])) for task in cohort]
+        updates = self._backend.train(round, true, sent)
+        return [self._changed(update, round) if update.client == BAD else update for update in updates]
+
+    def _changed(self, update: Update, round: int) -> Update:
+        change = update.change * self._scale
+        drawn = torch.randn(update.buffers.shape, generator=torch.Generator().manual_seed(round))
+        buffers = self._buffers * drawn.abs() if self._buffers else update.buffers
+        return update._replace(change=change, norm=torch.linalg.vector_norm(change), buffers=buffers)
+
+
+def accuracy(config: Any, seed: int, task: Any, attack: dict[str, float]) -> float:
+    """Test accuracy after the last round."""
+    loop = make_training_loop(config, seed, task=task)
+    federation = loop.runner
+    told, deeds = federation.counts.copy(), {key: value for key, value in attack.items() if key != "told"}
+    if "told" in attack:
+        told[BAD] = attack["told"]
+    bad = BadSite(federation.backend, federation.counts.sum(axis=1), **deeds)
+    loop.runner = dataclasses.replace(federation, backend=bad, counts=told)
+    evaluation = loop.run().rounds[-1].evaluation
+    return float(evaluation.accuracy)
+
+
+def merged(*trees: dict[str, Any]) -> dict[str, Any]:
+    """Configs one on top of the other, table by table."""
+    whole: dict[str, Any] = {}
+    for key, value in itertools.chain.from_iterable(tree.items() for tree in trees):
+        whole[key] = {**whole[key], **value} if isinstance(value, dict) and key in whole else value
+    return whole
+
+
+def main() -> None:
+    """Print a table for each weighting."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--methods", default=";".join(METHODS), help="separated by semicolons")
+    parser.add_argument("--defences", default=",".join(DEFENCES), help="comma-separated")
+    parser.add_argument("--attacks", default=";".join(ATTACKS), help="separated by semicolons")
+    given = parser.parse_args()
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    defences, attacks = given.defences.split(","), given.attacks.split(";")
+    tasks = [make_task(resolve(TASK), seed) for seed in range(given.seeds)]
+    for method in given.methods.split(";"):
+        print(f"\n| {method} | {' | '.join(defences)} |\n|{'---|' * (1 + len(defences))}", flush=True)
+        for attack in attacks:
+            cells = []
+            for defence in defences:
+                config = resolve(merged(TASK, METHODS[method], DEFENCES[defence]))
+                found = [accuracy(config, seed, task, ATTACKS[attack]) for seed, task in enumerate(tasks)]
+                cells.append(f"{statistics.mean(found):.2f} ({min(found):.2f})".replace("0.", "."))
+            print(f"| {attack} | {' | '.join(cells)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
