@@ -4,7 +4,7 @@
     python benchmarks/attacks.py --seeds 1 --methods fedavg --attacks "flips its sign"
 
 Digits, ten clients with skewed labels (dirichlet_by_client, beta 0.3), a small network with batch norm, twelve rounds
-in which all take part (FedEntOpt: seven of them). Client 0 is the bad one. It changes what it sends, or says that it
+in which all take part (FedEntOpt: five of them). Client 0 is the bad one. It changes what it sends, or says that it
 holds samples that it does not. The attack stands between backend and server, so nothing of fedskew is changed. What a
 real server refuses before (see docs/threats.md: lengths, integers, buffers out of line) is off here: the table shows
 the methods alone.
@@ -59,7 +59,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedla": {"method": {"preset": "fedla"}},
     "fedpals": {"method": {"preset": "fedpals"}},
     "fedpals, half effective": {"method": {"weighting": {"name": "fedpals", "effective_clients": 0.5}}},
-    "fedentopt": {"method": {"preset": "fedentopt"}, "training": {"participation": 0.7}},
+    "fedentopt": {"method": {"preset": "fedentopt"}, "training": {"participation": 0.5}},
 }
 
 DEFENCES: dict[str, dict[str, Any]] = {
