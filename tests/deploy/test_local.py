@@ -111,6 +111,11 @@ def join(federation: LocalFederation, name: str, *options: str) -> subprocess.Po
     return federation.start(name, script.name)
 
 
+def _script(federation: LocalFederation, name: str, words: str) -> str:
+    (federation.folder / f"{name}.sh").write_text(words + "\n")
+    return f"{name}.sh"
+
+
 def joined(federation: LocalFederation) -> int:
     """How often a node was accepted."""
     return federation.log("superlink").read_text().count("[Fleet.ActivateNode]")
@@ -123,6 +128,23 @@ def test_a_registered_site_is_accepted_again_and_again(server: LocalFederation) 
         _until(lambda: joined(server) == times, 60)  # noqa: B023
         time.sleep(2)  # the server logs it before the site knows, and a site that does not know does not sign off
         server.end(["north"])
+
+
+@pytest.mark.faults
+def test_a_revoked_site_is_out_and_says_why(server: LocalFederation) -> None:
+    before = joined(server)
+    process = server.start_site("south")
+    _until(lambda: joined(server) > before, 60)
+    time.sleep(2)
+    server.start("revoke", _script(server, "revoke", f"fedskew deploy revoke {server.folder} south")).wait(60)
+    assert "south: revoked" in server.log("revoke").read_text()
+    assert process.wait(60) == 2
+    assert "no longer accepts this site's key" in server.log("south").read_text()
+    assert server.start("register", "server/register.sh").wait(60) == 2
+    assert "its key was revoked" in server.last_message("register")
+    again = server.start_site("south")
+    assert again.wait(60) != 0
+    assert "2004" in server.last_message("south")
 
 
 @pytest.mark.faults

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import time
@@ -31,6 +32,10 @@ SET = typer.Option(
 )
 COUNTS = typer.Option(help="What sites report of their label counts: exact, noisy, or withheld.")
 EPSILON = typer.Option(help="Privacy parameter of noisy label counts, with --label-counts noisy.", show_default=False)
+PASSPHRASE = "FEDSKEW_PASSPHRASE"
+"""Environment variable with the passphrase of the authority's key."""
+
+FOLDER = typer.Argument(help="The federation's folder.", show_default=False)
 LOCAL: dict[str, Any] = {
     "schema": 1,
     "name": "local",
@@ -66,6 +71,14 @@ def init(
     shape: Annotated[
         str | None, typer.Option(help="Shape of one sample, such as 3,32,32, where the data is not on this machine.")
     ] = None,
+    keep_authority: Annotated[
+        bool,
+        typer.Option(
+            "--keep-authority",
+            help="Keep the authority's key, encrypted, for the next server certificate; asks for a passphrase, or "
+            f"takes {PASSPHRASE} from the environment.",
+        ),
+    ] = False,
     changes: Annotated[list[str] | None, SET] = None,
     data_root: Annotated[Path | None, typer.Option(help="Folder of the data sets; default: FEDSKEW_DATA.")] = None,
 ) -> None:
@@ -88,6 +101,7 @@ def init(
     from fedskew.experiment import read
 
     place = Address.parse(address)
+    secret = _passphrase(new=True) if keep_authority else None
     whole = read(config, changed_keys(changes, None, None, data_root))
     if (classes is None) != (shape is None):
         raise ConfigError("--classes, --shape: give both, or neither where the config's data is on this machine")
@@ -98,7 +112,7 @@ def init(
         agreed |= _kind(_dataset(whole))
     if len(agreed["sites"]) >= 3 and whole.training.weight_limit is None:
         whole = whole.with_value("training.weight_limit", WEIGHT_LIMIT)
-    write_federation(folder, whole, _agreement(agreed), place, _images_table(whole), target)
+    write_federation(folder, whole, _agreement(agreed), place, _images_table(whole), target, secret)
     Console().print(
         f"{folder}/README.md says who does what; send {folder}/sites/NAME to that site alone", soft_wrap=True
     )
@@ -295,6 +309,104 @@ def supernode(
     from fedskew.deploy import run_supernode
 
     run_supernode(data, context.args)
+
+
+@app.command()
+def register(folder: Annotated[Path, FOLDER]) -> None:
+    """Register the sites' keys at the server that runs on this machine, those that are not registered yet.
+
+    Example:
+
+        fedskew deploy register hospitals       (as server/register.sh does)
+    """
+    _require_flower()
+    from fedskew.deploy import control, read_agreement
+    from fedskew.deploy import register as register_keys
+
+    names = read_agreement(folder / "app" / "deploy.toml").names
+    with control(folder) as client:
+        for line in register_keys(client, folder, names):
+            typer.echo(line)
+
+
+@app.command()
+def revoke(
+    folder: Annotated[Path, FOLDER],
+    name: Annotated[str, typer.Argument(help="The site.", show_default=False)],
+) -> None:
+    """Remove a site's key from the server that runs on this machine: the site is out, and can't join with it again.
+
+    Rounds go on without the site. It may come back with another key: put its key.pub into sites/NAME, and run
+    register.sh.
+
+    Example:
+
+        fedskew deploy revoke hospitals north
+    """
+    _require_flower()
+    from fedskew.deploy import control
+    from fedskew.deploy import revoke as revoke_key
+
+    with control(folder) as client:
+        Console(soft_wrap=True).print(revoke_key(client, folder, name), markup=False, highlight=False)
+
+
+@app.command()
+def renew(
+    folder: Annotated[Path, FOLDER],
+    new_authority: Annotated[
+        bool, typer.Option("--new-authority", help="Make a new authority, too; every site then needs its ca.crt.")
+    ] = False,
+    keep_authority: Annotated[
+        bool, typer.Option("--keep-authority", help="With --new-authority: keep its key, encrypted.")
+    ] = False,
+) -> None:
+    """Issue the server a new certificate, by the authority whose key was kept (deploy init --keep-authority).
+
+    The old files are kept in server/replaced. Start superlink.sh again afterwards.
+
+    Examples:
+
+        fedskew deploy renew hospitals
+
+        fedskew deploy renew hospitals --new-authority --keep-authority
+    """
+    _require_flower()
+    from fedskew.deploy import days_left, renew_authority, renew_certificate
+    from fedskew.errors import ConfigError
+
+    server = folder / "server"
+    if keep_authority and not new_authority:
+        raise ConfigError("--keep-authority: goes with --new-authority; the key of the present one is gone, or is kept")
+    if not new_authority and not (server / "ca.key").exists():
+        raise ConfigError(
+            f"{server / 'ca.key'}: is not there: the authority's key was not kept, so a new certificate needs a new "
+            "authority, and a new ca.crt at every site: --new-authority"
+        )
+    if new_authority:
+        renew_authority(server, _passphrase(new=True) if keep_authority else None)
+    else:
+        renew_certificate(server, _passphrase(new=False))
+    console = Console(soft_wrap=True, highlight=False)
+    console.print(f"{server / 'server.crt'}: valid for {days_left(server / 'server.crt'):.0f} days")
+    if new_authority:
+        console.print(
+            f"send {server / 'ca.crt'} to every site, in the place of its old one, over a channel that nobody else can "
+            "change; until a site has it, it can't connect. Keys and registrations stay as they are."
+        )
+    console.print(f"now start {server / 'superlink.sh'} again")
+
+
+def _passphrase(new: bool) -> bytes:
+    """Ask for the passphrase of the authority's key."""
+    from fedskew.errors import ConfigError
+
+    given = os.environ.get(PASSPHRASE)
+    if given is None:
+        given = typer.prompt("Passphrase of the authority's key", hide_input=True, confirmation_prompt=new)
+    if not given:
+        raise ConfigError("passphrase: expected at least one character")
+    return str(given).encode()
 
 
 def _names(text: str, option: str) -> list[str]:

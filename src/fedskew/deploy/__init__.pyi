@@ -40,6 +40,10 @@ from ._lies import lies as lies
 from ._local import LocalFederation as LocalFederation
 from ._local import free_port as free_port
 from ._messages import TrainInstruction as TrainInstruction
+from ._registry import Node as Node
+from ._registry import control as control
+from ._registry import register as register
+from ._registry import revoke as revoke
 from ._replies import ExpectedReply as ExpectedReply
 from ._replies import Reply as Reply
 from ._replies import bytes_needed as bytes_needed
@@ -65,6 +69,9 @@ from ._terms import agree as agree
 from ._terms import propose_terms as propose_terms
 from ._terms import read_terms as read_terms
 from ._terms import terms_path as terms_path
+from ._tls import days_left as days_left
+from ._tls import renew_authority as renew_authority
+from ._tls import renew_certificate as renew_certificate
 from ._tls import write_certificates as write_certificates
 from ._tls import write_node_key as write_node_key
 from ._watch import Decisions as Decisions

@@ -35,13 +35,11 @@ from fedskew.data import Dataset, Inputs
 from fedskew.deploy._agreement import Agreement, check_config
 from fedskew.deploy._app_files import APP, AppFiles
 from fedskew.deploy._disclosures import reply_limit
+from fedskew.deploy._registry import CONNECTION
 from fedskew.deploy._tls import write_certificates, write_node_key
 from fedskew.errors import ConfigError
 from fedskew.experiment import Config, write
 from fedskew.labels import read_target
-
-CONNECTION = "fedskew"
-"""The SuperLink's name in Flower's own configuration."""
 
 SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 """Valid names of sites; a site's folder and its key at the SuperLink have its name."""
@@ -109,6 +107,7 @@ def write_federation(
     address: Address,
     data: Mapping[str, object],
     target: Path | None = None,
+    passphrase: bytes | None = None,
 ) -> None:
     """Write a new federation's folder, with TLS certificates and a key for every site.
 
@@ -119,6 +118,7 @@ def write_federation(
         address: The address at which sites reach the server.
         data: Initial table `[data]` of every site's `data.toml`.
         target: A file with the target mix (see `labels.read_target`), which is copied to the server's folder.
+        passphrase: Keeps the authority's key, encrypted (see `write_certificates`).
 
     Raises:
         ConfigError: The folder is not empty, a site's name is not valid, or the config can't be deployed under the
@@ -146,7 +146,7 @@ def write_federation(
     app, server = folder / APP, folder / "server"
     _write_app(app, config, agreement)
     _private(server)
-    write_certificates(server, [*dict.fromkeys([address.host, *LOOPBACK])])
+    write_certificates(server, [*dict.fromkeys([address.host, *LOOPBACK])], passphrase)
     if target is not None:
         shutil.copyfile(target, server / TARGET)
     for script in ("superlink.sh", "register.sh", "run.sh"):

@@ -11,11 +11,14 @@ from __future__ import annotations
 import ipaddress
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import uvicorn
 
 from fedskew.deploy._door import SITES_API, Application, BodyLimits, Receive, Scope, Send, refuse
+from fedskew.deploy._log import LOG
+from fedskew.deploy._tls import SOON, days_left
 
 
 class LocalCommands:
@@ -68,4 +71,14 @@ def run_superlink(arguments: Sequence[str], max_reply: int) -> None:
 
     uvicorn.run = serve_filtered  # type: ignore[assignment]
     sys.argv = ["flower-superlink", *arguments]
+    if "--ssl-certfile" in arguments[:-1]:
+        say_expiry(Path(arguments[arguments.index("--ssl-certfile") + 1]))
     flower_superlink()
+
+
+def say_expiry(certificate: Path) -> None:
+    """Log when a certificate expires, if that is soon."""
+    days = days_left(certificate)
+    if days < SOON:
+        when = f"expires in {days:.0f} days" if days > 0 else "has expired, and sites can't connect"
+        LOG.warning("%s %s; renew it: fedskew deploy renew FOLDER", certificate, when)

@@ -1,7 +1,5 @@
 #!/bin/sh
-# On the server, once, while superlink.sh runs: register the sites' keys. Nodes with other keys are refused.
+# On the server, while superlink.sh runs: register the sites' keys. Nodes with other keys are refused. It may be run again.
 cd "$$(dirname "$$0")" || exit
-export FLWR_HOME="$$PWD/flower" FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
-for site in $SITES; do
-    flwr supernode register "../sites/$$site/key.pub" $CONNECTION --name "$$site" || exit
-done
+export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
+exec fedskew deploy register ..

@@ -1,0 +1,119 @@
+"""The server's certificate, issued again by the authority that the sites know, or by a new one."""
+
+from __future__ import annotations
+
+import datetime
+import ssl
+import stat
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+
+from fedskew.cli import app
+from fedskew.deploy import days_left, renew_authority, renew_certificate, write_certificates
+from fedskew.errors import ConfigError
+
+SECRET = b"a long passphrase"
+HOSTS = ["fl.example.org", "127.0.0.1", "::1"]
+
+
+def certificate(path: Path) -> x509.Certificate:
+    return x509.load_pem_x509_certificate(path.read_bytes())
+
+
+def trusted(server: Path, authority: Path) -> bool:
+    """Whether a TLS handshake with these files succeeds, for the server's own name."""
+    ours, theirs = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context(cafile=authority)
+    ours.load_cert_chain(server / "server.crt", server / "server.key")
+    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+    listener = ours.wrap_bio(there, back, server_side=True)
+    caller = theirs.wrap_bio(back, there, server_hostname="fl.example.org")
+    try:
+        for _ in range(4):
+            for side in (caller, listener):
+                try:
+                    side.do_handshake()
+                except ssl.SSLWantReadError:
+                    continue
+    except ssl.SSLCertVerificationError:
+        return False
+    return caller.version() is not None
+
+
+def test_a_renewed_certificate_is_trusted_by_sites_as_they_are(tmp_path: Path) -> None:
+    write_certificates(tmp_path, HOSTS, SECRET)
+    authority = (tmp_path / "ca.crt").read_bytes()
+    before, key = certificate(tmp_path / "server.crt"), (tmp_path / "server.key").read_bytes()
+    renew_certificate(tmp_path, SECRET)
+    after = certificate(tmp_path / "server.crt")
+    assert trusted(tmp_path, tmp_path / "ca.crt")
+    assert (tmp_path / "ca.crt").read_bytes() == authority
+    assert after.serial_number != before.serial_number
+    assert after.public_key() != before.public_key()
+    kind = x509.SubjectAlternativeName
+    assert after.extensions.get_extension_for_class(kind) == before.extensions.get_extension_for_class(kind)
+    assert stat.S_IMODE((tmp_path / "server.key").stat().st_mode) == 0o600
+    (aside,) = (tmp_path / "replaced").iterdir()
+    assert (aside / "server.key").read_bytes() == key
+
+
+def test_the_authoritys_key_is_encrypted_and_its_owners_alone(tmp_path: Path) -> None:
+    write_certificates(tmp_path, HOSTS, SECRET)
+    assert b"ENCRYPTED" in (tmp_path / "ca.key").read_bytes()
+    assert stat.S_IMODE((tmp_path / "ca.key").stat().st_mode) == 0o600
+    before = (tmp_path / "server.crt").read_bytes()
+    with pytest.raises(ConfigError, match="the passphrase is wrong"):
+        renew_certificate(tmp_path, b"another")
+    assert (tmp_path / "server.crt").read_bytes() == before
+
+
+def test_without_its_key_a_new_authority_is_needed_and_no_site_trusts_it_yet(tmp_path: Path) -> None:
+    server, site = tmp_path / "fed" / "server", tmp_path / "ca.crt"
+    write_certificates(server, HOSTS)
+    site.write_bytes((server / "ca.crt").read_bytes())
+    assert not (server / "ca.key").exists()
+    with pytest.raises(ConfigError, match="--new-authority"):
+        renew_certificate(server, SECRET)
+    with pytest.raises(ConfigError, match="--new-authority"):
+        app(["deploy", "renew", str(server.parent)], standalone_mode=False)
+    renew_authority(server)
+    assert not trusted(server, site)
+    site.write_bytes((server / "ca.crt").read_bytes())
+    assert trusted(server, site)
+
+
+def test_an_old_key_does_not_stay_beside_a_new_authority(tmp_path: Path) -> None:
+    write_certificates(tmp_path, HOSTS, SECRET)
+    renew_authority(tmp_path)
+    assert not (tmp_path / "ca.key").exists()
+    (aside,) = (tmp_path / "replaced").iterdir()
+    assert (aside / "ca.key").exists()
+
+
+def test_the_command_says_what_is_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FEDSKEW_PASSPHRASE", SECRET.decode())
+    write_certificates(tmp_path / "server", HOSTS, SECRET)
+    app(["deploy", "renew", str(tmp_path)], standalone_mode=False)
+    said = capsys.readouterr().out
+    assert "valid for 825 days" in said
+    assert "start" in said
+    assert "send" not in said
+    app(["deploy", "renew", str(tmp_path), "--new-authority", "--keep-authority"], standalone_mode=False)
+    assert "ca.crt to every site" in capsys.readouterr().out
+    app(["deploy", "renew", str(tmp_path)], standalone_mode=False)  # by the new one
+    monkeypatch.setenv("FEDSKEW_PASSPHRASE", "")
+    with pytest.raises(ConfigError, match="passphrase"):
+        app(["deploy", "renew", str(tmp_path)], standalone_mode=False)
+
+
+def test_days_are_those_of_the_certificate(tmp_path: Path) -> None:
+    write_certificates(tmp_path, HOSTS)
+    assert days_left(tmp_path / "server.crt") == pytest.approx(825, abs=0.1)
+    assert days_left(tmp_path / "ca.crt") == pytest.approx(3650, abs=0.1)
+    lasts = certificate(tmp_path / "server.crt").not_valid_after_utc - datetime.datetime.now(datetime.UTC)
+    assert lasts < datetime.timedelta(days=825.1)
+    with pytest.raises(ConfigError, match="expected a certificate"):
+        days_left(tmp_path / "server.key")
