@@ -101,10 +101,10 @@ def test_when_no_site_comes_back_the_run_ends_and_can_be_gone_on_with(tmp_path: 
 
     with pytest.raises(EndedEarlyError, match="no site was connected for 0 s; the run ends after round 1"):
         run.run(resume=True, progress=gone)
+    other = federate(tmp_path / "other", tree("fedavg"), idle_timeout=0.1, start_timeout=0.1, min_sites=2)
+    absent = other.grid()
+    absent.offline.update(absent.apps)
     with pytest.raises(EndedEarlyError, match="0 of 3 sites have reported"):
-        other = federate(tmp_path / "other", tree("fedavg"), idle_timeout=0.1, start_timeout=0.1, min_sites=2)
-        absent = other.grid()
-        absent.offline.update(absent.apps)
         other.run(absent)
     grid.offline.clear()
     federation.run(grid).run(resume=True)
