@@ -87,6 +87,27 @@ def test_an_update_out_of_line_is_reported_and_left_out_if_so_agreed(tmp_path: P
         assert record["deployment"]["out_of_line"]["cedar"] > 5
 
 
+def test_robust_aggregation_at_real_sites_holds_a_site_that_the_checks_let_through(tmp_path: Path, caplog: Any) -> None:
+    method = {"preset": "fedavg", "aggregation": {"name": "geometric_median"}}
+    federation = federate(tmp_path / "a", tree(method, rounds=2, weight_limit=0.4), norm_limit=1e9)
+    grid = federation.grid()
+    grid.tamper[federation.node("cedar")] = trained(spoil(50.0))
+    federation.run(grid).run(resume=True)
+    records = lines(federation.run_folder)[1:]
+    assert [record["weights"][record["answered"].index(2)] < 0.02 for record in records] == [True, True]
+    assert all(record["limited"] for record in records)
+    assert any("the weight limit (0.4) binds: " in entry.message for entry in caplog.records)
+
+
+def test_fewer_sites_than_the_aggregation_needs_are_refused_at_the_start(tmp_path: Path) -> None:
+    few = federate(tmp_path, tree({"aggregation": "krum"}))
+    grid = few.grid()
+    with pytest.raises(
+        ConfigError, match="method: aggregation: krum needs 5 clients, and there are 3; let more clients"
+    ):
+        few.run(grid)
+
+
 def test_a_reply_to_an_earlier_round_or_of_another_client_is_refused(tmp_path: Path) -> None:
     federation = federate(tmp_path, tree("fedavg", rounds=2))
     grid = federation.grid()

@@ -444,7 +444,8 @@ class Federation:
     def _short_of(self, clients: int) -> str:
         """In words: the aggregation needs more clients than there are."""
         aggregation = self.method.aggregation
-        return f"{name_in('aggregation', aggregation)} needs {aggregation.least} clients, and there are {clients}"
+        name = name_in("aggregation", aggregation).removeprefix("aggregation ")
+        return f"{name} needs {aggregation.least} clients, and there are {clients}"
 
     def _move(
         self, state: ServerState, updates: Sequence[Update], answered: NDArray[np.int64], weights: FloatArray
