@@ -11,6 +11,7 @@ import typer
 
 from fedskew import torchrun
 from fedskew.cli import (
+    adapt,
     check,
     counts,
     demo,
@@ -51,6 +52,7 @@ app.command()(papers.recipes)
 app.command()(papers.reproduce)
 app.command()(run.report)
 app.command()(predict.predict)
+app.command()(adapt.adapt)
 app.command()(demo.demo)
 deploy.app.command()(operate.status)
 deploy.app.command()(operate.readmit)

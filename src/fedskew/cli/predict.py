@@ -38,6 +38,9 @@ def predict(
     ] = None,
     seed: Annotated[int | None, typer.Option(help="The seed whose model is used.  [default: the first]")] = None,
     best: Annotated[bool, typer.Option("--best", help="Use the model that was best on validation samples.")] = False,
+    adapted: Annotated[
+        bool, typer.Option("--adapted", help="Use the model that `fedskew adapt` moved to a target's label mix.")
+    ] = False,
     csv_path: Annotated[
         Path | None, typer.Option("--csv", help="Write the probability of every class for every file.")
     ] = None,
@@ -64,7 +67,7 @@ def predict(
 
     In Python: fedskew.load("runs/my-1a2b3c4d").predict(array).
     """
-    from fedskew.experiment import EXPORTS, load
+    from fedskew.experiment import EXPORTS, load, load_adapted
 
     if not images and export is None:
         raise ArgumentError("IMAGES: give images, a folder of them or an .npz file; or --export onnx")
@@ -72,7 +75,9 @@ def predict(
         raise ArgumentError("--out: says where --export writes; add --export onnx, or use --csv")
     if export is not None and export not in EXPORTS:
         raise ArgumentError(f"--export: can't export as {export!r} (known: {', '.join(EXPORTS)})")
-    model = load(run, seed=seed, best=best)
+    if adapted and best:
+        raise ArgumentError("--adapted: `fedskew adapt --best` says of which model it is; leave out --best here")
+    model = load_adapted(run, seed=seed) if adapted else load(run, seed=seed, best=best)
     console = Console(highlight=False, stderr=as_json)
     if export is not None:
         path = model.export(out or model.file.with_suffix(EXPORTS[export]), export)

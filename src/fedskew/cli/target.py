@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -70,7 +71,7 @@ def target(
     if picture is not None and no_picture:
         raise ArgumentError("--no-picture: contradicts --picture; give only one of them")
     outcomes = read_outcomes(predictions, tables, _edges(bins), None if decimal is None else decimal.value)
-    estimate = outcomes.estimate(_method(method))
+    estimate = outcomes.estimate(mix_method(method))
     drawn = None if no_picture else picture if picture is not None or as_json else DEFAULT_FIGURE
     if drawn is not None:
         _draw(outcomes, estimate, drawn)
@@ -82,7 +83,7 @@ def target(
     console = Console(highlight=False)
     samples, held_out = int(outcomes.cells.sum()), int(outcomes.tables.sum())
     heading(console, f"Label mix of {counted(samples, 'sample')}")
-    for sentence in _sentences(outcomes, estimate):
+    for sentence in sentences(estimate, outcomes.classes):
         console.print(Padding(bullet(sentence), (0, 0, 0, 1)))
     heading(console, f"Classes ({counted(held_out, 'held-out sample')})")
     _print_classes(console, outcomes, estimate)
@@ -99,7 +100,15 @@ def _edges(text: str) -> list[float]:
         raise ArgumentError(f"--bins: must be numbers between 0 and 1, such as 0.5,0.8,0.95, not {text!r}") from None
 
 
-def _method(name: str) -> MixMethod:
+def mix_method(name: str) -> MixMethod:
+    """The method of that name.
+
+    Args:
+        name: What the user wrote.
+
+    Raises:
+        ArgumentError: There is none.
+    """
     methods: dict[str, MixMethod] = {"gls": "gls", "em-cells": "em-cells", "bbse": "bbse", "em": "em"}
     if name not in methods:
         raise ArgumentError(f"--method: must be one of {', '.join(methods)}, not {name!r}")
@@ -111,8 +120,13 @@ def _held_out(outcomes: Outcomes) -> np.ndarray:
     return shares
 
 
-def _sentences(outcomes: Outcomes, estimate: MixEstimate) -> list[str]:
-    """What is said of an estimate: its verdict first."""
+def sentences(estimate: MixEstimate, classes: Sequence[str]) -> list[str]:
+    """What is said of an estimate, its verdict first.
+
+    Args:
+        estimate: The estimate.
+        classes: Class names.
+    """
     chance = f"p = {estimate.p_value:.2g}, {counted(estimate.dof, 'degree')} of freedom"
     points = f"{max(0.0, 100 * estimate.excess):.1f} points"
     if estimate.dof == 0:
@@ -132,11 +146,9 @@ def _sentences(outcomes: Outcomes, estimate: MixEstimate) -> list[str]:
         said = [f"The target's samples look like a mix of the held-out classes ({chance})."]
     low, high = estimate.interval().T
     widest = int(np.argmax(high - low))
-    said.append(
-        f"Least sure is the share of {outcomes.classes[widest]}: 95 % interval {low[widest]:.1%} to {high[widest]:.1%}."
-    )
+    said.append(f"Least sure is the share of {classes[widest]}: 95 % interval {low[widest]:.1%} to {high[widest]:.1%}.")
     if estimate.unseen:
-        names = ", ".join(outcomes.classes[label] for label in estimate.unseen)
+        names = ", ".join(classes[label] for label in estimate.unseen)
         said.append(f"No held-out sample of {names}: whether the target has any is not known, and 0 is assumed.")
     return said
 

@@ -1,3 +1,11 @@
+from ._adapt import ADAPTED as ADAPTED
+from ._adapt import Adaptation as Adaptation
+from ._adapt import Adapted as Adapted
+from ._adapt import adaptation as adaptation
+from ._adapt import held_out_of as held_out_of
+from ._adapt import load_adapted as load_adapted
+from ._adapt import read_labelled as read_labelled
+from ._adapt import save_adaptation as save_adaptation
 from ._backends import describe_backend as describe_backend
 from ._config import Config as Config
 from ._config import ModelSection as ModelSection

@@ -22,6 +22,11 @@ from fedskew.tables import Spread, counted
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
+    from numpy.typing import ArrayLike
+    from torch import Tensor
+
+    from fedskew.experiment._adapt import Adaptation
+    from fedskew.labels import MixMethod
 
 NO_NUMBERS = {
     *("seed", "cohort", "answered", "dropped", "diverged", "weights", "steps"),
@@ -120,6 +125,42 @@ class Result:
                     }
                 )
         return _pandas("per_class").DataFrame(rows)
+
+    def adapt(
+        self,
+        target: ArrayLike | Tensor,
+        held_out: tuple[ArrayLike | Tensor, ArrayLike] | None = None,
+        method: MixMethod = "gls",
+    ) -> Adaptation:
+        """Move the model of the first seed to the label mix of unlabelled samples (see `fedskew adapt`).
+
+            found = result.adapt(unlabelled)
+            found.estimate.mix                  # the target's label mix
+            found.model.predict(unlabelled)     # probabilities there
+
+        Args:
+            target: Unlabelled samples of the target, in their own units (see `TrainedModel.predict`).
+            held_out: Labelled samples that the model was not trained on, and their classes; None: the run's validation
+                samples.
+            method: See `labels.estimate_mix`.
+
+        Returns:
+            The moved model, the estimated mix, and what is gained. Nothing is written.
+
+        Raises:
+            ArgumentError: The run has no folder, or the model can't take the samples.
+            RunError: The run held no validation samples out.
+        """
+        from fedskew.experiment import _adapt
+        from fedskew.experiment._trained import load
+
+        if self.folder is None:
+            raise ArgumentError(
+                "adapt: takes the model from the run's folder, and this run has none; simulate with out="
+            )
+        model = load(self.folder)
+        labelled = _adapt.held_out_of(model) if held_out is None else held_out
+        return _adapt.adaptation(model, target, labelled, method, normalised=(False, held_out is None))
 
     def plot(self, figure: str = "accuracy", ax: Axes | None = None) -> Axes:
         """Draw a number of each round: the mean over seeds, with a band of one standard deviation.

@@ -78,9 +78,28 @@ class TrainedModel:
             ArgumentError: The samples' shape or type is not the model's; the message says which is expected. Images in
                 other units, such as floats up to 255, issue a DataWarning.
         """
+        return torch.softmax(self._outputs(inputs, normalised), 1).cpu().numpy()
+
+    @torch.inference_mode()
+    def logits(self, inputs: ArrayLike | Tensor | Stored, *, normalised: bool = False) -> NDArray[np.float64]:
+        """Return what the network says of each class before it becomes a probability.
+
+        Args:
+            inputs: As `predict` takes them.
+            normalised: Likewise.
+
+        Returns:
+            Logits, `(samples, classes)`.
+
+        Raises:
+            ArgumentError: As `predict` does.
+        """
+        return self._outputs(inputs, normalised).cpu().numpy()
+
+    def _outputs(self, inputs: ArrayLike | Tensor | Stored, normalised: bool) -> Tensor:
         device = next(self.network.parameters()).device
         logits = [self.network(batch.to(device)).double() for batch in self._batches(inputs, normalised)]
-        return torch.softmax(torch.cat(logits), 1).cpu().numpy() if logits else np.zeros((0, len(self.classes)))
+        return torch.cat(logits) if logits else torch.zeros(0, len(self.classes), dtype=torch.float64)
 
     def export(self, path: str | Path, kind: str) -> Path:
         """Write the model for other programs, by PyTorch's own exporters.

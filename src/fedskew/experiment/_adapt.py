@@ -1,0 +1,277 @@
+"""A trained model moved to the label mix of the place where it will be used.
+
+    p_target(y | x) ~ softmax(z / T + b)_y q_y        z: the network's logits
+
+The temperature T and the biases b are found on labelled samples that the model was not trained on, the mix q from the
+target's unlabelled samples (`labels.calibrate`, `labels.estimate_mix`). No weight changes. It repairs what training
+across clients with different labels does to a model, its preference for some classes, beside the change of mix.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import ndtri
+from torch import Tensor, nn
+
+from fedskew.data import Inputs, take
+from fedskew.errors import ArgumentError, DataError, RunError
+from fedskew.experiment._config import read
+from fedskew.experiment._setup import make_task
+from fedskew.experiment._trained import TrainedModel, load
+from fedskew.files import load_tensors, save_tensors
+from fedskew.labels import Calibration, MixEstimate, MixMethod, calibrate, estimate_mix
+
+FloatArray = NDArray[np.float64]
+
+ADAPTED = "adapted.safetensors"
+EDGES = (0.5, 0.8, 0.95)
+_NEVER = -1e30
+"""In place of minus infinity, which not every exporter takes."""
+
+
+class Adapted(nn.Module):
+    """A network whose outputs are log-probabilities under a target's label mix.
+
+    Args:
+        network: The trained network.
+        temperature: Of its logits.
+        offsets: Added to each class's logit, `(classes,)`: bias plus the logarithm of the class's share.
+    """
+
+    temperature: Tensor
+    offsets: Tensor
+
+    def __init__(self, network: nn.Module, temperature: float, offsets: FloatArray) -> None:
+        super().__init__()
+        self.network = network
+        self.register_buffer("temperature", torch.tensor(temperature, dtype=torch.float32))
+        self.register_buffer("offsets", torch.from_numpy(np.maximum(offsets, _NEVER)).float())
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Log-probabilities, `(samples, classes)`."""
+        outputs: Tensor = (self.network(inputs) / self.temperature + self.offsets).log_softmax(dim=1)
+        return outputs
+
+
+@dataclass(frozen=True)
+class Adaptation:
+    """What it takes to move a model to a target's label mix, and what that is expected to give.
+
+    Attributes:
+        model: The model that gives the target's probabilities; its `network` gives their logarithms.
+        calibration: Temperature and biases.
+        estimate: The target's mix.
+        plain: Share of each class's held-out samples that the model gets right as it is, `(classes,)`; NaN without any.
+        adapted: The same after the move.
+        gains: What the move changes in these shares, with 95 % interval ends: `(classes, 3)`.
+        held_out: Held-out samples of each class, `(classes,)`.
+    """
+
+    model: TrainedModel
+    calibration: Calibration
+    estimate: MixEstimate
+    plain: FloatArray
+    adapted: FloatArray
+    gains: FloatArray
+    held_out: NDArray[np.int64]
+
+    def expected(self) -> tuple[float, float, float, float]:
+        """Expected accuracy on the target as it is, what the move adds, and the ends of that gain's 95 % interval.
+
+        Classes count by the estimated mix. The held-out samples chose the temperature and biases too, which makes the
+        gain look a little larger than it is.
+        """
+        mix = self.estimate.mix
+        known = self.held_out > 0
+        gains, shares = self.gains[known, 0], mix[known]
+        errors = (self.gains[known, 2] - self.gains[known, 1]) / (2 * ndtri(0.975))
+        variance = (shares * errors) @ (shares * errors)
+        variance += gains @ self.estimate.covariance[np.ix_(known, known)] @ gains
+        gain, reach = float(shares @ gains), float(ndtri(0.975) * np.sqrt(variance))
+        return float(shares @ self.plain[known]), gain, gain - reach, gain + reach
+
+
+def adaptation(
+    model: TrainedModel,
+    target: ArrayLike | Inputs,
+    held_out: tuple[ArrayLike | Inputs, ArrayLike],
+    method: MixMethod = "gls",
+    *,
+    normalised: tuple[bool, bool] = (False, False),
+) -> Adaptation:
+    """Find what moves a model to a target's label mix.
+
+    Args:
+        model: The trained model.
+        target: Unlabelled samples of the target.
+        held_out: Labelled samples that the model was not trained on, and their classes, `(samples,)`.
+        method: See `labels.estimate_mix`.
+        normalised: Whether the target's and the held-out samples are normalised already (see `TrainedModel.predict`).
+
+    Raises:
+        ArgumentError: Samples that the model can't take, or held-out samples of fewer than two classes.
+    """
+    theirs = model.logits(target, normalised=normalised[0])
+    ours, labels = model.logits(held_out[0], normalised=normalised[1]), np.asarray(held_out[1], dtype=np.int64)
+    if not len(theirs):
+        raise ArgumentError("target: there is no sample")
+    classes = len(model.classes)
+    calibration = calibrate(ours, labels)
+    bins = len(EDGES) + 1
+    held_cells, cells = (_cells(calibration.apply(logits)) for logits in (ours, theirs))
+    tables = np.bincount(labels * classes * bins + held_cells, minlength=classes * classes * bins)
+    tables = tables.reshape(classes, classes * bins)
+    outcomes = calibration.apply(theirs) if method == "em" else np.bincount(cells, minlength=classes * bins)
+    estimate = estimate_mix(tables, outcomes, method)
+    right = ours.argmax(axis=1) == labels
+    moved = ours / calibration.temperature + _offsets(calibration.biases, estimate.mix)
+    better = (moved.argmax(axis=1) == labels).astype(float) - right
+    sizes = np.bincount(labels, minlength=classes)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        plain = np.bincount(labels, right, minlength=classes) / sizes
+        mean = np.bincount(labels, better, minlength=classes) / sizes
+        squares = np.bincount(labels, better**2, minlength=classes) / sizes
+        # Two more samples, one better and one worse, so that no class's gain is taken to be certain.
+        reach = ndtri(0.975) * np.sqrt(((squares - mean**2) * sizes + 2) / (sizes + 2) / (sizes + 2))
+    gains = np.stack([mean, (mean - reach).clip(-1, 1), (mean + reach).clip(-1, 1)], axis=1)
+    adapted = _moved(model, calibration.temperature, calibration.biases, estimate.mix)
+    return Adaptation(adapted, calibration, estimate, plain, plain + mean, gains, sizes)
+
+
+def _moved(model: TrainedModel, temperature: float, biases: FloatArray, mix: FloatArray) -> TrainedModel:
+    return replace(model, network=Adapted(model.network, temperature, _offsets(biases, mix)).eval())
+
+
+def _offsets(biases: FloatArray, mix: FloatArray) -> FloatArray:
+    logarithms = np.log(mix, out=np.full(len(mix), -np.inf), where=mix > 0)
+    return biases + logarithms
+
+
+def _cells(probabilities: FloatArray) -> NDArray[np.int64]:
+    """Outcome cells; of calibrated probabilities, as a model that is never sure has all its samples in one bin."""
+    cells: NDArray[np.int64] = probabilities.argmax(axis=1) * (len(EDGES) + 1)
+    return cells + np.digitize(probabilities.max(axis=1), EDGES)
+
+
+def save_adaptation(found: Adaptation) -> Path:
+    """Write `adapted.safetensors` beside the model's file: temperature, biases and mix.
+
+    Args:
+        found: The adaptation.
+
+    Returns:
+        The file.
+
+    Raises:
+        RunError: It can't be written.
+    """
+    model = found.model
+    path = model.file.with_name(ADAPTED)
+    tensors = {
+        "temperature": torch.tensor(found.calibration.temperature, dtype=torch.float64),
+        "biases": torch.from_numpy(found.calibration.biases.copy()),
+        "mix": torch.from_numpy(found.estimate.mix.copy()),
+        "covariance": torch.from_numpy(found.estimate.covariance.copy()),
+    }
+    save_tensors(path, tensors, {"model": model.file.name, "digest": _digest(model.file), "seed": model.seed})
+    return path
+
+
+def load_adapted(run: str | Path, *, seed: int | None = None) -> TrainedModel:
+    """Read the model that `fedskew adapt` made of a run's: its probabilities are those under the target's label mix.
+
+    Args:
+        run: The run folder.
+        seed: The seed whose model it is to be; None: the first.
+
+    Raises:
+        RunError: There is no such model, or it was made of other weights.
+    """
+    plain = load(run, seed=seed)
+    path = plain.file.with_name(ADAPTED)
+    try:
+        tensors, notes = load_tensors(path)
+    except RunError as error:
+        raise RunError(f"{path}: {error}; make it: fedskew adapt {run} --target-data ...") from None
+    best = notes["model"] != plain.file.name
+    model = load(run, seed=seed, best=True) if best else plain
+    if notes["digest"] != _digest(model.file):
+        raise RunError(f"{path}: made of other weights than {model.file.name} holds now; run fedskew adapt {run} again")
+    return _moved(model, tensors["temperature"].item(), tensors["biases"].numpy(), tensors["mix"].numpy())
+
+
+def held_out_of(model: TrainedModel) -> tuple[Inputs, NDArray[np.int64]]:
+    """Return the validation samples of a model's run, normalised, and their classes.
+
+    Args:
+        model: The model.
+
+    Raises:
+        RunError: The run held none out.
+    """
+    config = read(model.file.with_name("config.toml"))
+    if not config.data.validation:
+        raise RunError(
+            f"{model.file.parent}: this run held no samples out; give labelled ones with --held-out, or train with "
+            "data.validation = 0.1"
+        )
+    task = make_task(config, model.seed)
+    rows = torch.from_numpy(task.validation)
+    return take(task.dataset.inputs, rows), task.dataset.targets[rows].numpy()
+
+
+def read_labelled(path: Path, model: TrainedModel) -> tuple[Tensor, NDArray[np.int64]]:
+    """Read labelled samples in the model's own shape: a folder of a folder for each class, or an .npz file of x and y.
+
+    Args:
+        path: The folder or file.
+        model: The model, whose classes the folders are named by.
+
+    Returns:
+        Samples in their own units, and their classes.
+
+    Raises:
+        DataError: It holds no samples, or of a class that the model doesn't know.
+    """
+    from fedskew.data import unlabelled
+
+    if path.is_dir():
+        folders = sorted(part for part in path.iterdir() if part.is_dir() and not part.name.startswith((".", "__")))
+        if not folders:
+            raise DataError(
+                f"{path}: holds no folder; expected one for each class: {', '.join(model.classes[:4])}, ..."
+            )
+        parts, labels = [], []
+        for folder in folders:
+            if folder.name not in model.classes:
+                raise DataError(f"{folder}: the model has no class {folder.name!r}; it has {', '.join(model.classes)}")
+            for some in unlabelled([folder], model.in_shape):
+                parts.append(some.inputs)
+                labels += [model.classes.index(folder.name)] * len(some.names)
+        return torch.cat(parts), np.array(labels)
+    inputs = torch.cat([some.inputs for some in unlabelled([path], model.in_shape)])
+    with np.load(path, allow_pickle=False) as arrays:
+        if "y" not in arrays:
+            raise DataError(f"{path}: has no array 'y' with the class of each sample")
+        given = arrays["y"]
+    if given.shape != (len(inputs),):
+        raise DataError(f"{path}: y has the shape {given.shape}, expected ({len(inputs)},), a class for each sample")
+    by_number = given.dtype.kind in "iu" and not all(name.isdecimal() for name in model.classes)
+    known = {place if by_number else name: place for place, name in enumerate(model.classes)}
+    labels = []
+    for label in given.tolist():
+        key = label if by_number else str(label)
+        if key not in known:
+            raise DataError(f"{path}: the model has no class {label!r}; it has {', '.join(model.classes)}")
+        labels.append(known[key])
+    return inputs, np.array(labels)
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
