@@ -155,8 +155,9 @@ def _offsets(biases: FloatArray, mix: FloatArray) -> FloatArray:
 
 def _cells(probabilities: FloatArray) -> NDArray[np.int64]:
     """Outcome cells; of calibrated probabilities, as a model that is never sure has all its samples in one bin."""
-    cells: NDArray[np.int64] = probabilities.argmax(axis=1) * (len(EDGES) + 1)
-    return cells + np.digitize(probabilities.max(axis=1), EDGES)
+    bins = np.digitize(probabilities.max(axis=1), EDGES)
+    cells: NDArray[np.int64] = probabilities.argmax(axis=1) * (len(EDGES) + 1) + bins
+    return cells
 
 
 def save_adaptation(found: Adaptation) -> Path:
