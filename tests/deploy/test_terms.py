@@ -23,6 +23,7 @@ from fedskew.deploy import (
     TrainInstruction,
     agree,
     app_hash,
+    is_agreed,
     read_app,
     read_terms,
     unzip_app,
@@ -284,6 +285,42 @@ def test_an_app_stays_in_its_folder(name: str) -> None:
         file.writestr(name, b"")
     with pytest.raises(ConfigError, match="a file outside its folder"):
         unzip_app(packed.getvalue())
+
+
+@built
+def test_an_app_that_was_not_agreed_on_is_kept_to_be_looked_at_and_not_run(app: Path, caplog: Any) -> None:
+    data = app.parent / "sites" / "a" / "data.toml"
+    ours = build_fab_from_disk(app)
+    assert not is_agreed(ours, data)
+    assert "has agreed to nothing yet" in caplog.text
+    assert app_hash(read_app(data.parent / "offered")) == app_hash(read_app(app))
+    agreed_to(data, app)
+    assert is_agreed(ours, data)
+    assert not (data.parent / "offered").exists()
+    caplog.clear()
+    (app / "federation" / "site.py").write_text("import os\n")
+    assert not is_agreed(build_fab_from_disk(app), data)
+    (said,) = [entry.message for entry in caplog.records]
+    assert "the server sent another app than this site agreed to; it is not run" in said
+    assert f"fedskew deploy site --check {data}" in said
+    assert (data.parent / "offered" / "federation" / "site.py").read_text() == "import os\n"
+    assert not is_agreed(b"no zip file", data)
+
+
+def agreed_to(data: Path, app: Path) -> None:
+    """What `agree` writes, without data."""
+    terms = Terms(
+        schema=1,
+        agreed="now",
+        app=app_hash(read_app(app)),
+        label_counts="exact",
+        evaluation="none",
+        rounds=1,
+        epochs=1.0,
+        bytes=1,
+        data="now",
+    )
+    terms.write(data.parent / "agreed.toml")
 
 
 def test_a_giant_app_is_not_unpacked() -> None:

@@ -170,27 +170,32 @@ def site(
     data, path = load_site(check, agreed), terms_path(check)
     before = read_terms(path) if path.exists() else None
     terms = propose_terms(app_hash(files), config, agreed, data, before)
-    console = Console(soft_wrap=True, highlight=False)
+    console, copy = Console(highlight=False), check.parent / "app"
     _print_greeting(console, check)
     console.print(samples_table(data, agreed))
     console.print(disclosure_table(disclosures(config, agreed), agreed))
     console.print(terms_table(terms, data, before, other_code(files)))
-    console.print(
-        f"This is the app in {place}. The site runs this one and no other: it compares the hash of its files."
-    )
-    if before is not None and before.app != terms.app and place != check.parent / "app":
-        for line in app_changes(read_app(check.parent / "app"), files):
-            console.print(f"changed since {before.agreed}: {line}", style="yellow", markup=False)
+    sent = place.name == "offered" and agreement is None
+    known = "the server sent it last, and has not been allowed to run it" if sent else "the server has sent no other"
+    lines = [
+        f"The app is that in {place}{'' if agreement else f' ({known})'}. Agreed to, it is the only one that this site "
+        "runs: the hash of its files is compared."
+    ]
+    if before is not None and before.app != terms.app and copy.is_dir():
+        lines += [f"changed since {before.agreed}: {line}" for line in app_changes(read_app(copy), files)]
+    for line in lines:
+        console.print(line, soft_wrap=True, markup=False)
     asks = sys.stdin.isatty() and sys.stdout.isatty()
     if before is not None and before == terms.model_copy(update={"agreed": before.agreed}) and not agree:
-        console.print(f"{path}: this site agreed to this at {before.agreed}; --agree renews it, and counts rounds anew")
+        result = f"this site agreed to this at {before.agreed}; --agree renews it, and counts rounds anew"
     elif agree or (asks and typer.confirm(f"Agree, and write {path}?")):
         terms.write(path)
         if agreement is None:
             take_offered(check.parent)
-        console.print(f"{path}: agreed; the site refuses whatever goes beyond it")
+        result = "agreed; the site refuses whatever goes beyond it"
     else:
-        console.print(f"{path}: nothing is written; if you agree, run this again with --agree")
+        result = "nothing is written; if you agree, run this again with --agree"
+    console.print(f"{path}: {result}", soft_wrap=True, markup=False)
 
 
 @app.command()

@@ -1,3 +1,4 @@
+from ._admission import is_agreed as is_agreed
 from ._agreement import Agreement as Agreement
 from ._agreement import check_config as check_config
 from ._agreement import read_agreement as read_agreement

@@ -52,16 +52,16 @@ def disclosures(config: Config, agreement: Agreement) -> tuple[Disclosure, ...]:
     network = make_network(config, config.seeds[0], method, classes, tuple(agreement.shape))
     arrays = ModelLayout(FlatModel(network)).specs
     returned, _ = returned_specs(config, agreement, method)
-    once, each = "once, before the first round", "every round that the site takes part in"
+    once, each = "before the first round, and again if they change", "every round that the site takes part in"
     counts = {
         "exact": Disclosure(f"the number of its training samples of each of {classes} classes", once, 8 * classes),
         "noisy": Disclosure(
             f"the number of its training samples of each of {classes} classes, with Laplace noise for epsilon "
             f"{agreement.epsilon} ({agreement.neighbours}), drawn once",
-            once,
+            "before the first round, and again if this site says that its data changed",
             8 * classes,
         ),
-        "withheld": Disclosure("the number of its training samples", once, 8),
+        "withheld": Disclosure("the number of its training samples", once.replace("they change", "it changes"), 8),
     }
     things = [
         counts[agreement.label_counts],

@@ -14,6 +14,7 @@ from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
 from flwr.supernode import fleet_http_connection
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
+from fedskew.deploy._admission import run_agreed_only
 from fedskew.deploy._greeting import UnreachableError, greet, server_of
 from fedskew.deploy._log import LOG
 from fedskew.errors import RunError
@@ -66,6 +67,7 @@ def run_supernode(data: Path, arguments: Sequence[str]) -> None:
             "registrations (register.sh)",
         )
 
+    run_agreed_only(data)
     os.chdir(folder)
     os.environ.setdefault("FLWR_HOME", str(folder / "flower"))
     _Signer.refused = refused
