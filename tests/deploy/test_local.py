@@ -238,6 +238,29 @@ def test_whatever_stops_it_stops_all_of_it(tmp_path: Path, how: signal.Signals) 
 
 
 @pytest.mark.faults
+def test_a_run_that_is_ruined_ends_it_with_status_1(tmp_path: Path) -> None:
+    folder = tmp_path / "trial"
+    words = [
+        "deploy",
+        "local",
+        str(folder),
+        "--sites",
+        "2",
+        "--set",
+        "training.rounds=6",
+        "--set",
+        "training.lr=1000.0",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "fedskew", *words], capture_output=True, text=True, timeout=400, check=False
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    assert "fedskew deploy readmit" in done.stdout + done.stderr
+    assert running(folder) == []
+
+
+@pytest.mark.faults
 def test_a_site_that_dies_ends_it_with_a_line(tmp_path: Path) -> None:
     folder = tmp_path / "trial"
     with deploy_local(folder, rounds=50) as process:

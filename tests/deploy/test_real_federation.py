@@ -192,7 +192,7 @@ def test_superlink_and_serverapp_killed_and_started_again_go_on_at_their_round(t
         first = local.run()
         until(lambda: len(rounds(local)) >= 3, 120, local)
         local.end(["superlink"], signal.SIGKILL)
-        first.wait(120)
+        assert first.wait(120) == 3  # cut short
         local.end(["run"])
         before = rounds(local)
         assert before[-1]["round"] < 4

@@ -519,7 +519,7 @@ def _train(console: Console, federation: LocalFederation) -> dict[str, Any]:
     import json
 
     from fedskew.cli.progress import RunProgressBar
-    from fedskew.errors import RunError
+    from fedskew.errors import DivergedError, EndedEarlyError, RunError
     from fedskew.experiment import read, read_records, run_folder
 
     config = read(federation.folder / "app" / "run.toml")
@@ -542,8 +542,10 @@ def _train(console: Console, federation: LocalFederation) -> dict[str, Any]:
                 break
             federation.check()
             time.sleep(0.5)
-    if not (folder / "summary.json").exists():  # Flower's command may exit with status 0 even so
-        raise RunError(f"the run ended early: {federation.last_message('run')}; see {federation.log('run')}")
+    if not (folder / "summary.json").exists():
+        kinds: dict[int, type[RunError]] = {kind.exit_code: kind for kind in (DivergedError, EndedEarlyError)}
+        kind = kinds.get(process.returncode, RunError)
+        raise kind(f"the run ended early: {federation.last_message('run')}; see {federation.log('run')}")
     summary: dict[str, Any] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     return summary
 

@@ -1,7 +1,9 @@
-"""`fedskew deploy status | readmit`: what the operator of a federation's server asks and decides."""
+"""`fedskew deploy run | status | readmit`: what the operator of a federation's server starts, asks and decides."""
 
 from __future__ import annotations
 
+import os
+import subprocess
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +14,43 @@ from fedskew.cli.console import Console
 RUN = typer.Argument(
     help="The run folder, server/runs/NAME-...; or the server's folder: its newest run.", show_default=False
 )
+
+
+def run(context: typer.Context) -> None:
+    """Start the training by `flwr run` with its arguments, show its log until it ends, and end with a status that says
+    how: 0 trained, 1 stopped as the model was ruined again and again, 2 refused or can't be written, 3 cut short (start
+    it again, and it goes on), 70 a fault of fedskew's own, 130 Ctrl-C (the run goes on).
+
+    Example:
+
+        fedskew deploy run ../app fedskew --run-config 'out="/srv/runs"'      (see server/run.sh)
+    """
+    from fedskew.deploy import Outcome, read_outcome, reserve
+    from fedskew.errors import EndedEarlyError
+
+    path = Path.cwd() / f".ended-{os.getpid()}.json"
+    reserve(path)
+    words = ["flwr", "run", *context.args, "--stream", "--run-config", f'ended="{path}"']
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    try:
+        with subprocess.Popen(words) as process:
+            try:
+                status = process.wait()
+            except BaseException:  # Ctrl-C has reached Flower's command too, which then only stops showing the log
+                process.terminate()
+                raise
+        ended = read_outcome(path)
+    except KeyboardInterrupt:
+        console.print("the run goes on; flwr log shows its log again, flwr stop ends it")
+        raise typer.Exit(130) from None
+    finally:
+        path.unlink(missing_ok=True)
+    if ended is None:
+        why = f"flwr run ended with status {status}" if status else "its process ended without a word, as when it is killed"
+        ended = Outcome(EndedEarlyError.exit_code, f"the run was cut short: {why}; start it again, and it goes on")
+    if ended.code:
+        console.print(f"fedskew: {ended.message}", markup=False, style="red")
+        raise typer.Exit(ended.code)
 
 
 def status(run: Annotated[Path, RUN]) -> None:

@@ -45,6 +45,10 @@ from ._registry import Node as Node
 from ._registry import control as control
 from ._registry import register as register
 from ._registry import revoke as revoke
+from ._outcome import Outcome as Outcome
+from ._outcome import read_outcome as read_outcome
+from ._outcome import reserve as reserve
+from ._outcome import told as told
 from ._replies import ExpectedReply as ExpectedReply
 from ._replies import Reply as Reply
 from ._replies import bytes_needed as bytes_needed

@@ -278,7 +278,7 @@ def _flower_app(name: str) -> dict[str, object]:
                 "app": {
                     "publisher": "fedskew",
                     "components": {"serverapp": "federation.server:server", "clientapp": "federation.site:site"},
-                    "config": {"out": "runs", "target": ""},
+                    "config": {"out": "runs", "target": "", "ended": ""},
                 }
             }
         },

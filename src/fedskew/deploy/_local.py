@@ -31,7 +31,7 @@ GRACE = 15.0
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _LEVEL = re.compile(r"^\s*(?:INFO|WARNING|ERROR)\s*:\s*")
 _WARNING = re.compile(r"^\s*(?:WARNING|ERROR)\s*:")
-_REASON = re.compile(r"ERROR|\[code: \d+\]|\w(?:Error|Exception)\b|_FAILED\b")
+_REASON = re.compile(r"^fedskew: |ERROR|\[code: \d+\]|\w(?:Error|Exception)\b|_FAILED\b")
 _NOISE = re.compile(
     r"|For more information.*|.*(?:terminated gracefully|Shutting down|[Ll]ifespan|Finished server process|SuperExec"
     r"|[Aa]pplication (?:shutdown|startup)|retrying in).*"

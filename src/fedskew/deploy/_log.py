@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from datetime import UTC, datetime
 
+from fedskew.errors import FedskewError
 from fedskew.names import visible
 
 
@@ -22,6 +23,17 @@ class VisibleText(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         """Change the record's message, and let it pass."""
         record.msg, record.args = visible(record.getMessage(), self._keep), None
+        return True
+
+
+class OneLineErrors(logging.Filter):
+    """Writes an error of fedskew's own, which says all in one line, without its traceback."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Change the record, and let it pass."""
+        error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
+        if isinstance(error, FedskewError):
+            record.msg, record.args, record.exc_info = visible(str(error)), None, None
         return True
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -21,8 +22,9 @@ from fedskew.deploy._agreement import Agreement, check_config, read_agreement
 from fedskew.deploy._arrays import ModelLayout
 from fedskew.deploy._disclosures import returned_specs
 from fedskew.deploy._evaluations import SiteEvaluation, together
-from fedskew.deploy._log import LOG, utc_now
+from fedskew.deploy._log import LOG, OneLineErrors, utc_now
 from fedskew.deploy._messages import CHANGED, counted_in
+from fedskew.deploy._outcome import told
 from fedskew.deploy._replies import ReplyRules, ReplyValidator, no_notes
 from fedskew.deploy._roster import Roster
 from fedskew.deploy._sites import Sites
@@ -47,6 +49,7 @@ from fedskew.experiment import (
     local_training,
     make_network,
     read,
+    read_runs,
     run_folder,
     target_mix,
 )
@@ -67,9 +70,9 @@ def server_app(folder: str | Path) -> ServerApp:
 
     The app writes the same run folder as a simulation, with an additional file `deployment.json`, which lists the sites
     and their reports. If it is started again with the same config, for example by another `flwr run`, it resumes after
-    the last finished round in that folder. Two keys of the app's config for Flower (`[tool.flwr.app.config]`) are read:
-    `out`, the folder for run folders ("runs" by default), and `target`, a file with the target mix (see
-    `labels.read_target`).
+    the last finished round in that folder. Three keys of the app's config for Flower (`[tool.flwr.app.config]`) are
+    read: `out`, the folder for run folders ("runs" by default), `target`, a file with the target mix (see
+    `labels.read_target`), and `ended`, a file in which `fedskew deploy run` is told how the run ended.
 
     Args:
         folder: The app folder, which contains `run.toml` and `deploy.toml`.
@@ -82,9 +85,12 @@ def server_app(folder: str | Path) -> ServerApp:
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        config, agreement = read(folder / "run.toml"), read_agreement(folder / "deploy.toml")
-        out, target = context.run_config.get("out") or "runs", context.run_config.get("target")
-        serve(grid, config, agreement, Path(str(out)), Path(str(target)) if target else None)
+        given = {key: str(context.run_config.get(key) or "") for key in ("out", "target", "ended")}
+        logging.getLogger("flwr").addFilter(OneLineErrors())
+        with told(Path(given["ended"]) if given["ended"] else None):
+            config, agreement = read(folder / "run.toml"), read_agreement(folder / "deploy.toml")
+            target = Path(given["target"]) if given["target"] else None
+            serve(grid, config, agreement, Path(given["out"] or "runs"), target)
 
     return app
 
@@ -104,17 +110,25 @@ def serve(grid: Grid, config: Config, agreement: Agreement, out: Path, target: P
 
     Raises:
         ConfigError: The config can't be deployed.
-        RunError: The run folder belongs to another run.
+        DivergedError: The model was ruined too often; report and last good model are written.
+        EndedEarlyError: No site was connected for too long.
+        RunError: The run folder belongs to another run, or can't be written.
     """
     check_config(config, agreement, has_target=target is not None)
     # Sites keep the states of two rounds, so the server must not lose more than one.
     config = config.model_copy(update={"output": config.output.model_copy(update={"checkpoint_every": 1})})
     folder = run_folder(config, out)
     LOG.info("run folder: %s", folder.absolute())
-    with only_writer(folder):
-        finished = make_deployed_loop(config, agreement, grid, folder, target).run(resume=True, progress=_log_round)
     from fedskew.report import write_report
 
+    with only_writer(folder):
+        loop = make_deployed_loop(config, agreement, grid, folder, target)
+        try:
+            finished = loop.run(resume=True, progress=_log_round)
+        except DivergedError:
+            loop.save_model()  # the last good one
+            LOG.info("report: %s", write_report(read_runs(folder), folder / "report.html", config.name).absolute())
+            raise
     LOG.info("report: %s", write_report([finished], folder / "report.html", config.name).absolute())
     return finished
 

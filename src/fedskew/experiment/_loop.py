@@ -224,13 +224,20 @@ class TrainingLoop:
         if folder is not None and best_round is not None:
             self.model.write_state(state.best)
             folder.save_model("best.safetensors", self.model.state_dict(), self._info)
-        self.model.write_state(final)
+        self.save_model()
         if folder is not None:
-            folder.save_model("model.safetensors", self.model.state_dict(), self._info)
             folder.write_summary(summary)
         for tracker in self._trackers:
             tracker.finish(summary)
         return self._run(summary)
+
+    def save_model(self) -> None:
+        """Write the model as it is after the last round; it is then in `model` too."""
+        final = self.runner.evaluated_model(self.server)
+        assert final is not None, "there is a model"
+        self.model.write_state(final)
+        if self._folder is not None:
+            self._folder.save_model("model.safetensors", self.model.state_dict(), self._info)
 
     def _run(self, summary: dict[str, Any]) -> SeedRun:
         return SeedRun(

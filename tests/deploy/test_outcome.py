@@ -1,0 +1,187 @@
+"""How a deployed run ended is told by the exit status of the command that waits for it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+import signal
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from federated import Federated, LocalGrid, federate, fedskew, tree
+from flwr.app import Array, Context, Message, RecordDict
+from safetensors.numpy import load_file
+
+from fedskew.deploy import read_outcome, reserve, server_app
+
+
+@pytest.fixture(autouse=True)
+def flowers_log() -> Iterator[None]:
+    before = list(logging.getLogger("flwr").filters)
+    yield
+    logging.getLogger("flwr").filters[:] = before
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """As on a full disk, a longer file can't be written."""
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, before)
+
+
+def served(federation: Federated, grid: LocalGrid) -> tuple[int, str]:
+    """Run the ServerApp as Flower does; return the outcome that it told."""
+    ended = federation.folder / "ended.json"
+    reserve(ended)
+    config: dict[str, Any] = {"out": str(federation.folder / "runs"), "target": "", "ended": str(ended)}
+    context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=config)
+    try:
+        server_app(federation.app)(grid=grid, context=context)
+    except Exception as error:
+        logging.getLogger("flwr").error("ServerApp raised an exception", exc_info=error)  # as Flower's runtime does
+    outcome = read_outcome(ended)
+    assert outcome is not None
+    return outcome
+
+
+def ruined(question: Message, answer: Message) -> Message:
+    if question.metadata.message_type == "train":
+        for name, array in list(answer.content["arrays"].items()):
+            answer.content["arrays"][name] = Array(array.numpy() * 1e30)
+    return answer
+
+
+def test_a_run_that_is_trained_to_its_end(tmp_path: Path) -> None:
+    federation = federate(tmp_path, tree("fedavg", rounds=1, steps=1))
+    assert served(federation, federation.grid()) == (0, "")
+    assert next(tmp_path.glob("runs/*/report.html")).exists()
+    assert served(federation, federation.grid()) == (0, "")  # a finished run is only read
+
+
+def test_a_run_that_stopped_as_its_model_was_ruined(tmp_path: Path, caplog: Any) -> None:
+    agreed = {"undone_limit": 1, "norm_limit": 1e300, "norm_action": "report"}
+    federation = federate(tmp_path, tree("fedavg", rounds=3, steps=1), **agreed)
+    grid = federation.grid()
+    grid.tamper[federation.node("ash")] = ruined
+    code, message = served(federation, grid)
+    assert code == 1
+    assert message.startswith("the model was ruined in rounds 1, and is again that of round 0; left out: ash.")
+    assert not [record for record in caplog.records if record.exc_info]  # one line, no traceback
+    folder = next(tmp_path.glob("runs/*/rounds.jsonl")).parent
+    assert (folder / "report.html").exists()
+    assert load_file(folder / "model.safetensors")  # the last good one
+    assert not (folder / "summary.json").exists()
+
+
+def test_a_config_that_is_refused(tmp_path: Path) -> None:
+    federation = federate(tmp_path, tree("fedavg", rounds=1))
+    toml = federation.app / "deploy.toml"
+    toml.write_text(toml.read_text() + "round_timeoutt = 3\n")
+    code, message = served(federation, federation.grid())
+    assert (code, "round_timeoutt: no such key (did you mean 'round_timeout'?)" in message) == (2, True)
+
+
+@pytest.mark.parametrize("first", [0, 2])
+def test_a_full_disk_is_one_line_and_nothing_is_lost(tmp_path: Path, caplog: Any, first: int) -> None:
+    federation = federate(tmp_path / "cut", tree("fedavg", rounds=2, steps=1))
+    whole = federate(tmp_path / "whole", tree("fedavg", rounds=2, steps=1))
+    with ExitStack() as limit:
+
+        def fill(question: Message, answer: Message) -> Message:
+            if question.metadata.message_type == "train" and question.content["config"]["server-round"] == first:
+                limit.enter_context(largest_file(5_000))
+            return answer
+
+        grid = federation.grid()
+        grid.tamper[federation.node("ash")] = fill
+        if first == 0:
+            limit.enter_context(largest_file(5_000))
+        code, message = served(federation, grid)
+    assert (code, "can't be written: " in message, "File too large" in message) == (2, True, True)
+    assert not [record for record in caplog.records if record.exc_info]
+    assert served(federation, federation.grid())[0] == served(whole, whole.grid())[0] == 0
+    one, other = (next(place.folder.glob("runs/*/model.safetensors")) for place in (federation, whole))
+    assert one.read_bytes() == other.read_bytes()
+    asked = [message for message in grid.asked if message.metadata.message_type == "query"]
+    assert len(asked) == 3
+
+
+def test_no_site_for_too_long(tmp_path: Path) -> None:
+    federation = federate(tmp_path, tree("fedavg", rounds=1), idle_timeout=0.1, start_timeout=0.1)
+    grid = federation.grid()
+    grid.offline.update(grid.apps)
+    code, message = served(federation, grid)
+    assert (code, "0 of 3 sites have reported" in message) == (3, True)
+
+
+class DeadGrid(LocalGrid):
+    """A SuperLink that ended."""
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        raise httpx.ConnectError("All connection attempts failed")
+
+
+def test_a_superlink_that_ended(tmp_path: Path) -> None:
+    federation = federate(tmp_path, tree("fedavg", rounds=1))
+    code, message = served(federation, DeadGrid(federation.grid().apps))
+    assert (code, "the SuperLink has ended" in message) == (3, True)
+
+
+class FaultyGrid(LocalGrid):
+    def get_nodes(self) -> Iterable[Any]:
+        raise ZeroDivisionError("two\nlines")
+
+
+def test_a_fault_that_nobody_foresaw(tmp_path: Path, caplog: Any) -> None:
+    federation = federate(tmp_path, tree("fedavg", rounds=1))
+    code, message = served(federation, FaultyGrid(federation.grid().apps))
+    assert (code, "unexpected: ZeroDivisionError: two lines" in message) == (70, True)
+    assert [record for record in caplog.records if record.exc_info]  # here the traceback is wanted
+
+
+FLOWER = """#!/bin/sh
+for word in "$@"; do case $word in ended=*) eval "$word" ;; esac; done
+{act}
+"""
+
+
+@pytest.mark.parametrize(
+    ("act", "code", "says"),
+    [
+        ("printf '[0, \"\"]' > $ended", 0, ""),
+        ("printf '[1, \"the model was ruined\"]' > $ended", 1, "the model was ruined"),
+        ("printf '[2, \"a disk is full\"]' > $ended", 2, "a disk is full"),
+        ("exit 0", 3, "its process ended without a word, as when it is killed; start it again"),
+        ("exit 1", 3, "flwr run ended with status 1; start it again"),
+    ],
+)
+def test_the_command_ends_with_the_status_that_the_run_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: str, code: int, says: str
+) -> None:
+    """Flower's command itself ends with 0 in the first four cases; it is played by a script."""
+    (tmp_path / "flwr").write_text(FLOWER.format(act=act))
+    (tmp_path / "flwr").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.chdir(tmp_path)
+    status, said = fedskew("deploy", "run", "../app", "fedskew", "--run-config", 'out="runs"')
+    assert status == code
+    assert says in said
+    assert [path.name for path in tmp_path.iterdir()] == ["flwr"]
+
+
+def test_a_disk_that_is_full_before_the_run_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with largest_file(100):
+        status, said = fedskew("deploy", "run", "../app", "fedskew")
+    assert (status, "can't be written" in said) == (2, True)
