@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 from federated import Federated, LocalGrid, federate, fedskew, tree
 from flwr.app import Array, Context, Message, RecordDict
@@ -55,10 +56,10 @@ def served(federation: Federated, grid: LocalGrid) -> tuple[int, str]:
     return outcome
 
 
-def ruined(question: Message, answer: Message) -> Message:
-    if question.metadata.message_type == "train":
+def times(answer: Message, factor: float) -> Message:
+    if "arrays" in answer.content:
         for name, array in list(answer.content["arrays"].items()):
-            answer.content["arrays"][name] = Array(array.numpy() * 1e30)
+            answer.content["arrays"][name] = Array(array.numpy() * np.float32(factor))
     return answer
 
 
@@ -73,7 +74,7 @@ def test_a_run_that_stopped_as_its_model_was_ruined(tmp_path: Path, caplog: Any)
     agreed = {"undone_limit": 1, "norm_limit": 1e300, "norm_action": "report"}
     federation = federate(tmp_path, tree("fedavg", rounds=3, steps=1), **agreed)
     grid = federation.grid()
-    grid.tamper[federation.node("ash")] = ruined
+    grid.tamper[federation.node("ash")] = lambda question, answer: times(answer, 1e30)
     code, message = served(federation, grid)
     assert code == 1
     assert message.startswith("the model was ruined in rounds 1, and is again that of round 0; left out: ash.")
@@ -82,6 +83,15 @@ def test_a_run_that_stopped_as_its_model_was_ruined(tmp_path: Path, caplog: Any)
     assert (folder / "report.html").exists()
     assert load_file(folder / "model.safetensors")  # the last good one
     assert not (folder / "summary.json").exists()
+
+
+def test_a_run_in_which_every_reply_is_refused(tmp_path: Path) -> None:
+    federation = federate(tmp_path, tree("fedavg", rounds=1, steps=1))
+    grid = federation.grid()
+    for node in grid.apps:
+        grid.tamper[node] = lambda question, answer: times(answer, float("nan"))
+    code, message = served(federation, grid)
+    assert (code, "no update of any site moved the model in 1 rounds" in message) == (1, True)
 
 
 def test_a_config_that_is_refused(tmp_path: Path) -> None:

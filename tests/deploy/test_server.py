@@ -77,7 +77,9 @@ def test_a_reply_of_nan_is_refused_and_counted_and_touches_nothing(tmp_path: Pat
 
 def test_an_update_out_of_line_is_reported_and_left_out_if_so_agreed(tmp_path: Path) -> None:
     for action, answered in (("report", 3), ("leave_out", 2)):
-        federation = federate(tmp_path / action, tree("fedavg", rounds=1), norm_action=action, norm_limit=5.0)
+        federation = federate(
+            tmp_path / action, tree("fedavg", rounds=1), norm_action=action, norm_limit=5.0, loss_limit=1e300
+        )
         grid = federation.grid()
         grid.tamper[federation.node("cedar")] = trained(spoil(50.0))
         federation.run(grid).run(resume=True)

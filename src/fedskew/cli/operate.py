@@ -46,7 +46,8 @@ def run(context: typer.Context) -> None:
     finally:
         path.unlink(missing_ok=True)
     if ended is None:
-        why = f"flwr run ended with status {status}" if status else "its process ended without a word, as when it is killed"
+        silent = "its process ended without a word, as when it is killed"
+        why = f"flwr run ended with status {status}" if status else silent
         ended = Outcome(EndedEarlyError.exit_code, f"the run was cut short: {why}; start it again, and it goes on")
     if ended.code:
         console.print(f"fedskew: {ended.message}", markup=False, style="red")

@@ -219,7 +219,7 @@ def make_deployed_loop(
         classes, counts = roster.shown
         return TaskInfo(counts, roster.names, classes, mix)
 
-    runner = DeployedRunner(federation, roster, sites, agreement, folder)
+    runner = DeployedRunner(federation, roster, sites, agreement, folder, training.rounds)
     return TrainingLoop(
         config=config.for_seed(seed),
         runner=runner,
@@ -272,10 +272,10 @@ class DeployedRunner(RoundRunner):
     """
 
     def __init__(
-        self, federation: Federation, roster: Roster, sites: Sites, agreement: Agreement, folder: Path
+        self, federation: Federation, roster: Roster, sites: Sites, agreement: Agreement, folder: Path, rounds: int
     ) -> None:
         self._federation, self._roster, self.sites = federation, roster, sites
-        self._agreement, self._folder = agreement, folder
+        self._agreement, self._folder, self._rounds = agreement, folder, rounds
         self._evaluations: dict[int, SiteEvaluation] = {}
         self._unevaluated: dict[int, str] = {}
         self._reduced: tuple[int, float] | None = None
@@ -368,7 +368,12 @@ class DeployedRunner(RoundRunner):
         return dataclasses.replace(state, watch=watch)
 
     def check(self, state: DeployedState) -> None:
-        """Stop a run whose model was ruined too often (see `Watch.check`)."""
+        """Stop a run whose model was ruined too often, or to which nobody contributed (see `Watch.check`)."""
+        if state.round >= self._rounds and not (state.watch.counted.any() or state.watch.since.any()):
+            raise DivergedError(
+                f"no update of any site moved the model in {state.round} rounds; fedskew deploy status {self._folder} "
+                "says why"
+            )
         undone = Decisions.read(self._folder).counting(state.watch.undone)
         if len(undone) < self._agreement.undone_limit:
             return
