@@ -14,7 +14,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricR
 from flwr.clientapp import ClientApp
 from torch import nn
 
-from fedskew import methods, models
+from fedskew import __version__, methods, models
 from fedskew.deploy._agreement import Agreement, check_config, read_agreement
 from fedskew.deploy._arrays import ModelLayout, RefusedError, decode, encode
 from fedskew.deploy._ledger import CountsAsked, Ledger, Neighbours, NotAgreedError, ReleaseMode
@@ -37,6 +37,7 @@ from fedskew.deploy._messages import (
     ROUND,
     SAMPLES,
     STEPS,
+    VERSION,
     TrainInstruction,
     fingerprint,
 )
@@ -65,6 +66,10 @@ Model = nn.Module | Callable[[], nn.Module]
 
 class CountsChangedError(RunError):
     """The site's label counts are no longer those that the server has."""
+
+
+class VersionError(RunError):
+    """The server runs another version of fedskew."""
 
 
 @dataclass(frozen=True)
@@ -361,6 +366,7 @@ def _app(site: Callable[[Context], Site]) -> ClientApp:
         if refused is not None:
             LOG.warning("the server refused what this site sent: %s", str(refused)[:MOST_SAID])
         try:
+            _check_version(_config(message.content))
             return Message(work(site(context)), reply_to=message)
         except (Exception, SystemExit) as error:  # a reader's or a model's own can be anything
             LOG.error("%s", error if isinstance(error, FedskewError) else in_one_line(error))
@@ -382,12 +388,23 @@ def _app(site: Callable[[Context], Site]) -> ClientApp:
     return app
 
 
+def _check_version(config: ConfigRecord) -> None:
+    """Raise VersionError unless the server runs this version of fedskew. A stock Flower server tells none."""
+    theirs = config.get(VERSION)
+    if theirs is not None and theirs != __version__:
+        raise VersionError(
+            f"the server runs fedskew {str(theirs)[:40]}, and this site {__version__}; install the server's version"
+        )
+
+
 def _reason(error: BaseException) -> str:
     """Return what the server is told of an error: which of the terms it is beyond, or its type."""
     if isinstance(error, NotAgreedError):
         return f"not agreed: {error.kind}; its own log says more"
     if isinstance(error, CountsChangedError):
         return CHANGED
+    if isinstance(error, VersionError):
+        return f"another version: it runs fedskew {__version__}"
     # A type that is neither Python's nor fedskew's may be named after data.
     known = (kind for kind in type(error).__mro__ if kind.__module__.partition(".")[0] in ("builtins", "fedskew"))
     return f"failed: {next(known).__name__} in its own log"

@@ -31,6 +31,9 @@ ROUND = "server-round"
 RUN, CLIENT, EPOCHS, COUNTED, STEPS, QUOTA = (
     f"fedskew-{key}" for key in ("run", "client", "epochs", "counted", "steps", "quota")
 )
+VERSION = "fedskew-version"
+"""Key of the server's version of fedskew, which a site's own has to be."""
+
 REPORT_SAMPLES = "fedskew-report-samples"
 """Key that asks a site to report its number of samples with its reply, if the site may report it."""
 

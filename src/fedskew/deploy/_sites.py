@@ -15,10 +15,11 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
+from fedskew import __version__
 from fedskew.deploy._arrays import RefusedError
 from fedskew.deploy._evaluations import SiteEvaluation, check_plausible
 from fedskew.deploy._log import LOG
-from fedskew.deploy._messages import ARRAYS, CONFIG, CONFUSION, REPORTED, ROUND, TrainInstruction
+from fedskew.deploy._messages import ARRAYS, CONFIG, CONFUSION, REPORTED, ROUND, VERSION, TrainInstruction
 from fedskew.deploy._replies import Answers, Reply, ReplyValidator, check_confusion, check_reply
 from fedskew.engine import Assignment, Backend, Sent, Update
 from fedskew.models import ModelState
@@ -50,6 +51,10 @@ def exchange(
     Returns:
         The replies, by node id.
     """
+    for content in questions.values():
+        config = content.get(CONFIG)
+        if isinstance(config, ConfigRecord):
+            config[VERSION] = __version__
     messages = [
         Message(content, node, message_type, ttl=timeout + LEEWAY, group_id=group)
         for node, content in questions.items()
