@@ -245,3 +245,12 @@ def test_a_site_that_took_no_step_sends_back_what_it_was_sent(tmp_path: Path) ->
     noisy = {"label_counts": "noisy", "epsilon": 0.5}
     (record,) = played(tmp_path, "fedavg", lie, rounds=1, agreed=noisy)
     assert "took no step" in record["deployment"]["refused"]["birch"]
+
+
+def test_counts_that_the_test_samples_do_not_bear_out_are_said(tmp_path: Path, caplog: Any) -> None:
+    federation = federate(tmp_path, tree("fedavg", rounds=1))
+    own = dict(np.load(tmp_path / "birch" / "own.npz"))  # classes 3, 4 and 5
+    np.savez(tmp_path / "birch" / "own.npz", **{**own, "x_test": own["x"], "y_test": own["y"]})
+    run(federation, lambda question, answer: None)
+    said = [entry.getMessage() for entry in caplog.records if "other labels" in entry.getMessage()]
+    assert [line.split(":")[0] for line in said] == ["ash", "cedar"]  # whose test samples are of all classes, once each

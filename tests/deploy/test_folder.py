@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import stat
 import subprocess
@@ -225,3 +226,27 @@ def test_of_three_sites_none_counts_for_more_than_half_unless_the_config_says_so
     assert limit_of("two", "a,b") is None
     assert limit_of("three", "a,b,c") == 0.5
     assert limit_of("own", "a,b,c", "--set", "training.weight_limit=1.0") == 1.0
+
+
+def test_check_says_what_bounds_a_liar_and_what_a_lie_gains(config, tmp_path, capsys):
+    folder = init(config, tmp_path / "fed", "--set", "method.preset=fedavg")
+    capsys.readouterr()
+    deploy("check", folder)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "can be played, by 2 sites" in said
+    assert "norm_action = leave_out" in said
+    assert "training.weight_limit: none; one site may have all of the weight" in said
+    assert "10**9 samples of each class 1.000 1.00" in said
+    assert "made-up label counts" in said
+
+
+def test_check_takes_the_label_counts_of_the_newest_run(config, tmp_path, capsys):
+    folder = init(config, tmp_path / "fed", "--set", "method.preset=fedavg")
+    run = folder / "server" / "runs" / "shoes-1"
+    run.mkdir(parents=True)
+    classes = len(read_agreement(folder / "app" / "deploy.toml").classes)
+    run.joinpath("deployment.json").write_text(json.dumps({"label_counts": [[3] * classes, [1] * classes]}))
+    deploy("check", folder)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "the truth 0.250 1.00" in said
+    assert "the label counts of shoes-1" in said

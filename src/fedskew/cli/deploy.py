@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
@@ -19,7 +19,7 @@ from fedskew.tables import counted
 
 if TYPE_CHECKING:
     from fedskew.data import Dataset
-    from fedskew.deploy import Agreement, LocalFederation
+    from fedskew.deploy import Agreement, Lie, LocalFederation
     from fedskew.experiment import Config
 
 app = typer.Typer(
@@ -116,6 +116,41 @@ def init(
     Console().print(
         f"{folder}/README.md says who does what; send {folder}/sites/NAME to that site alone", soft_wrap=True
     )
+
+
+@app.command("check")
+def check_federation(folder: Annotated[Path, FOLDER]) -> None:
+    """Check a federation's folder before it runs: that server and sites can play its config, what bounds a site that
+    lies, and how much weight a lie about its own label counts gains it under this method.
+
+    The label counts are those of the newest run, where there is one, else an example.
+
+    Example:
+
+        fedskew deploy check hospitals
+    """
+    from fedskew.cli.tables import lies_table
+    from fedskew.deploy import check_config, read_agreement
+    from fedskew.experiment import read
+    from fedskew.labels import read_target
+
+    config, agreed = read(folder / "app" / "run.toml"), read_agreement(folder / "app" / "deploy.toml")
+    target = folder / "server" / "target.csv"
+    mix = read_target(target, agreed.classes) if target.exists() else None
+    check_config(config, agreed, has_target=mix is not None)
+    console = Console(soft_wrap=True, highlight=False)
+    console.print(f"{folder}: can be played, by {counted(len(agreed.sites), 'site')}", markup=False)
+    limit = config.training.weight_limit
+    for line in (
+        f"norm_limit = {agreed.norm_limit:g}, norm_action = {agreed.norm_action}: what is so many times as large as is "
+        f"likely is {'left out' if agreed.norm_action == 'leave_out' else 'counted, and only reported'}",
+        "training.weight_limit: none; one site may have all of the weight"
+        if limit is None
+        else f"training.weight_limit = {limit:g}: the largest share of the weight that a site can have",
+        f"method.aggregation: {config.method.get('aggregation', {'name': 'mean'})['name']}",
+    ):
+        console.print(line, markup=False)
+    console.print(lies_table(*_lies_of(folder, config, agreed, mix)), soft_wrap=False)
 
 
 @app.command()
@@ -412,6 +447,28 @@ def _passphrase(new: bool) -> bytes:
     if not given:
         raise ConfigError("passphrase: expected at least one character")
     return str(given).encode()
+
+
+def _lies_of(folder: Path, config: Config, agreed: Agreement, mix: Any) -> tuple[Sequence[Lie], str]:
+    """Return what lies gain in a federation, and whose label counts they were worked out with."""
+    import json
+
+    import numpy as np
+
+    from fedskew import methods
+    from fedskew.deploy import example_counts, lies
+    from fedskew.experiment import target_mix
+
+    classes, training = len(agreed.classes), config.training
+    runs = sorted((folder / "server" / "runs").glob("*/deployment.json"), key=lambda path: path.stat().st_mtime)
+    counts, whose = example_counts(len(agreed.sites), classes), "made-up label counts"
+    if runs and agreed.label_counts != "withheld":
+        counts = np.array(json.loads(runs[-1].read_text(encoding="utf-8"))["label_counts"], dtype=np.float64)
+        whose = f"the label counts of {runs[-1].parent.name}"
+    if mix is None:
+        mix = target_mix(config.target.mix, classes, {"pooled": counts.sum(axis=0)}, {})
+    method = methods.build(config.method, training.momentum)
+    return lies(method, counts, mix, training.participation, training.weight_limit), whose
 
 
 def _names(text: str, option: str) -> list[str]:

@@ -17,6 +17,12 @@ LARGEST_SHARE = 0.5
 MOST_TESTED = 10.0
 """Most test samples that a site may have, as a multiple of the training samples that it reported."""
 
+ANOTHER_MIX = 0.5
+"""Total variation distance beyond which a site's test samples have another label mix than it reported for training."""
+
+FEW_TESTED = 30
+"""Fewer test samples than these say too little of a label mix."""
+
 
 class SiteEvaluation(NamedTuple):
     """A model's evaluation on one site's own test samples.
@@ -106,3 +112,24 @@ def check_plausible(evaluation: SiteEvaluation, training_samples: float) -> None
             f"its confusion matrix is of {evaluation.samples} test samples; at most {most:.0f} are plausible, "
             f"{MOST_TESTED:.0f} times the training samples that it reported"
         )
+
+
+def mix_distance(evaluation: SiteEvaluation, counts: NDArray[np.float64]) -> float | None:
+    """Compare the labels of a site's test samples with the label counts that it reported for training.
+
+    A site whose samples are split at random has nearly the same mix in both. One whose reported counts are made up must
+    make up its confusion matrix, too. An honest site may have been given a test set of another mix, so that a
+    difference is a reason to ask, and not to refuse.
+
+    Args:
+        evaluation: The site's evaluation.
+        counts: Label counts that the site reported, shape `(classes,)`.
+
+    Returns:
+        The total variation distance of the two mixes, if it is large and there are enough samples to tell; else None.
+    """
+    tested = evaluation.confusion.sum(axis=1)
+    if min(tested.sum(), counts.sum()) < FEW_TESTED:
+        return None
+    distance = float(np.abs(tested / tested.sum() - counts / counts.sum()).sum() / 2)
+    return distance if distance > ANOTHER_MIX else None

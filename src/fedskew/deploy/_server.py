@@ -197,6 +197,7 @@ def make_deployed_loop(
         validator=ReplyValidator(roster.names, ModelLayout(model), returned, idle, rules, hooked(method)),
         timeout=agreement.round_timeout,
         reported=roster.reported,
+        knows_labels=agreement.label_counts != "withheld",
     )
     clients = ClientStates(folder / "checkpoint" / "clients")
     try:

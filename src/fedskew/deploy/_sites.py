@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from fedskew import __version__
 from fedskew.deploy._arrays import RefusedError
-from fedskew.deploy._evaluations import SiteEvaluation, check_plausible
+from fedskew.deploy._evaluations import SiteEvaluation, check_plausible, mix_distance
 from fedskew.deploy._log import LOG
 from fedskew.deploy._messages import ARRAYS, CONFIG, CONFUSION, REPORTED, ROUND, VERSION, TrainInstruction
 from fedskew.deploy._replies import Answers, Reply, ReplyValidator, check_confusion, check_reply
@@ -129,6 +129,7 @@ class Sites(Backend):
         silent: Those of them that did not answer in time.
         lengths: Norms of the updates of the last cohort, by client.
         losses: The training losses of the last cohort; infinite for a reply that was refused.
+        knows_labels: Whether the sites report label counts, and not only their numbers of samples.
         own_seconds: Seconds that the server itself computed in the last round, without waiting for sites.
     """
 
@@ -144,7 +145,9 @@ class Sites(Backend):
     silent: set[int] = field(default_factory=set)
     lengths: dict[int, float] = field(default_factory=dict)
     losses: list[float] = field(default_factory=list)
+    knows_labels: bool = True
     own_seconds: float = 0.0
+    _doubted: set[int] = field(default_factory=set)
 
     def train(self, round: int, cohort: Sequence[Assignment], sent: Sent) -> list[Update]:
         """Train a cohort at its sites; return the updates of sites that sent a valid reply in time."""
@@ -236,6 +239,19 @@ class Sites(Backend):
                 self.validator.refuse(client, f"evaluation of round {round}: {error}")
             else:
                 found[client] = evaluation
+                self._compare_mixes(client, evaluation, counts[client])
         for client, reason in missing.items():
             LOG.warning("round %d: no evaluation by %s: %s", round, self.validator.names[client], reason)
         return found, missing
+
+    def _compare_mixes(self, client: int, evaluation: SiteEvaluation, counts: NDArray[np.float64]) -> None:
+        """Say once of a site that its test samples have another label mix than it reported."""
+        distance = mix_distance(evaluation, counts) if self.knows_labels and client not in self._doubted else None
+        if distance is not None:
+            self._doubted.add(client)
+            LOG.warning(
+                "%s: %.0f %% of its test samples would need other labels to have the label mix that it reported for "
+                "training; ask whether its test set is another one, as its reported counts may be made up",
+                self.validator.names[client],
+                100 * distance,
+            )
