@@ -80,7 +80,10 @@ def test_a_run_that_stopped_as_its_model_was_ruined(tmp_path: Path, caplog: Any)
     assert message.startswith("the model was ruined in rounds 1, and is again that of round 0; left out: ash.")
     assert not [record for record in caplog.records if record.exc_info]  # one line, no traceback
     folder = next(tmp_path.glob("runs/*/rounds.jsonl")).parent
-    assert (folder / "report.html").exists()
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert "was undone: the model&#39;s loss is " in page
+    assert "Median over sites of the accuracy on their own test samples: " in page
+    assert '<th scope="row">ash</th><td>1</td><td>0</td>' in page
     assert load_file(folder / "model.safetensors")  # the last good one
     assert not (folder / "summary.json").exists()
 

@@ -24,6 +24,7 @@ from fedskew.report._panel import Panel
 from fedskew.report._ranking import Ranking, ranking
 from fedskew.report._runs import SeedRun, averaged_over
 from fedskew.report._script import plotly_script, shared_script
+from fedskew.report._sites import site_activity, site_rows, undone_rounds
 from fedskew.tables import Spread, flatten
 
 _NOTHING = "\u2013"
@@ -93,6 +94,7 @@ def write_report(
         notes=notes,
         sections=sections,
         tables=_tables(groups),
+        federations=_federations(groups),
         differences=_differences(groups),
         configs=[(group, _toml(group.first.config)) for group in groups],
         origins=_origins(groups),
@@ -309,6 +311,27 @@ def _tables(groups: list[Group]) -> list[_Table]:
         )
     )
     return tables
+
+
+def _federations(groups: list[Group]) -> list[tuple[str, list[str], list[list[str]], list[str]]]:
+    """Return for each run of real sites its label, the headings and rows of its table of sites, and what happened."""
+    found = []
+    for group in groups:
+        for run in group.seeds:
+            sites = site_activity(run)
+            if not sites:
+                continue
+            known = [site.accuracy for site in sites if site.accuracy is not None and site.quarantine is None]
+            notes = undone_rounds(run)
+            if known:
+                notes.append(
+                    f"Median over sites of the accuracy on their own test samples: {100 * np.median(known):.1f} %, "
+                    f"from {100 * min(known):.1f} to {100 * max(known):.1f} %. Each site's is what it said of itself; the "
+                    "accuracy of all is that of their samples together."
+                )
+            notes += [f"{site.name}: {site.trouble}" for site in sites if site.trouble is not None]
+            found.append((group.label, *site_rows(sites), notes))
+    return found
 
 
 def _diverged(run: SeedRun) -> int:
