@@ -326,8 +326,8 @@ def _federations(groups: list[Group]) -> list[tuple[str, list[str], list[list[st
             if known:
                 notes.append(
                     f"Median over sites of the accuracy on their own test samples: {100 * np.median(known):.1f} %, "
-                    f"from {100 * min(known):.1f} to {100 * max(known):.1f} %. Each site's is what it said of itself; the "
-                    "accuracy of all is that of their samples together."
+                    f"from {100 * min(known):.1f} to {100 * max(known):.1f} %. Each site's is what it said of itself; "
+                    "the accuracy of all is that of their samples together."
                 )
             notes += [f"{site.name}: {site.trouble}" for site in sites if site.trouble is not None]
             found.append((group.label, *site_rows(sites), notes))
