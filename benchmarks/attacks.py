@@ -2,6 +2,7 @@
 
     python benchmarks/attacks.py                        # the tables of docs/threats.md: three seeds
     python benchmarks/attacks.py --seeds 1 --methods fedavg --attacks "flips its sign"
+    python benchmarks/attacks.py --real                 # four SuperNodes on this machine, one of them bad: minutes
 
 Digits, ten clients with skewed labels (dirichlet_by_client, beta 0.3), a small network with batch norm, twelve rounds
 in which all take part (FedEntOpt: five of them). Client 0 is the bad one. It changes what it sends, or says that it
@@ -17,14 +18,20 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import itertools
+import json
 import statistics
+import tempfile
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tomli_w
 import torch
 
+from fedskew import data
+from fedskew.deploy import Address, Agreement, LocalFederation, agree, free_port, write_federation
 from fedskew.engine import Assignment, Backend, Sent, Update
 from fedskew.experiment import make_task, make_training_loop, resolve
 
@@ -128,6 +135,81 @@ def accuracy(config: Any, seed: int, task: Any, attack: dict[str, float]) -> flo
     return float(evaluation.accuracy)
 
 
+SITE = """
+from pathlib import Path
+
+from flwr.app import Array, ArrayRecord
+from flwr.clientapp import ClientApp
+
+from fedskew.deploy import site_app
+
+honest = site_app(Path(__file__).parents[1])
+site = ClientApp()
+
+
+@site.query()
+def query(message, context):
+    return honest(message, context)
+
+
+@site.evaluate()
+def evaluate(message, context):
+    return honest(message, context)
+
+
+@site.train()
+def train(message, context):
+    sent = {name: array.numpy() for name, array in message.content["arrays"].items()}
+    answer = honest(message, context)
+    if "sites/bad" in str(context.node_config["data"]):
+        own = {name: array.numpy() for name, array in answer.content["arrays"].items()}
+        answer.content["arrays"] = ArrayRecord({name: Array(sent[name] - 3 * (own[name] - sent[name])) for name in own})
+    return answer
+"""
+
+
+def real(defence: dict[str, Any], attacked: bool) -> tuple[float, list[float]]:
+    """Accuracy of a federation of four real sites, one of which sends -3 times its update, and the last weights."""
+    names = ["bad" if attacked else "fine", "north", "south", "west"]
+    digits = data.load("digits", rng=np.random.default_rng(0))
+    parts = [np.array_split(np.asarray(part), 4) for part in _shuffled(digits)]
+    training = {"rounds": 5, "epochs": 3, "batch_size": 64, "lr": 0.1}
+    tree = {"data": {"name": "npz"}, "partition": {"rule": "natural"}, "model": "mlp3", "training": training}
+    agreement = Agreement(sites=names, classes=[str(digit) for digit in range(CLASSES)], shape=[1, 8, 8])
+    with tempfile.TemporaryDirectory() as place:
+        folder, port = Path(place) / "federation", free_port()
+        config = resolve(merged(tree, defence))
+        write_federation(folder, config, agreement, Address("127.0.0.1", port), {"name": "npz"})
+        (folder / "app" / "federation" / "site.py").write_text(SITE)
+        for name, x, y, x_test, y_test in zip(names, *parts, strict=True):
+            own = Path(place) / f"{name}.npz"
+            np.savez(own, x=x, y=y, x_test=x_test, y_test=y_test)
+            table = {"server": f"127.0.0.1:{port}", "state": "state", "data": {"name": "npz", "root": str(own)}}
+            (folder / "sites" / name / "data.toml").write_text(tomli_w.dumps(table))
+            agree(folder / "sites" / name / "data.toml", folder / "app")
+        with LocalFederation(folder, port, tuple(names)) as federation:
+            federation.wait("run", federation.run(), 600)
+        (rounds,) = (folder / "server" / "runs").glob("*/rounds.jsonl")
+        last = json.loads(rounds.read_text().splitlines()[-1])
+    return last["evaluation"]["accuracy"], last["weights"]
+
+
+def _shuffled(digits: Any) -> list[np.ndarray]:
+    parts = []
+    for inputs, targets in ((digits.inputs, digits.targets), (digits.test_inputs, digits.test_targets)):
+        order = np.random.default_rng(0).permutation(len(targets))
+        parts += [np.asarray(inputs)[order], np.asarray(targets)[order]]
+    return parts
+
+
+def print_real() -> None:
+    """Print the rows of a real federation."""
+    for attacked, name in ((False, "none"), (True, "none"), (True, "clipping"), (True, "geometric median")):
+        found, weights = real(DEFENCES[name], attacked)
+        who = "one of four sends -3 times its update" if attacked else "nobody is bad"
+        print(f"| {who} | {name} | {found:.2f} | {', '.join(f'{weight:.2f}' for weight in weights)} |", flush=True)
+
+
 def merged(*trees: dict[str, Any]) -> dict[str, Any]:
     """Configs one on top of the other, table by table."""
     whole: dict[str, Any] = {}
@@ -143,7 +225,11 @@ def main() -> None:
     parser.add_argument("--methods", default=";".join(METHODS), help="separated by semicolons")
     parser.add_argument("--defences", default=",".join(DEFENCES), help="comma-separated")
     parser.add_argument("--attacks", default=";".join(ATTACKS), help="separated by semicolons")
+    parser.add_argument("--real", action="store_true", help="a real federation instead")
     given = parser.parse_args()
+    if given.real:
+        print_real()
+        return
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     defences, attacks = given.defences.split(","), given.attacks.split(";")
