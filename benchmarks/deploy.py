@@ -28,7 +28,7 @@ from flwr.serverapp.strategy import FedAvg
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedskew import data, models
-from fedskew.deploy import Address, Agreement, LocalFederation, free_port, strategy, write_federation
+from fedskew.deploy import Address, Agreement, LocalFederation, agree, free_port, strategy, write_federation
 from fedskew.experiment import resolve
 
 NETWORKS = {"lenet5": (3, 32, 32), "cnn_w2": (3, 32, 32), "resnet18": (3, 32, 32)}
@@ -210,8 +210,11 @@ def real(rounds: int) -> None:
         for name, rows in zip(NAMES, np.array_split(np.arange(len(targets)), 3), strict=True):
             own = Path(place) / f"{name}.npz"
             np.savez(own, x=inputs[rows], y=targets[rows])
-            table = {"state": "state", "data": {"name": "npz", "root": str(own)}}
-            (folder / "sites" / name / "data.toml").write_text(tomli_w.dumps(table))
+            described = folder / "sites" / name / "data.toml"
+            server = f"127.0.0.1:{port}"
+            table = {"server": server, "state": "state", "data": {"name": "npz", "root": str(own)}}
+            described.write_text(tomli_w.dumps(table))
+            agree(described, folder / "app")
         with LocalFederation(folder, port, NAMES) as federation:
             federation.wait("run", federation.run(), 60.0 + 90.0 * rounds)
         figures = json.loads((folder / "server" / "runs" / "figures.json").read_text())

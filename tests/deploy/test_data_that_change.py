@@ -11,7 +11,7 @@ import pytest
 from federated import Federated, federate, tree
 from flwr.app import Error, Message
 
-from fedskew.deploy import Ledger, agree
+from fedskew.deploy import CountsAsked, Ledger, agree, load_site
 
 
 def lines(federation: Federated) -> list[dict[str, Any]]:
@@ -66,6 +66,19 @@ def test_noisy_counts_are_released_again_only_if_the_site_says_so(tmp_path: Path
     trained(federation, lambda grid: None)
     assert ledger.spent("add-remove") == 2.0
     assert sum(ledger.releases[1].exact) == 450
+
+
+def test_the_epsilon_of_an_earlier_release_is_what_the_server_records(tmp_path: Path) -> None:
+    pytest.importorskip("opendp")
+    federation = federate(tmp_path, tree("fedavg", rounds=1), label_counts="noisy", epsilon=2.0)
+    asked = CountsAsked("noisy", tuple(federation.agreement.classes), 0.5, "replace")
+    site = load_site(federation.data_of("ash"), federation.agreement)
+    earlier, _ = Ledger(tmp_path / "ash" / "state").release(asked, site.counts, None)
+    federation.run(federation.grid())
+    sites = json.loads((federation.run_folder / "deployment.json").read_text())["sites"]
+    assert sites["ash"]["counts"] == earlier
+    assert sites["ash"]["epsilon"] == 0.25  # 0.5 for replaced samples
+    assert sites["birch"]["epsilon"] == 2.0
 
 
 def test_a_site_reads_in_its_own_log_why_it_is_refused(tmp_path: Path, caplog: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +37,13 @@ def test_epsilons_that_alternate_give_one_release(tmp_path: Path, budget: Budget
     assert len(answers) == 1
     (release,) = ledger.releases
     assert (release.epsilon, release.neighbours, release.exact) == (1.0, "add-remove", [40, 3, 0])
+
+
+def test_queries_at_the_same_time_give_one_release(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:  # Flower handles each message in a process of its own
+        answers = list(pool.map(lambda turn: tuple(asked(Ledger(tmp_path / "state"), 1 + 1e-9 * turn)), range(16)))
+    assert len(set(answers)) == 1
+    assert len(Ledger(tmp_path / "state").releases) == 1
 
 
 def test_orders_parts_and_neighbours_are_answered_from_the_release(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from torch import nn
 from fedskew import __version__, methods, models
 from fedskew.deploy._agreement import Agreement, check_config, read_agreement
 from fedskew.deploy._arrays import ModelLayout, RefusedError, decode, encode
-from fedskew.deploy._ledger import CountsAsked, Ledger, Neighbours, NotAgreedError, ReleaseMode
+from fedskew.deploy._ledger import CountsAsked, Ledger, Neighbours, NotAgreedError, ReleaseMode, converted
 from fedskew.deploy._log import LOG
 from fedskew.deploy._messages import (
     ARRAYS,
@@ -186,7 +186,9 @@ class Site:
             values, epsilon = [float(counts.sum())] if asked.label_counts == "withheld" else counts.tolist(), None
         else:
             values, release = Ledger(state).release(asked, counts, budget)
-            epsilon = release.epsilon
+            epsilon = None
+            if release.epsilon is not None and release.neighbours is not None:
+                epsilon = converted(release.epsilon, release.neighbours, asked.neighbours)
         if asked.label_counts == "withheld":
             return RecordDict({METRICS: MetricRecord({SAMPLES: int(values[0])})})
         if epsilon is None:

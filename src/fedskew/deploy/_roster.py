@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import secrets
 import time
 from collections.abc import Collection, Mapping
@@ -18,7 +19,7 @@ from fedskew.deploy._agreement import Agreement
 from fedskew.deploy._arrays import RefusedError
 from fedskew.deploy._log import LOG, utc_now
 from fedskew.deploy._messages import CONFIG, REFUSED, ROUND, fingerprint
-from fedskew.deploy._replies import check_counts, check_only_samples
+from fedskew.deploy._replies import check_counts, check_only_samples, only_metrics
 from fedskew.deploy._sites import exchange
 from fedskew.errors import EndedEarlyError, RunError
 from fedskew.experiment import plain_json
@@ -203,7 +204,9 @@ class Roster:
         counts = check_counts(reply, len(agreement.classes), whole=agreement.label_counts == "exact")
         report: dict[str, Any] = {"counts": counts.tolist(), "label_counts": agreement.label_counts}
         if agreement.epsilon is not None:
-            report |= {"epsilon": agreement.epsilon, "neighbours": agreement.neighbours}
+            told = only_metrics(reply).get("epsilon")  # another one, if the site answers from an earlier release
+            known = isinstance(told, int | float) and 0 < told < math.inf
+            report |= {"epsilon": told if known else agreement.epsilon, "neighbours": agreement.neighbours}
         return report
 
     def _read(self) -> Mapping[str, Any] | None:
