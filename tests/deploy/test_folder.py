@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from fedskew import __version__
 from fedskew.cli import app
 from fedskew.deploy import Address, read_agreement
 from fedskew.errors import ConfigError, DataError, FedskewError
@@ -250,3 +251,47 @@ def test_check_takes_the_label_counts_of_the_newest_run(config, tmp_path, capsys
     said = " ".join(capsys.readouterr().out.split())
     assert "the truth 0.250 1.00" in said
     assert "the label counts of shoes-1" in said
+
+
+UNITS = ("server/fedskew-server.service", "sites/north/fedskew-site.service")
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
+@pytest.mark.parametrize("unit", UNITS)
+def test_services_are_what_systemd_reads_and_rates_as_safe(config, tmp_path, unit):
+    path = init(config, tmp_path / "fed", "--address", "203.0.113.7:9092") / unit
+    # The programs and the user that it names are not on this machine.
+    here = path.read_text().replace("/opt/fedskew/bin/fedskew", "/bin/true").replace("User=fedskew", "User=daemon")
+    (tmp_path / path.name).write_text(here)
+    words = ["systemd-analyze", "verify", "--man=no", tmp_path / path.name]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert path.name not in done.stderr, done.stderr
+    words = ["systemd-analyze", "security", "--offline=true", "--threshold=25", tmp_path / path.name]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-500:]  # an exposure of at most 2.5 of 10
+
+
+def test_a_sites_service_writes_only_its_state_and_reaches_only_the_server(config, tmp_path):
+    sites = init(config, tmp_path / "fed", "--address", "203.0.113.7:9092") / "sites"
+    unit = (sites / "north" / "fedskew-site.service").read_text().splitlines()
+    assert "ProtectSystem=strict" in unit
+    assert "ReadWritePaths=/srv/fedskew/north/state /srv/fedskew/north/flower" in unit
+    assert [line for line in unit if line.startswith("IPAddress")] == [
+        "IPAddressDeny=any",
+        "IPAddressAllow=localhost",
+        "IPAddressAllow=203.0.113.7",
+    ]
+    assert (sites / "north" / ".dockerignore").read_text() == "*\n"  # neither key nor data are in an image
+    by_name = init(config, tmp_path / "named", "--address", "fl.example.org:9092") / "sites"
+    lines = (by_name / "south" / "fedskew-site.service").read_text().splitlines()
+    assert sum(line.startswith("IPAddressAllow") for line in lines) == 1  # closed until its address is written
+    assert any("the IP address of fl.example.org" in line for line in lines)
+
+
+def test_a_dockerfile_runs_a_user_without_rights_and_copies_nothing(config, tmp_path):
+    text = (init(config, tmp_path / "fed") / "sites" / "north" / "Dockerfile").read_text()
+    steps = [line.split(maxsplit=1) for line in text.splitlines() if line and not line.startswith("#")]
+    assert [step for step, _ in steps] == ["FROM", "ARG", "RUN", "USER", "WORKDIR", "ENV", "ENTRYPOINT"]
+    assert dict(steps)["USER"] == "10001"
+    assert json.loads(dict(steps)["ENTRYPOINT"])[:3] == ["fedskew", "deploy", "supernode"]
+    assert f"=={__version__}" in dict(steps)["ARG"]

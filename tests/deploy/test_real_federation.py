@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -237,3 +239,27 @@ def test_an_app_that_no_site_agreed_to_is_not_run(tmp_path: Path) -> None:
         assert sorted(rounds(local)[1]["answered"]) == [0, 1, 2]
         assert ran.exists()
         assert not offered.exists()
+
+
+@pytest.mark.faults
+def test_a_server_restored_from_its_backup_goes_on(tmp_path: Path) -> None:
+    """As docs/operations.md says: stop, copy; lose the machine; put the copy in its place, start."""
+    federation = federate(tmp_path, config_of("scaffold", rounds=4), start_timeout=120.0, round_timeout=120.0)
+    with real(federation) as local:
+        first = local.run()
+        until(lambda: len(rounds(local)) >= 3, 400, local)
+        local.end(["superlink"])
+        first.wait(120)
+        local.end(["run"])
+        server, backup = local.folder / "server", tmp_path / "backup.tar.gz"
+        subprocess.run(["tar", "-C", local.folder, "-czpf", backup, "server", "app"], check=True)
+        before = rounds(local)
+        assert before[-1]["round"] < 4
+        shutil.rmtree(server)
+        shutil.rmtree(local.folder / "app")
+        subprocess.run(["tar", "-C", local.folder, "-xzpf", backup], check=True)
+        assert (server / "server.key").stat().st_mode & 0o077 == 0
+        local.start_server()  # the sites are registered, and come back by themselves
+        time.sleep(5)
+        assert_as_simulated(local, federation, config_of("scaffold", rounds=4))
+        assert rounds(local)[: len(before)] == before

@@ -5,10 +5,11 @@ app/                       what `flwr run` sends to the server and to every site
     pyproject.toml         the app's description for Flower
     run.toml, deploy.toml  the config that was simulated, and the agreement
     federation/            server.py and site.py: Flower's two apps, one statement each
-server/                    stays with the server: ca.crt, server.crt, server.key, superlink.sh, register.sh, run.sh;
-                           later state.db and runs/
-sites/NAME/                goes to that site and to nobody else: ca.crt, key, key.pub, data.toml, supernode.sh, and
-                           app/, a copy that the site looks at before it agrees; later agreed.toml and state/
+server/                    stays with the server: ca.crt, server.crt, server.key, superlink.sh, register.sh, run.sh,
+                           fedskew-server.service; later state.db and runs/
+sites/NAME/                goes to that site and to nobody else: ca.crt, key, key.pub, data.toml, supernode.sh,
+                           fedskew-site.service, Dockerfile, and app/, a copy that the site looks at before it
+                           agrees; later agreed.toml and state/
 """
 
 from __future__ import annotations
@@ -139,6 +140,8 @@ def write_federation(
         "LOCAL": str(address._replace(host=address.local)),
         "PORT": str(address.port),
         "CONNECTION": CONNECTION,
+        "ALLOW": _allowed(address),
+        "VERSION": __version__,
         "MAX_REPLY": str(reply_limit(config, agreement)),
         "SITES": " ".join(agreement.names),
         "TARGET": "" if target is None else f' target=\\"$PWD/{TARGET}\\"',
@@ -149,7 +152,7 @@ def write_federation(
     write_certificates(server, [*dict.fromkeys([address.host, *LOOPBACK])], passphrase)
     if target is not None:
         shutil.copyfile(target, server / TARGET)
-    for script in ("superlink.sh", "register.sh", "run.sh"):
+    for script in ("superlink.sh", "register.sh", "run.sh", "fedskew-server.service"):
         _fill(script, server / script, fields)
     for name in agreement.names:
         site = folder / "sites" / name
@@ -159,7 +162,9 @@ def write_federation(
         shutil.copytree(app, site / APP)
         described = {"server": str(address), "state": "state", "data": dict(data)}
         (site / "data.toml").write_text(tomli_w.dumps(described), encoding="utf-8")
-        _fill("supernode.sh", site / "supernode.sh", fields)
+        for script in ("supernode.sh", "fedskew-site.service", "Dockerfile"):
+            _fill(script, site / script, fields | {"SITE": name})
+        (site / ".dockerignore").write_text("*\n", encoding="utf-8")  # no image holds the site's key or data
     _fill("README.md", folder / "README.md", fields)
 
 
@@ -283,6 +288,14 @@ def _flower_app(name: str) -> dict[str, object]:
             }
         },
     }
+
+
+def _allowed(address: Address) -> str:
+    """Return the line of a site's service that allows it the server, whose address it must be."""
+    try:
+        return f"IPAddressAllow={ipaddress.ip_address(address.host)}"
+    except ValueError:
+        return f"# IPAddressAllow=ADDRESS, the IP address of {address.host}: until it is here, the site can't connect"
 
 
 def _is_ipv6(host: str) -> bool:
