@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,3 +19,21 @@ def data_root() -> Path:
     if not root.is_dir():
         pytest.skip("real data sets are not laid out (set FEDSKEW_DATA, or run make test beside ../shared)")
     return root
+
+
+@pytest.fixture(scope="session")
+def interrupt_after() -> Callable[[int, Mapping[str, Any], Path], Path]:
+    """Run a config in an empty folder until a round is over, as Ctrl-C ends it, and return the run folder."""
+    import fedskew
+
+    def run(round: int, tree: Mapping[str, Any], out: Path) -> Path:
+        def interrupt(record: Mapping[str, Any]) -> None:
+            if record["round"] == round:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            fedskew.simulate(tree, out=out, progress=interrupt)
+        (folder,) = out.iterdir()
+        return folder
+
+    return run

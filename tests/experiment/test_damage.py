@@ -28,22 +28,9 @@ def contents(folder: Path) -> dict[Path, bytes]:
     return {path.relative_to(folder): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-def stopped(out: Path) -> Path:
-    """A run that was interrupted in round 4."""
-
-    def interrupt(record):
-        if record["round"] == 3:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        fedskew.simulate(TASK, out=out, progress=interrupt)
-    (folder,) = out.iterdir()
-    return folder
-
-
 @pytest.fixture(scope="module")
-def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return stopped(tmp_path_factory.mktemp("interrupted"))
+def interrupted(tmp_path_factory: pytest.TempPathFactory, interrupt_after: Callable[..., Path]) -> Path:
+    return interrupt_after(3, TASK, tmp_path_factory.mktemp("interrupted"))
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ import resource
 import shutil
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -46,17 +47,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("interrupted")
-
-    def interrupt(record):
-        if record["round"] == 3:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        fedskew.simulate(TASK, out=out, progress=interrupt)
-    (folder,) = out.iterdir()
-    return folder
+def interrupted(tmp_path_factory: pytest.TempPathFactory, interrupt_after: Callable[..., Path]) -> Path:
+    return interrupt_after(3, TASK, tmp_path_factory.mktemp("interrupted"))
 
 
 def damage(folder: Path, rng: random.Random) -> str:
