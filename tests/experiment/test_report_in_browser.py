@@ -197,6 +197,20 @@ def test_orders_menus_and_the_time_of_day_change_a_figure(opened, pages):
     assert page.evaluate(line) != light
 
 
+def test_heat_maps_of_300_classes_with_long_names_have_room_on_a_phone(opened, tmp_path):
+    names = tuple(f"class name number {number}" for number in range(300))
+    run = example_run(clients=30, classes=300, cohort=5, rounds=5, class_names=names)
+    page = opened(write_report([run], tmp_path / "many.html", "300 classes"), width=390)
+    widths = page.evaluate(
+        "[...document.querySelectorAll('.chart')].filter((e) => e.data.some((trace) => trace.type === 'heatmap'))"
+        ".map((e) => e._fullLayout._size.w / e.clientWidth)"
+    )
+    assert len(widths) >= 3
+    assert min(widths) > 0.5
+    seen = page.evaluate(MEASURE)
+    assert (seen["wide"], seen["small"], seen["outside"]) == ([], [], [])
+
+
 def test_pages_that_share_one_script_draw_while_it_is_there_and_else_say_which_is_missing(chromium, tmp_path):
     runs = [example_run(rounds=3)]
     pages = [

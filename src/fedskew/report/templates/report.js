@@ -23,6 +23,8 @@ const escaped = (name) => name.replace(/&/g, "&amp;").replace(/</g, "&lt;").repl
 // ---- looks
 
 const DASHES = ["solid", "dash", "dot", "dashdot"];
+const NARROW = 480; // pixels of a figure
+const LONG = 12; // letters of a name, there
 const SYMBOLS = ["circle", "square", "diamond", "triangle-up", "triangle-down", "cross"];
 const color = (look) => css(`--series-${look % 6}`);
 const dash = (look) => DASHES[Math.floor(look / 6) % 4];
@@ -166,7 +168,28 @@ function draw(element) {
 function show(element, data, layout, revision) {
   const icons = ["select2d", "lasso2d", "zoomIn2d", "zoomOut2d", "autoScale2d", "toggleSpikelines"];
   const config = { responsive: true, displaylogo: false, modeBarButtonsToRemove: icons, doubleClick: "reset" };
-  Plotly.react(element, data, themed(layout, element, revision), config);
+  const narrow = element.clientWidth < NARROW;
+  const drawn = narrow ? data.map(withBarOnTop) : data;
+  const finished = themed(layout, element, revision);
+  if (narrow) shortenNames(data, finished);
+  Plotly.react(element, drawn, finished, config);
+}
+
+// On a phone, names of classes and the bar of colours would leave a heat map no room.
+
+const withBarOnTop = (trace) => !trace.colorbar ? trace : { ...trace, colorbar: { ...trace.colorbar,
+  orientation: "h", x: 0.5, xanchor: "center", y: 1, yanchor: "bottom", len: 1, thickness: 8, xpad: 0, ypad: 6 } };
+
+const shortened = (name) => `${name.slice(0, 5).trim()}\u2026${name.slice(-5).trim()}`;
+
+function shortenNames(data, layout) {
+  for (const [key, axis] of Object.entries(layout)) {
+    if (axis?.type !== "category") continue;
+    const [letter, number] = [key[0], key.slice(5)];
+    const names = data.filter((trace) => (trace[`${letter}axis`] ?? letter) === letter + number)
+      .flatMap((trace) => trace[letter] ?? []).filter((name) => typeof name === "string" && name.length > LONG);
+    if (names.length) axis.labelalias = Object.fromEntries(names.map((name) => [name, shortened(name)]));
+  }
 }
 
 // ---- the ranking of a comparison
