@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from federated import Federated, federate, tree
 from flwr.app import Array, Message
 from safetensors.numpy import load_file
 from torch import nn
+
+from fedskew.errors import DivergedError
 
 Tamper = Callable[[Message, Message], None]
 NOTED = ("refused", "failed", "offline", "silent", "skipped", "left_out", "out_of_line")
@@ -79,7 +82,8 @@ def run(federation: Federated, lie: Any, from_round: int = 1, away: tuple[str, .
         return answer
 
     grid.tamper[federation.node("birch")] = tamper
-    federation.run(grid).run(resume=True)
+    with suppress(DivergedError):  # where birch is alone, and nothing that it sends is counted
+        federation.run(grid).run(resume=True)
     return [json.loads(line) for line in (federation.run_folder / "rounds.jsonl").read_text().splitlines()][1:]
 
 
@@ -94,16 +98,18 @@ def test_a_counter_beyond_its_steps_is_refused_and_the_honest_go_on(tmp_path: Pa
     assert model["2.num_batches_tracked"] == 3 * 7  # of cedar, which has the most steps
 
 
-@pytest.mark.parametrize("away", [(), ("ash",), ("ash", "cedar")], ids=["three", "two", "one"])
-@pytest.mark.parametrize("factor", [1e30, 1e3])
+@pytest.mark.parametrize(
+    ("factor", "away"),
+    [(1e30, ()), (1e30, ("ash",)), (1e3, ("ash",)), (1e30, ("ash", "cedar"))],
+    ids=["three", "two", "two, by less", "one"],
+)
 def test_an_update_of_any_length_is_left_out_in_any_cohort(
     tmp_path: Path, factor: float, away: tuple[str, ...]
 ) -> None:
-    records = played(tmp_path, "fedavg", scaled(factor), away=away, rounds=2)
-    for record in records:
-        assert 1 not in record["answered"]
-        assert list(record["deployment"]["out_of_line"]) == ["birch"]
-        assert record["deployment"]["out_of_line"]["birch"] > 10
+    (record,) = played(tmp_path, "fedavg", scaled(factor), away=away, rounds=1)
+    assert 1 not in record["answered"]
+    assert list(record["deployment"]["out_of_line"]) == ["birch"]
+    assert record["deployment"]["out_of_line"]["birch"] > 10
 
 
 def test_what_a_site_sent_before_is_what_it_may_send_again(tmp_path: Path) -> None:
@@ -114,6 +120,7 @@ def test_what_a_site_sent_before_is_what_it_may_send_again(tmp_path: Path) -> No
     assert [sorted(record["answered"]) for record in later] == [[1, 2], [1, 2], [2]]
 
 
+@pytest.mark.slow
 def test_what_was_accepted_is_kept_over_a_restart(tmp_path: Path) -> None:
     whole, cut = federate(tmp_path / "whole", tree("fedavg")), federate(tmp_path / "cut", tree("fedavg"))
     one = run(whole, scaled(30), 3, away=())
@@ -138,15 +145,14 @@ def test_what_was_accepted_is_kept_over_a_restart(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "word"),
+    ("name", "value", "word", "away"),
     [
-        ("2.running_var", -1.0, "refused"),
-        ("2.running_var", 1e8, "out_of_line"),
-        ("2.running_mean", 1e4, "out_of_line"),
-        ("2.running_mean", -1e4, "out_of_line"),
+        ("2.running_var", -1.0, "refused", ("ash", "cedar")),
+        ("2.running_var", 1e8, "out_of_line", ()),
+        ("2.running_mean", 1e4, "out_of_line", ("ash", "cedar")),
+        ("2.running_mean", -1e4, "out_of_line", ()),
     ],
 )
-@pytest.mark.parametrize("away", [(), ("ash", "cedar")], ids=["three", "one"])
 def test_running_statistics_are_checked(
     tmp_path: Path, name: str, value: float, word: str, away: tuple[str, ...]
 ) -> None:
@@ -167,7 +173,13 @@ def test_scaffolds_change_must_be_what_the_update_makes_it(tmp_path: Path) -> No
     assert "control variate" in records[0]["deployment"]["refused"]["birch"]
 
 
-@pytest.mark.parametrize("method", ["scaffold", "fednova", "afl", "moon", "fedgf", "fedvls"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        "fednova",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("scaffold", "afl", "moon", "fedvls", "fedgf")),
+    ],
+)
 def test_honest_sites_are_not_suspected(tmp_path: Path, method: str) -> None:
     records = played(tmp_path, method, lambda question, answer: None, rounds=3, epochs=2, momentum=0.9)
     assert not any(record["deployment"].get(kind) for record in records for kind in NOTED)
@@ -195,7 +207,7 @@ def test_an_honest_pair_is_not_suspected(tmp_path: Path, method: str, model: str
 def test_afls_loss_is_bounded(tmp_path: Path) -> None:
     lie = with_array("afl.loss", lambda old: 1000.0, "reply")
     for away in ((), ("ash",)):
-        records = played(tmp_path / f"without-{len(away)}", "afl", lie, away=away, rounds=2)
+        records = played(tmp_path / f"without-{len(away)}", "afl", lie, away=away, rounds=1)
         for record in records:
             assert list(record["deployment"]["out_of_line"]) == ["birch"]
             assert 1 not in record["answered"]
@@ -215,7 +227,7 @@ def test_fpls_means_and_numbers_are_checked(tmp_path: Path) -> None:
         assert 1 not in record["answered"]
 
 
-@pytest.mark.parametrize(("steps", "smallest"), [(1, 1), (2, 1), (4, 1), (3, 32)])
+@pytest.mark.parametrize(("steps", "smallest"), [(1, 1), (4, 1), (3, 32)])
 def test_steps_are_what_counts_epochs_and_batches_make_them(tmp_path: Path, steps: int, smallest: int) -> None:
     """90 samples in batches of 32: three steps, or two where a last batch of fewer than 32 is left out."""
     method = {"preset": "fednova"}
