@@ -146,6 +146,17 @@ def test_without_evaluations_the_next_rounds_training_judges(tmp_path: Path) -> 
     assert records[4]["loss"] < 3
 
 
+def test_without_evaluations_a_reply_of_nan_accuses_nobody(tmp_path: Path) -> None:
+    federation = federate(tmp_path, tree("fedavg", rounds=3, steps=1), evaluation="none", start_timeout=0.1)
+    grid = federation.grid()
+    grid.offline.add(federation.node("cedar"))
+    grid.tamper[federation.node("birch")] = scaled(float("nan"), first=2)
+    federation.run(grid).run(resume=True)
+    records = lines(federation)
+    assert [list(record["deployment"]["refused"]) for record in records[1:]] == [[], ["birch"], ["birch"]]
+    assert not any("undone" in record["deployment"] for record in records)
+
+
 def test_one_sites_confusion_matrix_does_not_make_the_accuracy(tmp_path: Path) -> None:
     whole = federate(tmp_path / "whole", tree("fedavg", rounds=1))
     whole.run(whole.grid()).run(resume=True)

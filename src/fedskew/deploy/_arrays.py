@@ -35,6 +35,10 @@ class RefusedError(FedskewError):
     """Raised for a reply that is not used; the message gives the reason, in one line for the log."""
 
 
+class NotFiniteError(RefusedError):
+    """Raised for a reply with NaN or infinity, which an honest site sends where the model is ruined."""
+
+
 class ArraySpec(NamedTuple):
     """Shape and dtype of an array.
 
@@ -125,7 +129,7 @@ def _decode(array: Array, expected: ArraySpec, what: str) -> AnyArray:
         raise RefusedError(f"{what} has {len(data) - start} bytes of values; expected {expected.bytes}")
     flat = np.frombuffer(data, dtype, expected.size, start)
     if expected.is_float and not np.isfinite(flat).all():
-        raise RefusedError(f"{what} has a value that is NaN or infinite")
+        raise NotFiniteError(f"{what} has a value that is NaN or infinite")
     values: AnyArray = flat.reshape(shape, order="F" if fortran else "C")
     return values
 

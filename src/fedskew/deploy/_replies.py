@@ -18,7 +18,17 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
-from fedskew.deploy._arrays import HEADER, RUNNING_VARIANCE, AnyArray, Layout, RefusedError, Specs, decode, short
+from fedskew.deploy._arrays import (
+    HEADER,
+    RUNNING_VARIANCE,
+    AnyArray,
+    Layout,
+    NotFiniteError,
+    RefusedError,
+    Specs,
+    decode,
+    short,
+)
 from fedskew.deploy._log import LOG
 from fedskew.deploy._messages import (
     ARRAYS,
@@ -383,6 +393,7 @@ class ReplyValidator:
         hooks: The method's components that check what they were returned.
         notes: Problems of the current round.
         accepted: Sizes of accepted updates (see `_plausible`); part of the server's state between rounds.
+        not_finite: How many replies of the current round were refused for NaN or infinity.
     """
 
     names: Sequence[str]
@@ -393,6 +404,7 @@ class ReplyValidator:
     hooks: Mapping[str, Hooks] = field(default_factory=dict)
     notes: RoundNotes = field(default_factory=no_notes)
     accepted: Sizes = field(default_factory=dict)
+    not_finite: int = 0
 
     def __post_init__(self) -> None:
         self._buffer = UpdateBuffer()
@@ -410,7 +422,7 @@ class ReplyValidator:
 
     def begin(self, cohort: Sequence[Assignment], sent: Sent) -> None:
         """Begin a round: clear the notes and prepare memory for the cohort's updates."""
-        self.notes = no_notes()
+        self.notes, self.not_finite = no_notes(), 0
         self._own_rows.clear()  # the buffer is free only once nothing refers to its rows
         self._tasks = {task.client: task for task in cohort}
         self._sent = sent
@@ -485,6 +497,7 @@ class ReplyValidator:
                 update = self._update(reply, client, round)
                 self._check_truth(update, round)
             except RefusedError as error:
+                self.not_finite += isinstance(error, NotFiniteError)
                 self.notes["refused"][self.names[client]] = str(error)
                 self.refuse(client, f"round {round}: {error}")
                 LOG.warning("round %d: refused the reply of %s: %s", round, self.names[client], error)
@@ -577,7 +590,8 @@ class ReplyValidator:
 
 def _finite(value: object, what: str) -> float:
     if not isinstance(value, int | float) or not -sys.float_info.max <= value <= sys.float_info.max:
-        raise RefusedError(f"its {what} is {short(value)}; expected a finite number")
+        kind = NotFiniteError if isinstance(value, float) else RefusedError
+        raise kind(f"its {what} is {short(value)}; expected a finite number")
     return float(value)
 
 

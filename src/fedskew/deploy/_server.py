@@ -350,9 +350,10 @@ class DeployedRunner(RoundRunner):
         notes = record.deployment = record.deployment if record.deployment is not None else dict(no_notes())
         losses = [one.loss for one in self._evaluations.values() if one.samples]
         if losses and "undone" not in notes:
-            reason = self._ruined(losses, state.watch.best)
+            loss = loss_of(losses)
+            reason = self._ruined(loss, state.watch.best)
             if reason is None:
-                good = state.watch.with_good(state.server, state.accepted, loss_of(losses))
+                good = state.watch.with_good(state.server, state.accepted, loss)
                 state = dataclasses.replace(state, watch=good)
             else:
                 suspects = np.flatnonzero(state.watch.since).tolist()
@@ -398,15 +399,16 @@ class DeployedRunner(RoundRunner):
             return self._undone(state, record, "the next model would not be finite", record.diverged)
         losses = self.sites.losses
         if not self._agreement.evaluates and losses and (len(losses) > 1 or math.isfinite(losses[0])):
-            reason = self._ruined(losses, watch.best)
+            loss = loss_of(losses, evaluated=False)
+            reason = self._ruined(loss, watch.best)
             if reason is not None:
                 return self._undone(state, record, reason, np.flatnonzero(watch.since).tolist())
-            watch = watch.with_good(before.server, before.accepted, loss_of(losses))
+            watch = watch.with_good(before.server, before.accepted, loss)
         lengths = {client: self.sites.lengths[client] for client in record.answered}
         return DeployedState(following, accepted, watch.with_counted(record.round, lengths))
 
-    def _ruined(self, losses: Sequence[float], best: float) -> str | None:
-        return ruined(losses, best, self._agreement.loss_limit, math.log(max(len(self._agreement.classes), 2)))
+    def _ruined(self, loss: float, best: float) -> str | None:
+        return ruined(loss, best, self._agreement.loss_limit, math.log(max(len(self._agreement.classes), 2)))
 
     def _undone(
         self, state: DeployedState, record: RoundRecord, reason: str, suspects: Collection[int]

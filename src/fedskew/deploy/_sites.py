@@ -128,7 +128,7 @@ class Sites(Backend):
         asked: Clients that were asked for something in this round.
         silent: Those of them that did not answer in time.
         lengths: Norms of the updates of the last cohort, by client.
-        losses: The training losses of the last cohort; infinite for a reply that was refused.
+        losses: The training losses of the last cohort; infinite for a reply that was refused as it was not finite.
         knows_labels: Whether the sites report label counts, and not only their numbers of samples.
         own_seconds: Seconds that the server itself computed in the last round, without waiting for sites.
     """
@@ -184,7 +184,7 @@ class Sites(Backend):
         updates = validator.updates(round, answers.by(clients), validate)
         self._heard(answers.by(clients))
         self.lengths = {update.client: float(update.norm) for update in updates}
-        self.losses = [update.loss for update in updates] + [math.inf] * len(validator.notes["refused"])
+        self.losses = [update.loss for update in updates] + [math.inf] * validator.not_finite
         self.own_seconds = time.perf_counter() - began
         return updates
 

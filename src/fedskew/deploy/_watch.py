@@ -1,7 +1,7 @@
 """The server's watch over its own model: a round that ruins it is undone, and who took part in it is left out.
 
 A round's model is judged by the sites' losses on their own test samples, or, where sites don't evaluate, by the losses
-of the next round's training. Their upper median counts, so that it takes half of the sites to hide a ruined model.
+of the next round's training. A median counts, so that it takes half of the sites to hide a ruined model.
 """
 
 from __future__ import annotations
@@ -111,11 +111,11 @@ class Watched:
         return dataclasses.replace(self, misses=misses, resumes=resumes)
 
 
-def ruined(losses: Sequence[float], best: float, limit: float, chance: float) -> str | None:
+def ruined(loss: float, best: float, limit: float, chance: float) -> str | None:
     """Say why a model is to be taken as ruined, or None if it isn't.
 
     Args:
-        losses: Its loss at each site, infinite where it is not finite; at least one.
+        loss: Its loss (see `loss_of`).
         best: The lowest such loss so far.
         limit: See `Agreement.loss_limit`.
         chance: The loss of a model that knows nothing, `log(classes)`: a lower one ruins no model.
@@ -123,7 +123,6 @@ def ruined(losses: Sequence[float], best: float, limit: float, chance: float) ->
     Returns:
         The reason.
     """
-    loss = loss_of(losses)
     if not math.isfinite(loss):
         return "the model's loss is not finite"
     if loss > chance and loss > limit * best:
@@ -131,9 +130,16 @@ def ruined(losses: Sequence[float], best: float, limit: float, chance: float) ->
     return None
 
 
-def loss_of(losses: Sequence[float]) -> float:
-    """Return the loss that counts: the upper median over sites."""
-    return float(statistics.median_high(losses))
+def loss_of(losses: Sequence[float], evaluated: bool = True) -> float:
+    """Return the loss that counts: a median over sites.
+
+    Args:
+        losses: The loss at each site, infinite where it is not finite; at least one.
+        evaluated: Whether sites evaluated the model that they had trained: then it is the upper median, so that a liar
+            can't hide among two that it ruined it. Training in the next round judges others' work: then it is the lower
+            one, so that of two no liar can accuse the other.
+    """
+    return float(statistics.median_high(losses) if evaluated else statistics.median_low(losses))
 
 
 def to_leave_out(suspects: Collection[int], active: Collection[int], lengths: NDArray[np.float64]) -> list[int]:
