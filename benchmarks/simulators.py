@@ -6,6 +6,8 @@
 - w2: pfl's own benchmark: 1000 users x 50 images, 50 a round, 1 epoch, batch 10, SGD 0.1, CNN of 1,626,442 parameters.
 - w3: 100 clients x 500 images, all in every round, 5 epochs, batch 50, SGD 0.01, LeNet-5 (62,006 parameters).
 
+`own` is fedskew with an `nn.Sequential` given as the model, as a user writes one, instead of the name of its network.
+
 All contestants are started first and play one round, which is not counted; then they take turns, so that whatever else
 the machine does falls on all of them. Printed: one JSON line for each, and a table with medians over turns of seconds,
 ratios to the plain loop in the same turn, and the time from a process's start to the end of its first round. CPU
@@ -105,6 +107,8 @@ def contestants(device: str) -> list[Contestant]:
         Contestant("fedskew", "by_fedskew", two, "1 process x 2 threads"),
         Contestant("fedskew-processes", "by_fedskew", ("--backend", "processes", *each), "2 processes x 1 thread"),
         Contestant("fedskew-cohort", "by_fedskew", ("--backend", "cohort", *two), "1 process x 2 threads"),
+        Contestant("own", "by_fedskew", ("--own", *two), "1 process x 2 threads"),
+        Contestant("own-processes", "by_fedskew", ("--own", "--backend", "processes", *each), "2 processes x 1 thread"),
         Contestant("pfl", "by_pfl", two, "1 process x 2 threads", "pfl"),
         Contestant("pfl-processes", "by_pfl", (), "2 processes x 1 thread", "pfl", launcher=torchrun),
         Contestant("flower", "by_flower", each, "2 processes x 1 thread", "flower"),

@@ -1,12 +1,14 @@
-"""fedskew, as its user calls it: one `simulate`, FedAvg, the task's cohorts."""
+"""fedskew, as its user calls it: one `simulate`, FedAvg, the task's cohorts, its network or an `nn.Sequential`."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import os
+from collections import OrderedDict
 
 from task import Task, Turns
+from torch import nn
 
 import fedskew
 from fedskew.data import Dataset
@@ -28,6 +30,28 @@ def dataset() -> Dataset:
     )
 
 
+def own_network(task: Task) -> nn.Sequential:
+    """The task's untrained network as a user writes it; names of parameters are the task's."""
+    if task.settings["model"] == "lenet5":
+        layers = [
+            ("conv1", nn.Conv2d(3, 6, 5)), ("relu1", nn.ReLU()), ("pool1", nn.MaxPool2d(2)),
+            ("conv2", nn.Conv2d(6, 16, 5)), ("relu2", nn.ReLU()), ("pool2", nn.MaxPool2d(2)),
+            ("flat", nn.Flatten()), ("fc1", nn.Linear(400, 120)), ("relu3", nn.ReLU()),
+            ("fc2", nn.Linear(120, 84)), ("relu4", nn.ReLU()), ("head", nn.Linear(84, 10)),
+        ]  # fmt: skip
+    else:
+        layers = [
+            ("conv1", nn.Conv2d(3, 32, 3)), ("relu1", nn.ReLU()),
+            ("conv2", nn.Conv2d(32, 64, 3)), ("relu2", nn.ReLU()), ("pool", nn.MaxPool2d(2)),
+            ("drop1", nn.Dropout(0.25)), ("flat", nn.Flatten()),
+            ("fc1", nn.Linear(12544, 128)), ("relu3", nn.ReLU()), ("drop2", nn.Dropout(0.5)),
+            ("head", nn.Linear(128, 10)),
+        ]  # fmt: skip
+    network = nn.Sequential(OrderedDict(layers))
+    network.load_state_dict({name: value.cpu() for name, value in task.network().state_dict().items()})
+    return network
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder")
@@ -37,6 +61,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--capture", action="store_true")
+    parser.add_argument("--own", action="store_true", help="give an nn.Sequential in place of the network's name")
     arguments = parser.parse_args()
     os.environ[FOLDER] = arguments.folder
     task, turns = Task.read(arguments.folder), Turns()
@@ -60,7 +85,7 @@ def main() -> None:
         seeds=settings["seed"],
         data="by_fedskew:dataset",
         partition={"rule": "file", "path": str(task.folder / "partition.npz")},
-        model=settings["model"],
+        model=own_network(task) if arguments.own else settings["model"],
         method={"selection": Recorded(tuple(tuple(cohort) for cohort in task.cohorts))},
         training={
             "rounds": len(task.cohorts),
