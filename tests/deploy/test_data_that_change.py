@@ -38,7 +38,7 @@ def trained(federation: Federated, after_round_one: Any) -> Any:
 
 @pytest.mark.parametrize("label_counts", ["exact", "withheld"])
 def test_counts_are_asked_for_again_and_the_site_goes_on(tmp_path: Path, label_counts: str, caplog: Any) -> None:
-    federation = federate(tmp_path, tree("fedavg", rounds=3), label_counts=label_counts)
+    federation = federate(tmp_path, tree("fedavg", rounds=3), label_counts=label_counts, evaluation="none")
     trained(federation, lambda grid: grow(federation, "ash"))
     _, one, two, three = lines(federation)
     assert sorted(one["answered"]) == [0, 1, 2]
@@ -82,7 +82,7 @@ def test_the_epsilon_of_an_earlier_release_is_what_the_server_records(tmp_path: 
 
 
 def test_a_site_reads_in_its_own_log_why_it_is_refused(tmp_path: Path, caplog: Any) -> None:
-    federation = federate(tmp_path, tree("fedavg", rounds=3))
+    federation = federate(tmp_path, tree("fedavg", rounds=2), evaluation="none")
     grid, node = federation.grid(), federation.node("birch")
 
     def tamper(question: Any, answer: Any) -> Any:
@@ -99,7 +99,7 @@ def test_a_site_reads_in_its_own_log_why_it_is_refused(tmp_path: Path, caplog: A
 
 def test_a_site_reads_why_its_label_counts_are_refused(tmp_path: Path, caplog: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr("fedskew.deploy._roster.RETRY", 0.0)
-    federation = federate(tmp_path, tree("fedavg", rounds=2), start_timeout=0.1)
+    federation = federate(tmp_path, tree("fedavg", rounds=1), start_timeout=0.1, evaluation="none")
     grid, node = federation.grid(), federation.node("birch")
 
     def tamper(question: Any, answer: Any) -> Any:
@@ -113,7 +113,7 @@ def test_a_site_reads_why_its_label_counts_are_refused(tmp_path: Path, caplog: A
 
 
 def test_a_site_that_says_so_every_round_is_asked_once_in_a_while(tmp_path: Path) -> None:
-    federation = federate(tmp_path, tree("fedavg", rounds=3))
+    federation = federate(tmp_path, tree("fedavg", rounds=2), evaluation="none")
     grid, node = federation.grid(), federation.node("ash")
 
     def tamper(question: Message, answer: Message) -> Message:
