@@ -1,5 +1,11 @@
+from . import data as data
+from . import deploy as deploy
 from . import errors as errors
+from . import experiment as experiment
 from . import labels as labels
+from . import methods as methods
+from . import models as models
+from . import partition as partition
 from .errors import FedskewError as FedskewError
 from .experiment import Result as Result
 from .experiment import TrainedModel as TrainedModel

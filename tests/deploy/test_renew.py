@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedskew.cli import app
-from fedskew.deploy import days_left, renew_authority, renew_certificate, write_certificates
+from fedskew.deploy import days_left, expires_soon, renew_authority, renew_certificate, write_certificates
 from fedskew.errors import ConfigError
 
 SECRET = b"a long passphrase"
@@ -117,3 +119,21 @@ def test_days_are_those_of_the_certificate(tmp_path: Path) -> None:
     assert lasts < datetime.timedelta(days=825.1)
     with pytest.raises(ConfigError, match="expected a certificate"):
         days_left(tmp_path / "server.key")
+
+
+@pytest.mark.parametrize(
+    ("days", "says"),
+    [(90, None), (30.2, "expires in 30 days; renew it: fedskew deploy renew FOLDER"), (-1, "has expired")],
+)
+def test_a_certificate_that_ends_soon_is_said(tmp_path: Path, days: float, says: str | None) -> None:
+    now, name = datetime.datetime.now(datetime.UTC), x509.Name([])
+    key = ec.generate_private_key(ec.SECP256R1())
+    made = (
+        x509.CertificateBuilder(name, name, key.public_key(), 1)
+        .not_valid_before(now - datetime.timedelta(days=400))
+        .not_valid_after(now + datetime.timedelta(days=days))
+        .sign(key, hashes.SHA256())
+    )
+    (tmp_path / "server.crt").write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    said = expires_soon(tmp_path / "server.crt")
+    assert said is None if says is None else says in said

@@ -63,6 +63,7 @@ def status(run: Annotated[Path, RUN]) -> None:
         fedskew deploy status hospitals/server
     """
     from fedskew.cli.tables import sites_table
+    from fedskew.deploy import expires_soon
     from fedskew.errors import RunError
     from fedskew.experiment import read_runs
     from fedskew.report import site_activity, undone_rounds
@@ -86,6 +87,9 @@ def status(run: Annotated[Path, RUN]) -> None:
             console.print(f"{site.name}: {site.trouble}", markup=False)
     for line in undone_rounds(seed):
         console.print(line, style="yellow", markup=False)
+    certificate = folder.parent.parent / "server.crt"
+    if certificate.exists() and (said := expires_soon(certificate)):
+        console.print(said, style="yellow", markup=False)
     if out := [site.name for site in sites if site.quarantine is not None]:
         console.print(f"after a look at {', '.join(out)}: fedskew deploy readmit {folder} NAME", markup=False)
 

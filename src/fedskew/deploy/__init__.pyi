@@ -75,6 +75,7 @@ from ._terms import propose_terms as propose_terms
 from ._terms import read_terms as read_terms
 from ._terms import terms_path as terms_path
 from ._tls import days_left as days_left
+from ._tls import expires_soon as expires_soon
 from ._tls import renew_authority as renew_authority
 from ._tls import renew_certificate as renew_certificate
 from ._tls import write_certificates as write_certificates

@@ -18,7 +18,7 @@ import uvicorn
 
 from fedskew.deploy._door import SITES_API, Application, BodyLimits, Receive, Scope, Send, refuse
 from fedskew.deploy._log import LOG
-from fedskew.deploy._tls import SOON, days_left
+from fedskew.deploy._tls import expires_soon
 
 
 class LocalCommands:
@@ -78,7 +78,5 @@ def run_superlink(arguments: Sequence[str], max_reply: int) -> None:
 
 def say_expiry(certificate: Path) -> None:
     """Log when a certificate expires, if that is soon."""
-    days = days_left(certificate)
-    if days < SOON:
-        when = f"expires in {days:.0f} days" if days > 0 else "has expired, and sites can't connect"
-        LOG.warning("%s %s; renew it: fedskew deploy renew FOLDER", certificate, when)
+    if said := expires_soon(certificate):
+        LOG.warning("%s", said)

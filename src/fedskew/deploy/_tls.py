@@ -120,6 +120,19 @@ def days_left(path: Path) -> float:
     return (end - datetime.datetime.now(datetime.UTC)) / datetime.timedelta(days=1)
 
 
+def expires_soon(certificate: Path) -> str | None:
+    """Say when a certificate expires, if that is within 60 days; None: later.
+
+    Args:
+        certificate: The certificate, in PEM.
+    """
+    days = days_left(certificate)
+    if days >= SOON:
+        return None
+    when = f"expires in {days:.0f} days" if days > 0 else "has expired, and sites can't connect"
+    return f"{certificate} {when}; renew it: fedskew deploy renew FOLDER"
+
+
 def write_node_key(path: Path) -> None:
     """Write a site's key in OpenSSH's format, as `ssh-keygen -t ecdsa -b 384` does: `path`, and `path`.pub.
 
