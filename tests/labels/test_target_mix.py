@@ -180,6 +180,7 @@ def test_a_class_at_zero_has_an_interval_that_leaves_zero() -> None:
         ([[1, 2], [3, 4]], [0, 0], "gls", "no sample of the target"),
         ([[1, 2], [3, 4]], [[0.5, 0.5]], "gls", "only method 'em' takes samples"),
         ([[1, 2], [3, 4]], [1, 2], "rlls", "method: must be one of gls, em-cells, bbse, em, not 'rlls'"),
+        ([[1, 2], [0, 0]], [[0.5, 0.5], [0.0, 1.0]], "em", "cells: sample 1 has no probability of any class"),
         ([1, 2], [1, 2], "gls", r"tables: must have the shape \(classes, cells\)"),
     ],
 )

@@ -130,6 +130,9 @@ def estimate_mix(tables: ArrayLike, cells: ArrayLike, method: MixMethod = "gls")
     sizes = held_out.sum(axis=1)
     held = np.flatnonzero(sizes)
     if target.ndim == 2:
+        lost = np.flatnonzero(target[:, held].sum(axis=1) == 0)
+        if len(lost):
+            raise ArgumentError(f"cells: sample {lost[0]} has no probability of any class with held-out samples")
         mix, information = _by_samples(target[:, held])
         uncertain = _Uncertainty(information, information)
         fit = _Fit(np.nan, 0, np.nan, 0.0)
