@@ -49,9 +49,16 @@ def model(federation: Federated, value: float = 0.0) -> Any:
     return ModelLayout(network).to_record(state)
 
 
-def train(federation: Federated, round: int = 1, epochs: float = 1, run: str = "0a", **config: Any) -> Message:
+def train(
+    federation: Federated,
+    round: int = 1,
+    epochs: float = 1,
+    run: str = "0a",
+    steps: int | None = None,
+    quota: tuple[int, ...] | None = None,
+) -> Message:
     federation.grid()
-    content = TrainInstruction(run, round, 0, epochs, 0).content(model(federation, float(round)), {}, config)
+    content = TrainInstruction(run, round, 0, epochs, 0, steps, quota).content(model(federation, float(round)), {})
     return asked(federation, Message(content, federation.node("ash"), "train"))
 
 
@@ -140,6 +147,42 @@ def test_more_epochs_are_refused(tmp_path: Path, caplog: Any) -> None:
     federation = federate(tmp_path, tree("fedavg", epochs=2))
     assert train(federation, epochs=2).has_content()
     refused(train(federation, epochs=2.5), "epochs", caplog, "asks for 2.5 in round 1", "agreed to 2 at most")
+
+
+@pytest.mark.parametrize(
+    ("config", "sent", "kind"),
+    [
+        ({"epochs": 2}, {"epochs": 0.001}, "epochs"),  # the gradient of one batch
+        ({"epochs": 2}, {"epochs": 2, "steps": 1}, "steps"),
+        ({"steps": 2}, {"epochs": 2}, "steps"),
+        ({"steps": 2}, {"epochs": 2, "steps": 1}, "steps"),
+    ],
+)
+def test_less_training_than_agreed_is_refused(
+    tmp_path: Path, caplog: Any, config: Any, sent: dict[str, Any], kind: str
+) -> None:
+    federation = federate(tmp_path, tree("fedavg", **config))
+    assert train(federation, epochs=2, steps=config.get("steps")).has_content()
+    refused(train(federation, **sent), kind, caplog, "in round 1")
+
+
+SINGLE = (1, *[0] * 9)
+"""A quota of one sample of class 0: the reply would be its loss and gradient, and 0 steps if there is none."""
+
+
+@pytest.mark.parametrize("preset", ["fedavg", "seol_kim"])
+def test_quotas_are_taken_only_from_a_method_that_assigns_them(tmp_path: Path, caplog: Any, preset: str) -> None:
+    federation = federate(tmp_path, tree(preset))
+    if preset == "seol_kim":
+        assert train(federation, quota=(5,) * 4 + (0,) * 6).has_content()
+    else:
+        refused(train(federation, quota=SINGLE), "quota", caplog, "samples of single classes in round 1")
+
+
+def test_quotas_with_noisy_label_counts_are_refused(tmp_path: Path, caplog: Any) -> None:
+    """Whether a class is there, and by bisection how many samples it has, would be told by the steps."""
+    federation = federate(tmp_path, tree("fedavg"), label_counts="noisy", epsilon=1.0)
+    refused(train(federation, quota=SINGLE), "quota", caplog)
 
 
 def test_more_rounds_are_refused_whatever_the_runs_are_called(tmp_path: Path, caplog: Any) -> None:

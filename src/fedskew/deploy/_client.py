@@ -14,7 +14,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricR
 from flwr.clientapp import ClientApp
 from torch import nn
 
-from fedskew import __version__, methods, models
+from fedskew import __version__, components, methods, models
 from fedskew.deploy._agreement import Agreement, check_config, read_agreement
 from fedskew.deploy._arrays import ModelLayout, RefusedError, decode, encode
 from fedskew.deploy._ledger import CountsAsked, Ledger, Neighbours, NotAgreedError, ReleaseMode, converted
@@ -81,9 +81,11 @@ class Site:
         work: Local training.
         data: The site's samples.
         asked: What the server asks the site to report of its label counts.
-        epochs: Local epochs if the server does not set them.
+        epochs: Local epochs if the server does not set them; under terms, those that it has to set.
         confusion: Whether the site reports confusion matrices.
         terms: What the site agreed to; None in a Flower project of a user's own, whose app decides.
+        steps: Under terms, the limit on local steps that the server has to set; None: no limit.
+        quotas: Under terms, whether the server may say on how many samples of each class the site trains.
     """
 
     model: FlatModel
@@ -93,6 +95,8 @@ class Site:
     epochs: float = 1
     confusion: bool = True
     terms: Terms | None = None
+    steps: int | None = None
+    quotas: bool = False
 
     def train(self, content: RecordDict, node: int) -> RecordDict:
         """Train as a message instructs.
@@ -201,12 +205,7 @@ class Site:
         if terms is not None:
             if given is None:
                 raise NotAgreedError("message", "message: this is no instruction of fedskew's server, as was agreed")
-            if given.epochs > terms.epochs:
-                raise NotAgreedError(
-                    "epochs",
-                    f"epochs: the server asks for {given.epochs:g} in round {given.round}; this site agreed to "
-                    f"{terms.epochs:g} at most",
-                )
+            self._check_instruction(given, terms)
         known, state = _config(content).get(REPORTED), self.data.state
         if isinstance(known, str) and state is not None:
             budget = None if terms is None else terms.budget
@@ -215,6 +214,25 @@ class Site:
                 raise CountsChangedError("the data have changed since the label counts that the server has")
         if terms is not None:
             self._used(terms).count("train", _question(content, given))
+
+    def _check_instruction(self, given: TrainInstruction, terms: Terms) -> None:
+        """Refuse a training that is not the config's: by a few samples or steps, a reply would show single samples."""
+        asks = f"in round {given.round}; this site agreed to"
+        if given.epochs > terms.epochs:
+            raise NotAgreedError(
+                "epochs", f"epochs: the server asks for {given.epochs:g} {asks} {terms.epochs:g} at most"
+            )
+        if given.epochs != self.epochs:
+            raise NotAgreedError("epochs", f"epochs: the server asks for {given.epochs:g} {asks} {self.epochs:g}")
+        if given.steps != self.steps:
+            limits = ["no limit" if steps is None else f"{steps} at most" for steps in (given.steps, self.steps)]
+            raise NotAgreedError("steps", f"steps: the server asks for {limits[0]} {asks} {limits[1]}")
+        if given.quota is not None and not self.quotas:
+            raise NotAgreedError(
+                "quota",
+                f"quota: the server chooses samples of single classes {asks} none: that takes a selection that assigns "
+                "quotas, and exact label counts",
+            )
 
     def _check_reply(self, reply: RecordDict) -> None:
         """Refuse to send what goes beyond the terms."""
@@ -330,8 +348,17 @@ def agreed_site(config: Config, agreement: Agreement, data: SiteData, terms: Ter
     work = make_work(config, seed, method, data, tuple(agreement.mean), tuple(agreement.std))
     torch.set_num_threads(config.engine.threads)
     asked = CountsAsked(agreement.label_counts, tuple(agreement.classes), agreement.epsilon, agreement.neighbours)
-    most = config.training.most_epochs
-    return Site(FlatModel(network), work, data, asked, most, agreement.evaluates, terms)
+    return Site(
+        FlatModel(network),
+        work,
+        data,
+        asked,
+        config.training.most_epochs,
+        agreement.evaluates,
+        terms,
+        config.training.steps,
+        quotas=agreement.label_counts == "exact" and components.has(method.selection, "assigns_quotas"),
+    )
 
 
 def as_method(method: str | Mapping[str, Any] | Method, momentum: float | None = None) -> Method:
