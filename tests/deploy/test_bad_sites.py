@@ -259,6 +259,30 @@ def test_a_site_that_took_no_step_sends_back_what_it_was_sent(tmp_path: Path) ->
     assert "took no step" in record["deployment"]["refused"]["birch"]
 
 
+@pytest.mark.parametrize("name", ["2.running_mean", "2.running_var", None], ids=str)
+def test_statistics_without_a_step_are_those_that_were_sent(tmp_path: Path, name: str | None) -> None:
+    """A site that says a single sample, of which batch norm makes no batch, truly takes no step."""
+    federation = federate(
+        tmp_path,
+        tree("fedavg", rounds=1, smallest_batch=2) | {"model": {"name": "test_bad_sites:normed"}},
+        evaluation="none",
+    )
+    own = dict(np.load(tmp_path / "birch" / "own.npz"))
+    np.savez(tmp_path / "birch" / "own.npz", **own | {"x": own["x"][:1], "y": own["y"][:1]})
+    (record,) = run(federation, with_array(name, lambda old: old + 1e30) if name else lambda question, answer: None)
+    assert ["took no step" in reason for reason in record["deployment"]["refused"].values()] == [True] * bool(name)
+    assert sorted(record["answered"]) == [0, 2] if name else [0, 1, 2]
+
+
+def test_what_comes_beside_the_model_is_compared_without_a_step(tmp_path: Path) -> None:
+    federation = federate(tmp_path, tree("afl", rounds=1, smallest_batch=2), evaluation="none")
+    own = dict(np.load(tmp_path / "birch" / "own.npz"))
+    np.savez(tmp_path / "birch" / "own.npz", **own | {"x": own["x"][:1], "y": own["y"][:1]})
+    (record,) = run(federation, with_array("afl.loss", lambda old: 1000.0, "reply"))
+    assert list(record["deployment"]["out_of_line"]) == ["birch"]
+    assert 1 not in record["answered"]
+
+
 def test_counts_that_the_test_samples_do_not_bear_out_are_said(tmp_path: Path, caplog: Any) -> None:
     federation = federate(tmp_path, tree("fedavg", rounds=1))
     own = dict(np.load(tmp_path / "birch" / "own.npz"))  # classes 3, 4 and 5

@@ -120,7 +120,7 @@ def excess(measured: Mapping[int, Mapping[str, Measured]], accepted: Sizes) -> d
     """Compare the sizes of a round's updates with their references.
 
     Args:
-        measured: Sizes by client and name; without the clients that took no step.
+        measured: Sizes by client and name; of clients that took no step those of what they returned beside the model.
         accepted: Sizes that were accepted before.
 
     Returns:

@@ -524,8 +524,12 @@ class ReplyValidator:
     def _check_truth(self, update: Update, round: int) -> None:
         """Raise RefusedError if the update can't be what the site says that it is."""
         training = self.rules.training
-        if training is not None and not update.steps and bool(update.norm):
-            raise RefusedError("it took no step, and yet its model is not the one that was sent")
+        if training is not None and not update.steps:
+            layout, model = self.layout, self._sent.model
+            sent = layout.to_state({name: array.numpy() for name, array in layout.to_record(model).items()})
+            same = torch.equal(update.buffers, sent.buffers) and torch.equal(update.integers, sent.integers)
+            if bool(update.norm) or not same:
+                raise RefusedError("it took no step, and yet its model is not the one that was sent")
         seen = Returned(
             change=update.change,
             steps=update.steps,
@@ -542,8 +546,7 @@ class ReplyValidator:
     def _in_line(self, round: int, updates: list[Update]) -> list[Update]:
         """Note updates that are out of line; return those that the rules keep."""
         limit, leaves_out = self.rules.norm_limit, self.rules.norm_action == "leave_out"
-        unknown = self.rules.training is None  # a stock client says of no update how many steps it took
-        measured = {update.client: self._measured(update, round) for update in updates if update.steps or unknown}
+        measured = {update.client: self._measured(update, round) for update in updates}
         worst = excess(measured, self.accepted)
         out = {client: found for client, found in worst.items() if not found[1] <= limit}
         for client, (what, ratio) in out.items():
@@ -565,14 +568,22 @@ class ReplyValidator:
             LOG.warning(
                 "round %d: most updates are out of line; if nothing is wrong at these sites, raise norm_limit", round
             )
-        fine = {client: sizes for client, sizes in measured.items() if client not in out}
+        fine = {client: sizes for client, sizes in measured.items() if client not in out and UPDATE in sizes}
         self.accepted = with_accepted(self.accepted, fine)
         return [update for update in updates if update.client not in out or not leaves_out]
 
     def _measured(self, update: Update, round: int) -> dict[str, Measured]:
+        """Measure an update; of one without a step, whose model is the one that was sent, only what came beside it."""
         rules, sent = self.rules, self._sent
         of_server = self.layout.statistics(sent.model)
         bounded = {name for component in self.hooks.values() for name in component.bounded_returns}
+        beside = {
+            name: returned(values, sent.broadcast.values(), rules.classes)
+            for name, values in update.reply.items()
+            if name not in bounded
+        }
+        if rules.training is not None and not update.steps:
+            return beside
         norm, parameters = float(update.norm), sent.model.parameters
         return {
             UPDATE: length(norm, update.steps, parameters, rules.training, round, rules.classes),
@@ -580,11 +591,7 @@ class ReplyValidator:
                 name: statistic(name, values, of_server[name])
                 for name, values in self._statistics[update.client].items()
             },
-            **{
-                name: returned(values, sent.broadcast.values(), rules.classes)
-                for name, values in update.reply.items()
-                if name not in bounded
-            },
+            **beside,
         }
 
 
