@@ -105,6 +105,7 @@ BROKEN = {
     "a giant's header": (set_array("weight", raw(claiming((10**15,)))), r"expected float32 \(2, 3\)"),
     "too few bytes": (set_array("weight", raw(saved(np.ones((2, 3), np.float32))[:-1])), "bytes of values"),
     "too many bytes": (set_array("weight", raw(saved(np.ones((2, 3), np.float32)) + b"x")), "bytes of values"),
+    "a loss below 0": (set_figure("train-loss", -1e300), "training loss is -1e\\+300; expected a number from 0"),
     "somebody else's id": (set_figure("fedskew-client", 2), "fedskew-client 2, not 1"),
     "an earlier round": (set_figure("server-round", 3), "server-round 3, not 4"),
     "no round": (without("metrics", "server-round"), "server-round None, not 4"),

@@ -146,6 +146,27 @@ def test_without_evaluations_the_next_rounds_training_judges(tmp_path: Path) -> 
     assert records[4]["loss"] < 3
 
 
+def claiming(loss: float) -> Tamper:
+    def change(question: Message, answer: Message) -> Message:
+        if question.metadata.message_type == "train":
+            answer.content["metrics"]["train-loss"] = loss
+        return answer
+
+    return change
+
+
+def test_without_evaluations_one_sites_loss_undoes_no_round(tmp_path: Path) -> None:
+    short = tree("fedavg", rounds=4, participation=0.34, steps=2)  # one site a round
+    federation = federate(tmp_path, short, evaluation="none")
+    grid = federation.grid()
+    grid.tamper[federation.node("birch")] = claiming(1e30)
+    federation.run(grid).run(resume=True)
+    records = lines(federation)
+    assert any(1 in record["answered"] for record in records)
+    assert [record["deployment"].get("undone") for record in records] == [None] * 5
+    assert records[-1]["deployment"]["quarantine"] == {}
+
+
 def test_without_evaluations_a_reply_of_nan_accuses_nobody(tmp_path: Path) -> None:
     federation = federate(tmp_path, tree("fedavg", rounds=3, steps=1), evaluation="none", start_timeout=0.1)
     grid = federation.grid()
@@ -189,6 +210,62 @@ def test_a_site_that_claims_a_ruined_model_can_not_undo_a_round_alone(tmp_path: 
     records = lines(federation)
     assert [record["deployment"].get("undone") for record in records] == [None] * 3
     assert records[2]["deployment"]["evaluations"]["cedar"] == {"accuracy": 0.1, "loss": None, "samples": 100}
+
+
+def test_a_loss_below_0_is_refused(tmp_path: Path) -> None:
+    federation = federate(tmp_path, tree("fedavg", rounds=1, steps=1))
+    grid = federation.grid()
+    grid.tamper[federation.node("birch")] = evaluating([1] * 100, -1e300)
+    federation.run(grid).run(resume=True)
+    said = lines(federation)[1]["deployment"]
+    assert said["unevaluated"]["birch"] == "refused: its loss is -1e+300; expected a number from 0"
+
+
+def test_newcomers_with_other_labels_do_not_undo_a_round(tmp_path: Path) -> None:
+    """Ash alone has a loss of 0.02 on its few classes; the model is bad at those of the others, and harms nobody."""
+    federation = federate(tmp_path, tree("fedavg", rounds=3, steps=1), start_timeout=0.1)
+    grid = federation.grid()
+    others = {federation.node("birch"), federation.node("cedar")}
+    grid.offline |= others
+
+    def then_connected(question: Message, answer: Message) -> Message:
+        if question.content["config"].get("server-round") == 1:
+            grid.offline.clear()
+        return evaluating([1] * 100, 0.02)(question, answer)
+
+    grid.tamper = {federation.node("ash"): then_connected}
+    grid.tamper |= {node: evaluating([1] * 100, 4.0) for node in others}
+    federation.run(grid).run(resume=True)
+    records = lines(federation)
+    assert set(records[2]["deployment"]["evaluations"]) == {"ash", "birch", "cedar"}
+    assert [record["deployment"].get("undone") for record in records] == [None] * 4
+
+
+def test_each_site_compares_the_loss_with_its_own() -> None:
+    from fedskew.deploy import ruined
+
+    best = np.array([0.02, 0.5, np.inf, np.inf])
+    for losses, undone in [
+        ({0: 0.1, 2: 5.0, 3: 6.0}, False),  # newcomers have nothing to compare with
+        ({0: 2.0, 1: 2.0}, False),  # no worse than a model that knows nothing
+        ({0: 9.0, 1: 0.4, 2: 5.0}, True),  # half of those that know
+        ({1: 4.9}, False),
+        ({1: 5.1}, True),
+        ({0: 0.1, 1: 0.4, 2: np.inf, 3: np.inf}, True),
+        ({0: 0.1, 1: 0.4, 2: np.inf}, False),
+    ]:
+        assert (ruined(losses, best, 10.0, np.log(10)) is not None) == undone, losses
+    assert ruined({0: 9.0, 1: 9.0}, best, 10.0, np.log(10)) == (
+        "the model's loss is 9; at 2 of 2 sites it is above 10 times their lowest so far"
+    )
+    for losses, undone in [  # of a model that others trained
+        ({0: 9.0}, False),
+        ({0: 9.0, 1: 0.4}, False),
+        ({0: 9.0, 1: 9.0}, True),
+        ({0: np.inf, 2: 5.0}, False),
+        ({0: 9.0, 2: 5.0, 3: 5.0}, False),
+    ]:
+        assert (ruined(losses, best, 10.0, np.log(10), evaluated=False) is not None) == undone, losses
 
 
 def test_records_say_when_in_utc_and_what_each_site_evaluated(tmp_path: Path) -> None:

@@ -42,8 +42,8 @@ class Agreement(BaseModel):
             rounds, 64 at most.
         idle_timeout: Seconds that the server waits while no site is connected, or too few have reported to begin. The
             run then ends, and can be gone on with.
-        loss_limit: A round is undone if its model's loss is more than this many times the lowest so far, and above that
-            of a model that knows nothing; or if it is not finite. The loss is the upper median of the sites' own. Sites
+        loss_limit: A round is undone if at half of the sites that evaluate its model the loss is more than this many
+            times that site's lowest so far, and above that of a model that knows nothing; or if it is not finite. Sites
             that took part in it are left out until the operator readmits them: all of them if at least half of the
             sites remain, else the one whose update is the longest.
         undone_limit: The run stops once so many rounds were undone.

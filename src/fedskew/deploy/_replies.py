@@ -76,6 +76,9 @@ LARGEST_BATCH = 4096
 PASSES = 4
 """Most times that a local step may show its batch to the network; no step of ours does so more than twice."""
 
+ROUNDING = 1e-3
+"""How far a loss may be below its least, by rounding."""
+
 
 class ExpectedReply(NamedTuple):
     """The form that the reply to a training instruction must have.
@@ -91,6 +94,7 @@ class ExpectedReply(NamedTuple):
         least_steps: Smallest number of local steps that the site can have taken.
         counters: The integers of the sent model, by name; of others only the range is checked.
         most_counted: The most by which a local step can raise such a counter.
+        least_loss: The lowest training loss that the objective can have, but for rounding.
     """
 
     client: int
@@ -103,6 +107,7 @@ class ExpectedReply(NamedTuple):
     least_steps: int = 0
     counters: Mapping[str, torch.Tensor] = {}
     most_counted: int = 1
+    least_loss: float = 0.0
 
 
 class Reply(NamedTuple):
@@ -162,7 +167,7 @@ def check_reply(content: RecordDict, expected: ExpectedReply) -> Reply:
     if not isinstance(steps, int) or not least <= steps <= most:
         numbers = str(most) if least == most else f"a whole number from {least} to {most}"
         raise RefusedError(f"its steps are {short(steps)}; expected {numbers}, by its samples, epochs and batch size")
-    loss = _finite(metrics.get(LOSS), "training loss")
+    loss = _not_below(_finite(metrics.get(LOSS), "training loss"), expected.least_loss, "training loss")
     returned = expected.returned if steps else expected.idle
     known = {ARRAYS, METRICS, REPLY} if returned else {ARRAYS, METRICS}
     if set(content) != known:
@@ -267,7 +272,8 @@ def check_confusion(content: RecordDict, classes: int, round: int) -> tuple[NDAr
         it is not finite, as that of a ruined model is.
 
     Raises:
-        RefusedError: The matrix or the loss is missing or not valid, or the evaluation is of another round.
+        RefusedError: The matrix or the loss is missing or not valid, such as a loss below 0, or the evaluation is of
+            another round.
     """
     check_size(content, 2**20 + 16 * classes * classes)
     metrics = only_metrics(content)
@@ -280,7 +286,11 @@ def check_confusion(content: RecordDict, classes: int, round: int) -> tuple[NDAr
         or not all(isinstance(value, int) and 0 <= value <= MOST_SAMPLES for value in values)
     ):
         raise RefusedError(f"its confusion matrix is {short(values)}; expected {classes} x {classes} whole numbers")
-    mean = math.inf if isinstance(loss, float) and not math.isfinite(loss) else _finite(loss, "loss")
+    mean = (
+        math.inf
+        if isinstance(loss, float) and not math.isfinite(loss)
+        else _not_below(_finite(loss, "loss"), 0.0, "loss")
+    )
     return np.array(values, dtype=np.int64).reshape(classes, classes), mean
 
 
@@ -370,6 +380,7 @@ class ReplyRules:
             None: the server doesn't know them.
         slack: Number of samples by which a site may differ from the number that it reported.
         classes: Number of classes, as far as the server knows.
+        least_loss: See `ExpectedReply`.
     """
 
     norm_limit: float = 10.0
@@ -378,6 +389,7 @@ class ReplyRules:
     training: LocalTraining | None = None
     slack: float = 0.0
     classes: int = 2
+    least_loss: float = 0.0
 
 
 @dataclass
@@ -393,7 +405,7 @@ class ReplyValidator:
         hooks: The method's components that check what they were returned.
         notes: Problems of the current round.
         accepted: Sizes of accepted updates (see `_plausible`); part of the server's state between rounds.
-        not_finite: How many replies of the current round were refused for NaN or infinity.
+        not_finite: Clients whose replies of the current round were refused for NaN or infinity.
     """
 
     names: Sequence[str]
@@ -404,7 +416,7 @@ class ReplyValidator:
     hooks: Mapping[str, Hooks] = field(default_factory=dict)
     notes: RoundNotes = field(default_factory=no_notes)
     accepted: Sizes = field(default_factory=dict)
-    not_finite: int = 0
+    not_finite: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self._buffer = UpdateBuffer()
@@ -422,7 +434,7 @@ class ReplyValidator:
 
     def begin(self, cohort: Sequence[Assignment], sent: Sent) -> None:
         """Begin a round: clear the notes and prepare memory for the cohort's updates."""
-        self.notes, self.not_finite = no_notes(), 0
+        self.notes, self.not_finite = no_notes(), set()
         self._own_rows.clear()  # the buffer is free only once nothing refers to its rows
         self._tasks = {task.client: task for task in cohort}
         self._sent = sent
@@ -468,6 +480,7 @@ class ReplyValidator:
             least_steps=least,
             counters=self._counters,
             most_counted=counted,
+            least_loss=self.rules.least_loss,
         )
 
     def stock_arrays(self, record: ArrayRecord) -> dict[str, AnyArray]:
@@ -497,7 +510,8 @@ class ReplyValidator:
                 update = self._update(reply, client, round)
                 self._check_truth(update, round)
             except RefusedError as error:
-                self.not_finite += isinstance(error, NotFiniteError)
+                if isinstance(error, NotFiniteError):
+                    self.not_finite.add(client)
                 self.notes["refused"][self.names[client]] = str(error)
                 self.refuse(client, f"round {round}: {error}")
                 LOG.warning("round %d: refused the reply of %s: %s", round, self.names[client], error)
@@ -600,6 +614,12 @@ def _finite(value: object, what: str) -> float:
         kind = NotFiniteError if isinstance(value, float) else RefusedError
         raise kind(f"its {what} is {short(value)}; expected a finite number")
     return float(value)
+
+
+def _not_below(loss: float, least: float, what: str) -> float:
+    if loss < least - ROUNDING:
+        raise RefusedError(f"its {what} is {short(loss)}; expected a number from {least:g}")
+    return loss
 
 
 def _metrics(content: RecordDict) -> MetricRecord:

@@ -28,7 +28,7 @@ from fedskew.deploy._outcome import told
 from fedskew.deploy._replies import ReplyRules, ReplyValidator, no_notes
 from fedskew.deploy._roster import Roster
 from fedskew.deploy._sites import Sites
-from fedskew.deploy._watch import Decisions, Watched, loss_of, ruined, to_leave_out
+from fedskew.deploy._watch import Decisions, Watched, ruined, to_leave_out
 from fedskew.engine import (
     ClientStates,
     Evaluation,
@@ -189,6 +189,7 @@ def make_deployed_loop(
         training=local_training(config),
         slack=roster.slack,
         classes=len(agreement.classes),
+        least_loss=least_loss(method),
     )
     sites = Sites(
         grid=grid,
@@ -348,12 +349,11 @@ class DeployedRunner(RoundRunner):
     def review(self, state: DeployedState, record: RoundRecord) -> DeployedState:
         """Judge a round's model by the sites' evaluations, and complete the round's record (see `Watch.review`)."""
         notes = record.deployment = record.deployment if record.deployment is not None else dict(no_notes())
-        losses = [one.loss for one in self._evaluations.values() if one.samples]
+        losses = {client: one.loss for client, one in self._evaluations.items() if one.samples}
         if losses and "undone" not in notes:
-            loss = loss_of(losses)
-            reason = self._ruined(loss, state.watch.best)
+            reason = self._ruined(losses, state.watch)
             if reason is None:
-                good = state.watch.with_good(state.server, state.accepted, loss)
+                good = state.watch.with_good(state.server, state.accepted, losses)
                 state = dataclasses.replace(state, watch=good)
             else:
                 suspects = np.flatnonzero(state.watch.since).tolist()
@@ -389,7 +389,9 @@ class DeployedRunner(RoundRunner):
     def _judged_by_training(self, before: DeployedState, following: ServerState, record: RoundRecord) -> DeployedState:
         """Take a round into account that is not evaluated yet.
 
-        Where sites don't evaluate, their training losses judge the model that the round began with.
+        Where sites don't evaluate, their training losses judge the model that the round began with. It is undone only
+        if two sites and half of the cohort told a loss, and is good only if fewer than half of those say that it is
+        ruined.
         """
         watch, notes = before.watch, record.deployment
         assert notes is not None, "made by run_round"
@@ -398,17 +400,18 @@ class DeployedRunner(RoundRunner):
         if record.diverged and not record.answered:
             return self._undone(state, record, "the next model would not be finite", record.diverged)
         losses = self.sites.losses
-        if not self._agreement.evaluates and losses and (len(losses) > 1 or math.isfinite(losses[0])):
-            loss = loss_of(losses, evaluated=False)
-            reason = self._ruined(loss, watch.best)
-            if reason is not None:
+        if not self._agreement.evaluates and losses:
+            reason = self._ruined(losses, watch, evaluated=False)
+            if reason is not None and 2 * len(losses) >= len(set(record.cohort) - watch.out()):
                 return self._undone(state, record, reason, np.flatnonzero(watch.since).tolist())
-            watch = watch.with_good(before.server, before.accepted, loss)
+            if reason is None and self._ruined(losses, watch) is None:
+                watch = watch.with_good(before.server, before.accepted, losses)
         lengths = {client: self.sites.lengths[client] for client in record.answered}
         return DeployedState(following, accepted, watch.with_counted(record.round, lengths))
 
-    def _ruined(self, loss: float, best: float) -> str | None:
-        return ruined(loss, best, self._agreement.loss_limit, math.log(max(len(self._agreement.classes), 2)))
+    def _ruined(self, losses: Mapping[int, float], watch: Watched, evaluated: bool = True) -> str | None:
+        chance = math.log(max(len(self._agreement.classes), 2))
+        return ruined(losses, watch.best, self._agreement.loss_limit, chance, evaluated)
 
     def _undone(
         self, state: DeployedState, record: RoundRecord, reason: str, suspects: Collection[int]
@@ -469,6 +472,13 @@ class DeployedRunner(RoundRunner):
             time.sleep(PAUSE)
         if waiting:
             LOG.info("a site is connected again")
+
+
+def least_loss(method: methods.Method) -> float:
+    """Return the lowest loss that a method's objective can have: 0, or unknown if a part of it is a user's own."""
+    parts = [method.objective.loss, *(term for _, term in method.objective.terms)]
+    ours = all(type(part).__module__.startswith("fedskew.") for part in parts)
+    return 0.0 if ours and all(weight >= 0 for weight, _ in method.objective.terms) else -math.inf
 
 
 def log_aggregation(record: RoundRecord, names: Sequence[str], limit: float | None) -> None:

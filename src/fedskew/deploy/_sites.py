@@ -128,7 +128,8 @@ class Sites(Backend):
         asked: Clients that were asked for something in this round.
         silent: Those of them that did not answer in time.
         lengths: Norms of the updates of the last cohort, by client.
-        losses: The training losses of the last cohort; infinite for a reply that was refused as it was not finite.
+        losses: The training losses of the last cohort, by client; infinite for a reply that was refused as it was not
+            finite.
         knows_labels: Whether the sites report label counts, and not only their numbers of samples.
         own_seconds: Seconds that the server itself computed in the last round, without waiting for sites.
     """
@@ -144,7 +145,7 @@ class Sites(Backend):
     asked: set[int] = field(default_factory=set)
     silent: set[int] = field(default_factory=set)
     lengths: dict[int, float] = field(default_factory=dict)
-    losses: list[float] = field(default_factory=list)
+    losses: dict[int, float] = field(default_factory=dict)
     knows_labels: bool = True
     own_seconds: float = 0.0
     _doubted: set[int] = field(default_factory=set)
@@ -161,7 +162,7 @@ class Sites(Backend):
         validator.missing(round, "left_out", out)
         validator.missing(round, "skipped", skipped)
         tasks = {client: task for client, task in tasks.items() if client not in {*out, *skipped}}
-        self.lengths, self.losses = {}, []
+        self.lengths, self.losses = {}, {}
         if not tasks:
             return []
         online = self._wait_for_some(round, list(tasks))
@@ -184,7 +185,7 @@ class Sites(Backend):
         updates = validator.updates(round, answers.by(clients), validate)
         self._heard(answers.by(clients))
         self.lengths = {update.client: float(update.norm) for update in updates}
-        self.losses = [update.loss for update in updates] + [math.inf] * validator.not_finite
+        self.losses = {update.client: update.loss for update in updates} | dict.fromkeys(validator.not_finite, math.inf)
         self.own_seconds = time.perf_counter() - began
         return updates
 

@@ -1,7 +1,8 @@
 """The server's watch over its own model: a round that ruins it is undone, and who took part in it is left out.
 
 A round's model is judged by the sites' losses on their own test samples, or, where sites don't evaluate, by the losses
-of the next round's training. A median counts, so that it takes half of the sites to hide a ruined model.
+of the next round's training, each compared with that site's own before. One site alone has no round undone, unless
+it is half of those that evaluate.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Watched:
     Attributes:
         good: The last state whose model was judged to be fine.
         accepted: Sizes of the updates that were accepted up to then (see `_plausible`).
-        best: The lowest loss so far.
+        best: The lowest loss of each site so far; infinite if none is known.
         undone: Rounds that were undone.
         left_out: The round for which a site is left out; 0 if it takes part.
         since: The last round after `good` in which a site's update was aggregated; 0 if none was.
@@ -45,7 +46,7 @@ class Watched:
 
     good: ServerState
     accepted: dict[str, NDArray[np.float64]]
-    best: float
+    best: NDArray[np.float64]
     undone: list[int]
     left_out: NDArray[np.int64]
     since: NDArray[np.int64]
@@ -58,7 +59,8 @@ class Watched:
     def start(cls, state: ServerState, accepted: dict[str, NDArray[np.float64]], clients: int) -> Watched:
         """Return what is kept before the first round."""
         none = np.zeros(clients, dtype=np.int64)
-        return cls(state, accepted, math.inf, [], none, none, none, np.zeros(clients), none, none)
+        best = np.full(clients, math.inf)
+        return cls(state, accepted, best, [], none, none, none, np.zeros(clients), none, none)
 
     def skipped(self, round: int) -> frozenset[int]:
         """Return the sites that are not asked in a round, as they did not answer before."""
@@ -76,8 +78,13 @@ class Watched:
             longest[client] = max(longest[client], length)
         return dataclasses.replace(self, since=since, lengths=longest)
 
-    def with_good(self, state: ServerState, accepted: dict[str, NDArray[np.float64]], loss: float) -> Watched:
-        """Take a state as the one to go back to."""
+    def with_good(
+        self, state: ServerState, accepted: dict[str, NDArray[np.float64]], losses: Mapping[int, float]
+    ) -> Watched:
+        """Take a state as the one to go back to, with its model's losses by client index."""
+        best = self.best.copy()
+        for client, loss in losses.items():
+            best[client] = min(best[client], loss)
         counted = np.where(self.since > 0, self.since, self.counted)
         none = np.zeros_like(self.since)
         lengths = np.zeros_like(self.lengths)
@@ -85,7 +92,7 @@ class Watched:
             self,
             good=state,
             accepted=accepted,
-            best=min(self.best, loss),
+            best=best,
             counted=counted,
             since=none,
             lengths=lengths,
@@ -111,35 +118,38 @@ class Watched:
         return dataclasses.replace(self, misses=misses, resumes=resumes)
 
 
-def ruined(loss: float, best: float, limit: float, chance: float) -> str | None:
+def ruined(
+    losses: Mapping[int, float], best: NDArray[np.float64], limit: float, chance: float, evaluated: bool = True
+) -> str | None:
     """Say why a model is to be taken as ruined, or None if it isn't.
 
+    Each site's loss is compared with its own lowest so far, as sites hold other labels. Sites without one, such as
+    newcomers, are only asked whether their loss is finite.
+
     Args:
-        loss: Its loss (see `loss_of`).
-        best: The lowest such loss so far.
+        losses: The model's loss at sites, by client index; infinite where it is not finite.
+        best: The lowest such loss of every site so far, shape `(clients,)`; infinite for a site that has none.
         limit: See `Agreement.loss_limit`.
         chance: The loss of a model that knows nothing, `log(classes)`: a lower one ruins no model.
+        evaluated: Whether sites evaluated the model that they had trained: then half of them decide, so that a liar
+            can't hide among two that it ruined it. Training in the next round judges others' work: then it takes more
+            than half, and two at least, so that of two no liar can accuse the other.
 
     Returns:
         The reason.
     """
-    if not math.isfinite(loss):
-        return "the model's loss is not finite"
-    if loss > chance and loss > limit * best:
-        return f"the model's loss is {loss:.4g}, more than {limit:g} times the best so far, {best:.4g}"
+    known = [client for client in losses if math.isfinite(best[client])]
+    infinite = [client for client, loss in losses.items() if not math.isfinite(loss)]
+    risen = [client for client in known if not losses[client] <= max(chance, limit * float(best[client]))]
+    for said, asked, what in (
+        (infinite, list(losses), "is not finite"),
+        (risen, known, f"is above {limit:g} times their lowest so far"),
+    ):
+        enough = math.ceil(len(asked) / 2) if evaluated else max(2, len(asked) // 2 + 1)
+        if asked and len(said) >= enough:
+            figure = statistics.median_high(losses[client] for client in asked)
+            return f"the model's loss is {figure:.4g}; at {len(said)} of {len(asked)} sites it {what}"
     return None
-
-
-def loss_of(losses: Sequence[float], evaluated: bool = True) -> float:
-    """Return the loss that counts: a median over sites.
-
-    Args:
-        losses: The loss at each site, infinite where it is not finite; at least one.
-        evaluated: Whether sites evaluated the model that they had trained: then it is the upper median, so that a liar
-            can't hide among two that it ruined it. Training in the next round judges others' work: then it is the lower
-            one, so that of two no liar can accuse the other.
-    """
-    return float(statistics.median_high(losses) if evaluated else statistics.median_low(losses))
 
 
 def to_leave_out(suspects: Collection[int], active: Collection[int], lengths: NDArray[np.float64]) -> list[int]:
