@@ -6,14 +6,19 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from federated import federate, tree
+from flwr.app import Message
 
-from fedskew.deploy import SiteStates, disclosures, load_site
+from fedskew.deploy import ModelLayout, SiteStates, TrainInstruction, disclosures, load_site
 from fedskew.errors import ConfigError, DataError
+from fedskew.experiment import make_network
+from fedskew.methods import build
+from fedskew.models import FlatModel
 
 TRAIN_ONCE = """
 import json, sys
@@ -62,6 +67,45 @@ def test_a_site_goes_on_from_the_round_that_counted(tmp_path: Path) -> None:
     assert states.newest == 1  # round 2 was not counted, and is no more
     assert SiteStates(tmp_path, "0b").load(0) == {}
     assert states.load(1)["kept"].tolist() == [1.0, 1.0]
+
+
+def test_a_site_has_the_state_of_the_round_before_if_the_last_is_undone(tmp_path: Path) -> None:
+    states = SiteStates(tmp_path, "0a")
+    for round in (1, 2, 3):
+        states.load(round - 1)
+        states.keep(round, {"kept": torch.full((2,), float(round))})
+    assert states.load(3)["kept"].tolist() == [3.0, 3.0]
+    assert states.load(2)["kept"].tolist() == [2.0, 2.0]  # the server has undone round 3
+    assert states.newest == 2
+
+
+@pytest.mark.parametrize(
+    ("agreed", "more", "back"),
+    [
+        ({"evaluation": "none"}, {}, 1),
+        ({}, {"evaluation": {"every": 3}}, 2),
+        ({}, {"output": {"checkpoint_every": 4}}, 3),
+    ],
+)
+def test_a_site_keeps_states_as_far_as_its_server_may_go_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, agreed: Any, more: Any, back: int
+) -> None:
+    federation = federate(tmp_path, tree("scaffold", rounds=9) | more, **agreed)
+    grid, node = federation.grid(), federation.node("ash")
+    shape = tuple(federation.agreement.shape)
+    model = FlatModel(make_network(federation.config, 3, build(federation.config.method), 10, shape))
+    layout, sent = ModelLayout(model), model.read_state()
+    broadcast = {"scaffold.server": torch.zeros(len(model.vector))}
+
+    def train(round: int, counted: int) -> None:
+        content = TrainInstruction("0a", round, 0, 1, counted).content(layout.to_record(sent), broadcast)
+        (answer,) = grid.send_and_receive([Message(content, node, "train")])
+        assert answer.has_content()
+
+    for round in range(1, 6):
+        train(round, round - 1)
+    train(6, 4 - back)
+    assert "begins without a state" not in caplog.text
 
 
 def test_a_site_that_lost_what_it_kept_begins_anew_and_says_so(

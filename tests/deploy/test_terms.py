@@ -366,6 +366,26 @@ def agreed_to(data: Path, app: Path) -> None:
     terms.write(data.parent / "agreed.toml")
 
 
+@pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_a_damaged_app_does_not_end_the_supernode(tmp_path: Path, caplog: Any, method: int) -> None:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", method) as file:
+        file.writestr("a.py", "x = 1\n" * 1000)
+    whole, begins = packed.getvalue(), 30 + len("a.py")
+    damaged = whole[:begins] + bytes(byte ^ 0xFF for byte in whole[begins : begins + 8]) + whole[begins + 8 :]
+    assert not is_agreed(damaged, tmp_path / "data.toml")
+    assert "the server's app is no zip file that can be unpacked" in caplog.text
+
+
+@pytest.mark.parametrize("project", ["tool = 1", "tool.flwr = 1", "a = " + "[" * 5000])
+def test_an_app_with_an_odd_project_file_does_not_end_the_supernode(tmp_path: Path, caplog: Any, project: str) -> None:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as file:
+        file.writestr("pyproject.toml", project)
+    assert not is_agreed(packed.getvalue(), tmp_path / "data.toml")
+    assert "has agreed to nothing yet" in caplog.text
+
+
 def test_a_giant_app_is_not_unpacked() -> None:
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as file:

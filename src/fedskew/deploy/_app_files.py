@@ -14,6 +14,7 @@ import tomllib
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from fedskew.errors import ConfigError
 
@@ -61,7 +62,7 @@ def unzip_app(content: bytes) -> AppFiles:
         Contents of its files by relative path; hidden files too, as these could be run.
 
     Raises:
-        ConfigError: It is no zip file, is too large, or has a file outside its folder.
+        ConfigError: It is no zip file, is damaged or too large, or has a file outside its folder.
     """
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as packed:
@@ -69,8 +70,10 @@ def unzip_app(content: bytes) -> AppFiles:
             if sum(entry.file_size for entry in entries) > MOST_BYTES:
                 raise ConfigError(f"the server's app is larger than {MOST_BYTES} bytes")
             files = {entry.filename: packed.read(entry) for entry in entries}
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, OSError) as error:
-        raise ConfigError(f"the server's app is no zip file ({type(error).__name__})") from None
+    except ConfigError:
+        raise
+    except Exception as error:  # each way to compress has errors of its own
+        raise ConfigError(f"the server's app is no zip file that can be unpacked ({type(error).__name__})") from None
     for name in files:
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts or "\\" in name or ":" in name:
@@ -161,21 +164,28 @@ def app_hash(files: AppFiles) -> str:
 
 def _project(held: bytes) -> bytes:
     """Return the content of `pyproject.toml` without its layout, and without the part that Flower leaves out."""
-    try:
-        tree = tomllib.loads(held.decode())
-    except ValueError:
+    tree = _toml(held)
+    if tree is None:
         return held
-    flower = tree.get("tool", {}).get("flwr", {})
+    tool = tree.get("tool")
+    flower = tool.get("flwr") if isinstance(tool, dict) else None
     if isinstance(flower, dict):
         flower.pop("federations", None)
     return json.dumps(tree, sort_keys=True, default=str).encode()
 
 
+def _toml(held: bytes) -> dict[str, Any] | None:
+    """Read a TOML file; None if it is none, or is nested too deeply."""
+    try:
+        return tomllib.loads(held.decode())
+    except (ValueError, RecursionError):
+        return None
+
+
 def _keys(held: bytes) -> dict[str, object] | None:
     """Return a TOML file's values by dotted key; None if it is none."""
-    try:
-        tree = tomllib.loads(held.decode())
-    except ValueError:
+    tree = _toml(held)
+    if tree is None:
         return None
     found: dict[str, object] = {}
     tables: list[tuple[str, dict[str, object]]] = [("", tree)]

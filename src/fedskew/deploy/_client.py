@@ -86,6 +86,7 @@ class Site:
         terms: What the site agreed to; None in a Flower project of a user's own, whose app decides.
         steps: Under terms, the limit on local steps that the server has to set; None: no limit.
         quotas: Under terms, whether the server may say on how many samples of each class the site trains.
+        earlier: How many earlier states the site keeps (see `SiteStates`).
     """
 
     model: FlatModel
@@ -97,6 +98,7 @@ class Site:
     terms: Terms | None = None
     steps: int | None = None
     quotas: bool = False
+    earlier: int = 1
 
     def train(self, content: RecordDict, node: int) -> RecordDict:
         """Train as a message instructs.
@@ -116,7 +118,11 @@ class Site:
         given = TrainInstruction.parse(config)
         self._check_training(given, content)
         round = int(config.get(ROUND, 0))  # type: ignore[arg-type]
-        states = None if self.data.state is None else SiteStates(self.data.state, STOCK if given is None else given.run)
+        states = (
+            None
+            if self.data.state is None
+            else SiteStates(self.data.state, STOCK if given is None else given.run, self.earlier)
+        )
         counted = 0 if states is None else states.newest
         task = TrainInstruction(STOCK, round, node, self.epochs, counted) if given is None else given
         layout = ModelLayout(self.model)
@@ -348,6 +354,7 @@ def agreed_site(config: Config, agreement: Agreement, data: SiteData, terms: Ter
     work = make_work(config, seed, method, data, tuple(agreement.mean), tuple(agreement.std))
     torch.set_num_threads(config.engine.threads)
     asked = CountsAsked(agreement.label_counts, tuple(agreement.classes), agreement.epsilon, agreement.neighbours)
+    evaluated = config.evaluation.every if agreement.evaluates else 1
     return Site(
         FlatModel(network),
         work,
@@ -358,6 +365,7 @@ def agreed_site(config: Config, agreement: Agreement, data: SiteData, terms: Ter
         terms,
         config.training.steps,
         quotas=agreement.label_counts == "exact" and components.has(method.selection, "assigns_quotas"),
+        earlier=evaluated + config.output.checkpoint_every - 1,
     )
 
 

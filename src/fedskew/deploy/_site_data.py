@@ -11,9 +11,9 @@ A site describes its samples in its own file `data.toml`, which never leaves the
 States are stored by round. A site cannot know whether the server aggregated its update: the site may have been killed
 before it replied, or the reply may have come too late or have been refused. The state after a training is therefore
 written beside the state of the last counted round, that is, the last round in which the site's update was aggregated.
-The server's next instruction names that round; the site starts from its state and deletes all others. A server that was
-killed repeats the round after its checkpoint. The site still has the state that this server names, because it deletes a
-state only when a later one is named.
+The server's next instruction names that round; the site starts from its state and deletes all later ones. A server that
+undoes a round, or was killed, goes back and names an earlier round. The site therefore keeps the states of some earlier
+rounds, too: as many as the config's evaluations and checkpoints can make it go back.
 """
 
 from __future__ import annotations
@@ -176,18 +176,24 @@ def _by_channel(values: tuple[float, ...] | list[float], inputs: Tensor) -> Tens
 
 
 class SiteStates:
-    """The states of a site in one run, by round: files `<run>/<round>.safetensors` in the site's state folder."""
+    """The states of a site in one run, by round: files `<run>/<round>.safetensors` in the site's state folder.
 
-    def __init__(self, folder: Path, run: str) -> None:
-        self._folder = folder / run
+    Args:
+        folder: The site's state folder.
+        run: The run's identifier.
+        earlier: How many counted rounds before the last one have their states kept.
+    """
+
+    def __init__(self, folder: Path, run: str, earlier: int = 1) -> None:
+        self._folder, self._earlier = folder / run, earlier
 
     @property
     def newest(self) -> int:
         """The latest round with a state; 0 if there is none."""
-        return max((int(path.stem) for path in self._folder.glob("*.safetensors")), default=0)
+        return max(self._rounds(), default=0)
 
     def load(self, round: int) -> dict[str, Tensor]:
-        """Read the state after a round, and delete all others.
+        """Read the state after the last counted round; delete later ones, which were not counted, and too early ones.
 
         Args:
             round: Number of the round.
@@ -195,9 +201,10 @@ class SiteStates:
         Returns:
             Tensors by name; empty for round 0, and if the state is lost.
         """
-        for path in self._folder.glob("*.safetensors"):
-            if int(path.stem) != round:
-                path.unlink()
+        rounds = self._rounds()
+        kept = sorted(other for other in rounds if other < round)[-self._earlier :]
+        for other in set(rounds) - {round, *kept}:
+            self._path(other).unlink()
         if round == 0:
             return {}
         path = self._path(round)
@@ -212,6 +219,9 @@ class SiteStates:
         self._folder.mkdir(parents=True, exist_ok=True)
         with replacing(self._path(round), shared=True) as part:
             save_file({name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}, part)
+
+    def _rounds(self) -> list[int]:
+        return [int(path.stem) for path in self._folder.glob("*.safetensors")]
 
     def _path(self, round: int) -> Path:
         return self._folder / f"{round}.safetensors"
