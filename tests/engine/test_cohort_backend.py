@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -158,7 +159,8 @@ def assert_close_runs(one, other) -> None:
         for key in ("cohort", "answered", "dropped", "diverged", "steps", "bytes_up", "bytes_down"):
             assert getattr(record, key) == getattr(expected_record, key)
         np.testing.assert_allclose(record.weights, expected_record.weights, rtol=1e-3, atol=1e-5)
-        assert record.loss == pytest.approx(expected_record.loss, rel=1e-3, abs=1e-5)
+        losses = [math.nan if one.loss is None else one.loss for one in (record, expected_record)]  # too few for Krum
+        np.testing.assert_allclose(*losses, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.slow

@@ -98,7 +98,7 @@ def test_a_run_whose_rank_is_killed_ends_and_goes_on_over_another_number_with_th
     monkeypatch.syspath_prepend(tmp_path)
     fedskew.simulate("task.toml", out="alone")
     assert left(tmp_path / "runs") == left(tmp_path / "alone")
-    said = {"name": "sequential", "network": {"as_written": "no rule applies"}, "ranks": 1}
+    said = {"name": "sequential", "network": {"as_written": "it changes its own attributes"}, "ranks": 1}
     assert json.loads((place / "summary.json").read_text())["backend"] == said
 
 

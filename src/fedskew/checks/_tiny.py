@@ -61,7 +61,7 @@ def train(method: dict[str, Any], backend: str = "sequential", stop: bool = Fals
             "method": method,
             "training": {
                 "rounds": ROUNDS,
-                "participation": 0.5,
+                "participation": 1.0 if "aggregation" in method else 0.5,  # Krum needs five clients
                 "epochs": 2,
                 "batch_size": 8,
                 "lr": 0.1,

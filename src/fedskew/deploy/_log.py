@@ -37,6 +37,11 @@ class OneLineErrors(logging.Filter):
         return True
 
 
+def say_errors_in_one_line() -> None:
+    """From now on, Flower's log shows an error of fedskew's own without its traceback."""
+    logging.getLogger("flwr").addFilter(OneLineErrors())
+
+
 LOG = logging.getLogger("flwr.fedskew")
 """Flower's log. Reasons, names and paths in it may come from sites and files."""
 LOG.addFilter(VisibleText())

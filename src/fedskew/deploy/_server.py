@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import math
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -22,7 +21,7 @@ from fedskew.deploy._agreement import Agreement, check_config, read_agreement
 from fedskew.deploy._arrays import ModelLayout
 from fedskew.deploy._disclosures import returned_specs
 from fedskew.deploy._evaluations import SiteEvaluation, together
-from fedskew.deploy._log import LOG, OneLineErrors, utc_now
+from fedskew.deploy._log import LOG, say_errors_in_one_line, utc_now
 from fedskew.deploy._messages import CHANGED, counted_in
 from fedskew.deploy._outcome import told
 from fedskew.deploy._replies import ReplyRules, ReplyValidator, no_notes
@@ -86,7 +85,7 @@ def server_app(folder: str | Path) -> ServerApp:
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         given = {key: str(context.run_config.get(key) or "") for key in ("out", "target", "ended")}
-        logging.getLogger("flwr").addFilter(OneLineErrors())
+        say_errors_in_one_line()
         with told(Path(given["ended"]) if given["ended"] else None):
             config, agreement = read(folder / "run.toml"), read_agreement(folder / "deploy.toml")
             target = Path(given["target"]) if given["target"] else None
