@@ -175,7 +175,7 @@ def test_every_backend_aggregates_alike(name, tmp_path):
 
 
 def test_the_weight_limit_holds_whatever_the_weighting_and_the_record_says_whom_it_binds():
-    counts = np.array([[1e12, 0], [3, 0], [1, 0], [1, 0], [0, 5], [0, 5]])
+    counts = np.array([[1e12, 1e12], [3, 0], [1, 0], [1, 0], [0, 5], [0, 5]])
     for weighting in ("fedavg", "fedla"):
         record = play("mean", weighting=weighting, counts=counts, weight_limit=0.5)[2]
         weights = dict(zip(record.answered, record.weights, strict=True))
@@ -186,3 +186,16 @@ def test_the_weight_limit_holds_whatever_the_weighting_and_the_record_says_whom_
     free = play("mean", weighting="fedavg", counts=counts)[2]
     assert max(free.weights) > 0.999
     assert "limited" not in free.to_dict()
+
+
+def test_the_record_names_only_those_whose_weight_the_limit_lowered():
+    two = np.array([[5.0, 0], [0, 5.0], [0, 0], [0, 0], [0, 0], [0, 0]])
+    alone = np.where(np.arange(6)[:, None] == 3, 5.0, 0.0) * [1.0, 1.0]
+    for counts, weighting in ((two, "fedavg"), (alone, "fedavg"), (two, "fedpals"), (alone, "fedpals")):
+        record = play("mean", weighting=weighting, counts=counts, target=np.array([0.5, 0.5]), weight_limit=0.5)[2]
+        assert max(record.weights) >= 0.5
+        assert record.limited is None
+    for limit, counts in ((0.5, two), (0.3, two)):  # 0.3: two can't keep to it, and count alike
+        record = play("mean", weighting="fedpals", counts=counts, target=np.array([0.9, 0.1]), weight_limit=limit)[2]
+        assert sorted(record.weights)[-2:] == pytest.approx([0.5, 0.5])
+        assert record.limited == [0]

@@ -349,9 +349,8 @@ class Federation:
         fine = np.isin(cohort.ids, [update.client for update in updates])
 
         counts, answered = cohort.counts[fine], cohort.ids[fine]
-        weights = self._weigh(answered, counts, cohort.quotas, state)
-        limit = self.weight_limit
-        limited = [] if limit is None else answered[: len(weights)][weights >= limit * (1 - 1e-9)].tolist()
+        weights, cut = self._weigh(answered, counts, cohort.quotas, state)
+        held = answered[cut].tolist()
         unmoved = self._short_of(len(updates)) if 0 < len(weights) < self.method.aggregation.least else None
         if unmoved is not None:
             weights = weights[:0]
@@ -368,7 +367,7 @@ class Federation:
         model_bytes = _bytes(state.model._asdict())
         up = sum(model_bytes + _bytes(update.reply) for update in replies)
         down = (model_bytes + _bytes(sent.broadcast)) * len(cohort.ids)
-        return following, RoundOutcome(arrived, updates, counts, weights, drift, up, down, limited, unmoved)
+        return following, RoundOutcome(arrived, updates, counts, weights, drift, up, down, held, unmoved)
 
     def check_finite(
         self,
@@ -429,17 +428,28 @@ class Federation:
             chosen = selection.select(state, self._seen, self.cohort_size, rng)
         return checked_choice(selection, chosen, len(self.counts), f"round {round}: ")
 
-    def _weigh(self, answered: NDArray[np.int64], counts: FloatArray, by_quota: bool, state: ServerState) -> FloatArray:
-        sizes = counts.sum(axis=1)
+    def _weigh(
+        self, answered: NDArray[np.int64], counts: FloatArray, by_quota: bool, state: ServerState
+    ) -> tuple[FloatArray, NDArray[np.bool_]]:
+        """Return the weights, and a mask of the clients whose weight the limit lowered from above it."""
+        sizes, limit = counts.sum(axis=1), self.weight_limit
+        none = np.zeros(len(answered), dtype=np.bool_)
         if sizes.sum() == 0:
-            return np.zeros(0)
+            return np.zeros(0), none
         shown = counts if by_quota or self.weighed is None else self.weighed[answered]
         kept = state.hooks.get("weighting", {})
         weighting, where = self.method.weighting, f"round {state.round}: "
         with calling("weighting", weighting, "weigh", where):
-            weights = weighting.weigh(Answered(shown, sizes, self.target, answered, kept, self.weight_limit))
-        weights = checked_weights(weighting, weights, answered, where)
-        return weights if self.weight_limit is None else limited(weights, self.weight_limit, sizes)
+            given = Answered(shown, sizes, self.target, answered, kept, limit)
+            weights = checked_weights(weighting, weighting.weigh(given), answered, where)
+            if limit is None:
+                return weights, none
+            weights = limited(weights, limit, sizes)
+            if weights.max() < limit * (1 - 1e-9):
+                return weights, none
+            # A weighting may have kept to the limit by itself.
+            free = checked_weights(weighting, weighting.weigh(given._replace(limit=None)), answered, where)
+        return weights, free * (1 - 1e-9) > np.maximum(weights, limit)
 
     def _short_of(self, clients: int) -> str:
         """In words: the aggregation needs more clients than there are."""

@@ -59,7 +59,7 @@ class RoundOutcome(NamedTuple):
         drift: Drift diversity of the updates; None if undefined.
         bytes_up: Bytes sent by clients.
         bytes_down: Bytes sent to clients.
-        limited: Clients whose weight stands at the limit.
+        limited: Clients whose weight the limit lowered.
         unmoved: Why the aggregation left the model as it was; None if it did not.
     """
 
@@ -160,7 +160,7 @@ class RoundRecord:
         evaluation: Metrics of the model on the test set; None in rounds without evaluation.
         validation: Metrics of the model on the validation set; None in rounds without validation.
         clients: Metrics of each client's model after its local training; None if clients are not evaluated.
-        limited: Clients whose weight stands at `training.weight_limit`; only in records of rounds in which one does.
+        limited: Clients whose weight `training.weight_limit` lowered; only in records of rounds in which it did.
         unmoved: Why the aggregation left the model as it was; only in records of such rounds.
         deployment: Events at real sites and the checks of their replies; only in records of deployments.
     """
