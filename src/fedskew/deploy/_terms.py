@@ -30,6 +30,9 @@ from fedskew.parameters import Count, Positive
 
 FILE = "agreed.toml"
 USED = "used.json"
+EVALUATED_AGAIN = 10
+"""Further models that a site evaluates: a server that was killed may aggregate the round anew, from other replies."""
+
 ABOUT = """\
 # What this site agreed to, as `fedskew deploy site --check data.toml` showed it. The site refuses what goes beyond it.
 # Smaller numbers may be written here at any time, and hold from the next message on; for everything else, check again.
@@ -45,8 +48,8 @@ class Terms(BaseModel):
         label_counts: What the site reports of its label counts (see `Agreement`).
         evaluation: Whether the site reports the confusion matrix of its test samples.
         returns: Names of the arrays that a reply may have beside the model.
-        rounds: Most models that the site trains, and, plus one, that it evaluates. The same question again is the same
-            answer, and is not counted twice.
+        rounds: Most models that the site trains, and, plus one and `EVALUATED_AGAIN`, that it evaluates. The same
+            question again is the same answer, and is not counted twice.
         epochs: Most local epochs in a round.
         bytes: Largest reply, in bytes.
         data: Mark of the data: when the site last said that they changed.
@@ -211,7 +214,7 @@ class Used:
     """What a site has done since it agreed, in a file in its state folder: the questions that it has answered.
 
     A question is known by the hash of what the answer depends on. A server that was killed asks the questions of a
-    round once more, and gets the same answers.
+    round once more, and gets the same answers; only the model that it then has evaluated may be another.
     """
 
     def __init__(self, folder: Path, terms: Terms) -> None:
@@ -228,7 +231,7 @@ class Used:
             NotAgreedError: It would be one more than the site agreed to.
             RunError: The file can't be read or written.
         """
-        most = self._terms.rounds + (kind == "evaluate")
+        most = self._terms.rounds + (1 + EVALUATED_AGAIN if kind == "evaluate" else 0)
         with writing(self._path):
             self._path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(self._path.with_name(f"{USED}.lock"), mode=0o600):
