@@ -120,6 +120,25 @@ def test_what_a_site_sent_before_is_what_it_may_send_again(tmp_path: Path) -> No
     assert [sorted(record["answered"]) for record in later] == [[1, 2], [1, 2], [2]]
 
 
+@pytest.mark.parametrize("away", [(), ("cedar",)], ids=["three", "two"])
+def test_an_honest_site_with_other_classes_may_join_late(tmp_path: Path, away: tuple[str, ...]) -> None:
+    """The others hardly move any more, and the newcomer goes as far as all did in the first round."""
+    federation = federate(tmp_path, tree("fedavg", rounds=8, lr=0.2, epochs=5), evaluation="none", start_timeout=0.01)
+    (tmp_path / "cedar" / "own.npz").write_bytes((tmp_path / "birch" / "own.npz").read_bytes())
+    grid = federation.grid()
+    newcomer = federation.node("ash")
+    grid.offline.update({newcomer, *(federation.node(name) for name in away)})
+
+    def join(record: Any) -> None:
+        if record["round"] == 7:
+            grid.offline.discard(newcomer)
+
+    federation.run(grid).run(resume=True, progress=join)
+    record = json.loads((federation.run_folder / "rounds.jsonl").read_text().splitlines()[-1])
+    assert record["deployment"]["out_of_line"] == {}
+    assert 0 in record["answered"]
+
+
 @pytest.mark.slow
 def test_what_was_accepted_is_kept_over_a_restart(tmp_path: Path) -> None:
     whole, cut = federate(tmp_path / "whole", tree("fedavg")), federate(tmp_path / "cut", tree("fedavg"))

@@ -223,6 +223,13 @@ def test_an_evaluation_that_cant_be_is_refused(tmp_path: Path, figures: dict[str
     assert result.evaluate_metrics_clientapp[1] == without.evaluate_metrics_clientapp[1]
 
 
+def test_a_large_metric_of_many_samples_does_not_become_infinite(tmp_path: Path) -> None:
+    federation = federate(tmp_path, tree("fedavg"))
+    grid = lying(federation, "evaluate", **{"num-examples": 10**9, "accuracy": 9e299})
+    average = start(grid, strategy("fedavg"), rounds=1).evaluate_metrics_clientapp[1]["accuracy"]
+    assert average == pytest.approx(9e299, rel=1e-3)
+
+
 def test_a_client_that_leaves_a_metric_out_does_not_take_it_from_all(tmp_path: Path) -> None:
     federation = federate(tmp_path, tree("fedavg"))
     grid = lying(federation, "evaluate")

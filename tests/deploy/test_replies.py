@@ -220,7 +220,19 @@ def test_an_honest_reply_with_one_figure_changed_is_accepted_or_refused(name: st
 
 @pytest.mark.parametrize(
     "counts",
-    [[1, -1, 2], [1.0, NAN, 2.0], [1.0, INF, 2.0], [1, 2], [1, 2, 3, 4], [1, 10**13, 2], [0.5, 1.0, 2.0], [], 3, None],
+    [
+        [1, -1, 2],
+        [10**9, 10**9, 0],
+        [1.0, NAN, 2.0],
+        [1.0, INF, 2.0],
+        [1, 2],
+        [1, 2, 3, 4],
+        [1, 10**13, 2],
+        [0.5, 1.0, 2.0],
+        [],
+        3,
+        None,
+    ],
     ids=str,
 )
 def test_label_counts_that_cant_be_are_refused(counts: Any) -> None:

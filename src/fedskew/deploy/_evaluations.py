@@ -90,9 +90,10 @@ def together(evaluations: Mapping[int, SiteEvaluation]) -> Together | None:
         for client in sizes
     ]
     counted = [int(confusion.sum()) for confusion in confusions]
+    total = max(sum(counted), 1)  # shares, as a finite loss times a number of samples may be infinite
     loss = sum(
-        evaluations[client].loss * samples for client, samples in zip(sizes, counted, strict=True) if samples
-    ) / max(sum(counted), 1)
+        evaluations[client].loss * (samples / total) for client, samples in zip(sizes, counted, strict=True) if samples
+    )
     return Together(np.sum(confusions, axis=0), loss, (largest, factor) if factor < 1 else None)
 
 

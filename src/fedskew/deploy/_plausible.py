@@ -11,14 +11,18 @@ five that were accepted and this round's. Where at least three sites are known, 
 usual sizes: one vote a site, so that a liar can't move it far; a majority of the round's own replies is believed over
 the past. Of fewer sites one liar is half, so that the server's own estimate bounds what it may be:
 
-    length      the larger of |sent model| and sqrt(a lr ln(classes)), divided by sqrt(steps); once one of the sites has
-                a usual size, not more than the larger of these
+    length      the larger of |sent model| and the flow, sqrt(a lr ln(classes)), divided by sqrt(steps); once one of the
+                sites has a usual size, not more than the larger of these
     largest     of running statistics: ten times the larger of 1 and what was sent, as they move within a round
                 beside the model: the larger of ln(classes) and what was sent beside it
 
 Gradient flow for the time t = a lr moves parameters by at most sqrt(t (loss before - loss after)), by Cauchy and
 Schwarz, and SGD at a stable learning rate by a small multiple of it, whatever the scale of the inputs; ln(classes) is
 the loss of a model that knows nothing. a is the number of gradients that the steps amount to (`fedskew.momentum`).
+
+However many sites are known and however little they still move, no reference of a length is below 0.3 times the flow: a
+site that joins late, or whose samples the model does not know yet, has as far to go as all had in the first round.
+Measured of such sites, over learning rates and classes: 0.3 to 1.7 times the flow, with momentum 0.9 up to 5.3 times.
 """
 
 from __future__ import annotations
@@ -49,6 +53,9 @@ MOST_STEPS = 10_000
 """More steps than these make no longer update plausible, since training settles; a site tells its steps itself."""
 
 
+NEWCOMER = 0.3
+"""Least reference of a length, as a share of the flow."""
+
 MOVES = 10.0
 """Running statistics of one site may become this many times as large within a round."""
 
@@ -59,10 +66,12 @@ class Measured(NamedTuple):
     Attributes:
         size: The size.
         likely: The server's own estimate of what it may be at most.
+        floor: The least that its reference may be, at most `likely`.
     """
 
     size: float
     likely: float
+    floor: float
 
 
 def no_sizes(names: Iterable[str], sites: int) -> dict[str, FloatArray]:
@@ -84,11 +93,11 @@ def length(norm: float, steps: int, sent: Tensor, training: LocalTraining | None
     """
     likely = float(torch.linalg.vector_norm(sent))
     if training is None:
-        return Measured(norm, max(likely, math.sqrt(sent.numel())))
+        return Measured(norm, max(likely, math.sqrt(sent.numel())), 0.0)
     taken = min(max(steps, 1), MOST_STEPS)
     time = training.lr_of(round) * fednova_normaliser(taken, training.momentum)
-    likely = max(likely, math.sqrt(time * math.log(max(classes, 2))))
-    return Measured(norm / math.sqrt(taken), likely / math.sqrt(taken))
+    flow = math.sqrt(time * math.log(max(classes, 2)))
+    return Measured(*(value / math.sqrt(taken) for value in (norm, max(likely, flow), NEWCOMER * flow)))
 
 
 def statistic(name: str, values: Tensor, sent: Tensor) -> Measured:
@@ -102,7 +111,7 @@ def statistic(name: str, values: Tensor, sent: Tensor) -> Measured:
     size, likely = _peak(values), max(1.0, _peak(sent))
     if name.endswith(RUNNING_VARIANCE):
         size, likely = math.sqrt(size), math.sqrt(likely)
-    return Measured(size, MOVES * likely)
+    return Measured(size, MOVES * likely, MOVES * likely)
 
 
 def returned(values: Tensor, sent: Iterable[Tensor], classes: int) -> Measured:
@@ -113,7 +122,8 @@ def returned(values: Tensor, sent: Iterable[Tensor], classes: int) -> Measured:
         sent: The arrays that were sent beside the model.
         classes: Number of classes.
     """
-    return Measured(_peak(values), max([math.log(max(classes, math.e)), *map(_peak, sent)]))
+    likely = max([math.log(max(classes, math.e)), *map(_peak, sent)])
+    return Measured(_peak(values), likely, likely)
 
 
 def excess(measured: Mapping[int, Mapping[str, Measured]], accepted: Sizes) -> dict[int, tuple[str, float]]:
@@ -130,7 +140,7 @@ def excess(measured: Mapping[int, Mapping[str, Measured]], accepted: Sizes) -> d
     for name, past in accepted.items():
         now = {client: sizes[name].size for client, sizes in measured.items() if name in sizes}
         for client, size in now.items():
-            reference = _reference(name, measured[client][name].likely, now, past)
+            reference = _reference(measured[client][name], now, past)
             ratio = math.inf if not math.isfinite(size) or (size and not reference) else size / (reference or 1.0)
             if client not in worst or not ratio <= worst[client][1]:
                 worst[client] = (name, ratio)
@@ -141,13 +151,13 @@ def with_accepted(accepted: Sizes, measured: Mapping[int, Mapping[str, Measured]
     """Return the sizes with those of a round's accepted updates added."""
     following = {name: past.copy() for name, past in accepted.items()}
     for client, sizes in measured.items():
-        for name, (size, _) in sizes.items():
+        for name, one in sizes.items():
             row = following[name][client]
-            row[:] = [size, *row[:-1]]
+            row[:] = [one.size, *row[:-1]]
     return following
 
 
-def _reference(name: str, likely: float, now: Mapping[int, float], past: FloatArray) -> float:
+def _reference(one: Measured, now: Mapping[int, float], past: FloatArray) -> float:
     before = {site: row[~np.isnan(row)] for site, row in enumerate(past)}
     before = {site: row for site, row in before.items() if row.size}
     if len(before.keys() | now.keys()) >= CONFIDENT:
@@ -155,10 +165,10 @@ def _reference(name: str, likely: float, now: Mapping[int, float], past: FloatAr
         median = float(np.median([np.median(row) for row in rows]))
         if len(now) >= CONFIDENT:
             median = max(median, float(np.median(list(now.values()))))
-        return median if name == UPDATE else max(median, likely)
-    if name == UPDATE and before:
-        return min(likely, max(float(np.median(row)) for row in before.values()))
-    return likely
+        return max(median, one.floor)
+    if before:
+        return min(one.likely, max(one.floor, *(float(np.median(row)) for row in before.values())))
+    return one.likely
 
 
 def _peak(values: Tensor) -> float:

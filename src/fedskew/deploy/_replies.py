@@ -229,6 +229,8 @@ def check_counts(content: RecordDict, classes: int, whole: bool, max_bytes: int 
             raise RefusedError(f"one of its label counts is {short(value)}; expected a number from 0 to {MOST_SAMPLES}")
         if whole and value != int(value):
             raise RefusedError(f"one of its label counts is {short(value)}; expected a whole number")
+    if sum(values) > MOST_SAMPLES:
+        raise RefusedError(f"its label counts are {short(sum(values))} samples in all; expected {MOST_SAMPLES} at most")
     return np.array(values, dtype=np.float64)
 
 

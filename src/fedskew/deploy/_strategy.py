@@ -301,7 +301,7 @@ class MethodStrategy(FedAvg):
             having = [(number, figures[key]) for number, figures in valid if key in figures]
             samples = sum(number for number, _ in having)
             if samples:
-                averages[key] = sum(number * value for number, value in having) / samples
+                averages[key] = sum(number / samples * value for number, value in having)
         return averages if averages else None
 
     def _begin(self, arrays: ArrayRecord, grid: Grid) -> None:
