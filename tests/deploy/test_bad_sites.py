@@ -120,6 +120,7 @@ def test_what_a_site_sent_before_is_what_it_may_send_again(tmp_path: Path) -> No
     assert [sorted(record["answered"]) for record in later] == [[1, 2], [1, 2], [2]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("away", [(), ("cedar",)], ids=["three", "two"])
 def test_an_honest_site_with_other_classes_may_join_late(tmp_path: Path, away: tuple[str, ...]) -> None:
     """The others hardly move any more, and the newcomer goes as far as all did in the first round."""
