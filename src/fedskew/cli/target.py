@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import numpy as np
 import typer
@@ -109,10 +109,11 @@ def mix_method(name: str) -> MixMethod:
     Raises:
         ArgumentError: There is none.
     """
-    methods: dict[str, MixMethod] = {"gls": "gls", "em-cells": "em-cells", "bbse": "bbse", "em": "em"}
-    if name not in methods:
-        raise ArgumentError(f"--method: must be one of {', '.join(methods)}, not {name!r}")
-    return methods[name]
+    methods: tuple[MixMethod, ...] = get_args(MixMethod)
+    for method in methods:
+        if method == name:
+            return method
+    raise ArgumentError(f"--method: must be one of {', '.join(methods)}, not {name!r}")
 
 
 def _held_out(outcomes: Outcomes) -> np.ndarray:

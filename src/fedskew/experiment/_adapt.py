@@ -25,12 +25,20 @@ from fedskew.experiment._config import read
 from fedskew.experiment._setup import make_task
 from fedskew.experiment._trained import TrainedModel, load
 from fedskew.files import load_tensors, save_tensors
-from fedskew.labels import Calibration, MixEstimate, MixMethod, calibrate, estimate_mix
+from fedskew.labels import (
+    EDGES,
+    Calibration,
+    MixEstimate,
+    MixMethod,
+    calibrate,
+    estimate_mix,
+    outcome_cells,
+    outcome_table,
+)
 
 FloatArray = NDArray[np.float64]
 
 ADAPTED = "adapted.safetensors"
-EDGES = (0.5, 0.8, 0.95)
 _NEVER = -1e30
 """In place of minus infinity, which not every exporter takes."""
 
@@ -124,10 +132,11 @@ def adaptation(
     classes = len(model.classes)
     calibration = calibrate(ours, labels)
     bins = len(EDGES) + 1
-    held_cells, cells = (_cells(calibration.apply(logits)) for logits in (ours, theirs))
-    tables = np.bincount(labels * classes * bins + held_cells, minlength=classes * classes * bins)
-    tables = tables.reshape(classes, classes * bins)
-    outcomes = calibration.apply(theirs) if method == "em" else np.bincount(cells, minlength=classes * bins)
+    # Cells are of calibrated probabilities, as a model that is never sure has all its samples in one bin.
+    held, new = calibration.apply(ours), calibration.apply(theirs)
+    held_cells, cells = (outcome_cells(shares.argmax(axis=1), shares.max(axis=1)) for shares in (held, new))
+    tables = outcome_table(labels, held_cells, classes, bins)
+    outcomes = new if method == "em" else np.bincount(cells, minlength=classes * bins)
     estimate = estimate_mix(tables, outcomes, method)
     right = ours.argmax(axis=1) == labels
     moved = ours / calibration.temperature + _offsets(calibration.biases, estimate.mix)
@@ -151,13 +160,6 @@ def _moved(model: TrainedModel, temperature: float, biases: FloatArray, mix: Flo
 def _offsets(biases: FloatArray, mix: FloatArray) -> FloatArray:
     logarithms = np.log(mix, out=np.full(len(mix), -np.inf), where=mix > 0)
     return biases + logarithms
-
-
-def _cells(probabilities: FloatArray) -> NDArray[np.int64]:
-    """Outcome cells; of calibrated probabilities, as a model that is never sure has all its samples in one bin."""
-    bins = np.digitize(probabilities.max(axis=1), EDGES)
-    cells: NDArray[np.int64] = probabilities.argmax(axis=1) * (len(EDGES) + 1) + bins
-    return cells
 
 
 def save_adaptation(found: Adaptation) -> Path:

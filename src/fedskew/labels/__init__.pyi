@@ -14,7 +14,10 @@ from ._measures import effective_sample_size as effective_sample_size
 from ._measures import entropy as entropy
 from ._measures import kl_to_uniform as kl_to_uniform
 from ._measures import projection_distance as projection_distance
+from ._predictions import EDGES as EDGES
 from ._predictions import Outcomes as Outcomes
+from ._predictions import outcome_cells as outcome_cells
+from ._predictions import outcome_table as outcome_table
 from ._predictions import read_outcomes as read_outcomes
 from ._release import SENSITIVITY as SENSITIVITY
 from ._release import privatize as privatize

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from fedskew.errors import ArgumentError
 from fedskew.labels._amounts import Decimal
@@ -177,9 +178,14 @@ def _from_predicted(held_out: _Sheet, target: _Sheet, label: str, cuts: FloatArr
         fail(without.path, without.first, "no column 'confidence' in the header, which the other file has")
     places = {name: place for place, name in enumerate(classes)}
     true = np.array([places[name] for name in labels])
-    cells = [_cells(np.array([places[name] for name in said]), sure[at], cuts) for at, said in enumerate(predicted)]
-    bins = 1 if sure[0] is None else len(cuts) + 1
-    return Outcomes(tuple(classes), _table(true, cells[0], len(classes), bins), _totals(cells[1], len(classes) * bins))
+    cells = [np.array([places[name] for name in said]) for said in predicted]
+    bins = 1
+    if sure[0] is not None and sure[1] is not None:
+        cells = [outcome_cells(said, each, cuts) for said, each in zip(cells, (sure[0], sure[1]), strict=True)]
+        bins = len(cuts) + 1
+    return Outcomes(
+        tuple(classes), outcome_table(true, cells[0], len(classes), bins), _totals(cells[1], len(classes) * bins)
+    )
 
 
 def _from_probabilities(
@@ -200,11 +206,11 @@ def _from_probabilities(
         row = int(np.argmax(off))
         fail(target.path, target.rows[row][0], f"the probabilities sum to {theirs[row].sum():.6g}, not to 1")
     true = np.array([places[name] for name in labels])
-    outcomes = [_cells(each.argmax(axis=1), each.max(axis=1), cuts) for each in (values, theirs)]
+    outcomes = [outcome_cells(each.argmax(axis=1), each.max(axis=1), cuts) for each in (values, theirs)]
     bins = len(cuts) + 1
     return Outcomes(
         tuple(classes),
-        _table(true, outcomes[0], len(classes), bins),
+        outcome_table(true, outcomes[0], len(classes), bins),
         _totals(outcomes[1], len(classes) * bins),
         (values, true.astype(float)),
         theirs,
@@ -223,17 +229,40 @@ def _counts_of(target: _Sheet, cells: list[str]) -> FloatArray:
     return counts
 
 
-def _cells(predicted: np.ndarray, sure: FloatArray | None, cuts: FloatArray) -> np.ndarray:
-    """Each sample's outcome cell: the bins of a predicted class stand side by side."""
-    return predicted if sure is None else predicted * (len(cuts) + 1) + np.digitize(sure, cuts)
+def outcome_cells(predicted: NDArray[np.int64], sure: FloatArray, edges: ArrayLike = EDGES) -> NDArray[np.int64]:
+    """Find the outcome cell of each sample: the bins of a predicted class stand side by side.
+
+    Args:
+        predicted: Predicted classes, shape `(samples,)`.
+        sure: The probabilities of these, shape `(samples,)`.
+        edges: Where a predicted class's cells are divided by its probability, rising.
+
+    Returns:
+        Cells, shape `(samples,)`, from 0 to classes * (edges + 1) - 1.
+    """
+    cuts = np.asarray(edges)
+    cells: NDArray[np.int64] = predicted * (len(cuts) + 1) + np.digitize(sure, cuts)
+    return cells
 
 
-def _table(true: np.ndarray, cells: np.ndarray, classes: int, bins: int) -> FloatArray:
-    table: FloatArray = _totals(true * classes * bins + cells, classes * classes * bins).reshape(classes, -1)
+def outcome_table(labels: NDArray[np.int64], cells: NDArray[np.int64], classes: int, bins: int) -> FloatArray:
+    """Count samples by true class and outcome cell.
+
+    Args:
+        labels: True classes, shape `(samples,)`.
+        cells: Outcome cells, shape `(samples,)`.
+        classes: Number of classes.
+        bins: Number of cells of a predicted class.
+
+    Returns:
+        Counts, shape `(classes, classes * bins)`, as `estimate_mix` takes them.
+    """
+    number = classes * bins
+    table: FloatArray = _totals(labels * number + cells, classes * number).reshape(classes, number)
     return table
 
 
-def _totals(cells: np.ndarray, number: int) -> FloatArray:
+def _totals(cells: NDArray[np.int64], number: int) -> FloatArray:
     totals: FloatArray = np.bincount(cells, minlength=number).astype(float)
     return totals
 
