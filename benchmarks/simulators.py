@@ -165,7 +165,7 @@ class Player:
                 continue
             process = int(path.parent.name)
             parents[process] = int(fields[1])
-            used[process] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+            used[process] = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")  # children that have ended too
         total = 0.0
         for process, seconds in used.items():
             ancestor = process
