@@ -99,6 +99,21 @@ def test_ours_stands_beside_theirs_and_what_was_smaller_is_said(digits: None, tm
     assert [line.ours for line in again.lines] == [line.ours for line in done.lines]
 
 
+def test_a_row_that_a_change_makes_senseless_is_refused_with_its_reason_while_the_others_run(
+    digits: None, tmp_path: Path
+):
+    rows = row("FedAvg"), row("SCAFFOLD", method={"preset": "scaffold"})
+    recipe = Recipe("some-table", "Some", "Table", "last10.accuracy", None, rows)
+    done = reproduce(recipe, out=tmp_path, rounds=1, changes={"seeds": [0], "method.aggregation": "krum"})
+    assert [bool(line.ours) for line in done.lines] == [True, False]
+    (text,) = done.refused
+    assert "SCAFFOLD" in text and "krum" in text.lower()
+    assert f"Refused: {text}" in done.notes
+    assert text in (done.folder / "comparison.md").read_text()
+    with pytest.raises(ConfigError, match="SCAFFOLD"):  # nothing is left to run
+        reproduce(recipe, rows[1:], out=tmp_path, changes={"method.aggregation": "krum"})
+
+
 def test_a_change_against_another_row_is_taken_seed_by_seed():
     rows = row("Both"), row("FedAvg")
     recipe = Recipe(
