@@ -38,6 +38,9 @@ class Purpose(enum.IntEnum):
     ORACLE = 15
     CLUSTERS = 16
     ROWS = 17
+    HELD_OUT = 18
+    UNLABELLED = 19
+    ASKED = 20
 
 
 _WORD = 1 << 64

@@ -117,3 +117,36 @@ def test_validation_samples_are_among_the_rows():
         iid(5000)
     with pytest.raises(ConfigError, match="data.rows"):
         iid(0)
+
+
+def test_what_clients_hold_out_is_neither_trained_on_nor_counted():
+    whole, kept = digits(), digits(data={"held_out": 0.2})
+    for client, (before, own, held) in enumerate(
+        zip(whole.partition.indices, kept.partition.indices, kept.held_out, strict=True)
+    ):
+        assert sorted([*own, *held]) == before.tolist()
+        assert abs(len(held) - 0.2 * len(before)) < 1
+        labels = kept.dataset.targets.numpy()[own]
+        assert kept.counts[client].tolist() == np.bincount(labels, minlength=10).tolist()
+    assert [len(held) for held in whole.held_out] == [0] * 5
+
+
+def test_what_is_held_out_depends_on_the_partitions_seed_alone():
+    fixed = [digits(seed, {"held_out": 0.2}, seed=3).held_out for seed in (0, 1)]
+    other = digits(0, {"held_out": 0.2}, seed=4).held_out
+    assert all((one == two).all() for one, two in zip(*fixed, strict=True))
+    assert any(one.tolist() != two.tolist() for one, two in zip(fixed[0], other, strict=True))
+
+
+def test_a_target_client_holds_nothing_out():
+    rule = {"rule": "sparsity", "labels_per_client": 3, "clients": 5}
+    made = make_task(resolve(DIGITS | {"data": {"name": "digits", "held_out": 0.5}, "partition": rule}), 0)
+    assert len(made.held_out) == len(made.counts) == 4
+
+
+def test_a_config_that_holds_nothing_out_keeps_its_hash():
+    def hashed(**data):
+        tree = DIGITS | {"partition": {"rule": "iid", "clients": 5}}
+        return resolve(tree | {"data": {"name": "digits"} | data}).hash
+
+    assert hashed() == hashed(held_out=0.0) != hashed(held_out=0.2)

@@ -36,7 +36,7 @@ def adapt(
         Path | None,
         typer.Option(
             help="Labelled samples that the model was not trained on: a folder with a folder for each class, or an "
-            ".npz file of x and y.  [default: the run's validation samples]",
+            ".npz file of x and y.  [default: the run's own, of data.held_out or data.validation]",
         ),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="The seed whose model is moved.  [default: the first]")] = None,

@@ -6,7 +6,7 @@ import sys
 import warnings
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 import typer
@@ -89,7 +89,21 @@ def counts(
         fedskew counts my.toml
     """
     found = read_source(path, client, label, decimal, totals, data_root)
-    found.to_csv(out or sys.stdout, form.value)
+    found.counts.to_csv(out or sys.stdout, form.value)
+
+
+class Source(NamedTuple):
+    """Label counts, and the target of the config or run that they are of.
+
+    Attributes:
+        counts: The counts.
+        target: The target's label mix, `(classes,)`; None where there is none.
+        said: Which target that is, in words.
+    """
+
+    counts: LabelCounts
+    target: np.ndarray | None = None
+    said: str | None = None
 
 
 def read_source(
@@ -99,7 +113,7 @@ def read_source(
     decimal: Decimal | None,
     totals: Totals | None,
     data_root: Path | None,
-) -> LabelCounts:
+) -> Source:
     """Return the label counts that a file or folder holds, whatever it is.
 
     Args:
@@ -120,8 +134,8 @@ def read_source(
     if not path.is_dir() and path.suffix.lower() != ".npz" and label is None and not lists_samples(path):
         sign: Literal[".", ","] | None = None if decimal is None else decimal.value
         left: Literal["drop", "keep"] | None = None if totals is None else totals.value
-        return LabelCounts.read_csv(path, client=client, decimal=sign, totals=left)
-    return _of_samples(path, label, client)
+        return Source(LabelCounts.read_csv(path, client=client, decimal=sign, totals=left))
+    return Source(_of_samples(path, label, client))
 
 
 def _of_samples(path: Path, label: str | None, client: str | None) -> LabelCounts:
@@ -141,16 +155,18 @@ def _of_samples(path: Path, label: str | None, client: str | None) -> LabelCount
     return LabelCounts(table, found.client_names, found.class_names)
 
 
-def _of_config(path: Path, data_root: Path | None) -> LabelCounts:
-    from fedskew.experiment import make_task, read
+def _of_config(path: Path, data_root: Path | None) -> Source:
+    from fedskew.experiment import make_task, read, target_in_words
 
     config = read(config_file(path), {} if data_root is None else {"data.root": str(data_root)})
     task = make_task(config, config.seeds[0])
-    return LabelCounts(task.counts, task.client_names, task.dataset.classes)
+    counts = LabelCounts(task.counts, task.client_names, task.dataset.classes)
+    return Source(counts, task.target, target_in_words(config))
 
 
-def _of_run(folder: Path) -> LabelCounts:
-    from fedskew.experiment import read_runs
+def _of_run(folder: Path) -> Source:
+    from fedskew.experiment import read, read_runs, target_in_words
 
     run = read_runs(folder)[0]
-    return LabelCounts(run.counts, run.client_names, run.class_names)
+    counts = LabelCounts(run.counts, run.client_names, run.class_names)
+    return Source(counts, run.target, target_in_words(read(folder / "config.toml")))

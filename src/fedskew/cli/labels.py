@@ -21,6 +21,7 @@ from fedskew.cli.counts import (
     ClientColumn,
     DecimalSign,
     LabelColumn,
+    Source,
     SourcePath,
     TotalsAre,
     read_source,
@@ -52,7 +53,8 @@ TargetPath = Annotated[
     typer.Option(
         "--target",
         metavar="TARGET.CSV",
-        help="The label mix that the model will serve: columns class,share, or class names over one row of shares.",
+        help="The label mix that the model will serve: columns class,share, or class names over one row of shares.  "
+        "[default: that of a config or run]",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a page.")]
@@ -90,8 +92,8 @@ def describe(
     """
     if picture is not None and no_picture:
         raise ArgumentError("--no-picture: contradicts --picture; give only one of them")
-    counts = read_source(path, client, label, decimal, totals, data_root)
-    mix = None if target is None else _read_mix(target, counts.classes, decimal)
+    source = read_source(path, client, label, decimal, totals, data_root)
+    counts, mix = source.counts, _mix(source, target, decimal)
     report = describe_labels(counts, mix)
     drawn = None if no_picture else picture if picture is not None or as_json else DEFAULT_FIGURE
     if drawn is not None:
@@ -101,7 +103,8 @@ def describe(
         return
     console = Console(highlight=False)
     heading(console, "What the labels look like")
-    for sentence in sentences(report):
+    said = [] if source.said is None or target is not None else [f"{source.said[0].upper()}{source.said[1:]}."]
+    for sentence in (*said, *sentences(report)):
         console.print(Padding(bullet(sentence), (0, 0, 0, 1)))
     heading(console, "Figures")
     console.print(_figures_table(report))
@@ -146,8 +149,8 @@ def weights(
 
     Example: fedskew weights counts.csv --method fedpals --target target.csv --ess 0.5 --csv weights.csv
     """
-    counts = read_source(path, client, label, decimal, totals, data_root)
-    mix = None if target is None else _read_mix(target, counts.classes, decimal)
+    source = read_source(path, client, label, decimal, totals, data_root)
+    counts, mix = source.counts, _mix(source, target, decimal)
     given = {"strength": strength, "ess": ess}
     found = _weigh(counts, method, mix, {name: value for name, value in given.items() if value is not None}, parameters)
     if csv_path is not None:
@@ -165,6 +168,11 @@ def weights(
     _print_mix(console, found)
     if csv_path is not None:
         console.print(f"\nEvery client's weight: {csv_path}", soft_wrap=True, markup=False)
+
+
+def _mix(source: Source, path: Path | None, decimal: DecimalSign) -> np.ndarray | None:
+    """The target mix of the file; without one, that of the config or run that the counts are of."""
+    return source.target if path is None else _read_mix(path, source.counts.classes, decimal)
 
 
 def _read_mix(path: Path, classes: Sequence[str], decimal: DecimalSign) -> np.ndarray:

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from fedskew.cli.console import Console
 from fedskew.cli.options import print_estimate
-from fedskew.experiment import SECONDS_BETWEEN_LINES, configs_of, rounds_of
+from fedskew.experiment import SECONDS_BETWEEN_LINES, configs_of, rounds_of, target_in_words
 from fedskew.papers import in_words
 from fedskew.tables import counted
 
@@ -90,7 +90,7 @@ class RunProgressBar(_Bar):
         self._done = 0
 
     def start(self, config: Config, words: Callable[[], Sequence[str]] = tuple) -> Callable[[Mapping[str, Any]], None]:
-        """Begin a config, and return what to call with each of its records; the first prints the whole objective.
+        """Begin a config, and return what to call with each of its records; the first prints objective and target.
 
         Args:
             config: The config.
@@ -107,7 +107,8 @@ class RunProgressBar(_Bar):
         def listen(record: Mapping[str, Any]) -> None:
             nonlocal done, latest, begun
             if not begun:  # everything that is checked before a run has been
-                for text in (*words(), f"{config.name} minimises {objective_in_words(config.method)}"):
+                said = [*words(), f"{config.name} minimises {objective_in_words(config.method)}"]
+                for text in filter(None, [*said, target_in_words(config)]):
                     self._console.print(text, soft_wrap=True, markup=False, highlight=False)
             begun = True
             if evaluation := record["evaluation"]:

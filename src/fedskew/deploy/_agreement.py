@@ -177,6 +177,7 @@ def check_config(config: Config, agreement: Agreement, has_target: bool = False)
     for key, given, reason in (
         ("tune", config.tune is not None, "it chooses by a validation set, and the server has no data"),
         ("data.validation", config.data.validation != 0, "the server has no data to hold out"),
+        ("data.held_out", config.data.held_out != 0, "it is simulated; real sites hold out samples of their own"),
         (
             "evaluation.patience",
             config.evaluation.patience > 0,
@@ -189,6 +190,8 @@ def check_config(config: Config, agreement: Agreement, has_target: bool = False)
             config.conditions.stragglers > 0,
             "they are simulated; real sites are slow by themselves",
         ),
+        ("target.mix", config.target.is_estimated, "it is estimated in simulations only; write the mix as a list"),
+        ("target.truth", config.target.truth is not None, "it is simulated; leave it out"),
         ("target.noise", config.target.noise > 0, "it is simulated; write the mix that the server is to be given"),
         (
             "conditions.count_epsilon",

@@ -25,6 +25,7 @@ from fedskew.engine._processes import ProcessBackend
 from fedskew.engine._ranks import RankBackend, from_the_first
 from fedskew.engine._records import ClientEvaluation, Cohort, Evaluation, RoundOutcome, RoundRecord
 from fedskew.engine._sequential import SequentialBackend
+from fedskew.engine._target import EstimatedMix, Estimation, Target, logits_of
 from fedskew.engine._update_buffer import UpdateBuffer, as_matrix
 from fedskew.engine.cohort import CohortBackend, faster_together
 
@@ -38,6 +39,8 @@ __all__ = [
     "Cohort",
     "CohortBackend",
     "Conditions",
+    "EstimatedMix",
+    "Estimation",
     "Evaluation",
     "FedConcatRunner",
     "FedConcatState",
@@ -54,6 +57,7 @@ __all__ = [
     "Sent",
     "SequentialBackend",
     "ServerState",
+    "Target",
     "Update",
     "UpdateBuffer",
     "as_matrix",
@@ -67,6 +71,7 @@ __all__ = [
     "faster_together",
     "from_the_first",
     "hooked",
+    "logits_of",
     "plain",
     "predict",
     "run_round_together",

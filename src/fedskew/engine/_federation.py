@@ -30,6 +30,7 @@ from fedskew.engine._contracts import (
 )
 from fedskew.engine._faults import is_moderate
 from fedskew.engine._records import Cohort, FloatArray, RoundOutcome, RoundRecord
+from fedskew.engine._target import EstimatedMix, Estimation, Target
 from fedskew.engine._update_buffer import as_matrix
 from fedskew.engine.cohort import CohortBackend, CohortRequest, train_together
 from fedskew.errors import ArgumentError, ComponentError
@@ -38,7 +39,7 @@ from fedskew.labels import LabelCounts
 from fedskew.methods import Method
 from fedskew.models import ModelState
 from fedskew.randomness import Purpose, generator
-from fedskew.weighting import Answered, limited
+from fedskew.weighting import Answered, FedAvg, Weighting, limited
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,7 @@ class ServerState:
         server_update: The server update's state.
         hooks: Tensors that components with hooks keep at the server, by the component's place in the method (see
             `hooked`).
+        target: The target's estimated label mix, if it is estimated.
     """
 
     round: int
@@ -116,6 +118,7 @@ class ServerState:
     selection: Any
     server_update: Any
     hooks: dict[str, dict[str, Tensor]]
+    target: Target = field(default_factory=Target)
 
 
 class RoundRunner(Protocol):
@@ -170,7 +173,8 @@ class Federation:
         method: The method.
         backend: Trains the cohorts.
         counts: Exact label counts, `(clients, classes)`.
-        target: Target label mix, `(classes,)`; None: there is no target.
+        target: Target label mix, `(classes,)`; None: there is no target. With `estimation` it is compared with in
+            records, and nothing else sees it.
         participation: Share of the clients that is selected in each round (see `cohort_size`).
         seed: Seed of all random draws.
         epochs: Local epochs of a client; stragglers do fewer.
@@ -180,6 +184,8 @@ class Federation:
         weighed: Label counts given to the weighting, `(clients, classes)`; None: the exact ones.
         clients: The states that clients keep between their participations.
         weight_limit: Upper limit on a client's weight (see `weighting.limited`); None: no limit.
+        estimation: How the target's label mix is estimated; the weighting then sees the estimate in the server's state
+            (see `EstimatedMix.used`). None: it sees `target`.
 
     Raises:
         ArgumentError: The weighting needs a target label mix and there is none, the selection can't work with the
@@ -199,9 +205,10 @@ class Federation:
     weighed: FloatArray | None = None
     clients: ClientStates = field(default_factory=ClientStates)
     weight_limit: float | None = None
+    estimation: Estimation | None = None
 
     def __post_init__(self) -> None:
-        if self.target is None and components.has(self.method.weighting, "needs_target"):
+        if self.target is None and self.estimation is None and components.has(self.method.weighting, "needs_target"):
             raise ArgumentError(
                 f"target: {type(self.method.weighting).__name__} weighs clients towards a target label mix, and none "
                 "is given; set [target] mix, or choose another weighting"
@@ -249,7 +256,8 @@ class Federation:
         for name, hooks in hooked(self.method).items():
             with calling(name, hooks, "init_server"):
                 kept[name] = hooks.init_server(model.parameters, len(self.counts))
-        return ServerState(round=0, model=model, selection=chosen, server_update=moved, hooks=kept)
+        target = Target() if self.estimation is None else self.estimation.start()
+        return ServerState(round=0, model=model, selection=chosen, server_update=moved, hooks=kept, target=target)
 
     def run_round(self, state: ServerState) -> tuple[ServerState, RoundRecord]:
         """See `RoundRunner.run_round`."""
@@ -349,7 +357,8 @@ class Federation:
         fine = np.isin(cohort.ids, [update.client for update in updates])
 
         counts, answered = cohort.counts[fine], cohort.ids[fine]
-        weights, cut = self._weigh(answered, counts, cohort.quotas, state)
+        weighting, fallback = self._weighting(state.target)
+        weights, cut = self._weigh(weighting, answered, counts, cohort.quotas, state)
         held = answered[cut].tolist()
         unmoved = self._short_of(len(updates)) if 0 < len(weights) < self.method.aggregation.least else None
         if unmoved is not None:
@@ -367,7 +376,7 @@ class Federation:
         model_bytes = _bytes(state.model._asdict())
         up = sum(model_bytes + _bytes(update.reply) for update in replies)
         down = (model_bytes + _bytes(sent.broadcast)) * len(cohort.ids)
-        return following, RoundOutcome(arrived, updates, counts, weights, drift, up, down, held, unmoved)
+        return following, RoundOutcome(arrived, updates, counts, weights, drift, up, down, held, unmoved, fallback)
 
     def check_finite(
         self,
@@ -428,8 +437,20 @@ class Federation:
             chosen = selection.select(state, self._seen, self.cohort_size, rng)
         return checked_choice(selection, chosen, len(self.counts), f"round {round}: ")
 
+    def _weighting(self, target: Target) -> tuple[Weighting, str | None]:
+        """Return the method's weighting; or FedAvg's, and why, where it needs an estimated target that is not used."""
+        weighting = self.method.weighting
+        if isinstance(target, EstimatedMix) and target.unused and components.has(weighting, "needs_target"):
+            return FedAvg(), target.unused
+        return weighting, None
+
     def _weigh(
-        self, answered: NDArray[np.int64], counts: FloatArray, by_quota: bool, state: ServerState
+        self,
+        weighting: Weighting,
+        answered: NDArray[np.int64],
+        counts: FloatArray,
+        by_quota: bool,
+        state: ServerState,
     ) -> tuple[FloatArray, NDArray[np.bool_]]:
         """Return the weights, and a mask of the clients whose weight the limit lowered from above it."""
         sizes, limit = counts.sum(axis=1), self.weight_limit
@@ -438,9 +459,10 @@ class Federation:
             return np.zeros(0), none
         shown = counts if by_quota or self.weighed is None else self.weighed[answered]
         kept = state.hooks.get("weighting", {})
-        weighting, where = self.method.weighting, f"round {state.round}: "
+        target = state.target.used if isinstance(state.target, EstimatedMix) else self.target
+        where = f"round {state.round}: "
         with calling("weighting", weighting, "weigh", where):
-            given = Answered(shown, sizes, self.target, answered, kept, limit)
+            given = Answered(shown, sizes, target, answered, kept, limit)
             weights = checked_weights(weighting, weighting.weigh(given), answered, where)
             if limit is None:
                 return weights, none

@@ -61,6 +61,7 @@ class RoundOutcome(NamedTuple):
         bytes_down: Bytes sent to clients.
         limited: Clients whose weight the limit lowered.
         unmoved: Why the aggregation left the model as it was; None if it did not.
+        fallback: Why the weights are FedAvg's in place of the method's; None if they are the method's.
     """
 
     replied: list[int]
@@ -72,6 +73,7 @@ class RoundOutcome(NamedTuple):
     bytes_down: int
     limited: Sequence[int] = ()
     unmoved: str | None = None
+    fallback: str | None = None
 
 
 @dataclass
@@ -162,6 +164,11 @@ class RoundRecord:
         clients: Metrics of each client's model after its local training; None if clients are not evaluated.
         limited: Clients whose weight `training.weight_limit` lowered; only in records of rounds in which it did.
         unmoved: Why the aggregation left the model as it was; only in records of such rounds.
+        fallback: Why the weights were FedAvg's in place of the method's; only in records of such rounds.
+        target: The target's label mix, as estimated after the round (see `Estimation.update`): `mix`, its standard
+            errors `se`, the test's `p` and `excess`, whether it was a `misfit`, classes `unseen` in the `held_out`
+            samples, the target's `samples`, how many `sites` were tested against the others and which are odd, by their
+            p-value, and why the mix is `unused`; or why the estimate was `skipped`. Only in records of such rounds.
         deployment: Events at real sites and the checks of their replies; only in records of deployments.
     """
 
@@ -188,6 +195,8 @@ class RoundRecord:
     clients: list[ClientEvaluation] | None = None
     limited: list[int] | None = None
     unmoved: str | None = None
+    fallback: str | None = None
+    target: dict[str, Any] | None = None
     deployment: dict[str, Any] | None = None
 
     @classmethod
@@ -231,6 +240,7 @@ class RoundRecord:
             clients=[update.observed for update in updates if update.observed is not None] or None,
             limited=list(outcome.limited) or None,
             unmoved=outcome.unmoved,
+            fallback=outcome.fallback,
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -240,7 +250,7 @@ class RoundRecord:
             values[name] = None if values[name] is None else dict(vars(values[name]))
         if self.clients is not None:
             values["clients"] = [dict(vars(client)) for client in self.clients]
-        for name in ("limited", "unmoved", "deployment"):
+        for name in ("limited", "unmoved", "fallback", "target", "deployment"):
             if values[name] is None:
                 del values[name]
         return values

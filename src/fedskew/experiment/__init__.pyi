@@ -60,6 +60,8 @@ from ._sweep_tables import model_notes as model_notes
 from ._sweep_tables import sweep_notes as sweep_notes
 from ._sweep_tables import text_table as text_table
 from ._sweep_tables import write_tables as write_tables
+from ._target import make_estimation as make_estimation
+from ._target_samples import target_in_words as target_in_words
 from ._trackers import make_trackers as make_trackers
 from ._trackers import scalars as scalars
 from ._trained import TrainedModel as TrainedModel

@@ -210,7 +210,9 @@ def load_adapted(run: str | Path, *, seed: int | None = None) -> TrainedModel:
 
 
 def held_out_of(model: TrainedModel) -> tuple[Inputs, NDArray[np.int64]]:
-    """Return the validation samples of a model's run, normalised, and their classes.
+    """Return the samples that a model's run held out, normalised, and their classes.
+
+    They are the clients' own (`data.held_out`) where there are such, else the validation samples.
 
     Args:
         model: The model.
@@ -219,13 +221,13 @@ def held_out_of(model: TrainedModel) -> tuple[Inputs, NDArray[np.int64]]:
         RunError: The run held none out.
     """
     config = read(model.file.with_name("config.toml"))
-    if not config.data.validation:
+    if not config.data.validation and not config.data.held_out:
         raise RunError(
             f"{model.file.parent}: this run held no samples out; give labelled ones with --held-out, or train with "
-            "data.validation = 0.1"
+            "data.held_out = 0.2 (or data.validation = 0.1)"
         )
     task = make_task(config, model.seed)
-    rows = torch.from_numpy(task.validation)
+    rows = torch.from_numpy(np.sort(np.concatenate(task.held_out)) if config.data.held_out else task.validation)
     return take(task.dataset.inputs, rows), task.dataset.targets[rows].numpy()
 
 

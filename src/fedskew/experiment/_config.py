@@ -28,11 +28,15 @@ from fedskew import components, data, methods, models, partition
 from fedskew.errors import ConfigError, FedskewError, nearest
 from fedskew.experiment._given import digest_of_code, given_network
 from fedskew.files import write_text
+from fedskew.labels import MixMethod
 
 FloatArray = NDArray[np.float64]
 
 IDENTITY, CODE = "identity.json", "code"
 """What a run folder says of where and of what the run was made: see `_identity.py`."""
+
+ESTIMATES = ("unlabelled", "warmup", "every", "estimator", "bins", "on_misfit", "ask")
+"""Keys of `[target]` that say how its mix is estimated."""
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Positive = Annotated[float, Field(gt=0.0)]
@@ -63,6 +67,8 @@ class DataSection(Named):
         root: Folder of its files; None: the environment variable `FEDSKEW_DATA`.
         validation: Share of the training samples of each class that is held out, for early stopping and for choosing
             values; "own": the samples that the data set itself sets aside, which are never trained on in any case.
+        held_out: Share of each client's samples that it does not train on, drawn at random by class: it calibrates on
+            them, and with them the label mix of a target is estimated. Label counts are those of the other samples.
         rows: Use only so many of the training samples, drawn at random with the same share of every class (and the
             validation samples among them); None: all.
     """
@@ -70,6 +76,7 @@ class DataSection(Named):
     name: str
     root: str | None = None
     validation: Annotated[float, Field(ge=0.0, lt=1.0)] | Literal["own"] = 0.0
+    held_out: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
     rows: Annotated[int, Field(ge=1)] | None = None
 
 
@@ -157,13 +164,43 @@ class TargetSection(Section):
 
     Attributes:
         mix: Shares by class; "uniform"; "pooled": that of all clients that train; "client": that of the partition's
-            target client; "data": the one that the data set defines; None: "client" or "data", whichever there is.
+            target client; "data": the one that the data set defines; "estimate": estimated in the run, from the
+            target's unlabelled samples and those that clients hold out (`data.held_out`); None: "client" or "data",
+            whichever there is.
+        truth: The mix by which accuracy on the target is measured, where the server is told another or estimates it;
+            None: `mix`, or where that is estimated, the target client's. With "estimate" and no target client,
+            unlabelled samples of this mix are drawn from the validation samples.
+        unlabelled: So many of them, or fewer where a class runs short; or where your own unlabelled samples of the
+            target are: a folder of images, or an .npz file with an array x. `truth` may then be left out.
         noise: The server is given the mix plus noise * max(0, a standard normal draw) in each class, normalised
             (FedPALS, appendix A.4); accuracy on the target is measured with the exact mix.
+        warmup: With "estimate": the round after which the first estimate is made. Until then, and while none is sure
+            enough, weightings that need a target give way to FedAvg's.
+        every: Rounds from one estimate to the next; the newest that is sure enough is used.
+        estimator: How it is made (see `fedskew.labels.estimate_mix`).
+        bins: Confidence classes into which the samples of a predicted class are divided. With 1 nothing tests whether
+            the target looks like a mix of the clients' classes.
+        on_misfit: What to do where it does not: "fedavg", weigh as FedAvg until another estimate fits; "warn", use
+            the estimate in spite of that; "stop" the run.
+        ask: Held-out samples that an estimate is made from, about; where clients hold more, some clients are asked,
+            drawn anew for each estimate.
     """
 
-    mix: Literal["uniform", "pooled", "client", "data"] | list[float] | None = None
+    mix: Literal["uniform", "pooled", "client", "data", "estimate"] | list[float] | None = None
+    truth: Literal["uniform", "pooled", "data"] | list[float] | None = None
+    unlabelled: Annotated[int, Field(ge=1)] | Annotated[str, Field(min_length=1)] = 1000
     noise: Annotated[float, Field(ge=0.0)] = 0.0
+    warmup: Annotated[int, Field(ge=0)] = 10
+    every: Annotated[int, Field(ge=1)] = 5
+    estimator: MixMethod = "gls"
+    bins: Annotated[int, Field(ge=1, le=4)] = 4
+    on_misfit: Literal["warn", "fedavg", "stop"] = "fedavg"
+    ask: Annotated[int, Field(ge=1)] = 10_000
+
+    @property
+    def is_estimated(self) -> bool:
+        """Whether the mix is estimated in the run."""
+        return self.mix == "estimate"
 
 
 class ConditionsSection(Section):
@@ -363,6 +400,11 @@ class Config(Section):
         tree["training"]["smallest_batch"] = 1  # its change is the cure of a run that can't go on (see `_batches`)
         if tree["method"].get("aggregation") == methods.DEFAULTS["aggregation"]:  # as before there were others
             del tree["method"]["aggregation"]
+        if self.data.held_out == 0:  # as before it was a key
+            del tree["data"]["held_out"]
+        if not self.target.is_estimated:
+            for key in ESTIMATES:
+                del tree["target"][key]
         tree["engine"].pop("processes", None)
         if tree["engine"]["backend"] == "processes":  # the same bits as "sequential"
             tree["engine"]["backend"] = "sequential"
@@ -536,9 +578,13 @@ def _with_rule_defaults(section: PartitionSection) -> PartitionSection:
 
 
 def target_mix(
-    mix: str | list[float] | None, classes: int, known: Mapping[str, FloatArray], unknown: Mapping[str, str]
+    mix: str | list[float] | None,
+    classes: int,
+    known: Mapping[str, FloatArray],
+    unknown: Mapping[str, str],
+    key: str = "target.mix",
 ) -> FloatArray | None:
-    """The target label mix that a config's `target.mix` stands for.
+    """The target label mix that a config's `target.mix` or `target.truth` stands for.
 
     Args:
         mix: The key's value.
@@ -546,6 +592,7 @@ def target_mix(
         known: What the names "pooled", "client" and "data" stand for, as far as there is such a thing: non-negative
             amounts, shape `(classes,)`.
         unknown: For the other names, why there is no such mix and what to do.
+        key: The key.
 
     Returns:
         The mix, shape `(classes,)`, sum 1; None where the config has none.
@@ -556,13 +603,11 @@ def target_mix(
     if mix is None:
         return None
     if isinstance(mix, str) and mix not in {"uniform", *known}:
-        raise ConfigError(f"target.mix: {mix!r} {unknown[mix]}")
+        raise ConfigError(f"{key}: {mix!r} {unknown[mix]}")
     amounts = np.ones(classes) if mix == "uniform" else known[mix] if isinstance(mix, str) else np.array(mix, float)
     total = amounts.sum()
     if len(amounts) != classes or (amounts < 0).any() or not 0 < total < np.inf:
-        raise ConfigError(
-            f"target.mix: expected {classes} shares, one per class, none negative and not all 0; got {mix!r}"
-        )
+        raise ConfigError(f"{key}: expected {classes} shares, one per class, none negative and not all 0; got {mix!r}")
     shares: FloatArray = amounts / total
     return shares
 
@@ -642,6 +687,12 @@ def _check(config: Config) -> None:
     if config.engine.seeds_together and (pipeline is not None or config.tune is not None):
         raise ConfigError(
             "engine.seeds_together: not possible with a pipeline, nor where a key is tuned; set it to false"
+        )
+    if config.target.is_estimated and config.target.noise:
+        raise ConfigError("target.noise: is added to a mix that is given, and this one is estimated; set it to 0")
+    if config.target.is_estimated and pipeline is not None:
+        raise ConfigError(
+            "target.mix: can't be estimated with a pipeline, which trains several models; give the shares as a list"
         )
     if pipeline is not None:
         if config.training.persist_momentum:
@@ -743,5 +794,10 @@ def _message(error: pydantic.ValidationError) -> str:
     if first["type"] == "missing":
         return f"{key}: missing"
     if key == "target.mix":
-        return f"{key}: expected a list of shares, or 'uniform', 'pooled', 'client' or 'data' (got {first['input']!r})"
+        return (
+            f"{key}: expected a list of shares, or 'uniform', 'pooled', 'client', 'data' or 'estimate' "
+            f"(got {first['input']!r})"
+        )
+    if key == "target.truth":
+        return f"{key}: expected a list of shares, or 'uniform', 'pooled' or 'data' (got {first['input']!r})"
     return f"{key}: {first['msg'][0].lower()}{first['msg'][1:]} (got {first['input']!r})"

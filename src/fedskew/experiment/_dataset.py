@@ -16,7 +16,7 @@ from fedskew import components, data
 from fedskew.data import Dataset
 from fedskew.errors import ConfigError
 from fedskew.experiment._config import Config
-from fedskew.experiment._identity import Content, Present, changed_since, checksum, files_of
+from fedskew.experiment._identity import Content, Present, changed_since, checksum, files_of, own_target
 from fedskew.randomness import Purpose, generator
 
 
@@ -77,7 +77,8 @@ def content_of(config: Config, dataset: Dataset) -> Content:
         dataset: Its data set, as `load_dataset` returned it.
     """
     last = _last.get()
-    if last is None or last.dataset is not dataset or config.partition.rule == "file":
+    more = config.partition.rule == "file" or own_target(config) is not None
+    if last is None or last.dataset is not dataset or more:
         return Content(checksum(config, dataset), files_of(config))
     if last.content is None:
         last.content = Content(checksum(config, dataset), last.files)

@@ -33,6 +33,8 @@ class LocalEvaluator:
         validation: The validation set; None where nothing is held out.
         classes: Number of classes.
         target: Target label mix, `(classes,)`, or None.
+        chosen_by: The mix by which validation accuracy is measured, which chooses models: of the target, unless the
+            server does not know it.
     """
 
     model: FlatModel
@@ -40,15 +42,17 @@ class LocalEvaluator:
     validation: LabelledData | None
     classes: int
     target: NDArray[np.float64] | None
+    chosen_by: NDArray[np.float64] | None
 
     def __call__(self, round: int, state: ModelState) -> tuple[Evaluation | None, Evaluation | None]:
         """Evaluate a model on the test and the validation set."""
         self.model.write_state(state)
-        return self._evaluate(self.test), None if self.validation is None else self._evaluate(self.validation)
+        tested = self._evaluate(self.test, self.target)
+        return tested, None if self.validation is None else self._evaluate(self.validation, self.chosen_by)
 
-    def _evaluate(self, data: LabelledData) -> Evaluation:
+    def _evaluate(self, data: LabelledData, target: NDArray[np.float64] | None) -> Evaluation:
         confusion, loss = predict(self.model.network, data.inputs, data.targets, self.classes)
-        return evaluation(confusion, loss, self.target)
+        return evaluation(confusion, loss, target)
 
 
 @dataclass(frozen=True)

@@ -209,7 +209,7 @@ def set_aside(folder: Path) -> Path | None:
 
 
 def checksum(config: Config, dataset: Dataset) -> str:
-    """Checksum of a data set's content, and of the partition's file where the config names one.
+    """Checksum of a data set's content, and of the partition's file and unlabelled samples that the config names.
 
     Of inputs that are read batch by batch from files, shape and 256 rows count, evenly spread.
 
@@ -220,6 +220,11 @@ def checksum(config: Config, dataset: Dataset) -> str:
     found = xxhash.xxh3_128()
     if config.partition.rule == "file":
         found.update(Path(config.place(config.partition.parameters["path"])).read_bytes())
+    if (own := own_target(config)) is not None:
+        for file in sorted(own.rglob("*")) if own.is_dir() else [own]:
+            if file.is_file():
+                found.update(f"{file.relative_to(own)}:".encode())
+                found.update(file.read_bytes())
     for field in dataclasses.fields(dataset):
         value = getattr(dataset, field.name)
         found.update(f"{field.name}:".encode())
@@ -259,7 +264,20 @@ def files_of(config: Config) -> dict[str, str] | None:
             paths.append(place.parent / str(test))
     if config.partition.rule == "file":
         paths.append(Path(config.place(config.partition.parameters["path"])).absolute())
+    if (own := own_target(config)) is not None:
+        paths.append(own)
     return {str(path): _listed(path) for path in paths}
+
+
+def own_target(config: Config) -> Path | None:
+    """Where the target's unlabelled samples are, where these are the user's own.
+
+    Args:
+        config: The config.
+    """
+    given = config.target.unlabelled
+    own = config.target.is_estimated and isinstance(given, str)
+    return Path(config.place(str(given))).expanduser().absolute() if own else None
 
 
 def _names(tree: Any) -> list[str]:

@@ -26,13 +26,15 @@ from fedskew.engine import (
 from fedskew.errors import ArgumentError, ConfigError, RunError
 from fedskew.experiment._backends import make_backend
 from fedskew.experiment._batches import changed_batches, check_batches, refuses_one
-from fedskew.experiment._config import Config, target_mix
+from fedskew.experiment._config import Config
 from fedskew.experiment._dataset import content_of, data_seed, load_dataset
 from fedskew.experiment._evaluations import ClientEvaluations, LabelledData, LocalEvaluator
 from fedskew.experiment._folder import RunFolder, TaskInfo
 from fedskew.experiment._identity import Identity
 from fedskew.experiment._loop import TrainingLoop
 from fedskew.experiment._model_info import ModelInfo
+from fedskew.experiment._target import TargetWatch, make_estimation
+from fedskew.experiment._target_samples import check_held_out, targets, unlabelled_samples
 from fedskew.experiment._trackers import make_trackers
 from fedskew.experiment._work import make_network, make_work
 from fedskew.labels import privatize
@@ -55,8 +57,11 @@ class Task:
         partition: The rows of every client; a target client is the last.
         counts: Label counts of the clients that train, `(clients, classes)`.
         client_names: Their names.
-        target: Target label mix, `(classes,)`, sum 1, or None.
+        target: Target label mix, `(classes,)`, sum 1, or None: what accuracy on the target is measured with.
+        told: The mix that the server is told, `(classes,)`; None: there is none, or it is estimated.
         validation: Rows of the training data that are held out.
+        held_out: Rows that each client which trains holds and does not train on; none of them are in `partition`.
+        unlabelled: The target's samples, whose labels nobody knows; None where its mix is not estimated.
     """
 
     dataset: Dataset
@@ -64,7 +69,10 @@ class Task:
     counts: FloatArray
     client_names: tuple[str, ...]
     target: FloatArray | None
+    told: FloatArray | None
     validation: NDArray[np.int64]
+    held_out: tuple[NDArray[np.int64], ...]
+    unlabelled: Inputs | None
 
 
 def make_task(config: Config, seed: int) -> Task:
@@ -85,15 +93,34 @@ def make_task(config: Config, seed: int) -> Task:
     usable = _usable(dataset, config.data.rows, generator(seed, Purpose.ROWS))
     kept, validation = _hold_out(dataset, usable, config.data.validation, generator(seed, Purpose.VALIDATION))
     divided, names, has_target_client = _divide(config, dataset, labels, kept, seed)
-    target = _target(config.target.mix, dataset, divided.counts.astype(np.float64), has_target_client)
+    target, told = targets(config.target, dataset, divided.counts.astype(np.float64), has_target_client)
     if config.partition.oracle:
         divided = _oracle(divided, labels, target, has_target_client, generator(seed, Purpose.ORACLE))
+    divided, held_out = _hold_out_of_clients(divided, labels, config.data.held_out, has_target_client, seed)
     counts = divided.counts.astype(np.float64)
     if has_target_client:
         counts, names = counts[:-1], names[:-1]
     if counts.sum() == 0:
         raise ConfigError("partition.clients: no client that trains has a sample; set fewer clients")
-    return Task(dataset, divided, counts, names, target, validation)
+    unlabelled = None
+    if config.target.is_estimated:
+        check_held_out(config.data.held_out, held_out)
+        last = divided.indices[-1] if has_target_client else None
+        unlabelled = unlabelled_samples(config, dataset, last, validation, target, generator(seed, Purpose.UNLABELLED))
+    return Task(dataset, divided, counts, names, target, told, validation, held_out, unlabelled)
+
+
+def held_out_data(task: Task, device: torch.device) -> PartitionedData:
+    """Return the samples that clients hold and do not train on, as engines take the data of clients.
+
+    Args:
+        task: The task.
+        device: Where the samples are to be.
+    """
+    rows, dataset = task.held_out, task.dataset
+    labels = dataset.targets.numpy()
+    counts = np.array([np.bincount(labels[own], minlength=dataset.num_classes) for own in rows], dtype=np.float64)
+    return PartitionedData(dataset.inputs.to(device), dataset.targets.to(device), rows, counts)
 
 
 def make_training_loop(config: Config, seed: int, folder: Path | None = None, task: Task | None = None) -> TrainingLoop:
@@ -139,11 +166,29 @@ def make_training_loop(config: Config, seed: int, folder: Path | None = None, ta
         untrained=untrained,
         model=model,
         info=ModelInfo(dataset.classes, dataset.in_shape, _is_tokens(dataset.inputs), dataset.mean, dataset.std),
-        evaluate=LocalEvaluator(model, test, validation, dataset.num_classes, task.target),
+        evaluate=LocalEvaluator(
+            model,
+            test,
+            validation,
+            dataset.num_classes,
+            task.target,
+            None if config.target.is_estimated else task.target,
+        ),
         task=lambda: info,
         clients=clients,
         folder=files,
+        watch=_watch(config, seed, runner, model, task, device),
     )
+
+
+def _watch(
+    config: Config, seed: int, runner: RoundRunner, model: FlatModel, task: Task, device: torch.device
+) -> TargetWatch | None:
+    """What estimates the target's mix after a round; None where it is not estimated."""
+    if task.unlabelled is None:
+        return None
+    assert isinstance(runner, Federation), "the config has been checked"
+    return TargetWatch(runner, model, held_out_data(task, device), task.unlabelled.to(device), seed)
 
 
 def try_out(config: Config, seed: int, folder: Path, task: Task | None = None) -> None:
@@ -213,7 +258,7 @@ def _make_runner(
         method=method,
         backend=make_backend(config.engine, model, work, observe, size),
         counts=task.counts,
-        target=_noisy_target(task.target, config.target.noise, seed),
+        target=task.target if config.target.is_estimated else _noisy_target(task.told, config.target.noise, seed),
         participation=training.participation,
         seed=seed,
         epochs=training.most_epochs,
@@ -223,6 +268,7 @@ def _make_runner(
         weighed=noisy if conditions.count_use == "all" else None,
         clients=clients,
         weight_limit=training.weight_limit,
+        estimation=make_estimation(config, dataset.num_classes),
     )
     if method.pipeline is not None:
         runner = _fedconcat(method.pipeline, config, federation, model, work, observe)
@@ -311,6 +357,22 @@ def _hold_out(
     return np.setdiff1d(free, validation), validation
 
 
+def _hold_out_of_clients(
+    divided: Partition, labels: NDArray[np.int64], share: float, has_target_client: bool, seed: int
+) -> tuple[Partition, tuple[NDArray[np.int64], ...]]:
+    """The partition without the samples that clients don't train on, and these; a target client holds out none."""
+    training = len(divided.indices) - has_target_client
+    if not share:
+        return divided, (np.empty(0, dtype=np.int64),) * training
+    parts = [
+        partition.hold_out(rows, labels, share, generator(seed, Purpose.HELD_OUT, 0, client))
+        for client, rows in enumerate(divided.indices[:training])
+    ]
+    kept = [*(own for own, _ in parts), *divided.indices[training:]]
+    rule = f"{divided.rule}, without the {share:.3g} of each client's samples that are held out"
+    return Partition.of(kept, labels, divided.num_classes, rule), tuple(held for _, held in parts)
+
+
 def _divide(
     config: Config, dataset: Dataset, labels: NDArray[np.int64], kept: NDArray[np.int64], seed: int
 ) -> tuple[Partition, tuple[str, ...], bool]:
@@ -358,24 +420,3 @@ def _oracle(
     dealt = partition.oracle(divided.indices[:training], labels, target, rng)
     rule = f"{divided.rule}, dealt again with the target's mix"
     return Partition.of([*dealt, *divided.indices[training:]], labels, divided.num_classes, rule)
-
-
-def _target(
-    mix: str | list[float] | None, dataset: Dataset, counts: FloatArray, has_target_client: bool
-) -> FloatArray | None:
-    """The target label mix, `(classes,)`, sum 1; None where the task has none."""
-    if mix is None:
-        mix = "client" if has_target_client else "data" if dataset.target is not None else None
-    if mix == "data" and dataset.target is not None:
-        return dataset.target
-    return target_mix(
-        mix,
-        dataset.num_classes,
-        known={"client": counts[-1], "pooled": counts[:-1].sum(axis=0)}
-        if has_target_client
-        else {"pooled": counts.sum(axis=0)},
-        unknown={
-            "client": "needs a partition rule with a target client, such as sparsity",
-            "data": f"is the data set's own mix, and {dataset.name!r} defines no target; give the shares as a list",
-        },
-    )

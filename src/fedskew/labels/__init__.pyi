@@ -14,10 +14,11 @@ from ._measures import effective_sample_size as effective_sample_size
 from ._measures import entropy as entropy
 from ._measures import kl_to_uniform as kl_to_uniform
 from ._measures import projection_distance as projection_distance
-from ._predictions import EDGES as EDGES
+from ._outcomes import EDGES as EDGES
+from ._outcomes import MixMethod as MixMethod
+from ._outcomes import outcome_cells as outcome_cells
+from ._outcomes import outcome_table as outcome_table
 from ._predictions import Outcomes as Outcomes
-from ._predictions import outcome_cells as outcome_cells
-from ._predictions import outcome_table as outcome_table
 from ._predictions import read_outcomes as read_outcomes
 from ._release import SENSITIVITY as SENSITIVITY
 from ._release import privatize as privatize
@@ -25,6 +26,6 @@ from ._report import SkewReport as SkewReport
 from ._report import describe as describe
 from ._report import sentences as sentences
 from ._report import statistics as statistics
+from ._sites import site_p_value as site_p_value
 from ._target_mix import MixEstimate as MixEstimate
-from ._target_mix import MixMethod as MixMethod
 from ._target_mix import estimate_mix as estimate_mix

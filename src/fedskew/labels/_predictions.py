@@ -12,18 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from fedskew.errors import ArgumentError
 from fedskew.labels._amounts import Decimal
 from fedskew.labels._calibration import calibrate
 from fedskew.labels._counts import FloatArray
 from fedskew.labels._csv import Amounts, Row, check_header, check_width, fail, text_rows
-from fedskew.labels._target_mix import MixEstimate, MixMethod, estimate_mix
+from fedskew.labels._outcomes import EDGES, MixMethod, outcome_cells, outcome_table
+from fedskew.labels._target_mix import MixEstimate, estimate_mix
 from fedskew.names import CLASS_WORDS, plain
-
-EDGES = (0.5, 0.8, 0.95)
-"""Where a predicted class's cells are divided by the largest probability."""
 
 _PREDICTED = frozenset({"predicted", "prediction", "pred"})
 _CONFIDENCE = frozenset({"confidence", "probability", "score"})
@@ -227,39 +225,6 @@ def _counts_of(target: _Sheet, cells: list[str]) -> FloatArray:
             fail(target.path, target.first, f"no column {name!r}, which the other file has")
     counts: FloatArray = target.numbers(cells)[0]
     return counts
-
-
-def outcome_cells(predicted: NDArray[np.int64], sure: FloatArray, edges: ArrayLike = EDGES) -> NDArray[np.int64]:
-    """Find the outcome cell of each sample: the bins of a predicted class stand side by side.
-
-    Args:
-        predicted: Predicted classes, shape `(samples,)`.
-        sure: The probabilities of these, shape `(samples,)`.
-        edges: Where a predicted class's cells are divided by its probability, rising.
-
-    Returns:
-        Cells, shape `(samples,)`, from 0 to classes * (edges + 1) - 1.
-    """
-    cuts = np.asarray(edges)
-    cells: NDArray[np.int64] = predicted * (len(cuts) + 1) + np.digitize(sure, cuts)
-    return cells
-
-
-def outcome_table(labels: NDArray[np.int64], cells: NDArray[np.int64], classes: int, bins: int) -> FloatArray:
-    """Count samples by true class and outcome cell.
-
-    Args:
-        labels: True classes, shape `(samples,)`.
-        cells: Outcome cells, shape `(samples,)`.
-        classes: Number of classes.
-        bins: Number of cells of a predicted class.
-
-    Returns:
-        Counts, shape `(classes, classes * bins)`, as `estimate_mix` takes them.
-    """
-    number = classes * bins
-    table: FloatArray = _totals(labels * number + cells, classes * number).reshape(classes, number)
-    return table
 
 
 def _totals(cells: NDArray[np.int64], number: int) -> FloatArray:

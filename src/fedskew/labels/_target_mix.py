@@ -16,7 +16,7 @@ regulariser that its theory asks for it returned nearly the pooled mix at 2,000 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
+from typing import get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -26,8 +26,7 @@ from scipy.special import chdtrc, ndtri
 
 from fedskew.errors import ArgumentError
 from fedskew.labels._counts import FloatArray, as_floats, check_amounts
-
-MixMethod: TypeAlias = Literal["gls", "em-cells", "bbse", "em"]
+from fedskew.labels._outcomes import MixMethod
 
 _REWEIGHTINGS = 6
 _LEAST_IN_A_CELL = 30

@@ -73,7 +73,8 @@ def _clients_and_samples(config: Config, facts: DatasetFacts) -> tuple[int, floa
     target = bool(rule.parameters.get("target_client", rule.rule == "sparsity"))
     clients = max((rule.clients or 2) - target, 1)
     share = config.data.validation if isinstance(config.data.validation, float) else 0.0  # "own" takes no training data
-    samples = min(facts.train, config.data.rows or math.inf) * (1 - share) * clients / (clients + target)
+    left = (1 - share) * (1 - config.data.held_out)
+    samples = min(facts.train, config.data.rows or math.inf) * left * clients / (clients + target)
     return clients, min(samples, clients * rule.parameters.get("samples_per_client", math.inf))
 
 

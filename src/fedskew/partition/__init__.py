@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fedskew.partition._dirichlet_by_class import DirichletByClass, DirichletWithinDomains
 from fedskew.partition._dirichlet_by_client import DirichletByClient
+from fedskew.partition._held_out import hold_out
 from fedskew.partition._iid import IID, stratified
 from fedskew.partition._iid_and_exclusive import IIDAndExclusive
 from fedskew.partition._labels_per_client import Quantity, Sparsity
@@ -46,6 +47,7 @@ __all__ = [
     "Shards",
     "Sparsity",
     "grouped",
+    "hold_out",
     "natural_split",
     "oracle",
     "stratified",

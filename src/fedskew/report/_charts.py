@@ -43,6 +43,7 @@ class Chart:
         axis: The axis whose categories can be put in another order, "x" or "y".
         orders: The orders, by name, each as the categories from left to right or from the top.
         picks: What is shown one at a time, by a menu.
+        menu: What the menu is called.
     """
 
     data: list[Trace]
@@ -51,10 +52,12 @@ class Chart:
     axis: str = ""
     orders: dict[str, list[str]] = field(default_factory=dict)
     picks: list[str] = field(default_factory=list)
+    menu: str = "Run"
 
     def plain(self) -> dict[str, Any]:
         """Return what `report.js` reads."""
-        return {key: value for key, value in vars(self).items() if key != "height" and value not in ("", {}, [])}
+        apart = ("height", "menu")
+        return {key: value for key, value in vars(self).items() if key not in apart and value not in ("", {}, [])}
 
 
 def text(name: object) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 from fedskew.drawing import Floats
 from fedskew.report._runs import SeedRun
 
-_NOT_TESTED = ("root", "validation")  # keys of `[data]` that don't change the test set
+_NOT_TESTED = ("root", "validation", "held_out")  # keys of `[data]` that don't change the test set
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from fedskew.report._ranking import Ranking, ranking
 from fedskew.report._runs import SeedRun, averaged_over
 from fedskew.report._script import plotly_script, shared_script
 from fedskew.report._sites import site_activity, site_rows, undone_rounds
+from fedskew.report._target import target_panels
 from fedskew.tables import Spread, flatten
 
 _NOTHING = "\u2013"
@@ -122,6 +123,7 @@ def _sections(groups: list[Group]) -> list[tuple[str, list[Panel]]]:
             *_clients.participation_panels(groups),
             *_clients.weight_panels(groups),
             *_classes.mix_panels(groups),
+            *target_panels(groups),
         ],
         _curves.ROUND: list(_curves.curve_panels(groups, _curves.ROUND)),
         _curves.LOCAL: list(_curves.curve_panels(groups, _curves.LOCAL)),

@@ -144,7 +144,7 @@ function draw(element) {
   const figure = element.closest("figure");
   const picked = Number(one("[data-pick]", figure)?.value ?? 0);
   const traces = chart.data.filter(({ meta = {} }) =>
-    meta.pick !== undefined ? meta.pick === picked : !meta.runs || page.groups.length < 2 || meta.runs.some(isDrawn));
+    (meta.pick ?? picked) === picked && (!meta.runs || page.groups.length < 2 || meta.runs.some(isDrawn)));
   const layout = { ...chart.layout };
   const order = one("[data-order]", figure)?.value;
   if (order) {

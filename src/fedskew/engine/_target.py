@@ -1,0 +1,230 @@
+"""The target's label mix, estimated in the course of a run from the target's unlabelled samples.
+
+After some rounds the model is shown samples that it was not trained on: labelled ones at clients, and those of the
+target, which have no labels. What it makes of both gives the mix (`labels.estimate_mix`). Every estimate is by the
+model of its own round, so that no error is carried on. Until there is one that is sure enough, and where the target
+looks like no mix of the clients' classes, there is no target, and a weighting that needs one gives way to FedAvg.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from fedskew import labels
+from fedskew.data import Inputs
+from fedskew.errors import ArgumentError, RunError
+from fedskew.labels import EDGES, MixMethod, outcome_cells
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+LARGEST_ERROR, LARGEST_SUM = 0.06, 0.6
+"""An estimate is used if the root mean square of its classes' standard errors is at most this, and times the number of
+classes at most the other."""
+
+ODD = 0.01
+"""A site's p-value below which the record names it."""
+
+_BATCH = 1000
+
+
+@dataclass(frozen=True)
+class Target:
+    """What the server keeps of the target between rounds: nothing, unless its mix is estimated."""
+
+
+@dataclass(frozen=True)
+class EstimatedMix(Target):
+    """What the server keeps of a target whose mix is estimated.
+
+    Attributes:
+        round: The round of the newest estimate that was sure enough; -1: there is none yet.
+        mix: That estimate, `(classes,)`, sum 1; zeros before the first.
+        errors: Its standard errors, `(classes,)` (see `MixEstimate.upper_errors`).
+        unused: Why the mix is not used; empty while it is.
+        misfit: Whether label shift did not hold at the last estimate that said so or was sure enough.
+    """
+
+    round: int
+    mix: FloatArray
+    errors: FloatArray
+    unused: str
+    misfit: bool
+
+    @property
+    def used(self) -> FloatArray | None:
+        """The mix that clients are weighed towards, `(classes,)`; None: none."""
+        return None if self.unused else self.mix
+
+
+@dataclass(frozen=True)
+class Estimation:
+    """When and how a target's label mix is estimated.
+
+    Attributes:
+        classes: Number of classes.
+        warmup: The round after which the first estimate is made.
+        every: Rounds from one estimate to the next.
+        estimator: See `labels.estimate_mix`.
+        bins: Outcome cells of a predicted class, from 1 to 4: the upper ones of `labels.EDGES` divide them.
+        on_misfit: What to do where the target looks like no mix of the clients' classes: "warn" uses the mix in spite
+            of that, "fedavg" uses none, "stop" ends the run.
+        ask: Held-out samples that an estimate is made from, about, where clients hold more.
+    """
+
+    classes: int
+    warmup: int = 10
+    every: int = 5
+    estimator: MixMethod = "gls"
+    bins: int = 4
+    on_misfit: Literal["warn", "fedavg", "stop"] = "fedavg"
+    ask: int = 10_000
+
+    @property
+    def edges(self) -> tuple[float, ...]:
+        """Where the cells of a predicted class are divided by its probability."""
+        return EDGES[len(EDGES) + 1 - self.bins :]
+
+    def is_due(self, round: int) -> bool:
+        """Whether an estimate is made after a round."""
+        return round >= self.warmup and (round - self.warmup) % self.every == 0
+
+    def start(self) -> EstimatedMix:
+        """Return what the server keeps before the first estimate."""
+        none = np.zeros(self.classes)
+        return EstimatedMix(-1, none, none.copy(), f"the first estimate is made after round {self.warmup}", False)
+
+    def outcomes(self, logits: FloatArray) -> IntArray:
+        """Find the outcome cell of each sample.
+
+        Args:
+            logits: What the model says of the samples, `(samples, classes)` (see `logits_of`).
+
+        Returns:
+            Cells, `(samples,)`, from 0 to `classes * bins` - 1.
+        """
+        most = logits.max(axis=1, keepdims=True)
+        sure = 1 / np.exp(logits - most).sum(axis=1)
+        return outcome_cells(logits.argmax(axis=1), sure, self.edges)
+
+    def update(
+        self, known: EstimatedMix, round: int, tables: Mapping[int, FloatArray | IntArray], cells: FloatArray | IntArray
+    ) -> tuple[EstimatedMix, dict[str, Any]]:
+        """Estimate the mix after a round, and decide whether it is used.
+
+        Args:
+            known: What the server kept.
+            round: Number of the round.
+            tables: Held-out samples by true class and outcome cell, `(classes, classes * bins)`, by client.
+            cells: The target's samples by outcome cell, `(classes * bins,)`; for the estimator `em` their calibrated
+                probabilities, `(samples, classes)`.
+
+        Returns:
+            What the server keeps from now on, and what the round's record says (`RoundRecord.target`).
+        """
+        pooled = sum((np.asarray(table, dtype=np.float64) for table in tables.values()), np.zeros(self._shape))
+        try:
+            found = labels.estimate_mix(pooled, cells, self.estimator)
+        except ArgumentError as error:
+            return self.skip(known, f"there is no estimate: {error}")
+        following = self._judged(known, round, found)
+        tested = {
+            client: p
+            for client, table in tables.items()
+            if not math.isnan(p := labels.site_p_value(np.asarray(table, dtype=np.float64), pooled))
+        }
+        record = {
+            "mix": found.mix.tolist(),
+            "se": found.upper_errors.tolist(),
+            "p": found.p_value if found.dof else None,
+            "excess": found.excess,
+            "misfit": found.misfit,
+            "unseen": list(found.unseen),
+            "held_out": int(pooled.sum()),
+            "samples": len(cells) if np.ndim(cells) == 2 else int(np.sum(cells)),
+            "sites": {"tested": len(tested), "odd": {str(client): p for client, p in tested.items() if p < ODD}},
+            "unused": following.unused or None,
+        }
+        return following, record
+
+    def skip(self, known: EstimatedMix, reason: str) -> tuple[EstimatedMix, dict[str, Any]]:
+        """Go on with the newest estimate, as none can be made after this round.
+
+        Args:
+            known: What the server kept.
+            reason: Why.
+
+        Returns:
+            As `update` does.
+        """
+        following = known if known.round >= 0 or known.misfit else replace(known, unused=reason)
+        return following, {"mix": None, "skipped": reason, "unused": following.unused or None}
+
+    def check(self, known: EstimatedMix) -> None:
+        """End a run whose target looks like no mix of the clients' classes, if it is to end.
+
+        Args:
+            known: What the server keeps.
+
+        Raises:
+            RunError: It is.
+        """
+        if self.on_misfit == "stop" and known.misfit:
+            raise RunError(
+                f"target.on_misfit: {known.unused}; go on without a target by target.on_misfit = 'fedavg', or use the "
+                "estimate in spite of that by 'warn'"
+            )
+
+    @property
+    def _shape(self) -> tuple[int, int]:
+        return self.classes, self.classes * self.bins
+
+    def _judged(self, known: EstimatedMix, round: int, found: labels.MixEstimate) -> EstimatedMix:
+        """What the server keeps after an estimate was made."""
+        if found.misfit and self.on_misfit != "warn":
+            reason = (
+                f"label shift does not hold after round {round}: the target's samples look like no mix of the clients' "
+                f"classes (p = {found.p_value:.2g}; {100 * found.excess:.1f} % of them are out of place)"
+            )
+            return replace(known, unused=reason, misfit=True)
+        seen = np.setdiff1d(np.arange(self.classes), found.unseen)
+        error = float(np.sqrt(np.mean(found.upper_errors[seen] ** 2)))
+        if error > min(LARGEST_ERROR, LARGEST_SUM / self.classes):
+            reason = f"no estimate is sure enough yet: standard error {error:.2g} of a share after round {round}"
+            return known if known.round >= 0 or known.misfit else replace(known, unused=reason)
+        return EstimatedMix(round, found.mix, found.upper_errors, "", found.misfit)
+
+
+@torch.inference_mode()
+def logits_of(network: nn.Module, inputs: Inputs, rows: IntArray | None = None) -> FloatArray:
+    """Compute what a network says of some samples.
+
+    Args:
+        network: The network; it is set to eval mode.
+        inputs: Inputs, `(samples, ...)`, on the network's device.
+        rows: Which of them, `(some,)`; None: all.
+
+    Returns:
+        Logits, `(some, classes)`.
+
+    Raises:
+        ArgumentError: One of them is not finite.
+    """
+    network.eval()
+    rows = np.arange(len(inputs)) if rows is None else rows
+    parts = [
+        network(inputs.index_select(0, torch.from_numpy(rows[start : start + _BATCH]).to(inputs.device))).double().cpu()
+        for start in range(0, len(rows), _BATCH)
+    ]
+    logits: FloatArray = torch.cat(parts).numpy() if parts else np.zeros((0, 0))
+    if not np.isfinite(logits).all():
+        raise ArgumentError("logits: the model's outputs are not finite")
+    return logits

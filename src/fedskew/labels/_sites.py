@@ -1,0 +1,69 @@
+"""Whether one site's samples of a class look like the other sites': p(x | y) the same everywhere, or not."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.special import chdtrc
+
+from fedskew.errors import ArgumentError
+from fedskew.labels._counts import FloatArray, as_floats, check_amounts
+
+_LEAST_EXPECTED = 5.0
+
+
+def site_p_value(own: ArrayLike, pooled: ArrayLike) -> float:
+    """Test whether a model's outcomes at one site differ from those at the others, class by class.
+
+    Label mixes play no part, as each class is compared with itself: Pearson's chi-square of independence for every
+    class, summed. Cells in which fewer than five samples are expected are joined. A site can compute it by itself,
+    from the sums of all, and tell the number alone.
+
+    Args:
+        own: The site's held-out samples by true class and outcome cell, shape `(classes, cells)`.
+        pooled: Those of all sites, its own among them, shape `(classes, cells)`.
+
+    Returns:
+        How often sites without any difference would differ as much; NaN where there are too few samples to tell, or no
+        other site's.
+
+    Raises:
+        ArgumentError: Tables that don't fit together, or with negative numbers or NaN.
+
+    Example:
+        >>> round(site_p_value([[30, 10], [10, 30]], [[70, 30], [40, 120]]), 4)
+        0.6725
+    """
+    mine, whole = as_floats(own, "own"), as_floats(pooled, "pooled")
+    for name, table in (("own", mine), ("pooled", whole)):
+        if table.ndim != 2:
+            raise ArgumentError(f"{name}: must have the shape (classes, cells), not {table.shape}")
+        check_amounts(table, name)
+    if mine.shape != whole.shape:
+        raise ArgumentError(f"own: must have the shape of pooled, {whole.shape}, not {mine.shape}")
+    others = whole - mine
+    if (others < 0).any():
+        raise ArgumentError("own: has more samples than pooled, which must hold them too")
+    statistic, dof = 0.0, 0
+    for row, rest in zip(mine, others, strict=True):
+        both = _joined(np.stack([row, rest]))
+        if both.shape[1] > 1:
+            expected = both.sum(axis=1, keepdims=True) * both.sum(axis=0) / both.sum()
+            statistic += float(((both - expected) ** 2 / expected).sum())
+            dof += both.shape[1] - 1
+    return float(chdtrc(dof, statistic)) if dof else math.nan
+
+
+def _joined(both: FloatArray) -> FloatArray:
+    """Outcomes of a class here and elsewhere, `(2, cells)`, without cells in which too few are expected."""
+    if not both.sum(axis=1).all():
+        return both[:, :0]
+    least = both.sum(axis=1).min() * both.sum(axis=0) / both.sum()
+    order = np.argsort(-least, kind="stable")
+    alone = int(np.count_nonzero(least >= _LEAST_EXPECTED))
+    if alone > 0 and 0 < least[order[alone:]].sum() < _LEAST_EXPECTED:
+        alone -= 1  # the rest takes the rarest of these in
+    cells = np.concatenate([both[:, order[:alone]], both[:, order[alone:]].sum(axis=1, keepdims=True)], axis=1)
+    return cells[:, cells.sum(axis=0) > 0]
