@@ -109,6 +109,11 @@ def test_weights_of_fedla_and_fedavg(here: Path) -> None:
     assert plain["mix"]["cat"] == pytest.approx(30 / 165)
 
 
+def test_shares_in_place_of_a_targets_file_are_told_what_to_give(here: Path) -> None:
+    with pytest.raises(ArgumentError, match=r"--target 0\.2,0\.8: no such file; give a CSV of columns class,share"):
+        run("describe", "counts.csv", "--target", "0.2,0.8", "--no-picture")
+
+
 def test_the_decimal_sign_of_the_counts_need_not_be_the_targets(here: Path) -> None:
     Path("german.csv").write_text("client;cat;dog;emu\nParis;1.230;10;0\nRome;0;4.100;5\n")
     Path("shares.csv").write_text("class,share\nemu,0.25\ncat,0.25\ndog,0.5\n")

@@ -177,6 +177,8 @@ def _mix(source: Source, path: Path | None, decimal: DecimalSign) -> np.ndarray 
 
 def _read_mix(path: Path, classes: Sequence[str], decimal: DecimalSign) -> np.ndarray:
     """The target mix; the decimal sign that was given is that of the counts, and this file may have the other."""
+    if not path.exists():
+        raise ArgumentError(f"--target {path}: no such file; give a CSV of columns class,share, or of a column a class")
     if decimal is not None:
         with suppress(ArgumentError):
             return read_target(path, classes, decimal.value)
