@@ -107,7 +107,8 @@ def test_a_row_that_a_change_makes_senseless_is_refused_with_its_reason_while_th
     done = reproduce(recipe, out=tmp_path, rounds=1, changes={"seeds": [0], "method.aggregation": "krum"})
     assert [bool(line.ours) for line in done.lines] == [True, False]
     (text,) = done.refused
-    assert "SCAFFOLD" in text and "krum" in text.lower()
+    assert "SCAFFOLD" in text
+    assert "krum" in text.lower()
     assert f"Refused: {text}" in done.notes
     assert text in (done.folder / "comparison.md").read_text()
     with pytest.raises(ConfigError, match="SCAFFOLD"):  # nothing is left to run
