@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from federated import Federated, federate, tree
 from flwr.app import Array, Message
 from safetensors.numpy import load_file
@@ -23,6 +24,19 @@ NOTED = ("refused", "failed", "offline", "silent", "skipped", "left_out", "out_o
 
 def normed(num_classes: int, in_shape: tuple[int, ...]) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, num_classes))
+
+
+class Placed(nn.Module):
+    """A network with integers that it looks up, as the positions of tokens are."""
+
+    def __init__(self, num_classes: int, in_shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.places = nn.Embedding(64, 2)
+        self.head = nn.Linear(128, num_classes)
+        self.register_buffer("position_ids", torch.arange(64))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.head((images.flatten(1)[..., None] * self.places(self.position_ids)).flatten(1))
 
 
 def scaled(factor: float) -> Tamper:
@@ -96,6 +110,18 @@ def test_a_counter_beyond_its_steps_is_refused_and_the_honest_go_on(tmp_path: Pa
         assert "'2.num_batches_tracked' has a counter" in record["deployment"]["refused"]["birch"]
     model = load_file(tmp_path / "run" / "model.safetensors")
     assert model["2.num_batches_tracked"] == 3 * 7  # of cedar, which has the most steps
+
+
+def test_integers_that_count_nothing_must_be_what_was_sent(tmp_path: Path) -> None:
+    """The largest is taken: one higher, and the last place would be none that the network knows."""
+    lie = with_array("position_ids", lambda old: old + 1)
+    (record,) = played(tmp_path, "fedavg", lie, model="test_bad_sites:Placed", rounds=1, steps=1)
+    assert sorted(record["answered"]) == [0, 2]
+    assert record["deployment"]["refused"] == {
+        "birch": "its array 'position_ids' is not what was sent; of integers only batch norm's num_batches_tracked may "
+        "change"
+    }
+    assert load_file(tmp_path / "run" / "model.safetensors")["position_ids"].tolist() == list(range(64))
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from federated import Federated, federate, tree
+from federated import NAMES, Federated, federate, fedskew, tree
 from flwr.app import Error, Message
 
 from fedskew.deploy import CountsAsked, Ledger, agree, load_site
@@ -79,6 +80,74 @@ def test_the_epsilon_of_an_earlier_release_is_what_the_server_records(tmp_path: 
     assert sites["ash"]["counts"] == earlier
     assert sites["ash"]["epsilon"] == 0.25  # 0.5 for replaced samples
     assert sites["birch"]["epsilon"] == 2.0
+
+
+def second(federation: Federated, epsilon: float) -> Federated:
+    """Another federation of the same sites, whose ledgers have what they released to the first."""
+    federation.run_folder.rename(federation.folder / "first")
+    agreement = federation.agreement.model_copy(update={"epsilon": epsilon})
+    agreement.write(federation.app / "deploy.toml")
+    for name in NAMES:
+        agree(federation.data_of(name), federation.app)
+    return dataclasses.replace(federation, agreement=agreement)
+
+
+def test_replies_are_held_against_the_noise_of_the_release_that_a_site_answers_with(tmp_path: Path) -> None:
+    """1,600 samples are likely noise with epsilon 0.25, and with the agreed 2 only 200."""
+    pytest.importorskip("opendp")
+    config = tree("fedavg", rounds=1)
+    first = federate(tmp_path, config, label_counts="noisy", epsilon=0.25)
+    first.run(first.grid())
+    later = second(first, epsilon=2.0)
+    for name in NAMES:
+        ledger = tmp_path / name / "state" / "label-counts.json"
+        kept = json.loads(ledger.read_text())
+        kept["releases"][0]["released"][0] += 500.0
+        ledger.write_text(json.dumps(kept))
+    trained(later, lambda grid: None)
+    (_, record) = lines(later)
+    assert record["deployment"]["refused"] == {}
+    assert sorted(record["answered"]) == [0, 1, 2]
+
+
+def test_a_release_that_is_too_noisy_is_refused_and_agreeing_makes_another(tmp_path: Path, caplog: Any) -> None:
+    pytest.importorskip("opendp")
+    federation = federate(tmp_path, tree("fedavg", rounds=1, steps=1), label_counts="noisy", epsilon=2.0)
+    asked = CountsAsked("noisy", tuple(federation.agreement.classes), 0.19)
+    ledger = Ledger(tmp_path / "ash" / "state")
+    ledger.release(asked, load_site(federation.data_of("ash"), federation.agreement).counts, None)
+    federation = dataclasses.replace(federation, agreement=federation.agreement.model_copy(update={"start_timeout": 0.1}))
+    trained(federation, lambda grid: None)
+    assert sorted(lines(federation)[1]["answered"]) == [1, 2]
+    assert (
+        "refused the label counts of ash: its release has epsilon 0.19, over 10 times noisier than the 2 that is agreed; "
+        "the site can make a new one: fedskew deploy site --check data.toml"
+    ) in caplog.text
+
+    code, said = fedskew("deploy", "site", "--check", federation.data_of("ash"), "--agreement", federation.app, "--agree")
+    assert code == 0
+    assert "over 10 times noisier than this server asks for" in " ".join(said.split())
+    federation.run_folder.rename(tmp_path / "first")
+    trained(federation, lambda grid: None)
+    assert sorted(lines(federation)[1]["answered"]) == [0, 1, 2]
+    assert ledger.spent("add-remove") == pytest.approx(2.19)
+
+
+def test_a_site_cant_claim_so_much_noise_that_any_reply_is_plausible(tmp_path: Path, caplog: Any) -> None:
+    pytest.importorskip("opendp")
+    noisy = {"label_counts": "noisy", "epsilon": 2.0, "start_timeout": 0.1}
+    federation = federate(tmp_path, tree("fedavg", rounds=1, steps=1), **noisy)
+    grid = federation.grid()
+
+    def tamper(question: Message, answer: Message) -> Message:
+        if question.metadata.message_type == "query":
+            answer.content["metrics"]["epsilon"] = 1e-9
+        return answer
+
+    grid.tamper[federation.node("birch")] = tamper
+    federation.run(grid).run(resume=True)
+    assert sorted(lines(federation)[1]["answered"]) == [0, 2]
+    assert "refused the label counts of birch: its release has epsilon 1e-09" in caplog.text
 
 
 def test_a_site_reads_in_its_own_log_why_it_is_refused(tmp_path: Path, caplog: Any) -> None:

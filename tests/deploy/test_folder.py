@@ -237,7 +237,7 @@ def test_check_says_what_bounds_a_liar_and_what_a_lie_gains(config, tmp_path, ca
     assert "can be played, by 2 sites" in said
     assert "norm_action = leave_out" in said
     assert "training.weight_limit: none; one site may have all of the weight" in said
-    assert "10**9 samples of each class 1.000 1.00" in said
+    assert "10**9 samples, as many of each class 1.000 1.00" in said
     assert "made-up label counts" in said
 
 

@@ -209,7 +209,7 @@ def site(
     _print_greeting(console, check)
     console.print(samples_table(data, agreed))
     console.print(disclosure_table(disclosures(config, agreed), agreed))
-    console.print(terms_table(terms, data, before, other_code(files)))
+    console.print(terms_table(terms, data, agreed.classes, before, other_code(files)))
     sent = place.name == "offered" and agreement is None
     known = "the server sent it last, and has not been allowed to run it" if sent else "the server has sent no other"
     lines = [

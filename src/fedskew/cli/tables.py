@@ -126,9 +126,11 @@ def sites_table(sites: Sequence[SiteActivity]) -> Table:
     return _table(headings, rows, 1)
 
 
-def terms_table(terms: Terms, data: SiteData, before: Terms | None, code: Sequence[str]) -> Table:
+def terms_table(
+    terms: Terms, data: SiteData, classes: Sequence[str], before: Terms | None, code: Sequence[str]
+) -> Table:
     """What a site agrees to, what it agreed to before where that differs, and code that is not as fedskew writes it."""
-    from fedskew.deploy import Ledger, Used
+    from fedskew.deploy import CountsAsked, Ledger, Used
 
     old = terms if before is None else before
     rows: list[tuple[str, object, object]] = [
@@ -160,8 +162,9 @@ def terms_table(terms: Terms, data: SiteData, before: Terms | None, code: Sequen
         ledger = Ledger(data.state)
         released, spent = sum(entry.epsilon is not None for entry in ledger.releases), ledger.spent(terms.neighbours)
         notes.append(f"Releases of noisy label counts so far: {released}, with a sum of epsilons of {spent:g}.")
-        if before is not None and terms.data != before.data:
-            notes.append("The data have changed since the last one: if you agree, the counts are released once more.")
+        asked = CountsAsked("noisy", tuple(classes), terms.epsilon, terms.neighbours)
+        if why := ledger.why_another(asked, data.counts):
+            notes.append(f"{why}: if you agree, the counts are released once more.")
     table.caption = Text(" ".join(notes), style="bold red" if code else "dim")
     return table
 

@@ -31,6 +31,10 @@ RUNNING_VARIANCE = "running_var"
 """How the name of an array of variances ends, in PyTorch's batch norm and instance norm."""
 
 
+COUNTER = "num_batches_tracked"
+"""How the name of an array ends in which batch norm counts its batches."""
+
+
 class RefusedError(FedskewError):
     """Raised for a reply that is not used; the message gives the reason, in one line for the log."""
 

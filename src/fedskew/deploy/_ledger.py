@@ -30,6 +30,9 @@ FILE = "label-counts.json"
 ROUNDING = 1 + 1e-9
 """A sum of epsilons may exceed a limit by this factor, since 0.1 + 0.2 > 0.3 in floating point."""
 
+NOISIEST = 10.0
+"""How many times noisier than agreed a release may be, if a site answers from an earlier one."""
+
 ReleaseMode = Literal["exact", "noisy", "withheld"]
 Neighbours = Literal["add-remove", "replace"]
 
@@ -137,6 +140,16 @@ def converted(epsilon: float, given: Neighbours, wanted: Neighbours) -> float:
     return epsilon * SENSITIVITY[wanted] / SENSITIVITY[given]
 
 
+def is_too_noisy(epsilon: float, agreed: float) -> bool:
+    """Return whether a release is so much noisier than agreed that the server refuses it.
+
+    Args:
+        epsilon: Privacy parameter of the release.
+        agreed: That of the agreement, for the same neighbours.
+    """
+    return epsilon * NOISIEST * ROUNDING < agreed
+
+
 class Ledger:
     """The releases of a site's label counts, in a file of mode 0600 in its state folder."""
 
@@ -168,6 +181,22 @@ class Ledger:
     def covering(self, classes: Sequence[str]) -> Release | None:
         """Return the newest noisy release that has all of these classes."""
         return _covering(self.releases, classes)
+
+    def why_another(self, asked: CountsAsked, counts: NDArray[np.float64]) -> str:
+        """Say why the site should release noisy counts once more; empty if it need not, or has not released any.
+
+        Args:
+            asked: What the server asks for.
+            counts: The site's exact label counts, shape `(classes,)`.
+        """
+        kept = self.covering(asked.classes)
+        if kept is None or kept.epsilon is None or kept.neighbours is None or asked.epsilon is None:
+            return ""
+        if not kept.has(asked.classes, counts):
+            return "The data have changed since the last one"
+        if is_too_noisy(converted(kept.epsilon, kept.neighbours, asked.neighbours), asked.epsilon):
+            return f"The last one is over {NOISIEST:g} times noisier than this server asks for"
+        return ""
 
     def current(self, asked: CountsAsked, counts: NDArray[np.float64], budget: Budget | None) -> list[float] | None:
         """Return what a query would be answered with now, or None if it takes a new release.

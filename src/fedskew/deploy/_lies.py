@@ -26,6 +26,7 @@ from fedskew.weighting import AFL
 FloatArray = NDArray[np.float64]
 LOSS = "afl.loss"
 MANY = 10**9
+"""The most samples that a server takes a site's word for."""
 
 
 class Lie(NamedTuple):
@@ -45,8 +46,8 @@ class Lie(NamedTuple):
 COUNTS: dict[str, Callable[[FloatArray, FloatArray], FloatArray]] = {
     "1,000 times its samples": lambda own, mix: own * 1000,
     "30 samples of each class": lambda own, mix: np.full(len(own), 30.0),
-    "10**9 samples of each class": lambda own, mix: np.full(len(own), float(MANY)),
-    "10**9 samples in the target's mix": lambda own, mix: np.rint(MANY * mix / mix.max()),
+    "10**9 samples, as many of each class": lambda own, mix: np.full(len(own), float(MANY // len(own))),
+    "10**9 samples in the target's mix": lambda own, mix: np.floor(MANY * mix),
 }
 """From a site's label counts and the target mix to those that it tells."""
 

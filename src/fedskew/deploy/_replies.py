@@ -19,6 +19,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from fedskew.deploy._arrays import (
+    COUNTER,
     HEADER,
     RUNNING_VARIANCE,
     AnyArray,
@@ -92,8 +93,9 @@ class ExpectedReply(NamedTuple):
         most_steps: Largest number of local steps that the site can have taken.
         max_bytes: Largest size of the whole reply, in bytes.
         least_steps: Smallest number of local steps that the site can have taken.
-        counters: The integers of the sent model, by name; of others only the range is checked.
-        most_counted: The most by which a local step can raise such a counter.
+        counters: The integers of the sent model, by name: batch norm's counters may rise, others must stay as they
+            are. Of integers without a name here only the range is checked.
+        most_counted: The most by which a local step can raise a counter.
         least_loss: The lowest training loss that the objective can have, but for rounding.
     """
 
@@ -180,13 +182,15 @@ def check_reply(content: RecordDict, expected: ExpectedReply) -> Reply:
 def check_arrays(
     record: ArrayRecord, expected: Specs, counters: Mapping[str, torch.Tensor], most_counted: int
 ) -> dict[str, AnyArray]:
-    """Validate a model's arrays: values are finite, variances not negative, and counters as far on as they can be.
+    """Validate a model's arrays: values are finite, variances not negative, counters as far on as they can be.
+
+    Integers that are no counters, such as position ids, must be what was sent: nothing of ours trains them.
 
     Args:
         record: The arrays as they were received.
         expected: Their shapes and dtypes.
         counters: Integers of the sent model, by name.
-        most_counted: The most by which these can have risen since.
+        most_counted: The most by which counters can have risen since.
     """
     arrays = decode(record, expected, "its array")
     for name, array in arrays.items():
@@ -197,7 +201,12 @@ def check_arrays(
         if not 0 <= int(array.min()) <= int(array.max()) <= MOST:
             raise RefusedError(f"its array {name!r} has a counter below 0 or above {MOST}")
         if name in counters:
-            risen = int((array.reshape(-1).astype(np.int64) - counters[name].numpy()).max())
+            change = array.reshape(-1).astype(np.int64) - counters[name].numpy()
+            if not name.endswith(COUNTER) and change.any():
+                raise RefusedError(
+                    f"its array {name!r} is not what was sent; of integers only batch norm's {COUNTER} may change"
+                )
+            risen = int(change.max())
             if risen > most_counted:
                 raise RefusedError(
                     f"its array {name!r} has a counter {risen} above what was sent; {most_counted} at most"
@@ -380,7 +389,7 @@ class ReplyRules:
         max_reply: See `Agreement`.
         training: The clients' settings of local training, from which the number of steps and what is plausible follow;
             None: the server doesn't know them.
-        slack: Number of samples by which a site may differ from the number that it reported.
+        slack: Returns the number of samples by which a client may differ from the number that it reported.
         classes: Number of classes, as far as the server knows.
         least_loss: See `ExpectedReply`.
     """
@@ -389,7 +398,7 @@ class ReplyRules:
     norm_action: Literal["report", "leave_out"] = "leave_out"
     max_reply: int | None = None
     training: LocalTraining | None = None
-    slack: float = 0.0
+    slack: Callable[[int], float] = lambda client: 0.0
     classes: int = 2
     least_loss: float = 0.0
 
@@ -468,7 +477,8 @@ class ReplyValidator:
         least, most, counted = 0, MOST_STEPS, PASSES * LARGEST_BATCH
         if training is not None:
             known = task.samples if task.quota is None else int(sum(map(int, task.quota)))
-            fewest, largest = math.floor(max(0.0, known - self.rules.slack)), math.ceil(known + self.rules.slack)
+            slack = self.rules.slack(client)
+            fewest, largest = math.floor(max(0.0, known - slack)), math.ceil(known + slack)
             least, most = (training.steps(task.epochs, samples, task.steps) for samples in (fewest, largest))
             counted = PASSES * training.batch_size
         return ExpectedReply(

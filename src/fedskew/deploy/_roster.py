@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from fedskew.deploy._agreement import Agreement
 from fedskew.deploy._arrays import RefusedError
+from fedskew.deploy._ledger import NOISIEST, is_too_noisy
 from fedskew.deploy._log import LOG, utc_now
 from fedskew.deploy._messages import CONFIG, REFUSED, ROUND, fingerprint
 from fedskew.deploy._replies import check_counts, check_only_samples, only_metrics
@@ -100,12 +101,16 @@ class Roster:
             return ("labels withheld",), np.rint(counts.sum(axis=1, keepdims=True)).astype(np.int64)
         return tuple(agreement.classes), np.rint(counts).astype(np.int64)
 
-    @property
-    def slack(self) -> float:
-        """Number of samples that a site may have beyond its reported counts; above 0 only if these are noisy."""
-        if self._agreement.epsilon is None:
+    def slack(self, client: int) -> float:
+        """Return by how many samples a site may differ from its reported counts; above 0 only if these are noisy.
+
+        Args:
+            client: Client index of the site, whose release may be an earlier one, with another epsilon than agreed.
+        """
+        epsilon = self._reports.get(self.names[client], {}).get("epsilon", self._agreement.epsilon)
+        if epsilon is None:
             return 0.0
-        scale = SENSITIVITY[self._agreement.neighbours] / self._agreement.epsilon
+        scale = SENSITIVITY[self._agreement.neighbours] / epsilon
         return float(NOISE_SPREAD * scale * len(self._agreement.classes))
 
     def online(self) -> dict[int, int]:
@@ -205,8 +210,13 @@ class Roster:
         report: dict[str, Any] = {"counts": counts.tolist(), "label_counts": agreement.label_counts}
         if agreement.epsilon is not None:
             told = only_metrics(reply).get("epsilon")  # another one, if the site answers from an earlier release
-            known = isinstance(told, int | float) and 0 < told < math.inf
-            report |= {"epsilon": told if known else agreement.epsilon, "neighbours": agreement.neighbours}
+            epsilon = told if isinstance(told, int | float) and 0 < told < math.inf else agreement.epsilon
+            if is_too_noisy(epsilon, agreement.epsilon):
+                raise RefusedError(
+                    f"its release has epsilon {epsilon:g}, over {NOISIEST:g} times noisier than the {agreement.epsilon:g} "
+                    "that is agreed; the site can make a new one: fedskew deploy site --check data.toml"
+                )
+            report |= {"epsilon": epsilon, "neighbours": agreement.neighbours}
         return report
 
     def _read(self) -> Mapping[str, Any] | None:

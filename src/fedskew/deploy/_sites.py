@@ -234,7 +234,7 @@ class Sites(Backend):
         for client, reply in answers.contents.items():
             try:
                 evaluation = SiteEvaluation(*check_confusion(reply, counts.shape[1], round))
-                check_plausible(evaluation, float(counts[client].sum()) + self.validator.rules.slack)
+                check_plausible(evaluation, float(counts[client].sum()) + self.validator.rules.slack(client))
             except RefusedError as error:
                 missing[client] = f"refused: {error}"
                 self.validator.refuse(client, f"evaluation of round {round}: {error}")

@@ -20,7 +20,7 @@ from fedskew.deploy._agreement import Agreement, read_agreement
 from fedskew.deploy._app_files import app_hash, read_app
 from fedskew.deploy._arrays import HEADER, ModelLayout
 from fedskew.deploy._disclosures import returned_specs
-from fedskew.deploy._ledger import Budget, Ledger, Neighbours, NotAgreedError, ReleaseMode, converted, now
+from fedskew.deploy._ledger import Budget, CountsAsked, Ledger, Neighbours, NotAgreedError, ReleaseMode, converted, now
 from fedskew.deploy._site_data import SiteData, load_site
 from fedskew.errors import ConfigError, RunError, nearest
 from fedskew.experiment import Config, make_network, read, read_tree
@@ -145,7 +145,7 @@ def propose_terms(app: str, config: Config, agreement: Agreement, data: SiteData
     """Work out what a site has to agree to, so that it can take part.
 
     Rounds, epochs and bytes are those that the config needs. The total of epsilon is what was spent, plus one release
-    if there is none yet for these classes, or if the data have changed since.
+    if there is none yet for these classes, if the data have changed since, or if the last is noisier than the server takes.
 
     Args:
         app: Hash of the app's files.
@@ -167,7 +167,8 @@ def propose_terms(app: str, config: Config, agreement: Agreement, data: SiteData
         ledger = Ledger(data.state)
         kept, total = ledger.covering(agreement.classes), ledger.spent(agreement.neighbours)
         if kept is not None:
-            mark = kept.data if kept.has(agreement.classes, data.counts) else now()
+            asked = CountsAsked("noisy", tuple(agreement.classes), epsilon, agreement.neighbours)
+            mark = now() if ledger.why_another(asked, data.counts) else kept.data
         if kept is None or kept.data != mark:
             total += epsilon
         if before is not None and before.epsilon_total is not None:
