@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +55,35 @@ def is_agreed(content: bytes, data: Path) -> bool:
     return False
 
 
+class _AgreedRuns:
+    """A SuperNode's state in which a run is known only while the site agrees to its app.
+
+    Args:
+        state: Flower's `NodeState`.
+        apps: Hashes of the apps that were taken, by run.
+        data: The site's `data.toml`.
+    """
+
+    def __init__(self, state: Any, apps: Mapping[int, str], data: Path) -> None:
+        self._state, self._apps, self._data = state, apps, data
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._state, name)
+
+    def get_run(self, run: int) -> Any:
+        """Return a run, or None if it is not known, or its app is not agreed to."""
+        try:
+            agreed = read_terms(terms_path(self._data)).app
+        except FedskewError:
+            return None
+        return self._state.get_run(run) if self._apps.get(run) == agreed else None
+
+
 def run_agreed_only(data: Path) -> None:
     """Make this process's SuperNode ask `is_agreed` before it takes an app.
+
+    Flower takes an app once for each run. A message of a run whose app the site no longer agrees to is therefore
+    treated as the first of its run, whose app is asked for, and refused, again.
 
     Args:
         data: The site's `data.toml`.
@@ -70,17 +97,21 @@ def run_agreed_only(data: Path) -> None:
     ):
         raise RunError("this version of Flower can't be kept to agreed.toml; install flwr 1.41 or another that can")
     pull, verify = supernode._pull_and_store_message, supernode._verify_fab
+    apps: dict[int, str] = {}  # hashes of the apps that were taken, by run
 
-    def pull_agreed(*, get_fab: Callable[[str, int], Any], trusted_entities: Any, **more: Any) -> Any:
+    def pull_agreed(*, state: Any, get_fab: Callable[[str, int], Any], trusted_entities: Any, **more: Any) -> Any:
         def get_agreed(fab_hash: str, run: int) -> Any:
             fab = get_fab(fab_hash, run)
-            if not is_agreed(fab.content, data):
+            if is_agreed(fab.content, data):
+                apps[run] = app_hash(unzip_app(fab.content))
+            else:
                 fab.content = b""  # nothing of it is left that could be run
             if not trusted_entities:
                 fab.verifications["valid_license"] = "by hash"
             return fab
 
-        return pull(get_fab=get_agreed, trusted_entities=trusted_entities or BY_HASH, **more)
+        agreed = _AgreedRuns(state, apps, data)
+        return pull(state=agreed, get_fab=get_agreed, trusted_entities=trusted_entities or BY_HASH, **more)
 
     def verify_agreed(fab: Any, trusted_entities: Any) -> bool:
         return bool(fab.content) and (trusted_entities is BY_HASH or verify(fab, trusted_entities))
