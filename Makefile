@@ -32,9 +32,11 @@ test-all: test
 test-faults: .venv/ready
 	$(BIN)/python -m pytest -m faults tests/deploy
 
-# Tables, configs and run folders that are changed at random, by seeds: a few minutes. FUZZ=500 has more run folders.
+# Tables, configs and run folders that are changed at random, by seeds, and random replies of sites: a few minutes.
+# FUZZ=500 has more run folders, and 500 replies for each property instead of 1,000.
 test-fuzz: .venv/ready
 	$(TEST) -m fuzz tests/fuzz
+	FUZZ=$${FUZZ:-1000} $(TEST) tests/deploy/test_replies.py
 
 bench: .venv/ready data
 	$(BIN)/python benchmarks/round_loop.py

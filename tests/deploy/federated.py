@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from typer.testing import CliRunner
 
 from fedskew.cli import app
-from fedskew.data import load
+from fedskew.data import Dataset, load
 from fedskew.deploy import Agreement, agree, make_deployed_loop, site_app
 from fedskew.errors import FedskewError
 from fedskew.experiment import Config, TrainingLoop, resolve
@@ -110,6 +111,10 @@ class Federated:
     folder: Path
 
     @property
+    def names(self) -> tuple[str, ...]:
+        return self.agreement.names
+
+    @property
     def app(self) -> Path:
         return self.folder / "app"
 
@@ -120,7 +125,7 @@ class Federated:
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1  # as Flower's runtime says
         app = site_app(self.app)
         # Node ids are Flower's to draw: here they are not in the order of the names.
-        nodes = {900 - 7 * place: name for place, name in enumerate(NAMES)}
+        nodes = {self.node(name): name for name in self.names}
         return LocalGrid({node: (name, app, {"data": str(self.data_of(name))}) for node, name in nodes.items()})
 
     @property
@@ -135,22 +140,29 @@ class Federated:
         return 900 - 7 * NAMES.index(name)
 
 
-def federate(folder: Path, config: Mapping[str, Any], **agreed: Any) -> Federated:
-    """Digits at three sites that hold few classes each, and the app folder of their federation."""
-    digits = load("digits", rng=np.random.default_rng(0))
+@functools.cache
+def _digits() -> Dataset:
+    return load("digits", rng=np.random.default_rng(0))
+
+
+def federate(
+    folder: Path, config: Mapping[str, Any], names: tuple[str, ...] = NAMES, **agreed: Any
+) -> Federated:
+    """Digits at three sites (or fewer) that hold few classes each, and the app folder of their federation."""
+    digits = _digits()
     pixels, test_pixels = digits.inputs.numpy(), digits.test_inputs.numpy()
     labels, test_labels = digits.targets.numpy(), digits.test_targets.numpy()
-    shares = (((0, 1, 2, 3), 150), ((3, 4, 5), 90), ((6, 7, 8, 9), 210))
+    shares = (((0, 1, 2, 3), 150), ((3, 4, 5), 90), ((6, 7, 8, 9), 210))[: len(names)]
     rows = [np.flatnonzero(np.isin(labels, held))[:limit] for held, limit in shares]
     folder.mkdir(parents=True, exist_ok=True)
     order = np.concatenate(rows)
-    clients = np.repeat(NAMES, [len(held) for held in rows])
+    clients = np.repeat(names, [len(held) for held in rows])
     whole = folder / "whole.npz"
     np.savez(whole, x=pixels[order], y=labels[order], client=clients, x_test=test_pixels, y_test=test_labels)
     resolved = resolve({**config, "data": {"name": "npz", "root": str(whole)}})
     pooled = load("npz", whole, rng=None)
-    thirds = np.array_split(np.arange(len(test_labels)), 3)
-    for name, own, test in zip(NAMES, rows, thirds, strict=True):
+    parts = np.array_split(np.arange(len(test_labels)), len(names))
+    for name, own, test in zip(names, rows, parts, strict=True):
         site = folder / name
         site.mkdir()
         np.savez(site / "own.npz", x=pixels[own], y=labels[own], x_test=test_pixels[test], y_test=test_labels[test])
@@ -158,7 +170,7 @@ def federate(folder: Path, config: Mapping[str, Any], **agreed: Any) -> Federate
         (site / "data.toml").write_text(tomli_w.dumps(table))
     agreement = Agreement(
         **{
-            "sites": list(NAMES),
+            "sites": list(names),
             "classes": CLASSES,
             "shape": list(pooled.in_shape),
             "mean": list(pooled.mean),
@@ -172,9 +184,10 @@ def federate(folder: Path, config: Mapping[str, Any], **agreed: Any) -> Federate
     app.mkdir()
     (app / "run.toml").write_text(tomli_w.dumps(resolved.tree()))
     agreement.write(app / "deploy.toml")
-    assert tomllib.loads((app / "deploy.toml").read_text())["sites"] == list(NAMES)
-    for name in NAMES:
-        agree(folder / name / "data.toml", app)
+    assert tomllib.loads((app / "deploy.toml").read_text())["sites"] == list(names)
+    terms = agree(folder / names[0] / "data.toml", app)
+    for name in names[1:]:  # who have released nothing yet either
+        terms.write(folder / name / "agreed.toml")
     return Federated(resolved, agreement, folder)
 
 

@@ -123,6 +123,7 @@ def test_a_release_that_is_too_noisy_is_refused_and_agreeing_makes_another(tmp_p
         "refused the label counts of ash: its release has epsilon 0.19, over 10 times noisier than the 2 that is agreed; "
         "the site can make a new one: fedskew deploy site --check data.toml"
     ) in caplog.text
+    assert "no label counts: refused: its release has epsilon 0.19" in fedskew("deploy", "status", federation.run_folder)[1]
 
     code, said = fedskew("deploy", "site", "--check", federation.data_of("ash"), "--agreement", federation.app, "--agree")
     assert code == 0

@@ -130,6 +130,28 @@ def test_a_full_disk_is_one_line_and_nothing_is_lost(tmp_path: Path, caplog: Any
     assert len(asked) == 3
 
 
+def test_a_round_is_called_done_once_all_of_it_is_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    federation = federate(tmp_path, tree("scaffold", rounds=2, steps=1))
+    fsync, on_disk, done = os.fsync, {}, []
+
+    def written(descriptor: int) -> None:
+        fsync(descriptor)
+        on_disk[os.fstat(descriptor).st_ino] = os.fstat(descriptor).st_size
+
+    def check(record: Any) -> None:
+        files = [path for path in federation.run_folder.rglob("*") if path.is_file()]
+        assert {path.name for path in files} >= {"rounds.jsonl", "deployment.json", "state.safetensors"}
+        assert [path.name for path in files if on_disk.get(path.stat().st_ino) != path.stat().st_size] == []
+        done.append(record["round"])
+
+    monkeypatch.setattr("os.fsync", written)
+    federation.run(federation.grid()).run(resume=True, progress=check)
+    assert done == [0, 1, 2]
+    assert (federation.run_folder / "deployment.json").stat().st_mode & 0o777 == 0o600
+
+
 def test_no_site_for_too_long(tmp_path: Path) -> None:
     federation = federate(tmp_path, tree("fedavg", rounds=1), idle_timeout=0.1, start_timeout=0.1)
     grid = federation.grid()

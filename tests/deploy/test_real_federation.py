@@ -17,7 +17,7 @@ import numpy as np
 import psutil
 import pytest
 import tomli_w
-from federated import NAMES, Federated, federate, tree
+from federated import NAMES, Federated, federate, fedskew, tree
 from safetensors.numpy import load_file
 
 from fedskew.deploy import Address, LocalFederation, agree, free_port, write_federation
@@ -34,7 +34,7 @@ def real(federation: Federated) -> Iterator[LocalFederation]:
     folder, port = federation.folder / "real", free_port()
     table = {"name": "npz"}
     write_federation(folder, federation.config, federation.agreement, Address("127.0.0.1", port), table)
-    for name in NAMES:
+    for name in federation.names:
         own = {
             "server": f"127.0.0.1:{port}",
             "state": "state",
@@ -43,13 +43,13 @@ def real(federation: Federated) -> Iterator[LocalFederation]:
         (folder / "sites" / name / "data.toml").write_text(tomli_w.dumps(own))
         agree(folder / "sites" / name / "data.toml", folder / "app")
     os.environ["OMP_NUM_THREADS"] = "1"
-    with LocalFederation(folder, port, NAMES) as local:
+    with LocalFederation(folder, port, federation.names) as local:
         yield local
 
 
 def rewrite(local: LocalFederation, config: dict[str, Any]) -> None:
     (local.folder / "app" / "run.toml").write_text(tomli_w.dumps(resolve(config).tree()))
-    for name in NAMES:
+    for name in local.sites:
         agree(local.folder / "sites" / name / "data.toml", local.folder / "app")
 
 
@@ -99,11 +99,12 @@ def config_of(method: Any, **training: Any) -> dict[str, Any]:
 
 
 def test_scaffold_trains_for_real_what_was_simulated(tmp_path: Path) -> None:
+    """One of two sites in each of three rounds: one of them goes on from the state that it kept."""
     patient = {"start_timeout": 120.0, "round_timeout": 120.0}
-    federation = federate(tmp_path, config_of("scaffold"), evaluation="none", **patient)  # an exchange takes seconds
+    config = config_of("scaffold", participation=0.5)
+    federation = federate(tmp_path, config, ("ash", "birch"), evaluation="none", **patient)
     with real(federation) as local:
-        # Two of three sites in each of two rounds: in the second, one at least needs its state.
-        assert_as_simulated(local, federation, config_of("scaffold", rounds=2, participation=0.67))
+        assert_as_simulated(local, federation, config)
 
 
 @pytest.mark.faults
@@ -205,6 +206,68 @@ def test_superlink_and_serverapp_killed_and_started_again_go_on_at_their_round(t
         assert rounds(local)[: len(before)] == before
         queries = json.loads((run_folder(local) / "deployment.json").read_text())  # type: ignore[operator]
         assert set(queries["sites"]) == set(NAMES)
+
+
+LIAR = """
+from pathlib import Path
+
+from flwr.app import Array
+from flwr.clientapp import ClientApp
+
+from fedskew.deploy import site_app
+
+honest = site_app(Path(__file__).parents[1])
+site = ClientApp()
+
+
+@site.query()
+@site.evaluate()
+def answer(message, context):
+    return honest(message, context)
+
+
+@site.train()
+def train(message, context):
+    answer = honest(message, context)
+    if "sites/birch" in str(context.node_config["data"]) and Path(LIES).exists():
+        arrays = answer.content["arrays"]
+        for name in list(arrays):
+            arrays[name] = Array(1e30 * arrays[name].numpy())
+    return answer
+"""
+
+
+@pytest.mark.faults
+def test_a_ruined_model_is_undone_and_the_statuses_of_run_sh_are_true(tmp_path: Path) -> None:
+    lenient = {"norm_action": "report", "norm_limit": 1e300, "undone_limit": 1}  # the watch alone stands in the way
+    config = config_of("fedavg", rounds=2, steps=1) | {"evaluation": {"every": 1}}
+    federation = federate(tmp_path, config, start_timeout=120.0, round_timeout=120.0, **lenient)
+    lies = tmp_path / "lies"
+    lies.touch()
+    with real(federation) as local:
+        code = local.folder / "app" / "federation" / "site.py"
+        code.write_text(f"LIES = {str(lies)!r}\n{LIAR}")
+        rewrite(local, config)
+        assert local.run().wait(240) == 1
+        undone = rounds(local)[1]["deployment"]["undone"]
+        assert (undone["back_to"], undone["left_out"]) == (0, ["birch"])
+        assert "the model was ruined in rounds 1, and is again that of round 0; left out: birch" in local.last_message(
+            "run"
+        )
+        folder = run_folder(local)
+        status, said = fedskew("deploy", "status", folder)
+        assert (status, "since round 1" in said) == (0, True)
+
+        lies.unlink()  # what the operator found, and had mended
+        assert fedskew("deploy", "readmit", folder, "birch")[0] == 0
+        assert local.run().wait(240) == 0
+        assert [sorted(record["answered"]) for record in rounds(local)[2:]] == [[0, 1, 2]]
+        assert rounds(local)[2]["deployment"]["quarantine"] == {}
+
+        with (local.folder / "app" / "run.toml").open("a") as file:
+            file.write("\n[trainning]\n")
+        assert local.run().wait(120) == 2
+        assert "trainning" in local.last_message("run")
 
 
 @pytest.mark.faults

@@ -46,6 +46,7 @@ class Roster:
         names: Names of the sites, by client index.
         run: Identifier of the run, in hex digits.
         silent: The sites that did not answer the last query in time.
+        unreported: Why the last query got no label counts from a site, by name.
     """
 
     def __init__(self, grid: Grid, agreement: Agreement, folder: Path) -> None:
@@ -57,6 +58,7 @@ class Roster:
         self._nodes: dict[int, int] = {}
         self._retry_at: dict[int, float] = {}
         self.silent: frozenset[int] = frozenset()
+        self.unreported: dict[str, str] = {}
         self._outdated: set[str] = set()
         self._asked_again: dict[str, float] = {}
         self._refusals: dict[str, str] = {}
@@ -183,6 +185,7 @@ class Roster:
         failures = answers.failures | dict.fromkeys(answers.silent, "no reply in time")
         for node, reason in failures.items():
             LOG.warning("%s did not report its label counts: %s", queried[node], reason)
+            self.unreported[queried[node]] = reason
         reported = False
         for node, reply in answers.contents.items():
             try:
@@ -190,7 +193,9 @@ class Roster:
             except RefusedError as error:
                 LOG.warning("refused the label counts of %s: %s", queried[node], error)
                 self._refusals[queried[node]] = f"label counts: {error}"
+                self.unreported[queried[node]] = f"refused: {error}"
             else:
+                self.unreported.pop(queried[node], None)
                 self._outdated.discard(queried[node])
                 reported = True
         if reported:

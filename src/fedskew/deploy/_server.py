@@ -361,6 +361,8 @@ class DeployedRunner(RoundRunner):
         names = self._roster.names
         notes["evaluations"] = {names[client]: one.to_dict() for client, one in self._evaluations.items()}
         notes["unevaluated"] = {names[client]: reason for client, reason in self._unevaluated.items()}
+        if self._roster.unreported:
+            notes["unreported"] = dict(self._roster.unreported)
         if self._reduced is not None:
             notes["reduced"] = {names[self._reduced[0]]: self._reduced[1]}
         notes["quarantine"] = {names[client]: int(watch.left_out[client]) for client in sorted(watch.out())}

@@ -45,7 +45,7 @@ class SiteActivity:
         quarantine: The undone round for which it is left out at present; None if it takes part.
         accuracy: The last model's accuracy on its own test samples, as it said.
         test_samples: Number of these samples, as it said.
-        trouble: The last round in which something went wrong.
+        trouble: The last round in which something went wrong, which may be that its label counts are missing.
     """
 
     name: str
@@ -153,6 +153,8 @@ def _troubles(notes: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for kind, said in (("offline", "not connected"), ("silent", "no reply in time")):
         for name in notes.get(kind, ()):
             yield name, said
+    for name, reason in notes.get("unreported", {}).items():
+        yield name, f"no label counts: {reason}"
     for name, reason in notes.get("unevaluated", {}).items():
         yield name, f"no evaluation: {reason}"
     for name, times in notes.get("out_of_line", {}).items():
