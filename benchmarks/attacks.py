@@ -203,7 +203,8 @@ def _shuffled(digits: Any) -> list[np.ndarray]:
 
 
 def print_real() -> None:
-    """Print the rows of a real federation."""
+    """Print the table of a real federation."""
+    print("| four real sites | defence | accuracy | weights in the last round |\n|---|---|---|---|", flush=True)
     for attacked, name in ((False, "none"), (True, "none"), (True, "clipping"), (True, "geometric median")):
         found, weights = real(DEFENCES[name], attacked)
         who = "one of four sends -3 times its update" if attacked else "nobody is bad"
