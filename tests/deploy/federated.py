@@ -145,9 +145,7 @@ def _digits() -> Dataset:
     return load("digits", rng=np.random.default_rng(0))
 
 
-def federate(
-    folder: Path, config: Mapping[str, Any], names: tuple[str, ...] = NAMES, **agreed: Any
-) -> Federated:
+def federate(folder: Path, config: Mapping[str, Any], names: tuple[str, ...] = NAMES, **agreed: Any) -> Federated:
     """Digits at three sites (or fewer) that hold few classes each, and the app folder of their federation."""
     digits = _digits()
     pixels, test_pixels = digits.inputs.numpy(), digits.test_inputs.numpy()

@@ -130,9 +130,7 @@ def test_a_full_disk_is_one_line_and_nothing_is_lost(tmp_path: Path, caplog: Any
     assert len(asked) == 3
 
 
-def test_a_round_is_called_done_once_all_of_it_is_on_the_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_round_is_called_done_once_all_of_it_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     federation = federate(tmp_path, tree("scaffold", rounds=2, steps=1))
     fsync, on_disk, done = os.fsync, {}, []
 

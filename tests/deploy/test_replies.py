@@ -34,7 +34,9 @@ RETURNED = {"change": ArraySpec((8,), "float32")}
 EXPECTED = ExpectedReply(
     client=1, round=4, arrays=MODEL, returned=RETURNED, idle={}, most_steps=10, max_bytes=bytes_needed(MODEL, RETURNED)
 )
-THOROUGHLY = settings(max_examples=int(os.environ.get("FUZZ", "100")), deadline=None, suppress_health_check=list(HealthCheck))
+THOROUGHLY = settings(
+    max_examples=int(os.environ.get("FUZZ", "100")), deadline=None, suppress_health_check=list(HealthCheck)
+)
 
 
 def honest() -> RecordDict:

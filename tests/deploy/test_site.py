@@ -57,6 +57,12 @@ def test_a_sites_process_imports_only_what_it_trains_with(tmp_path: Path) -> Non
     assert modules & {"matplotlib", "sklearn", "scipy", "pandas", "jinja2", "opendp", "mlflow", "wandb"} == set()
 
 
+@pytest.mark.slow
+def test_a_supernode_imports_no_torch() -> None:
+    code = "import sys; from fedskew.deploy import run_supernode; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
 def test_a_site_goes_on_from_the_round_that_counted(tmp_path: Path) -> None:
     states = SiteStates(tmp_path, "0a")
     assert states.load(0) == {}

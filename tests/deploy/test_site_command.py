@@ -165,6 +165,16 @@ def test_another_app_of_the_server_is_shown_in_place_of_the_copy(tmp_path, capsy
     assert tomllib.loads((folder / "app" / "run.toml").read_text())["training"]["rounds"] == 300
 
 
+def test_a_release_that_is_too_noisy_for_this_server_is_said(tmp_path, capsys):
+    pytest.importorskip("opendp")
+    folder = site(tmp_path, label_counts="noisy", epsilon=0.5)
+    asked = CountsAsked("noisy", ("glove", "hat", "shoe"), 0.04)
+    Ledger(folder / "state").release(asked, np.array([0.0, 2.0, 6.0]), None)
+    said = check(folder, capsys)
+    assert "largest sum of epsilons (add-remove) 0.54" in said
+    assert "The last one is over 10 times noisier than this server asks for: if you agree, the counts are" in said
+
+
 def test_agreeing_again_counts_rounds_anew_and_epsilons_never(tmp_path, capsys):
     pytest.importorskip("opendp")
     folder = site(tmp_path, label_counts="noisy", epsilon=0.5)

@@ -17,7 +17,11 @@ TOKYO, HOSTILE = "東京 Köln", "\x1b[2Jnorth\u202egpj"
 NOTES = {
     1: {"out_of_line": {TOKYO: 12.5}},
     2: {"refused": {"south": "its training loss is nan\x1b[31m"}, "failed": {HOSTILE: "\u202eKeyError"}},
-    3: {"offline": ["south"], "silent": [HOSTILE], "evaluations": {TOKYO: {"accuracy": 0.5, "loss": 1.0, "samples": 8}}},
+    3: {
+        "offline": ["south"],
+        "silent": [HOSTILE],
+        "evaluations": {TOKYO: {"accuracy": 0.5, "loss": 1.0, "samples": 8}},
+    },
     4: {"skipped": [HOSTILE], "undone": {"reason": "the model's loss is 9", "back_to": 3, "left_out": ["south"]}},
     5: {"left_out": ["south"], "quarantine": {"south": 4}},
 }
@@ -27,7 +31,7 @@ ANSWERED = {1: [1, 2], 2: [0], 3: [0], 4: [0, 2], 5: [0, 1]}
 @pytest.fixture
 def run() -> SeedRun:
     made = example_run(rounds=5, clients=3, cohort=3)
-    none = {kind: [] for kind in ("refused", "failed", "offline", "silent", "skipped", "left_out", "out_of_line")}
+    none = {"refused": {}, "failed": {}, "offline": [], "silent": [], "skipped": [], "left_out": [], "out_of_line": {}}
     for record in made.rounds[1:]:
         record.answered = ANSWERED[record.round]
         record.weights = [1 / len(record.answered)] * len(record.answered)

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedskew.experiment import Result, SweepResult, text_table
+from fedskew.names import visible
 from fedskew.report import SiteActivity, averaged_over, site_rows
 from fedskew.tables import counted
 
@@ -176,5 +177,5 @@ def _table(headings: Sequence[str], rows: Sequence[Sequence[str]], labels: int) 
         number = at >= labels
         table.add_column(Text(heading), justify="right" if number else "left", no_wrap=number, overflow="fold")
     for row in rows:
-        table.add_row(*map(Text, row))
+        table.add_row(*(Text(visible(text)) for text in row))  # as it is shown, so that its width is known
     return table

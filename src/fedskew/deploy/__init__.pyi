@@ -45,6 +45,8 @@ from ._outcome import Outcome as Outcome
 from ._outcome import read_outcome as read_outcome
 from ._outcome import reserve as reserve
 from ._outcome import told as told
+from ._proposal import agree as agree
+from ._proposal import propose_terms as propose_terms
 from ._registry import Node as Node
 from ._registry import control as control
 from ._registry import register as register
@@ -70,8 +72,6 @@ from ._superlink import run_superlink as run_superlink
 from ._supernode import run_supernode as run_supernode
 from ._terms import Terms as Terms
 from ._terms import Used as Used
-from ._terms import agree as agree
-from ._terms import propose_terms as propose_terms
 from ._terms import read_terms as read_terms
 from ._terms import terms_path as terms_path
 from ._tls import days_left as days_left

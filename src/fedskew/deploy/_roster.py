@@ -218,8 +218,8 @@ class Roster:
             epsilon = told if isinstance(told, int | float) and 0 < told < math.inf else agreement.epsilon
             if is_too_noisy(epsilon, agreement.epsilon):
                 raise RefusedError(
-                    f"its release has epsilon {epsilon:g}, over {NOISIEST:g} times noisier than the {agreement.epsilon:g} "
-                    "that is agreed; the site can make a new one: fedskew deploy site --check data.toml"
+                    f"its release has epsilon {epsilon:g}, over {NOISIEST:g} times noisier than the agreed "
+                    f"{agreement.epsilon:g}; the site can make a new one: fedskew deploy site --check data.toml"
                 )
             report |= {"epsilon": epsilon, "neighbours": agreement.neighbours}
         return report

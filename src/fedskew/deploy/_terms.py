@@ -8,25 +8,22 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import pydantic
 import tomli_w
 from filelock import FileLock
 from pydantic import BaseModel, ConfigDict, Field
 
-from fedskew import methods
-from fedskew.deploy._agreement import Agreement, read_agreement
 from fedskew.deploy._app_files import app_hash, read_app
-from fedskew.deploy._arrays import HEADER, ModelLayout
-from fedskew.deploy._disclosures import returned_specs
-from fedskew.deploy._ledger import Budget, CountsAsked, Ledger, Neighbours, NotAgreedError, ReleaseMode, converted, now
-from fedskew.deploy._site_data import SiteData, load_site
+from fedskew.deploy._ledger import Budget, Neighbours, NotAgreedError, ReleaseMode
 from fedskew.errors import ConfigError, RunError, nearest
-from fedskew.experiment import Config, make_network, read, read_tree
+from fedskew.experiment import read_tree
 from fedskew.files import write_text, writing
-from fedskew.models import FlatModel
 from fedskew.parameters import Count, Positive
+
+if TYPE_CHECKING:
+    from fedskew.deploy._agreement import Agreement
 
 FILE = "agreed.toml"
 USED = "used.json"
@@ -139,76 +136,6 @@ def read_terms(path: Path) -> Terms:
         fields = [field.alias or name for name, field in Terms.model_fields.items()]
         said = f"no such key{nearest(key, fields)}" if first["type"] == "extra_forbidden" else first["msg"]
         raise ConfigError(f"{path}: {key}: {said}") from None
-
-
-def propose_terms(app: str, config: Config, agreement: Agreement, data: SiteData, before: Terms | None = None) -> Terms:
-    """Work out what a site has to agree to, so that it can take part.
-
-    Rounds, epochs and bytes are those that the config needs. The total of epsilon is what was spent, plus one release
-    if there is none yet for these classes, if the data have changed since, or if the last is noisier than the server takes.
-
-    Args:
-        app: Hash of the app's files.
-        config: The app's config.
-        agreement: The app's `deploy.toml`.
-        data: The site's samples.
-        before: What the site agreed to last.
-
-    Returns:
-        The terms.
-    """
-    method = methods.build(config.method, config.training.momentum)
-    classes = len(agreement.classes)
-    model = FlatModel(make_network(config, config.seeds[0], method, classes, tuple(agreement.shape)))
-    returned, _ = returned_specs(config, agreement, method)
-    specs = [*ModelLayout(model).specs.values(), *returned.values()]
-    epsilon, total, mark = agreement.epsilon, None, now() if before is None else before.data
-    if epsilon is not None and data.state is not None:
-        ledger = Ledger(data.state)
-        kept, total = ledger.covering(agreement.classes), ledger.spent(agreement.neighbours)
-        if kept is not None:
-            asked = CountsAsked("noisy", tuple(agreement.classes), epsilon, agreement.neighbours)
-            mark = now() if ledger.why_another(asked, data.counts) else kept.data
-        if kept is None or kept.data != mark:
-            total += epsilon
-        if before is not None and before.epsilon_total is not None:
-            total = max(total, converted(before.epsilon_total, before.neighbours, agreement.neighbours))
-    return Terms(
-        schema=1,
-        agreed=now(),
-        app=app,
-        label_counts=agreement.label_counts,
-        evaluation="confusion" if agreement.evaluates else "none",
-        returns=sorted(returned),
-        rounds=config.training.rounds,
-        epochs=config.training.most_epochs,
-        bytes=sum(spec.bytes + HEADER for spec in specs) + 8 * classes * (classes + 1) + HEADER,
-        data=mark,
-        epsilon=epsilon,
-        epsilon_total=total,
-        neighbours=agreement.neighbours,
-    )
-
-
-def agree(data: Path, app: Path) -> Terms:
-    """Agree to an app as it stands, for a site: write `agreed.toml` beside its `data.toml`.
-
-    Args:
-        data: The site's `data.toml`.
-        app: The app folder.
-
-    Returns:
-        What the site agreed to.
-
-    Raises:
-        FedskewError: The app or the data can't be read, or do not fit each other.
-    """
-    agreement, config = read_agreement(app / "deploy.toml"), read(app / "run.toml")
-    path = terms_path(data)
-    before = read_terms(path) if path.exists() else None
-    terms = propose_terms(app_hash(read_app(app)), config, agreement, load_site(data, agreement), before)
-    terms.write(path)
-    return terms
 
 
 class Used:

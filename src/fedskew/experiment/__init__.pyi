@@ -11,9 +11,7 @@ from ._config import Config as Config
 from ._config import ModelSection as ModelSection
 from ._config import line_of as line_of
 from ._config import parse_change as parse_change
-from ._config import put as put
 from ._config import read as read
-from ._config import read_tree as read_tree
 from ._config import resolve as resolve
 from ._config import target_mix as target_mix
 from ._config import write as write
@@ -62,6 +60,8 @@ from ._sweep_tables import text_table as text_table
 from ._sweep_tables import write_tables as write_tables
 from ._target import make_estimation as make_estimation
 from ._target_samples import target_in_words as target_in_words
+from ._toml import put as put
+from ._toml import read_tree as read_tree
 from ._trackers import make_trackers as make_trackers
 from ._trackers import scalars as scalars
 from ._trained import TrainedModel as TrainedModel

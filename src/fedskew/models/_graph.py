@@ -136,8 +136,8 @@ def _modes() -> tuple[bool, ...]:
 
 def _generators() -> tuple[Any, ...]:
     """The states of the global generators, which nothing here draws from."""
-    kind, *state = np.random.get_state()  # noqa: NPY002
-    return random.getstate(), kind, repr(state), torch.get_rng_state().tolist()
+    kind, keys, *more = np.random.get_state()  # noqa: NPY002
+    return random.getstate(), kind, np.asarray(keys).tobytes(), more, torch.get_rng_state().numpy().tobytes()
 
 
 def _values(root: nn.Module) -> list[Any]:

@@ -153,8 +153,6 @@ def _troubles(notes: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for kind, said in (("offline", "not connected"), ("silent", "no reply in time")):
         for name in notes.get(kind, ()):
             yield name, said
-    for name, reason in notes.get("unreported", {}).items():
-        yield name, f"no label counts: {reason}"
     for name, reason in notes.get("unevaluated", {}).items():
         yield name, f"no evaluation: {reason}"
     for name, times in notes.get("out_of_line", {}).items():
@@ -162,5 +160,7 @@ def _troubles(notes: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for kind in ("failed", "refused"):
         for name, reason in notes.get(kind, {}).items():
             yield name, f"{kind}: {reason}"
+    for name, reason in notes.get("unreported", {}).items():
+        yield name, f"no label counts: {reason}"
     for name in notes.get("undone", {}).get("left_out", ()):
         yield name, f"left out, as the round was undone: {notes['undone']['reason']}"
