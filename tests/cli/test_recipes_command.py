@@ -24,8 +24,8 @@ def test_a_recipe_is_shown_with_what_deviates_and_a_row_can_be_run(tmp_path: Pat
     monkeypatch.delenv("FEDSKEW_DATA", raising=False)
     done = command("recipes", "fedpals-fig9", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "Differs from the paper: learning rate, rounds and local steps are not stated" in done.stdout
-    words = ("recipes", "fedpals-fig9", "--rows", "0.5,10localsteps,fedpals", "--config")
+    assert "Differs from the paper: learning rate, batch, rounds and local epochs are not stated" in done.stdout
+    words = ("recipes", "fedpals-fig9", "--rows", "0.5,fedpals", "--config")
     (tmp_path / "my.toml").write_text(command(*words, cwd=tmp_path).stdout, encoding="utf-8")
     run = command("run", "my.toml", "--set", "training.rounds=1", "--seeds", "0", cwd=tmp_path)
     assert run.returncode == 0, run.stderr
@@ -34,18 +34,18 @@ def test_a_recipe_is_shown_with_what_deviates_and_a_row_can_be_run(tmp_path: Pat
 @pytest.mark.slow
 def test_a_figure_is_run_drawn_with_a_note_on_changes_and_runs_are_used_again(tmp_path: Path, command, monkeypatch):
     monkeypatch.delenv("FEDSKEW_DATA", raising=False)
-    words = ("reproduce", "fedpals-fig9", "--rows", "0.5,10localsteps", "--rounds", "2", "--seeds", "0")
+    words = ("reproduce", "fedpals-fig9", "--rows", "0.5", "--rounds", "2", "--seeds", "0")
     done = command(*words, "--processes", "1", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "2 of 2 runs" in done.stdout
-    assert "Changed from the recipe: 2 of 20 rows; seeds 0 instead of 0, 1, 2, 3, 4; training.rounds = 2" in done.stdout
+    assert "Changed from the recipe: 2 of 10 rows; seeds 0 instead of 0, 1, 2, 3, 4; training.rounds = 2" in done.stdout
     (figure,) = tmp_path.glob("runs/sweep-fedpals-fig9-*/figure.png")
     assert figure.stat().st_size > 5000
     again = command(*words, cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     assert "2 of 2 runs are finished already" in again.stdout
     page = next(tmp_path.glob("runs/sweep-fedpals-fig9-*/comparison.md")).read_text(encoding="utf-8")
-    assert "fedskew reproduce fedpals-fig9 --rows 0.5,10localsteps --rounds 2 --seeds 0" in page
+    assert "fedskew reproduce fedpals-fig9 --rows 0.5 --rounds 2 --seeds 0" in page
 
 
 def test_mistakes_are_one_line(tmp_path: Path, command, monkeypatch):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from sklearn.model_selection import train_test_split
 
 from fedskew import data
 from fedskew.errors import ArgumentError, DataError
@@ -375,3 +376,53 @@ def test_images_of_the_wrong_suffix_are_passed_over(tmp_path):
     (tmp_path / "cinic-10/train/cat/notes.txt").write_text("")
     image(tmp_path / "cinic-10/train/cat/other.PNG", np.random.default_rng(0), 32, 32)
     assert load("cinic10", tmp_path).targets.bincount().tolist() == [1, 1, 1, 2, 1, 1, 1, 1, 1, 1]
+
+
+def test_mnist_and_fashion_are_one_task_of_twenty_classes(tmp_path):
+    for name in ("mnist", "fashion_mnist"):
+        write(name, tmp_path, 4, 2, seed=1)
+    whole, digits, garments = (load(name, tmp_path) for name in ("mnist_and_fashion", "mnist", "fashion_mnist"))
+    assert whole.targets.tolist() == [*digits.targets.tolist(), *(garments.targets + 10).tolist()]
+    assert whole.test_targets.bincount().tolist() == [2] * 20
+    assert whole.classes == digits.classes + garments.classes
+    assert torch.equal(levels(whole, whole.inputs[40:]), levels(garments, garments.inputs))
+    assert abs(float(whole.inputs.mean())) < 1e-3
+
+
+def clients_by_the_authors_code(labels: np.ndarray, clients: int, beta: float, smallest: float) -> list[list[int]]:
+    """The rows of each client as FedVLS's generate_mnist.py draws them; NumPy's global generator there is `legacy`."""
+    legacy = np.random.RandomState(1)
+    kept, _ = train_test_split(np.arange(len(labels)), train_size=0.75, shuffle=True, random_state=legacy)
+    own, held, fair = labels[kept], 0, len(kept) / clients
+    while held < smallest:
+        batches: list[list[int]] = [[] for _ in range(clients)]
+        for label in range(10):
+            rows = np.where(own == label)[0]
+            legacy.shuffle(rows)
+            shares = legacy.dirichlet(np.repeat(beta, clients))
+            shares = np.array([p * (len(batch) < fair) for p, batch in zip(shares, batches, strict=True)])
+            cuts = (np.cumsum(shares / shares.sum()) * len(rows)).astype(int)[:-1]
+            batches = [batch + part.tolist() for batch, part in zip(batches, np.split(rows, cuts), strict=True)]
+        held = min(map(len, batches))
+    return [sorted(kept[batch].tolist()) for batch in batches]
+
+
+def test_fedvls_mnist_is_divided_as_the_authors_code_divides_it(tmp_path):
+    write("mnist", tmp_path, 30, 10)
+    plain = load("mnist", tmp_path)
+    pooled = torch.cat([plain.inputs, plain.test_inputs]), torch.cat([plain.targets, plain.test_targets])
+    expected = clients_by_the_authors_code(pooled[1].numpy(), 4, 0.5, 20)
+    made = load("fedvls_mnist", tmp_path, beta=0.5, clients=4, smallest=20)
+    assert made.clients is not None
+    pixels = levels(plain, pooled[0]).flatten(1)
+    for client, rows in enumerate(expected):
+        own = levels(made, made.inputs[torch.from_numpy(made.clients == client)]).flatten(1)
+        # the code keeps another order within a client, which each epoch shuffles anyway
+        assert sorted(map(tuple, own.tolist())) == sorted(map(tuple, pixels[rows].tolist()))
+    assert torch.equal(made.test_inputs, made.inputs)
+    aside = load("fedvls_mnist", tmp_path, beta=0.5, clients=4, smallest=20, measured="held-out")
+    assert torch.equal(aside.inputs, made.inputs)
+    assert len(aside.test_targets) == 100
+    assert (made.mean, made.std) == ((0.5,), (0.5,))
+    with pytest.raises(ArgumentError, match="beta: must be above 0"):
+        load("fedvls_mnist", tmp_path, beta=0.0)

@@ -33,6 +33,21 @@ def test_few_and_many_clients_are_drawn(tmp_path: Path, clients: int, classes: i
     assert (tmp_path / "who.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize("classes", [1, 3, 30])
+def test_pairs_of_classes_are_drawn_below(tmp_path: Path, classes: int) -> None:
+    counts = np.random.default_rng(0).integers(0, 200, (5, classes))
+    counts[:, -1] = 0
+    together = np.minimum(counts[:, :, None], counts[:, None, :]).sum(axis=0).astype(float)
+    names = [f"class {label}" for label in range(classes)]
+    with drawing.styled():
+        figure = drawing.holdings_panel(5, classes, beside=True, pairs=True)
+        drawing.who_holds_what(figure, counts, list("abcde"), names, beside=True, together=together)
+        drawing.save(figure, tmp_path / "who.svg")
+    text = (tmp_path / "who.svg").read_text()
+    assert "samples of two classes that clients hold together" in text
+    assert "under 10" in text
+
+
 def test_an_empty_federation_and_long_names_are_drawn_as_svg(tmp_path: Path) -> None:
     draw(np.zeros((1, 2)), tmp_path / "who.svg", names=("x$y_z", "a class with a very long name"))
     assert "<svg" in (tmp_path / "who.svg").read_text()

@@ -263,6 +263,54 @@ def test_patience_stops_when_validation_no_longer_gains():
     assert fedskew.simulate(tree).summary["rounds"] == 3
 
 
+def test_what_labels_do_not_allow_is_said_of_the_run_and_in_its_report(tmp_path):
+    partition = {"rule": "sparsity", "clients": 4, "labels_per_client": 2}
+    tree = {"data": "digits", "partition": partition, "model": "logistic", "training": {"rounds": 1, "batch_size": 64}}
+    result = fedskew.simulate({**tree, "method": {"preset": "fedpals+fedlc"}}, out=tmp_path)
+    run = result.runs[0]
+    unheld = np.flatnonzero((run.target > 0) & (run.counts.sum(axis=0) == 0))
+    assert len(unheld), "of this seed's target a digit has no holder"
+    assert run.notes[0].startswith(f"No client holds class{'es' if len(unheld) > 1 else ''} {unheld[0]}")
+    assert run.notes[1].startswith("fedlc tells two classes apart only where some client holds both.")
+    assert read_runs(result.folder)[0].notes == run.notes
+    page = (result.folder / "report.html").read_text(encoding="utf-8")
+    assert "no method learns what nobody has" in page
+    assert "fedlc tells two classes apart only where" in page
+    plain = fedskew.simulate({**tree, "partition": {**partition, "covered": True}}, out=tmp_path)
+    assert plain.runs[0].notes == ()
+    assert "notes" not in json.loads((plain.folder / "task.json").read_text())
+
+
+def test_strengths_that_weigh_alike_are_trained_once(tmp_path):
+    result = fedskew.simulate(
+        data={"name": "digits", "validation": 0.1},
+        partition={"rule": "sparsity", "clients": 6, "labels_per_client": 3},
+        model="logistic",
+        method="fedpals",
+        training={"rounds": 1, "batch_size": 64},
+        # The best match has more than a thousandth of the effective samples; all of them is FedAvg.
+        tune={"key": "method.weighting.ess", "values": [0.0, 0.001, 1.0]},
+        out=tmp_path,
+    )
+    seed = result.folder / "seed-0"
+    assert sorted(path.name for path in seed.iterdir() if path.is_dir()) == ["ess-0.0", "ess-1.0"]
+    assert json.loads((seed / "summary.json").read_text())["same"] == {"ess-0.001": "ess-0.0"}
+    assert fedskew.simulate(result.config, out=tmp_path, resume=True).summary == result.summary
+
+
+def test_strengths_that_weigh_part_of_the_clients_are_all_trained(tmp_path):
+    result = fedskew.simulate(
+        data={"name": "digits", "validation": 0.1},
+        partition={"rule": "sparsity", "clients": 6, "labels_per_client": 3},
+        model="logistic",
+        method="fedpals",
+        training={"rounds": 1, "batch_size": 64, "participation": 0.5},
+        tune={"key": "method.weighting.ess", "values": [0.0, 0.001]},
+        out=tmp_path,
+    )
+    assert "same" not in json.loads((result.folder / "seed-0" / "summary.json").read_text())
+
+
 def test_a_key_is_tuned_by_validation(tmp_path):
     tree = {
         **TASK,

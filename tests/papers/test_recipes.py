@@ -50,6 +50,21 @@ def test_a_printed_value_is_as_in_the_paper():
     assert table.find({"dataset": "CIFAR-10", "partition": "Dir(0.1)"}) is None
 
 
+def test_what_the_authors_saved_stands_beside_their_figures_and_names_its_source():
+    table = published("fedla-runs")
+    assert table.source.startswith("from the authors' saved runs")
+    assert published("fedvls-table1").source == "as printed"
+    rows = {"dataset": "EMNIST", "unique_c": "1", "noniid_s": "0.7", "k_r": "0.3"}
+    found = [table.find({**rows, "method": method}) for method in ("FedAvg", "FedLA")]
+    assert [(one.mean, one.std) for one in found if one] == [(40.93, 6.2), (63.59, 4.22)]
+    # The reference on IID data has no unique_c, so it stands beside every one.
+    assert table.find({**rows, "method": "FedAvg, IID"}) == table.find(
+        {**rows, "unique_c": "6", "method": "FedAvg, IID"}
+    )
+    assert len(table.rows) == 2 * 136
+    assert all(read_recipe(f"fedla-fig{number}").published == "fedla-runs" for number in range(5, 10))
+
+
 def test_settings_of_the_paper_reach_the_rows():
     (row,) = read_recipe("fedentopt-table1").choose("CIFAR-100, C=3, FedEntOpt")
     config = row.config()

@@ -24,6 +24,7 @@ from fedskew.papers import (
     plan,
     read_recipe,
     reproduce,
+    seed_lines,
     text_lines,
     value_of,
 )
@@ -127,6 +128,31 @@ def test_a_change_against_another_row_is_taken_seed_by_seed():
     (line,) = compare(recipe, runs)
     assert line.ours == pytest.approx({0: 5.0, 1: 8.0})  # seed 2 has nothing to stand against
     assert (line.spread.mean, line.spread.std) == (pytest.approx(6.5), pytest.approx(4.5**0.5))
+
+
+def test_each_seed_stands_by_itself_below_the_most_that_its_target_allows(digits: None, tmp_path: Path):
+    partition = {"rule": "sparsity", "clients": 4, "labels_per_client": 2}
+    tree = {"partition": partition, "method": {"preset": "fedpals"}, "training": {"rounds": 1}}
+    oracle = {"partition": {**partition, "oracle": True}, "training": {"rounds": 1}}
+    rows = row("FedPALS", **tree), row("Oracle", **oracle)
+    recipe = Recipe("some-table", "Some", "Table", "final.target_accuracy", None, rows)
+    done = reproduce(recipe, out=tmp_path, processes=1)
+    ours, bound = done.lines
+    headings, body, labels = seed_lines(done)
+    assert headings == ["method", "seed 0", "seed 1"]
+    assert labels == 1
+    assert [cells[0] for cells in body] == ["ceiling", "FedPALS", "Oracle"]
+    assert body[0][1:] == [f"{ours.ceilings[seed]:.2f}" for seed in (0, 1)]
+    assert min(ours.ceilings.values()) in {0.0, 50.0}, "a digit of one of these targets has no holder"
+    assert set(bound.ceilings.values()) == {100.0}
+    assert body[1][1] == f"{ours.ours[0]:.2f}"
+    with (done.folder / "by_seed.csv").open() as file:
+        lines = list(csv.DictReader(file))
+    assert [(line["method"], line["seed"]) for line in lines] == [
+        ("FedPALS", "0"), ("FedPALS", "1"), ("Oracle", "0"), ("Oracle", "1"),
+    ]  # fmt: skip
+    assert float(lines[0]["ceiling"]) == ours.ceilings[0]
+    assert any("no method learns what nobody has" in note and "FedPALS (seed" in note for note in done.notes)
 
 
 def test_fewer_rounds_cut_both_parts_of_fedconcat():

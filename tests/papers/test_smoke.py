@@ -70,6 +70,9 @@ def tiny(row: RecipeRow, root: Path) -> RecipeRow:
     data["root"] = str(root / "few" if large else root)
     if data["name"] != "synthetic":
         data["verify"] = False
+    if data["name"] == "fedvls_mnist":
+        data |= {"beta": 5.0, "smallest": 1}
+        tree["training"]["smallest_batch"] = 1
     if data["name"] == "digit_domains":
         data["share"] = 0.3
         partition["clients"] = 8  # two for each domain

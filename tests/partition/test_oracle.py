@@ -19,7 +19,7 @@ def counts_of(indices, labels, classes) -> np.ndarray:
 def test_sizes_stay_where_every_class_suffices():
     # 10 samples of class 0 and 30 of class 1; the target's 1 : 3 is the pool's own mix.
     labels = np.repeat([0, 1], [10, 30])
-    dealt = oracle([np.arange(0, 12), np.arange(12, 40)], labels, [1.0, 3.0], np.random.default_rng(0))
+    dealt = oracle([12, 28], np.arange(40), labels, [1.0, 3.0], np.random.default_rng(0))
     assert counts_of(dealt, labels, 2).tolist() == [[3, 9], [7, 21]]
     assert sorted(np.concatenate(dealt).tolist()) == list(range(40))
 
@@ -27,21 +27,20 @@ def test_sizes_stay_where_every_class_suffices():
 def test_all_sizes_shrink_by_one_factor_where_a_class_runs_short():
     # Half and half of 40 samples would be 20 of class 0, and there are 10: everybody keeps half of its size.
     labels = np.repeat([0, 1], [10, 30])
-    dealt = oracle([np.arange(0, 12), np.arange(12, 40)], labels, [0.5, 0.5], np.random.default_rng(0))
+    dealt = oracle([12, 28], np.arange(40), labels, [0.5, 0.5], np.random.default_rng(0))
     assert counts_of(dealt, labels, 2).tolist() == [[3, 3], [7, 7]]
 
 
 def test_where_rounding_asks_for_too_much_somebody_gets_one_less():
     # Sizes 3, 3 and 4 want 1.5, 1.5 and 2 of class 0; rounded up that is 6, and there are 5.
     labels = np.repeat([0, 1], 5)
-    dealt = oracle(np.split(np.arange(10), [3, 6]), labels, [0.5, 0.5], np.random.default_rng(0))
+    dealt = oracle([3, 3, 4], np.arange(10), labels, [0.5, 0.5], np.random.default_rng(0))
     assert counts_of(dealt, labels, 2).tolist() == [[1, 1], [2, 1], [2, 2]]
 
 
 def test_a_class_outside_the_target_is_dealt_to_nobody_and_an_empty_client_stays_empty():
     labels = np.repeat([0, 1, 2], 10)
-    pool = [np.arange(0, 20), np.arange(0), np.arange(20, 30)]
-    counts = counts_of(oracle(pool, labels, [1, 1, 0], np.random.default_rng(0)), labels, 3)
+    counts = counts_of(oracle([20, 0, 10], np.arange(30), labels, [1, 1, 0], np.random.default_rng(0)), labels, 3)
     # Two thirds of 20 and of 10, rounded down: 13 and 6.
     assert counts.tolist() == [[7, 6, 0], [0, 0, 0], [3, 3, 0]]
 
@@ -53,11 +52,11 @@ def test_mixes_are_exact_up_to_rounding_and_no_sample_is_used_twice(seed, client
     labels = np.concatenate([np.arange(classes), rng.choice(classes, 400, p=rng.dirichlet(np.ones(classes)))])
     pool = np.array_split(rng.permutation(len(labels)), np.sort(rng.integers(0, len(labels), clients - 1)))
     target = rng.dirichlet(np.ones(classes))
-    dealt = oracle(pool, labels, target, rng)
+    before = np.array([len(own) for own in pool])
+    dealt = oracle(before, np.concatenate(pool), labels, target, rng)
     everyone = np.concatenate(dealt)
     assert len(np.unique(everyone)) == len(everyone)
     assert set(everyone.tolist()) <= set(np.concatenate(pool).tolist())
-    before = np.array([len(own) for own in pool])
     factor = min(1, (np.bincount(labels) / (target * before.sum())).min())
     exact = np.floor(factor * before + 1e-9)[:, None] * target
     assert np.abs(counts_of(dealt, labels, classes) - exact).max() < 1
@@ -66,8 +65,9 @@ def test_mixes_are_exact_up_to_rounding_and_no_sample_is_used_twice(seed, client
 
 def test_the_same_generator_deals_the_same():
     labels = np.random.default_rng(0).integers(0, 3, 90)
-    pool = np.split(np.arange(90), 3)
-    one, two, other = (oracle(pool, labels, [1, 2, 1], np.random.default_rng(seed)) for seed in (5, 5, 6))
+    one, two, other = (
+        oracle([30, 30, 30], np.arange(90), labels, [1, 2, 1], np.random.default_rng(seed)) for seed in (5, 5, 6)
+    )
     assert all(np.array_equal(a, b) for a, b in zip(one, two, strict=True))
     assert not all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
 
@@ -75,7 +75,7 @@ def test_the_same_generator_deals_the_same():
 @pytest.mark.parametrize(
     ("target", "error", "says"),
     [
-        ([1.0, 0.0, 0.5], PartitionError, "no client that trains holds class 2, which the target has"),
+        ([1.0, 0.0, 0.5], PartitionError, "there is no training sample of class 2, which the target has"),
         ([1.0, -1.0], ArgumentError, "target: expected a share for each class"),
         ([0.0, 0.0], ArgumentError, "target: expected a share for each class"),
         ([1.0], ArgumentError, "target: has 1 classes, and class 1 occurs"),
@@ -83,7 +83,7 @@ def test_the_same_generator_deals_the_same():
 )
 def test_a_target_that_can_not_be_met_is_refused(target, error, says):
     with pytest.raises(error, match=says):
-        oracle([np.arange(4)], np.array([0, 0, 1, 1]), target, np.random.default_rng(0))
+        oracle([4], np.arange(4), np.array([0, 0, 1, 1]), target, np.random.default_rng(0))
 
 
 TASK = {
@@ -108,6 +108,17 @@ def test_a_run_with_an_oracle_leaves_the_target_client_alone(tmp_path):
     assert distances[1] < 0.01 * distances[0]
     replayed = fedskew.simulate(result.folder / "config.toml")
     assert [record["loss"] for record in replayed.rounds] == [record["loss"] for record in result.rounds]
+
+
+def test_an_oracle_holds_what_the_target_has_where_no_client_that_trains_did():
+    # Of 10 digits, 3 clients hold 2 labels each, and with seed 0 the target has one that none of them holds.
+    partition = {"rule": "sparsity", "clients": 3, "labels_per_client": 2, "oracle": True}
+    training = {"rounds": 0}
+    plain = fedskew.simulate({**TASK, "partition": {**partition, "oracle": False}, "training": training})
+    target = plain.runs[0].target
+    assert target[plain.runs[0].counts.sum(axis=0) == 0].sum() > 0
+    counts = fedskew.simulate({**TASK, "partition": partition, "training": training}).runs[0].counts
+    assert np.abs(counts - counts.sum(axis=1, keepdims=True) * target).max() < 1.5
 
 
 def test_an_oracle_without_a_target_is_refused_before_the_run():

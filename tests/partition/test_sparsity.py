@@ -52,3 +52,21 @@ def test_refuses_what_can_not_be() -> None:
         Sparsity(2).split(CIFAR_LABELS, 1, np.random.default_rng(0))
     with pytest.raises(ArgumentError, match="labels_per_client"):
         Sparsity(2.5)
+
+
+def test_a_target_is_drawn_again_only_where_a_label_of_it_has_no_holder() -> None:
+    again = 0
+    for seed in range(60):
+        plain, covered = (
+            counts_of(rule.split(CIFAR_LABELS, 5, np.random.default_rng(seed)), CIFAR_LABELS) > 0
+            for rule in (Sparsity(3), Sparsity(3, covered=True))
+        )
+        held = plain[:-1].any(axis=0)
+        np.testing.assert_array_equal(plain[:-1], covered[:-1])
+        assert covered[-1].sum() == 3
+        assert not (covered[-1] & ~held).any()
+        if not (plain[-1] & ~held).any():
+            np.testing.assert_array_equal(plain[-1], covered[-1])
+        again += (plain[-1] & ~held).any()
+    # A label has no holder with chance 0.7^4 = 0.24: well over a quarter of all targets have such a label.
+    assert 15 < again < 45

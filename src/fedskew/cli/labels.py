@@ -31,6 +31,7 @@ from fedskew.cli.page import bullet, empty_table, escaped, heading, print_json, 
 from fedskew.components import has, make_component
 from fedskew.errors import ArgumentError, ConfigError
 from fedskew.labels import (
+    FEW_TOGETHER,
     GROUPS,
     LabelCounts,
     SkewReport,
@@ -97,7 +98,7 @@ def describe(
     report = describe_labels(counts, mix)
     drawn = None if no_picture else picture if picture is not None or as_json else DEFAULT_FIGURE
     if drawn is not None:
-        _draw(counts, mix, drawn)
+        _draw(report, mix, drawn)
     if as_json:
         print_json(report.to_dict())
         return
@@ -185,12 +186,17 @@ def _read_mix(path: Path, classes: Sequence[str], decimal: DecimalSign) -> np.nd
     return read_target(path, classes)
 
 
-def _draw(counts: LabelCounts, target: np.ndarray | None, path: Path) -> None:
+def _draw(report: SkewReport, target: np.ndarray | None, path: Path) -> None:
+    """Draw who holds what, and the pairs of classes where clients hold some of them hardly together."""
     from fedskew import drawing
 
+    counts = report.counts
+    together = report.pairs.together if len(counts) > 1 and len(report.pairs.under(FEW_TOGETHER)) else None
     with drawing.styled():
-        figure = drawing.holdings_panel(*counts.counts.shape, beside=True)
-        drawing.who_holds_what(figure, counts.counts, counts.clients, counts.classes, beside=True, target=target)
+        figure = drawing.holdings_panel(*counts.counts.shape, beside=True, pairs=together is not None)
+        drawing.who_holds_what(
+            figure, counts.counts, counts.clients, counts.classes, beside=True, target=target, together=together
+        )
         drawing.save(figure, path)
 
 

@@ -92,7 +92,8 @@ def _show(console: Console, recipe: Recipe, labels: str | None, with_cost: bool,
     console.print(Text(f"{recipe.paper}: {recipe.title}", style="bold"))
     printed = None if recipe.published is None else published(recipe.published)
     if printed is not None:
-        console.print(f"Printed: {printed.metric}; {printed.unit}.", markup=False, highlight=False)
+        where = "Printed" if printed.source == "as printed" else f"Published, {printed.source}"
+        console.print(f"{where}: {printed.metric}; {printed.unit}.", markup=False, highlight=False)
     axes = [axis for axis in recipe.axes if axis not in recipe.readings]
     seeds = sorted({len(row.tree["seeds"]) for row in rows})
     of_seeds = " or ".join([*map(str, seeds[:-1]), counted(seeds[-1], "seed")])

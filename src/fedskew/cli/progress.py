@@ -89,12 +89,18 @@ class RunProgressBar(_Bar):
         self._task = self._bar.add_task("", total=self._total, latest="")
         self._done = 0
 
-    def start(self, config: Config, words: Callable[[], Sequence[str]] = tuple) -> Callable[[Mapping[str, Any]], None]:
+    def start(
+        self,
+        config: Config,
+        words: Callable[[], Sequence[str]] = tuple,
+        notes: Callable[[int], Sequence[str]] = lambda seed: (),
+    ) -> Callable[[Mapping[str, Any]], None]:
         """Begin a config, and return what to call with each of its records; the first prints objective and target.
 
         Args:
             config: The config.
             words: Called before that for lines to print first.
+            notes: Called with a seed at its first record, for what is to be known of its run.
         """
         from fedskew.methods import objective_in_words
 
@@ -103,6 +109,7 @@ class RunProgressBar(_Bar):
         self._done += rounds_of(config)
         latest = ""
         begun = False
+        noted: set[str] = set()
 
         def listen(record: Mapping[str, Any]) -> None:
             nonlocal done, latest, begun
@@ -111,6 +118,11 @@ class RunProgressBar(_Bar):
                 for text in filter(None, [*said, target_in_words(config)]):
                     self._console.print(text, soft_wrap=True, markup=False, highlight=False)
             begun = True
+            new = [note for note in notes(record["seed"]) if note not in noted] if not record["round"] else []
+            for note in new:
+                text = f"note on {config.name}, seed {record['seed']}: {note}"
+                self._console.print(text, soft_wrap=True, markup=False, highlight=False, style="yellow")
+            noted.update(new)
             if evaluation := record["evaluation"]:
                 latest = f"seed {record['seed']}  accuracy {evaluation['accuracy']:.3f}"
                 self._bar.update(self._task, latest=latest)

@@ -70,7 +70,7 @@ def run(
     from fedskew import methods, models, torchrun
     from fedskew.cli.progress import RunProgressBar
     from fedskew.cli.tables import results_table
-    from fedskew.experiment import read, run_folder, shared_data, simulate
+    from fedskew.experiment import notes_of, read, run_folder, shared_data, simulate
     from fedskew.report import write_report
 
     config = config_file(config)
@@ -94,7 +94,7 @@ def run(
             for one in configs:
                 words = partial(_first_words, one, config.parent, run_folder(one, out), fresh)
                 try:
-                    listen = watch.start(one, words)
+                    listen = watch.start(one, words, partial(notes_of, run_folder(one, out)))
                     results.append(simulate(one, out=out, resume=resume, fresh=fresh, progress=listen))
                 except KeyboardInterrupt:
                     watch.stop()

@@ -76,9 +76,24 @@ def fashion_mnist(root: Path, verify: bool = True) -> Dataset:
         root: Holds `FashionMNIST/raw/*-ubyte.gz`, or the same without `.gz`.
         verify: Check files against their published MD5; False accepts other files in this format too.
     """
-    page = "https://github.com/zalandoresearch/fashion-mnist"
-    arrays = _read(root / "FashionMNIST" / "raw", _FASHION_MNIST, page, verify)
-    return _dataset("fashion_mnist", arrays, _GARMENTS, (0.2860,), (0.3530,))
+    return _dataset("fashion_mnist", _fashion_mnist_arrays(root, verify), _GARMENTS, (0.2860,), (0.3530,))
+
+
+def mnist_and_fashion(root: Path, verify: bool = True) -> Dataset:
+    """Read MNIST and Fashion-MNIST as one task of 20 classes: the ten digits, then the ten garments.
+
+    120,000 and 20,000 grey images of 28 x 28. Normalised by mean and deviation of all training pixels, computed from
+    the files.
+
+    Args:
+        root: Holds the files of `mnist` and `fashion_mnist`.
+        verify: As in these.
+    """
+    digits, garments = mnist_arrays(root, verify), _fashion_mnist_arrays(root, verify)
+    shifted = garments[0], garments[1] + len(_DIGITS), garments[2], garments[3] + len(_DIGITS)
+    train, train_labels, test, test_labels = (torch.cat(pair) for pair in zip(digits, shifted, strict=True))
+    arrays = train, train_labels, test, test_labels
+    return _dataset("mnist_and_fashion", arrays, _DIGITS + _GARMENTS, *statistics(train))
 
 
 def emnist_balanced(root: Path, verify: bool = True) -> Dataset:
@@ -103,6 +118,11 @@ def emnist_balanced(root: Path, verify: bool = True) -> Dataset:
                 )
     arrays = train.transpose(2, 3).contiguous(), train_labels, test.transpose(2, 3).contiguous(), test_labels
     return _dataset("emnist_balanced", arrays, _CHARACTERS, *statistics(arrays[0]))
+
+
+def _fashion_mnist_arrays(root: Path, verify: bool) -> Arrays:
+    page = "https://github.com/zalandoresearch/fashion-mnist"
+    return _read(root / "FashionMNIST" / "raw", _FASHION_MNIST, page, verify)
 
 
 def _dataset(

@@ -18,9 +18,10 @@ from fedskew.data._cinic10 import cinic10
 from fedskew.data._csv import csv
 from fedskew.data._dataset import Dataset
 from fedskew.data._digit_domains import digit_domains
+from fedskew.data._fedvls_mnist import fedvls_mnist
 from fedskew.data._folder import folder
 from fedskew.data._huggingface import huggingface
-from fedskew.data._idx import emnist_balanced, fashion_mnist, mnist
+from fedskew.data._idx import emnist_balanced, fashion_mnist, mnist, mnist_and_fashion
 from fedskew.data._iwildcam import iwildcam
 from fedskew.data._mat import svhn, syn_digits
 from fedskew.data._npz import npz
@@ -36,6 +37,8 @@ INDEX: dict[str, Reader] = {
     "digits": digits,
     "mnist": mnist,
     "fashion_mnist": fashion_mnist,
+    "mnist_and_fashion": mnist_and_fashion,
+    "fedvls_mnist": fedvls_mnist,
     "emnist_balanced": emnist_balanced,
     "cifar10": cifar10,
     "cifar100": cifar100,
@@ -59,7 +62,7 @@ INDEX: dict[str, Reader] = {
 OWN = ("folder", "npz", "csv", "huggingface")
 """Those of a user's own files."""
 
-WITH_CLIENTS = ("synthetic", "iwildcam", *OWN)
+WITH_CLIENTS = ("synthetic", "fedvls_mnist", "iwildcam", *OWN)
 """Those of data that name clients themselves, or may do so."""
 
 

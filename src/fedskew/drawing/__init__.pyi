@@ -10,6 +10,7 @@ from ._curves import curves as curves
 from ._export import WIDTH as WIDTH
 from ._export import save as save
 from ._mix import mix_with_intervals as mix_with_intervals
+from ._pairs import class_pairs as class_pairs
 from ._series import Curve as Curve
 from ._series import Floats as Floats
 from ._style import Look as Look

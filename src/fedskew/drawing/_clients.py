@@ -13,6 +13,7 @@ from matplotlib.ticker import MaxNLocator
 
 from fedskew.drawing._classes import MANY_CLASSES
 from fedskew.drawing._export import WIDTH
+from fedskew.drawing._pairs import class_pairs
 from fedskew.drawing._style import INK, MUTED, REFERENCE, SERIES, Floats, Ints, heat_colors, look, short
 
 _UNITS_A_NAME = 33  # a column needs this width to carry its client's name
@@ -38,16 +39,18 @@ class ClientWeights:
     label: str = ""
 
 
-def holdings_panel(clients: int, classes: int, *, beside: bool = False) -> Figure:
+def holdings_panel(clients: int, classes: int, *, beside: bool = False, pairs: bool = False) -> Figure:
     """Create the figure that `who_holds_what` needs.
 
     Args:
         clients: Number of clients.
         classes: Number of classes.
         beside: Whether the classes' shares stand beside the map; the figure then widens with the clients.
+        pairs: Whether the pairs of classes stand below it.
     """
     width = min(900, max(WIDTH, 110 + _UNITS_A_NAME * clients)) + _SIDE if beside else WIDTH
-    return Figure(figsize=(width / 72, (150 + _row(classes) * classes) / 72), layout="constrained")
+    height = 150 + _row(classes) * classes + (_below(classes) + 60 if pairs else 0)
+    return Figure(figsize=(width / 72, height / 72), layout="constrained")
 
 
 def who_holds_what(
@@ -58,6 +61,7 @@ def who_holds_what(
     *,
     beside: bool = False,
     target: Floats | None = None,
+    together: Floats | None = None,
 ) -> None:
     """Draw the samples of each class (rows) at each client (columns), log colour, with the clients' sizes on top.
 
@@ -70,14 +74,21 @@ def who_holds_what(
             they fit, and sort clients by their largest class where there are too many for names (blocks of clients,
             with their mean counts, where there are more than 1000).
         target: Label mix of the target, shape `(classes,)`, sum 1, drawn beside the classes' shares.
+        together: Co-location of the classes, shape `(classes, classes)`, drawn below where the shares stand beside; see
+            `class_pairs`.
     """
     clients, classes = counts.shape
     ratios = [46, _row(classes) * classes, 9]
     each, named = 1, _names_fit(figure, clients, beside)
     if beside:
-        columns = figure.subplots(3, 2, height_ratios=ratios, width_ratios=[figure.get_figwidth() * 72 - _SIDE, _SIDE])
-        sizes, grid, scale = columns[:, 0]
-        corner, shares, empty = columns[:, 1]
+        ratios += [] if together is None else [_below(classes)]
+        columns = figure.subplots(
+            len(ratios), 2, height_ratios=ratios, width_ratios=[figure.get_figwidth() * 72 - _SIDE, _SIDE]
+        )
+        sizes, grid, scale = columns[:3, 0]
+        corner, shares, empty = columns[:3, 1]
+        if together is not None:
+            class_pairs(*columns[3], together, class_names)
         _class_shares(shares, corner, counts, target)
         empty.axis("off")
         if not named:
@@ -153,6 +164,11 @@ def weights_against_fedavg(axes: Axes, runs: Sequence[ClientWeights]) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(6))
     axes.yaxis.set_major_locator(MaxNLocator(6))
     axes.grid()
+
+
+def _below(classes: int) -> float:
+    """Height of the map of pairs."""
+    return min(max(60, 24 * classes), 360)
 
 
 def _row(classes: int) -> float:

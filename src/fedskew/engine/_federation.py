@@ -227,6 +227,26 @@ class Federation:
         """Number of clients that are selected in each round."""
         return cohort_size(self.participation, len(self.counts))
 
+    def settled_weights(self) -> FloatArray | None:
+        """Weigh all clients, where each of them takes part in every round and weights follow from label counts alone.
+
+        Returns:
+            The weights of every round in which all clients reply, `(clients,)`; None where weights may differ between
+            rounds.
+        """
+        method, everyone = self.method, len(self.counts)
+        settled = (
+            self.cohort_size == everyone
+            and self.conditions.dropout == 0
+            and not components.has(method.selection, "assigns_quotas")
+            and not components.has(method.weighting, "keeps_state")
+        )
+        if not settled:
+            return None
+        shown = self.counts if self.weighed is None else self.weighed
+        sizes, ids = self.counts.sum(axis=1), np.arange(everyone)
+        return method.weighting.weigh(Answered(shown, sizes, self.target, ids, limit=self.weight_limit))
+
     @cached_property
     def _seen(self) -> LabelCounts:
         """The label counts given to the selection, checked once for all rounds."""

@@ -34,6 +34,8 @@ from ._loop import Progress as Progress
 from ._loop import TrainingLoop as TrainingLoop
 from ._loop import run_in_step as run_in_step
 from ._model_info import ModelInfo as ModelInfo
+from ._notes import label_notes as label_notes
+from ._notes import notes_of as notes_of
 from ._progress import SECONDS_BETWEEN_LINES as SECONDS_BETWEEN_LINES
 from ._progress import rounds_of as rounds_of
 from ._reference import Entry as Entry

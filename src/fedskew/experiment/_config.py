@@ -91,8 +91,8 @@ class PartitionSection(Named):
             until so many are left (None: it keeps all); "file" has its own number.
         seed: Seed of all that decides who holds what: samples that are held out or left out, and the rule's draws. With
             it, runs of different `seeds` train on one and the same federation; None: a run's own seed.
-        oracle: Divide the samples of the clients that train once more, so that each has the target mix (the Oracle of
-            FedPALS).
+        oracle: Deal the clients that train as many samples once more, from all training samples but a target client's,
+            so that each has the target mix (the Oracle of FedPALS).
     """
 
     rule: str

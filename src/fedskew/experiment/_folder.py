@@ -6,7 +6,7 @@
     rounds.jsonl        one line a round
     checkpoint/         the server's state
     model.safetensors   the final model; best.safetensors where a validation set exists
-    task.json           names of clients and classes, the target
+    task.json           names of clients and classes, the target, what the labels say about the run
     summary.json        final figures, versions, machine, seconds
     report.html
 
@@ -50,12 +50,14 @@ class TaskInfo:
         client_names: Their names.
         class_names: Names by class id.
         target: Target label mix, `(classes,)`, sum 1, or None.
+        notes: What these labels say about the run, a sentence each; see `label_notes`.
     """
 
     counts: NDArray[np.int64]
     client_names: tuple[str, ...]
     class_names: tuple[str, ...]
     target: NDArray[np.float64] | None
+    notes: tuple[str, ...] = ()
 
 
 class RunFolder:
@@ -121,7 +123,8 @@ class RunFolder:
             write(config, path / "config.toml")
             target = None if task.target is None else task.target.tolist()
             described = {"clients": task.client_names, "classes": task.class_names, "target": target}
-            write_text(path / "task.json", json.dumps(described, indent=1))
+            notes = {"notes": task.notes} if task.notes else {}
+            write_text(path / "task.json", json.dumps(described | notes, indent=1))
         if self._identity is not None:
             self._identity.write(path)
 
@@ -292,6 +295,7 @@ def _read_run(path: Path, label: str | None) -> SeedRun:
         class_names=tuple(task["classes"]),
         target=None if task["target"] is None else np.array(task["target"]),
         summary=json.loads(summary.read_text(encoding="utf-8")) if summary.exists() else {},
+        notes=tuple(task.get("notes", ())),
     )
     if not run.rounds:
         raise RunError(f"{path / 'rounds.jsonl'}: holds no round yet, or has been emptied")

@@ -33,6 +33,7 @@ from fedskew.experiment._folder import RunFolder, TaskInfo
 from fedskew.experiment._identity import Identity
 from fedskew.experiment._loop import TrainingLoop
 from fedskew.experiment._model_info import ModelInfo
+from fedskew.experiment._notes import label_notes
 from fedskew.experiment._target import TargetWatch, make_estimation
 from fedskew.experiment._target_samples import check_held_out, targets, unlabelled_samples
 from fedskew.experiment._trackers import make_trackers
@@ -95,7 +96,7 @@ def make_task(config: Config, seed: int) -> Task:
     divided, names, has_target_client = _divide(config, dataset, labels, kept, seed)
     target, told = targets(config.target, dataset, divided.counts.astype(np.float64), has_target_client)
     if config.partition.oracle:
-        divided = _oracle(divided, labels, target, has_target_client, generator(seed, Purpose.ORACLE))
+        divided = _oracle(divided, kept, labels, target, has_target_client, generator(seed, Purpose.ORACLE))
     divided, held_out = _hold_out_of_clients(divided, labels, config.data.held_out, has_target_client, seed)
     counts = divided.counts.astype(np.float64)
     if has_target_client:
@@ -156,7 +157,9 @@ def make_training_loop(config: Config, seed: int, folder: Path | None = None, ta
             f"{folder}: since this run, {found[0]}; start over with --fresh, which keeps the old folder, or write "
             "elsewhere with --out"
         )
-    info = TaskInfo(task.counts.astype(np.int64), task.client_names, dataset.classes, task.target)
+    method = methods.build(config.method, config.training.momentum)
+    notes = label_notes(method, task.counts, dataset.classes, task.target)
+    info = TaskInfo(task.counts.astype(np.int64), task.client_names, dataset.classes, task.target, notes)
     files = None
     if folder is not None:
         files = RunFolder(folder, task.partition, Identity.of(config, content_of(config, dataset)))
@@ -408,15 +411,18 @@ def _divide(
 
 def _oracle(
     divided: Partition,
+    kept: NDArray[np.int64],
     labels: NDArray[np.int64],
     target: FloatArray | None,
     has_target_client: bool,
     rng: np.random.Generator,
 ) -> Partition:
-    """The partition with the target mix at every client that trains."""
+    """The partition with the target mix at every client that trains, dealt from `kept` without a target client's."""
     if target is None:
         raise ConfigError("partition.oracle: clients get the target mix, and there is none; set target.mix")
     training = len(divided.indices) - has_target_client
-    dealt = partition.oracle(divided.indices[:training], labels, target, rng)
+    sizes = [len(rows) for rows in divided.indices[:training]]
+    free = np.setdiff1d(kept, divided.indices[-1]) if has_target_client else kept
+    dealt = partition.oracle(sizes, free, labels, target, rng)
     rule = f"{divided.rule}, dealt again with the target's mix"
     return Partition.of([*dealt, *divided.indices[training:]], labels, divided.num_classes, rule)

@@ -10,6 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import nn
 
 from fedskew import torchrun
@@ -19,7 +21,7 @@ from fedskew.experiment._config import Config, OutputSection, read, resolve, wri
 from fedskew.experiment._dataset import shared_data
 from fedskew.experiment._folder import plain_json
 from fedskew.experiment._identity import set_aside
-from fedskew.experiment._loop import PlayedRound, Progress, run_in_step
+from fedskew.experiment._loop import PlayedRound, Progress, TrainingLoop, run_in_step
 from fedskew.experiment._progress import watched
 from fedskew.experiment._result import Result
 from fedskew.experiment._setup import make_training_loop, try_out
@@ -183,6 +185,8 @@ def _run_seed(
 ) -> tuple[SeedRun, nn.Module]:
     """Run one seed; where a key is tuned, run every value and choose the one with the best validation score.
 
+    A value of the weighting that gives the same weights as an earlier one in every round is not trained again.
+
     Args:
         config: The config.
         seed: The seed.
@@ -196,6 +200,8 @@ def _run_seed(
         begin()
         return loop.run(resume, progress), loop.model.module
     tried: list[tuple[float, SeedRun, nn.Module, str]] = []
+    weighed: dict[str, NDArray[np.float64]] = {}
+    same: dict[str, str] = {}
     for value in config.tune.values:
         part = f"{config.tune.key.rpartition('.')[2]}-{value}"
         loop = make_training_loop(
@@ -203,6 +209,13 @@ def _run_seed(
             seed,
             None if folder is None else folder / part,
         )
+        weights = _settled_weights(config.tune.key, loop)
+        if weights is not None:
+            twin = next((other for other, found in weighed.items() if np.array_equal(found, weights)), None)
+            if twin is not None and not next(run for _, run, _, name in tried if name == twin).summary["diverged"]:
+                same[part] = twin
+                continue
+            weighed.setdefault(part, weights)
         begin()
         finished = loop.run(resume, progress)
         best = max(record.validation.score for record in finished.rounds if record.validation is not None)
@@ -210,8 +223,16 @@ def _run_seed(
     _, chosen, model, part = max(tried, key=lambda entry: entry[0])
     if folder is not None and not (folder / "summary.json").exists():
         scores = {name: best for best, _, _, name in tried}
-        _write_whole(folder, config.for_seed(seed), {"parts": [part], "validation": scores, "chosen": part})
+        notes = {"parts": [part], "validation": scores, "chosen": part} | ({"same": same} if same else {})
+        _write_whole(folder, config.for_seed(seed), notes)
     return chosen, model
+
+
+def _settled_weights(key: str, loop: TrainingLoop) -> NDArray[np.float64] | None:
+    """The weights of all clients in every round, where a key of the weighting is tuned and they are known before."""
+    if not key.startswith("method.weighting.") or not isinstance(loop.runner, Federation):
+        return None
+    return loop.runner.settled_weights()
 
 
 def _begin_whole(config: Config, folder: Path | None) -> None:

@@ -18,6 +18,10 @@ from ._outcomes import EDGES as EDGES
 from ._outcomes import MixMethod as MixMethod
 from ._outcomes import outcome_cells as outcome_cells
 from ._outcomes import outcome_table as outcome_table
+from ._pairs import FEW_TOGETHER as FEW_TOGETHER
+from ._pairs import HARDLY_TOGETHER as HARDLY_TOGETHER
+from ._pairs import ClassPairs as ClassPairs
+from ._pairs import colocation as colocation
 from ._predictions import Outcomes as Outcomes
 from ._predictions import read_outcomes as read_outcomes
 from ._release import SENSITIVITY as SENSITIVITY
@@ -26,6 +30,8 @@ from ._report import SkewReport as SkewReport
 from ._report import describe as describe
 from ._report import sentences as sentences
 from ._report import statistics as statistics
+from ._report import unheld_in_words as unheld_in_words
 from ._sites import site_p_value as site_p_value
+from ._skew import unheld_classes as unheld_classes
 from ._target_mix import MixEstimate as MixEstimate
 from ._target_mix import estimate_mix as estimate_mix

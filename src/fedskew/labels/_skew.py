@@ -14,7 +14,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedskew.labels._counts import FloatArray, LabelCounts, as_target, row_blocks
+from fedskew.labels._counts import CountsLike, FloatArray, LabelCounts, as_counts, as_target, row_blocks
 from fedskew.labels._measures import entropy
 from fedskew.mixing import Programme
 
@@ -137,6 +137,7 @@ class TargetCoverage:
         covered: Sum of min(target, nearest): what the nearest mix has in common with the target. Not the most that
             weights can have in common with it: another mix, at a larger distance, may have more.
         short: Target minus nearest where that is positive, shape `(classes,)`.
+        unheld: Ids of the target's classes that no client holds.
     """
 
     mix: FloatArray
@@ -145,6 +146,12 @@ class TargetCoverage:
     fedavg_distance: float
     covered: float
     short: FloatArray
+    unheld: NDArray[np.int64]
+
+    @property
+    def ceiling(self) -> float:
+        """The share of the target's mix whose classes some client holds: nobody learns the others."""
+        return 1.0 - float(self.mix[self.unheld].sum())
 
 
 def label_distribution(record: LabelCounts, client_bits: FloatArray) -> LabelDistribution:
@@ -262,7 +269,25 @@ def target_coverage(record: LabelCounts, target: ArrayLike) -> TargetCoverage:
         fedavg_distance=float((mix - histogram) @ (mix - histogram)),
         covered=float(np.minimum(mix, nearest).sum()),
         short=short,
+        unheld=unheld_classes(record, mix),
     )
+
+
+def unheld_classes(counts: CountsLike, target: ArrayLike) -> NDArray[np.int64]:
+    """The classes of a target's label mix that no client holds: no method can learn them.
+
+    Args:
+        counts: Label counts, shape `(clients, classes)`.
+        target: Label mix, shape `(classes,)`.
+
+    Returns:
+        Class ids, ascending.
+
+    Raises:
+        ArgumentError: Wrong shapes or values.
+    """
+    held = as_counts(counts)
+    return np.flatnonzero((as_target(target, held.shape[1]) > 0) & ~(held > 0).any(axis=0))
 
 
 def client_pairs(clients: int) -> tuple[Pairs, bool]:

@@ -188,6 +188,8 @@ def _section(component: Component) -> str:
     ]
     if components.has(component.kind, "needs_target"):
         facts.append("Needs a target label mix: `[target] mix`.")
+    if components.has(component.kind, "needs_colocation"):
+        facts.append("Tells two classes apart only where some client holds both: `fedskew describe` counts such pairs.")
     refused, warned = _against(component, "refuses"), _against(component, "warns")
     with_what = {
         "classification": "any terms, and any component of the other slots",

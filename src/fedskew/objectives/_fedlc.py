@@ -84,6 +84,7 @@ class FedLC:
 
     role: ClassVar[str] = "classification"
     reads: ClassVar[frozenset[str]] = frozenset()
+    needs_colocation: ClassVar[bool] = True
     paper: ClassVar[str] = "Zhang et al., ICML 2022"
 
     def value(self, batch: Batch, context: Context) -> Tensor:

@@ -207,6 +207,7 @@ class FedVLSCalibration:
 
     role: ClassVar[str] = "classification"
     reads: ClassVar[frozenset[str]] = frozenset()
+    needs_colocation: ClassVar[bool] = True
     paper: ClassVar[str] = "Guo et al., AAAI 2025"
 
     def value(self, batch: Batch, context: Context) -> Tensor:

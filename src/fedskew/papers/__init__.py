@@ -14,7 +14,7 @@ from fedskew.papers._recipe import (
     names,
     read_recipe,
 )
-from fedskew.papers._reproduce import Comparison, Reproduction, compare, plan, reproduce, text_lines
+from fedskew.papers._reproduce import Comparison, Reproduction, compare, plan, reproduce, seed_lines, text_lines
 
 __all__ = [
     "DATASETS",
@@ -40,6 +40,7 @@ __all__ = [
     "published_names",
     "read_recipe",
     "reproduce",
+    "seed_lines",
     "text_lines",
     "value_of",
 ]

@@ -43,6 +43,15 @@ DATASETS: dict[str, DatasetFacts] = {
         10_000,
         10,
     ),
+    "mnist_and_fashion": DatasetFacts(
+        "MNIST and Fashion-MNIST",
+        (*_MNIST, *(place.replace("MNIST", "FashionMNIST") for place in _MNIST)),
+        (1, 28, 28),
+        120_000,
+        20_000,
+        20,
+    ),
+    "fedvls_mnist": DatasetFacts("MNIST as FedVLS's code divides it", _MNIST, (1, 28, 28), 52_500, 52_500, 10),
     "emnist_balanced": DatasetFacts(
         "EMNIST (balanced)",
         ("EMNIST/raw/emnist-balanced-train-images-idx3-ubyte*", "EMNIST/raw/emnist-balanced-test-images-idx3-ubyte*"),

@@ -16,7 +16,7 @@ from fedskew.engine import predict
 from fedskew.errors import ConfigError, RunError
 from fedskew.experiment import Config, make_task, make_training_loop
 from fedskew.files import load_tensors
-from fedskew.labels import projection_distance
+from fedskew.labels import projection_distance, unheld_classes
 from fedskew.report import SeedRun
 
 _SUMMARIES = {
@@ -70,6 +70,20 @@ def value_of(run: SeedRun, measure: str, reading: Mapping[str, str] | None = Non
             "number of the summary, such as last10.accuracy"
         )
     return None if value is None else float(value) * (100.0 if unit_of(measure) == "%" else 1.0)
+
+
+def ceiling(run: SeedRun, measure: str) -> float | None:
+    """Return the most that a measure on the target's label mix can be, in percent; None for other measures.
+
+    That is the share of the target's classes that some client holds: nobody learns the others.
+
+    Args:
+        run: The run.
+        measure: As in `value_of`.
+    """
+    if run.target is None or not measure.endswith("target_accuracy"):
+        return None
+    return 100.0 * (1.0 - float(run.target[unheld_classes(run.counts, run.target)].sum()))
 
 
 def unit_of(measure: str) -> str:

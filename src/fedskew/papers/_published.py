@@ -1,7 +1,8 @@
 """The values that the papers print: `published.json`.
 
 One entry for each table: what is measured and in which unit, the axes, and the rows: a label for each axis (null where
-the axis does not apply), then mean and standard deviation as printed (null where none is).
+the axis does not apply), then mean and standard deviation as printed (null where none is). What stands in the authors'
+own runs instead, published beside the paper, names its source.
 """
 
 from __future__ import annotations
@@ -40,20 +41,25 @@ class PublishedTable:
 
     Attributes:
         metric: What is measured.
+        source: Where the values stand: "as printed", or in what the authors published beside the paper.
         unit: The unit of the values.
         axes: What the rows differ in.
         rows: The values.
     """
 
     metric: str
+    source: str
     unit: str
     axes: tuple[str, ...]
     rows: tuple[Printed, ...]
 
     def find(self, labels: Mapping[str, str]) -> Printed | None:
-        """Return what is printed for a row with these labels; axes that the table does not have are ignored."""
-        own = {axis: labels[axis] for axis in self.axes if axis in labels}
-        return next((row for row in self.rows if row.labels == own), None)
+        """Return what is printed for a row with these labels.
+
+        Axes that the table, or one of its rows, does not have are ignored; the row with the most labels counts.
+        """
+        found = [row for row in self.rows if row.labels.items() <= labels.items()]
+        return max(found, key=lambda row: len(row.labels), default=None)
 
 
 @cache
@@ -81,7 +87,7 @@ def published(name: str) -> PublishedTable:
     for *labels, mean, std in table["rows"]:
         known = {axis: label for axis, label in zip(axes, labels, strict=True) if label is not None}
         rows.append(Printed(known, mean, std))
-    return PublishedTable(table["metric"], table["unit"], axes, tuple(rows))
+    return PublishedTable(table["metric"], table.get("source", "as printed"), table["unit"], axes, tuple(rows))
 
 
 def published_names() -> tuple[str, ...]:

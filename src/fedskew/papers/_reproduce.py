@@ -6,7 +6,7 @@ import json
 import os
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from fedskew.errors import CombinationError, ConfigError, DataError, RunError
 from fedskew.experiment import Cell, Config, Job, RefusedCell, Sweep, SweepProgress, model_notes, read_runs, run_sweep
 from fedskew.papers._datasets import absent, facts_of
 from fedskew.papers._figure import draw
-from fedskew.papers._measures import describe_measure, domain_accuracies, unit_of, value_of
+from fedskew.papers._measures import ceiling, describe_measure, domain_accuracies, unit_of, value_of
 from fedskew.papers._published import Printed, published
 from fedskew.papers._recipe import Labels, Recipe, RecipeRow
 from fedskew.report import SeedRun, machine_notes
@@ -31,11 +31,14 @@ class Comparison:
         labels: Its label on each axis.
         ours: Our value for each seed.
         theirs: What the paper prints; None where it prints nothing.
+        ceilings: For values on a target's label mix, by seed: the most that can be had, in percent, as nobody learns
+            a class that no client holds; empty for other values.
     """
 
     labels: Labels
     ours: Mapping[int, float]
     theirs: Printed | None
+    ceilings: Mapping[int, float] = field(default_factory=dict)
 
     @property
     def spread(self) -> Spread:
@@ -153,6 +156,7 @@ def reproduce(
         *_reading(recipe, lines),
         *_changes(recipe, rows, planned),
         *(f"Differs from the paper: {text}" for text in recipe.deviating(rows)),
+        *_label_notes(runs),
         *model_notes(config for _, config in planned),
         *machine_notes({id(run): run for _, found in runs for run in found}.values()),
         *(f"Missing, as it failed: {failure}" for failure in result.failures),
@@ -164,6 +168,20 @@ def reproduce(
         recipe, axes, unit_of(recipe.measure), tuple(lines), tuple(notes), result.failures, result.refused, folder, ()
     )
     return replace(done, files=(*_write(done, sweep.command), *draw(recipe, runs, folder)))
+
+
+def _label_notes(runs: Sequence[tuple[RecipeRow, Sequence[SeedRun]]]) -> list[str]:
+    """Return what the labels of these runs said, each sentence once, with the rows and seeds that it is about."""
+    about: dict[str, dict[str, list[int]]] = {}
+    for row, found in runs:
+        for run in found:
+            for note in run.notes:
+                about.setdefault(note, {}).setdefault(row.name, []).append(run.seed)
+    lines = []
+    for note, rows in about.items():
+        where = [f"{name} (seed{'s' * (len(seeds) > 1)} {_list(seeds)})" for name, seeds in rows.items()]
+        lines.append(f"{'; '.join(where)}: {note}")
+    return lines
 
 
 def _labels(recipe: Recipe, row: RecipeRow) -> dict[str, str]:
@@ -232,20 +250,24 @@ def compare(recipe: Recipe, runs: Sequence[tuple[RecipeRow, Sequence[SeedRun]]])
     for axis, of_axis in recipe.readings.items():
         readings = [{**reading, axis: label} for reading in readings for label in of_axis]
     values: dict[tuple[tuple[str, str], ...], dict[int, float]] = {}
+    ceilings: dict[tuple[tuple[str, str], ...], dict[int, float]] = {}
     for row, seeds in runs:
+        most = {run.seed: value for run in seeds if (value := ceiling(run, recipe.measure)) is not None}
         for reading in readings:
             found = {run.seed: value_of(run, recipe.measure, reading) for run in seeds}
             values[_key({**row.labels, **reading})] = {seed: x for seed, x in found.items() if x is not None}
+            ceilings[_key({**row.labels, **reading})] = most
     lines = []
     for key, ours in values.items():
-        labels = dict(key)
+        labels, most = dict(key), ceilings[key]
         if recipe.relative:
+            most = {}
             basis = recipe.relative.get(labels["method"])
             if basis is None:
                 continue
             other = values.get(_key({**labels, "method": basis}), {})
             ours = {seed: value - other[seed] for seed, value in ours.items() if seed in other}
-        lines.append(Comparison(labels, ours, None if table is None else table.find(labels)))
+        lines.append(Comparison(labels, ours, None if table is None else table.find(labels), most))
     return lines
 
 
@@ -262,7 +284,8 @@ def _reading(recipe: Recipe, lines: Sequence[Comparison]) -> list[str]:
     spread = "mean ± standard deviation over seeds (ddof = 1)" if several else "one seed, so no spread is known"
     notes = [f"Ours: {what}; {spread}."]
     if any(line.theirs is not None for line in lines):
-        notes.append(f"Theirs, as printed: {published(str(recipe.published)).metric}.")
+        theirs = published(str(recipe.published))
+        notes.append(f"Theirs, {theirs.source}: {theirs.metric}.")
     else:
         notes.append("The paper prints no numbers for these rows.")
     if any(not line.ours for line in lines):
@@ -294,16 +317,21 @@ def _list(seeds: Sequence[int]) -> str:
 
 
 def _write(done: Reproduction, command: str) -> list[Path]:
-    """Write `comparison.csv` and `comparison.md`."""
+    """Write `comparison.csv`, `by_seed.csv` and `comparison.md`."""
     lines: list[list[Any]] = [[*done.axes, "seeds", "ours_mean", "ours_std", "theirs_mean", "theirs_std", "difference"]]
     for line in done.lines:
         ours, theirs = line.spread, (None, None) if line.theirs is None else (line.theirs.mean, line.theirs.std)
         labels = [line.labels.get(axis, "") for axis in done.axes]
         lines.append([*labels, len(line.ours), ours.mean, ours.std, *theirs, line.difference])
+    single: list[list[Any]] = [[*done.axes, "seed", "ours", "ceiling"]]
+    for line in done.lines:
+        labels = [line.labels.get(axis, "") for axis in done.axes]
+        single += [[*labels, seed, value, line.ceilings.get(seed)] for seed, value in line.ours.items()]
     title = f"# {done.recipe.paper}: {done.recipe.title}"
     notes = [f"- {note}" for note in done.notes]
-    page = "\n".join([title, "", f"    {command}", "", markdown_table(*text_lines(done)), "", *notes, ""])
-    files = {"comparison.csv": csv_text(lines), "comparison.md": page}
+    seeds = ["## Seed by seed", "", markdown_table(*seed_lines(done)), ""] if len(_seeds(done)) > 1 else []
+    page = "\n".join([title, "", f"    {command}", "", markdown_table(*text_lines(done)), "", *seeds, *notes, ""])
+    files = {"comparison.csv": csv_text(lines), "by_seed.csv": csv_text(single), "comparison.md": page}
     try:
         done.folder.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
@@ -321,9 +349,7 @@ def text_lines(done: Reproduction) -> tuple[list[str], list[list[str]], int]:
     Args:
         done: The reproduction.
     """
-    axes = [axis for axis in done.axes if len({line.labels.get(axis) for line in done.lines}) > 1]
-    if not axes:
-        axes = ["method"] if "method" in done.axes else list(done.axes[:1])
+    axes = _telling(done)
     unit = f", {done.unit}" if done.unit else ""
     printed = any(line.theirs is not None for line in done.lines)
     body = []
@@ -335,3 +361,41 @@ def text_lines(done: Reproduction) -> tuple[list[str], list[list[str]], int]:
         body.append(cells)
     values = [f"ours{unit}", *([f"theirs{unit}", "difference"] if printed else [])]
     return [*axes, *values], body, len(axes)
+
+
+def seed_lines(done: Reproduction) -> tuple[list[str], list[list[str]], int]:
+    """Return headings and cells of our values seed by seed, and how many columns are labels.
+
+    Where values are of a target's label mix, the lines of one task follow its ceiling (see `Comparison.ceilings`).
+
+    Args:
+        done: The reproduction.
+    """
+    axes, seeds = _telling(done), _seeds(done)
+    body: list[list[str]] = []
+    shown = set()
+    for line in done.lines:
+        task = _key({axis: label for axis, label in line.labels.items() if axis != "method"})
+        if task not in shown and line.ceilings:
+            alike = [other for other in done.lines if set(task) <= set(_key(other.labels))]
+            known = [(seed, most) for other in alike for seed, most in other.ceilings.items()]
+            lowest = {seed: min(most for of_seed, most in known if of_seed == seed) for seed, _ in known}
+            labels = ["ceiling" if axis == "method" else line.labels.get(axis, "") for axis in axes]
+            body.append([*labels, *(_one(lowest.get(seed)) for seed in seeds)])
+            shown.add(task)
+        body.append([*(line.labels.get(axis, "") for axis in axes), *(_one(line.ours.get(seed)) for seed in seeds)])
+    return [*axes, *(f"seed {seed}" for seed in seeds)], body, len(axes)
+
+
+def _one(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _seeds(done: Reproduction) -> list[int]:
+    return sorted({seed for line in done.lines for seed in line.ours})
+
+
+def _telling(done: Reproduction) -> list[str]:
+    """The axes on which lines differ; where none do, one to name them by."""
+    axes = [axis for axis in done.axes if len({line.labels.get(axis) for line in done.lines}) > 1]
+    return axes or (["method"] if "method" in done.axes else list(done.axes[:1]))

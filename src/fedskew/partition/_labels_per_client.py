@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedskew.errors import PartitionError
-from fedskew.parameters import Count, component
+from fedskew.parameters import Count, Switch, component
 from fedskew.partition._rule import IntArray, check_samples, deal
 from fedskew.tables import counted
 
@@ -64,13 +64,18 @@ class Sparsity:
     each of its labels, and no sample goes to two clients. The paper gives no number; here it is the largest possible:
     the minimum over the labels in use of floor(samples of the label / holders of the label).
 
+    So drawn, the target may have a label that no client that trains holds (10 clients with 3 of 10 labels each: one
+    target in nine), and then no method can serve it.
+
     Attributes:
         labels_per_client: Labels of each client, k.
+        covered: Whether the target's labels are drawn again until each has a client that holds it; the paper doesn't.
     """
 
     target_client: ClassVar[bool] = True
 
     labels_per_client: Count
+    covered: Switch = False
 
     def split(
         self, labels: ArrayLike, clients: int, rng: np.random.Generator, num_classes: int | None = None
@@ -85,6 +90,9 @@ class Sparsity:
                 f"a client can't hold {self.labels_per_client} of {classes} classes: lower labels_per_client"
             )
         held = np.argsort(rng.random((clients, classes)), axis=1)[:, : self.labels_per_client]
+        trained = np.unique(held[:-1])
+        if self.covered and not np.isin(held[-1], trained).all():
+            held[-1] = rng.permutation(trained)[: self.labels_per_client]  # as if drawn again until it is covered
         holds = np.zeros((clients, classes), dtype=np.int64)
         np.put_along_axis(holds, held, 1, axis=1)
         holders = holds.sum(axis=0)

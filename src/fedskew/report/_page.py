@@ -90,7 +90,7 @@ def write_report(
         measured=averaged_over(run for group in groups for run in group.seeds),
         headlines=[_headline(group) for group in groups],
         facts=_facts(groups),
-        warnings=_warnings(groups),
+        warnings=[*_warnings(groups), *_label_notes(groups)],
         ranked=ranked,
         notes=notes,
         sections=sections,
@@ -183,6 +183,18 @@ def _warnings(groups: list[Group]) -> list[str]:
             f"method alone. {'; '.join(parts)}."
         ]
     return []
+
+
+def _label_notes(groups: list[Group]) -> list[str]:
+    """Return what the runs' labels said before the training, each once, with the runs that it is about."""
+    about: dict[str, list[str]] = {}
+    for group in groups:
+        for run in group.seeds:
+            name = group.label if len(group.seeds) == 1 else f"{group.label}, seed {run.seed}"
+            for note in run.notes:
+                about.setdefault(note, []).append(name)
+    everywhere = sum(len(group.seeds) for group in groups)
+    return [note if len(names) == everywhere else f"{listed(names)}: {note}" for note, names in about.items()]
 
 
 def _data(group: Group) -> str:

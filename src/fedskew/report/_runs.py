@@ -32,6 +32,7 @@ class SeedRun:
         class_names: Names of the classes.
         target: Label mix of the target, shape `(classes,)`, sum 1; None without a target.
         summary: The content of `summary.json`; empty for a run that has not ended.
+        notes: What its labels said about it before it was trained, a sentence each.
     """
 
     label: str
@@ -43,6 +44,7 @@ class SeedRun:
     class_names: tuple[str, ...]
     target: NDArray[np.float64] | None
     summary: dict[str, Any]
+    notes: tuple[str, ...] = ()
 
 
 def last_evaluated(rounds: Sequence[RoundRecord]) -> list[RoundRecord]:

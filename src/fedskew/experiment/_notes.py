@@ -1,0 +1,52 @@
+"""What a run's labels say about its method before anything is trained."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedskew.components import has
+from fedskew.labels import ClassPairs, LabelCounts, unheld_in_words
+from fedskew.methods import Method, key_of
+
+
+def label_notes(method: Method, counts: LabelCounts, target: NDArray[np.float64] | None) -> tuple[str, ...]:
+    """Say what can't be learnt from these labels, whatever the training, or not by this method.
+
+    Args:
+        method: The method.
+        counts: Label counts of the clients that train.
+        target: Target label mix, shape `(classes,)`; None: there is none.
+
+    Returns:
+        Sentences; none where nothing is to be said.
+    """
+    notes = [] if target is None else [unheld_in_words(counts, target)]
+    relying = [
+        key_of(slot, component).partition(".")[2]
+        for slot, component in method.components()
+        if has(component, "needs_colocation")
+    ]
+    if relying and len(counts) > 1 and (found := ClassPairs.of(counts).in_words(counts.classes)):
+        notes.append(
+            f"{relying[0]} tells two classes apart only where some client holds both. Here {found}. Expect these to be "
+            "confused with each other; cross_entropy and fedrs don't rely on it."
+        )
+    return tuple(filter(None, notes))
+
+
+def notes_of(folder: Path, seed: int) -> list[str]:
+    """The notes of a seed's run, from its run folder.
+
+    Args:
+        folder: The run folder, of one seed or several.
+        seed: The seed.
+    """
+    places = [folder / "task.json", *sorted((folder / f"seed-{seed}").rglob("task.json"))]
+    for path in places:
+        if path.exists():
+            return list(json.loads(path.read_text(encoding="utf-8")).get("notes", []))
+    return []
