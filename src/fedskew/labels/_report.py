@@ -322,8 +322,8 @@ def _pairs(report: SkewReport) -> Iterator[str]:
     if found and len(report.counts) > 1:
         yield (
             f"Some classes are told apart by hardly any client: {found}. FedVLS's calibrated loss and FedLC compare "
-            "the classes of one client only, so they hardly learn these pairs; cross-entropy and FedRS compare every class "
-            "with all others."
+            "the classes of one client only, so they hardly learn these pairs; cross-entropy and FedRS compare every "
+            "class with all others."
         )
 
 

@@ -3,6 +3,7 @@
 from fedskew.papers._datasets import DATASETS, DatasetFacts, absent
 from fedskew.papers._estimate import estimate, estimate_run, in_words
 from fedskew.papers._measures import value_of
+from fedskew.papers._paired import PairedDifference, paired
 from fedskew.papers._published import PrintedCounts, PublishedTable, published, published_names
 from fedskew.papers._recipe import (
     Deviation,
@@ -14,7 +15,16 @@ from fedskew.papers._recipe import (
     names,
     read_recipe,
 )
-from fedskew.papers._reproduce import Comparison, Reproduction, compare, plan, reproduce, seed_lines, text_lines
+from fedskew.papers._reproduce import (
+    Comparison,
+    Reproduction,
+    compare,
+    paired_lines,
+    plan,
+    reproduce,
+    seed_lines,
+    text_lines,
+)
 
 __all__ = [
     "DATASETS",
@@ -22,6 +32,7 @@ __all__ = [
     "DatasetFacts",
     "Deviation",
     "FigurePart",
+    "PairedDifference",
     "PrintedCounts",
     "PublishedTable",
     "Recipe",
@@ -35,6 +46,8 @@ __all__ = [
     "estimate_run",
     "in_words",
     "names",
+    "paired",
+    "paired_lines",
     "plan",
     "published",
     "published_names",

@@ -15,6 +15,7 @@ from fedskew.experiment import Cell, Config, Job, RefusedCell, Sweep, SweepProgr
 from fedskew.papers._datasets import absent, facts_of
 from fedskew.papers._figure import draw
 from fedskew.papers._measures import ceiling, describe_measure, domain_accuracies, unit_of, value_of
+from fedskew.papers._paired import BASELINE, DRAWN, paired
 from fedskew.papers._published import Printed, published
 from fedskew.papers._recipe import Labels, Recipe, RecipeRow
 from fedskew.report import SeedRun, machine_notes
@@ -329,8 +330,9 @@ def _write(done: Reproduction, command: str) -> list[Path]:
         single += [[*labels, seed, value, line.ceilings.get(seed)] for seed, value in line.ours.items()]
     title = f"# {done.recipe.paper}: {done.recipe.title}"
     notes = [f"- {note}" for note in done.notes]
-    seeds = ["## Seed by seed", "", markdown_table(*seed_lines(done)), ""] if len(_seeds(done)) > 1 else []
-    page = "\n".join([title, "", f"    {command}", "", markdown_table(*text_lines(done)), "", *seeds, *notes, ""])
+    page = "\n".join(
+        [title, "", f"    {command}", "", markdown_table(*text_lines(done)), "", *_by_seed(done), *notes, ""]
+    )
     files = {"comparison.csv": csv_text(lines), "by_seed.csv": csv_text(single), "comparison.md": page}
     try:
         done.folder.mkdir(parents=True, exist_ok=True)
@@ -339,6 +341,18 @@ def _write(done: Reproduction, command: str) -> list[Path]:
     except OSError as error:
         raise RunError(f"{done.folder}: the comparison can't be written: {error.strerror}") from None
     return [done.folder / name for name in files]
+
+
+def _by_seed(done: Reproduction) -> list[str]:
+    """The sections of `comparison.md` on single seeds; empty where there is one seed."""
+    if len(_seeds(done)) < 2:
+        return []
+    sections = ["## Seed by seed", "", markdown_table(*seed_lines(done)), ""]
+    headings, body, labels = paired_lines(done)
+    if body:
+        title = f"## Differences from {BASELINE}, paired by seed"
+        sections += [title, "", markdown_table(headings, body, labels), ""]
+    return sections
 
 
 def text_lines(done: Reproduction) -> tuple[list[str], list[list[str]], int]:
@@ -385,6 +399,25 @@ def seed_lines(done: Reproduction) -> tuple[list[str], list[list[str]], int]:
             shown.add(task)
         body.append([*(line.labels.get(axis, "") for axis in axes), *(_one(line.ours.get(seed)) for seed in seeds)])
     return [*axes, *(f"seed {seed}" for seed in seeds)], body, len(axes)
+
+
+def paired_lines(done: Reproduction) -> tuple[list[str], list[list[str]], int]:
+    """Return headings and cells of every method's difference from FedAvg, and how many columns are labels.
+
+    Differences are of the same task and seed (of the same federation, mean over its seeds, where a task has several);
+    the interval is that of their mean, by Student's t.
+
+    Args:
+        done: The reproduction.
+    """
+    found = [] if done.recipe.relative else paired([(line.labels, line.ours) for line in done.lines])
+    axes = [axis for axis in _telling(done) if axis != DRAWN]
+    body = []
+    for one in found:
+        ends = "-" if one.interval is None else f"{one.interval[0]:+.2f} to {one.interval[1]:+.2f}"
+        labels = [one.labels.get(axis, "") for axis in axes]
+        body.append([*labels, f"{one.mean:+.2f}", ends, f"{one.ahead} of {len(one.differences)}"])
+    return [*axes, "difference", "95 % interval", "ahead"], body, len(axes)
 
 
 def _one(value: float | None) -> str:

@@ -1,0 +1,75 @@
+"""Differences from FedAvg on the same task and the same seed, with intervals."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from fedskew.papers._recipe import Labels
+
+BASELINE = "FedAvg"
+DRAWN = "federation"
+"""An axis of recipes whose labels are drawn alike: its runs are repetitions of one task."""
+
+LEVEL = 0.95
+
+
+@dataclass(frozen=True)
+class PairedDifference:
+    """How much a method is ahead of FedAvg.
+
+    Attributes:
+        labels: The task and the method.
+        differences: The method's value minus FedAvg's on the same seed, or, where a task has several federations, the
+            mean over the seeds of each of them.
+    """
+
+    labels: Labels
+    differences: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        """Mean of the differences."""
+        return statistics.fmean(self.differences)
+
+    @property
+    def ahead(self) -> int:
+        """How many of them are above 0."""
+        return sum(difference > 0 for difference in self.differences)
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95 % interval of the mean by Student's t; None for a single difference."""
+        number = len(self.differences)
+        if number < 2:
+            return None
+        from scipy.stats import t
+
+        reach = float(t.ppf((1 + LEVEL) / 2, number - 1)) * statistics.stdev(self.differences) / number**0.5
+        return self.mean - reach, self.mean + reach
+
+
+def paired(lines: Sequence[tuple[Labels, Mapping[int, float]]]) -> list[PairedDifference]:
+    """Compare every method of a task with FedAvg, where both have values of the same seeds.
+
+    Args:
+        lines: Labels and the value of each seed.
+    """
+    tasks: dict[tuple[tuple[str, str], ...], dict[str, dict[str, Mapping[int, float]]]] = {}
+    for labels, values in lines:
+        task = tuple((axis, label) for axis, label in labels.items() if axis not in ("method", DRAWN))
+        methods = tasks.setdefault(task, {})
+        methods.setdefault(labels.get("method", ""), {})[labels.get(DRAWN, "")] = values
+    found = []
+    for task, methods in tasks.items():
+        basis = methods.get(BASELINE, {})
+        for method, federations in methods.items():
+            units: list[float] = []
+            for federation, values in federations.items():
+                other = basis.get(federation, {})
+                same = [value - other[seed] for seed, value in values.items() if seed in other]
+                units += [statistics.fmean(same)] if same and federation else same
+            if units and method != BASELINE:
+                found.append(PairedDifference({**dict(task), "method": method}, tuple(units)))
+    return found
