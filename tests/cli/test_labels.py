@@ -66,6 +66,22 @@ def test_the_picture_goes_where_it_is_asked_to_or_nowhere(here: Path) -> None:
     assert sorted(path.name for path in here.iterdir()) == ["counts.csv", "here.svg", "target.csv"]
 
 
+def test_a_target_that_nobody_can_serve_is_pointed_out(here: Path) -> None:
+    (here / "counts.csv").write_text("client,cat,dog,emu\nParis,30,10,0\nRome,0,40,0\n")
+    for words in (("describe", "--no-picture"), ("weights", "--method", "fedpals")):
+        page = " ".join(run(words[0], "counts.csv", "--target", "target.csv", *words[1:]).split())
+        assert "No client holds class emu, 25% of the target" in page
+        assert "expect at most 75.0% accuracy" in page
+
+
+def test_pairs_of_classes_are_drawn_where_clients_hardly_hold_them_together(here: Path) -> None:
+    run("describe", "counts.csv", "--picture", "here.svg")
+    assert "samples of two classes that clients hold together" in (here / "here.svg").read_text()
+    (here / "even.csv").write_text("client,cat,dog\nParis,300,300\nRome,300,300\n")
+    run("describe", "even.csv", "--picture", "even.svg")
+    assert "hold together" not in (here / "even.svg").read_text()
+
+
 def test_describe_as_json_is_the_report(here: Path) -> None:
     found = json.loads(run("describe", "counts.csv", "--target", "target.csv", "--json"))
     counts = LabelCounts.read_csv("counts.csv")

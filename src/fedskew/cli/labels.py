@@ -39,6 +39,7 @@ from fedskew.labels import (
     read_target,
     sentences,
     statistics,
+    unheld_in_words,
 )
 from fedskew.labels import describe as describe_labels
 from fedskew.tables import counted
@@ -249,6 +250,8 @@ class _Weighed:
             which = ("client that holds samples gets", "clients that hold samples get")
             yield f"{counted(unweighted, *which)} no weight."
         if self.target is not None:
+            if lacking := unheld_in_words(self.counts, self.target):
+                yield lacking
             yield (
                 f"Squared distance of the resulting label mix from the target: {self.distance(self.weights):.3g}; "
                 f"FedAvg's: {self.distance(self.plain):.3g}."
