@@ -37,8 +37,8 @@ def class_pairs(axes: Axes, corner: Axes, together: Floats, class_names: Sequenc
         vmax=2.5,
         interpolation="none",
         aspect="equal",
-        anchor="W",
     )
+    axes.set_anchor("W")
     if classes <= _NUMBERED:
         for one, other in np.argwhere(shown):
             text = (
