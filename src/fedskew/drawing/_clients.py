@@ -88,7 +88,7 @@ def who_holds_what(
         sizes, grid, scale = columns[:3, 0]
         corner, shares, empty = columns[:3, 1]
         if together is not None:
-            class_pairs(*columns[3], together, class_names)
+            class_pairs(columns[3, 0], columns[3, 1], together, class_names)
         _class_shares(shares, corner, counts, target)
         empty.axis("off")
         if not named:
@@ -110,8 +110,8 @@ def who_holds_what(
         _number_cells(grid, counts, norm)
     if beside and not named:
         grid.set_xticks([])
-        together = f", {each} a column" if each > 1 else ""
-        grid.set_xlabel(f"{clients:,} clients, by their largest class{together}")
+        merged = f", {each} a column" if each > 1 else ""
+        grid.set_xlabel(f"{clients:,} clients, by their largest class{merged}")
     else:
         _client_axis(grid, client_names, few=named)
 
