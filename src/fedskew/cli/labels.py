@@ -250,7 +250,7 @@ class _Weighed:
             which = ("client that holds samples gets", "clients that hold samples get")
             yield f"{counted(unweighted, *which)} no weight."
         if self.target is not None:
-            if lacking := unheld_in_words(self.counts, self.target):
+            if lacking := unheld_in_words(self.counts, self.target, self.counts.classes):
                 yield lacking
             yield (
                 f"Squared distance of the resulting label mix from the target: {self.distance(self.weights):.3g}; "

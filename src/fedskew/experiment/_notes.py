@@ -9,28 +9,31 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedskew.components import has
-from fedskew.labels import ClassPairs, LabelCounts, unheld_in_words
+from fedskew.labels import ClassPairs, unheld_in_words
 from fedskew.methods import Method, key_of
 
 
-def label_notes(method: Method, counts: LabelCounts, target: NDArray[np.float64] | None) -> tuple[str, ...]:
+def label_notes(
+    method: Method, counts: NDArray[np.float64], class_names: tuple[str, ...], target: NDArray[np.float64] | None
+) -> tuple[str, ...]:
     """Say what can't be learnt from these labels, whatever the training, or not by this method.
 
     Args:
         method: The method.
-        counts: Label counts of the clients that train.
+        counts: Label counts of the clients that train, shape `(clients, classes)`.
+        class_names: Names of the classes.
         target: Target label mix, shape `(classes,)`; None: there is none.
 
     Returns:
         Sentences; none where nothing is to be said.
     """
-    notes = [] if target is None else [unheld_in_words(counts, target)]
+    notes = [] if target is None else [unheld_in_words(counts, target, class_names)]
     relying = [
         key_of(slot, component).partition(".")[2]
         for slot, component in method.components()
         if has(component, "needs_colocation")
     ]
-    if relying and len(counts) > 1 and (found := ClassPairs.of(counts).in_words(counts.classes)):
+    if relying and len(counts) > 1 and (found := ClassPairs.of(counts).in_words(class_names)):
         notes.append(
             f"{relying[0]} tells two classes apart only where some client holds both. Here {found}. Expect these to be "
             "confused with each other; cross_entropy and fedrs don't rely on it."

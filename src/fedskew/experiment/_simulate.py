@@ -230,7 +230,8 @@ def _run_seed(
 
 def _settled_weights(key: str, loop: TrainingLoop) -> NDArray[np.float64] | None:
     """The weights of all clients in every round, where a key of the weighting is tuned and they are known before."""
-    if not key.startswith("method.weighting.") or not isinstance(loop.runner, Federation):
+    weighs = key.startswith("method.weighting.") and not loop.config.target.is_estimated
+    if not weighs or not isinstance(loop.runner, Federation):
         return None
     return loop.runner.settled_weights()
 

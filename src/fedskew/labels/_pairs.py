@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedskew.labels._counts import CountsLike, FloatArray, LabelCounts, as_counts, row_blocks
+from fedskew.labels._counts import CountsLike, FloatArray, as_counts, row_blocks
 
 FEW_TOGETHER, HARDLY_TOGETHER = 100, 10
 """Co-location below which a pair counts as hardly learnt, or as not learnt, by such a loss."""
@@ -54,9 +54,9 @@ class ClassPairs:
     together: FloatArray
 
     @classmethod
-    def of(cls, record: LabelCounts) -> ClassPairs:
-        """The pairs of a federation's classes."""
-        return cls(colocation(record))
+    def of(cls, counts: CountsLike) -> ClassPairs:
+        """The pairs of a federation's classes; see `colocation`."""
+        return cls(colocation(counts))
 
     @property
     def number(self) -> int:

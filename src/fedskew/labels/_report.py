@@ -353,7 +353,7 @@ def _target(report: SkewReport) -> Iterator[str]:
     if target is None:
         yield "If the model will serve another label mix than all clients' together, give that mix as the target."
         return
-    if lacking := unheld_in_words(report.counts, target.mix):
+    if lacking := unheld_in_words(report.counts, target.mix, report.counts.classes):
         yield lacking
     if not target.short.any():
         reach = "Weighing clients can match the target exactly"
@@ -375,22 +375,23 @@ def _target(report: SkewReport) -> Iterator[str]:
     )
 
 
-def unheld_in_words(counts: LabelCounts, target: ArrayLike) -> str:
+def unheld_in_words(counts: CountsLike, target: ArrayLike, class_names: tuple[str, ...]) -> str:
     """Say what it means that no client holds some of a target's classes; empty where there are none.
 
     Args:
-        counts: The label counts.
+        counts: Label counts, shape `(clients, classes)`.
         target: Label mix, shape `(classes,)`.
+        class_names: Names of the classes.
 
     Raises:
         ArgumentError: The target has a wrong shape or values.
     """
-    missing, mix = unheld_classes(counts, target), as_target(target, counts.counts.shape[1])
+    missing, mix = unheld_classes(counts, target), as_target(target, len(class_names))
     if not len(missing):
         return ""
     share = float(mix[missing].sum())
     return (
-        f"No client holds {_listed(counts.classes, missing)}, {_percent(share)} of the target: no method learns what "
+        f"No client holds {_listed(class_names, missing)}, {_percent(share)} of the target: no method learns what "
         f"nobody has, so expect at most {1 - share:.1%} accuracy on the target's mix."
     )
 

@@ -380,17 +380,19 @@ def text_lines(done: Reproduction) -> tuple[list[str], list[list[str]], int]:
 def seed_lines(done: Reproduction) -> tuple[list[str], list[list[str]], int]:
     """Return headings and cells of our values seed by seed, and how many columns are labels.
 
-    Where values are of a target's label mix, the lines of one task follow its ceiling (see `Comparison.ceilings`).
+    Where a target's label mix does not allow 100 %, the lines of one task follow its ceiling (see
+    `Comparison.ceilings`).
 
     Args:
         done: The reproduction.
     """
     axes, seeds = _telling(done), _seeds(done)
     body: list[list[str]] = []
+    bounded = any(most < 100 for line in done.lines for most in line.ceilings.values())
     shown = set()
     for line in done.lines:
         task = _key({axis: label for axis, label in line.labels.items() if axis != "method"})
-        if task not in shown and line.ceilings:
+        if bounded and task not in shown and line.ceilings:
             alike = [other for other in done.lines if set(task) <= set(_key(other.labels))]
             known = [(seed, most) for other in alike for seed, most in other.ceilings.items()]
             lowest = {seed: min(most for of_seed, most in known if of_seed == seed) for seed, _ in known}
