@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 import fedskew
-from fedskew.errors import ConfigError, RunError
+from fedskew.errors import ConfigError, DataError, RunError
 from fedskew.experiment import make_task, make_training_loop, resolve
 from fedskew.weighting import fedpals
 
@@ -116,6 +116,9 @@ def test_unlabelled_samples_of_ones_own(whole, tmp_path):
         fedskew.simulate(tree, out=tmp_path, resume=True)
     np.savez(tmp_path / "mine.npz", x=np.zeros((4, 7), dtype=np.float32))
     with pytest.raises(ConfigError, match=r"target\.unlabelled: .*mine\.npz: inputs: expected"):
+        fedskew.simulate(tree)
+    (tmp_path / "mine.npz").unlink()
+    with pytest.raises(DataError, match=r"target\.unlabelled: .*mine\.npz"):
         fedskew.simulate(tree)
 
 
@@ -257,7 +260,10 @@ def test_the_page_draws_the_estimates_with_intervals_beside_the_truth(whole):
     page = (whole.folder / "report.html").read_text(encoding="utf-8")
     assert "The target&#39;s label mix, as estimated" in page
     assert "Estimated 2 times, last after round 4" in page
-    assert "Clients were weighed as FedAvg does in 2 of 5 rounds." in page
+    assert (
+        "Clients were weighed as FedAvg does in 2 of 5 rounds; the last time as the first estimate is made after"
+        in page
+    )
     records = [json.loads(line) for line in (whole.folder / "rounds.jsonl").read_text().splitlines()]
     last = records[4]["target"]
     assert json.dumps(float(f"{100 * last['mix'][0]:.6g}")) in page

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedskew import components, methods, partition
 from fedskew.data import Dataset, Inputs, take, unlabelled
-from fedskew.errors import ArgumentError, ConfigError
+from fedskew.errors import ArgumentError, ConfigError, DataError
 from fedskew.experiment._config import Config, TargetSection, target_mix
 from fedskew.experiment._model_info import ModelInfo
 
@@ -132,7 +132,10 @@ def unlabelled_samples(
 def _own_samples(path: str, dataset: Dataset) -> Tensor:
     tokens = isinstance(dataset.inputs, Tensor) and not dataset.inputs.is_floating_point()
     info = ModelInfo(dataset.classes, dataset.in_shape, tokens, dataset.mean, dataset.std)
-    read = torch.cat([some.inputs for some in unlabelled([Path(path).expanduser()], dataset.in_shape)])
+    try:
+        read = torch.cat([some.inputs for some in unlabelled([Path(path).expanduser()], dataset.in_shape)])
+    except DataError as error:
+        raise DataError(f"target.unlabelled: {error}") from None
     try:
         return info.normalise(read)
     except ArgumentError as error:

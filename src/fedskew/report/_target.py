@@ -63,11 +63,11 @@ def _by_class(members: list[Group], groups: list[Group]) -> Panel:
             if group.first.target is not None:
                 trace["meta"]["level"] = round(100 * float(group.first.target[label]), 3)
             traces.append(trace)
-    ends = np.max([np.max(estimates.mixes + _REACH * estimates.errors) for _, estimates in found])
+    most = max(float(estimates.mixes.max()) for _, estimates in found)
     layout = {
         "hovermode": "x unified",
         "xaxis": {"title": {"text": "round"}},
-        "yaxis": _charts.span(0.0, 100 * float(min(ends, 1.0)), "%"),
+        "yaxis": _charts.span(0.0, 100 * most, "%"),
     }
     title = titled("The target's label mix, as estimated", members, groups)
     caption = (
@@ -95,12 +95,15 @@ def _findings(run: SeedRun, estimates: _Estimates) -> Iterator[str]:
     said = f"Estimated {counted(len(estimates.rounds), 'time')}, last after round {estimates.rounds[-1]:.0f}"
     if run.target is not None:
         away = 50 * np.abs(estimates.mixes - run.target).sum(axis=1)
-        said += f", then {away[-1]:.1f} % of the samples from the truth"
+        said += f", then with {away[-1]:.1f} % of the samples in wrong classes"
         if len(away) > 1:
             said += f" (at first {away[0]:.1f} %)"
     yield f"{said}."
-    if waited := [record.round for record in run.rounds if record.fallback is not None]:
-        yield f"Clients were weighed as FedAvg does in {len(waited):,} of {counted(run.rounds[-1].round, 'round')}."
+    if waited := [record for record in run.rounds if record.fallback is not None]:
+        yield (
+            f"Clients were weighed as FedAvg does in {len(waited):,} of {counted(run.rounds[-1].round, 'round')}; the "
+            f"last time as {waited[-1].fallback}."
+        )
     misfits = [round for round, record in zip(estimates.rounds, estimates.records, strict=True) if record["misfit"]]
     if misfits:
         yield (
