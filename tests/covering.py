@@ -109,7 +109,8 @@ def whole_product(losses: tuple[str, ...] = LOSSES, terms: tuple[str, ...] = TER
         yield Cell(terms=some, local_step=step, weighting=weighting, server_update=update, aggregation=aggregation)
 
 
-def covering_set() -> list[Cell]:
+@cache
+def covering_set() -> tuple[Cell, ...]:
     """Accepted combinations that hold every accepted pair of components, of terms too; the same ones every time.
 
     Greedy: each begins with the first pair that is not covered yet, and takes in every other slot what covers most.
@@ -132,7 +133,7 @@ def covering_set() -> list[Cell]:
         cells.append(cell)
         for pair in pairs_of(cell):
             missing.pop(pair, None)
-    return cells
+    return tuple(cells)
 
 
 Item = tuple[str, str]

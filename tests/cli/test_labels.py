@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -249,10 +247,3 @@ def test_help_shows_an_example_and_the_files_form(command: str) -> None:
     text = " ".join(run(command, "--help").split())
     assert f"fedskew {command} counts.csv --" in text
     assert "client,class,count" in text
-
-
-@pytest.mark.slow
-def test_the_commands_start_without_torch_and_matplotlib() -> None:
-    code = "import sys; from fedskew.cli import labels; print('torch' in sys.modules, 'matplotlib' in sys.modules)"
-    found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert found.stdout.strip() == "False False"

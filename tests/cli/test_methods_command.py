@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -15,35 +11,15 @@ from fedskew.methods import COMBINATIONS, PLACES, PRESETS
 NAMES = sorted({*PRESETS, *COMBINATIONS, *(name for index in PLACES.values() for name in index)})
 
 
-def python(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *words], capture_output=True, text=True, check=False, cwd=cwd,
-        env=os.environ | {"COLUMNS": "80"},
-    )  # fmt: skip
-
-
-def fedskew(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return python("-m", "fedskew", *words, cwd=cwd)
-
-
-@pytest.fixture(scope="module")
-def listing(tmp_path_factory: pytest.TempPathFactory) -> str:
-    done = fedskew("methods", cwd=tmp_path_factory.mktemp("methods"))
+def test_the_list_names_every_preset_and_component_and_what_does_not_go_together_within_80_columns(tmp_path, command):
+    done = command("methods", cwd=tmp_path, COLUMNS="80")
     assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-@pytest.mark.slow
-def test_the_list_names_every_preset_and_component_within_80_columns(listing):
-    assert max(map(len, listing.splitlines())) <= 80
-    words = set(listing.replace(",", " ").split())
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    words = set(done.stdout.replace(",", " ").split())
     assert set(NAMES) - set(COMBINATIONS) <= words
+    flat = " ".join(done.stdout.split())
     for text in ("NeurIPS 2020", "buffer=0.5", "+1 forward, +1 backward", "C up once", "fedentopt+fedprox"):
-        assert text in " ".join(listing.split())
-
-
-def test_the_list_names_what_does_not_go_together(listing):
-    flat = " ".join(listing.split())
+        assert text in flat
     assert "server_update.fednova is refused with local_step.scaffold" in flat
     assert "selection.fedentopt conflicts with weighting.fedpals" in flat
 
@@ -78,17 +54,7 @@ def test_an_unknown_or_senseless_name_is_one_line_and_exit_status_2(tmp_path, co
     assert says in done.stderr
 
 
-@pytest.mark.slow
-def test_the_help_shows_an_example(tmp_path):
-    done = fedskew("methods", "--help", cwd=tmp_path)
+def test_the_help_shows_an_example(tmp_path, command):
+    done = command("methods", "--help", cwd=tmp_path)
     assert done.returncode == 0
     assert "fedskew methods fedentopt+fedprox" in done.stdout
-
-
-@pytest.mark.slow
-def test_it_imports_the_components_and_not_what_runs_them(tmp_path):
-    heavy = "('fedskew.engine', 'fedskew.experiment', 'matplotlib', 'sklearn', 'jinja2')"
-    code = f"import sys, fedskew.methods.catalogue; print([name for name in {heavy} if name in sys.modules])"
-    assert python("-c", code, cwd=tmp_path).stdout.strip() == "[]"
-    code = "import sys, fedskew.cli.methods; print('torch' in sys.modules)"
-    assert python("-c", code, cwd=tmp_path).stdout.strip() == "False"

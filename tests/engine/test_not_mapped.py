@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import pytest
@@ -10,7 +9,7 @@ import torch
 from torch import nn
 
 import fedskew
-from fedskew.errors import BackendWarning, ConfigError
+from fedskew.errors import BackendWarning, ConfigError, RunError
 
 TASK = {
     "data": "digits",
@@ -95,9 +94,6 @@ def test_a_network_that_draws_from_the_global_generator_is_refused():
 
 
 NOTEBOOK = """
-import fedskew
-from torch import nn
-
 class Net(nn.Module):
     def __init__(self, num_classes, in_shape):
         super().__init__()
@@ -105,21 +101,18 @@ class Net(nn.Module):
 
     def forward(self, x):
         return self.layer(x.flatten(1))
-
-try:
-    fedskew.simulate(
-        data="digits", partition={"rule": "quantity", "clients": 10, "labels_per_client": 3}, model=Net,
-        training={"rounds": 1}, engine={"backend": "processes", "processes": 1},
-    )
-except fedskew.FedskewError as error:
-    print(error)
 """
 
 
 @pytest.mark.slow
-def test_a_class_of_a_notebook_is_refused_by_processes_in_one_line():
-    done = subprocess.run([sys.executable, "-c", NOTEBOOK], capture_output=True, text=True, check=False)
-    assert done.stdout.startswith("engine.backend: other processes can't import what this run uses (")
-    assert "put classes of a notebook into a file and import them" in done.stdout
-    assert done.stdout.count("\n") == 1
-    assert "Traceback" not in done.stderr
+def test_a_class_of_a_notebook_is_refused_by_processes_in_one_line(monkeypatch, capfd):
+    cell = {"__name__": "__main__", "nn": nn}
+    exec(NOTEBOOK, cell)
+    monkeypatch.setattr(sys.modules["__main__"], "Net", cell["Net"], raising=False)
+    with pytest.raises(RunError) as raised:
+        fedskew.simulate(TASK, model=cell["Net"], engine={"backend": "processes", "processes": 1})
+    said = str(raised.value)
+    assert said.startswith("engine.backend: other processes can't import what this run uses (")
+    assert "put classes of a notebook into a file and import them" in said
+    assert "\n" not in said
+    assert "Traceback" not in capfd.readouterr().err

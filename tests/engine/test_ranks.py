@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import distributed
 
 import fedskew
 from fedskew import torchrun
@@ -57,12 +62,29 @@ class Fragile(nn.Module):
 """A model that ends the second rank after some 60 steps, as the kernel does for want of memory, while a file exists."""
 
 
-def run(folder: Path, ranks: int, *words: str) -> subprocess.CompletedProcess[str]:
+def run(folder: Path, ranks: int) -> subprocess.CompletedProcess[str]:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
-    command = [*launcher, "-m", "fedskew", "run", "task.toml", *words]
+    command = [*launcher, "-m", "fedskew", "run", "task.toml"]
     return subprocess.run(
         command, cwd=folder, capture_output=True, text=True, timeout=100, env={**os.environ, "OMP_NUM_THREADS": "1"}
     )
+
+
+@contextmanager
+def only_rank() -> Iterator[None]:
+    """Inside, this process is the only rank of a job: the environment is what torchrun gives it."""
+    given = {"TORCHELASTIC_RUN_ID": "a job", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.MonkeyPatch.context() as environment:
+        for name, value in (given | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}).items():
+            environment.setenv(name, value)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, before)
+            if distributed.is_initialized():
+                distributed.destroy_process_group()
+                atexit.unregister(distributed.destroy_process_group)
 
 
 def left(folder: Path) -> tuple:
@@ -90,13 +112,12 @@ def test_a_run_whose_rank_is_killed_ends_and_goes_on_over_another_number_with_th
     assert not (place / "model.safetensors").exists()
 
     (tmp_path / "flag").unlink()
-    resumed = run(tmp_path, 1, "--resume")
-    assert resumed.returncode == 0, resumed.stderr
-    assert resumed.stdout.count("report:") == 1
-    assert (place / "report.html").exists()
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     fedskew.simulate("task.toml", out="alone")
+    with only_rank():
+        fedskew.simulate("task.toml", out="runs", resume=True)
+    assert (place / "report.html").exists()
     assert left(tmp_path / "runs") == left(tmp_path / "alone")
     said = {"name": "sequential", "network": {"as_written": "it changes its own attributes"}, "ranks": 1}
     assert json.loads((place / "summary.json").read_text())["backend"] == said

@@ -15,9 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import plotly.graph_objects
 import pytest
-import scipy.stats
 from example_runs import CIFAR, example_run
 
 from fedskew.drawing import Curve
@@ -106,6 +104,8 @@ def test_the_library_that_draws_stands_in_the_page(comparison):
 
 
 def test_every_figure_is_one_that_plotly_knows(comparison):
+    import plotly.graph_objects
+
     charts = Page(comparison).charts
     assert len(charts) >= 12
     for chart in charts.values():
@@ -364,7 +364,8 @@ def test_a_page_of_5000_clients_and_300_classes_stays_below_4_megabytes(tmp_path
 
 @pytest.mark.slow
 def test_six_methods_of_three_seeds_500_rounds_and_100_clients_stay_below_3_megabytes(tmp_path):
-    runs = [example_run(f"method {i}", s, rounds=500, clients=100, cohort=10) for i in range(6) for s in range(3)]
+    seeds = [example_run(seed=seed, rounds=500, clients=100, cohort=10) for seed in range(3)]
+    runs = [dataclasses.replace(run, label=f"method {at}") for at in range(6) for run in seeds]
     assert write_report(runs, tmp_path / "r.html", "t").stat().st_size < 3e6
 
 
@@ -550,6 +551,8 @@ def ranked_runs(values: dict[str, list[float]]) -> list[SeedRun]:
 
 
 def test_differences_are_those_of_the_paired_t_test_corrected_by_holm():
+    import scipy.stats
+
     rng = np.random.default_rng(5)
     values = rng.normal([[60.0], [62.0], [60.2], [70.0]], 1.0, (4, 5))
     reference = np.tile(values[0], (4, 1))

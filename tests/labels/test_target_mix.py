@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from scipy import stats
 from scipy.optimize import minimize
 
 from fedskew.errors import ArgumentError
@@ -134,6 +133,8 @@ def test_intervals_hold_the_truth_and_the_test_rejects_as_often_as_they_say(meth
 
 
 def test_samples_that_no_mix_explains_are_a_misfit() -> None:
+    from scipy import stats
+
     profiles, mix, rng = federation(2)
     tables, _ = drawn(profiles, mix, rng, 2000, 1000)
     strange = rng.multinomial(1000, np.roll(mix @ profiles, 2))

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn import metrics as reference
 
 from fedskew.errors import ArgumentError
 from fedskew.metrics import balanced_accuracy, macro_f1, per_class_accuracy, target_accuracy
@@ -48,6 +47,8 @@ def test_macro_f1_over_present_or_over_seen_classes() -> None:
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(drawn=pairs)
 def test_agrees_with_scikit_learn(drawn) -> None:
+    from sklearn import metrics as reference
+
     classes, rows = drawn
     targets, predictions = map(list, zip(*rows, strict=True))
     table = reference.confusion_matrix(targets, predictions, labels=range(classes))

@@ -66,14 +66,16 @@ def check(found: Found, parameters: Mapping[str, Any]) -> list[Finding]:
     component, method = made[-1], _method(found, table)
     findings += [_tried(test, partial(run, component)) for test, run in _CASES[found.slot]]
     test = "it trains a small federation with an empty client and vacant classes"
-    findings.append(_tried(test, partial(train, method)))
-    if findings[-1].problem is None:
+    trained: list[_Trained] = []
+    findings.append(_tried(test, lambda: trained.append(_seeded(1, method))))
+    for whole in trained:
         test = "the same seed gives the same bits, and draws use no global generator"
-        findings.append(_tried(test, partial(_again, method)))
-        findings.append(_tried("a run that is stopped and resumed ends with the same bits", partial(_resumed, method)))
+        findings.append(_tried(test, partial(_again, method, whole)))
+        test = "a run that is stopped and resumed ends with the same bits"
+        findings.append(_tried(test, partial(_resumed, method, whole)))
         if found.slot in ("objective", "local_step"):
             test = "a cohort trained at once (backend 'cohort') agrees with one client after another"
-            findings.append(_tried(test, partial(_together, method)))
+            findings.append(_tried(test, partial(_together, method, whole)))
     return findings
 
 
@@ -114,19 +116,27 @@ def _seed_everything(seed: int) -> None:
 # ---- whole runs
 
 
-def _again(method: dict[str, Any]) -> None:
-    _seed_everything(1)
-    first = train(method)
-    _seed_everything(2)
-    _same(first, train(method), "two runs of one seed", "draw from the generator that is passed in, and from no other")
+_Trained = tuple[SeedRun, Tensor]
+"""A run, and the parameters that it ended with."""
 
 
-def _resumed(method: dict[str, Any]) -> None:
+def _seeded(seed: int, method: dict[str, Any]) -> _Trained:
+    """Train once, with the global generators at this seed."""
+    _seed_everything(seed)
+    return train(method)
+
+
+def _again(method: dict[str, Any], whole: _Trained) -> None:
+    cure = "draw from the generator that is passed in, and from no other"
+    _same(whole, _seeded(2, method), "two runs of one seed", cure)
+
+
+def _resumed(method: dict[str, Any], whole: _Trained) -> None:
     cure = "keep what a round leaves to the next in the state, a frozen dataclass of arrays and plain values"
-    _same(train(method), train(method, stop=True), "a run that was resumed and one that was not", cure)
+    _same(whole, train(method, stop=True), "a run that was resumed and one that was not", cure)
 
 
-def _same(one: tuple[SeedRun, Tensor], other: tuple[SeedRun, Tensor], what: str, cure: str) -> None:
+def _same(one: _Trained, other: _Trained, what: str, cure: str) -> None:
     for first, second in zip(one[0].rounds, other[0].rounds, strict=True):
         for key in ("cohort", "weights", "loss"):
             if getattr(first, key) != getattr(second, key):
@@ -135,10 +145,11 @@ def _same(one: tuple[SeedRun, Tensor], other: tuple[SeedRun, Tensor], what: str,
         raise ComponentError(f"{what} end with different models; {cure}")
 
 
-def _together(method: dict[str, Any]) -> None:
+def _together(method: dict[str, Any], whole: _Trained) -> None:
+    alone = whole[1]
     with warnings.catch_warnings():
         warnings.simplefilter("error", BackendWarning)  # it can't be mapped over clients
-        alone, together = train(method)[1], train(method, "cohort")[1]
+        together = train(method, "cohort")[1]
     apart = float((alone - together).abs().max())
     if not apart <= CLOSE * max(1.0, float(alone.abs().max())):
         raise ComponentError(

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedskew.data._dataset import Dataset
@@ -20,11 +25,9 @@ def digits() -> Dataset:
     Values are in [0, 1] (their 17 levels divided by 16), not normalised further. Every fourth sample of each class, in
     the order of the file, is the test part, the same for every seed.
     """
-    from sklearn.datasets import load_digits
-
-    values, labels = load_digits(return_X_y=True)
-    inputs = torch.from_numpy(values).float().div_(16).view(-1, 1, 8, 8)
-    targets = torch.from_numpy(labels).long()
+    table = torch.from_numpy(_digits_table())
+    inputs = table[:, :64].float().div_(16).view(-1, 1, 8, 8)
+    targets = table[:, 64].long()
     test = torch.zeros(len(targets), dtype=torch.bool)
     for label in range(10):
         test[torch.nonzero(targets == label).flatten()[3::4]] = True
@@ -36,6 +39,16 @@ def digits() -> Dataset:
         test_targets=targets[test],
         classes=tuple("0123456789"),
     )
+
+
+@cache
+def _digits_table() -> NDArray[np.uint8]:
+    """Read the levels of 64 pixels and a label a row from scikit-learn's file; to import its package takes seconds."""
+    package = find_spec("sklearn")
+    assert package is not None
+    assert package.origin is not None
+    path = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
+    return np.loadtxt(path, delimiter=",", dtype=np.uint8)
 
 
 def synthetic(rng: np.random.Generator | None, delta: float = 0.5) -> Dataset:

@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -211,6 +212,7 @@ def _split(group: Group) -> str:
     return f"{len(counts):,} clients{f', {named}' if named else ''}"
 
 
+@cache
 def _template(name: str) -> jinja2.Template:
     return jinja2.Environment(
         loader=jinja2.PackageLoader("fedskew.report"),

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special
 
 from fedskew.drawing import Floats
 from fedskew.report._groups import Group, same_split, same_target
@@ -50,6 +49,8 @@ def paired_differences(values: Floats, references: Floats) -> list[Difference]:
         values: A row for each label, shape `(labels, seeds)`; NaN where a seed is missing.
         references: What each row is compared with, of the same shape.
     """
+    from scipy import special
+
     differences = values - references
     known = np.isfinite(differences)
     seeds = known.sum(axis=1)
