@@ -23,7 +23,8 @@ from fedskew import torchrun
 CONFIG = """
 schema = 1
 name = "task"
-data.name = "digits"
+data = {name = "digits", validation = 0.2, held_out = 0.2}
+target = {mix = "estimate", truth = "uniform", warmup = 1, every = 1}
 partition = {rule = "dirichlet_by_class", clients = 8, beta = 0.3, min_size = 1}
 model = {name = "fragile:Fragile", flag = "flag"}
 training = {rounds = 4, participation = 0.6, epochs = 2, batch_size = 32, lr = 0.05, momentum = 0.5}
@@ -37,7 +38,8 @@ selection = {name = "seol_kim"}
 objective = {name = "fedvls_calibration", terms = [{name = "moon"}, {name = "fpl"}, {name = "vacant_distillation"}]}
 local_step = {name = "scaffold"}
 """
-"""Quotas, a teacher, a previous model, states of two components, replies of two, and evaluations of every client."""
+"""Quotas, a teacher, a previous model, states of two components, replies of two, evaluations of every client, and an
+estimated target."""
 
 FRAGILE = """
 import os, pathlib, signal
@@ -52,14 +54,14 @@ class Fragile(nn.Module):
 
     def features(self, x):
         self.passes += self.training
-        if os.environ.get("RANK") == "1" and self.flag.exists() and self.passes > 60:
+        if os.environ.get("RANK") == "1" and self.flag.exists() and self.passes > 30:
             os.kill(os.getpid(), signal.SIGKILL)
         return self.layer(x.flatten(1)).relu()
 
     def forward(self, x):
         return self.head(self.features(x))
 """
-"""A model that ends the second rank after some 60 steps, as the kernel does for want of memory, while a file exists."""
+"""A model that ends the second rank after some 30 steps, as the kernel does for want of memory, while a file exists."""
 
 
 def run(folder: Path, ranks: int) -> subprocess.CompletedProcess[str]:
