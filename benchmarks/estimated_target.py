@@ -55,6 +55,7 @@ def config(data: str, rule: str, target: list[float], method: str, seed: int, ro
         "training": {"rounds": rounds, "participation": 0.5, "epochs": 2, "batch_size": 32, "lr": 0.05},
         "target": mix,
         "evaluation": {"every": 2},
+        "engine": {"backend": "cohort"},
         "seeds": [seed],
     }
 

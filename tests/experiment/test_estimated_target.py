@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 import fedskew
 from fedskew.errors import ConfigError, DataError, RunError
-from fedskew.experiment import make_task, make_training_loop, resolve
+from fedskew.experiment import held_out_of, make_task, make_training_loop, resolve
 from fedskew.weighting import fedpals
 
 TRUTH = [0.2, 0.2, 0.2, 0.1, 0.1, 0.05, 0.05, 0.05, 0.03, 0.02]
@@ -76,6 +76,14 @@ def test_what_the_target_is_made_of(whole):
     assert task.told is None
     assert whole.rounds[-1]["target_distance"] is not None
     assert whole.rounds[-1]["validation"]["target_accuracy"] is None  # models are not chosen by what nobody knows
+
+
+def test_a_trained_model_is_calibrated_on_what_clients_held_out(whole):
+    task = make_task(whole.config, 0)
+    rows = np.sort(np.concatenate(task.held_out))
+    samples, labels = held_out_of(fedskew.load(whole.folder))
+    assert torch.equal(samples, task.dataset.inputs[rows])
+    assert labels.tolist() == task.dataset.targets[rows].tolist()
 
 
 def test_nothing_that_is_trained_depends_on_the_truth():

@@ -209,7 +209,7 @@ def logits_of(network: nn.Module, inputs: Inputs, rows: IntArray | None = None) 
 
     Args:
         network: The network; it is set to eval mode.
-        inputs: Inputs, `(samples, ...)`, on the network's device.
+        inputs: Inputs, `(samples, ...)`; some at a time are moved to the network's device.
         rows: Which of them, `(some,)`; None: all.
 
     Returns:
@@ -219,10 +219,12 @@ def logits_of(network: nn.Module, inputs: Inputs, rows: IntArray | None = None) 
         ArgumentError: One of them is not finite.
     """
     network.eval()
-    rows = np.arange(len(inputs)) if rows is None else rows
+    wanted = torch.arange(len(inputs)) if rows is None else torch.from_numpy(rows)
+    device = next(network.parameters()).device
     parts = [
-        network(inputs.index_select(0, torch.from_numpy(rows[start : start + _BATCH]).to(inputs.device))).double().cpu()
-        for start in range(0, len(rows), _BATCH)
+        network(inputs.index_select(0, some.to(inputs.device)).to(device)).double().cpu()
+        for some in wanted.split(_BATCH)
+        if len(some)
     ]
     logits: FloatArray = torch.cat(parts).numpy() if parts else np.zeros((0, 0))
     if not np.isfinite(logits).all():

@@ -111,17 +111,16 @@ def make_task(config: Config, seed: int) -> Task:
     return Task(dataset, divided, counts, names, target, told, validation, held_out, unlabelled)
 
 
-def held_out_data(task: Task, device: torch.device) -> PartitionedData:
+def held_out_data(task: Task) -> PartitionedData:
     """Return the samples that clients hold and do not train on, as engines take the data of clients.
 
     Args:
         task: The task.
-        device: Where the samples are to be.
     """
     rows, dataset = task.held_out, task.dataset
     labels = dataset.targets.numpy()
     counts = np.array([np.bincount(labels[own], minlength=dataset.num_classes) for own in rows], dtype=np.float64)
-    return PartitionedData(dataset.inputs.to(device), dataset.targets.to(device), rows, counts)
+    return PartitionedData(dataset.inputs, dataset.targets, rows, counts)
 
 
 def make_training_loop(config: Config, seed: int, folder: Path | None = None, task: Task | None = None) -> TrainingLoop:
@@ -180,18 +179,16 @@ def make_training_loop(config: Config, seed: int, folder: Path | None = None, ta
         task=lambda: info,
         clients=clients,
         folder=files,
-        watch=_watch(config, seed, runner, model, task, device),
+        watch=_watch(seed, runner, model, task),
     )
 
 
-def _watch(
-    config: Config, seed: int, runner: RoundRunner, model: FlatModel, task: Task, device: torch.device
-) -> TargetWatch | None:
+def _watch(seed: int, runner: RoundRunner, model: FlatModel, task: Task) -> TargetWatch | None:
     """What estimates the target's mix after a round; None where it is not estimated."""
     if task.unlabelled is None:
         return None
     assert isinstance(runner, Federation), "the config has been checked"
-    return TargetWatch(runner, model, held_out_data(task, device), task.unlabelled.to(device), seed)
+    return TargetWatch(runner, model, held_out_data(task), task.unlabelled, seed)
 
 
 def try_out(config: Config, seed: int, folder: Path, task: Task | None = None) -> None:

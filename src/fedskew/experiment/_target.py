@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -84,7 +85,7 @@ class TargetWatch:
         estimation, data = self._estimation, self.held_out
         asked = self._asked(round)
         rows = np.concatenate([data.rows[client] for client in asked])
-        true = data.targets.cpu().numpy()[rows]
+        true = data.targets.numpy()[rows]
         try:
             ours = logits_of(self.model.network, data.inputs, rows)
             theirs = logits_of(self.model.network, self.unlabelled)
@@ -95,13 +96,7 @@ class TargetWatch:
                 said = np.bincount(estimation.outcomes(theirs), minlength=estimation.classes * estimation.bins)
         except ArgumentError as error:
             return estimation.skip(known, f"there is no estimate: {error}")
-        ends = np.cumsum([len(data.rows[client]) for client in asked])[:-1]
-        tables = {
-            client: outcome_table(own, cells, estimation.classes, estimation.bins)
-            for client, own, cells in zip(
-                asked, np.split(true, ends), np.split(estimation.outcomes(ours), ends), strict=True
-            )
-        }
+        tables = _Tables(asked, [data.rows[client] for client in asked], true, estimation.outcomes(ours), estimation)
         return estimation.update(known, round, tables, said)
 
     def _asked(self, round: int) -> list[int]:
@@ -112,3 +107,31 @@ class TargetWatch:
         order = generator(self.seed, Purpose.ASKED, round).permutation(len(sizes))
         before = np.cumsum(sizes[order]) - sizes[order]
         return sorted(order[(before < self._estimation.ask) & (sizes[order] > 0)].tolist())
+
+
+class _Tables(Mapping[int, NDArray[np.float64]]):
+    """Each client's table of outcomes, made when it is asked for: all of them may not fit into memory."""
+
+    def __init__(
+        self,
+        clients: list[int],
+        rows: list[NDArray[np.int64]],
+        true: NDArray[np.int64],
+        cells: NDArray[np.int64],
+        estimation: Estimation,
+    ) -> None:
+        ends = np.cumsum([len(own) for own in rows]).tolist()
+        self._places = {
+            client: slice(start, end) for client, start, end in zip(clients, [0, *ends], ends, strict=False)
+        }
+        self._true, self._cells, self._estimation = true, cells, estimation
+
+    def __getitem__(self, client: int) -> NDArray[np.float64]:
+        place = self._places[client]
+        return outcome_table(self._true[place], self._cells[place], self._estimation.classes, self._estimation.bins)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
