@@ -82,11 +82,13 @@ def test_a_replay_under_edited_code_is_said_to_be_none(config, tmp_path, command
     assert words in done.stdout
 
 
-def test_run_says_the_whole_objective(config, tmp_path, command):
+def test_run_says_the_whole_objective_and_the_target(config, tmp_path, command):
     extra = 'method.objective.extra_terms=[{name = "fedntd", weight = 1}]'
-    done = command("run", config, "--quick", "--set", "method.preset=fedlc", "--set", extra, cwd=tmp_path)
+    told = ("--set", "target.mix=uniform")
+    done = command("run", config, "--quick", "--set", "method.preset=fedlc", "--set", extra, *told, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "small minimises fedlc + 1 fedntd" in done.stdout
+    assert "target: all classes alike; the weighting does not use it" in done.stdout
 
 
 def test_quick_says_how_much_smaller_it_is_and_that_it_proves_nothing(config, tmp_path, command):

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from copy import deepcopy
 
 import numpy as np
 import pytest
+import tomli_w
 import torch
 from safetensors.torch import load_file
+from typer.testing import CliRunner
 
 import fedskew
+from fedskew.cli import app
 from fedskew.errors import ConfigError, DataError, RunError
-from fedskew.experiment import held_out_of, make_task, make_training_loop, resolve
+from fedskew.experiment import held_out_of, make_task, make_training_loop, resolve, target_in_words
 from fedskew.weighting import fedpals
 
 TRUTH = [0.2, 0.2, 0.2, 0.1, 0.1, 0.05, 0.05, 0.05, 0.03, 0.02]
@@ -256,6 +260,34 @@ def test_what_can_not_be_estimated_is_refused_before_training(tables, says):
     with pytest.raises(ConfigError, match=says) as caught:
         fedskew.simulate(tree)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("tables", "says"),
+    [
+        ({}, "target: its label mix is estimated from unlabelled samples, after round 2 and every 2 rounds; until an"),
+        ({"method": {"preset": "fedla"}}, "target: its label mix is .* every 2 rounds; the weighting does not use it$"),
+        ({"target": {"mix": "pooled"}}, "target: the label mix of all clients together$"),
+        ({"target": {"mix": [1, 3]}}, "target: shares of 0.25, 0.75$"),
+    ],
+)
+def test_which_target_a_config_has_is_said(tables, says):
+    assert re.match(says, target_in_words(resolve(changed(**tables))))
+
+
+def test_describe_compares_a_configs_clients_with_its_target(tmp_path):
+    partition = {"rule": "sparsity", "clients": 5, "labels_per_client": 4}
+    tree = {
+        "data": {"name": "digits"},
+        "partition": partition,
+        "model": {"name": "logistic"},
+        "training": {"rounds": 1},
+    }
+    (tmp_path / "mine.toml").write_text(tomli_w.dumps(tree))
+    done = CliRunner().invoke(app, ["describe", str(tmp_path / "mine.toml"), "--no-picture"])
+    words = " ".join(done.stdout.split())
+    assert "Target: the label mix of the partition's target client; the weighting does not use it." in words
+    assert "of the target" in words
 
 
 def test_a_config_that_estimates_nothing_keeps_its_hash():
