@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fedskew.components import default_weight
 from fedskew.errors import CombinationError
-from fedskew.methods import DEFAULTS, SLOTS, Method, check
+from fedskew.methods import DEFAULTS, PLACES, SLOTS, Method, check
 from fedskew.objectives import Objective
 
 PARAMETERS: Mapping[str, Mapping[str, Any]] = {
@@ -57,12 +57,14 @@ class Cell(NamedTuple):
     weighting: str = DEFAULTS["weighting"]["name"]
     server_update: str = DEFAULTS["server_update"]["name"]
     aggregation: str = DEFAULTS["aggregation"]["name"]
+    finish: str = ""
 
     def tables(self) -> dict[str, Any]:
         """It as the `[method]` of a config."""
         objective = {**_table("objective", self.loss), "terms": [_table("objective", term) for term in self.terms]}
         slots = ("selection", "local_step", "weighting", "server_update", "aggregation")
-        return {"objective": objective, **{slot: _table(slot, getattr(self, slot)) for slot in slots}}
+        finish = {"finish": _table("finish", self.finish)} if self.finish else {}
+        return {"objective": objective, **{slot: _table(slot, getattr(self, slot)) for slot in slots}, **finish}
 
     def method(self) -> Method:
         """It as components with their defaults, not checked."""
@@ -76,6 +78,7 @@ class Cell(NamedTuple):
             weighting=_component("weighting", self.weighting),
             server_update=_component("server_update", self.server_update),
             aggregation=_component("aggregation", self.aggregation),
+            finish=_component("finish", self.finish) if self.finish else None,
         )
 
     @property
@@ -88,7 +91,7 @@ class Cell(NamedTuple):
         return True
 
     def __str__(self) -> str:
-        return "+".join([*self[:2], *self.terms, *self[3:]])
+        return "+".join([*self[:2], *self.terms, *filter(None, self[3:])])
 
 
 def whole_product(losses: tuple[str, ...] = LOSSES, terms: tuple[str, ...] = TERMS) -> Iterator[Cell]:
@@ -165,7 +168,7 @@ def _factors() -> dict[str, tuple[str, ...]]:
     slots = {
         slot: tuple(SLOTS[slot]) for slot in ("selection", "local_step", "weighting", "server_update", "aggregation")
     }
-    return {"loss": LOSSES, **slots, "terms": TERMS}
+    return {"loss": LOSSES, **slots, "finish": tuple(PLACES["finish"]), "terms": TERMS}
 
 
 def _put(cell: Cell, item: Item) -> Cell:
@@ -188,4 +191,4 @@ def _table(slot: str, name: str) -> dict[str, Any]:
 
 @cache
 def _component(slot: str, name: str) -> Any:
-    return SLOTS[slot][name](**PARAMETERS.get(f"{slot}.{name}", {}))
+    return PLACES[slot][name](**PARAMETERS.get(f"{slot}.{name}", {}))

@@ -38,7 +38,8 @@ def _trains_and_resumes(method: dict[str, Any] | str, folder: Path) -> None:
     assert [record.round for record in resumed.rounds] == [0, 1, 2, 3]
     assert resumed.rounds[2].seconds == through.rounds[2].seconds  # restored, not trained again
     assert not any(record.diverged for record in resumed.rounds)
-    for file in ("model.safetensors", "best.safetensors"):
+    finished = ["finished.safetensors"] if "finish" in config.method else []
+    for file in ("model.safetensors", "best.safetensors", *finished):
         assert (killed / file).read_bytes() == (whole / file).read_bytes()
 
 

@@ -32,6 +32,7 @@ KNOWN = {
     "weighting": {"fedavg", "uniform", "fedla", "fedpals", "afl"},
     "server_update": {"plain", "fednova", "fedexp"},
     "aggregation": {"mean", "norm_clipping", "median", "trimmed_mean", "geometric_median", "krum"},
+    "finish": {"adapt", "ccvr"},
     "pipeline": {"fedconcat"},
 }
 # FedConcat has no model of all clients, so it refuses what compares with one, and what keeps or sends something for it;
@@ -205,7 +206,7 @@ BRINGS = {
     "fednova": {"server_update"}, "fedexp": {"server_update"}, "moon": {"terms"}, "fpl": {"terms"},
     "scaffold": {"local_step", "weighting"}, "fedgf": {"local_step"}, "afl": {"weighting"}, "fedconcat": {"pipeline"},
     "norm_clipping": {"aggregation"}, "median": {"aggregation"}, "trimmed_mean": {"aggregation"},
-    "geometric_median": {"aggregation"}, "krum": {"aggregation"},
+    "geometric_median": {"aggregation"}, "krum": {"aggregation"}, "adapt": {"finish"}, "ccvr": {"finish"},
 }  # fmt: skip
 YIELDS = {("fedvls", "loss"), ("scaffold", "weighting")}  # FedVLS is its terms too; SCAFFOLD's plain mean is a default
 
@@ -231,7 +232,7 @@ def test_any_two_presets_compose_unless_both_insist_on_the_same_thing():
 @pytest.mark.parametrize("name", [*PRESETS, *COMBINATIONS])
 def test_a_preset_expands_to_a_method_that_replays_itself(name):
     whole = expand({"preset": name})
-    assert set(whole) == set(SLOTS) | ({"pipeline"} if name == "fedconcat" else set())
+    assert set(whole) == set(SLOTS) | ({"pipeline"} if name == "fedconcat" else BRINGS.get(name, set()) & {"finish"})
     assert expand(whole) == whole
     assert expand({slot: getattr(build(whole), slot) for slot in whole}) == whole
 
@@ -416,7 +417,9 @@ def test_the_covering_set_holds_every_accepted_pair_in_few_accepted_combinations
     covered = set().union(*(pairs_of(cell) for cell in cells))
     wanted = {
         frozenset([one, other])
-        for one, other in itertools.combinations([(slot, name) for slot in SLOTS for name in SLOTS[slot]], 2)
+        for one, other in itertools.combinations(
+            [(slot, name) for slot in (*SLOTS, "finish") for name in PLACES[slot]], 2
+        )
         if one[0] != other[0] or (one[0] == "objective" and not {one[1], other[1]} <= LOSSES)
         if not is_refused(_of(one, other))
     }

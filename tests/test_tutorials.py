@@ -30,7 +30,12 @@ BLOCK = re.compile(MARK + r'```(\w+)(?: title="([^"]+)")?\n(.*?)```', re.DOTALL)
     ("page", "written"),
     [
         pytest.param("own-data.md", ["who.svg", "runs/clinics.html", "runs/sweep-*/table.md"], marks=pytest.mark.slow),
-        ("own-method.md", ["runs/own-*/report.html"]),
+        ("own-method.md", ["runs/own-*/report.html", "runs/own-*/finished.safetensors"]),
+        pytest.param(
+            "new-place.md",
+            ["runs/clinics-*/adapted.safetensors", "predictions.csv", "target-mix.png"],
+            marks=pytest.mark.slow,
+        ),
         pytest.param("researcher.md", ["runs/rare.html", "runs/sweep-compare-*/report.html"], marks=pytest.mark.slow),
         pytest.param("coordinator.md", ["weights.csv", "predictions.csv"], marks=pytest.mark.slow),
         ("../label-counts.md", []),

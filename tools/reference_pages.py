@@ -33,6 +33,7 @@ ORDER = (
     "fedskew.weighting",
     "fedskew.aggregation",
     "fedskew.server_updates",
+    "fedskew.finish",
     "fedskew.pipelines",
     "fedskew.parameters",
     "fedskew.hooks",

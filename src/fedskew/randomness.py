@@ -41,6 +41,7 @@ class Purpose(enum.IntEnum):
     HELD_OUT = 18
     UNLABELLED = 19
     ASKED = 20
+    FINISH = 21
 
 
 _WORD = 1 << 64

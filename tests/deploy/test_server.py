@@ -331,7 +331,7 @@ AGREED: dict[str, Any] = {"sites": ["a", "b"], "classes": [str(c) for c in range
     [
         (tree("fedentopt"), {"label_counts": "withheld"}, "selection.fedentopt needs the clients' label counts"),
         (tree("fedla"), {"label_counts": "withheld"}, "weighting.fedla needs the clients' label counts"),
-        (tree("fpl"), {"label_counts": "noisy", "epsilon": 1.0}, "returns every round how many samples of each class"),
+        (tree("fpl"), {"label_counts": "noisy", "epsilon": 1.0}, "returns how many samples of each class"),
         (tree("seol_kim"), {"label_counts": "noisy", "epsilon": 1.0}, "quotas"),
         (tree("fedconcat"), {}, "FedConcat's stages are not deployed"),
         (tree("fedavg") | {"seeds": [0, 1]}, {}, "runs one seed"),

@@ -17,8 +17,17 @@ from fedskew import methods
 from fedskew.checks._file import Found
 from fedskew.checks._tiny import CLASSES, COUNTS, FEATURES, MOMENTUM, train
 from fedskew.components import has, make_component
-from fedskew.engine import checked_aggregate, checked_choice, checked_model, checked_step, checked_weights
+from fedskew.engine import (
+    checked_aggregate,
+    checked_choice,
+    checked_finished,
+    checked_model,
+    checked_step,
+    checked_sums,
+    checked_weights,
+)
 from fedskew.errors import ArgumentError, BackendWarning, ComponentError, FedskewError, in_one_line
+from fedskew.finish import Head, Known, Observed, Source
 from fedskew.hooks import Batch, Hooks
 from fedskew.labels import LabelCounts
 from fedskew.local_steps import StepSettings
@@ -56,7 +65,7 @@ def check(found: Found, parameters: Mapping[str, Any]) -> list[Finding]:
     made: list[Any] = []
 
     def make() -> None:
-        make_component(methods.SLOTS[found.slot], table, found.slot)  # by itself first: its messages are shorter
+        make_component(methods.PLACES[found.slot], table, found.slot)  # by itself first: its messages are shorter
         method = methods.build(methods.expand(_method(found, table)), MOMENTUM)
         made.extend(component for slot, component in method.components() if slot == found.slot)
 
@@ -322,6 +331,34 @@ def _updates(component: Any) -> None:
                 raise ComponentError(f"{case}: update() writes to the model or to the updates; return a new model")
 
 
+def _finishes(component: Any) -> None:
+    draw = torch.Generator().manual_seed(0)
+    head = Head(torch.randn(CLASSES, FEATURES, generator=draw).double(), torch.zeros(CLASSES, dtype=torch.float64))
+    for case, counts in (("clients of few classes", COUNTS), ("a class that nobody holds", COUNTS * [1, 1, 1, 0])):
+        held = []
+        for row in counts[counts.sum(axis=1) > 0]:
+            targets = torch.from_numpy(np.repeat(np.arange(CLASSES), row))
+            features = torch.randn(len(targets), FEATURES, generator=draw) + 2 * torch.eye(CLASSES, FEATURES)[targets]
+            features[:, -1] = 1.0  # a feature that is always the same
+            held.append(Observed(features, (features.double() @ head.weight.T + head.bias).float(), targets))
+
+        def ask(source: Source, held: list[Observed] = held, **question: Tensor) -> dict[str, Tensor]:
+            seen = [one._replace(targets=None) for one in held[:1]] if source == "target" else held
+            return checked_sums(component, [component.statistics(question, one) for one in seen])
+
+        known = Known(
+            frozenset({"training", "held_out", "target"}),
+            np.full(CLASSES, 1 / CLASSES),
+            is_estimated=False,
+            generator=np.random.default_rng(0),
+        )
+        try:
+            checked_finished(component, component.finish(head, ask, known), head)
+        except Exception as error:
+            said = str(error) if isinstance(error, FedskewError) else in_one_line(error)
+            raise ComponentError(f"{case}: {said}") from error
+
+
 _CASES: Mapping[str, tuple[tuple[str, Callable[[Any], None]], ...]] = {
     "selection": (("it chooses distinct clients of the pool: 1, half and all of 1 to 20", _distinct_clients),),
     "weighting": (
@@ -334,4 +371,5 @@ _CASES: Mapping[str, tuple[tuple[str, Callable[[Any], None]], ...]] = {
     "local_step": (("steps are finite and write to nothing: with and without momentum, gradient 0", _steps),),
     "aggregation": (("what it returns is finite: one update, zeros, updates that cancel out", _aggregates),),
     "server_update": (("the next model is finite: one update, zeros, updates that cancel out", _updates),),
+    "finish": (("the new layer is finite: clients of few classes, a class that nobody holds", _finishes),),
 }

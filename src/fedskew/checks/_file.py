@@ -17,6 +17,7 @@ FUNCTIONS = {
     "weighting": "weigh",
     "aggregation": "combine",
     "server_update": "update",
+    "finish": "finish",
 }
 """By what function a component of a slot is known."""
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedskew.data import Dataset
-from fedskew.experiment import make_training_loop, resolve
+from fedskew.experiment import TrainingLoop, make_training_loop, resolve
 from fedskew.report import SeedRun
 
 CLASSES, FEATURES, ROUNDS, STOPPED, MOMENTUM = 4, 5, 3, 2, 0.5
@@ -74,12 +74,17 @@ def train(method: dict[str, Any], backend: str = "sequential", stop: bool = Fals
     with tempfile.TemporaryDirectory(prefix="fedskew-check-") as folder:
         loop = make_training_loop(config, 0, Path(folder) if stop else None)
         if not stop:
-            return loop.run(), loop.model.read()
+            return loop.run(), _parameters(loop)
         try:
             loop.run(progress=_interrupt)
         except KeyboardInterrupt:
             loop = make_training_loop(config, 0, Path(folder))
-        return loop.run(resume=True), loop.model.read()
+        return loop.run(resume=True), _parameters(loop)
+
+
+def _parameters(loop: TrainingLoop) -> Tensor:
+    """What a run ended with; with a finish, the finished model's."""
+    return loop.model.read() if loop.finished is None else loop.finished.parameters
 
 
 def _interrupt(record: dict[str, Any]) -> None:

@@ -41,6 +41,7 @@ def adapt(
     ] = None,
     seed: Annotated[int | None, typer.Option(help="The seed whose model is moved.  [default: the first]")] = None,
     best: Annotated[bool, typer.Option("--best", help="Move the model that was best on validation samples.")] = False,
+    finished: Annotated[bool, typer.Option("--finished", help="Move the model that the method's finish made.")] = False,
     method: Annotated[
         str, typer.Option("--method", help="How the mix is estimated: gls, em-cells, bbse or em.")
     ] = "gls",
@@ -64,7 +65,7 @@ def adapt(
     from fedskew import data, experiment
 
     wanted = mix_method(method)
-    model = experiment.load(run, seed=seed, best=best)
+    model = experiment.load(run, seed=seed, best=best, finished=finished)
     labelled = experiment.held_out_of(model) if held_out is None else experiment.read_labelled(held_out, model)
     samples = torch.cat([some.inputs for some in data.unlabelled(target_data, model.in_shape)])
     found = experiment.adaptation(model, samples, labelled, wanted, normalised=(False, held_out is None))

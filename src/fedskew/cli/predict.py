@@ -38,6 +38,7 @@ def predict(
     ] = None,
     seed: Annotated[int | None, typer.Option(help="The seed whose model is used.  [default: the first]")] = None,
     best: Annotated[bool, typer.Option("--best", help="Use the model that was best on validation samples.")] = False,
+    finished: Annotated[bool, typer.Option("--finished", help="Use the model that the method's finish made.")] = False,
     adapted: Annotated[
         bool, typer.Option("--adapted", help="Use the model that `fedskew adapt` moved to a target's label mix.")
     ] = False,
@@ -75,9 +76,10 @@ def predict(
         raise ArgumentError("--out: says where --export writes; add --export onnx, or use --csv")
     if export is not None and export not in EXPORTS:
         raise ArgumentError(f"--export: can't export as {export!r} (known: {', '.join(EXPORTS)})")
-    if adapted and best:
-        raise ArgumentError("--adapted: `fedskew adapt --best` says of which model it is; leave out --best here")
-    model = load_adapted(run, seed=seed) if adapted else load(run, seed=seed, best=best)
+    if adapted and (best or finished):
+        which = "--best" if best else "--finished"
+        raise ArgumentError(f"--adapted: `fedskew adapt {which}` says of which model it is; leave out {which} here")
+    model = load_adapted(run, seed=seed) if adapted else load(run, seed=seed, best=best, finished=finished)
     console = Console(highlight=False, stderr=as_json)
     if export is not None:
         path = model.export(out or model.file.with_suffix(EXPORTS[export]), export)

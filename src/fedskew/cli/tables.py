@@ -13,8 +13,8 @@ from rich.text import Text
 
 from fedskew.experiment import Result, SweepResult, text_table
 from fedskew.names import visible
-from fedskew.report import SiteActivity, averaged_over, site_rows
-from fedskew.tables import counted
+from fedskew.report import SiteActivity, after_finish, as_trained, averaged_over, site_rows
+from fedskew.tables import Spread, counted
 
 if TYPE_CHECKING:
     from fedskew.deploy import Agreement, Disclosure, Lie, SiteData, Terms
@@ -26,23 +26,34 @@ BAR = 24
 def results_table(results: Sequence[Result]) -> Table:
     """Return a row for each result: the figures that its report page shows first, in percent.
 
-    They are means over its last 10 rounds, with mean ± standard deviation over its seeds.
+    They are means over its last 10 rounds, with mean ± standard deviation over its seeds; a finished model has a row of
+    its own.
     """
     seeds = {len(result.runs) for result in results}
     caption = f"mean ± standard deviation over {min(seeds)} seeds" if min(seeds) > 1 else "one seed: no spread is known"
     title = f"Test set, {averaged_over(run for result in results for run in result.runs)}, %"
     table = Table(title=title, caption=caption, title_justify="left", caption_justify="left")
     table.add_column("run", overflow="fold")
-    rows = [result.headline() for result in results]
-    columns = list(dict.fromkeys(heading for row in rows for heading in row))
+    rows = [row for result in results for row in _lines(result)]
+    columns = list(dict.fromkeys(heading for _, figures, _ in rows for heading in figures))
     for heading in columns:
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("seconds", justify="right", no_wrap=True)
-    for result, row in zip(results, rows, strict=True):
-        seconds = sum(run.summary["seconds"] for run in result.runs)
-        cells = [row[heading].text(scale=100) if heading in row else "-" for heading in columns]
-        table.add_row(result.config.name, *cells, f"{seconds:.1f}")
+    for name, figures, seconds in rows:
+        cells = [figures[heading].text(scale=100) if heading in figures else "-" for heading in columns]
+        table.add_row(name, *cells, f"{seconds:.1f}")
     return table
+
+
+def _lines(result: Result) -> list[tuple[str, dict[str, Spread], float]]:
+    """A result's name, figures and seconds; with a finish, also those of the finished model."""
+    name, figures = result.config.name, result.headline()
+    seconds = sum(run.summary["seconds"] for run in result.runs)
+    if not (after := result.after_finish()):
+        return [(name, figures, seconds)]
+    more = sum(run.summary["finished"]["seconds"] for run in result.runs)
+    finish = result.config.method["finish"]["name"]
+    return [(as_trained(name), figures, seconds), (after_finish(name, finish), after, seconds + more)]
 
 
 def sweep_table(result: SweepResult, width: int) -> Table:
@@ -143,6 +154,9 @@ def terms_table(
         ("most local epochs in a round", f"{terms.epochs:g}", f"{old.epochs:g}"),
         ("largest reply, bytes", f"{terms.bytes:,}", f"{old.bytes:,}"),
     ]
+    if terms.finish or old.finish:
+        sums = (terms.finish or "nothing", old.finish or "nothing")
+        rows.append(("sums over its samples after the last round, for", *sums))
     if terms.epsilon is not None:
         rows += [
             (f"largest epsilon of a release ({terms.neighbours})", terms.epsilon, old.epsilon),

@@ -205,7 +205,7 @@ def check_config(config: Config, agreement: Agreement, has_target: bool = False)
     if not has_target:
         classes = len(agreement.classes)
         unknown = dict.fromkeys(
-            ("client", "data"),
+            ("client", "data", "truth"),
             "is taken from data, and the server has none; give a file (target in the app's config for Flower), or the "
             "shares as a list",
         )
@@ -223,7 +223,7 @@ def _check_private(config: Config, agreement: Agreement) -> None:
         name = methods.key_of(slot, component)
         if components.has(component, "reveals_label_counts"):
             raise ConfigError(
-                f"method.{slot}: {name} returns every round how many samples of each class a client trained on, and "
+                f"method.{slot}: {name} returns how many samples of each class a client trained on, and "
                 f"label counts are {agreement.label_counts} here; choose another, or label_counts = 'exact' in "
                 "deploy.toml"
             )

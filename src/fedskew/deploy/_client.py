@@ -28,6 +28,7 @@ from fedskew.deploy._messages import (
     CONFUSION,
     COUNTS,
     EVALUATION_LOSS,
+    FINISH,
     LOSS,
     METRICS,
     REFUSED,
@@ -36,6 +37,7 @@ from fedskew.deploy._messages import (
     REPORTED,
     ROUND,
     SAMPLES,
+    SOURCE,
     STEPS,
     VERSION,
     TrainInstruction,
@@ -44,9 +46,10 @@ from fedskew.deploy._messages import (
 from fedskew.deploy._replies import check_size
 from fedskew.deploy._site_data import SiteData, SiteStates, load_site
 from fedskew.deploy._terms import Terms, Used, read_terms, terms_path
-from fedskew.engine import LocalTraining, LocalWork, Sent, SequentialBackend, hooked, predict
+from fedskew.engine import ClientSamples, LocalTraining, LocalWork, Sent, SequentialBackend, answer, hooked, predict
 from fedskew.errors import ArgumentError, ConfigError, FedskewError, RunError, in_one_line
 from fedskew.experiment import Config, make_network, make_work, read
+from fedskew.finish import Finish
 from fedskew.hooks import Hooks
 from fedskew.methods import Method
 from fedskew.models import FlatModel, ModelState
@@ -87,6 +90,7 @@ class Site:
         steps: Under terms, the limit on local steps that the server has to set; None: no limit.
         quotas: Under terms, whether the server may say on how many samples of each class the site trains.
         earlier: How many earlier states the site keeps (see `SiteStates`).
+        finish: What the method does after the last round; None: nothing.
     """
 
     model: FlatModel
@@ -99,6 +103,7 @@ class Site:
     steps: int | None = None
     quotas: bool = False
     earlier: int = 1
+    finish: Finish | None = None
 
     def train(self, content: RecordDict, node: int) -> RecordDict:
         """Train as a message instructs.
@@ -184,6 +189,35 @@ class Site:
             raise ConfigError("evaluation: the server asks for a confusion matrix, which this site does not report")
         return RecordDict({METRICS: MetricRecord(figures)})
 
+    def sums(self, content: RecordDict) -> RecordDict:
+        """Answer a question of the method's finish: sums over this site's samples, none where it holds no such samples.
+
+        Args:
+            content: The message's records.
+
+        Returns:
+            The reply's records.
+        """
+        source = _config(content).get(SOURCE)
+        if self.finish is None or self.terms is None or not self.terms.finish:
+            raise NotAgreedError("finish", "finish: the server asks for sums; this site agreed to none")
+        if source not in ("training", "held_out"):
+            raise ArgumentError(f"message: asks for sums over {str(source)[:40]!r} samples")
+        if source == "held_out" and self.terms.evaluation == "none":
+            raise NotAgreedError(
+                "finish", "finish: the server asks for sums over test samples; this site agreed to none"
+            )
+        self._used(self.terms).count("finish", _question(content, source))
+        data = self.data
+        inputs, targets = (data.inputs, data.targets) if source == "training" else (data.test_inputs, data.test_targets)
+        if not len(targets):
+            return RecordDict({REPLY: encode({})})
+        self.model.write_state(_model(content, ModelLayout(self.model)))
+        samples = ClientSamples(inputs, targets, np.arange(len(targets)), data.counts)
+        reply = RecordDict({REPLY: encode(answer(self.finish, self.model.module, samples, _broadcast(content)))})
+        _check_bytes(reply, self.terms)
+        return reply
+
     def report_labels(self) -> RecordDict:
         """Return the reply to a query: exact or noisy label counts, or only the number of samples."""
         counts, asked, state = self.data.counts, self.asked, self.data.state
@@ -248,10 +282,7 @@ class Site:
         beyond = sorted(set(arrays) - set(self.terms.returns)) if isinstance(arrays, ArrayRecord) else []
         if beyond:
             raise NotAgreedError("returns", f"returns: the method returns {beyond[0]}; this site did not agree to it")
-        try:
-            check_size(reply, self.terms.bytes)
-        except RefusedError as error:
-            raise NotAgreedError("bytes", f"bytes: {error}, by what this site agreed to") from None
+        _check_bytes(reply, self.terms)
 
     def _used(self, terms: Terms) -> Used:
         if self.data.state is None:
@@ -366,6 +397,7 @@ def agreed_site(config: Config, agreement: Agreement, data: SiteData, terms: Ter
         config.training.steps,
         quotas=agreement.label_counts == "exact" and components.has(method.selection, "assigns_quotas"),
         earlier=evaluated + config.output.checkpoint_every - 1,
+        finish=method.finish,
     )
 
 
@@ -386,6 +418,8 @@ def as_method(method: str | Mapping[str, Any] | Method, momentum: float | None =
         built = methods.build(methods.expand({"preset": method} if isinstance(method, str) else method), momentum)
     if built.pipeline is not None:
         raise ConfigError("method: FedConcat's stages are not deployed; simulate it")
+    if built.finish is not None:
+        raise ConfigError("method.finish: it needs fedskew's own server; use server_app and site_app")
     for component in hooked(built).values():
         if type(component).adapt is not Hooks.adapt:
             name = type(component).__name__
@@ -422,7 +456,19 @@ def _app(site: Callable[[Context], Site]) -> ClientApp:
     def query(message: Message, context: Context) -> Message:
         return reply(message, context, lambda site: site.report_labels())
 
+    @app.query(FINISH)
+    def finish(message: Message, context: Context) -> Message:
+        return reply(message, context, lambda site: site.sums(message.content))
+
     return app
+
+
+def _check_bytes(reply: RecordDict, terms: Terms) -> None:
+    """Raise NotAgreedError for a reply that is larger than was agreed."""
+    try:
+        check_size(reply, terms.bytes)
+    except RefusedError as error:
+        raise NotAgreedError("bytes", f"bytes: {error}, by what this site agreed to") from None
 
 
 def _check_version(config: ConfigRecord) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from fedskew import methods
 from fedskew.deploy._agreement import Agreement, check_config
 from fedskew.deploy._arrays import ArraySpec, ModelLayout, specs_of
+from fedskew.deploy._finish import questions_of
 from fedskew.deploy._replies import bytes_needed
 from fedskew.deploy._site_data import SiteData
 from fedskew.engine import Assignment, LocalWork, Sent, SequentialBackend
@@ -83,6 +84,18 @@ def disclosures(config: Config, agreement: Agreement) -> tuple[Disclosure, ...]:
                 8 * classes * classes + 8,
             )
         )
+    if method.finish is not None:
+        whose = {"training": "training samples", "held_out": "test samples", "target": "unlabelled samples"}
+        name = config.method["finish"]["name"]
+        things += [
+            Disclosure(
+                f"sums over its {whose[asked.source]}, for {name}: "
+                + ", ".join(f"{key}, {spec}" for key, spec in asked.arrays.items()),
+                "after the last round, each time that the finish asks",
+                sum(spec.bytes for spec in asked.arrays.values()),
+            )
+            for asked in questions_of(method.finish, FlatModel(network), agreement)
+        ]
     things.append(Disclosure("that it cannot do what it is asked, and the kind of error", "when that happens", 100))
     return tuple(things)
 
@@ -100,10 +113,10 @@ def reply_limit(config: Config, agreement: Agreement) -> int:
     method = methods.build(config.method, config.training.momentum)
     network = make_network(config, config.seeds[0], method, classes, tuple(agreement.shape))
     returned, _ = returned_specs(config, agreement, method)
-    needed = (
-        bytes_needed(ModelLayout(FlatModel(network)).specs, returned) + 10 * classes * classes
-    )  # a confusion matrix
-    return 4 * (agreement.max_reply or needed)
+    model = FlatModel(network)
+    needed = bytes_needed(ModelLayout(model).specs, returned) + 10 * classes * classes  # a confusion matrix
+    asked = [] if method.finish is None else questions_of(method.finish, model, agreement)
+    return 4 * max(agreement.max_reply or needed, *(bytes_needed(one.arrays) for one in asked), 0)
 
 
 def returned_specs(

@@ -47,6 +47,13 @@ REFUSED = "fedskew-refused"
 CHANGED = "its label counts have changed"
 """Reason of a site's error reply, upon which the server asks for its label counts again."""
 
+FINISH = "finish"
+"""Flower's name of a question of a finish, in messages of the type "query.finish": `arrays` is the trained model,
+`broadcast` the question, and the reply's `reply` holds the sums; it is empty where the site has no such samples."""
+
+SOURCE = "fedskew-source"
+"""Key that says of which samples such a question is: "training" or "held_out", the site's test samples."""
+
 COUNTS, SAMPLES, LOSS, CONFUSION, EVALUATION_LOSS = (
     "label-counts",
     "num-examples",

@@ -9,6 +9,7 @@ from fedskew.deploy._agreement import Agreement, read_agreement
 from fedskew.deploy._app_files import app_hash, read_app
 from fedskew.deploy._arrays import HEADER, ModelLayout
 from fedskew.deploy._disclosures import returned_specs
+from fedskew.deploy._finish import questions_of
 from fedskew.deploy._ledger import CountsAsked, Ledger, converted, now
 from fedskew.deploy._site_data import SiteData, load_site
 from fedskew.deploy._terms import Terms, read_terms, terms_path
@@ -37,13 +38,16 @@ def propose_terms(app: str, config: Config, agreement: Agreement, data: SiteData
     model = FlatModel(make_network(config, config.seeds[0], method, classes, tuple(agreement.shape)))
     returned, _ = returned_specs(config, agreement, method)
     specs = [*ModelLayout(model).specs.values(), *returned.values()]
+    asked = [] if method.finish is None else questions_of(method.finish, model, agreement)
+    sums = [sum(spec.bytes + HEADER for spec in one.arrays.values()) for one in asked]
+    reply = sum(spec.bytes + HEADER for spec in specs) + 8 * classes * (classes + 1) + HEADER
     epsilon, total, mark = agreement.epsilon, None, now() if before is None else before.data
     if epsilon is not None and data.state is not None:
         ledger = Ledger(data.state)
         kept, total = ledger.covering(agreement.classes), ledger.spent(agreement.neighbours)
         if kept is not None:
-            asked = CountsAsked("noisy", tuple(agreement.classes), epsilon, agreement.neighbours)
-            mark = now() if ledger.why_another(asked, data.counts) else kept.data
+            release = CountsAsked("noisy", tuple(agreement.classes), epsilon, agreement.neighbours)
+            mark = now() if ledger.why_another(release, data.counts) else kept.data
         if kept is None or kept.data != mark:
             total += epsilon
         if before is not None and before.epsilon_total is not None:
@@ -55,9 +59,10 @@ def propose_terms(app: str, config: Config, agreement: Agreement, data: SiteData
         label_counts=agreement.label_counts,
         evaluation="confusion" if agreement.evaluates else "none",
         returns=sorted(returned),
+        finish=config.method["finish"]["name"] if "finish" in config.method else "",
         rounds=config.training.rounds,
         epochs=config.training.most_epochs,
-        bytes=sum(spec.bytes + HEADER for spec in specs) + 8 * classes * (classes + 1) + HEADER,
+        bytes=max([reply, *sums]),
         data=mark,
         epsilon=epsilon,
         epsilon_total=total,

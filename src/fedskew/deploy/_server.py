@@ -21,6 +21,7 @@ from fedskew.deploy._agreement import Agreement, check_config, read_agreement
 from fedskew.deploy._arrays import ModelLayout
 from fedskew.deploy._disclosures import returned_specs
 from fedskew.deploy._evaluations import SiteEvaluation, together
+from fedskew.deploy._finish import SiteFinisher
 from fedskew.deploy._log import LOG, say_errors_in_one_line, utc_now
 from fedskew.deploy._messages import CHANGED, counted_in
 from fedskew.deploy._outcome import told
@@ -128,6 +129,9 @@ def serve(grid: Grid, config: Config, agreement: Agreement, out: Path, target: P
             loop.save_model()  # the last good one
             LOG.info("report: %s", write_report(read_runs(folder), folder / "report.html", config.name).absolute())
             raise
+    if (after := finished.summary.get("finished")) is not None:
+        said = "not evaluated" if after["evaluation"] is None else f"accuracy {after['evaluation']['accuracy']:.4f}"
+        LOG.info("after %s: %s (finished.safetensors)", after["name"], said)
     LOG.info("report: %s", write_report([finished], folder / "report.html", config.name).absolute())
     return finished
 
@@ -221,6 +225,7 @@ def make_deployed_loop(
         return TaskInfo(counts, roster.names, classes, mix)
 
     runner = DeployedRunner(federation, roster, sites, agreement, folder, training.rounds)
+    finisher = None if method.finish is None else SiteFinisher(method.finish, model, sites, agreement, mix, seed)
     return TrainingLoop(
         config=config.for_seed(seed),
         runner=runner,
@@ -238,6 +243,7 @@ def make_deployed_loop(
         clients=clients,
         folder=RunFolder(folder),
         watch=runner,
+        finisher=finisher,
     )
 
 

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 FILE = "agreed.toml"
 USED = "used.json"
+MOST_QUESTIONS = 64
+"""Most questions of a finish that a site answers: each is about sums over its samples, and the server chooses it."""
+
 EVALUATED_AGAIN = 10
 """Further models that a site evaluates: a server that was killed may aggregate the round anew, from other replies."""
 
@@ -45,6 +48,8 @@ class Terms(BaseModel):
         label_counts: What the site reports of its label counts (see `Agreement`).
         evaluation: Whether the site reports the confusion matrix of its test samples.
         returns: Names of the arrays that a reply may have beside the model.
+        finish: The method's finish, whose questions the site answers after the last round, `MOST_QUESTIONS` at most;
+            empty: none.
         rounds: Most models that the site trains, and, plus one and `EVALUATED_AGAIN`, that it evaluates. The same
             question again is the same answer, and is not counted twice.
         epochs: Most local epochs in a round.
@@ -63,6 +68,7 @@ class Terms(BaseModel):
     label_counts: ReleaseMode
     evaluation: Literal["confusion", "none"]
     returns: list[str] = []
+    finish: str = ""
     rounds: Count
     epochs: Positive
     bytes: Count
@@ -85,6 +91,8 @@ class Terms(BaseModel):
         tree = self.model_dump(mode="json", by_alias=True, exclude_none=True)
         if self.epsilon is None:
             del tree["neighbours"]
+        if not self.finish:
+            del tree["finish"]
         with writing(path):
             write_text(path, ABOUT + tomli_w.dumps(tree), private=True)
 
@@ -138,6 +146,13 @@ def read_terms(path: Path) -> Terms:
         raise ConfigError(f"{path}: {key}: {said}") from None
 
 
+_KINDS = {
+    "train": "rounds that it trained in",
+    "evaluate": "models that it evaluated",
+    "finish": "questions after the last round",
+}
+
+
 class Used:
     """What a site has done since it agreed, in a file in its state folder: the questions that it has answered.
 
@@ -148,7 +163,7 @@ class Used:
     def __init__(self, folder: Path, terms: Terms) -> None:
         self._path, self._terms = folder / USED, terms
 
-    def count(self, kind: Literal["train", "evaluate"], question: str) -> None:
+    def count(self, kind: Literal["train", "evaluate", "finish"], question: str) -> None:
         """Write down that a question is answered, before it is.
 
         Args:
@@ -159,7 +174,8 @@ class Used:
             NotAgreedError: It would be one more than the site agreed to.
             RunError: The file can't be read or written.
         """
-        most = self._terms.rounds + (1 + EVALUATED_AGAIN if kind == "evaluate" else 0)
+        rounds = self._terms.rounds
+        most = {"train": rounds, "evaluate": rounds + 1 + EVALUATED_AGAIN, "finish": MOST_QUESTIONS}[kind]
         with writing(self._path):
             self._path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(self._path.with_name(f"{USED}.lock"), mode=0o600):
@@ -167,9 +183,8 @@ class Used:
             if question in used[kind]:
                 return
             if len(used[kind]) >= most:
-                what = "rounds that it trained in" if kind == "train" else "models that it evaluated"
                 raise NotAgreedError(
-                    "rounds", f"rounds: this site agreed to {most} {what}, and has answered them all since then"
+                    "rounds", f"rounds: this site agreed to {most} {_KINDS[kind]}, and has answered them all since then"
                 )
             used[kind].append(question)
             with writing(self._path):
@@ -181,12 +196,13 @@ class Used:
 
     def _read(self) -> dict[str, list[str]]:
         if not self._path.exists():
-            return {"train": [], "evaluate": []}
+            return {kind: [] for kind in _KINDS}
         try:
             kept = json.loads(self._path.read_text(encoding="utf-8"))
             if kept["agreed"] != self._terms.agreed:
-                return {"train": [], "evaluate": []}
-            return {kind: [str(question) for question in kept[kind]] for kind in ("train", "evaluate")}
+                return {kind: [] for kind in _KINDS}
+            kept.setdefault("finish", [])  # written by an earlier fedskew
+            return {kind: [str(question) for question in kept[kind]] for kind in _KINDS}
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RunError(
                 f"{self._path}: can't be read ({type(error).__name__}); restore it, or agree once more: "

@@ -5,8 +5,10 @@ from fedskew.engine._clients import ClientStates
 from fedskew.engine._contracts import (
     checked_aggregate,
     checked_choice,
+    checked_finished,
     checked_model,
     checked_step,
+    checked_sums,
     checked_weights,
 )
 from fedskew.engine._evaluation import evaluation, plain, predict
@@ -20,6 +22,7 @@ from fedskew.engine._federation import (
     hooked,
     run_round_together,
 )
+from fedskew.engine._finish import answer, check_finish, finish_model
 from fedskew.engine._local_work import ClientData, ClientSamples, LocalWork, PartitionedData
 from fedskew.engine._processes import ProcessBackend
 from fedskew.engine._ranks import RankBackend, from_the_first
@@ -60,15 +63,20 @@ __all__ = [
     "Target",
     "Update",
     "UpdateBuffer",
+    "answer",
     "as_matrix",
+    "check_finish",
     "checked_aggregate",
     "checked_choice",
+    "checked_finished",
     "checked_model",
     "checked_step",
+    "checked_sums",
     "checked_weights",
     "cohort_size",
     "evaluation",
     "faster_together",
+    "finish_model",
     "from_the_first",
     "hooked",
     "logits_of",

@@ -6,7 +6,7 @@ finds out who is to blame.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedskew.errors import ComponentError, FedskewError, in_one_line
-from fedskew.methods import SLOTS
+from fedskew.finish import Finished, Head
+from fedskew.methods import PLACES
 
 FloatArray = NDArray[np.float64]
 
@@ -36,7 +37,7 @@ def name_in(slot: str, component: Any) -> str:
         component: The component.
     """
     kind = type(component)
-    names = {known: name for name, known in SLOTS.get(slot.partition(".")[0], {}).items()}
+    names = {known: name for name, known in PLACES.get(slot.partition(".")[0], {}).items()}
     return f"{slot} {names.get(kind, f'{kind.__module__}:{kind.__qualname__}')}"
 
 
@@ -223,6 +224,61 @@ def checked_step(component: Any, stepped: Any, parameters: Tensor) -> tuple[Tens
         )
     following: tuple[Tensor, Tensor | None] = stepped
     return following
+
+
+def checked_sums(component: Any, answers: Sequence[Any]) -> dict[str, Tensor]:
+    """What holders of samples answered to a question of a finish, added up in their order, in float64.
+
+    Args:
+        component: The finish.
+        answers: What `statistics` returned at each holder, one at least.
+
+    Raises:
+        ComponentError: They are not tensors of the same names and shapes, or not finite.
+    """
+    name = f"{name_in('finish', component)}: statistics()"
+    total: dict[str, Tensor] = {}
+    for answer in answers:
+        if not isinstance(answer, Mapping) or not all(isinstance(part, Tensor) for part in answer.values()):
+            raise ComponentError(f"{name} must return tensors by name, not {_what(answer)}")
+        shapes = {key: tuple(part.shape) for key, part in answer.items()}
+        first = {key: tuple(part.shape) for key, part in total.items()} if total else shapes
+        if shapes != first:
+            raise ComponentError(
+                f"{name} must return the same names and shapes at every client, and returned {shapes} beside {first}"
+            )
+        for key, part in answer.items():
+            own = part.detach().double().cpu()
+            total[key] = total[key] + own if key in total else own
+    odd = next((key for key, part in total.items() if not part.isfinite().all()), None)
+    if odd is not None:
+        raise ComponentError(f"{name}: the sum of {odd!r} is NaN or infinite")
+    return total
+
+
+def checked_finished(component: Any, finished: Any, head: Head) -> Finished:
+    """The last layer that a finish made.
+
+    Args:
+        component: The finish.
+        finished: What `finish` returned.
+        head: The layer that it was given.
+
+    Raises:
+        ComponentError: It is not a finite layer of the same shape.
+    """
+    name = f"{name_in('finish', component)}: finish()"
+    if not isinstance(finished, Finished) or not all(isinstance(part, Tensor) for part in finished.head):
+        raise ComponentError(f"{name} must return Finished(Head(weight, bias)), not {_what(finished)}")
+    shapes = [tuple(part.shape) for part in finished.head]
+    if shapes != [tuple(part.shape) for part in head]:
+        raise ComponentError(
+            f"{name} must return a layer of the shapes {', '.join(str(tuple(part.shape)) for part in head)}, not "
+            f"{', '.join(map(str, shapes))}"
+        )
+    if not all(part.isfinite().all() for part in finished.head):
+        raise ComponentError(f"{name} returned a layer with NaN or infinity")
+    return finished
 
 
 def _is_pair(value: Any, like: Tensor) -> bool:

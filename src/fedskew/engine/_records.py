@@ -100,6 +100,15 @@ class Evaluation:
     confusion: list[list[int]]
     target_accuracy: float | None = None
 
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Evaluation:
+        """Read an evaluation from plain values.
+
+        Args:
+            values: The attributes by name; others are passed over.
+        """
+        return _read(cls, values)
+
     @property
     def worst_class(self) -> float | None:
         """The lowest per-class accuracy; None if no class has a sample."""
@@ -268,7 +277,7 @@ class RoundRecord:
         record = _read(cls, values)
         for name in ("evaluation", "validation"):
             part = values.get(name)
-            setattr(record, name, None if part is None else _read(Evaluation, part))
+            setattr(record, name, None if part is None else Evaluation.from_dict(part))
         if record.clients is not None:
             record.clients = [_read(ClientEvaluation, client) for client in values["clients"]]
         return record

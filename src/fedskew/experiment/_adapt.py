@@ -22,9 +22,11 @@ from torch import Tensor, nn
 from fedskew.data import Inputs, take
 from fedskew.errors import ArgumentError, DataError, RunError
 from fedskew.experiment._config import read
+from fedskew.experiment._folder import FINISHED
 from fedskew.experiment._setup import make_task
 from fedskew.experiment._trained import TrainedModel, load
 from fedskew.files import load_tensors, save_tensors
+from fedskew.finish import offsets
 from fedskew.labels import (
     EDGES,
     Calibration,
@@ -39,8 +41,6 @@ from fedskew.labels import (
 FloatArray = NDArray[np.float64]
 
 ADAPTED = "adapted.safetensors"
-_NEVER = -1e30
-"""In place of minus infinity, which not every exporter takes."""
 
 
 class Adapted(nn.Module):
@@ -59,7 +59,7 @@ class Adapted(nn.Module):
         super().__init__()
         self.network = network
         self.register_buffer("temperature", torch.tensor(temperature, dtype=torch.float32))
-        self.register_buffer("offsets", torch.from_numpy(np.maximum(offsets, _NEVER)).float())
+        self.register_buffer("offsets", torch.from_numpy(offsets).float())
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Log-probabilities, `(samples, classes)`."""
@@ -139,7 +139,7 @@ def adaptation(
     outcomes = new if method == "em" else np.bincount(cells, minlength=classes * bins)
     estimate = estimate_mix(tables, outcomes, method)
     right = ours.argmax(axis=1) == labels
-    moved = ours / calibration.temperature + _offsets(calibration.biases, estimate.mix)
+    moved = ours / calibration.temperature + offsets(calibration.biases, estimate.mix)
     better = (moved.argmax(axis=1) == labels).astype(float) - right
     sizes = np.bincount(labels, minlength=classes)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -154,12 +154,7 @@ def adaptation(
 
 
 def _moved(model: TrainedModel, temperature: float, biases: FloatArray, mix: FloatArray) -> TrainedModel:
-    return replace(model, network=Adapted(model.network, temperature, _offsets(biases, mix)).eval())
-
-
-def _offsets(biases: FloatArray, mix: FloatArray) -> FloatArray:
-    logarithms = np.log(mix, out=np.full(len(mix), -np.inf), where=mix > 0)
-    return biases + logarithms
+    return replace(model, network=Adapted(model.network, temperature, offsets(biases, mix)).eval())
 
 
 def save_adaptation(found: Adaptation) -> Path:
@@ -202,8 +197,8 @@ def load_adapted(run: str | Path, *, seed: int | None = None) -> TrainedModel:
         tensors, notes = load_tensors(path)
     except RunError as error:
         raise RunError(f"{path}: {error}; make it: fedskew adapt {run} --target-data ...") from None
-    best = notes["model"] != plain.file.name
-    model = load(run, seed=seed, best=True) if best else plain
+    name = notes["model"]
+    model = load(run, seed=seed, best=name == "best.safetensors", finished=name == FINISHED)
     if notes["digest"] != _digest(model.file):
         raise RunError(f"{path}: made of other weights than {model.file.name} holds now; run fedskew adapt {run} again")
     return _moved(model, tensors["temperature"].item(), tensors["biases"].numpy(), tensors["mix"].numpy())

@@ -165,9 +165,9 @@ class TargetSection(Section):
 
     Attributes:
         mix: Shares by class; "uniform"; "pooled": that of all clients that train; "client": that of the partition's
-            target client; "data": the one that the data set defines; "estimate": estimated in the run, from the
-            target's unlabelled samples and those that clients hold out (`data.held_out`); None: "client" or "data",
-            whichever there is.
+            target client; "data": the one that the data set defines; "truth": `truth`; "estimate": estimated in the
+            run, from the target's unlabelled samples and those that clients hold out (`data.held_out`); None: "client"
+            or "data", whichever there is.
         truth: The mix by which accuracy on the target is measured, where the server is told another or estimates it;
             None: `mix`, or where that is estimated, the target client's. With "estimate" and no target client,
             unlabelled samples of this mix are drawn from the validation samples.
@@ -187,7 +187,7 @@ class TargetSection(Section):
             drawn anew for each estimate.
     """
 
-    mix: Literal["uniform", "pooled", "client", "data", "estimate"] | list[float] | None = None
+    mix: Literal["uniform", "pooled", "client", "data", "truth", "estimate"] | list[float] | None = None
     truth: Literal["uniform", "pooled", "data"] | list[float] | None = None
     unlabelled: Annotated[int, Field(ge=1)] | Annotated[str, Field(min_length=1)] = 1000
     noise: Annotated[float, Field(ge=0.0)] = 0.0
@@ -740,7 +740,7 @@ def _message(error: pydantic.ValidationError) -> str:
         return f"{key}: missing"
     if key == "target.mix":
         return (
-            f"{key}: expected a list of shares, or 'uniform', 'pooled', 'client', 'data' or 'estimate' "
+            f"{key}: expected a list of shares, or 'uniform', 'pooled', 'client', 'data', 'truth' or 'estimate' "
             f"(got {first['input']!r})"
         )
     if key == "target.truth":

@@ -5,7 +5,8 @@
     identity.json       what it was made of: data, fedskew's version; code/, the source of the user's own components
     rounds.jsonl        one line a round
     checkpoint/         the server's state
-    model.safetensors   the final model; best.safetensors where a validation set exists
+    model.safetensors   the final model; best.safetensors where a validation set exists, finished.safetensors where the
+                        method has a finish
     task.json           names of clients and classes, the target, what the labels say about the run
     summary.json        final figures, versions, machine, seconds
     report.html
@@ -39,6 +40,8 @@ from fedskew.experiment._model_info import ModelInfo
 from fedskew.files import LOCK, append, load_tensors, save_tensors, write_text, writing
 from fedskew.partition import Partition
 from fedskew.report import SeedRun
+
+FINISHED = "finished.safetensors"
 
 
 @dataclass(frozen=True)
@@ -206,18 +209,32 @@ class RunFolder:
         Raises:
             RunError: It is missing or another.
         """
-        path = self.path / name
-        try:
-            there, _ = load_tensors(path)
-        except RunError as error:
-            raise RunError(
-                f"{path}: can't be read ({error}); start over with --fresh, which keeps the old folder"
-            ) from None
+        path, there = self.path / name, self.read_model(name)
         if there.keys() != tensors.keys() or not all(there[key].equal(value.cpu()) for key, value in tensors.items()):
             raise RunError(
                 f"{path}: is not the model of the checkpoint beside it; start over with --fresh, which keeps the old "
                 "folder"
             )
+
+    def read_model(self, name: str) -> dict[str, Tensor]:
+        """Read a model that was written.
+
+        Args:
+            name: Name of the file.
+
+        Returns:
+            The model's state dict.
+
+        Raises:
+            RunError: It is missing or damaged.
+        """
+        path = self.path / name
+        try:
+            return load_tensors(path)[0]
+        except RunError as error:
+            raise RunError(
+                f"{path}: can't be read ({error}); start over with --fresh, which keeps the old folder"
+            ) from None
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write `summary.json`.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
@@ -10,13 +12,14 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from fedskew import methods
 from fedskew.engine import ClientStates, Evaluation, FedConcatState, RoundRecord, RoundRunner, ServerState
 from fedskew.errors import ConfigError, RunError
 from fedskew.experiment._backends import describe_backend
 from fedskew.experiment._config import Config
-from fedskew.experiment._folder import RunFolder, TaskInfo, check_summary
+from fedskew.experiment._folder import FINISHED, RunFolder, TaskInfo, check_summary
 from fedskew.experiment._model_info import ModelInfo
 from fedskew.experiment._summary import summarise, surroundings
 from fedskew.experiment._trackers import Tracker, make_trackers
@@ -38,6 +41,13 @@ class Evaluator(Protocol):
 
     def __call__(self, round: int, model: ModelState, /) -> tuple[Evaluation | None, Evaluation | None]:
         """Evaluate a model on the test and on the validation set; None for a set that there isn't."""
+
+
+class Finisher(Protocol):
+    """Finishes the model of the last round."""
+
+    def __call__(self, model: ModelState, server: Any, /) -> tuple[ModelState, dict[str, Any]]:
+        """Return what becomes of a model and the server's last state: the finished model, and plain values about it."""
 
 
 class Watch(Protocol):
@@ -88,9 +98,11 @@ class TrainingLoop:
         clients: What clients keep between their participations.
         folder: Where the run is written; None: it stays in memory.
         watch: Judges each round; None: none is undone.
+        finisher: Finishes the last round's model; None: it stays as it is.
 
     Attributes:
         records: The records so far.
+        finished: The finished model after `finish`; None where the method has no finish.
 
     Raises:
         ConfigError: The config names trackers, and there is no folder.
@@ -108,6 +120,7 @@ class TrainingLoop:
         clients: ClientStates,
         folder: RunFolder | None = None,
         watch: Watch | None = None,
+        finisher: Finisher | None = None,
     ) -> None:
         if config.output.trackers and folder is None:
             raise ConfigError("output.trackers: trackers write beside the run's files; give the run a folder (out=...)")
@@ -122,6 +135,8 @@ class TrainingLoop:
         self._clients = clients
         self._folder = folder
         self._watch = watch
+        self._finisher = finisher
+        self.finished: ModelState | None = None
         self._progress: Progress | None = None
         self._trackers: list[Tracker] = []
         self._finished: dict[str, Any] | None = None  # the summary of a run that was finished before
@@ -215,6 +230,8 @@ class TrainingLoop:
             self.model.write_state(final)
             assert folder is not None, "only a folder's run was finished before"
             folder.check_model("model.safetensors", self.model.state_dict())
+            if self._finisher is not None:
+                self.finished = self._finished_state(folder, final)
             return self._run(self._finished)
         best_round = state.best_round if state.best_round >= 0 else None
         device = self.model.vector.device
@@ -225,6 +242,8 @@ class TrainingLoop:
             self.model.write_state(state.best)
             folder.save_model("best.safetensors", self.model.state_dict(), self._info)
         self.save_model()
+        if self._finisher is not None:
+            summary["finished"] = self._finish(self._finisher, final)
         if folder is not None:
             folder.write_summary(summary)
         for tracker in self._trackers:
@@ -238,6 +257,40 @@ class TrainingLoop:
         self.model.write_state(final)
         if self._folder is not None:
             self._folder.save_model("model.safetensors", self.model.state_dict(), self._info)
+
+    def finished_network(self) -> nn.Module | None:
+        """Return a copy of the network with the finished model; None where the method has no finish."""
+        if self.finished is None:
+            return None
+        trained = self.model.read_state()
+        self.model.write_state(self.finished)
+        network = copy.deepcopy(self.model.module)
+        self.model.write_state(trained)
+        return network
+
+    def _finish(self, finisher: Finisher, final: ModelState) -> dict[str, Any]:
+        """Finish the model, evaluate it, write it beside the other, and return what the summary says of it."""
+        began = time.perf_counter()
+        self.finished, notes = finisher(final, self.server)
+        seconds = time.perf_counter() - began
+        evaluation, _ = self._evaluate(self.server.round, self.finished)
+        if self._folder is not None:
+            self.model.write_state(self.finished)
+            self._folder.save_model(FINISHED, self.model.state_dict(), self._info)
+        self.model.write_state(final)
+        return {
+            "name": self.config.method["finish"]["name"],
+            "evaluation": None if evaluation is None else dict(vars(evaluation)),
+            "notes": notes,
+            "seconds": seconds,
+        }
+
+    def _finished_state(self, folder: RunFolder, final: ModelState) -> ModelState:
+        """Read the finished model of a run that was finished before."""
+        self.model.load_state_dict(folder.read_model(FINISHED))
+        finished = self.model.read_state()
+        self.model.write_state(final)
+        return finished
 
     def _run(self, summary: dict[str, Any]) -> SeedRun:
         return SeedRun(

@@ -48,6 +48,7 @@ class Result:
         model: The final model of the first seed.
         summary: The summary of the run; of several seeds, mean and standard deviation of every figure.
         folder: The run folder; None where nothing was written.
+        finished: The first seed's model after the method's finish; None where it has none.
     """
 
     config: Config
@@ -55,6 +56,7 @@ class Result:
     model: nn.Module
     summary: dict[str, Any]
     folder: Path | None
+    finished: nn.Module | None = None
 
     @property
     def rounds(self) -> list[dict[str, Any]]:
@@ -71,6 +73,15 @@ class Result:
         """
         found = over_seeds([run.summary for run in self.runs])["last10"]
         return {heading: Spread(**found[name]) for name, heading in HEADLINE.items() if found[name]["mean"] is not None}
+
+    def after_finish(self) -> dict[str, Spread]:
+        """Return the same figures of the finished model, on one evaluation; empty where the method has no finish."""
+        found = over_seeds([run.summary for run in self.runs]).get("finished", {})
+        return {
+            heading: Spread(**found[name])
+            for name, heading in HEADLINE.items()
+            if name in found and found[name]["mean"] is not None
+        }
 
     def to_frame(self) -> pd.DataFrame:
         """Return the numbers of all rounds as a tidy data frame: a row for each seed and round.
@@ -221,15 +232,22 @@ class Result:
             if found
             else [counted(len(self.runs), "seed")]
         )
+        after = [f"{heading} {value.text(scale=100)} %" for heading, value in self.after_finish().items()]
+        if after:
+            basis.append(f"after {self.config.method['finish']['name']}: {', '.join(after)}")
         where = [] if self.folder is None else [str(self.folder)]
         return f"<Result of {self.config.name!r}: {'; '.join([*found, *basis, *where])}>"
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
         first = self.runs[0]
+        after = {
+            f"{heading} after {self.config.method['finish']['name']}": value
+            for heading, value in self.after_finish().items()
+        }
         cells = "".join(
             f"<tr><th style='text-align: left'>{heading}</th><td>{value.text(scale=100)} %</td></tr>"
-            for heading, value in self.headline().items()
+            for heading, value in [*self.headline().items(), *after.items()]
         )
         spread = "; mean ± standard deviation over seeds" if len(self.runs) > 1 else ""
         facts = [

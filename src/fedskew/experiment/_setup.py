@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from fedskew import components, methods, models, partition, torchrun
 from fedskew.data import Dataset, Inputs, take
 from fedskew.engine import (
+    ClientSamples,
     ClientStates,
     Conditions,
     FedConcatRunner,
@@ -29,6 +31,7 @@ from fedskew.experiment._batches import changed_batches, check_batches, refuses_
 from fedskew.experiment._config import Config
 from fedskew.experiment._dataset import content_of, data_seed, load_dataset
 from fedskew.experiment._evaluations import ClientEvaluations, LabelledData, LocalEvaluator
+from fedskew.experiment._finish import LocalFinisher
 from fedskew.experiment._folder import RunFolder, TaskInfo
 from fedskew.experiment._identity import Identity
 from fedskew.experiment._loop import TrainingLoop
@@ -180,6 +183,38 @@ def make_training_loop(config: Config, seed: int, folder: Path | None = None, ta
         clients=clients,
         folder=files,
         watch=_watch(seed, runner, model, task),
+        finisher=_finisher(config, seed, task, model),
+    )
+
+
+def _finisher(config: Config, seed: int, task: Task, model: FlatModel) -> LocalFinisher | None:
+    """What finishes the trained model; None where the method has no finish."""
+    component = methods.build(config.method, config.training.momentum).finish
+    if component is None:
+        return None
+    dataset, clients, rows = task.dataset, len(task.counts), task.partition.indices
+
+    def held_by(some: Sequence[NDArray[np.int64]]) -> list[ClientSamples]:
+        unused = np.zeros(dataset.num_classes)  # counts, of which a finish has its own
+        return [ClientSamples(dataset.inputs, dataset.targets, own, unused) for own in some if len(own)]
+
+    target = held_by(rows[clients:])
+    if task.unlabelled is not None:
+        size = len(task.unlabelled)
+        none = torch.zeros(size, dtype=torch.int64)
+        target = [ClientSamples(task.unlabelled, none, np.arange(size), np.zeros(dataset.num_classes))]
+    return LocalFinisher(
+        component=component,
+        model=model,
+        holders={
+            "training": held_by(rows[:clients]),
+            "held_out": held_by(task.held_out) or held_by([task.validation]),
+            "target": target,
+        },
+        samples=dataset.inputs.index_select(0, torch.zeros(2, dtype=torch.int64)),
+        target=_noisy_target(task.told, config.target.noise, seed),
+        is_estimated=config.target.is_estimated,
+        seed=seed,
     )
 
 

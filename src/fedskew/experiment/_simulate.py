@@ -124,6 +124,7 @@ def _simulate(
 ) -> Result:
     runs: list[SeedRun] = []
     model: nn.Module | None = None
+    finished: nn.Module | None = None
     single = len(resolved.seeds) == 1 and resolved.tune is None
     with _of_this_rank(resolved, folder, resume) as (own, place):
         parts = {seed: place if single or place is None else place / f"seed-{seed}" for seed in own.seeds}
@@ -132,14 +133,16 @@ def _simulate(
             loops = [make_training_loop(own, seed, part) for seed, part in parts.items()]
             begin()
             runs, model = run_in_step(loops, _rounds_together, resume, progress), loops[0].model.module
+            finished = loops[0].finished_network()
         else:
             for seed, part in parts.items():
-                run, trained = _run_seed(own, seed, part, resume, progress, begin)
+                run, loop = _run_seed(own, seed, part, resume, progress, begin)
                 runs.append(run)
-                model = trained if model is None else model
+                if model is None:
+                    model, finished = loop.model.module, loop.finished_network()
     assert model is not None
     summary = runs[0].summary if single else over_seeds([run.summary for run in runs])
-    result = Result(resolved, tuple(runs), model, summary, folder)
+    result = Result(resolved, tuple(runs), model, summary, folder, finished)
     if folder is not None and torchrun.rank() == 0 and not (resume and is_finished(folder)):
         if not single:
             names = [f"seed-{seed}" for seed in resolved.seeds]
@@ -182,7 +185,7 @@ def _run_seed(
     resume: bool,
     progress: Progress | None,
     begin: Callable[[], None],
-) -> tuple[SeedRun, nn.Module]:
+) -> tuple[SeedRun, TrainingLoop]:
     """Run one seed; where a key is tuned, run every value and choose the one with the best validation score.
 
     A value of the weighting that gives the same weights as an earlier one in every round is not trained again.
@@ -198,8 +201,8 @@ def _run_seed(
     if config.tune is None:
         loop = make_training_loop(config, seed, folder)
         begin()
-        return loop.run(resume, progress), loop.model.module
-    tried: list[tuple[float, SeedRun, nn.Module, str]] = []
+        return loop.run(resume, progress), loop
+    tried: list[tuple[float, SeedRun, TrainingLoop, str]] = []
     weighed: dict[str, NDArray[np.float64]] = {}
     same: dict[str, str] = {}
     for value in config.tune.values:
@@ -219,13 +222,13 @@ def _run_seed(
         begin()
         finished = loop.run(resume, progress)
         best = max(record.validation.score for record in finished.rounds if record.validation is not None)
-        tried.append((best, finished, loop.model.module, part))
-    _, chosen, model, part = max(tried, key=lambda entry: entry[0])
+        tried.append((best, finished, loop, part))
+    _, chosen, loop, part = max(tried, key=lambda entry: entry[0])
     if folder is not None and not (folder / "summary.json").exists():
         scores = {name: best for best, _, _, name in tried}
         notes = {"parts": [part], "validation": scores, "chosen": part} | ({"same": same} if same else {})
         _write_whole(folder, config.for_seed(seed), notes)
-    return chosen, model
+    return chosen, loop
 
 
 def _settled_weights(key: str, loop: TrainingLoop) -> NDArray[np.float64] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -75,7 +75,20 @@ def over_seeds(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
             name: asdict(Spread.of(summary[kind][name] for summary in summaries if summary[kind][name] is not None))
             for name in FIGURES
         }
+    finished = [values for summary in summaries if (values := finished_figures(summary)) is not None]
+    if len(finished) == len(summaries):
+        together["finished"] = {name: asdict(Spread.of(_known(finished, name))) for name in FIGURES}
     return together
+
+
+def finished_figures(summary: Mapping[str, Any]) -> dict[str, float | None] | None:
+    """The figures of a run's finished model; None where there is none, or it was not evaluated.
+
+    Args:
+        summary: The run's summary.
+    """
+    found = (summary.get("finished") or {}).get("evaluation")
+    return None if found is None else figures(Evaluation.from_dict(found))
 
 
 def surroundings(threads: int, device: torch.device) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from fedskew.experiment._grid import Cell, Sweep
 from fedskew.experiment._identity import Present, changed_since, set_aside
 from fedskew.experiment._setup import choose_device, make_task, try_out
 from fedskew.experiment._simulate import is_finished, run_folder
-from fedskew.experiment._sweep_tables import CellResult, table_notes, write_tables
+from fedskew.experiment._sweep_tables import CellResult, rows_of, table_notes, write_tables
 from fedskew.experiment._workers import run_all
 from fedskew.files import locked
 from fedskew.report import SeedRun
@@ -121,7 +121,7 @@ class SweepResult:
 
     Attributes:
         sweep: The sweep.
-        rows: The result of each cell.
+        rows: The result of each cell; of one whose method has a finish two, as trained and after it.
         failures: One line for each run that failed.
         folder: Where the tables are.
         refused: One line for each cell that was not run, as it makes no sense or can't be set up.
@@ -255,14 +255,15 @@ def _write(
             except FedskewError as error:
                 failed[job.key] = str(error)
     rows = tuple(
-        CellResult.of(
+        row
+        for cell in sweep.cells
+        for row in rows_of(
             cell,
             [run for run in runs if run.label == cell.label],
             sweep.accuracy,
             {seed: reason for (label, seed), reason in failed.items() if label == cell.label},
             {seed: str(reason) for (label, seed), reason in refused.items() if label == cell.label},
         )
-        for cell in sweep.cells
     )
     failures = tuple(f"{label}, seed {seed}: {reason}" for (label, seed), reason in failed.items())
     left_out = tuple(f"{label}: {reason}" for label, reason in _reasons(sweep, refused).items())
@@ -273,7 +274,7 @@ def _write(
             runs,
             result.report,
             sweep.name,
-            axes={cell.label: cell.values for cell in sweep.cells},
+            axes={row.cell.label: row.cell.values for row in rows},
             accuracy=sweep.accuracy,
             notes=table_notes(sweep, rows, runs),
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from fedskew.experiment._config import Config
 from fedskew.experiment._grid import Cell, Sweep
 from fedskew.experiment._simulate import run_folder
 from fedskew.files import write_text
-from fedskew.report import SeedRun, last_evaluated, machine_notes, rounds_to
+from fedskew.report import SeedRun, last_evaluated, machine_notes, rounds_to, with_finished
 from fedskew.tables import Spread, csv_text, markdown_table
 
 FIGURES = ("accuracy", "worst_class", "target_accuracy", "rounds_to_accuracy", "megabytes", "seconds")
@@ -77,6 +77,36 @@ class CellResult:
         return Spread.of(self.values(figure))
 
 
+def rows_of(
+    cell: Cell,
+    runs: Sequence[SeedRun],
+    accuracy: float | None,
+    failures: Mapping[int, str],
+    refused: Mapping[int, str],
+) -> list[CellResult]:
+    """Read the results of a cell from its runs: one, or two where its method has a finish.
+
+    Args:
+        cell: The cell.
+        runs: Its finished runs.
+        accuracy: See `CellResult.of`.
+        failures: See `CellResult.of`.
+        refused: See `CellResult.of`.
+    """
+    by_label: dict[str, list[SeedRun]] = {}
+    for run in with_finished(runs):
+        by_label.setdefault(run.label, []).append(run)
+    if len(by_label) < 2:
+        return [CellResult.of(cell, runs, accuracy, failures, refused)]
+    axis = next(iter(cell.values), None)
+    found = []
+    for label, own in by_label.items():
+        said = label.removeprefix(cell.label)
+        values = {name: f"{value}{said}" if name == axis else value for name, value in cell.values.items()}
+        found.append(CellResult.of(replace(cell, label=label, values=values), own, accuracy, failures, refused))
+    return found
+
+
 def columns(sweep: Sweep, rows: Sequence[CellResult]) -> list[str]:
     """Return the numbers that the sweep names or that some row has, seconds last: they alone differ between sweeps."""
     wanted = set() if sweep.accuracy is None else {"rounds_to_accuracy"}
@@ -130,6 +160,8 @@ def sweep_notes(sweep: Sweep, rows: Sequence[CellResult]) -> list[str]:
         "MB: 10⁶ bytes, up and down, of all rounds. Seconds: all rounds without their evaluation; they depend on the "
         "machine and on how many runs share it."
     )
+    if any("finish" in row.cell.config.method for row in rows):
+        lines.append("After a finish: the last round's model with another last layer, on one evaluation.")
     lines += model_notes(row.cell.config for row in rows)
     lines += [
         f"Missing, as it failed: {row.cell.label}, seed {seed}{_because(row.failures.get(seed))}"

@@ -36,8 +36,12 @@ def targets(
         ConfigError: There is no such mix, or no target whose mix could be estimated.
     """
     if not section.is_estimated:
-        told = _target(section.mix, "target.mix", dataset, counts, has_target_client)
-        truth = told
+        if section.mix == "truth" and section.truth is None:
+            raise ConfigError(
+                "target.mix: 'truth' tells the server target.truth, which is not set; set it, or give shares"
+            )
+        mix = section.truth if section.mix == "truth" else section.mix
+        truth = told = _target(mix, "target.mix", dataset, counts, has_target_client)
         if section.truth is not None:
             truth = _target(section.truth, "target.truth", dataset, counts, has_target_client)
         return truth, told

@@ -18,6 +18,7 @@ from fedskew.data import Stored
 from fedskew.errors import ArgumentError, RunError
 from fedskew.experiment._config import Config, read
 from fedskew.experiment._export import export
+from fedskew.experiment._folder import FINISHED
 from fedskew.experiment._model_info import ModelInfo
 from fedskew.experiment._work import make_network
 from fedskew.files import load_tensors
@@ -136,7 +137,7 @@ class TrainedModel:
                 yield batch
 
 
-def load(run: str | Path, *, seed: int | None = None, best: bool = False) -> TrainedModel:
+def load(run: str | Path, *, seed: int | None = None, best: bool = False, finished: bool = False) -> TrainedModel:
     """Read the model of a finished run, to use it.
 
         model = fedskew.load("runs/my-1a2b3c4d")
@@ -147,18 +148,24 @@ def load(run: str | Path, *, seed: int | None = None, best: bool = False) -> Tra
         run: The run folder.
         seed: The seed whose model it is to be; None: the first.
         best: The model that was best on the validation samples, in place of the final one.
+        finished: The model that the method's finish made of the final one.
 
     Returns:
         The model, on the CPU.
 
     Raises:
+        ArgumentError: Both `best` and `finished`.
         RunError: There is no such run or model, or it can't be read.
         ConfigError: Its network can't be built, as where a class of one's own isn't importable here.
     """
+    if best and finished:
+        raise ArgumentError("finished: it is made of the final model, not of the best one; leave out best")
     folder = _of_seed(Path(run), seed)
     config = read(folder / "config.toml")
-    path = folder / ("best.safetensors" if best else "model.safetensors")
+    path = folder / ("best.safetensors" if best else FINISHED if finished else "model.safetensors")
     if not path.exists():
+        if finished and "finish" not in config.method:
+            raise RunError(f"{path}: this run's method has no finish (method.finish), so there is only the final model")
         if best and (folder / "model.safetensors").exists():
             raise RunError(f"{path}: no validation samples were held out (data.validation), so no model is the best")
         raise RunError(f"{folder}: no model yet; finish the run: {_command(folder)} --resume")

@@ -1,6 +1,10 @@
 from ._calibration import Calibration as Calibration
+from ._calibration import CalibrationSums as CalibrationSums
 from ._calibration import adapt as adapt
 from ._calibration import calibrate as calibrate
+from ._calibration import calibrate_by_sums as calibrate_by_sums
+from ._calibration import calibration_sums as calibration_sums
+from ._calibration import spread_of as spread_of
 from ._counts import CountsLike as CountsLike
 from ._counts import LabelCounts as LabelCounts
 from ._counts import as_counts as as_counts

@@ -10,10 +10,12 @@ Hard-To-Beat at Label Shift Adaptation", ICML 2020 (BCTS); Saerens, Latinne, Dec
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from scipy.special import logsumexp, softmax
 
 from fedskew.errors import ArgumentError
@@ -95,59 +97,132 @@ def calibrate(logits: ArrayLike, targets: ArrayLike, weights: ArrayLike | None =
                 f"weights: must have the shape {wanted.shape}, one for each sample, not {amounts.shape}"
             )
         check_amounts(amounts, "weights")
-        sizes = np.bincount(wanted.astype(int), amounts, minlength=classes)
-    held = np.flatnonzero(sizes)
+    kept = amounts > 0
+    some, labels, shares = raw[kept], wanted[kept].astype(int), amounts[kept] / amounts.sum()
+    by_class = np.bincount(labels, shares, minlength=classes)
+
+    def sums(slope: float, biases: FloatArray) -> CalibrationSums:
+        return calibration_sums(some, labels, slope, biases, shares)
+
+    return calibrate_by_sums(sums, by_class, spread_of(some))
+
+
+class CalibrationSums(NamedTuple):
+    """What a holder of samples adds to the sums by which a calibration is found.
+
+    Attributes:
+        loss: Weighted sum of the cross-entropies.
+        gradient: Its gradient for the slope and the biases, shape `(1 + classes,)`.
+        curvature: Its second derivatives, shape `(1 + classes, 1 + classes)`.
+    """
+
+    loss: float
+    gradient: FloatArray
+    curvature: FloatArray
+
+
+def calibration_sums(
+    logits: FloatArray, targets: NDArray[np.int64], slope: float, biases: FloatArray, weights: FloatArray
+) -> CalibrationSums:
+    """Loss, gradient and curvature of `softmax(slope * logits + biases)` on some samples.
+
+    Sums of several holders' samples are the sums of what each of them computes.
+
+    Args:
+        logits: Raw outputs, shape `(samples, classes)`.
+        targets: Classes of the samples, shape `(samples,)`; each has a finite bias.
+        slope: 1 / temperature.
+        biases: Shape `(classes,)`; -inf for a class that nobody has a sample of.
+        weights: Of the samples, shape `(samples,)`.
+    """
+    held = np.isfinite(biases)
+    inputs = _centred(logits, held)
+    rows, places = np.arange(len(inputs)), np.searchsorted(np.flatnonzero(held), targets)
+    outputs = slope * inputs + biases[held]
+    loss = float(weights @ (logsumexp(outputs, axis=1) - outputs[rows, places])) if len(rows) else 0.0
+    shares = softmax(outputs, axis=1)
+    errors = shares.copy()
+    errors[rows, places] -= 1
+    weighted = weights[:, None] * shares
+    means = (shares * inputs).sum(axis=1)
+    among = np.append(0, 1 + np.flatnonzero(held))
+    gradient, curvature = np.zeros(len(biases) + 1), np.zeros((len(biases) + 1,) * 2)
+    gradient[among] = np.append(weights @ (errors * inputs).sum(axis=1), weights @ errors)
+    inner = np.empty((len(among),) * 2)
+    inner[0, 0] = weights @ ((shares * inputs**2).sum(axis=1) - means**2)
+    inner[0, 1:] = inner[1:, 0] = (weighted * (inputs - means[:, None])).sum(axis=0)
+    inner[1:, 1:] = np.diag(weighted.sum(axis=0)) - weighted.T @ shares
+    curvature[np.ix_(among, among)] = inner
+    return CalibrationSums(loss, gradient, curvature)
+
+
+def calibrate_by_sums(
+    ask: Callable[[float, FloatArray], CalibrationSums], weights: ArrayLike, spread: float
+) -> Calibration:
+    """Find a calibration from sums alone, by damped Newton steps on a convex loss; 5 to 10 questions as a rule.
+
+    Args:
+        ask: Gives the sums over all holders' samples (see `calibration_sums`) at a slope and biases.
+        weights: Total weight in these sums of each class's samples, shape `(classes,)`.
+        spread: How far a sample's logits are apart, roughly (see `spread_of`); it only helps the steps.
+
+    Returns:
+        The calibration.
+
+    Raises:
+        ArgumentError: Fewer than two classes have a sample.
+    """
+    amounts = as_floats(weights, "weights")
+    held = np.flatnonzero(amounts)
     if len(held) < 2:
         raise ArgumentError(f"targets: to calibrate takes samples of at least two classes, not of {len(held)}")
-    kept = amounts > 0
-    places = np.searchsorted(held, wanted[kept].astype(int))
-    slope, biases = _fitted(raw[kept][:, held], places, amounts[kept] / amounts.sum())
-    whole = np.full(classes, -np.inf)
-    whole[held] = biases - biases.mean()
+    slope, biases = _fitted(ask, amounts, max(spread, 1e-12))
+    whole = np.full(len(amounts), -np.inf)
+    whole[held] = biases[held] - biases[held].mean()
     return Calibration(1 / slope if slope > 0 else np.inf, whole)
 
 
-def _fitted(logits: FloatArray, targets: np.ndarray, weights: FloatArray) -> tuple[float, FloatArray]:
-    """The slope 1/T and the biases; damped Newton on a convex loss, whose curvature is singular along equal biases."""
-    spread = max(float(logits.std()), 1e-12)
-    inputs = (logits - logits.mean(axis=1, keepdims=True)) / spread
-    rows = np.arange(len(inputs))
-    found = np.zeros(inputs.shape[1] + 1)
-    found[0] = spread
+def _fitted(
+    ask: Callable[[float, FloatArray], CalibrationSums], weights: FloatArray, spread: float
+) -> tuple[float, FloatArray]:
+    """The slope 1/T and the biases. The curvature is singular along equal biases."""
+    scale = np.append(1 / spread, np.ones(len(weights)))  # so that both are of one size
+    none = np.where(weights > 0, 0.0, -np.inf)
+    found = np.append(spread, np.zeros(len(weights)))
 
-    def loss(point: FloatArray) -> float:
-        outputs = point[0] * inputs + point[1:]
-        return float(weights @ (logsumexp(outputs, axis=1) - outputs[rows, targets]))
+    def at(point: FloatArray) -> CalibrationSums:
+        return ask(float(point[0]) / spread, point[1:] + none)
 
-    value = loss(found)
+    now = at(found)
     for _ in range(_STEPS):
-        shares = softmax(found[0] * inputs + found[1:], axis=1)
-        errors = shares.copy()
-        errors[rows, targets] -= 1
-        weighted = weights[:, None] * shares
-        means = (shares * inputs).sum(axis=1)
-        gradient = np.append((weights * (errors * inputs).sum(axis=1)).sum(), weights @ errors)
-        curvature = np.empty((len(found),) * 2)
-        curvature[0, 0] = weights @ ((shares * inputs**2).sum(axis=1) - means**2)
-        curvature[0, 1:] = curvature[1:, 0] = (weighted * (inputs - means[:, None])).sum(axis=0)
-        curvature[1:, 1:] = np.diag(weighted.sum(axis=0)) - weighted.T @ shares
+        gradient, curvature = scale * now.gradient, scale[:, None] * now.curvature * scale
         step = np.linalg.lstsq(curvature, gradient, rcond=1e-12)[0]
         decrease = gradient @ step
-        length = next(
-            (
-                scale
-                for scale in 0.5 ** np.arange(_HALVINGS)
-                if loss(found - scale * step) <= value - 0.1 * scale * decrease
-            ),
-            0.0,
-        )
-        if decrease < _TOLERANCE or not length:
+        if decrease < _TOLERANCE:
             break
-        found = found - length * step
-        value = loss(found)
+        for length in 0.5 ** np.arange(_HALVINGS):
+            tried = at(found - length * step)
+            if tried.loss <= now.loss - 0.1 * length * decrease:
+                break
+        else:
+            break
+        found, now = found - length * step, tried
     if found[0] <= 0:
-        return 0.0, np.log(np.bincount(targets, weights))
+        return 0.0, np.log(weights, out=np.zeros(len(weights)), where=weights > 0)
     return float(found[0]) / spread, found[1:]
+
+
+def spread_of(logits: FloatArray) -> float:
+    """How far a sample's logits are apart: the root of the mean square of what differs from their mean; 0 of none."""
+    centred = _centred(logits, np.ones(logits.shape[1], dtype=bool))
+    return float(np.sqrt(np.square(centred).mean())) if len(centred) else 0.0
+
+
+def _centred(logits: FloatArray, held: NDArray[np.bool_]) -> FloatArray:
+    """The logits of the classes with a sample, each row with mean 0."""
+    inputs = logits[:, held]
+    centred: FloatArray = inputs - inputs.mean(axis=1, keepdims=True)
+    return centred
 
 
 def adapt(probabilities: ArrayLike, prior: ArrayLike, mix: ArrayLike) -> FloatArray:

@@ -1,7 +1,8 @@
 """Methods: named combinations of components, and what may be combined.
 
-A method is one component for each of the six slots. In a config it is a preset, a table per slot, or both. A table
-that names a component replaces what the preset brings for its slot; one without a name changes parameters of it.
+A method is one component for each of the six slots of a round, and perhaps a finish, which comes once after the last
+one. In a config it is a preset, a table per slot, or both. A table that names a component replaces what the preset
+brings for its slot; one without a name changes parameters of it.
 
     [method]
     preset = "fedentopt+fedprox"
@@ -12,6 +13,9 @@ that names a component replaces what the preset brings for its slot; one without
     [method.weighting]
     name = "fedpals"
     ess = 0.25
+
+    [method.finish]
+    name = "adapt"
 
 A user's own component is named `module:Class` wherever the name of one of ours may stand. Terms of one's own are added
 to a preset's by `extra_terms`:

@@ -21,6 +21,7 @@ FUNCTIONS: Mapping[str, tuple[str, ...]] = {
     "weighting": ("weigh",),
     "aggregation": ("combine", "combine_buffers"),
     "server_update": ("update", "init"),
+    "finish": ("finish", "statistics"),
     "pipeline": ("divide",),
 }
 """What a component of each slot must be able to do; the first is what it is for."""
@@ -33,6 +34,8 @@ _ARGUMENTS = {
     "combine": ("updates", "weights"),
     "combine_buffers": ("changes", "weights"),
     "update": ("state", "parameters", "updates", "weights", "steps"),
+    "finish": ("head", "ask", "known"),
+    "statistics": ("question", "observed"),
     "divide": ("counts", "rng"),
     "selection.init": ("counts",),
     "local_step.init": ("settings",),
@@ -132,6 +135,11 @@ def check_functions(method: Method) -> None:
             raise ConfigError(
                 f"method.objective: {name}.reads is missing; write reads: ClassVar[frozenset[str]] = frozenset(), or "
                 "name what it reads: 'teacher', 'previous', 'broadcast'"
+            )
+        if slot == "finish" and not isinstance(getattr(component, "asks", None), frozenset | set):
+            raise ConfigError(
+                f"method.finish: {name}.asks is missing; inherit from fedskew.finish.Finish, or name whose samples it "
+                "asks for: asks: ClassVar[frozenset[str]] = frozenset({'training'})"
             )
 
 

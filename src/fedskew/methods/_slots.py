@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedskew import aggregation, local_steps, objectives, pipelines, selection, server_updates, weighting
+from fedskew import aggregation, finish, local_steps, objectives, pipelines, selection, server_updates, weighting
 from fedskew.aggregation import Aggregation, Mean
+from fedskew.finish import Finish
 from fedskew.local_steps import LocalStep
 from fedskew.objectives import Loss, Objective
 from fedskew.pipelines import FedConcat
@@ -30,6 +31,7 @@ class Method:
         server_update: How the aggregated updates move the model.
         aggregation: How the weighted updates become one change.
         pipeline: Set where the rounds are not all alike.
+        finish: What happens once after the last round; mostly nothing.
     """
 
     selection: Selection
@@ -39,6 +41,7 @@ class Method:
     server_update: ServerUpdate
     aggregation: Aggregation = field(default_factory=Mean)
     pipeline: FedConcat | None = None
+    finish: Finish | None = None
 
     def components(self) -> list[tuple[str, Any]]:
         """Every component with its slot; the objective as its loss and its terms."""
@@ -57,10 +60,10 @@ SLOTS: dict[str, Mapping[str, type]] = {
     "aggregation": aggregation.INDEX,
     "server_update": server_updates.INDEX,
 }
-"""The components of each slot by name."""
+"""The components of each slot of a round by name."""
 
-PLACES: dict[str, Mapping[str, type]] = {**SLOTS, "pipeline": pipelines.INDEX}
-"""Where a component may stand: the slots, and the pipeline, which most methods leave empty."""
+PLACES: dict[str, Mapping[str, type]] = {**SLOTS, "finish": finish.INDEX, "pipeline": pipelines.INDEX}
+"""Where a component may stand: the slots of a round, and finish and pipeline, which most methods leave empty."""
 
 DEFAULTS: dict[str, Table] = {
     "selection": {"name": "uniform"},

@@ -39,6 +39,7 @@ QUESTIONS = {
     "weighting": "how much each update counts",
     "aggregation": "how the weighted updates become one change",
     "server_update": "how that change moves the model",
+    "finish": "what happens once after the last round (mostly nothing)",
     "pipeline": "how rounds follow each other, where they are not all alike (mostly none)",
 }
 

@@ -11,7 +11,7 @@ from fedskew.models._flat import FlatModel, ModelState
 from fedskew.models._mobilenetv2 import MobileNetV2
 from fedskew.models._network import Network, Outputs
 from fedskew.models._resnet import ResNet18, ResNet32, ResNet50
-from fedskew.models._wrappers import Concatenated, Projected, with_features, with_projection
+from fedskew.models._wrappers import Concatenated, Projected, last_layer, with_features, with_projection
 
 __all__ = [
     "CNNW2",
@@ -39,6 +39,7 @@ __all__ = [
     "build",
     "check_outputs",
     "dropout_keys",
+    "last_layer",
     "note",
     "swap_dropout",
     "with_features",

@@ -66,6 +66,42 @@ class _WithFeatures(nn.Module):
         return [layer for layer in self.model.modules() if isinstance(layer, nn.Linear)]
 
 
+@torch.no_grad()
+def last_layer(model: nn.Module, samples: Tensor) -> nn.Linear:
+    """Find the linear layer whose output the logits are.
+
+    Args:
+        model: Any module that returns logits, `(batch, classes)`; in eval mode after the call.
+        samples: Some samples, `(batch, ...)`.
+
+    Returns:
+        The layer, with a bias.
+
+    Raises:
+        ArgumentError: The logits come from something else, or the layer has no bias.
+    """
+    found: list[tuple[nn.Linear, Tensor]] = []
+
+    def keep(layer: nn.Module, _: tuple[Any, ...], output: Tensor) -> None:
+        assert isinstance(layer, nn.Linear), "only linear layers are watched"
+        found.append((layer, output.clone()))
+
+    layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
+    hooks = [layer.register_forward_hook(keep) for layer in layers]
+    try:
+        logits = model.eval()(samples)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    name = type(model).__name__
+    layer = next((layer for layer, output in reversed(found) if torch.equal(output, logits)), None)
+    if layer is None:
+        raise ArgumentError(f"model: the logits of {name} are not the output of a linear layer")
+    if layer.bias is None:
+        raise ArgumentError(f"model: the last layer of {name} has no bias")
+    return layer
+
+
 class Projected(Network):
     """A network with a projection before its head, as MOON trains it.
 

@@ -23,7 +23,7 @@ from fedskew.report import _classes, _clients, _curves
 from fedskew.report._groups import Group, alike, listed, same_data, same_test
 from fedskew.report._panel import Panel
 from fedskew.report._ranking import Ranking, ranking
-from fedskew.report._runs import SeedRun, averaged_over
+from fedskew.report._runs import SeedRun, averaged_over, with_finished
 from fedskew.report._script import plotly_script, shared_script
 from fedskew.report._sites import site_activity, site_rows, undone_rounds
 from fedskew.report._target import target_panels
@@ -56,7 +56,7 @@ def write_report(
 
     The page is self-contained: it loads nothing, but for `scripts`. Runs with one label are seeds of one
     configuration, and figures are their mean with one standard deviation (ddof 1). Several labels make a comparison, in
-    the order in which they first come. The same runs give the same bytes.
+    the order in which they first come; a finished model has a label of its own. The same runs give the same bytes.
 
     Args:
         runs: The runs, finished or not.
@@ -75,7 +75,7 @@ def write_report(
         ArgumentError: There are no runs, or a label has one seed twice.
         RunError: The file can't be written.
     """
-    groups = _grouped(runs)
+    groups = _grouped(with_finished(runs))
     comparison = len(groups) > 1
     ranked = ranking(groups, axes or {}, accuracy) if comparison else None
     sections = _sections(groups)

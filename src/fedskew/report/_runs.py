@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -45,6 +45,56 @@ class SeedRun:
     target: NDArray[np.float64] | None
     summary: dict[str, Any]
     notes: tuple[str, ...] = ()
+
+
+def with_finished(runs: Iterable[SeedRun]) -> list[SeedRun]:
+    """Return the runs, and after each whose method has a finish the finished model as a run of its own.
+
+    The two are labelled `as_trained` and `after_finish`. The second has one evaluation, in the last round.
+
+    Args:
+        runs: The runs.
+    """
+    found = []
+    for run in runs:
+        evaluation = (run.summary.get("finished") or {}).get("evaluation")
+        if evaluation is None:
+            found.append(run)
+        else:
+            found += [replace(run, label=as_trained(run.label)), _finished(run, evaluation)]
+    return found
+
+
+def as_trained(label: str) -> str:
+    """Name the model of a run whose method has a finish as it was before that."""
+    return f"{label}, as trained"
+
+
+def after_finish(label: str, finish: str) -> str:
+    """Name the model that a finish made."""
+    return f"{label}, after {finish}"
+
+
+def _finished(run: SeedRun, values: dict[str, Any]) -> SeedRun:
+    from fedskew.engine import Evaluation
+
+    rounds = [replace(record, evaluation=None, validation=None) for record in run.rounds]
+    evaluation = Evaluation.from_dict(values)
+    rounds[-1] = replace(rounds[-1], evaluation=evaluation)
+    figures = {name: getattr(evaluation, name) for name in run.summary["final"]}
+    return replace(
+        run,
+        label=after_finish(run.label, run.summary["finished"]["name"]),
+        rounds=rounds,
+        summary=run.summary
+        | {
+            "final": figures,
+            "last10": {**figures, "evaluations": 1},
+            "best_by_validation": None,
+            "max": figures,
+            "seconds": run.summary["seconds"] + run.summary["finished"]["seconds"],
+        },
+    )
 
 
 def last_evaluated(rounds: Sequence[RoundRecord]) -> list[RoundRecord]:

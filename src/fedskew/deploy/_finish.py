@@ -1,0 +1,223 @@
+"""The finish of a federation of real sites: questions after the last round, whose answers are added up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedskew.deploy._agreement import Agreement
+from fedskew.deploy._arrays import ArraySpec, RefusedError, Specs, decode, encode, specs_of
+from fedskew.deploy._log import LOG
+from fedskew.deploy._messages import ARRAYS, BROADCAST, CONFIG, FINISH, REPLY, SOURCE
+from fedskew.deploy._replies import bytes_needed, check_size
+from fedskew.deploy._sites import Sites, exchange
+from fedskew.engine import check_finish, finish_model
+from fedskew.errors import ArgumentError, ConfigError, FedskewError, RunError, in_one_line
+from fedskew.finish import Finish, Head, Known, Observed, Source
+from fedskew.models import FlatModel, ModelState
+from fedskew.randomness import Purpose, generator
+
+ATTEMPTS = 5
+"""How often a finish begins, each time without the sites that stopped answering."""
+
+
+class Asked(NamedTuple):
+    """What a finish asks a site for.
+
+    Attributes:
+        source: Of which samples.
+        arrays: Shapes and dtypes of the sums.
+    """
+
+    source: Source
+    arrays: dict[str, ArraySpec]
+
+
+def sources_of(agreement: Agreement) -> frozenset[Source]:
+    """Return of which samples sites answer questions: their test samples where they evaluate models on them."""
+    return frozenset({"training", "held_out"} if agreement.evaluates else {"training"})
+
+
+def some_samples(agreement: Agreement) -> Tensor:
+    """Return two samples of zeros."""
+    return torch.zeros(2, *agreement.shape, dtype=torch.int64 if agreement.tokens else torch.float32)
+
+
+def questions_of(component: Finish, model: FlatModel, agreement: Agreement) -> list[Asked]:
+    """Find what a finish asks for, by trying it on features that are drawn.
+
+    Raises:
+        ConfigError: It can't be tried.
+    """
+    samples, classes = some_samples(agreement), len(agreement.classes)
+    known = Known(
+        sources_of(agreement), torch.full((classes,), 1 / classes).double().numpy(), False, generator(0, Purpose.FINISH)
+    )
+    asked: dict[str, Asked] = {}
+    try:
+        layer = check_finish(component, model.module, samples, known)
+        head = Head(layer.weight.detach().double().cpu(), layer.bias.detach().double().cpu())
+        drawn = torch.from_numpy(
+            generator(0, Purpose.FINISH).standard_normal((8 * classes, head.weight.shape[1]))
+        ).float()
+        logits = (drawn.double() @ head.weight.T + head.bias).float()
+
+        def ask(source: Source, **question: Tensor) -> dict[str, Tensor]:
+            found = component.statistics(question, Observed(drawn, logits, torch.arange(len(drawn)) % classes))
+            one = Asked(source, specs_of(found))
+            asked[repr(one)] = one
+            return {name: part.double() for name, part in found.items()}
+
+        component.finish(head, ask, known)
+    except FedskewError as error:
+        raise ConfigError(f"method.finish: {str(error).removeprefix('method.finish: ')}") from None
+    except Exception as error:  # a user's own component can raise anything
+        raise ConfigError(f"method.finish: {type(component).__name__} can't be tried: {in_one_line(error)}") from error
+    return list(asked.values())
+
+
+class _MissingError(FedskewError):
+    """Raised where a site that answered before does not answer any more."""
+
+    def __init__(self, clients: Sequence[int]) -> None:
+        super().__init__(f"{len(clients)} sites do not answer")
+        self.clients = clients
+
+
+@dataclass(frozen=True)
+class SiteFinisher:
+    """Finishes models by asking the sites (see `experiment.Finisher`).
+
+    All questions go to the same sites. Where one of them stops answering, the finish begins anew without it.
+
+    Attributes:
+        component: The finish.
+        model: The network that states are written into.
+        sites: The sites.
+        agreement: What server and sites agree on.
+        target: The target's label mix, `(classes,)`, or None.
+        seed: The run's seed.
+
+    Raises:
+        ConfigError: The component needs what there isn't, or can't be applied to the network.
+    """
+
+    component: Finish
+    model: FlatModel
+    sites: Sites
+    agreement: Agreement
+    target: NDArray[Any] | None
+    seed: int
+
+    def __post_init__(self) -> None:
+        try:
+            check_finish(self.component, self.model.module, some_samples(self.agreement), self._known())
+        except ArgumentError as error:
+            raise ConfigError(str(error)) from None
+
+    def __call__(self, model: ModelState, server: Any) -> tuple[ModelState, dict[str, Any]]:
+        """Finish a model.
+
+        Raises:
+            RunError: No site answers, or the answers don't allow it.
+        """
+        out = set(self.sites.left_out)
+        for _ in range(ATTEMPTS):
+            members: set[int] | None = None
+
+            def answers(source: Source, question: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
+                nonlocal members
+                given = self._ask(model, source, question, members, out)
+                members = set(given) if members is None else members
+                if lost := members - set(given):
+                    raise _MissingError(sorted(lost))
+                return [given[client] for client in sorted(given) if given[client]]
+
+            try:
+                return finish_model(
+                    self.component, self.model, model, some_samples(self.agreement), answers, self._known()
+                )
+            except _MissingError as error:
+                names = ", ".join(self.sites.validator.names[client] for client in error.clients)
+                LOG.warning("finish: begins anew without %s, which no longer answers", names)
+                out.update(error.clients)
+        raise RunError(
+            f"method.finish: sites stopped answering {ATTEMPTS} times; start the run again when they are there"
+        )
+
+    def _known(self) -> Known:
+        return Known(sources_of(self.agreement), self.target, False, generator(self.seed, Purpose.FINISH))
+
+    def _ask(
+        self,
+        model: ModelState,
+        source: Source,
+        question: Mapping[str, Tensor],
+        members: set[int] | None,
+        out: set[int],
+    ) -> dict[int, dict[str, Tensor]]:
+        """Ask the sites, and return the valid answers by client; of a site without such samples it is empty."""
+        sites = self.sites
+        nodes = {
+            node: client
+            for client, node in sites.online().items()
+            if client not in out and (members is None or client in members)
+        }
+        content = RecordDict(
+            {
+                ARRAYS: sites.validator.layout.to_record(model),
+                BROADCAST: encode(dict(question)),
+                CONFIG: ConfigRecord({SOURCE: source}),
+            }
+        )
+        expected = self._expected(question)
+        answers = exchange(sites.grid, dict.fromkeys(nodes, content), f"query.{FINISH}", sites.timeout, FINISH).by(
+            nodes
+        )
+        failures = dict.fromkeys(answers.silent, "no reply in time") | answers.failures
+        found = {}
+        for client, reply in answers.contents.items():
+            try:
+                found[client] = read_answer(reply, expected)
+            except RefusedError as error:
+                failures[client] = f"refused: {error}"
+                sites.validator.refuse(client, f"finish: {error}")
+        for client, reason in failures.items():
+            LOG.warning("finish: no answer of %s: %s", sites.validator.names[client], reason)
+        return found
+
+    def _expected(self, question: Mapping[str, Tensor]) -> Specs:
+        layer = check_finish(self.component, self.model.module, some_samples(self.agreement), self._known())
+        classes, dim = layer.weight.shape
+        none = Observed(torch.zeros(1, dim), torch.zeros(1, classes), torch.zeros(1, dtype=torch.int64))
+        return specs_of(self.component.statistics(question, none))
+
+
+def read_answer(content: RecordDict, expected: Specs) -> dict[str, Tensor]:
+    """Validate a site's answer to a question of a finish.
+
+    Args:
+        content: The reply's records.
+        expected: Shapes and dtypes of the sums.
+
+    Returns:
+        The sums by name; none of a site that holds no such samples.
+
+    Raises:
+        RefusedError: They are not of these shapes, or not finite.
+    """
+    check_size(content, bytes_needed(expected))
+    record = content.get(REPLY)
+    if not isinstance(record, ArrayRecord):
+        raise RefusedError(f"the reply has no ArrayRecord {REPLY!r}")
+    if not len(record):
+        return {}
+    return {
+        name: torch.from_numpy(array.copy()) for name, array in decode(record, expected, "the site's array").items()
+    }

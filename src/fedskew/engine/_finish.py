@@ -1,0 +1,120 @@
+"""The finish of a method: questions to all holders of samples, and another last layer for the trained model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedskew.engine._contracts import calling, checked_finished, checked_sums, name_in
+from fedskew.engine._local_work import ClientSamples
+from fedskew.errors import ArgumentError, RunError
+from fedskew.finish import Finish, Head, Known, Observed, Source
+from fedskew.models import FlatModel, ModelState, last_layer, with_features
+
+BATCH = 1000
+
+Answers = Callable[[Source, Mapping[str, Tensor]], Sequence[Mapping[str, Tensor]]]
+"""Gives the answers of all holders of some samples to a question, in their order."""
+
+
+@torch.no_grad()
+def answer(
+    component: Finish, module: nn.Module, samples: ClientSamples, question: Mapping[str, Tensor], labelled: bool = True
+) -> dict[str, Tensor]:
+    """Answer a question of a finish at one holder of samples.
+
+    Args:
+        component: The finish.
+        module: The trained network; in eval mode after the call.
+        samples: The holder's samples, one at least.
+        question: What the server sent, by name.
+        labelled: Whether the component sees their labels.
+
+    Returns:
+        What the component's `statistics` returns.
+    """
+    rows = torch.from_numpy(samples.rows).to(samples.targets.device)
+    network, device = with_features(module.eval()), next(module.parameters()).device
+    parts = [network(samples.inputs.index_select(0, some).to(device)) for some in torch.split(rows, BATCH)]
+    observed = Observed(
+        torch.cat([part.features for part in parts]),
+        torch.cat([part.logits for part in parts]),
+        samples.targets[rows].to(device) if labelled else None,
+    )
+    with calling("finish", component, "statistics"):
+        return component.statistics(question, observed)
+
+
+def check_finish(component: Finish, module: nn.Module, samples: Tensor, known: Known) -> nn.Linear:
+    """Check that a finish can be applied to a network, and find its last layer.
+
+    Args:
+        component: The finish.
+        module: The network.
+        samples: Some samples, `(batch, ...)`.
+        known: What the server knows.
+
+    Returns:
+        The last layer.
+
+    Raises:
+        ArgumentError: The network has no trained linear layer with a bias at its end, or the run lacks something.
+    """
+    if (lacking := component.lacks(known)) is not None:
+        raise ArgumentError(f"method.{name_in('finish', component).replace(' ', ': ')} {lacking}")
+    try:
+        layer = last_layer(module, samples.to(next(module.parameters()).device))
+    except ArgumentError as error:
+        raise ArgumentError(
+            f"method.finish: it makes another last layer, and {str(error).removeprefix('model: ')}; end the network "
+            "with a linear layer that has one, or take no finish"
+        ) from None
+    if not (layer.weight.requires_grad and layer.bias.requires_grad):
+        raise ArgumentError("method.finish: it makes another last layer, and that of this network is not trained")
+    return layer
+
+
+def finish_model(
+    component: Finish, model: FlatModel, state: ModelState, samples: Tensor, answers: Answers, known: Known
+) -> tuple[ModelState, dict[str, Any]]:
+    """Finish a trained model.
+
+    Args:
+        component: The finish.
+        model: The network, which the trained model is written into.
+        state: The trained model.
+        samples: Some samples, `(batch, ...)`, by which the last layer is found.
+        answers: Asks the holders of samples.
+        known: What the server knows.
+
+    Returns:
+        The finished model, and what the component says of it, in plain values.
+
+    Raises:
+        RunError: The answers don't allow it.
+    """
+    model.write_state(state)
+    layer = check_finish(component, model.module, samples, known)
+    names = {id(parameter): name for name, parameter in model.module.named_parameters()}
+    head = Head(layer.weight.detach().double().cpu(), layer.bias.detach().double().cpu())
+
+    def ask(source: Source, **question: Tensor) -> dict[str, Tensor]:
+        given = answers(source, question) if source in known.sources else []
+        if not given:
+            raise ArgumentError(f"there are no samples ({source}) to ask for")
+        return checked_sums(component, given)
+
+    try:
+        with calling("finish", component, "finish"):
+            finished = checked_finished(component, component.finish(head, ask, known), head)
+    except ArgumentError as error:
+        raise RunError(f"method.finish: {type(component).__name__}: {error}") from None
+    parameters = state.parameters.clone()
+    views = model.views(parameters)
+    with torch.no_grad():
+        for old, new in zip((layer.weight, layer.bias), finished.head, strict=True):
+            views[names[id(old)]].copy_(new)
+    return state._replace(parameters=parameters), dict(finished.notes)

@@ -1,0 +1,186 @@
+"""The model moved to the target's label mix: calibration on held-out samples, then the target's prior.
+
+Alexandari, Kundaje and Shrikumar, "Maximum Likelihood with Bias-Corrected Calibration is Hard-To-Beat at Label Shift
+Adaptation", ICML 2020:
+
+    p_target(y | x) ~ softmax(z / T + b)_y q_y        z: the trained model's logits
+
+Temperature T and biases b are those of the greatest likelihood on samples that no client trained on, each class with
+the same total weight; the mix q is estimated from what the model says of the target's unlabelled samples
+(`labels.estimate_mix`). All of it folds into the last layer: its weight is divided by T, its bias becomes
+bias / T + b + log q.
+
+The likelihood is found by damped Newton steps on sums (loss, gradient, curvature: 1 + (C+1) + (C+1)^2 numbers), so that
+clients send nothing of single samples: some eight exchanges, then one of counts by class and outcome.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedskew.components import Cost
+from fedskew.errors import ArgumentError
+from fedskew.finish._protocol import NEVER, Ask, Finish, Finished, FloatArray, Head, Known, Observed, Source
+from fedskew.labels import (
+    EDGES,
+    CalibrationSums,
+    MixEstimate,
+    calibrate_by_sums,
+    calibration_sums,
+    estimate_mix,
+    outcome_cells,
+    outcome_table,
+    spread_of,
+)
+from fedskew.parameters import component
+
+BINS = len(EDGES) + 1
+
+
+@component
+class Adapt(Finish):
+    """The last layer calibrated on held-out samples and moved to the target's label mix.
+
+    The mix is estimated from the target's unlabelled samples; where there are none, it is the one that the server knows
+    (`[target] mix`).
+
+    Attributes:
+        estimator: How the mix is estimated (see `labels.estimate_mix`): "gls", "em-cells" or "bbse".
+        on_misfit: Where the target's samples are no mix of the held-out classes: "keep" the model as it was trained, or
+            move it all the same and "warn".
+    """
+
+    paper: ClassVar[str] = "Alexandari et al., ICML 2020"
+    cost: ClassVar[Cost] = Cost(numbers=("(C+1)(C+2) up, about 8 times, once",))
+    asks: ClassVar[frozenset[Source]] = frozenset({"held_out"})
+
+    estimator: Literal["gls", "em-cells", "bbse"] = "gls"
+    on_misfit: Literal["keep", "warn"] = "keep"
+
+    def lacks(self, known: Known) -> str | None:
+        """See `Finish.lacks`."""
+        if "target" not in known.sources and known.target is None:
+            return (
+                "needs a target: target.mix, or unlabelled samples (a partition rule with a target client, or "
+                "target.mix = 'estimate' with target.truth)"
+            )
+        return super().lacks(known)
+
+    def statistics(self, question: Mapping[str, Tensor], observed: Observed) -> dict[str, Tensor]:
+        """Return sizes, the sums of a Newton step, or counts by class and outcome cell; see `Finish.statistics`."""
+        logits = observed.logits.double().cpu().numpy()
+        classes = logits.shape[1]
+        labels = None if observed.targets is None else observed.targets.cpu().numpy()
+        if "biases" not in question:
+            assert labels is not None, "sizes are asked of labelled samples"
+            squares = spread_of(logits) ** 2 * logits.size
+            return {"sizes": _tensor(np.bincount(labels, minlength=classes)), "squares": _tensor(np.array([squares]))}
+        slope, biases = float(question["slope"]), question["biases"].double().cpu().numpy()
+        biases = np.where(biases > NEVER, biases, -np.inf)
+        if "weights" in question:
+            assert labels is not None, "a calibration is of labelled samples"
+            weights = question["weights"].double().cpu().numpy()[labels]
+            sums = calibration_sums(logits, labels, slope, biases, weights)
+            return {
+                "loss": _tensor(np.array([sums.loss])),
+                "gradient": _tensor(sums.gradient),
+                "curvature": _tensor(sums.curvature),
+            }
+        outputs = slope * logits + biases
+        sure = 1 / np.exp(outputs - outputs.max(axis=1, keepdims=True)).sum(axis=1)
+        cells = outcome_cells(outputs.argmax(axis=1), sure)
+        if labels is None:
+            return {"cells": _tensor(np.bincount(cells, minlength=classes * BINS))}
+        return {"tables": _tensor(outcome_table(labels, cells, classes, BINS))}
+
+    def finish(self, head: Head, ask: Ask, known: Known) -> Finished:
+        """Calibrate, estimate the mix, and move the last layer; see `Finish.finish`."""
+        first = ask("held_out")
+        sizes = first["sizes"].numpy()
+        held = sizes > 0
+        weights = np.divide(1 / max(held.sum(), 1), sizes, out=np.zeros(len(sizes)), where=held)
+
+        def sums(slope: float, biases: FloatArray) -> CalibrationSums:
+            found = ask("held_out", slope=torch.tensor(slope), biases=_finite(biases), weights=_tensor(weights))
+            return CalibrationSums(float(found["loss"]), found["gradient"].numpy(), found["curvature"].numpy())
+
+        spread = math.sqrt(float(first["squares"]) / max(sizes.sum() * len(sizes), 1))
+        calibration = calibrate_by_sums(sums, weights * sizes, spread)
+        notes: dict[str, Any] = {
+            "temperature": _plain(calibration.temperature),
+            "biases": [_plain(bias) for bias in calibration.biases.tolist()],
+            "held_out": sizes.astype(int).tolist(),
+        }
+        if "target" in known.sources:
+            question = {"slope": torch.tensor(1 / calibration.temperature), "biases": _finite(calibration.biases)}
+            tables, cells = ask("held_out", **question)["tables"], ask("target", **question)["cells"]
+            estimate = estimate_mix(tables.numpy(), cells.numpy(), self.estimator)
+            notes |= _said(estimate)
+            mix = estimate.mix
+            if estimate.misfit and self.on_misfit == "keep":
+                return Finished(head, {**notes, "kept": "the target's samples are no mix of the held-out classes"})
+        elif known.target is not None:
+            mix = np.where(held, known.target, 0.0)
+            if not mix.any():
+                raise ArgumentError("target: no held-out sample is of a class that its mix has a share of")
+            notes["mix"] = (mix / mix.sum()).tolist()
+        else:
+            raise ArgumentError("target: there are neither unlabelled samples of it nor a mix")
+        return Finished(moved(head, 1 / calibration.temperature, calibration.biases, mix), notes)
+
+
+def moved(head: Head, slope: float, biases: FloatArray, mix: FloatArray) -> Head:
+    """Fold a calibration and a label mix into a last layer.
+
+    Args:
+        head: The layer.
+        slope: 1 / temperature.
+        biases: Biases of the calibration, `(classes,)`; -inf for a class that is not known.
+        mix: The target's label mix, `(classes,)`.
+
+    Returns:
+        The layer whose softmax is `softmax(slope * logits + biases)` times the mix, normalised. A class without a share
+        is never predicted.
+    """
+    added = _tensor(offsets(biases, mix)).to(head.bias)
+    return Head(head.weight * slope, torch.where(added > NEVER, head.bias * slope + added, added))
+
+
+def offsets(biases: FloatArray, mix: FloatArray) -> FloatArray:
+    """What is added to calibrated logits: bias plus the logarithm of the class's share, `NEVER` for a share of 0.
+
+    Args:
+        biases: Biases of the calibration, `(classes,)`; -inf for a class that is not known.
+        mix: The target's label mix, `(classes,)`.
+    """
+    logarithms = np.log(mix, out=np.full(len(mix), -np.inf), where=mix > 0)
+    return np.maximum(biases + logarithms, NEVER)
+
+
+def _said(estimate: MixEstimate) -> dict[str, Any]:
+    """An estimate as plain values."""
+    return {
+        "mix": estimate.mix.tolist(),
+        "standard_errors": estimate.standard_errors.tolist(),
+        "p_value": _plain(estimate.p_value),
+        "misfit": estimate.misfit,
+        "unseen": list(estimate.unseen),
+    }
+
+
+def _plain(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _finite(biases: FloatArray) -> Tensor:
+    return _tensor(np.maximum(biases, NEVER))
+
+
+def _tensor(values: np.ndarray) -> Tensor:
+    return torch.from_numpy(np.array(values, dtype=np.float64))

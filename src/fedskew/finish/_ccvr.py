@@ -1,0 +1,151 @@
+"""CCVR: the last layer trained once more, on features drawn from one Gaussian a class.
+
+Luo, Chen, Hu, Zhang, Liang and Feng, "No Fear of Heterogeneity: Classifier Calibration for Federated Learning with
+Non-IID Data", NeurIPS 2021. Of a class with n samples, whose features z are the last layer's inputs,
+
+    mu    = sum z / n
+    Sigma = (sum z z' - n mu mu') / (n - 1)
+
+over the clients' training samples; `samples` features are drawn from N(mu, Sigma), and the last layer is trained on
+those of all classes. The paper's clients send mean and covariance, from which its server computes the same two sums.
+
+The paper leaves open how the layer is trained; FL-bench and fluke take one epoch of SGD, whose result depends on the
+scale of the features. Here it is the minimum of
+
+    mean cross-entropy + ridge / 2 * sum of squared weights, for features divided by their standard deviations
+
+found by L-BFGS from the trained layer on, which takes no learning rate. Towards a target, the mean is weighted by its
+label mix, which is to draw features by this mix with less chance in it. A class that no client holds, or the target has
+no share of, is never predicted.
+
+The sums of a class with a single sample at a client are that sample's features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from fedskew.components import Cost
+from fedskew.errors import ArgumentError
+from fedskew.finish._protocol import NEVER, Ask, Finish, Finished, Head, Known, Observed, Source
+from fedskew.parameters import Count, NonNegative, Switch, component
+
+JITTER = 1e-6
+"""Added to the diagonal of a covariance, as a share of its mean: with few samples it has no inverse."""
+
+LEAST_SPREAD = 1e-3
+"""A feature's standard deviation counts as this share of the largest one at least: what never varies says nothing."""
+
+MOST_NUMBERS = 1 << 28
+"""Most numbers of a sum that is asked for: 2 GiB."""
+
+STEPS = 200
+
+
+@component
+class CCVR(Finish):
+    """The last layer trained on features that are drawn from one Gaussian a class.
+
+    Attributes:
+        samples: Features drawn of each class.
+        target: Weigh the classes by the target's label mix, which takes one (`[target] mix`); else all classes alike.
+        ridge: Penalty of the layer's weights.
+    """
+
+    paper: ClassVar[str] = "Luo et al., NeurIPS 2021"
+    cost: ClassVar[Cost] = Cost(numbers=("C(1 + d + d^2) up once (d: features)",))
+    asks: ClassVar[frozenset[Source]] = frozenset({"training"})
+    reveals_label_counts: ClassVar[bool] = True
+
+    samples: Count = 200
+    target: Switch = False
+    ridge: NonNegative = 1e-3
+
+    def lacks(self, known: Known) -> str | None:
+        """See `Finish.lacks`."""
+        if self.target and known.target is None and not known.is_estimated:
+            return "is to weigh by the target's label mix, and there is none; set target.mix, or target = false"
+        return super().lacks(known)
+
+    def statistics(self, question: Mapping[str, Tensor], observed: Observed) -> dict[str, Tensor]:
+        """Return numbers of samples, sums of features and of their products by class; see `Finish.statistics`."""
+        assert observed.targets is not None, "training samples have labels"
+        features, classes = observed.features.double(), observed.logits.shape[1]
+        dim = features.shape[1]
+        if classes * dim**2 > MOST_NUMBERS:
+            raise ArgumentError(
+                f"ccvr needs {classes} x {dim} x {dim} numbers of each client, more than {MOST_NUMBERS:,}; take a "
+                "network with fewer features, or another finish"
+            )
+        sums = features.new_zeros(classes, dim)
+        products = features.new_zeros(classes, dim, dim)
+        for label in range(classes):
+            own = features[observed.targets == label]
+            sums[label], products[label] = own.sum(0), own.T @ own
+        return {
+            "sizes": torch.bincount(observed.targets, minlength=classes).double(),
+            "sums": sums,
+            "products": products,
+        }
+
+    def finish(self, head: Head, ask: Ask, known: Known) -> Finished:
+        """Draw features and train the layer; see `Finish.finish`."""
+        mix = known.target if self.target else None
+        notes: dict[str, Any] = {}
+        if self.target:
+            notes["mix"] = "no estimate is sure enough, so all classes count alike" if mix is None else mix.tolist()
+        found = ask("training")
+        sizes, sums, products = (found[name].cpu() for name in ("sizes", "sums", "products"))
+        shares = (sizes > 0).double()
+        if mix is not None:
+            shares *= torch.from_numpy(mix)
+        if not shares.any():
+            raise ArgumentError("target: no client holds a class that its mix has a share of")
+        classes = torch.nonzero(shares)[:, 0].tolist()
+        drawn = [self._draw(sizes[c], sums[c], products[c], known) for c in classes]
+        old = Head(head.weight.cpu()[classes], head.bias.cpu()[classes])
+        new = self._trained(old, torch.stack(drawn), shares[classes] / shares.sum())
+        weight, bias = torch.zeros_like(head.weight), torch.full_like(head.bias, NEVER)
+        weight[classes], bias[classes] = new.weight.to(weight), new.bias.to(bias)
+        return Finished(Head(weight, bias), {"sizes": sizes.long().tolist(), **notes})
+
+    def _draw(self, size: Tensor, total: Tensor, products: Tensor, known: Known) -> Tensor:
+        """Features of one class, `(samples, dim)`."""
+        mean = total / size
+        covariance = (products - size * torch.outer(mean, mean)) / (size - 1).clamp(min=1)
+        jitter = JITTER * covariance.diagonal().clamp(min=0).mean() + torch.finfo(torch.float32).tiny
+        floor = torch.finfo(torch.float64).eps * products.diagonal().max()  # what rounding leaves of large means
+        root = torch.linalg.cholesky(covariance + (jitter + 10 * floor) * torch.eye(len(mean), dtype=torch.float64))
+        normal = torch.from_numpy(known.generator.standard_normal((self.samples, len(mean))))
+        drawn: Tensor = mean + normal @ root.T
+        return drawn
+
+    def _trained(self, head: Head, features: Tensor, shares: Tensor) -> Head:
+        """The layer trained on `features`, `(classes, samples, dim)`, where each class has a share of the loss."""
+        classes, samples, dim = features.shape
+        flat, labels = features.reshape(-1, dim), torch.arange(classes).repeat_interleave(samples)
+        centre = flat.mean(0)
+        spread = flat.std(0, correction=0)
+        spread = spread.clamp(min=float(LEAST_SPREAD * spread.max())) if spread.any() else torch.ones_like(spread)
+        inputs = (flat - centre) / spread
+        weight = (head.weight.double() * spread).requires_grad_()
+        bias = (head.bias.double() + head.weight.double() @ centre).requires_grad_()
+        optimiser = torch.optim.LBFGS(
+            [weight, bias], max_iter=STEPS, tolerance_grad=1e-9, tolerance_change=1e-12, line_search_fn="strong_wolfe"
+        )
+
+        def loss() -> Tensor:
+            optimiser.zero_grad()
+            each = cross_entropy(inputs @ weight.T + bias, labels, reduction="none").reshape(classes, samples)
+            value = shares @ each.mean(1) + self.ridge / 2 * weight.square().sum()
+            value.backward()  # type: ignore[no-untyped-call]
+            return value
+
+        optimiser.step(loss)  # type: ignore[no-untyped-call]
+        scaled = weight.detach() / spread
+        return Head(scaled, bias.detach() - scaled @ centre)

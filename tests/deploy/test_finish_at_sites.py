@@ -1,0 +1,119 @@
+"""A finish at real sites: the same as in a simulation, by sums that the sites agreed to send."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+pytest.importorskip("flwr")
+
+from tests.deploy.federated import NAMES, federate, tree
+
+import fedskew
+from fedskew.deploy import agree, check_config, disclosures, read_terms
+from fedskew.errors import ConfigError, RunError
+from fedskew.files import load_tensors
+
+TARGET = [0.02] * 5 + [0.18] * 5
+
+
+def finishing(method, **more):
+    config = tree({"preset": "fedavg", "finish": method}, rounds=1)
+    return {**config, "model": {"name": "mlp3", "width": 12}, "evaluation": {"every": 2}, **more}
+
+
+@pytest.mark.parametrize("finish", ["ccvr", {"name": "ccvr", "target": True, "samples": 50}])
+def test_the_finished_model_is_that_of_the_simulation(finish, tmp_path):
+    sites = federate(tmp_path, finishing(finish, target={"mix": TARGET}))
+    grid = sites.grid()
+    done = sites.run(grid).run(resume=True)
+    simulated = fedskew.simulate(sites.config, out=tmp_path / "simulated", progress=False)
+    ours = load_tensors(sites.run_folder / "finished.safetensors")[0]
+    theirs = load_tensors(simulated.folder / "finished.safetensors")[0]
+    for name, part in theirs.items():  # the trained models agree to rounding, and a minimum is found to a tolerance
+        torch.testing.assert_close(ours[name], part, rtol=1e-3, atol=1e-3)
+    said = done.summary["finished"]["evaluation"]
+    assert said["accuracy"] == pytest.approx(simulated.summary["finished"]["evaluation"]["accuracy"], abs=0.01)
+    asked = [message for message in grid.asked if message.metadata.message_type == "query.finish"]
+    assert len(asked) == len(NAMES)
+    again = sites.run(sites.grid()).run(resume=True)
+    assert again.summary == json.loads((sites.run_folder / "summary.json").read_text())
+
+
+def test_adapt_calibrates_on_the_sites_test_samples_towards_a_mix_that_the_server_knows(tmp_path):
+    sites = federate(tmp_path, finishing("adapt", target={"mix": TARGET}))
+    done = sites.run(sites.grid()).run(resume=True)
+    said = done.summary["finished"]
+    assert said["notes"]["mix"] == pytest.approx(TARGET)
+    assert sum(said["notes"]["held_out"]) == sum(map(sum, said["evaluation"]["confusion"]))
+    assert said["evaluation"]["target_accuracy"] > done.summary["final"]["target_accuracy"]
+
+
+def test_a_site_that_stops_answering_is_left_out_and_a_wrong_answer_refused(tmp_path, caplog):
+    sites = federate(tmp_path, finishing("adapt", target={"mix": TARGET}))
+    grid, questions = sites.grid(), []
+
+    def silent_after_two(question, answer):
+        if question.metadata.message_type == "query.finish":
+            questions.append(question)
+            return None if len(questions) > 2 else answer
+        return answer
+
+    grid.tamper[sites.node("birch")] = silent_after_two
+    done = sites.run(grid).run(resume=True)
+    assert "begins anew without birch" in caplog.text
+    whole = sum(map(sum, done.summary["finished"]["evaluation"]["confusion"]))
+    assert sum(done.summary["finished"]["notes"]["held_out"]) < whole
+
+
+def test_a_site_answers_no_finish_that_it_did_not_agree_to(tmp_path, caplog):
+    sites = federate(tmp_path, finishing("ccvr"))
+    agreed = sites.data_of("ash").with_name("agreed.toml")
+    assert read_terms(agreed).finish == "ccvr"
+    agreed.write_text(agreed.read_text().replace('finish = "ccvr"', 'finish = ""'))
+    sites.run(sites.grid()).run(resume=True)
+    assert "no answer of ash: not agreed: finish" in caplog.text
+    assert (sites.run_folder / "finished.safetensors").exists()
+
+
+def test_what_leaves_a_site_is_listed_and_within_the_agreed_bytes(tmp_path):
+    sites = federate(tmp_path, finishing("ccvr"))
+    listed = [thing for thing in disclosures(sites.config, sites.agreement) if "for ccvr" in thing.what]
+    assert [thing.bytes for thing in listed] == [8 * 10 * (1 + 12 + 12**2)]
+    assert "sums over its training samples" in listed[0].what
+    wide = federate(tmp_path / "wide", finishing("ccvr", model={"name": "mlp3", "width": 80}))
+    assert agree(wide.data_of("ash"), wide.app).bytes > 8 * 10 * 80**2  # more than its model has
+
+
+@pytest.mark.parametrize(
+    ("finish", "agreed", "says"),
+    [
+        ("adapt", {}, "method.finish: adapt needs a target"),
+        ("adapt", {"evaluation": "none"}, "method.finish: adapt needs"),
+        ("ccvr", {"label_counts": "withheld"}, "ccvr returns how many samples of each class"),
+    ],
+)
+def test_what_can_not_be_is_said_before_the_first_round(finish, agreed, says, tmp_path):
+    def begin():
+        sites = federate(tmp_path, finishing(finish), **agreed)
+        check_config(sites.config, sites.agreement)
+        sites.run(sites.grid())
+
+    with pytest.raises(ConfigError, match=says):
+        begin()
+
+
+def test_no_site_answers(tmp_path):
+    sites = federate(tmp_path, finishing("ccvr"))
+    grid = sites.grid()
+    for name in NAMES:
+        grid.tamper[sites.node(name)] = lambda question, answer: (
+            None if question.metadata.message_type == "query.finish" else answer
+        )
+    with pytest.raises(RunError, match="method.finish: CCVR: there are no samples"):
+        sites.run(grid).run(resume=True)
+    assert (sites.run_folder / "model.safetensors").exists()
+    sites.run(sites.grid()).run(resume=True)  # started again, only the finish is missing
+    assert (sites.run_folder / "finished.safetensors").exists()

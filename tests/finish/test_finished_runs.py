@@ -1,0 +1,221 @@
+"""A finish in a run: the model as it was trained stays, the finished one stands beside it, in every table."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fedskew
+from covering import Cell
+from fedskew.data import load
+from fedskew.errors import ComponentError, ConfigError
+from fedskew.experiment import make_training_loop, resolve
+from fedskew.files import load_tensors
+from fedskew.finish import Finish, Finished, Head
+
+DIGITS = load("digits")
+TASK = {
+    "name": "digits",
+    "data": {"name": "digits", "held_out": 0.25},
+    "partition": {"rule": "dirichlet_by_client", "clients": 6, "beta": 0.5, "target_client": True},
+    "model": {"name": "mlp3", "width": 12},
+    "training": {"rounds": 2, "participation": 0.5, "batch_size": 32, "lr": 0.1},
+    "evaluation": {"every": 2},
+}
+
+
+def run(folder=None, **tables):
+    return fedskew.simulate({**TASK, **tables}, out=folder, progress=False)
+
+
+@pytest.mark.parametrize("finish", ["ccvr", {"name": "ccvr", "samples": 50, "target": True}, "adapt"])
+def test_only_the_last_layer_of_a_copy_changes(finish, tmp_path):
+    plain = run(tmp_path / "plain")
+    done = run(tmp_path / "done", method={"preset": "fedavg", "finish": finish})
+    assert (done.folder / "model.safetensors").read_bytes() == (plain.folder / "model.safetensors").read_bytes()
+    assert not (plain.folder / "finished.safetensors").exists()
+    assert plain.finished is None
+    before, after = (load_tensors(done.folder / name)[0] for name in ("model.safetensors", "finished.safetensors"))
+    assert {name for name, part in before.items() if not torch.equal(part, after[name])} == {"head.weight", "head.bias"}
+
+    said = done.summary["finished"]
+    assert said["name"] == (finish if isinstance(finish, str) else finish["name"])
+    model = fedskew.load(done.folder, finished=True)
+    right = model.predict(DIGITS.test_inputs).argmax(1) == DIGITS.test_targets.numpy()
+    assert said["evaluation"]["accuracy"] == pytest.approx(right.mean(), abs=1e-6)
+    assert done.after_finish()["accuracy"].mean == said["evaluation"]["accuracy"]
+    assert done.summary["final"] == plain.summary["final"]
+    with torch.no_grad():
+        given = done.finished.eval()(DIGITS.test_inputs).softmax(1)
+    np.testing.assert_allclose(given.numpy(), model.predict(DIGITS.test_inputs), atol=1e-6)
+    assert json.loads((done.folder / "summary.json").read_text()) == done.summary
+
+
+def test_adapt_in_a_run_estimates_the_targets_mix_and_gains_there():
+    done = run(method="adapt", model={"name": "mlp3", "width": 100}, training=TASK["training"] | {"rounds": 20})
+    notes, truth = done.summary["finished"]["notes"], done.runs[0].target
+    assert np.abs(np.array(notes["mix"]) - truth).sum() < 0.35
+    assert sum(notes["held_out"]) == pytest.approx(0.25 * 5 / 6 * len(DIGITS.targets), rel=0.1)
+    assert done.after_finish()["target mix"].mean > done.headline()["target mix"].mean
+
+
+@pytest.mark.parametrize("finish", ["ccvr", "adapt"])
+def test_the_same_bits_in_processes_after_a_stop_and_read_again(finish, tmp_path):
+    method = {"preset": "scaffold", "finish": finish}
+    whole = run(tmp_path / "whole", method=method)
+    processes = run(tmp_path / "two", method=method, engine={"backend": "processes", "processes": 2})
+    assert processes.summary["finished"]["evaluation"] == whole.summary["finished"]["evaluation"]
+    bits = (whole.folder / "finished.safetensors").read_bytes()
+    assert (processes.folder / "finished.safetensors").read_bytes() == bits
+
+    def stop(record):
+        if record["round"] == 1:
+            raise KeyboardInterrupt
+
+    config = resolve({**TASK, "method": method})
+    with pytest.raises(KeyboardInterrupt):
+        fedskew.simulate(config, out=tmp_path / "stopped", progress=stop)
+    resumed = fedskew.simulate(config, out=tmp_path / "stopped", resume=True, progress=False)
+    assert (resumed.folder / "finished.safetensors").read_bytes() == bits
+    # Killed while it was finishing: the last round is there, and no summary.
+    shutil.copytree(whole.folder, tmp_path / "killed" / whole.folder.name)
+    for name in ("summary.json", "finished.safetensors", "report.html"):
+        (tmp_path / "killed" / whole.folder.name / name).unlink()
+    again = fedskew.simulate(config, out=tmp_path / "killed", resume=True, progress=False)
+    assert (again.folder / "finished.safetensors").read_bytes() == bits
+    read = fedskew.simulate(config, out=tmp_path / "whole", resume=True, progress=False)
+    assert read.after_finish() == whole.after_finish()
+    with torch.no_grad():
+        assert torch.equal(read.finished(DIGITS.test_inputs[:5]), whole.finished(DIGITS.test_inputs[:5]))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"method": "fedconcat+ccvr", "training": {"rounds": 2, "batch_size": 32}},
+        {"method": "moon+adapt"},
+        {"method": "fedentopt+fedla+fedexp+ccvr", "engine": {"backend": "cohort"}},
+        {"method": "fedpals+ccvr", "seeds": [0, 1], "engine": {"backend": "cohort", "seeds_together": True}},
+    ],
+    ids=["pipeline", "another network", "cohort", "seeds together"],
+)
+def test_it_goes_with_other_methods_and_backends(changes):
+    done = run(**{"evaluation": {"every": 1}, **changes})
+    assert 0 < done.after_finish()["accuracy"].mean < 1
+    assert done.finished is not None
+
+
+# ---- refused before the first round
+
+
+class Scaled(nn.Module):
+    def __init__(self, num_classes, in_shape):
+        super().__init__()
+        self.last = nn.Linear(64, num_classes)
+
+    def forward(self, x):
+        return 2 * self.last(x.flatten(1))
+
+
+class NoBias(nn.Sequential):
+    def __init__(self, num_classes, in_shape):
+        super().__init__(nn.Flatten(), nn.Linear(64, num_classes, bias=False))
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        (
+            {"method": "adapt", "data": {"name": "digits"}},
+            "method.finish: adapt needs labelled samples that no client tr",
+        ),
+        (
+            {"method": "ccvr", "model": Scaled},
+            "the logits of Scaled are not the output of a linear layer; end the netw",
+        ),
+        ({"method": "ccvr", "model": NoBias}, "the last layer of NoBias has no bias; end the network"),
+        ({"method": {"finish": "ccvrr"}}, r"method.finish.name: unknown name 'ccvrr' \(did you mean 'ccvr'\?\)"),
+        ({"method": {"finish": {"name": "ccvr", "samples": 0}}}, "method.finish.samples: input should be greater than"),
+        ({"method": {"finish": {"samples": 5}}}, "method.finish.name: missing"),
+        ({"method": "ccvr+adapt"}, "'ccvr' and 'adapt' both fill the finish slot"),
+        ({"method": {"finish": "fedprox"}}, "method.finish.name: unknown name 'fedprox'"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_in_one_line_before_the_first_round(changes, says):
+    with pytest.raises(ConfigError, match=says) as caught:
+        fedskew.simulate({**TASK, **changes}, progress=False)
+    assert "\n" not in str(caught.value)
+
+
+def test_ccvr_towards_a_target_takes_one(tmp_path):
+    partition = {"rule": "dirichlet_by_client", "clients": 6, "beta": 0.5}
+    with pytest.raises(
+        ConfigError, match="method.finish: ccvr is to weigh by the target's label mix, .* set target.mix"
+    ):
+        run(partition=partition, method={"finish": {"name": "ccvr", "target": True}})
+
+
+# ---- a finish of one's own
+
+
+class Halved(Finish):
+    """Half of every bias."""
+
+    def statistics(self, question, observed):
+        return {"samples": torch.tensor(float(len(observed.targets)))}
+
+    def finish(self, head, ask, known):
+        return Finished(Head(head.weight, head.bias / 2), {"samples": float(ask("training")["samples"])})
+
+
+class Wrong(Halved):
+    def finish(self, head, ask, known):
+        return Finished(Head(head.weight[:, :1], head.bias))
+
+
+class Ragged(Halved):
+    def statistics(self, question, observed):
+        return {"features": observed.features}
+
+
+class Raises(Halved):
+    def statistics(self, question, observed):
+        raise KeyError("oh")
+
+
+def own(kind):
+    from dataclasses import dataclass
+
+    return dataclass(frozen=True)(kind)
+
+
+def test_one_of_the_users_own(tmp_path):
+    done = run(tmp_path, method={"preset": "fedavg", "finish": own(Halved)()})
+    assert done.summary["finished"]["notes"] == {"samples": float(done.runs[0].counts.sum())}
+    before, after = (load_tensors(done.folder / name)[0] for name in ("model.safetensors", "finished.safetensors"))
+    torch.testing.assert_close(after["head.bias"], before["head.bias"] / 2)
+    assert torch.equal(after["head.weight"], before["head.weight"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        (Wrong, r"Wrong: finish\(\) must return a layer of the shapes \(10, 12\), \(10,\), not \(10, 1\), \(10,\)"),
+        (Ragged, r"Ragged: statistics\(\) must return the same names and shapes at every client"),
+        (Raises, r"Raises: statistics\(\) failed: KeyError: 'oh'"),
+    ],
+)
+def test_a_mistake_of_ones_own_is_one_line(kind, says):
+    with pytest.raises(ComponentError, match=says):
+        run(method={"finish": own(kind)()})
+
+
+def test_a_product_cell_with_a_finish_resumes_bit_for_bit(tmp_path):
+    cell = Cell(loss="fedlc", weighting="fedla", finish="ccvr")
+    config = resolve({**TASK, "method": cell.tables()})
+    assert make_training_loop(config, 0, tmp_path).run().summary["finished"]["name"] == "ccvr"

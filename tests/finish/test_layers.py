@@ -1,0 +1,187 @@
+"""The finishes by themselves: their layers are those that formulas and other estimators give."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy.special import softmax
+
+from fedskew.errors import ArgumentError
+from fedskew.finish import CCVR, NEVER, Adapt, Head, Known, Observed
+from fedskew.labels import EDGES, adapt, calibrate, estimate_mix, outcome_cells, outcome_table
+
+ALL = frozenset({"training", "held_out", "target"})
+
+
+def known(target=None, sources=ALL) -> Known:
+    return Known(frozenset(sources), None if target is None else np.asarray(target), False, np.random.default_rng(5))
+
+
+def asking(component, holders):
+    """Ask holders, by source, as the engine does: their answers added up."""
+
+    def ask(source, **question):
+        answers = [component.statistics(question, one) for one in holders[source]]
+        return {name: sum(answer[name].double() for answer in answers) for name in answers[0]}
+
+    return ask
+
+
+# ---- CCVR
+
+
+def gaussian_sums(sizes, means, covariance):
+    """The sums of samples that have exactly these means, and this covariance in every class."""
+    sizes, means = torch.tensor(sizes, dtype=torch.float64), torch.tensor(means, dtype=torch.float64)
+    covariance = torch.tensor(covariance, dtype=torch.float64)
+    outer = means[:, :, None] * means[:, None, :]
+    products = (sizes - 1)[:, None, None] * covariance + sizes[:, None, None] * outer
+    return {"sizes": sizes, "sums": sizes[:, None] * means, "products": products}
+
+
+def new_head(classes, dim) -> Head:
+    return Head(torch.zeros(classes, dim, dtype=torch.float64), torch.zeros(classes, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(("mix", "logarithm"), [(None, 0.0), ([0.9, 0.1], np.log(0.1 / 0.9))])
+def test_ccvr_of_two_gaussians_is_their_linear_discriminant(mix, logarithm):
+    means, covariance = np.array([[1.0, 10.0], [2.0, 9.0]]), np.array([[1.0, 0.3], [0.3, 0.5]])
+    sums = gaussian_sums([50.0, 400.0], means.tolist(), covariance.tolist())
+    component = CCVR(samples=40_000, target=mix is not None, ridge=0.0)
+    head = component.finish(new_head(2, 2), lambda source: sums, known(mix)).head
+    slope = np.linalg.solve(covariance, means[1] - means[0])
+    offset = logarithm - slope @ (means[0] + means[1]) / 2
+    np.testing.assert_allclose((head.weight[1] - head.weight[0]).numpy(), slope, atol=0.06)
+    boundary = (head.weight[1] - head.weight[0]).numpy() @ means.mean(axis=0) + float(head.bias[1] - head.bias[0])
+    assert boundary == pytest.approx(offset + slope @ means.mean(axis=0), abs=0.04)
+
+
+def test_ccvrs_sums_are_those_of_all_samples_whoever_holds_them():
+    rng = np.random.default_rng(0)
+    features, targets = rng.normal(3.0, 2.0, (60, 4)), rng.integers(0, 3, 60)
+    parts = [slice(0, 5), slice(5, 31), slice(31, 60)]
+    logits = torch.zeros(60, 3)
+    holders = [Observed(torch.tensor(features)[at].float(), logits[at], torch.tensor(targets)[at]) for at in parts]
+    found = asking(CCVR(), {"training": holders})("training")
+    for label in range(3):
+        own = features[targets == label]
+        assert found["sizes"][label] == len(own)
+        mean = (found["sums"][label] / len(own)).numpy()
+        covariance = (found["products"][label].numpy() - len(own) * np.outer(mean, mean)) / (len(own) - 1)
+        np.testing.assert_allclose(mean, own.mean(axis=0), rtol=1e-6)
+        np.testing.assert_allclose(covariance, np.cov(own.T), rtol=1e-4)
+
+
+def test_ccvr_leaves_out_who_nobody_holds_and_takes_single_samples_and_dead_features():
+    sums = gaussian_sums([1.0, 0.0, 7.0], [[1.0, 0.0], [0.0, 0.0], [3.0, 0.0]], [[0.0, 0.0], [0.0, 0.0]])
+    head = CCVR().finish(new_head(3, 2), lambda source: sums, known()).head
+    assert all(part.isfinite().all() for part in head)
+    assert head.bias[1] == NEVER
+    logits = torch.tensor([[1.0, 0.0], [3.0, 0.0]], dtype=torch.float64) @ head.weight.T + head.bias
+    assert logits.argmax(1).tolist() == [0, 2]
+    towards = CCVR(target=True).finish(new_head(3, 2), lambda source: sums, known([0.0, 0.5, 0.5])).head
+    assert towards.bias[:2].tolist() == [NEVER, NEVER]
+    with pytest.raises(ArgumentError, match="no client holds a class"):
+        CCVR(target=True).finish(new_head(3, 2), lambda source: sums, known([0.0, 1.0, 0.0]))
+    assert "there is none; set target.mix" in CCVR(target=True).lacks(known())
+    unsure = CCVR(target=True).finish(new_head(3, 2), lambda source: sums, known())
+    assert torch.equal(unsure.head.weight, head.weight)
+    assert "all classes count alike" in unsure.notes["mix"]
+
+
+def test_ccvr_draws_from_the_generator_that_it_is_given():
+    sums = gaussian_sums([50.0, 40.0], [[1.0, 0.0], [2.0, 1.0]], [[1.0, 0.0], [0.0, 1.0]])
+    one, same, other = (
+        CCVR()
+        .finish(new_head(2, 2), lambda source: sums, Known(ALL, None, False, np.random.default_rng(seed)))
+        .head.weight
+        for seed in (1, 1, 2)
+    )
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)
+
+
+# ---- adapt
+
+CLASSES, DIM = 4, 6
+
+
+def biased_model(samples: int, mix, seed: int, scale: float = 3.0):
+    """Features of classes in a mix, and the logits of a layer that is too sure and prefers the first class."""
+    rng = np.random.default_rng(seed)
+    targets = rng.choice(CLASSES, samples, p=mix)
+    features = (rng.normal(size=(samples, DIM)) + 1.5 * np.eye(CLASSES, DIM)[targets]).astype("float32")
+    return features, features @ LAYER[0].T * scale + LAYER[1], targets
+
+
+LAYER = np.eye(CLASSES, DIM, dtype="float32"), np.array([2.0, 0.0, -1.0, 0.0], dtype="float32")
+HEAD = Head(torch.tensor(3 * LAYER[0]).double(), torch.tensor(LAYER[1]).double())
+MIX = [0.05, 0.15, 0.3, 0.5]
+
+
+def held(data, parts: int, labelled: bool = True) -> list[Observed]:
+    features, logits, targets = (np.array_split(part, parts) for part in data)
+    return [
+        Observed(torch.tensor(one), torch.tensor(two), torch.tensor(three) if labelled else None)
+        for one, two, three in zip(features, logits, targets, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("estimator", ["gls", "em-cells", "bbse"])
+def test_adapt_by_sums_is_what_labels_does_with_all_samples_at_hand(estimator):
+    ours, theirs = biased_model(1200, [0.25] * 4, 0), biased_model(500, MIX, 1)
+    component = Adapt(estimator=estimator)
+    ask = asking(component, {"held_out": held(ours, 7), "target": held(theirs, 1, labelled=False)})
+    finished = component.finish(HEAD, ask, known())
+
+    calibration = calibrate(ours[1], ours[2])
+    own, new = calibration.apply(ours[1]), calibration.apply(theirs[1])
+    bins = len(EDGES) + 1
+    cells = [outcome_cells(shares.argmax(axis=1), shares.max(axis=1)) for shares in (own, new)]
+    tables = outcome_table(ours[2], cells[0], CLASSES, bins)
+    estimate = estimate_mix(tables, np.bincount(cells[1], minlength=CLASSES * bins), estimator)
+    assert finished.notes["temperature"] == pytest.approx(calibration.temperature, rel=1e-5)
+    np.testing.assert_allclose(finished.notes["mix"], estimate.mix, atol=2e-3)
+    moved = torch.tensor(theirs[0]).double() @ finished.head.weight.T + finished.head.bias
+    expected = adapt(new, [0.25] * 4, finished.notes["mix"])
+    np.testing.assert_allclose(softmax(moved.numpy(), axis=1), expected, atol=1e-4)
+    better = (moved.numpy().argmax(axis=1) == theirs[2]).mean() - (theirs[1].argmax(axis=1) == theirs[2]).mean()
+    assert better > 0.1
+
+
+def test_without_unlabelled_samples_adapt_takes_the_mix_that_the_server_knows():
+    component = Adapt()
+    ask = asking(component, {"held_out": held(biased_model(800, [0.25] * 4, 0), 3)})
+    finished = component.finish(HEAD, ask, known(MIX, {"held_out"}))
+    np.testing.assert_allclose(finished.notes["mix"], MIX)
+    with pytest.raises(ArgumentError, match="neither unlabelled samples of it nor a mix"):
+        component.finish(HEAD, ask, known(None, {"held_out"}))
+
+
+def test_a_target_that_is_no_mix_leaves_the_model_as_it_was_unless_asked():
+    ours = biased_model(1500, [0.25] * 4, 0)
+    strange = biased_model(800, MIX, 1)
+    strange = strange[0], strange[1] * 8 + np.array([0, 0, 9, 0], dtype="float32"), strange[2]  # sure, and of one class
+    holders = {"held_out": held(ours, 2), "target": held(strange, 1, labelled=False)}
+    kept = Adapt().finish(HEAD, asking(Adapt(), holders), known())
+    assert kept.head is HEAD
+    assert kept.notes["misfit"]
+    assert "no mix of the held-out classes" in kept.notes["kept"]
+    moved = Adapt(on_misfit="warn").finish(HEAD, asking(Adapt(), holders), known())
+    assert not torch.equal(moved.head.bias, HEAD.bias)
+    assert moved.notes["misfit"]
+
+
+def test_a_class_that_nobody_held_out_is_never_predicted_and_one_class_is_too_few():
+    features, logits, targets = biased_model(900, [0.4, 0.3, 0.3, 0.0], 0)
+    holders = {"held_out": held((features, logits, targets), 3), "target": held(biased_model(300, MIX, 1), 1, False)}
+    component = Adapt(on_misfit="warn")
+    finished = component.finish(HEAD, asking(component, holders), known())
+    assert finished.head.bias[3] == NEVER
+    assert finished.notes["unseen"] == [3]
+    assert finished.notes["biases"][3] is None
+    one = targets == 0
+    alone = {"held_out": held((features[one], logits[one], targets[one]), 2)}
+    with pytest.raises(ArgumentError, match="at least two classes, not of 1"):
+        component.finish(HEAD, asking(component, alone), known(MIX, {"held_out"}))
