@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -147,24 +143,6 @@ def test_a_second_run_does_not_write_over_the_first(config, tmp_path, command):
     assert again.returncode == 2
     assert "--resume" in again.stderr
     assert command("run", config, "--resume", cwd=tmp_path).returncode == 0
-
-
-@pytest.mark.slow
-def test_control_c_stops_after_a_checkpoint_and_resume_ends_the_run(config, tmp_path, command):
-    config.write_text(CONFIG.replace("rounds = 2", "rounds = 40"))
-    words = [sys.executable, "-m", "fedskew", "run", str(config)]
-    with subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        while process.poll() is None and not list(tmp_path.glob("runs/*/checkpoint/state.safetensors")):
-            time.sleep(0.01)
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate()
-    assert process.returncode == 130
-    assert "--resume" in out
-    assert "Traceback" not in err
-    done = command("run", config, "--resume", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    (records,) = tmp_path.glob("runs/*/rounds.jsonl")
-    assert len(records.read_text().splitlines()) == 41
 
 
 COMMANDS = [

@@ -15,7 +15,7 @@ TASK = {
     "partition": {"rule": "quantity", "clients": 20, "labels_per_client": 2},
     "model": {"name": "logistic"},
     "method": "fedentopt",
-    "training": {"rounds": 6, "participation": 0.5, "epochs": 5, "lr": 0.1},
+    "training": {"rounds": 3, "participation": 0.5, "epochs": 5, "lr": 0.1},
 }
 
 
@@ -91,7 +91,7 @@ def test_stragglers_take_fewer_steps():
 def test_a_fraction_of_an_epoch_or_a_number_of_steps_is_what_every_client_takes(training, steps_of, backend):
     run = fedskew.simulate(
         TASK,
-        training=TASK["training"] | {"rounds": 2, "batch_size": 4} | training,
+        training=TASK["training"] | {"rounds": 1, "participation": 0.25, "batch_size": 4} | training,
         engine={"backend": backend},
     ).runs[0]
     sizes = run.counts.sum(axis=1)

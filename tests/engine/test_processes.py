@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -201,38 +202,51 @@ def test_senseless_numbers_of_processes_are_refused():
         fedskew.experiment.resolve(tree(0))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_no_process_outlives_its_run(number, tmp_path):
-    (tmp_path / "task.toml").write_text(
-        """
+@contextmanager
+def started(folder: Path, rounds: int) -> Iterator[tuple[subprocess.Popen[str], list[psutil.Process]]]:
+    """`fedskew run` over two processes, in a group of its own as in a terminal, some rounds on; and its children."""
+    (folder / "task.toml").write_text(
+        f"""
         schema = 1
         data.name = "digits"
-        partition = {rule = "quantity", clients = 10, labels_per_client = 2}
+        partition = {{rule = "quantity", clients = 10, labels_per_client = 2}}
         model.name = "mlp3"
-        training = {rounds = 100_000, epochs = 3}
-        engine = {backend = "processes", processes = 2}
+        training = {{rounds = {rounds}, participation = 0.2}}
+        engine = {{backend = "processes", processes = 2}}
         """
     )
     command = [sys.executable, "-m", "fedskew", "run", "task.toml"]
     run = subprocess.Popen(
-        command, cwd=tmp_path, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command, cwd=folder, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
     try:
-        _wait_until(lambda: any(len(_lines(path)) > 2 for path in tmp_path.glob("runs/*/rounds.jsonl")))
+        _wait_until(lambda: any(len(_lines(path)) > 2 for path in folder.glob("runs/*/rounds.jsonl")))
         family = psutil.Process(run.pid).children(recursive=True)
         assert len(family) >= 2
-        if number == signal.SIGINT:
-            os.killpg(run.pid, number)  # as a terminal does it
-        else:
-            run.kill()
-        said, _ = run.communicate(timeout=30)
+        yield run, family
         _wait_until(lambda: not any(map(_is_running, family)))
     finally:
         run.kill()
-    if number == signal.SIGINT:
-        assert run.returncode == 130
-        assert "stopped; continue with --resume" in said
-        assert "Traceback" not in said
+        run.communicate()
+
+
+def test_no_process_outlives_its_run(tmp_path):
+    with started(tmp_path, 100_000) as (run, _):
+        run.kill()
+
+
+def test_control_c_ends_all_processes_after_a_checkpoint_and_resume_ends_the_run(tmp_path, monkeypatch):
+    with started(tmp_path, 100) as (run, _):
+        os.killpg(run.pid, signal.SIGINT)  # as a terminal does it
+        said, _ = run.communicate(timeout=30)
+    assert run.returncode == 130
+    assert "stopped; continue with --resume" in said
+    assert "Traceback" not in said
+    (records,) = tmp_path.glob("runs/*/rounds.jsonl")
+    assert len(_lines(records)) < 101
+    monkeypatch.chdir(tmp_path)
+    fedskew.simulate("task.toml", out="runs", resume=True)
+    assert len(_lines(records)) == 101
 
 
 def _lines(path: Path) -> list[str]:

@@ -148,7 +148,7 @@ TASK = {
     "data": {"name": "digits"},
     "partition": {"rule": "dirichlet_by_class", "clients": 8, "beta": 0.3, "min_size": 1},
     "model": {"name": "mlp3", "width": 16},
-    "training": {"rounds": 6, "participation": 0.4, "epochs": 2, "batch_size": 32, "lr": 0.05, "momentum": 0.9},
+    "training": {"rounds": 6, "participation": 0.4, "epochs": 1, "batch_size": 32, "lr": 0.05, "momentum": 0.9},
 }
 
 METHODS = {
