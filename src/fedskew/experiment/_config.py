@@ -171,18 +171,19 @@ class TargetSection(Section):
         truth: The mix by which accuracy on the target is measured, where the server is told another or estimates it;
             None: `mix`, or where that is estimated, the target client's. With "estimate" and no target client,
             unlabelled samples of this mix are drawn from the validation samples.
-        unlabelled: So many of them, or fewer where a class runs short; or where your own unlabelled samples of the
-            target are: a folder of images, or an .npz file with an array x. `truth` may then be left out.
+        unlabelled: Number of unlabelled samples of a simulated target; fewer are drawn where a class runs short. Or
+            where your own unlabelled samples of the target are: a folder of images, or an .npz file with an array x;
+            `truth` may then be left out.
         noise: The server is given the mix plus noise * max(0, a standard normal draw) in each class, normalised
             (FedPALS, appendix A.4); accuracy on the target is measured with the exact mix.
         warmup: With "estimate": the round after which the first estimate is made. Until then, and while none is sure
             enough, weightings that need a target give way to FedAvg's.
-        every: Rounds from one estimate to the next; the newest that is sure enough is used.
-        estimator: How it is made (see `fedskew.labels.estimate_mix`).
+        every: With "estimate": rounds from one estimate to the next; the newest that is sure enough is used.
+        estimator: How the mix is estimated (see `fedskew.labels.estimate_mix`).
         bins: Confidence classes into which the samples of a predicted class are divided. With 1 nothing tests whether
             the target looks like a mix of the clients' classes.
-        on_misfit: What to do where it does not: "fedavg", weigh as FedAvg until another estimate fits; "warn", use
-            the estimate in spite of that; "stop" the run.
+        on_misfit: What to do where the target looks like no mix of the clients' classes: "fedavg", weigh as FedAvg
+            until another estimate fits; "warn", use the estimate in spite of that; "stop" the run.
         ask: Held-out samples that an estimate is made from, about; where clients hold more, some clients are asked,
             drawn anew for each estimate.
     """
