@@ -13,8 +13,11 @@ from numpy.typing import NDArray
 
 from fedskew.labels._counts import CountsLike, FloatArray, as_counts, row_blocks
 
-FEW_TOGETHER, HARDLY_TOGETHER = 100, 10
-"""Co-location below which a pair counts as hardly learnt, or as not learnt, by such a loss."""
+FEW_TOGETHER = 100
+"""Co-location below which a pair counts as hardly learnt by such a loss."""
+
+HARDLY_TOGETHER = 10
+"""Co-location below which a pair counts as not learnt by such a loss."""
 
 _NAMED_AT_MOST = 3
 
