@@ -80,7 +80,9 @@ def played(
 ) -> list[dict[str, Any]]:
     """The records of a federation in which birch lies from this round on."""
     federation = federate(
-        folder, tree(method, **training) | {"model": {"name": model}}, **{"start_timeout": 0.01, **(agreed or {})}
+        folder,
+        tree(method, **training) | {"model": {"name": model}},
+        **{"start_timeout": 0.01, "evaluation": "none", **(agreed or {})},
     )
     return run(federation, lie, from_round, away)
 
@@ -168,7 +170,7 @@ def test_an_honest_site_with_other_classes_may_join_late(tmp_path: Path, away: t
 
 @pytest.mark.slow
 def test_what_was_accepted_is_kept_over_a_restart(tmp_path: Path) -> None:
-    whole, cut = federate(tmp_path / "whole", tree("fedavg")), federate(tmp_path / "cut", tree("fedavg"))
+    whole, cut = (federate(tmp_path / name, tree("fedavg"), evaluation="none") for name in ("whole", "cut"))
     one = run(whole, scaled(30), 3, away=())
 
     class StopError(BaseException):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib
 import re
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -14,6 +12,7 @@ import pytest
 from federated import LocalGrid
 from flwr.app import Context, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
+from typer.testing import CliRunner
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 NODES = 4
@@ -55,15 +54,13 @@ def test_a_server_takes_a_selection_by_two_lines() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["flower-selection", "flower-objective"])
-def test_flower_builds_an_example(name: str, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [Path(sys.executable).parent / "flwr", "build", "--app", EXAMPLES / name],
-        cwd=tmp_path,
-        env={"FLWR_HOME": str(tmp_path), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Flower's own
+def test_flower_builds_an_example(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from flwr.cli.app import app
+
+    monkeypatch.chdir(tmp_path)
+    home = {"FLWR_HOME": str(tmp_path), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+    done = CliRunner().invoke(app, ["build", "--app", str(EXAMPLES / name)], env=home)
+    assert done.exit_code == 0, done.output
     assert len(list(tmp_path.glob("*.fab"))) == 1
-    assert "warning" not in (done.stdout + done.stderr).lower()
+    assert "warning" not in done.output.lower()

@@ -277,7 +277,7 @@ def test_a_site_that_dies_ends_it_with_a_line(tmp_path: Path) -> None:
     assert running(folder) == []
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
     folder = tmp_path / "fed"
     with socket.socket() as taken:

@@ -248,7 +248,7 @@ def test_a_ruined_model_is_undone_and_the_statuses_of_run_sh_are_true(tmp_path: 
         code = local.folder / "app" / "federation" / "site.py"
         code.write_text(f"LIES = {str(lies)!r}\n{LIAR}")
         rewrite(local, config)
-        assert local.run().wait(240) == 1
+        assert local.run().wait(400) == 1
         undone = rounds(local)[1]["deployment"]["undone"]
         assert (undone["back_to"], undone["left_out"]) == (0, ["birch"])
         assert "the model was ruined in rounds 1, and is again that of round 0; left out: birch" in local.last_message(
@@ -260,7 +260,7 @@ def test_a_ruined_model_is_undone_and_the_statuses_of_run_sh_are_true(tmp_path: 
 
         lies.unlink()  # what the operator found, and had mended
         assert fedskew("deploy", "readmit", folder, "birch")[0] == 0
-        assert local.run().wait(240) == 0
+        assert local.run().wait(400) == 0
         assert [sorted(record["answered"]) for record in rounds(local)[2:]] == [[0, 1, 2]]
         assert rounds(local)[2]["deployment"]["quarantine"] == {}
 

@@ -181,7 +181,7 @@ class KilledError(BaseException):
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedavg", "scaffold", "moon"])
 def test_a_server_killed_in_a_round_goes_on_at_it_and_no_round_counts_twice(tmp_path: Path, method: str) -> None:
-    whole, cut = federate(tmp_path / "whole", tree(method)), federate(tmp_path / "cut", tree(method))
+    whole, cut = (federate(tmp_path / name, tree(method, steps=2)) for name in ("whole", "cut"))
     whole.run(whole.grid()).run(resume=True)
 
     grid = cut.grid()
@@ -205,7 +205,8 @@ def test_a_server_killed_in_a_round_goes_on_at_it_and_no_round_counts_twice(tmp_
 
 def test_a_sites_state_of_an_uncounted_round_is_discarded(tmp_path: Path) -> None:
     """SCAFFOLD's control variate of a refused round must not outlive it: as if the site had been away."""
-    refused, away = federate(tmp_path / "refused", tree("scaffold")), federate(tmp_path / "away", tree("scaffold"))
+    config = tree("scaffold", steps=2)
+    refused, away = (federate(tmp_path / name, config, evaluation="none") for name in ("refused", "away"))
     grid = refused.grid()
 
     def in_round_two(question: Message, answer: Message) -> Message:
