@@ -30,7 +30,7 @@ test-all: test
 
 # Real federations whose sites, server or replies fail: some minutes more.
 test-faults: .venv/ready
-	$(BIN)/python -m pytest -m faults tests/deploy
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m faults tests/deploy
 
 # Tables, configs and run folders that are changed at random, by seeds, and random replies of sites: a few minutes.
 # FUZZ=500 has more run folders, and 500 replies for each property instead of 1,000.
