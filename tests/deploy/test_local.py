@@ -70,7 +70,7 @@ def running(folder: Path) -> list[str]:
 def test_a_whole_federation_in_one_command(tmp_path: Path) -> None:
     folder = tmp_path / "trial"
     with deploy_local(folder, rounds=1) as process:
-        said, _ = process.communicate(timeout=300)
+        said, _ = process.communicate(timeout=900)
     assert process.returncode == 0, said
     assert "accuracy on the sites' own test images" in said
     (page,) = folder.glob("server/runs/*/report.html")
@@ -125,7 +125,7 @@ def joined(federation: LocalFederation) -> int:
 def test_a_registered_site_is_accepted_again_and_again(server: LocalFederation) -> None:
     for times in (1, 2):
         server.start_site("north")
-        _until(lambda: joined(server) == times, 60)  # noqa: B023
+        _until(lambda: joined(server) == times, 200)  # noqa: B023
         time.sleep(2)  # the server logs it before the site knows, and a site that does not know does not sign off
         server.end(["north"])
 
@@ -134,16 +134,16 @@ def test_a_registered_site_is_accepted_again_and_again(server: LocalFederation) 
 def test_a_revoked_site_is_out_and_says_why(server: LocalFederation) -> None:
     before = joined(server)
     process = server.start_site("south")
-    _until(lambda: joined(server) > before, 60)
+    _until(lambda: joined(server) > before, 200)
     time.sleep(2)
-    server.start("revoke", _script(server, "revoke", f"fedskew deploy revoke {server.folder} south")).wait(60)
+    server.start("revoke", _script(server, "revoke", f"fedskew deploy revoke {server.folder} south")).wait(200)
     assert "south: revoked" in server.log("revoke").read_text()
-    assert process.wait(60) == 2
+    assert process.wait(200) == 2
     assert "no longer accepts this site's key" in server.log("south").read_text()
-    assert server.start("register", "server/register.sh").wait(60) == 2
+    assert server.start("register", "server/register.sh").wait(200) == 2
     assert "its key was revoked" in server.last_message("register")
     again = server.start_site("south")
-    assert again.wait(60) != 0
+    assert again.wait(200) != 0
     assert "2004" in server.last_message("south")
 
 
@@ -153,7 +153,7 @@ def test_an_unknown_key_is_refused(server: LocalFederation) -> None:
     before = joined(server)
     ca, key = server.folder / "server" / "ca.crt", server.folder / "stranger" / "key"
     process = join(server, "stranger", "--root-certificates", str(ca), "--auth-supernode-private-key", str(key))
-    assert process.wait(60) != 0
+    assert process.wait(200) != 0
     assert "2004" in server.last_message("stranger")
     assert joined(server) == before
 
@@ -162,7 +162,7 @@ def test_an_unknown_key_is_refused(server: LocalFederation) -> None:
 def test_a_node_without_a_key_is_refused(server: LocalFederation) -> None:
     before = joined(server)
     process = join(server, "keyless", "--root-certificates", str(server.folder / "server" / "ca.crt"))
-    assert process.wait(60) != 0
+    assert process.wait(200) != 0
     assert "2001" in server.last_message("keyless")
     assert joined(server) == before
 
@@ -182,7 +182,7 @@ def test_a_site_leaves_a_server_whose_certificate_it_does_not_know(server: Local
     before = joined(server)
     ca, key = server.folder / "impostor" / "ca.crt", server.folder / "sites" / "south" / "key"
     process = join(server, "misled", "--root-certificates", str(ca), "--auth-supernode-private-key", str(key))
-    assert process.wait(60) != 0
+    assert process.wait(200) != 0
     assert "CERTIFICATE_VERIFY_FAILED" in server.last_message("misled")
     assert joined(server) == before
 
@@ -227,10 +227,10 @@ def test_half_a_gigabyte_without_a_key_is_not_taken(server: LocalFederation) -> 
 def test_whatever_stops_it_stops_all_of_it(tmp_path: Path, how: signal.Signals) -> None:
     folder = tmp_path / "trial"
     with deploy_local(folder, rounds=50) as process:
-        _until(lambda: any(folder.glob("server/runs/*/rounds.jsonl")), 180)
+        _until(lambda: any(folder.glob("server/runs/*/rounds.jsonl")), 600)
         assert running(folder)
         process.send_signal(how)
-        said, _ = process.communicate(timeout=60)
+        said, _ = process.communicate(timeout=200)
     assert process.returncode == 130
     assert "stopped, server and sites too" in said
     assert "Traceback" not in said
@@ -252,7 +252,7 @@ def test_a_run_that_comes_to_nothing_ends_it_with_status_1(tmp_path: Path) -> No
         "training.lr=1000.0",
     ]
     done = subprocess.run(
-        [sys.executable, "-m", "fedskew", *words], capture_output=True, text=True, timeout=400, check=False
+        [sys.executable, "-m", "fedskew", *words], capture_output=True, text=True, timeout=900, check=False
     )
     assert done.returncode == 1, done.stdout + done.stderr
     assert "Traceback" not in done.stdout + done.stderr
@@ -264,13 +264,13 @@ def test_a_run_that_comes_to_nothing_ends_it_with_status_1(tmp_path: Path) -> No
 def test_a_site_that_dies_ends_it_with_a_line(tmp_path: Path) -> None:
     folder = tmp_path / "trial"
     with deploy_local(folder, rounds=50) as process:
-        _until(lambda: any(folder.glob("server/runs/*/rounds.jsonl")), 180)
+        _until(lambda: any(folder.glob("server/runs/*/rounds.jsonl")), 600)
         for child in psutil.Process(process.pid).children(recursive=True):
             with suppress(psutil.NoSuchProcess):
                 words = " ".join(child.cmdline())
                 if "deploy supernode" in words and "sites/site-1/" in words:
                     child.kill()
-        said, _ = process.communicate(timeout=60)
+        said, _ = process.communicate(timeout=200)
     assert process.returncode == 2
     assert "site-1 ended by SIGKILL" in said
     assert "Traceback" not in said

@@ -227,3 +227,22 @@ def test_pages_that_share_one_script_draw_while_it_is_there_and_else_say_which_i
     page.goto(pages[1].as_uri())
     assert f"the script ../{script.name}, which is missing" in page.inner_text("#missing")
     assert page.is_visible("#missing")
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_table_of_sites_breaks_no_word_and_no_page(opened, tmp_path, width):
+    run = example_run(rounds=1, clients=3, cohort=3)
+    run.rounds[1].deployment = {"refused": {}, "ended": "2026-11-22T10:00:00+00:00"}
+    named = dataclasses.replace(run, client_names=("\x1b[2Jnorth\u202egpj" * 2, "St. Elisabeth 東京", "south"))
+    page = opened(write_report([named], tmp_path / "sites.html", "sites"), width)
+    lines = page.evaluate(
+        """() => [...document.querySelectorAll(".sites thead th")].map((e) => {
+          const range = document.createRange();
+          range.selectNodeContents(e);
+          return [e.textContent, new Set([...range.getClientRects()].map((box) => box.top)).size];
+        })"""
+    )
+    assert len(lines) == 13
+    assert [text for text, number in lines if number > len(text.split())] == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.evaluate("Math.max(...[...document.querySelectorAll('.sites tr')].map((e) => e.clientHeight))") < 200
