@@ -188,7 +188,7 @@ def real(defence: dict[str, Any], attacked: bool) -> tuple[float, list[float]]:
             (folder / "sites" / name / "data.toml").write_text(tomli_w.dumps(table))
             agree(folder / "sites" / name / "data.toml", folder / "app")
         with LocalFederation(folder, port, tuple(names)) as federation:
-            federation.wait("run", federation.run(), 600)
+            federation.wait("run", federation.run(), 1200)
         (rounds,) = (folder / "server" / "runs").glob("*/rounds.jsonl")
         last = json.loads(rounds.read_text().splitlines()[-1])
     return last["evaluation"]["accuracy"], last["weights"]
