@@ -222,9 +222,8 @@ def logits_of(network: nn.Module, inputs: Inputs, rows: IntArray | None = None) 
     wanted = torch.arange(len(inputs)) if rows is None else torch.from_numpy(rows)
     device = next(network.parameters()).device
     parts = [
-        network(inputs.index_select(0, some.to(inputs.device)).to(device)).double().cpu()
-        for some in wanted.split(_BATCH)
-        if len(some)
+        network(inputs.index_select(0, wanted[start : start + _BATCH].to(inputs.device)).to(device)).double().cpu()
+        for start in range(0, len(wanted), _BATCH)
     ]
     logits: FloatArray = torch.cat(parts).numpy() if parts else np.zeros((0, 0))
     if not np.isfinite(logits).all():
