@@ -17,6 +17,7 @@ from fedskew.errors import ComponentError, ConfigError
 from fedskew.experiment import make_training_loop, resolve
 from fedskew.files import load_tensors
 from fedskew.finish import Finish, Finished, Head
+from fedskew.report import with_finished
 
 DIGITS = load("digits")
 TASK = {
@@ -49,6 +50,10 @@ def test_only_the_last_layer_of_a_copy_changes(finish, tmp_path):
     right = model.predict(DIGITS.test_inputs).argmax(1) == DIGITS.test_targets.numpy()
     assert said["evaluation"]["accuracy"] == pytest.approx(right.mean(), abs=1e-6)
     assert done.after_finish()["accuracy"].mean == said["evaluation"]["accuracy"]
+    before, after = with_finished(done.runs)  # what tables show of it: the same round's model twice
+    assert before.summary["last10"] == {**plain.summary["final"], "evaluations": 1}
+    assert after.summary["last10"]["accuracy"] == said["evaluation"]["accuracy"]
+    assert with_finished(plain.runs) == list(plain.runs)
     assert done.summary["final"] == plain.summary["final"]
     with torch.no_grad():
         given = done.finished.eval()(DIGITS.test_inputs).softmax(1)
@@ -61,7 +66,7 @@ def test_adapt_in_a_run_estimates_the_targets_mix_and_gains_there():
     notes, truth = done.summary["finished"]["notes"], done.runs[0].target
     assert np.abs(np.array(notes["mix"]) - truth).sum() < 0.35
     assert sum(notes["held_out"]) == pytest.approx(0.25 * 5 / 6 * len(DIGITS.targets), rel=0.1)
-    assert done.after_finish()["target mix"].mean > done.headline()["target mix"].mean
+    assert done.after_finish()["target mix"].mean > done.last_round()["target mix"].mean
 
 
 @pytest.mark.parametrize("finish", ["ccvr", "adapt"])

@@ -26,8 +26,8 @@ BAR = 24
 def results_table(results: Sequence[Result]) -> Table:
     """Return a row for each result: the figures that its report page shows first, in percent.
 
-    They are means over its last 10 rounds, with mean ± standard deviation over its seeds; a finished model has a row of
-    its own.
+    They are means over its last 10 rounds, with mean ± standard deviation over its seeds; with a finish
+    there are two rows, of the last round's model before and after it.
     """
     seeds = {len(result.runs) for result in results}
     caption = f"mean ± standard deviation over {min(seeds)} seeds" if min(seeds) > 1 else "one seed: no spread is known"
@@ -35,6 +35,8 @@ def results_table(results: Sequence[Result]) -> Table:
     table = Table(title=title, caption=caption, title_justify="left", caption_justify="left")
     table.add_column("run", overflow="fold")
     rows = [row for result in results for row in _lines(result)]
+    if len(rows) > len(results):
+        table.caption = f"{caption}; as trained, after a finish: the last round's model alone"
     columns = list(dict.fromkeys(heading for _, figures, _ in rows for heading in figures))
     for heading in columns:
         table.add_column(heading, justify="right", no_wrap=True)
@@ -46,14 +48,14 @@ def results_table(results: Sequence[Result]) -> Table:
 
 
 def _lines(result: Result) -> list[tuple[str, dict[str, Spread], float]]:
-    """A result's name, figures and seconds; with a finish, also those of the finished model."""
-    name, figures = result.config.name, result.headline()
+    """A result's name, figures and seconds; with a finish those of the last round's model before and after it."""
+    name = result.config.name
     seconds = sum(run.summary["seconds"] for run in result.runs)
     if not (after := result.after_finish()):
-        return [(name, figures, seconds)]
+        return [(name, result.headline(), seconds)]
     more = sum(run.summary["finished"]["seconds"] for run in result.runs)
     finish = result.config.method["finish"]["name"]
-    return [(as_trained(name), figures, seconds), (after_finish(name, finish), after, seconds + more)]
+    return [(as_trained(name), result.last_round(), seconds), (after_finish(name, finish), after, seconds + more)]
 
 
 def sweep_table(result: SweepResult, width: int) -> Table:

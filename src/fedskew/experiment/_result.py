@@ -71,12 +71,18 @@ class Result:
         Returns:
             Mean and standard deviation (shares) of accuracy, worst class and, with a target, accuracy on its mix.
         """
-        found = over_seeds([run.summary for run in self.runs])["last10"]
-        return {heading: Spread(**found[name]) for name, heading in HEADLINE.items() if found[name]["mean"] is not None}
+        return self._headline("last10")
+
+    def last_round(self) -> dict[str, Spread]:
+        """Return the same figures of the last round's model alone, as it was trained."""
+        return self._headline("final")
 
     def after_finish(self) -> dict[str, Spread]:
-        """Return the same figures of the finished model, on one evaluation; empty where the method has no finish."""
-        found = over_seeds([run.summary for run in self.runs]).get("finished", {})
+        """Return the same figures of the finished model; empty where the method has no finish."""
+        return self._headline("finished")
+
+    def _headline(self, kind: str) -> dict[str, Spread]:
+        found = over_seeds([run.summary for run in self.runs]).get(kind) or {}
         return {
             heading: Spread(**found[name])
             for name, heading in HEADLINE.items()

@@ -161,7 +161,9 @@ def sweep_notes(sweep: Sweep, rows: Sequence[CellResult]) -> list[str]:
         "machine and on how many runs share it."
     )
     if any("finish" in row.cell.config.method for row in rows):
-        lines.append("After a finish: the last round's model with another last layer, on one evaluation.")
+        lines.append(
+            "As trained, after a finish: the last round's model alone, on one evaluation, not a mean over rounds."
+        )
     lines += model_notes(row.cell.config for row in rows)
     lines += [
         f"Missing, as it failed: {row.cell.label}, seed {seed}{_because(row.failures.get(seed))}"

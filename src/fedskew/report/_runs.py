@@ -50,7 +50,8 @@ class SeedRun:
 def with_finished(runs: Iterable[SeedRun]) -> list[SeedRun]:
     """Return the runs, and after each whose method has a finish the finished model as a run of its own.
 
-    The two are labelled `as_trained` and `after_finish`. The second has one evaluation, in the last round.
+    The two are labelled `as_trained` and `after_finish`, and both are judged by one evaluation, of the last round's
+    model: beside a mean over rounds the finish would seem to do what the last rounds did.
 
     Args:
         runs: The runs.
@@ -61,7 +62,9 @@ def with_finished(runs: Iterable[SeedRun]) -> list[SeedRun]:
         if evaluation is None:
             found.append(run)
         else:
-            found += [replace(run, label=as_trained(run.label)), _finished(run, evaluation)]
+            last = {**run.summary["final"], "evaluations": 1}
+            summary = run.summary | {"last10": last}
+            found += [replace(run, label=as_trained(run.label), summary=summary), _finished(run, evaluation)]
     return found
 
 
