@@ -24,6 +24,7 @@ def page(name: str, width: int = 80) -> str:
     return out.getvalue()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [60, 80, 100])
 def test_every_page_fits_its_width(width):
     for name in NAMES:

@@ -211,6 +211,7 @@ BRINGS = {
 YIELDS = {("fedvls", "loss"), ("scaffold", "weighting")}  # FedVLS is its terms too; SCAFFOLD's plain mean is a default
 
 
+@pytest.mark.slow
 def test_any_two_presets_compose_unless_both_insist_on_the_same_thing():
     assert set(BRINGS) <= set(PRESETS)
     for first, second in itertools.combinations(BRINGS, 2):

@@ -30,7 +30,9 @@ BLOCK = re.compile(MARK + r'```(\w+)(?: title="([^"]+)")?\n(.*?)```', re.DOTALL)
     ("page", "written"),
     [
         pytest.param("own-data.md", ["who.svg", "runs/clinics.html", "runs/sweep-*/table.md"], marks=pytest.mark.slow),
-        ("own-method.md", ["runs/own-*/report.html", "runs/own-*/finished.safetensors"]),
+        pytest.param(
+            "own-method.md", ["runs/own-*/report.html", "runs/own-*/finished.safetensors"], marks=pytest.mark.slow
+        ),
         pytest.param(
             "new-place.md",
             ["runs/clinics-*/adapted.safetensors", "predictions.csv", "target-mix.png"],

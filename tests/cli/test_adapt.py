@@ -43,6 +43,7 @@ def target():
     )
 
 
+@pytest.mark.slow
 def test_the_moved_model_is_as_much_better_as_was_expected_of_it(run, target):
     samples = DIGITS.test_inputs[target]
     found = run.adapt(samples)
@@ -75,6 +76,7 @@ def test_em_estimates_from_calibrated_samples(run, target):
     assert np.abs(run.adapt(DIGITS.test_inputs[target], method="em").estimate.mix - MIX).sum() < 0.25
 
 
+@pytest.mark.slow
 def test_a_run_that_held_nothing_out_asks_for_labelled_samples_and_takes_them(tmp_path, target):
     other = fedskew.simulate({**TASK, "data": {"name": "digits"}}, out=tmp_path)
     with pytest.raises(RunError, match="held no samples out; give labelled ones with --held-out"):
@@ -97,6 +99,7 @@ def folders(run, target, tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_model_that_predict_and_python_use(folders, command):
     done = command("adapt", "run", "--target-data", "target.npz", cwd=folders)
     assert done.returncode == 0, done.stderr
@@ -139,6 +142,7 @@ def test_a_target_of_another_kind_is_refused_unless_asked(folders, command):
     assert command("adapt", "run", "--target-data", "strange.npz", "--on-misfit", "warn", cwd=folders).returncode == 0
 
 
+@pytest.mark.slow
 def test_what_was_made_of_other_weights_is_refused(folders, command):
     command("adapt", "run", "--target-data", "target.npz", cwd=folders)
     model = experiment.load_adapted(folders / "run")

@@ -183,6 +183,7 @@ def test_a_mistake_is_found_and_said_in_one_line(check, text, says):
     assert "Traceback" not in done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_parameters_are_given_by_set(check):
     assert check(NEEDS_LIMIT, "--set", "Capped.limit=8.0").returncode == 0
     done = check(NEEDS_LIMIT, "--set", "Caped.limit=8.0")

@@ -43,6 +43,7 @@ def test_run_trains_and_says_where_the_report_is(config, tmp_path, command):
     assert str(page.relative_to(tmp_path)) in done.stdout
 
 
+@pytest.mark.slow
 def test_starting_over_from_a_run_folders_config_writes_to_that_folder(config, tmp_path, command):
     assert command("run", config, "--quick", "--out", "mine", cwd=tmp_path).returncode == 0
     (stored,) = (tmp_path / "mine").glob("small-*/config.toml")
@@ -65,6 +66,7 @@ class Own:
 """
 
 
+@pytest.mark.slow
 def test_a_replay_under_edited_code_is_said_to_be_none(config, tmp_path, command, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "own_power.py").write_text(WEIGHTING.format(power=0.5))
@@ -87,6 +89,7 @@ def test_run_says_the_whole_objective_and_the_target(config, tmp_path, command):
     assert "target: all classes alike; the weighting does not use it" in done.stdout
 
 
+@pytest.mark.slow
 def test_quick_says_how_much_smaller_it_is_and_that_it_proves_nothing(config, tmp_path, command):
     done = command("run", config, "--quick", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -97,6 +100,7 @@ def test_quick_says_how_much_smaller_it_is_and_that_it_proves_nothing(config, tm
     assert "--quick" not in whole.stdout
 
 
+@pytest.mark.slow
 def test_several_methods_give_one_comparison_and_report_compares_folders(config, tmp_path, command):
     done = command("run", config, "--quick", "--method", "fedavg", "--method", "fedla", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -137,6 +141,7 @@ def test_debug_shows_the_traceback(tmp_path, command):
         command("--debug", "run", "none.toml", cwd=tmp_path)
 
 
+@pytest.mark.slow
 def test_a_second_run_does_not_write_over_the_first(config, tmp_path, command):
     command("run", config, cwd=tmp_path)
     again = command("run", config, cwd=tmp_path)

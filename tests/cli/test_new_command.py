@@ -114,6 +114,7 @@ def test_a_mistake_is_one_line_and_writes_nothing(
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("there.toml", "kept")]
 
 
+@pytest.mark.slow
 def test_lists_hold_every_name_and_its_own_keys(tmp_path: Path, command: Command) -> None:
     for what, index in (("data", data.INDEX), ("partitions", partition.INDEX), ("models", models.INDEX)):
         page = command("list", what, cwd=tmp_path).stdout

@@ -24,6 +24,7 @@ def test_every_config_that_ships_is_named_and_found() -> None:
     assert all("data" in tomllib.loads(config_file(name).read_text()) for name in config_names())
 
 
+@pytest.mark.slow
 def test_a_config_that_ships_runs_by_name(tmp_path: Path, command: Command) -> None:
     done = command("run", "@fedpals-synthetic", "--set", "training.rounds=1", "--seeds", "0", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

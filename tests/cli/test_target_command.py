@@ -41,6 +41,7 @@ def home(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_the_page_says_the_verdict_and_each_class_and_writes_a_mix_that_other_commands_take(home, command):
     done = command("target", "new.csv", "--tables", "held.csv", "--out", "mix.csv", cwd=home)
     assert done.returncode == 0, done.stderr

@@ -182,6 +182,7 @@ def svhn_as_tensors(folder: str) -> data.Dataset:
     return data.Dataset("tensors", parts[0], found.targets, parts[1], found.test_targets, found.classes)
 
 
+@pytest.mark.slow
 def test_training_is_the_same_on_stored_inputs_as_on_the_tensor_that_they_stand_for(tmp_path):
     write("svhn", tmp_path, train=12, test=4)
     settings = {
@@ -198,6 +199,7 @@ def test_training_is_the_same_on_stored_inputs_as_on_the_tensor_that_they_stand_
         assert one["validation"] == other["validation"]
 
 
+@pytest.mark.slow
 def test_what_a_data_set_sets_aside_is_validated_on_and_never_trained_on(tmp_path):
     write("pacs", tmp_path, train=2, test=1)
     options = {"name": "pacs", "root": str(tmp_path), "verify": False, "size": 32, "leave_out": ["giraffe"]}

@@ -69,6 +69,7 @@ def test_a_round_in_which_nobody_answers_leaves_the_model_and_is_recorded():
         assert result.rounds[round]["weights"] == []
 
 
+@pytest.mark.slow
 def test_stragglers_take_fewer_steps():
     slow = fedskew.simulate(TASK, conditions={"stragglers": 1.0})
     fast = fedskew.simulate(TASK)
@@ -124,6 +125,7 @@ def test_steps_and_fractions_that_make_no_sense_are_refused(tree, message):
         fedskew.simulate(TASK | tree | {"training": training | tree["training"]})
 
 
+@pytest.mark.slow
 def test_noisy_counts_choose_the_cohort_and_weights_stay_exact_unless_asked():
     exact = fedskew.simulate(TASK, method="fedentopt+fedla")
     noisy = fedskew.simulate(TASK, method="fedentopt+fedla", conditions={"count_epsilon": 0.1})
@@ -141,6 +143,7 @@ def test_noisy_counts_choose_the_cohort_and_weights_stay_exact_unless_asked():
     np.testing.assert_allclose(averaged.rounds[1]["weights"], sizes / sizes.sum())
 
 
+@pytest.mark.slow
 def test_a_target_told_with_noise_is_measured_with_the_true_one():
     target = {"mix": [0.3, 0.1] + [0.075] * 8}
     true = fedskew.simulate(TASK, method="fedpals", target=target)

@@ -147,6 +147,7 @@ def test_scaffold_reaches_it_with_all_clients_and_with_two_at_a_time(option, par
     np.testing.assert_allclose(found, optimum(), atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("training", "rounds"), [(PLAIN, 65), (WITH_MOMENTUM, 90)], ids=["plain", "momentum"])
 def test_scaffold_reaches_it_with_one_client_at_a_time(training, rounds):
     found = at_rest(Scaffold(), rounds, participation=0.34, epochs=5, **training)
@@ -188,6 +189,7 @@ def normaliser(steps: int, momentum: float) -> float:
     return total
 
 
+@pytest.mark.slow
 @with_and_without_momentum
 def test_fednova_removes_the_bias_of_uneven_step_counts(training):
     shares, momentum = np.array(STEPS) / 8, training["momentum"]

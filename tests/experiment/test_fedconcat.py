@@ -166,6 +166,7 @@ def test_records_say_what_happened_in_both_parts():
     assert result.summary["max"]["accuracy"] == max(accuracies)
 
 
+@pytest.mark.slow
 def test_with_one_cluster_the_encoder_is_fedavgs_model():
     alone, states = played(changed(pipeline={"clusters": 1}))
     plain, expected = played({**TASK, "method": "fedavg"})
@@ -214,6 +215,7 @@ def test_stopped_at_any_round_it_ends_with_the_same_bytes(head, tmp_path):
             assert (folder / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_only_read(tmp_path):
     first = fedskew.simulate(TASK, out=tmp_path)
     again = fedskew.simulate(TASK, out=tmp_path, resume=True)
@@ -222,6 +224,7 @@ def test_a_finished_run_is_only_read(tmp_path):
         assert torch.equal(again.model.state_dict()[name], value)
 
 
+@pytest.mark.slow
 def test_its_model_file_holds_everything_and_is_read_back(tmp_path):
     result = fedskew.simulate(changed(data={"validation": 0.2}), out=tmp_path)
     encoder = 64 * WIDTH + WIDTH + WIDTH * WIDTH + WIDTH
@@ -239,6 +242,7 @@ def test_its_model_file_holds_everything_and_is_read_back(tmp_path):
     assert fedskew.simulate(result.folder / "config.toml").rounds[-1]["evaluation"] == result.rounds[-1]["evaluation"]
 
 
+@pytest.mark.slow
 def test_a_head_from_the_clusters_begins_with_the_sum_of_their_logits():
     run, states = played(changed(pipeline={"head": "clusters"}))
     x = make_task(run.config, 0).dataset.test_inputs[:50]

@@ -60,6 +60,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixture
         sys.modules.pop(path.stem, None)
 
 
+@pytest.mark.slow
 def test_an_edit_of_ones_own_code_or_of_what_it_imports_is_said_and_stops_a_resume(tmp_path, own):
     own("weights_a", WEIGHTING.format(helper="helper_a"))
     own("helper_a", HELPER)

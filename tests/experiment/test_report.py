@@ -185,6 +185,7 @@ def test_runs_with_and_without_a_target_can_be_compared(tmp_path):
     assert "Seeds: with 2, without 1" in page.words
 
 
+@pytest.mark.slow
 def test_runs_of_different_data_sets_can_be_compared(tmp_path):
     page = page_of([example_run("cifar", rounds=2), example_run("other", rounds=2, classes=3)], tmp_path)
     assert "Accuracy by class: cifar" in page.charts

@@ -55,6 +55,7 @@ def test_a_run_leaves_everything_that_replays_and_explains_it(tmp_path):
         assert (replay.folder / file).read_bytes() == (result.folder / file).read_bytes()
 
 
+@pytest.mark.slow
 def test_from_memory_nothing_touches_the_disk_and_the_numbers_are_the_same(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     result = fedskew.simulate(TASK)
@@ -106,6 +107,7 @@ def test_several_seeds_are_one_folder_each_and_a_mean_with_spread(tmp_path):
     assert read_runs(result.folder)[1].rounds == result.runs[1].rounds
 
 
+@pytest.mark.slow
 def test_a_run_that_is_there_is_not_written_over(tmp_path):
     result = fedskew.simulate(TASK, out=tmp_path)
     before = (result.folder / "rounds.jsonl").read_bytes()
@@ -117,6 +119,7 @@ def test_a_run_that_is_there_is_not_written_over(tmp_path):
     assert torch.equal(again.model.state_dict()["head.weight"], result.model.state_dict()["head.weight"])
 
 
+@pytest.mark.slow
 def test_a_run_stopped_by_an_interrupt_goes_on_to_the_same_bytes(tmp_path):
     whole = fedskew.simulate(TASK, out=tmp_path / "whole")
 
@@ -132,6 +135,7 @@ def test_a_run_stopped_by_an_interrupt_goes_on_to_the_same_bytes(tmp_path):
     assert (resumed.folder / "model.safetensors").read_bytes() == (whole.folder / "model.safetensors").read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("left", [b"", b'{"half": ', b"not json\n"])
 def test_a_damaged_checkpoint_is_named_in_one_line(tmp_path, left):
     result = fedskew.simulate(TASK, out=tmp_path)
@@ -245,6 +249,7 @@ def test_a_run_killed_in_every_part_of_a_round_ends_with_the_same_bytes(tmp_path
         assert (folder / file).read_bytes() == (whole.folder / file).read_bytes()
 
 
+@pytest.mark.slow
 def test_a_validation_set_chooses_the_best_round_and_keeps_its_model(tmp_path):
     result = fedskew.simulate({**TASK, "data": {"name": "digits", "validation": 0.2}}, out=tmp_path)
     scores = [record["validation"]["target_accuracy"] for record in result.rounds]
@@ -311,6 +316,7 @@ def test_strengths_that_weigh_part_of_the_clients_are_all_trained(tmp_path):
     assert "same" not in json.loads((result.folder / "seed-0" / "summary.json").read_text())
 
 
+@pytest.mark.slow
 def test_a_key_is_tuned_by_validation(tmp_path):
     tree = {
         **TASK,

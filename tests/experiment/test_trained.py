@@ -255,6 +255,7 @@ def test_torchscript_answers_as_the_model_does_for_any_number_of_samples(run, tm
         model.export(tmp_path / "none" / "model.pt", "torchscript")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`torch.jit.load` is deprecated:DeprecationWarning")
 def test_torchscript_takes_bytes_and_features_of_any_type_as_the_model_does(run, tmp_path):
     levels = (DIGITS.test_inputs[:9] * 255).round().to(torch.uint8)

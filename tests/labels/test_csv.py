@@ -203,6 +203,7 @@ def test_a_list_of_samples_is_pointed_to_the_command_that_counts_it(tmp_path: Pa
             LabelCounts.read_csv(written(tmp_path, text))
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 10**6), form=st.sampled_from(["wide", "long"]), named=st.booleans())
 def test_what_is_written_is_read_back_exactly(tmp_path: Path, seed: int, form: str, named: bool) -> None:

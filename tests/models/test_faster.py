@@ -125,6 +125,7 @@ def lenet() -> nn.Sequential:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_few_channels_differ_by_rounding_only():
     assert_same(lenet(), {SWAPPED: 2, JOINED: 2}, bits=False)
     shared = Own(lambda self, x: self.block(x) + self.block(x.flip(3)), channels=6)

@@ -68,6 +68,7 @@ def test_a_file_for_other_classes_gives_all_but_the_head(published, tmp_path):
     assert torch.equal(model.head.bias, drawn.head.bias)
 
 
+@pytest.mark.slow
 def test_a_safetensors_file_of_the_same_classes_gives_the_head_too(published, tmp_path):
     path = tmp_path / "resnet50.safetensors"
     state = published | {"fc.weight": torch.ones(7, 2048), "fc.bias": torch.arange(7.0)}

@@ -114,6 +114,7 @@ def test_refuses_a_seed_in_place_of_a_generator(rule: Rule) -> None:
         rule.split(CIFAR_LABELS, 10, 0)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(
     labels=st.lists(st.integers(0, 5), min_size=1, max_size=60),

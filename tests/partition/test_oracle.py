@@ -94,6 +94,7 @@ TASK = {
 }
 
 
+@pytest.mark.slow
 def test_a_run_with_an_oracle_leaves_the_target_client_alone(tmp_path):
     plain = fedskew.simulate({**TASK, "partition": {**TASK["partition"], "oracle": False}}, out=tmp_path)
     result = fedskew.simulate(TASK, out=tmp_path)

@@ -63,6 +63,7 @@ def test_it_cannot_begin_with_another_client() -> None:
         selection.select(selection.init(COUNTS), COUNTS, 2, RNG, first=0)
 
 
+@pytest.mark.slow
 def test_a_run_repeats_the_cohorts_of_another_from_its_config_and_when_resumed(tmp_path) -> None:
     earlier = fedskew.simulate(TASK, method="fedentopt")
     cohorts = [record["cohort"] for record in earlier.rounds[1:]]

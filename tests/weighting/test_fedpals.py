@@ -145,6 +145,7 @@ def test_every_solution_is_certified_and_tells_the_truth(seed: int, strength: fl
     assert found.distance == pytest.approx(float(missing @ missing), abs=1e-15)
 
 
+@pytest.mark.slow
 @QUICK
 @given(SEEDS, st.floats(-6, 3))
 def test_the_residual_is_what_the_weights_themselves_violate(seed: int, magnitude: float) -> None:
@@ -342,6 +343,7 @@ def test_under_a_limit_the_weights_are_worked_out_by_hand() -> None:
             fedpals(np.eye(2), [1, 1], limit=wrong)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(SEEDS, st.one_of(st.just(0.0), st.floats(1e-3, 1)), st.sampled_from([0.0, 1e-12, 1e-6, 1e-3, 1.0]))
 def test_under_a_limit_no_general_solver_does_better_and_the_certificate_says_so(
