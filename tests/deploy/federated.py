@@ -125,7 +125,7 @@ class Federated:
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1  # as Flower's runtime says
         app = site_app(self.app)
         # Node ids are Flower's to draw: here they are not in the order of the names.
-        nodes = {self.node(name): name for name in self.names}
+        nodes = {self.node(name): name for name in self.agreement.members}
         return LocalGrid({node: (name, app, {"data": str(self.data_of(name))}) for node, name in nodes.items()})
 
     @property
@@ -137,7 +137,7 @@ class Federated:
         return make_deployed_loop(self.config, self.agreement, grid, self.run_folder, target)
 
     def node(self, name: str) -> int:
-        return 900 - 7 * NAMES.index(name)
+        return 900 - 7 * self.agreement.members.index(name)
 
 
 @functools.cache

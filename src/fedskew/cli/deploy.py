@@ -65,6 +65,14 @@ def init(
     target: Annotated[
         Path | None, typer.Option(help="A CSV file with the target mix; it stays at the server.", show_default=False)
     ] = None,
+    target_site: Annotated[
+        str | None,
+        typer.Option(
+            help="With target.mix = 'estimate': the site whose samples without labels the target mix is estimated "
+            "from. Name it in --sites too if it trains.",
+            show_default=False,
+        ),
+    ] = None,
     classes: Annotated[
         str | None, typer.Option(help="Class names, such as cat,dog, where the config's data is not on this machine.")
     ] = None,
@@ -93,6 +101,8 @@ def init(
         fedskew deploy init hospitals --config run.toml --sites north,south,west --address fl.example.org:9092
 
         fedskew deploy init shops --config run.toml --sites a,b --classes shoe,hat --shape 3,32,32
+
+        fedskew deploy init clinics --config run.toml --sites north,south --target-site new --set target.mix=estimate
     """
     _require_flower()
     from fedskew.cli.options import changed_keys
@@ -105,7 +115,12 @@ def init(
     whole = read(config, changed_keys(changes, None, None, data_root))
     if (classes is None) != (shape is None):
         raise ConfigError("--classes, --shape: give both, or neither where the config's data is on this machine")
-    agreed: dict[str, Any] = {"sites": _names(sites, "--sites"), "label_counts": label_counts, "epsilon": epsilon}
+    agreed: dict[str, Any] = {
+        "sites": _names(sites, "--sites"),
+        "label_counts": label_counts,
+        "epsilon": epsilon,
+        "target_site": target_site,
+    }
     if classes is not None and shape is not None:
         agreed |= {"classes": _names(classes, "--classes"), "shape": _numbers(shape)}
     else:
@@ -130,7 +145,7 @@ def check_federation(folder: Annotated[Path, FOLDER]) -> None:
         fedskew deploy check hospitals
     """
     from fedskew.cli.tables import lies_table
-    from fedskew.deploy import check_config, read_agreement
+    from fedskew.deploy import check_config, check_target_file, read_agreement, target_site_in_words
     from fedskew.experiment import read
     from fedskew.labels import read_target
 
@@ -138,6 +153,7 @@ def check_federation(folder: Annotated[Path, FOLDER]) -> None:
     target = folder / "server" / "target.csv"
     mix = read_target(target, agreed.classes) if target.exists() else None
     check_config(config, agreed, has_target=mix is not None)
+    check_target_file(config, target if target.exists() else None)
     console = Console(soft_wrap=True, highlight=False)
     console.print(f"{folder}: can be played, by {counted(len(agreed.sites), 'site')}", markup=False)
     limit = config.training.weight_limit
@@ -148,6 +164,7 @@ def check_federation(folder: Annotated[Path, FOLDER]) -> None:
         if limit is None
         else f"training.weight_limit = {limit:g}: the largest share of the weight that a site can have",
         f"method.aggregation: {config.method.get('aggregation', {'name': 'mean'})['name']}",
+        *target_site_in_words(config, agreed),
     ):
         console.print(line, markup=False)
     console.print(lies_table(*_lies_of(folder, config, agreed, mix)), soft_wrap=False)
@@ -207,8 +224,13 @@ def site(
     terms = propose_terms(app_hash(files), config, agreed, data, before)
     console, copy = Console(highlight=False), check.parent / "app"
     _print_greeting(console, check)
-    console.print(samples_table(data, agreed))
-    console.print(disclosure_table(disclosures(config, agreed), agreed))
+    if not data.is_unlabelled:
+        console.print(samples_table(data, agreed))
+    if data.unlabelled is not None:
+        samples = counted(len(data.unlabelled()), "sample")
+        others = "; it has no others, and does not train" if data.is_unlabelled else ""
+        console.print(f"As the target site this site has {samples} without labels{others}", soft_wrap=True)
+    console.print(disclosure_table(disclosures(config, agreed, data), agreed))
     console.print(terms_table(terms, data, agreed.classes, before, other_code(files)))
     sent = place.name == "offered" and agreement is None
     known = "the server sent it last, and has not been allowed to run it" if sent else "the server has sent no other"
@@ -363,7 +385,7 @@ def register(folder: Annotated[Path, FOLDER]) -> None:
     from fedskew.deploy import control, read_agreement
     from fedskew.deploy import register as register_keys
 
-    names = read_agreement(folder / "app" / "deploy.toml").names
+    names = read_agreement(folder / "app" / "deploy.toml").members
     with control(folder) as client:
         for line in register_keys(client, folder, names):
             typer.echo(line)
@@ -465,7 +487,7 @@ def _lies_of(folder: Path, config: Config, agreed: Agreement, mix: Any) -> tuple
     if runs and agreed.label_counts != "withheld":
         counts = np.array(json.loads(runs[-1].read_text(encoding="utf-8"))["label_counts"], dtype=np.float64)
         whose = f"the label counts of {runs[-1].parent.name}"
-    if mix is None:
+    if mix is None and not config.target.is_estimated:
         mix = target_mix(config.target.mix, classes, {"pooled": counts.sum(axis=0)}, {})
     method = methods.build(config.method, training.momentum)
     return lies(method, counts, mix, training.participation, training.weight_limit), whose

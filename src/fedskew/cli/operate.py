@@ -63,7 +63,7 @@ def status(run: Annotated[Path, RUN]) -> None:
         fedskew deploy status hospitals/server
     """
     from fedskew.cli.tables import sites_table
-    from fedskew.deploy import expires_soon
+    from fedskew.deploy import expires_soon, target_line
     from fedskew.errors import RunError
     from fedskew.experiment import read_runs
     from fedskew.report import site_activity, undone_rounds
@@ -82,6 +82,8 @@ def status(run: Annotated[Path, RUN]) -> None:
         f"{folder.name}: {state}; round {last.round} of {seed.config['training']['rounds']}, {ended}{accuracy}"
     )
     console.print(sites_table(sites), soft_wrap=False)
+    if (estimated := target_line(seed)) is not None:
+        console.print(estimated, markup=False)
     for site in sites:
         if site.trouble is not None:
             console.print(f"{site.name}: {site.trouble}", markup=False)

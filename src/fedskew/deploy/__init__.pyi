@@ -1,6 +1,7 @@
 from ._admission import is_agreed as is_agreed
 from ._agreement import Agreement as Agreement
 from ._agreement import check_config as check_config
+from ._agreement import check_target_file as check_target_file
 from ._agreement import read_agreement as read_agreement
 from ._app_files import app_changes as app_changes
 from ._app_files import app_hash as app_hash
@@ -54,9 +55,11 @@ from ._registry import revoke as revoke
 from ._replies import ExpectedReply as ExpectedReply
 from ._replies import Reply as Reply
 from ._replies import bytes_needed as bytes_needed
+from ._replies import check_cells as check_cells
 from ._replies import check_confusion as check_confusion
 from ._replies import check_counts as check_counts
 from ._replies import check_only_samples as check_only_samples
+from ._replies import check_outcomes as check_outcomes
 from ._replies import check_reply as check_reply
 from ._server import make_deployed_loop as make_deployed_loop
 from ._server import only_writer as only_writer
@@ -70,6 +73,8 @@ from ._superlink import LocalCommands as LocalCommands
 from ._superlink import is_local as is_local
 from ._superlink import run_superlink as run_superlink
 from ._supernode import run_supernode as run_supernode
+from ._target_site import target_line as target_line
+from ._target_site import target_site_in_words as target_site_in_words
 from ._terms import Terms as Terms
 from ._terms import Used as Used
 from ._terms import read_terms as read_terms

@@ -52,6 +52,8 @@ class Agreement(BaseModel):
             sent model and its training, make likely.
         norm_action: Whether such an update is only reported, or also left out.
         max_reply: Largest reply in bytes; None: the size that the method needs, plus one mebibyte.
+        target_site: Where the config's target mix is estimated: the site whose samples without labels that is done
+            with. One that is not among `sites` does not train, and sends nothing else. None: there is no such site.
         evaluation: "confusion": each site sends the confusion matrix of its own test samples, whose rows reveal how
             many samples it has of each class. "none": the model is not evaluated. "auto": "confusion" if label counts
             are exact, else "none".
@@ -78,6 +80,7 @@ class Agreement(BaseModel):
     norm_limit: Positive = 10.0
     norm_action: Literal["report", "leave_out"] = "leave_out"
     max_reply: Count | None = None
+    target_site: Annotated[str, Field(min_length=1, max_length=100)] | None = None
     evaluation: Literal["auto", "confusion", "none"] = "auto"
 
     @pydantic.model_validator(mode="after")
@@ -99,6 +102,12 @@ class Agreement(BaseModel):
     def names(self) -> tuple[str, ...]:
         """Names of the sites by client index, that is, sorted."""
         return tuple(sorted(self.sites))
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Names of all nodes: the sites by client index, then the target site, if it does not train."""
+        target = self.target_site
+        return self.names if target is None or target in self.names else (*self.names, target)
 
     @property
     def evaluates(self) -> bool:
@@ -190,8 +199,12 @@ def check_config(config: Config, agreement: Agreement, has_target: bool = False)
             config.conditions.stragglers > 0,
             "they are simulated; real sites are slow by themselves",
         ),
-        ("target.mix", config.target.is_estimated, "it is estimated in simulations only; write the mix as a list"),
         ("target.truth", config.target.truth is not None, "it is simulated; leave it out"),
+        (
+            "target.unlabelled",
+            isinstance(config.target.unlabelled, str),
+            "it is a place on this machine; the target site's data.toml says where its samples are (unlabelled)",
+        ),
         ("target.noise", config.target.noise > 0, "it is simulated; write the mix that the server is to be given"),
         (
             "conditions.count_epsilon",
@@ -202,7 +215,8 @@ def check_config(config: Config, agreement: Agreement, has_target: bool = False)
     ):
         if given:
             raise ConfigError(f"{key}: can't be deployed: {reason}")
-    if not has_target:
+    _check_target_site(config, agreement)
+    if not has_target and not config.target.is_estimated:
         classes = len(agreement.classes)
         unknown = dict.fromkeys(
             ("client", "data", "truth"),
@@ -214,6 +228,48 @@ def check_config(config: Config, agreement: Agreement, has_target: bool = False)
         target_mix(config.target.mix, classes, known, unknown)
     if agreement.label_counts != "exact":
         _check_private(config, agreement)
+
+
+def _check_target_site(config: Config, agreement: Agreement) -> None:
+    """Check that what estimates the target's mix can be had, where it is to be estimated."""
+    if not config.target.is_estimated:
+        if agreement.target_site is not None:
+            raise ConfigError(
+                f"target_site: {agreement.target_site!r} would answer with what the model makes of its samples without "
+                "labels, and nothing asks for that; set target.mix = 'estimate' in run.toml, or leave target_site out"
+            )
+        return
+    if config.target.estimator == "em":
+        raise ConfigError(
+            "target.estimator: can't be deployed: 'em' needs the probabilities of single samples, which no site "
+            "sends; choose gls, em-cells or bbse"
+        )
+    if agreement.target_site is None:
+        raise ConfigError(
+            "target.mix: 'estimate' needs a site whose samples without labels the mix is estimated from; name it: "
+            "target_site in deploy.toml (fedskew deploy init --target-site NAME)"
+        )
+    if not agreement.evaluates:
+        raise ConfigError(
+            "target.mix: 'estimate' needs what the model makes of the sites' own test samples; set "
+            "evaluation = 'confusion' in deploy.toml, whose tables tell how many test samples a site has of each class"
+        )
+
+
+def check_target_file(config: Config, path: Path | None) -> None:
+    """Check that the target's mix is not both given and estimated.
+
+    Args:
+        config: The config that was simulated.
+        path: A file with the target mix; None: there is none.
+
+    Raises:
+        ConfigError: It is.
+    """
+    if path is not None and config.target.is_estimated:
+        raise ConfigError(
+            f"target.mix: the mix is estimated in the run, and {path} gives it; leave out the file, or target.mix"
+        )
 
 
 def _check_private(config: Config, agreement: Agreement) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from numpy.typing import NDArray
 from torch import nn
 
 from fedskew import __version__, components, methods, models
@@ -22,6 +23,7 @@ from fedskew.deploy._log import LOG
 from fedskew.deploy._messages import (
     ARRAYS,
     BROADCAST,
+    CELLS,
     CHANGED,
     CLIENT,
     CONFIG,
@@ -31,6 +33,7 @@ from fedskew.deploy._messages import (
     FINISH,
     LOSS,
     METRICS,
+    OUTCOMES,
     REFUSED,
     REPLY,
     REPORT_SAMPLES,
@@ -45,10 +48,21 @@ from fedskew.deploy._messages import (
 )
 from fedskew.deploy._replies import check_size
 from fedskew.deploy._site_data import SiteData, SiteStates, load_site
+from fedskew.deploy._target_site import count_cells, count_outcomes
 from fedskew.deploy._terms import Terms, Used, read_terms, terms_path
-from fedskew.engine import ClientSamples, LocalTraining, LocalWork, Sent, SequentialBackend, answer, hooked, predict
+from fedskew.engine import (
+    ClientSamples,
+    Estimation,
+    LocalTraining,
+    LocalWork,
+    Sent,
+    SequentialBackend,
+    answer,
+    hooked,
+    predict,
+)
 from fedskew.errors import ArgumentError, ConfigError, FedskewError, RunError, in_one_line
-from fedskew.experiment import Config, make_network, make_work, read
+from fedskew.experiment import Config, make_estimation, make_network, make_work, read
 from fedskew.finish import Finish
 from fedskew.hooks import Hooks
 from fedskew.methods import Method
@@ -91,6 +105,7 @@ class Site:
         quotas: Under terms, whether the server may say on how many samples of each class the site trains.
         earlier: How many earlier states the site keeps (see `SiteStates`).
         finish: What the method does after the last round; None: nothing.
+        estimation: How the target's label mix is estimated; None: it is not.
     """
 
     model: FlatModel
@@ -104,6 +119,7 @@ class Site:
     quotas: bool = False
     earlier: int = 1
     finish: Finish | None = None
+    estimation: Estimation | None = None
 
     def train(self, content: RecordDict, node: int) -> RecordDict:
         """Train as a message instructs.
@@ -164,30 +180,34 @@ class Site:
             content: The message's records.
 
         Returns:
-            The reply's records: loss and confusion matrix; for a stock Flower server, loss and accuracy.
+            The reply's records: loss and confusion matrix; where the target's mix is estimated the table of outcomes in
+            its place, and the target site's cells; for a stock Flower server, loss and accuracy.
         """
         config = _config(content)
         if self.terms is not None:
-            if CONFUSION not in config or self.terms.evaluation == "none":
-                raise NotAgreedError("evaluation", "evaluation: this site did not agree to the one that is asked for")
-            self._used(self.terms).count("evaluate", _question(content, config.get(ROUND)))
+            self._check_evaluation(config, self.terms)
+            asked = [config.get(key) for key in (ROUND, OUTCOMES, CELLS)]
+            self._used(self.terms).count("evaluate", _question(content, asked))
         self.model.write_state(_model(content, ModelLayout(self.model)))
-        confusion, loss = predict(
-            self.model.network, self.data.test_inputs, self.data.test_targets, self.data.num_classes
-        )
-        figures: dict[str, Any]
-        if CONFUSION not in config:
+        if not {CONFUSION, OUTCOMES, CELLS} & config.keys():
+            confusion, loss = self._predicted()
             right = float(np.trace(confusion) / max(confusion.sum(), 1))
-            figures = {SAMPLES: int(confusion.sum()), EVALUATION_LOSS: loss, "accuracy": right}
-        elif self.confusion:
-            figures = {
-                ROUND: int(config[ROUND]),  # type: ignore[arg-type]
-                EVALUATION_LOSS: loss,
-                CONFUSION: confusion.reshape(-1).tolist(),
-            }
-        else:
+            return RecordDict(
+                {METRICS: MetricRecord({SAMPLES: int(confusion.sum()), EVALUATION_LOSS: loss, "accuracy": right})}
+            )
+        if not self.confusion:
             raise ConfigError("evaluation: the server asks for a confusion matrix, which this site does not report")
-        return RecordDict({METRICS: MetricRecord(figures)})
+        told: dict[str, Any] = {ROUND: int(config[ROUND])}  # type: ignore[arg-type]
+        if OUTCOMES in config:
+            told |= self._outcomes()
+        elif CONFUSION in config:
+            told |= self._confusion()
+        if CELLS in config:
+            assert self.estimation is not None, "checked with the terms"
+            assert self.data.unlabelled is not None, "checked with the terms"
+            cells = count_cells(self.estimation, self.model.network, self.data.unlabelled())
+            told[CELLS] = cells.tolist()
+        return RecordDict({METRICS: MetricRecord(told)})
 
     def sums(self, content: RecordDict) -> RecordDict:
         """Answer a question of the method's finish: sums over this site's samples, none where it holds no such samples.
@@ -220,6 +240,7 @@ class Site:
 
     def report_labels(self) -> RecordDict:
         """Return the reply to a query: exact or noisy label counts, or only the number of samples."""
+        self._check_labelled()
         counts, asked, state = self.data.counts, self.asked, self.data.state
         if asked.label_counts == "noisy" and (asked.epsilon is None or state is None):
             raise ConfigError(
@@ -239,8 +260,52 @@ class Site:
             return RecordDict({METRICS: MetricRecord({COUNTS: [int(value) for value in values]})})
         return RecordDict({METRICS: MetricRecord({COUNTS: values, "epsilon": epsilon})})
 
+    def _predicted(self) -> tuple[NDArray[np.int64], float]:
+        data = self.data
+        return predict(self.model.network, data.test_inputs, data.test_targets, data.num_classes)
+
+    def _confusion(self) -> dict[str, Any]:
+        confusion, loss = self._predicted()
+        return {EVALUATION_LOSS: loss, CONFUSION: confusion.reshape(-1).tolist()}
+
+    def _outcomes(self) -> dict[str, Any]:
+        """Return the table of outcomes and the loss; the confusion matrix where the site has no such table."""
+        assert self.estimation is not None, "checked with the terms"
+        data = self.data
+        if not len(data.test_targets):
+            return self._confusion()
+        try:
+            table, loss = count_outcomes(self.estimation, self.model.network, data.test_inputs, data.test_targets)
+        except ArgumentError as error:  # a ruined model, whose loss says so
+            LOG.warning("%s", error)
+            return self._confusion()
+        return {EVALUATION_LOSS: loss, OUTCOMES: table.reshape(-1).tolist()}
+
+    def _check_labelled(self) -> None:
+        """Refuse what takes labels at a site that says that it has none."""
+        if self.data.is_unlabelled:
+            raise NotAgreedError(
+                "data", "data: the server takes this site for one that trains, and its data.toml has no table [data]"
+            )
+
+    def _check_evaluation(self, config: ConfigRecord, terms: Terms) -> None:
+        """Refuse an evaluation that goes beyond the terms."""
+        agreed = {"none": set(), "confusion": {CONFUSION}, "outcomes": {CONFUSION, OUTCOMES}}[terms.evaluation]
+        asked = {CONFUSION, OUTCOMES, CELLS} & config.keys()
+        bins = {config.get(key) for key in asked - {CONFUSION}}
+        known = None if self.estimation is None else self.estimation.bins
+        if not asked or not asked <= agreed | {CELLS} or not bins <= {known}:
+            raise NotAgreedError("evaluation", "evaluation: this site did not agree to the one that is asked for")
+        if CELLS in asked and (not terms.cells or self.data.unlabelled is None):
+            raise NotAgreedError(
+                "cells",
+                "cells: the server asks for what the model makes of samples without labels; this site agreed "
+                "to tell nothing of such samples",
+            )
+
     def _check_training(self, given: TrainInstruction | None, content: RecordDict) -> None:
         """Refuse a training that goes beyond the terms, or for which the server has other label counts."""
+        self._check_labelled()
         terms = self.terms
         if terms is not None:
             if given is None:
@@ -398,6 +463,7 @@ def agreed_site(config: Config, agreement: Agreement, data: SiteData, terms: Ter
         quotas=agreement.label_counts == "exact" and components.has(method.selection, "assigns_quotas"),
         earlier=evaluated + config.output.checkpoint_every - 1,
         finish=method.finish,
+        estimation=make_estimation(config, len(agreement.classes)),
     )
 
 

@@ -34,12 +34,13 @@ class Disclosure(NamedTuple):
     bytes: int
 
 
-def disclosures(config: Config, agreement: Agreement) -> tuple[Disclosure, ...]:
+def disclosures(config: Config, agreement: Agreement, data: SiteData | None = None) -> tuple[Disclosure, ...]:
     """List everything that a site sends to the server. No other data leave a site.
 
     Args:
         config: The config that was simulated.
         agreement: What server and sites agree on.
+        data: The site's samples; None: a site that trains, and is not the target site.
 
     Returns:
         The items.
@@ -96,6 +97,28 @@ def disclosures(config: Config, agreement: Agreement) -> tuple[Disclosure, ...]:
             )
             for asked in questions_of(method.finish, FlatModel(network), agreement)
         ]
+    section, cells = config.target, classes * config.target.bins
+    due = f"after round {section.warmup}, and every {section.every} rounds from then on"
+    if section.is_estimated:
+        things.append(
+            Disclosure(
+                "the confusion matrix with its columns divided by how sure the model is: how many test samples of each "
+                f"class are in each of {cells} cells",
+                f"{due}, in place of the confusion matrix",
+                8 * classes * cells + 8,
+            )
+        )
+    if data is not None and data.is_unlabelled:
+        things = []
+    if section.is_estimated and data is not None and data.unlabelled is not None:
+        things.append(
+            Disclosure(
+                f"how many of its samples without labels are in each of {cells} cells (the class that the model takes "
+                "them for, and how sure it is)",
+                due,
+                8 * cells,
+            )
+        )
     things.append(Disclosure("that it cannot do what it is asked, and the kind of error", "when that happens", 100))
     return tuple(things)
 
@@ -113,8 +136,9 @@ def reply_limit(config: Config, agreement: Agreement) -> int:
     method = methods.build(config.method, config.training.momentum)
     network = make_network(config, config.seeds[0], method, classes, tuple(agreement.shape))
     returned, _ = returned_specs(config, agreement, method)
-    model = FlatModel(network)
-    needed = bytes_needed(ModelLayout(model).specs, returned) + 10 * classes * classes  # a confusion matrix
+    model, bins = FlatModel(network), config.target.bins if config.target.is_estimated else 1
+    tables = 10 * classes * (classes + 1) * bins  # a confusion matrix, or a table of outcomes and cells
+    needed = bytes_needed(ModelLayout(model).specs, returned) + tables
     asked = [] if method.finish is None else questions_of(method.finish, model, agreement)
     return 4 * max(agreement.max_reply or needed, *(bytes_needed(one.arrays) for one in asked), 0)
 

@@ -30,10 +30,19 @@ class SiteEvaluation(NamedTuple):
     Attributes:
         confusion: Confusion matrix, `(classes, classes)`, with a row for each true class.
         loss: Mean loss; infinite if it is not finite.
+        outcomes: Test samples by true class and outcome cell, `(classes, classes * bins)`, where these were asked for:
+            the confusion matrix with its columns divided.
     """
 
     confusion: NDArray[np.int64]
     loss: float
+    outcomes: NDArray[np.int64] | None = None
+
+    @classmethod
+    def of_outcomes(cls, outcomes: NDArray[np.int64], loss: float) -> SiteEvaluation:
+        """Make the evaluation that a table of outcomes stands for."""
+        classes = len(outcomes)
+        return cls(outcomes.reshape(classes, classes, -1).sum(axis=-1), loss, outcomes)
 
     @property
     def samples(self) -> int:

@@ -33,7 +33,7 @@ from torch import Tensor
 
 from fedskew import __version__
 from fedskew.data import Dataset, Inputs
-from fedskew.deploy._agreement import Agreement, check_config
+from fedskew.deploy._agreement import Agreement, check_config, check_target_file
 from fedskew.deploy._app_files import APP, AppFiles
 from fedskew.deploy._disclosures import reply_limit
 from fedskew.deploy._registry import CONNECTION
@@ -126,9 +126,10 @@ def write_federation(
             agreement.
     """
     check_config(config, agreement, has_target=target is not None)
+    check_target_file(config, target)
     if target is not None:
         read_target(target, agreement.classes)
-    for name in agreement.sites:
+    for name in agreement.members:
         if not SITE_NAME.fullmatch(name):
             raise ConfigError(f"sites: {name!r}: a site's name may have letters, digits, '.', '_' and '-'")
     if folder.exists() and any(folder.iterdir()):
@@ -143,7 +144,7 @@ def write_federation(
         "ALLOW": _allowed(address),
         "VERSION": __version__,
         "MAX_REPLY": str(reply_limit(config, agreement)),
-        "SITES": " ".join(agreement.names),
+        "SITES": " ".join(agreement.members),
         "TARGET": "" if target is None else f' target=\\"$PWD/{TARGET}\\"',
     }
     app, server = folder / APP, folder / "server"
@@ -154,13 +155,17 @@ def write_federation(
         shutil.copyfile(target, server / TARGET)
     for script in ("superlink.sh", "register.sh", "run.sh", "fedskew-server.service"):
         _fill(script, server / script, fields)
-    for name in agreement.names:
+    for name in agreement.members:
         site = folder / "sites" / name
         _private(site)
         write_node_key(site / "key")
         shutil.copyfile(server / "ca.crt", site / "ca.crt")
         shutil.copytree(app, site / APP)
-        described = {"server": str(address), "state": "state", "data": dict(data)}
+        described: dict[str, object] = {"server": str(address), "state": "state"}
+        if name == agreement.target_site:
+            described["unlabelled"] = "unlabelled"
+        if name in agreement.sites:
+            described["data"] = dict(data)
         (site / "data.toml").write_text(tomli_w.dumps(described), encoding="utf-8")
         for script in ("supernode.sh", "fedskew-site.service", "Dockerfile"):
             _fill(script, site / script, fields | {"SITE": name})

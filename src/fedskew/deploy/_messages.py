@@ -7,6 +7,9 @@ A training message contains
     config      ConfigRecord    server-round; for fedskew's sites also fedskew-run, -client, -epochs and -counted,
                                 -steps and -quota if the round has them, -reported and -refused (see below)
 
+An evaluation message contains `arrays` and a `config` with `server-round` and what is asked for: `confusion`, or where
+the target's mix is estimated `outcomes`, and of the target site `cells`; their values are the number of bins.
+
 A reply contains `arrays`, `metrics`, and `reply` with the tensors that the method returns beside the model. A stock
 Flower server sends `arrays` and a `config` with `server-round`; a stock Flower client reads only these.
 """
@@ -54,12 +57,14 @@ FINISH = "finish"
 SOURCE = "fedskew-source"
 """Key that says of which samples such a question is: "training" or "held_out", the site's test samples."""
 
-COUNTS, SAMPLES, LOSS, CONFUSION, EVALUATION_LOSS = (
+COUNTS, SAMPLES, LOSS, CONFUSION, EVALUATION_LOSS, OUTCOMES, CELLS = (
     "label-counts",
     "num-examples",
     "train-loss",
     "confusion",
     "eval-loss",
+    "outcomes",
+    "cells",
 )
 """Keys of the metrics in replies."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from fedskew import methods
 from fedskew.deploy._agreement import Agreement, read_agreement
@@ -37,10 +38,11 @@ def propose_terms(app: str, config: Config, agreement: Agreement, data: SiteData
     classes = len(agreement.classes)
     model = FlatModel(make_network(config, config.seeds[0], method, classes, tuple(agreement.shape)))
     returned, _ = returned_specs(config, agreement, method)
+    bins = config.target.bins if config.target.is_estimated else 1
     specs = [*ModelLayout(model).specs.values(), *returned.values()]
     asked = [] if method.finish is None else questions_of(method.finish, model, agreement)
     sums = [sum(spec.bytes + HEADER for spec in one.arrays.values()) for one in asked]
-    reply = sum(spec.bytes + HEADER for spec in specs) + 8 * classes * (classes + 1) + HEADER
+    reply = sum(spec.bytes + HEADER for spec in specs) + 8 * classes * (classes + 1) * bins + HEADER
     epsilon, total, mark = agreement.epsilon, None, now() if before is None else before.data
     if epsilon is not None and data.state is not None:
         ledger = Ledger(data.state)
@@ -57,9 +59,10 @@ def propose_terms(app: str, config: Config, agreement: Agreement, data: SiteData
         agreed=now(),
         app=app,
         label_counts=agreement.label_counts,
-        evaluation="confusion" if agreement.evaluates else "none",
+        evaluation=_evaluation(config, agreement, data),
+        cells=config.target.is_estimated and data.unlabelled is not None,
         returns=sorted(returned),
-        finish=config.method["finish"]["name"] if "finish" in config.method else "",
+        finish="" if data.is_unlabelled or "finish" not in config.method else config.method["finish"]["name"],
         rounds=config.training.rounds,
         epochs=config.training.most_epochs,
         bytes=max([reply, *sums]),
@@ -68,6 +71,12 @@ def propose_terms(app: str, config: Config, agreement: Agreement, data: SiteData
         epsilon_total=total,
         neighbours=agreement.neighbours,
     )
+
+
+def _evaluation(config: Config, agreement: Agreement, data: SiteData) -> Literal["outcomes", "confusion", "none"]:
+    if data.is_unlabelled or not agreement.evaluates:
+        return "none"
+    return "outcomes" if config.target.is_estimated else "confusion"
 
 
 def agree(data: Path, app: Path) -> Terms:

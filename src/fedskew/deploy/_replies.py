@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypedDict
 
@@ -30,15 +30,18 @@ from fedskew.deploy._arrays import (
     decode,
     short,
 )
+from fedskew.deploy._evaluations import SiteEvaluation
 from fedskew.deploy._log import LOG
 from fedskew.deploy._messages import (
     ARRAYS,
+    CELLS,
     CLIENT,
     CONFUSION,
     COUNTS,
     EVALUATION_LOSS,
     LOSS,
     METRICS,
+    OUTCOMES,
     REFUSED,
     REPLY,
     ROUND,
@@ -286,23 +289,50 @@ def check_confusion(content: RecordDict, classes: int, round: int) -> tuple[NDAr
         RefusedError: The matrix or the loss is missing or not valid, such as a loss below 0, or the evaluation is of
             another round.
     """
-    check_size(content, 2**20 + 16 * classes * classes)
-    metrics = only_metrics(content)
-    if metrics.get(ROUND) != round:
-        raise RefusedError(f"the evaluation is of {ROUND} {short(metrics.get(ROUND))}, not {round}")
-    values, loss = metrics.get(CONFUSION), metrics.get(EVALUATION_LOSS)
-    if (
-        not isinstance(values, list)
-        or len(values) != classes * classes
-        or not all(isinstance(value, int) and 0 <= value <= MOST_SAMPLES for value in values)
-    ):
-        raise RefusedError(f"its confusion matrix is {short(values)}; expected {classes} x {classes} whole numbers")
-    mean = (
-        math.inf
-        if isinstance(loss, float) and not math.isfinite(loss)
-        else _not_below(_finite(loss, "loss"), 0.0, "loss")
-    )
-    return np.array(values, dtype=np.int64).reshape(classes, classes), mean
+    metrics = _evaluation(content, 16 * classes * classes, round)
+    numbers = _amounts(metrics.get(CONFUSION), (classes, classes), "confusion matrix")
+    return numbers, _test_loss(metrics)
+
+
+def check_outcomes(content: RecordDict, classes: int, bins: int, round: int) -> SiteEvaluation:
+    """Validate a site's evaluation where its test samples by true class and outcome cell were asked for.
+
+    A site that has no test samples, or for which the model's outputs are not finite, sends a confusion matrix.
+
+    Args:
+        content: The reply's records.
+        classes: Number of classes.
+        bins: Number of outcome cells of a predicted class.
+        round: The round whose model the site was asked to evaluate.
+
+    Raises:
+        RefusedError: As `check_confusion` does.
+    """
+    metrics = _evaluation(content, 16 * classes * (classes + 1) * bins, round)
+    if OUTCOMES not in metrics:
+        numbers = _amounts(metrics.get(CONFUSION), (classes, classes), "confusion matrix")
+        return SiteEvaluation(numbers, _test_loss(metrics))
+    numbers = _amounts(metrics.get(OUTCOMES), (classes, classes * bins), "table of outcomes")
+    return SiteEvaluation.of_outcomes(numbers, _test_loss(metrics))
+
+
+def check_cells(content: RecordDict, classes: int, bins: int, round: int) -> NDArray[np.int64]:
+    """Validate what the target site counted of its samples without labels.
+
+    Args:
+        content: The reply's records.
+        classes: Number of classes.
+        bins: Number of outcome cells of a predicted class.
+        round: The round whose model the site was asked about.
+
+    Returns:
+        Samples by outcome cell, `(classes * bins,)`.
+
+    Raises:
+        RefusedError: The numbers are missing, negative or too many, or are of another round.
+    """
+    metrics = _evaluation(content, 16 * classes * (classes + 1) * bins, round)
+    return _amounts(metrics.get(CELLS), (classes * bins,), "count of its samples by outcome")
 
 
 def only_arrays(content: RecordDict) -> ArrayRecord:
@@ -340,6 +370,14 @@ class Answers(NamedTuple):
             {keys[key]: content for key, content in self.contents.items()},
             {keys[key]: reason for key, reason in self.failures.items()},
             tuple(keys[key] for key in self.silent),
+        )
+
+    def only(self, keys: Collection[int]) -> Answers:
+        """Leave out all answers but those of some keys."""
+        return Answers(
+            {key: content for key, content in self.contents.items() if key in keys},
+            {key: reason for key, reason in self.failures.items() if key in keys},
+            tuple(key for key in self.silent if key in keys),
         )
 
 
@@ -632,6 +670,32 @@ def _not_below(loss: float, least: float, what: str) -> float:
     if loss < least - ROUNDING:
         raise RefusedError(f"its {what} is {short(loss)}; expected a number from {least:g}")
     return loss
+
+
+def _evaluation(content: RecordDict, most: int, round: int) -> MetricRecord:
+    check_size(content, 2**20 + most)
+    metrics = only_metrics(content)
+    if metrics.get(ROUND) != round:
+        raise RefusedError(f"the evaluation is of {ROUND} {short(metrics.get(ROUND))}, not {round}")
+    return metrics
+
+
+def _amounts(values: object, shape: tuple[int, ...], what: str) -> NDArray[np.int64]:
+    if (
+        not isinstance(values, list)
+        or len(values) != math.prod(shape)
+        or not all(isinstance(value, int) and 0 <= value <= MOST_SAMPLES for value in values)
+    ):
+        raise RefusedError(f"its {what} is {short(values)}; expected {' x '.join(map(str, shape))} whole numbers")
+    return np.array(values, dtype=np.int64).reshape(shape)
+
+
+def _test_loss(metrics: MetricRecord) -> float:
+    """Read the mean loss of an evaluation; infinite if it is not finite."""
+    loss = metrics.get(EVALUATION_LOSS)
+    if isinstance(loss, float) and not math.isfinite(loss):
+        return math.inf
+    return _not_below(_finite(loss, "loss"), 0.0, "loss")
 
 
 def _metrics(content: RecordDict) -> MetricRecord:

@@ -44,6 +44,7 @@ class Roster:
 
     Attributes:
         names: Names of the sites, by client index.
+        members: Names of all nodes: those, then the target site, if it does not train.
         run: Identifier of the run, in hex digits.
         silent: The sites that did not answer the last query in time.
         unreported: Why the last query got no label counts from a site, by name.
@@ -51,7 +52,7 @@ class Roster:
 
     def __init__(self, grid: Grid, agreement: Agreement, folder: Path) -> None:
         self._grid, self._agreement, self._path = grid, agreement, folder / FILE
-        self.names = agreement.names
+        self.names, self.members = agreement.names, agreement.members
         kept = self._read()
         self.run: str = kept["run"] if kept else secrets.token_hex(8)
         self._reports: dict[str, dict[str, Any]] = kept["sites"] if kept else {}
@@ -117,19 +118,25 @@ class Roster:
 
     def online(self) -> dict[int, int]:
         """Return the node id of every connected site, by client index."""
+        return {client: node for client, node in self.connected().items() if client < len(self.names)}
+
+    def connected(self) -> dict[int, int]:
+        """Return the node id of every connected member, by its place among these."""
         nodes: dict[int, list[int]] = {}
         for node in self._grid.get_nodes():
-            if node.name in self.names:
-                nodes.setdefault(self.names.index(node.name), []).append(node.node_id)
-        for client, found in nodes.items():
+            if node.name in self.members:
+                nodes.setdefault(self.members.index(node.name), []).append(node.node_id)
+        for place, found in nodes.items():
             if len(found) > 1:
-                LOG.warning("%s: %d nodes are registered under this name; none is used", self.names[client], len(found))
-        online = {client: found[0] for client, found in nodes.items() if len(found) == 1}
-        for client, now in online.items():
-            if self._nodes.get(client, now) != now:
-                LOG.warning("%s: its key has been replaced at the SuperLink; the new one is used", self.names[client])
-        self._nodes |= online
-        return online
+                LOG.warning(
+                    "%s: %d nodes are registered under this name; none is used", self.members[place], len(found)
+                )
+        connected = {place: found[0] for place, found in nodes.items() if len(found) == 1}
+        for place, now in connected.items():
+            if self._nodes.get(place, now) != now:
+                LOG.warning("%s: its key has been replaced at the SuperLink; the new one is used", self.members[place])
+        self._nodes |= connected
+        return connected
 
     def gather(self) -> None:
         """Query label counts until all sites have reported, or enough have when the start timeout has passed.
@@ -235,7 +242,18 @@ class Roster:
                 f"{self._path}: can't be read ({type(error).__name__}); restore it, or begin a new run elsewhere"
             ) from None
         now = self._agreement.tree()
-        for key in ("sites", "classes", "shape", "tokens", "mean", "std", "label_counts", "epsilon", "neighbours"):
+        for key in (
+            "sites",
+            "target_site",
+            "classes",
+            "shape",
+            "tokens",
+            "mean",
+            "std",
+            "label_counts",
+            "epsilon",
+            "neighbours",
+        ):
             if agreed.get(key) != now.get(key):
                 raise RunError(
                     f"{self._path}: this run began with {key} = {agreed.get(key)}, but deploy.toml now says "

@@ -17,20 +17,23 @@ from flwr.serverapp import Grid, ServerApp
 from numpy.typing import NDArray
 
 from fedskew import methods
-from fedskew.deploy._agreement import Agreement, check_config, read_agreement
+from fedskew.deploy._agreement import Agreement, check_config, check_target_file, read_agreement
 from fedskew.deploy._arrays import ModelLayout
 from fedskew.deploy._disclosures import returned_specs
-from fedskew.deploy._evaluations import SiteEvaluation, together
+from fedskew.deploy._evaluations import Together, together
 from fedskew.deploy._finish import SiteFinisher
 from fedskew.deploy._log import LOG, say_errors_in_one_line, utc_now
 from fedskew.deploy._messages import CHANGED, counted_in
 from fedskew.deploy._outcome import told
 from fedskew.deploy._replies import ReplyRules, ReplyValidator, no_notes
 from fedskew.deploy._roster import Roster
-from fedskew.deploy._sites import Sites
+from fedskew.deploy._sites import Evaluations, Sites, TargetSite
+from fedskew.deploy._target_site import in_words, tables_of
 from fedskew.deploy._watch import Decisions, Watched, ruined, to_leave_out
 from fedskew.engine import (
     ClientStates,
+    EstimatedMix,
+    Estimation,
     Evaluation,
     Federation,
     RoundRecord,
@@ -47,6 +50,7 @@ from fedskew.experiment import (
     TaskInfo,
     TrainingLoop,
     local_training,
+    make_estimation,
     make_network,
     read,
     read_runs,
@@ -115,6 +119,7 @@ def serve(grid: Grid, config: Config, agreement: Agreement, out: Path, target: P
         RunError: The run folder belongs to another run, or can't be written.
     """
     check_config(config, agreement, has_target=target is not None)
+    check_target_file(config, target)
     # Sites keep the states of two rounds, so the server must not lose more than one.
     config = config.model_copy(update={"output": config.output.model_copy(update={"checkpoint_every": 1})})
     folder = run_folder(config, out)
@@ -176,11 +181,12 @@ def make_deployed_loop(
     seed = config.seeds[0]
     roster = Roster(grid, agreement, folder)
     roster.gather()
-    mix = (
-        target_mix(config.target.mix, len(agreement.classes), {"pooled": roster.counts.sum(axis=0)}, {})
-        if target is None
-        else read_target(target, agreement.classes)
-    )
+    estimation = make_estimation(config, len(agreement.classes))
+    mix = None
+    if target is not None:
+        mix = read_target(target, agreement.classes)
+    elif estimation is None:
+        mix = target_mix(config.target.mix, len(agreement.classes), {"pooled": roster.counts.sum(axis=0)}, {})
     training = config.training
     method = methods.build(config.method, training.momentum)
     model = FlatModel(make_network(config, seed, method, len(agreement.classes), tuple(agreement.shape)))
@@ -201,6 +207,8 @@ def make_deployed_loop(
         validator=ReplyValidator(roster.names, ModelLayout(model), returned, idle, rules, hooked(method)),
         timeout=agreement.round_timeout,
         reported=roster.reported,
+        connected=roster.connected,
+        target=target_site(agreement, estimation),
         knows_labels=agreement.label_counts != "withheld",
     )
     clients = ClientStates(folder / "checkpoint" / "clients")
@@ -216,6 +224,7 @@ def make_deployed_loop(
             steps=training.steps,
             clients=clients,
             weight_limit=training.weight_limit,
+            estimation=estimation,
         )
     except ArgumentError as error:
         raise ConfigError(f"method: {error}") from None
@@ -283,8 +292,7 @@ class DeployedRunner(RoundRunner):
     ) -> None:
         self._federation, self._roster, self.sites = federation, roster, sites
         self._agreement, self._folder, self._rounds = agreement, folder, rounds
-        self._evaluations: dict[int, SiteEvaluation] = {}
-        self._unevaluated: dict[int, str] = {}
+        self._evaluations: Evaluations | None = None
         self._reduced: tuple[int, float] | None = None
         self._began = utc_now()
 
@@ -299,7 +307,7 @@ class DeployedRunner(RoundRunner):
     def start(self, model: ModelState) -> DeployedState:
         """See `RoundRunner.start`."""
         state, accepted = self._federation.start(model), self.sites.validator.start(model)
-        return DeployedState(state, accepted, Watched.start(state, accepted, len(self._roster.names)))
+        return DeployedState(state, accepted, Watched.start(state, accepted, len(self._roster.members)))
 
     def run_round(self, state: DeployedState) -> tuple[DeployedState, RoundRecord]:
         """See `RoundRunner.run_round`."""
@@ -334,50 +342,48 @@ class DeployedRunner(RoundRunner):
         """Evaluate a model at the sites (see `Evaluator`)."""
         if not self._agreement.evaluates:
             return None, None
-        counts = self._roster.counts
-        self._evaluations, self._unevaluated = self.sites.evaluate(round, model, counts)
-        summed = together(self._evaluations)
+        summed = self._ask(round, model)
         if summed is None:
-            LOG.warning("round %d: no site evaluated the model", round)
             return None, None
-        self._reduced = summed.reduced
-        if summed.reduced is not None:
-            client, factor = summed.reduced
-            LOG.warning(
-                "round %d: %s has more test samples than all other sites; they count %.3g times in the accuracy of all",
-                round,
-                self._roster.names[client],
-                factor,
-            )
         return evaluation(summed.confusion, summed.loss, self._federation.target), None
 
     def review(self, state: DeployedState, record: RoundRecord) -> DeployedState:
         """Judge a round's model by the sites' evaluations, and complete the round's record (see `Watch.review`)."""
         notes = record.deployment = record.deployment if record.deployment is not None else dict(no_notes())
-        losses = {client: one.loss for client, one in self._evaluations.items() if one.samples}
-        if losses and "undone" not in notes:
-            reason = self._ruined(losses, state.watch)
-            if reason is None:
-                good = state.watch.with_good(state.server, state.accepted, losses)
-                state = dataclasses.replace(state, watch=good)
-            else:
-                suspects = np.flatnonzero(state.watch.since).tolist()
-                state = self._undone(state, record, reason, suspects)
+        if self._evaluations is None and self._estimates(record.round):
+            self._ask(record.round, self.evaluated_model(state))
+        found = Evaluations({}, {}) if self._evaluations is None else self._evaluations
+        losses = {client: one.loss for client, one in found.valid.items() if one.samples}
+        judged = bool(losses) and "undone" not in notes
+        reason = self._ruined(losses, state.watch) if judged else None
+        if reason is not None:
+            suspects = np.flatnonzero(state.watch.since).tolist()
+            state = self._undone(state, record, reason, suspects)
+        state = self._estimated(state, record, found)
+        if judged and reason is None:
+            good = state.watch.with_good(state.server, state.accepted, losses)
+            state = dataclasses.replace(state, watch=good)
         watch = state.watch.with_answers(record.round, self.sites.asked, self.sites.silent)
         names = self._roster.names
-        notes["evaluations"] = {names[client]: one.to_dict() for client, one in self._evaluations.items()}
-        notes["unevaluated"] = {names[client]: reason for client, reason in self._unevaluated.items()}
+        notes["evaluations"] = {names[client]: one.to_dict() for client, one in found.valid.items()}
+        notes["unevaluated"] = {names[client]: reason for client, reason in found.missing.items()}
         if self._roster.unreported:
             notes["unreported"] = dict(self._roster.unreported)
         if self._reduced is not None:
             notes["reduced"] = {names[self._reduced[0]]: self._reduced[1]}
         notes["quarantine"] = {names[client]: int(watch.left_out[client]) for client in sorted(watch.out())}
         notes["began"], notes["ended"] = self._began, utc_now()
-        self._evaluations, self._unevaluated, self._reduced = {}, {}, None
+        self._evaluations, self._reduced = None, None
         return dataclasses.replace(state, watch=watch)
 
     def check(self, state: DeployedState) -> None:
-        """Stop a run whose model was ruined too often, or to which nobody contributed (see `Watch.check`)."""
+        """Stop a run whose model was ruined too often, to which nobody contributed, or whose target fits no mix.
+
+        See `Watch.check`.
+        """
+        estimation, known = self._federation.estimation, state.server.target
+        if estimation is not None and isinstance(known, EstimatedMix):
+            estimation.check(known)
         if state.round >= self._rounds and not (state.watch.counted.any() or state.watch.since.any()):
             raise DivergedError(
                 f"no update of any site moved the model in {state.round} rounds; fedskew deploy status {self._folder} "
@@ -392,6 +398,49 @@ class DeployedRunner(RoundRunner):
             f"{state.watch.good.round}; left out: {', '.join(out) or 'nobody'}. Look at these sites, then: fedskew "
             f"deploy readmit {self._folder} NAME (or --nobody), and start again"
         )
+
+    def _estimates(self, round: int) -> bool:
+        """Whether the target's mix is estimated after a round."""
+        estimation = self._federation.estimation
+        return estimation is not None and estimation.is_due(round)
+
+    def _ask(self, round: int, model: ModelState) -> Together | None:
+        """Have a model evaluated at the sites; return what they say together, None without a sample."""
+        found = self.sites.evaluate(round, model, self._roster.counts, self._estimates(round))
+        self._evaluations, summed = found, together(found.valid)
+        if summed is None:
+            LOG.warning("round %d: no site evaluated the model", round)
+            return None
+        self._reduced = summed.reduced
+        if summed.reduced is not None:
+            client, factor = summed.reduced
+            LOG.warning(
+                "round %d: %s has more test samples than all other sites; they count %.3g times in the accuracy of all",
+                round,
+                self._roster.names[client],
+                factor,
+            )
+        return summed
+
+    def _estimated(self, state: DeployedState, record: RoundRecord, found: Evaluations) -> DeployedState:
+        """Estimate the target's mix where that is due, and note it in the round's record."""
+        estimation, known, target = self._federation.estimation, state.server.target, self.sites.target
+        if estimation is None or target is None or not estimation.is_due(record.round):
+            return state
+        assert isinstance(known, EstimatedMix), "as the federation starts"
+        tables = tables_of(found.valid, self._reduced)
+        if record.deployment is not None and "undone" in record.deployment:
+            known, said = estimation.skip(known, "the round is undone")
+        elif found.cells is None:
+            known, said = estimation.skip(known, found.no_cells)
+        elif not tables:
+            known, said = estimation.skip(known, "no site told what the model makes of its test samples")
+        else:
+            known, said = estimation.update(known, record.round, tables, found.cells)
+        record.target = said
+        level = LOG.warning if said["unused"] or said["mix"] is None or said["misfit"] else LOG.info
+        level("round %d: %s", record.round, in_words(said, tuple(self._agreement.classes), target.name))
+        return dataclasses.replace(state, server=dataclasses.replace(state.server, target=known))
 
     def _judged_by_training(self, before: DeployedState, following: ServerState, record: RoundRecord) -> DeployedState:
         """Take a round into account that is not evaluated yet.
@@ -479,6 +528,14 @@ class DeployedRunner(RoundRunner):
             time.sleep(PAUSE)
         if waiting:
             LOG.info("a site is connected again")
+
+
+def target_site(agreement: Agreement, estimation: Estimation | None) -> TargetSite | None:
+    """Return the site by which the target's mix is estimated; None where it is not."""
+    name = agreement.target_site
+    if name is None or estimation is None:
+        return None
+    return TargetSite(name, agreement.members.index(name), estimation.bins)
 
 
 def least_loss(method: methods.Method) -> float:

@@ -3,8 +3,9 @@
 A site describes its samples in its own file `data.toml`, which never leaves the site:
 
     state = "state"             the folder of the site's states, relative to this file unless absolute
+    unlabelled = "unlabelled"   samples without labels of the target site: a folder of images, or an .npz file
 
-    [data]                      as in the config of a simulation
+    [data]                      as in the config of a simulation; a target site that does not train has none
     name = "folder"
     root = "images"
 
@@ -18,7 +19,9 @@ rounds, too: as many as the config's evaluations and checkpoints can make it go 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,11 +35,12 @@ from torch import Tensor
 
 from fedskew import components, data
 from fedskew.data import Dataset, Inputs
+from fedskew.data import unlabelled as load_unlabelled
 from fedskew.deploy._agreement import Agreement
 from fedskew.deploy._log import LOG
 from fedskew.engine import ClientSamples
 from fedskew.errors import ArgumentError, ConfigError, DataError, nearest
-from fedskew.experiment import read_tree
+from fedskew.experiment import ModelInfo, read_tree
 from fedskew.files import replacing
 from fedskew.randomness import Purpose, generator
 
@@ -54,6 +58,7 @@ class SiteData:
         state: The site's folder for states that it keeps between rounds; None if it keeps none.
         mean: Mean of each channel by which the samples were normalised; empty if they were not.
         std: Standard deviation of each channel by which the samples were normalised; empty if they were not.
+        unlabelled: Reads the samples without labels, as networks take them; None: the site is no target site.
     """
 
     inputs: Inputs
@@ -64,12 +69,18 @@ class SiteData:
     state: Path | None = None
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
+    unlabelled: Callable[[], Inputs] | None = None
 
     @property
     def counts(self) -> NDArray[np.float64]:
         """Number of training samples of each class, shape `(classes,)`."""
         counts: NDArray[np.float64] = np.bincount(self.targets.cpu().numpy(), minlength=self.num_classes).astype(float)
         return counts
+
+    @property
+    def is_unlabelled(self) -> bool:
+        """Whether the site has samples without labels, and no others."""
+        return self.unlabelled is not None and not len(self.targets) and not len(self.test_targets)
 
     def of(self, client: int) -> ClientSamples:
         """Return all samples of the site (see `engine.ClientData`).
@@ -98,18 +109,54 @@ def load_site(path: Path, agreement: Agreement) -> SiteData:
     tree, _, _ = read_tree(path, "site's data", None, False)
     state = tree.pop("state", "state")
     table, _ = tree.pop("data", None), tree.pop("server", None)  # for `server_of`
+    place = tree.pop("unlabelled", None)
     if tree:
-        keys = ["state", "server", "data"]
+        keys = ["state", "server", "unlabelled", "data"]
         raise ConfigError(f"{path}: {next(iter(tree))}: no such key{nearest(next(iter(tree)), keys)}")
-    if not isinstance(table, dict) or not isinstance(table.get("name"), str) or not isinstance(state, str):
+    if place is not None and not (isinstance(place, str) and place):
+        raise ConfigError(f"{path}: unlabelled: expected a folder of images or an .npz file, got {place!r:.80}")
+    without_labels = table is None and place is not None
+    if not isinstance(state, str) or not (
+        without_labels or (isinstance(table, dict) and isinstance(table.get("name"), str))
+    ):
         raise ConfigError(f"{path}: expected a table [data] with the name and options of a reader, and state, a folder")
+    unlabelled = None
+    if place is not None:
+        unlabelled = functools.partial(_read_unlabelled, path, path.parent / Path(place).expanduser(), agreement)
     try:
+        if table is None:
+            return dataclasses.replace(_no_samples(agreement, path.parent / state), unlabelled=unlabelled)
         dataset = _read(table, path.parent)
-        return _fitted(dataset, agreement, path.parent / state)
+        return dataclasses.replace(_fitted(dataset, agreement, path.parent / state), unlabelled=unlabelled)
     except (ArgumentError, ConfigError) as error:
         raise ConfigError(f"{path}: data.{error}") from None
     except DataError as error:
         raise DataError(f"{path}: {error}") from None
+
+
+def _read_unlabelled(data: Path, place: Path, agreement: Agreement) -> Tensor:
+    """Read samples without labels, with the agreement's normalisation."""
+    info = ModelInfo(
+        tuple(agreement.classes),
+        tuple(agreement.shape),
+        agreement.tokens,
+        tuple(agreement.mean),
+        tuple(agreement.std),
+    )
+    try:
+        return info.normalise(torch.cat([some.inputs for some in load_unlabelled([place], info.in_shape)]))
+    except ArgumentError as error:
+        raise DataError(f"{data}: unlabelled: {place}: {error}") from None
+    except DataError as error:
+        raise DataError(f"{data}: unlabelled: {error}") from None
+
+
+def _no_samples(agreement: Agreement, state: Path) -> SiteData:
+    """The data of a site that has no labels."""
+    inputs = torch.zeros(0, *agreement.shape, dtype=torch.int64 if agreement.tokens else torch.float32)
+    targets = torch.zeros(0, dtype=torch.int64)
+    normalisation = tuple(agreement.mean), tuple(agreement.std)
+    return SiteData(inputs, targets, inputs, targets, len(agreement.classes), state, *normalisation)
 
 
 def _read(table: dict[str, Any], beside: Path) -> Dataset:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import httpx
 import numpy as np
@@ -19,8 +20,26 @@ from fedskew import __version__
 from fedskew.deploy._arrays import RefusedError
 from fedskew.deploy._evaluations import SiteEvaluation, check_plausible, mix_distance
 from fedskew.deploy._log import LOG
-from fedskew.deploy._messages import ARRAYS, CONFIG, CONFUSION, REPORTED, ROUND, VERSION, TrainInstruction
-from fedskew.deploy._replies import Answers, Reply, ReplyValidator, check_confusion, check_reply
+from fedskew.deploy._messages import (
+    ARRAYS,
+    CELLS,
+    CONFIG,
+    CONFUSION,
+    OUTCOMES,
+    REPORTED,
+    ROUND,
+    VERSION,
+    TrainInstruction,
+)
+from fedskew.deploy._replies import (
+    Answers,
+    Reply,
+    ReplyValidator,
+    check_cells,
+    check_confusion,
+    check_outcomes,
+    check_reply,
+)
 from fedskew.engine import Assignment, Backend, Sent, Update
 from fedskew.models import ModelState
 
@@ -111,6 +130,36 @@ def error_line(message: Message) -> str:
     return line if len(line) <= 200 else f"{line[:197]}..."
 
 
+class TargetSite(NamedTuple):
+    """The site whose samples without labels the target's mix is estimated from.
+
+    Attributes:
+        name: Its name.
+        place: Its client index; one more than the last, if it does not train.
+        bins: Number of outcome cells of a predicted class.
+    """
+
+    name: str
+    place: int
+    bins: int
+
+
+class Evaluations(NamedTuple):
+    """What came of an evaluation at the sites.
+
+    Attributes:
+        valid: The valid evaluations, by client index.
+        missing: Why there is none, by client index.
+        cells: The target site's samples by outcome cell, `(classes * bins,)`; None: not asked for, or none came.
+        no_cells: Why none came.
+    """
+
+    valid: dict[int, SiteEvaluation]
+    missing: dict[int, str]
+    cells: NDArray[np.int64] | None = None
+    no_cells: str = ""
+
+
 @dataclass
 class Sites(Backend):
     """Trains a cohort at its sites, which are nodes of a Flower federation.
@@ -123,6 +172,8 @@ class Sites(Backend):
         timeout: Seconds to wait for the replies of a round, and of an evaluation.
         reported: Returns the hash of the label counts that the server has of a site, by client index (see
             `fingerprint`).
+        connected: Returns the same of every member, by its place among these (see `Roster`).
+        target: The target site, where the target's mix is estimated.
         left_out: Clients that are not asked for anything.
         skipped: Clients that are not asked, unless nobody else of the cohort is there.
         asked: Clients that were asked for something in this round.
@@ -140,6 +191,8 @@ class Sites(Backend):
     validator: ReplyValidator
     timeout: float
     reported: Callable[[int], str]
+    connected: Callable[[], Mapping[int, int]]
+    target: TargetSite | None = None
     left_out: frozenset[int] = frozenset()
     skipped: frozenset[int] = frozenset()
     asked: set[int] = field(default_factory=set)
@@ -208,32 +261,40 @@ class Sites(Backend):
         return online
 
     def evaluate(
-        self, round: int, model: ModelState, counts: NDArray[np.float64]
-    ) -> tuple[dict[int, SiteEvaluation], dict[int, str]]:
+        self, round: int, model: ModelState, counts: NDArray[np.float64], estimates: bool = False
+    ) -> Evaluations:
         """Evaluate a model on the test samples of all connected sites that answered in this round.
 
         Args:
             round: Number of the round.
             model: The model.
             counts: Label counts that the sites reported, `(sites, classes)`.
-
-        Returns:
-            The valid evaluations, and why there is none, by client index.
+            estimates: Whether the target's mix is estimated from the answers; then sites send tables of outcomes, and
+                the target site its cells.
         """
         unasked = self.left_out | self.skipped - self.asked | self.silent
-        nodes = {node: client for client, node in self.online().items() if client not in unasked}
-        content = RecordDict(
-            {ARRAYS: self.validator.layout.to_record(model), CONFIG: ConfigRecord({ROUND: round, CONFUSION: 1})}
-        )
-        answers = exchange(self.grid, dict.fromkeys(nodes, content), MessageType.EVALUATE, self.timeout, str(round)).by(
-            nodes
-        )
+        target = self.target if estimates else None
+        online = self.online() if target is None else self.connected()
+        nodes = {node: client for client, node in online.items() if client not in unasked}
+        arrays = self.validator.layout.to_record(model)
+        questions = {
+            node: RecordDict({ARRAYS: arrays, CONFIG: self._asked_of(client, round, len(counts), target)})
+            for node, client in nodes.items()
+        }
+        answers = exchange(self.grid, questions, MessageType.EVALUATE, self.timeout, str(round)).by(nodes)
         self._heard(answers)
+        cells, no_cells = None, ""
+        if target is not None:
+            cells, no_cells = self._cells(answers, target, round, counts.shape[1], unasked)
+            answers = answers.only(range(len(counts)))
         found: dict[int, SiteEvaluation] = {}
         missing = dict.fromkeys(answers.silent, "no reply in time") | answers.failures
         for client, reply in answers.contents.items():
             try:
-                evaluation = SiteEvaluation(*check_confusion(reply, counts.shape[1], round))
+                if target is None:
+                    evaluation = SiteEvaluation(*check_confusion(reply, counts.shape[1], round))
+                else:
+                    evaluation = check_outcomes(reply, counts.shape[1], target.bins, round)
                 check_plausible(evaluation, float(counts[client].sum()) + self.validator.rules.slack(client))
             except RefusedError as error:
                 missing[client] = f"refused: {error}"
@@ -243,7 +304,38 @@ class Sites(Backend):
                 self._compare_mixes(client, evaluation, counts[client])
         for client, reason in missing.items():
             LOG.warning("round %d: no evaluation by %s: %s", round, self.validator.names[client], reason)
-        return found, missing
+        return Evaluations(found, missing, cells, no_cells)
+
+    def _asked_of(self, client: int, round: int, clients: int, target: TargetSite | None) -> ConfigRecord:
+        """What a member is asked about a model: for its evaluation if it trains, for cells if it is the target site."""
+        asked: dict[str, int | str] = {ROUND: round}
+        if client < clients:
+            asked |= {CONFUSION: 1} if target is None else {OUTCOMES: target.bins}
+        else:
+            asked |= self.validator.refusal(client)
+        if target is not None and client == target.place:
+            asked[CELLS] = target.bins
+        return ConfigRecord(dict(asked))
+
+    def _cells(
+        self, answers: Answers, target: TargetSite, round: int, classes: int, unasked: frozenset[int]
+    ) -> tuple[NDArray[np.int64] | None, str]:
+        """Return the target site's cells; or why there are none."""
+        if target.place in answers.contents:
+            try:
+                return check_cells(answers.contents[target.place], classes, target.bins, round), ""
+            except RefusedError as error:
+                self.validator.refuse(target.place, f"evaluation of round {round}: {error}")
+                reason = f"its answer is refused: {error}"
+        elif target.place in answers.failures:
+            reason = answers.failures[target.place]
+        elif target.place in answers.silent:
+            reason = "no reply in time"
+        elif target.place in self.left_out:
+            reason = "left out, as a round that it took part in was undone"
+        else:
+            reason = "not asked, as no reply came before" if target.place in unasked else "not connected"
+        return None, f"{target.name}: {reason}"
 
     def _compare_mixes(self, client: int, evaluation: SiteEvaluation, counts: NDArray[np.float64]) -> None:
         """Say once of a site that its test samples have another label mix than it reported."""

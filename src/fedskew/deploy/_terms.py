@@ -46,7 +46,9 @@ class Terms(BaseModel):
         agreed: When the site agreed, UTC. Rounds are counted from then on.
         app: Hash of the app's files, by `app_hash`.
         label_counts: What the site reports of its label counts (see `Agreement`).
-        evaluation: Whether the site reports the confusion matrix of its test samples.
+        evaluation: Whether the site reports the confusion matrix of its test samples; "outcomes": also with its columns
+            divided by how sure the model is.
+        cells: Whether the site, as the target site, reports what the model makes of its samples without labels.
         returns: Names of the arrays that a reply may have beside the model.
         finish: The method's finish, whose questions the site answers after the last round, `MOST_QUESTIONS` at most;
             empty: none.
@@ -66,7 +68,8 @@ class Terms(BaseModel):
     agreed: str
     app: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     label_counts: ReleaseMode
-    evaluation: Literal["confusion", "none"]
+    evaluation: Literal["outcomes", "confusion", "none"]
+    cells: bool = False
     returns: list[str] = []
     finish: str = ""
     rounds: Count

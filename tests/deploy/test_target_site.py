@@ -1,0 +1,404 @@
+"""The target's label mix, estimated from what sites count of the model's outcomes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tomli_w
+from federated import Federated, LocalGrid, federate, fedskew, tree
+from flwr.app import Message, MetricRecord, RecordDict
+from safetensors.numpy import load_file
+
+from fedskew.data import load
+from fedskew.deploy import (
+    Agreement,
+    RefusedError,
+    agree,
+    check_cells,
+    check_config,
+    check_target_file,
+    load_site,
+    read_terms,
+)
+from fedskew.errors import ConfigError, DataError, RunError
+from fedskew.experiment import make_task, make_training_loop, resolve
+from fedskew.labels import estimate_mix
+
+FEDPALS = {"preset": "fedpals", "weighting": {"name": "fedpals", "ess": 0.5}}
+TARGET = {"mix": "estimate", "warmup": 1, "every": 1}
+LEARNT = {"target": {"warmup": 3}, "training": {"rounds": 4, "epochs": 5}}
+"""After three rounds the model has learnt enough for an estimate that is used in the fourth."""
+MIX = np.array([30, 30, 20, 20, 10, 10, 5, 5, 5, 5])
+Edit = Callable[[list[int]], list[int]]
+
+
+def config(method: Any = "fedavg", target: dict[str, Any] | None = None, **training: Any) -> dict[str, Any]:
+    whole = tree(method, **{"rounds": 1, "epochs": 1, "lr": 1.0, "momentum": 0.0, **training})
+    return {**whole, "model": {"name": "logistic"}, "target": TARGET | (target or {})}
+
+
+def clinic(federation: Federated, name: str = "dogwood", labels: bool = False) -> Path:
+    """The target site's folder, with samples without labels in a mix of their own; it agrees to the app."""
+    folder = federation.folder / name
+    folder.mkdir(exist_ok=True)
+    digits = load("digits", rng=np.random.default_rng(0))
+    targets = digits.targets.numpy()
+    rows = np.concatenate([np.flatnonzero(targets == label)[-count:] for label, count in enumerate(MIX)])
+    np.savez(folder / "new.npz", x=digits.inputs.numpy()[rows])
+    table: dict[str, Any] = {"state": "state", "unlabelled": "new.npz"}
+    if labels:
+        table["data"] = {"name": "npz", "root": "own.npz"}
+    (folder / "data.toml").write_text(tomli_w.dumps(table))
+    agree(folder / "data.toml", federation.app)
+    return folder
+
+
+def estimating(folder: Path, method: Any = "fedavg", site: str = "dogwood", **given: Any) -> Federated:
+    target, training = given.pop("target", None), given.pop("training", {})
+    federation = federate(folder, config(method, target, **training), target_site=site, **given)
+    clinic(federation, site, labels=site in federation.names)
+    return federation
+
+
+def lines(federation: Federated) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (federation.run_folder / "rounds.jsonl").read_text().splitlines()]
+
+
+def told(grid: LocalGrid, federation: Federated, name: str, key: str, edit: Edit | None = None) -> list[list[int]]:
+    """Numbers that a site sends under a key, after an edit of them."""
+    seen: list[list[int]] = []
+
+    def change(question: Message, answer: Message) -> Message:
+        if question.metadata.message_type == "evaluate" and key in answer.content["metrics"]:
+            metrics = answer.content["metrics"]
+            metrics[key] = metrics[key] if edit is None else edit(list(metrics[key]))
+            seen.append(list(metrics[key]))
+        return answer
+
+    grid.tamper[federation.node(name)] = change
+    return seen
+
+
+def test_sites_estimate_what_was_simulated(tmp_path: Path) -> None:
+    federation = estimating(tmp_path, FEDPALS, **LEARNT)
+    shared = federation.config.with_value("data.held_out", 0.4)
+    whole = shared.with_value("target.unlabelled", str(tmp_path / "dogwood" / "new.npz"))
+    task = make_task(whole, 3)
+    held = np.load(tmp_path / "whole.npz")
+    for place, name in enumerate(federation.names):  # what a client holds out is what its site tests with
+        own, out = task.partition.indices[place], task.held_out[place]
+        parts = {"x": held["x"][own], "y": held["y"][own], "x_test": held["x"][out], "y_test": held["y"][out]}
+        np.savez(tmp_path / name / "own.npz", **parts)
+    loop = make_training_loop(whole, 3, task=task)
+    simulated = loop.run()
+
+    deployed = federation.run(federation.grid()).run(resume=True)
+
+    for here, there in zip(simulated.rounds, deployed.rounds, strict=True):
+        np.testing.assert_allclose(there.weights, here.weights, rtol=1e-4)
+        assert there.fallback == here.fallback
+        assert (there.target is None) == (here.target is None)
+        if here.target is not None and there.target is not None:
+            np.testing.assert_allclose(there.target["mix"], here.target["mix"], atol=1e-6)
+            np.testing.assert_allclose(there.target["se"], here.target["se"], atol=1e-6)
+            assert there.target["sites"]["tested"] == here.target["sites"]["tested"]
+            for key in ("held_out", "samples", "unseen", "misfit", "unused"):
+                assert there.target[key] == here.target[key]
+    assert [record.target is not None for record in deployed.rounds] == [False, False, False, True, True]
+    assert deployed.rounds[3].fallback is not None
+    assert deployed.rounds[4].fallback is None
+    theirs = load_file(federation.run_folder / "model.safetensors")
+    for name, values in loop.model.state_dict().items():
+        np.testing.assert_allclose(theirs[name], values.numpy(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_the_estimate_is_of_what_the_sites_counted_and_nothing_else_changes(tmp_path: Path, caplog: Any) -> None:
+    caplog.set_level("INFO")
+    federation = estimating(tmp_path / "a", target={"every": 2}, training={"rounds": 3})
+    grid = federation.grid()
+    tables = [told(grid, federation, name, "outcomes") for name in federation.names]
+    cells = told(grid, federation, "dogwood", "cells")
+    federation.run(grid).run(resume=True)
+    plain = federate(tmp_path / "b", {**config(rounds=3), "target": {}})
+    plain.run(plain.grid()).run(resume=True)
+
+    records = lines(federation)
+    assert [record["round"] for record in records if "target" in record] == [1, 3]
+    for place, record in enumerate((records[1], records[3])):
+        found = estimate_mix(np.sum([np.reshape(one[place], (10, 40)) for one in tables], axis=0), cells[place])
+        np.testing.assert_allclose(record["target"]["mix"], found.mix, atol=1e-12)
+        assert record["target"]["samples"] == sum(cells[place]) == MIX.sum()
+    for ours, theirs in zip(records, lines(plain), strict=True):  # the same evaluations, from tables too
+        assert ours["evaluation"]["confusion"] == theirs["evaluation"]["confusion"]
+        assert ours["evaluation"]["loss"] == pytest.approx(theirs["evaluation"]["loss"], rel=1e-6)
+        assert ours.get("weights") == theirs.get("weights")
+    asked = [message for message in grid.asked if message.metadata.dst_node_id == federation.node("dogwood")]
+    assert [message.metadata.message_type for message in asked] == ["evaluate", "evaluate"]
+    assert any("by 140 samples of dogwood and" in entry.message for entry in caplog.records)
+
+
+def test_a_target_site_that_trains_too(tmp_path: Path) -> None:
+    federation = estimating(tmp_path, site="cedar")
+    federation.run(federation.grid()).run(resume=True)
+    record = lines(federation)[1]
+    assert sorted(record["answered"]) == [0, 1, 2]
+    assert record["target"]["samples"] == MIX.sum()
+    assert list(record["deployment"]["evaluations"]) == ["ash", "birch", "cedar"]
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [[-1, 2, 3, 4], [1, 2, 3], [10**12, 2, 3, 4], [1.0, 2.0, 3.0, 4.0]],
+    ids=["negative", "short", "huge", "parts"],
+)
+def test_cells_that_cannot_be_are_refused(cells: list[Any]) -> None:
+    reply = RecordDict({"metrics": MetricRecord({"server-round": 5, "cells": cells})})
+    with pytest.raises(RefusedError, match="its count of its samples by outcome is .*; expected 4 whole numbers"):
+        check_cells(reply, 2, 2, 5)
+
+
+def test_cells_of_another_round_are_refused() -> None:
+    reply = RecordDict({"metrics": MetricRecord({"server-round": 5, "cells": [1, 2, 3, 4]})})
+    assert check_cells(reply, 2, 2, 5).tolist() == [1, 2, 3, 4]
+    with pytest.raises(RefusedError, match="the evaluation is of server-round 5, not 6"):
+        check_cells(reply, 2, 2, 6)
+
+
+def test_a_target_site_whose_cells_are_refused_is_told_so(tmp_path: Path, caplog: Any) -> None:
+    federation = estimating(tmp_path, training={"rounds": 2})
+    grid = federation.grid()
+    told(grid, federation, "dogwood", "cells", lambda cells: cells[1:])
+    federation.run(grid).run(resume=True)
+    for record in lines(federation)[1:]:
+        assert record["target"]["mix"] is None
+        assert "dogwood: its answer is refused: its count of" in record["target"]["skipped"]
+    assert any("the server refused what this site sent: evaluation of round 1" in one.message for one in caplog.records)
+
+
+def test_a_table_that_cannot_be_is_refused_and_the_others_count(tmp_path: Path) -> None:
+    federation = estimating(tmp_path)
+    grid = federation.grid()
+    told(grid, federation, "ash", "outcomes", lambda table: table[:-10])
+    federation.run(grid).run(resume=True)
+    record = lines(federation)[1]
+    assert "its table of outcomes is" in record["deployment"]["unevaluated"]["ash"]
+    assert list(record["deployment"]["evaluations"]) == ["birch", "cedar"]
+    assert record["target"]["held_out"] == sum(one["samples"] for one in record["deployment"]["evaluations"].values())
+
+
+def test_one_site_is_at_most_half_of_the_tables(tmp_path: Path) -> None:
+    federation = estimating(tmp_path)
+    grid = federation.grid()
+    told(grid, federation, "ash", "outcomes", lambda table: [8 * count for count in table])
+    federation.run(grid).run(resume=True)
+    record = lines(federation)[1]
+    samples = {name: one["samples"] for name, one in record["deployment"]["evaluations"].items()}
+    others = samples["birch"] + samples["cedar"]
+    assert samples["ash"] > others
+    assert record["target"]["held_out"] == pytest.approx(2 * others, abs=20)  # cells are rounded
+
+
+def test_a_target_site_that_is_away_leaves_the_newest_good_estimate(tmp_path: Path, caplog: Any) -> None:
+    federation = estimating(tmp_path, FEDPALS, **LEARNT)
+    grid = federation.grid()
+
+    def leave(record: Any) -> None:
+        if record["round"] == 3:
+            grid.offline.add(federation.node("dogwood"))
+
+    federation.run(grid).run(resume=True, progress=leave)
+    records = lines(federation)
+    assert records[3]["target"]["unused"] is None
+    assert records[4]["target"] == {"mix": None, "skipped": "dogwood: not connected", "unused": None}
+    assert "fallback" not in records[4]
+    assert len(records[4]["answered"]) == 3
+    assert any("is not estimated: dogwood: not connected" in entry.message for entry in caplog.records)
+
+
+def test_a_target_site_that_is_silent_is_asked_less_and_less(tmp_path: Path) -> None:
+    federation = estimating(tmp_path, training={"rounds": 4}, round_timeout=0.3)
+    grid = federation.grid()
+    grid.tamper[federation.node("dogwood")] = lambda question, answer: None
+    federation.run(grid).run(resume=True)
+    said = [record["target"]["skipped"].removeprefix("dogwood: ") for record in lines(federation)[1:]]
+    assert said == [
+        "no reply in time",
+        "not asked, as no reply came before",
+        "no reply in time",
+        "not asked, as no reply came before",
+    ]
+
+
+def test_an_estimate_that_is_due_between_evaluations_is_made(tmp_path: Path) -> None:
+    federation = federate(tmp_path, config(rounds=2) | {"evaluation": {"every": 2}}, target_site="dogwood")
+    clinic(federation)
+    federation.run(federation.grid()).run(resume=True)
+    records = lines(federation)
+    assert [record["evaluation"] is not None for record in records] == [True, False, True]
+    assert [record["target"]["samples"] for record in records[1:]] == [MIX.sum()] * 2
+
+
+class KilledError(BaseException):
+    pass
+
+
+@pytest.mark.slow
+def test_a_killed_server_goes_on_with_the_estimate_that_it_had(tmp_path: Path) -> None:
+    whole, cut = (estimating(tmp_path / name, FEDPALS, **LEARNT) for name in ("whole", "cut"))
+    whole.run(whole.grid()).run(resume=True)
+    grid = cut.grid()
+
+    def die(question: Message, answer: Message) -> Message:
+        if question.content["config"]["server-round"] == 4 and question.metadata.message_type == "evaluate":
+            raise KilledError
+        return answer
+
+    grid.tamper[cut.node("dogwood")] = die
+    with pytest.raises(KilledError):
+        cut.run(grid).run(resume=True)
+    cut.run(cut.grid()).run(resume=True)
+    for ours, theirs in zip(lines(cut), lines(whole), strict=True):
+        for key in ("weights", "target", "fallback"):
+            assert ours.get(key) == theirs.get(key)
+    theirs = load_file(whole.run_folder / "model.safetensors")
+    for name, values in load_file(cut.run_folder / "model.safetensors").items():
+        np.testing.assert_array_equal(theirs[name], values)
+
+
+def unsure(cells: list[int]) -> list[int]:
+    """Samples of which the model is never sure: no mix of the sites' classes looks like that."""
+    counts = np.zeros((10, 4), dtype=int)
+    counts[:, 0] = np.reshape(cells, (10, 4)).sum(axis=1) * 20
+    return counts.reshape(-1).tolist()
+
+
+def test_a_target_that_looks_like_no_mix_is_not_weighed_towards(tmp_path: Path) -> None:
+    federation = estimating(tmp_path / "a", FEDPALS, training={"rounds": 2})
+    grid = federation.grid()
+    told(grid, federation, "dogwood", "cells", unsure)
+    federation.run(grid).run(resume=True)
+    records = lines(federation)
+    assert records[1]["target"]["misfit"]
+    assert "label shift does not hold" in records[2]["fallback"]
+
+    stopped = estimating(tmp_path / "b", FEDPALS, target={"on_misfit": "stop"})
+    grid = stopped.grid()
+    told(grid, stopped, "dogwood", "cells", unsure)
+    with pytest.raises(RunError, match=r"target\.on_misfit: label shift does not hold after round 1"):
+        stopped.run(grid).run(resume=True)
+
+
+def test_a_lying_target_site_moves_weights_up_to_the_limit(tmp_path: Path) -> None:
+    """It says that the model takes all of its samples for 0, of which ash alone holds any."""
+    training = LEARNT["training"] | {"weight_limit": 0.5}
+    federation = estimating(tmp_path, "fedpals", target=LEARNT["target"], training=training)
+    grid = federation.grid()
+    told(grid, federation, "dogwood", "cells", lambda cells: [2 * count for count in cells[:4]] + [0] * 36)
+    federation.run(grid).run(resume=True)
+    records = lines(federation)
+    assert records[3]["target"]["mix"][0] > 0.9
+    assert records[3]["target"]["unused"] is None
+    assert records[4]["weights"][records[4]["answered"].index(0)] == pytest.approx(0.5)
+    assert records[4]["limited"] == [0]
+
+
+@pytest.mark.parametrize(
+    ("target", "agreed", "message"),
+    [
+        ({}, {}, r"target\.mix: 'estimate' needs a site whose samples without labels .* --target-site NAME"),
+        ({}, {"target_site": "d", "evaluation": "none"}, r"target\.mix: .* evaluation = 'confusion' in deploy\.toml"),
+        (
+            {},
+            {"target_site": "d", "label_counts": "withheld"},
+            r"target\.mix: .* evaluation = 'confusion' in deploy\.toml",
+        ),
+        ({"estimator": "em"}, {"target_site": "d"}, r"target\.estimator: can't be deployed: 'em' needs"),
+        ({"unlabelled": "here.npz"}, {"target_site": "d"}, r"target\.unlabelled: can't be deployed: it is a place on"),
+        ({"mix": "uniform"}, {"target_site": "d"}, r"target_site: 'd' would answer .* set target\.mix = 'estimate'"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_estimated_is_one_line(target: dict[str, Any], agreed: dict[str, Any], message: str) -> None:
+    agreement = Agreement(**{"sites": ["a", "b"], "classes": ["x", "y"], "shape": [2], **agreed})
+    with pytest.raises(ConfigError, match=message):
+        check_config(resolve(config(target=target)), agreement)
+
+
+def test_a_mix_is_not_both_given_and_estimated() -> None:
+    with pytest.raises(ConfigError, match=r"target\.mix: the mix is estimated in the run, and mix\.csv gives it"):
+        check_target_file(resolve(config()), Path("mix.csv"))
+
+
+def test_a_site_answers_with_what_it_agreed_to(tmp_path: Path, caplog: Any) -> None:
+    federation = estimating(tmp_path)
+    for name, changes in (("ash", {"evaluation": "confusion"}), ("dogwood", {"cells": False})):
+        path = federation.folder / name / "agreed.toml"
+        read_terms(path).model_copy(update=changes).write(path)
+    federation.run(federation.grid()).run(resume=True)
+    record = lines(federation)[1]
+    assert record["deployment"]["unevaluated"]["ash"] == "not agreed: evaluation; its own log says more"
+    assert record["target"]["skipped"] == "dogwood: not agreed: cells; its own log says more"
+    said = [entry.message for entry in caplog.records if entry.levelname == "ERROR"]
+    assert sorted(line.split(":")[0] for line in said) == ["cells", "evaluation"]
+
+
+def test_a_site_without_labels_does_not_train_whatever_the_server_asks(tmp_path: Path, caplog: Any) -> None:
+    federation = federate(tmp_path, config(), target_site="cedar", start_timeout=0.1)
+    clinic(federation, "cedar")
+    federation.run(federation.grid()).run(resume=True)
+    record = lines(federation)[1]
+    assert record["deployment"]["failed"] == {"cedar": "not agreed: data; its own log says more"}
+    assert any("its data.toml has no table [data]" in entry.message for entry in caplog.records)
+
+
+def test_unlabelled_samples_that_do_not_fit_are_one_line(tmp_path: Path) -> None:
+    federation = estimating(tmp_path)
+    path = tmp_path / "dogwood" / "data.toml"
+    samples = load_site(path, federation.agreement).unlabelled
+    assert samples is not None
+    assert samples().shape == (MIX.sum(), *federation.agreement.shape)
+    np.savez(tmp_path / "dogwood" / "new.npz", x=np.zeros((4, 7), dtype=np.float32))
+    with pytest.raises(DataError, match=r"data\.toml: unlabelled: .*new\.npz: inputs: expected"):
+        samples()
+    path.write_text("unlabelled = 3\n")
+    with pytest.raises(ConfigError, match=r"data\.toml: unlabelled: expected a folder of images or an \.npz file"):
+        load_site(path, federation.agreement)
+
+
+def test_the_folder_the_check_and_what_the_target_site_agrees_to(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(tomli_w.dumps({**config(FEDPALS), "data": {"name": "digits"}}))
+    words = ["--config", tmp_path / "run.toml", "--set", "partition.rule=dirichlet_by_class"]
+    words += ["--set", "partition.clients=3", "--set", "partition.beta=0.5", "--sites", "north,south"]
+    folder = tmp_path / "fed"
+    assert fedskew("deploy", "init", folder, *words, "--target-site", "new") == (
+        0,
+        f"{folder}/README.md says who does what; send {folder}/sites/NAME to that site alone\n",
+    )
+    described = (folder / "sites" / "new" / "data.toml").read_text()
+    assert 'unlabelled = "unlabelled"' in described
+    assert "[data]" not in described
+    status, said = fedskew("deploy", "check", folder)
+    assert status == 0
+    assert "target_site = new: after round 1 and every 1 rounds it sends how many of its samples" in said
+    assert "it does not train" in said
+
+    (folder / "sites" / "new" / "unlabelled").mkdir()
+    digits = load("digits", rng=np.random.default_rng(0)).inputs.numpy()[:20]
+    np.savez(folder / "sites" / "new" / "unlabelled.npz", x=digits)
+    path = folder / "sites" / "new" / "data.toml"
+    status, said = fedskew("deploy", "site", "--check", path, "--agree")
+    assert "unlabelled: holds no images" in said
+    path.write_text(described.replace('"unlabelled"', '"unlabelled.npz"'))
+    status, said = fedskew("deploy", "site", "--check", path, "--agree")
+    assert status == 0
+    assert "20 samples without labels; it has no others, and does not train" in said
+    assert "how many of its samples without labels are in each of 40 cells" in " ".join(said.split())
+    assert "local training" not in said
+    terms = read_terms(path.with_name("agreed.toml"))
+    assert (terms.cells, terms.evaluation) == (True, "none")
