@@ -37,16 +37,17 @@ def real(federation: Federated) -> Iterator[LocalFederation]:
     folder, port = federation.folder / "real", free_port()
     table = {"name": "npz"}
     write_federation(folder, federation.config, federation.agreement, Address("127.0.0.1", port), table)
-    for name in federation.names:
-        own = {
-            "server": f"127.0.0.1:{port}",
-            "state": "state",
-            "data": {"name": "npz", "root": str(federation.folder / name / "own.npz")},
-        }
+    members = federation.agreement.members
+    for name in members:
+        own: dict[str, Any] = {"server": f"127.0.0.1:{port}", "state": "state"}
+        if name in federation.names:
+            own["data"] = {"name": "npz", "root": str(federation.folder / name / "own.npz")}
+        else:
+            own["unlabelled"] = str(federation.folder / "new.npz")
         (folder / "sites" / name / "data.toml").write_text(tomli_w.dumps(own))
         agree(folder / "sites" / name / "data.toml", folder / "app")
     os.environ["OMP_NUM_THREADS"] = "1"
-    with LocalFederation(folder, port, federation.names) as local:
+    with LocalFederation(folder, port, members) as local:
         yield local
 
 
@@ -271,6 +272,23 @@ def test_a_ruined_model_is_undone_and_the_statuses_of_run_sh_are_true(tmp_path: 
             file.write("\n[trainning]\n")
         assert local.run().wait(PATIENCE) == 2
         assert "trainning" in local.last_message("run")
+
+
+@pytest.mark.faults
+def test_a_target_site_without_labels_answers_and_does_not_train(tmp_path: Path) -> None:
+    config = config_of("fedavg", rounds=2) | {"target": {"mix": "estimate", "warmup": 1, "every": 1}}
+    patient = {"start_timeout": 300.0, "round_timeout": 300.0}
+    federation = federate(tmp_path, config, ("ash",), target_site="dogwood", **patient)
+    whole = np.load(tmp_path / "whole.npz")
+    np.savez(tmp_path / "new.npz", x=whole["x"][:70])
+    with real(federation) as local:
+        local.wait("run", local.run(), PATIENCE)
+        records = rounds(local)
+        status, said = fedskew("deploy", "status", local.folder / "server")
+    assert [record["answered"] for record in records[1:]] == [[0], [0]]
+    assert [record["target"]["samples"] for record in records[1:]] == [70, 70]
+    assert status == 0
+    assert "by 70 samples of the target site" in said
 
 
 @pytest.mark.faults

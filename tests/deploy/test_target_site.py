@@ -204,6 +204,26 @@ def test_one_site_is_at_most_half_of_the_tables(tmp_path: Path) -> None:
     assert record["target"]["held_out"] == pytest.approx(2 * others, abs=20)  # cells are rounded
 
 
+def test_the_trained_model_is_adapted_to_the_target_sites_samples(tmp_path: Path) -> None:
+    method = {"preset": "fedavg", "finish": "adapt"}
+    federation = estimating(tmp_path, method, target={"warmup": 9}, training={"rounds": 3, "epochs": 5})
+    grid = federation.grid()
+    done = federation.run(grid).run(resume=True)
+    said = done.summary["finished"]["notes"]
+    assert np.abs(np.subtract(said["mix"], MIX / MIX.sum())).sum() < 0.4
+    asked = [message for message in grid.asked if message.metadata.dst_node_id == federation.node("dogwood")]
+    assert [message.metadata.message_type for message in asked] == ["query.finish"]
+
+
+def test_a_finish_waits_for_a_target_site_that_agreed_to_nothing(tmp_path: Path) -> None:
+    method = {"preset": "fedavg", "finish": "adapt"}
+    federation = estimating(tmp_path, method, target={"warmup": 9})
+    path = tmp_path / "dogwood" / "agreed.toml"
+    read_terms(path).model_copy(update={"cells": False}).write(path)
+    with pytest.raises(RunError, match="the target site dogwood does not answer; start the run again when it is there"):
+        federation.run(federation.grid()).run(resume=True)
+
+
 def test_a_target_site_that_is_away_leaves_the_newest_good_estimate(tmp_path: Path, caplog: Any) -> None:
     federation = estimating(tmp_path, FEDPALS, **LEARNT)
     grid = federation.grid()

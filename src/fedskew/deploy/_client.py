@@ -221,20 +221,27 @@ class Site:
         source = _config(content).get(SOURCE)
         if self.finish is None or self.terms is None or not self.terms.finish:
             raise NotAgreedError("finish", "finish: the server asks for sums; this site agreed to none")
-        if source not in ("training", "held_out"):
+        if source not in ("training", "held_out", "target"):
             raise ArgumentError(f"message: asks for sums over {str(source)[:40]!r} samples")
         if source == "held_out" and self.terms.evaluation == "none":
             raise NotAgreedError(
                 "finish", "finish: the server asks for sums over test samples; this site agreed to none"
             )
-        self._used(self.terms).count("finish", _question(content, source))
         data = self.data
+        if source == "target" and (not self.terms.cells or data.unlabelled is None):
+            raise NotAgreedError("cells", "cells: the server asks for sums over samples without labels; agreed to none")
+        self._used(self.terms).count("finish", _question(content, source))
         inputs, targets = (data.inputs, data.targets) if source == "training" else (data.test_inputs, data.test_targets)
+        if source == "target" and data.unlabelled is not None:
+            inputs = data.unlabelled()
+            targets = torch.zeros(len(inputs), dtype=torch.int64)  # not shown to the finish
         if not len(targets):
             return RecordDict({REPLY: encode({})})
         self.model.write_state(_model(content, ModelLayout(self.model)))
         samples = ClientSamples(inputs, targets, np.arange(len(targets)), data.counts)
-        reply = RecordDict({REPLY: encode(answer(self.finish, self.model.module, samples, _broadcast(content)))})
+        labelled = source != "target"
+        found = answer(self.finish, self.model.module, samples, _broadcast(content), labelled)
+        reply = RecordDict({REPLY: encode(found)})
         _check_bytes(reply, self.terms)
         return reply
 

@@ -85,18 +85,6 @@ def disclosures(config: Config, agreement: Agreement, data: SiteData | None = No
                 8 * classes * classes + 8,
             )
         )
-    if method.finish is not None:
-        whose = {"training": "training samples", "held_out": "test samples", "target": "unlabelled samples"}
-        name = config.method["finish"]["name"]
-        things += [
-            Disclosure(
-                f"sums over its {whose[asked.source]}, for {name}: "
-                + ", ".join(f"{key}, {spec}" for key, spec in asked.arrays.items()),
-                "after the last round, each time that the finish asks",
-                sum(spec.bytes for spec in asked.arrays.values()),
-            )
-            for asked in questions_of(method.finish, FlatModel(network), agreement)
-        ]
     section, cells = config.target, classes * config.target.bins
     due = f"after round {section.warmup}, and every {section.every} rounds from then on"
     if section.is_estimated:
@@ -119,6 +107,21 @@ def disclosures(config: Config, agreement: Agreement, data: SiteData | None = No
                 8 * cells,
             )
         )
+    sources = {"training", "held_out"} if data is None or not data.is_unlabelled else set()
+    sources |= {"target"} if data is not None and data.unlabelled is not None else set()
+    if method.finish is not None:
+        whose = {"training": "training samples", "held_out": "test samples", "target": "unlabelled samples"}
+        name = config.method["finish"]["name"]
+        things += [
+            Disclosure(
+                f"sums over its {whose[asked.source]}, for {name}: "
+                + ", ".join(f"{key}, {spec}" for key, spec in asked.arrays.items()),
+                "after the last round, each time that the finish asks",
+                sum(spec.bytes for spec in asked.arrays.values()),
+            )
+            for asked in questions_of(method.finish, FlatModel(network), agreement)
+            if asked.source in sources
+        ]
     things.append(Disclosure("that it cannot do what it is asked, and the kind of error", "when that happens", 100))
     return tuple(things)
 

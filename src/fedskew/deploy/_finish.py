@@ -17,7 +17,7 @@ from fedskew.deploy._log import LOG
 from fedskew.deploy._messages import ARRAYS, BROADCAST, CONFIG, FINISH, REPLY, SOURCE
 from fedskew.deploy._replies import bytes_needed, check_size
 from fedskew.deploy._sites import Sites, exchange
-from fedskew.engine import check_finish, finish_model
+from fedskew.engine import EstimatedMix, Target, check_finish, finish_model
 from fedskew.errors import ArgumentError, ConfigError, FedskewError, RunError, in_one_line
 from fedskew.finish import Finish, Head, Known, Observed, Source
 from fedskew.models import FlatModel, ModelState
@@ -40,8 +40,16 @@ class Asked(NamedTuple):
 
 
 def sources_of(agreement: Agreement) -> frozenset[Source]:
-    """Return of which samples sites answer questions: their test samples where they evaluate models on them."""
-    return frozenset({"training", "held_out"} if agreement.evaluates else {"training"})
+    """Return of which samples sites answer questions.
+
+    These are test samples where sites evaluate models on them, and the target site's samples without labels.
+    """
+    known: set[Source] = {"training"}
+    if agreement.evaluates:
+        known.add("held_out")
+    if agreement.target_site is not None:
+        known.add("target")
+    return frozenset(known)
 
 
 def some_samples(agreement: Agreement) -> Tensor:
@@ -69,7 +77,8 @@ def questions_of(component: Finish, model: FlatModel, agreement: Agreement) -> l
         logits = (drawn.double() @ head.weight.T + head.bias).float()
 
         def ask(source: Source, **question: Tensor) -> dict[str, Tensor]:
-            found = component.statistics(question, Observed(drawn, logits, torch.arange(len(drawn)) % classes))
+            labels = None if source == "target" else torch.arange(len(drawn)) % classes
+            found = component.statistics(question, Observed(drawn, logits, labels))
             one = Asked(source, specs_of(found))
             asked[repr(one)] = one
             return {name: part.double() for name, part in found.items()}
@@ -101,7 +110,7 @@ class SiteFinisher:
         model: The network that states are written into.
         sites: The sites.
         agreement: What server and sites agree on.
-        target: The target's label mix, `(classes,)`, or None.
+        target: The target's label mix that the server is told, `(classes,)`, or None.
         seed: The run's seed.
 
     Raises:
@@ -117,7 +126,7 @@ class SiteFinisher:
 
     def __post_init__(self) -> None:
         try:
-            check_finish(self.component, self.model.module, some_samples(self.agreement), self._known())
+            check_finish(self.component, self.model.module, some_samples(self.agreement), self._known(None))
         except ArgumentError as error:
             raise ConfigError(str(error)) from None
 
@@ -127,12 +136,14 @@ class SiteFinisher:
         Raises:
             RunError: No site answers, or the answers don't allow it.
         """
-        out = set(self.sites.left_out)
+        out, known = set(self.sites.left_out), server.server.target
         for _ in range(ATTEMPTS):
             members: set[int] | None = None
 
             def answers(source: Source, question: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
                 nonlocal members
+                if source == "target":
+                    return [self._ask_target(model, question, out)]
                 given = self._ask(model, source, question, members, out)
                 members = set(given) if members is None else members
                 if lost := members - set(given):
@@ -141,7 +152,7 @@ class SiteFinisher:
 
             try:
                 return finish_model(
-                    self.component, self.model, model, some_samples(self.agreement), answers, self._known()
+                    self.component, self.model, model, some_samples(self.agreement), answers, self._known(known)
                 )
             except _MissingError as error:
                 names = ", ".join(self.sites.validator.names[client] for client in error.clients)
@@ -151,8 +162,26 @@ class SiteFinisher:
             f"method.finish: sites stopped answering {ATTEMPTS} times; start the run again when they are there"
         )
 
-    def _known(self) -> Known:
-        return Known(sources_of(self.agreement), self.target, False, generator(self.seed, Purpose.FINISH))
+    def _known(self, target: Target | None) -> Known:
+        mix = target.used if isinstance(target, EstimatedMix) else self.target
+        is_estimated = self.agreement.target_site is not None
+        return Known(sources_of(self.agreement), mix, is_estimated, generator(self.seed, Purpose.FINISH))
+
+    def _ask_target(self, model: ModelState, question: Mapping[str, Tensor], out: set[int]) -> dict[str, Tensor]:
+        """Ask the target site about its samples without labels.
+
+        Raises:
+            RunError: It does not answer.
+        """
+        target = self.sites.target
+        assert target is not None, "only such a site has these samples"
+        nodes = {node: place for place, node in self.sites.connected().items() if place == target.place}
+        found = {} if target.place in out else self._exchange(model, "target", question, nodes)
+        if not found.get(target.place):
+            raise RunError(
+                f"method.finish: the target site {target.name} does not answer; start the run again when it is there"
+            )
+        return found[target.place]
 
     def _ask(
         self,
@@ -163,12 +192,17 @@ class SiteFinisher:
         out: set[int],
     ) -> dict[int, dict[str, Tensor]]:
         """Ask the sites, and return the valid answers by client; of a site without such samples it is empty."""
-        sites = self.sites
         nodes = {
             node: client
-            for client, node in sites.online().items()
+            for client, node in self.sites.online().items()
             if client not in out and (members is None or client in members)
         }
+        return self._exchange(model, source, question, nodes)
+
+    def _exchange(
+        self, model: ModelState, source: Source, question: Mapping[str, Tensor], nodes: Mapping[int, int]
+    ) -> dict[int, dict[str, Tensor]]:
+        sites, names = self.sites, self.agreement.members
         content = RecordDict(
             {
                 ARRAYS: sites.validator.layout.to_record(model),
@@ -176,7 +210,7 @@ class SiteFinisher:
                 CONFIG: ConfigRecord({SOURCE: source}),
             }
         )
-        expected = self._expected(question)
+        expected = self._expected(question, labelled=source != "target")
         answers = exchange(sites.grid, dict.fromkeys(nodes, content), f"query.{FINISH}", sites.timeout, FINISH).by(
             nodes
         )
@@ -189,13 +223,14 @@ class SiteFinisher:
                 failures[client] = f"refused: {error}"
                 sites.validator.refuse(client, f"finish: {error}")
         for client, reason in failures.items():
-            LOG.warning("finish: no answer of %s: %s", sites.validator.names[client], reason)
+            LOG.warning("finish: no answer of %s: %s", names[client], reason)
         return found
 
-    def _expected(self, question: Mapping[str, Tensor]) -> Specs:
-        layer = check_finish(self.component, self.model.module, some_samples(self.agreement), self._known())
+    def _expected(self, question: Mapping[str, Tensor], labelled: bool) -> Specs:
+        layer = check_finish(self.component, self.model.module, some_samples(self.agreement), self._known(None))
         classes, dim = layer.weight.shape
-        none = Observed(torch.zeros(1, dim), torch.zeros(1, classes), torch.zeros(1, dtype=torch.int64))
+        labels = torch.zeros(1, dtype=torch.int64) if labelled else None
+        none = Observed(torch.zeros(1, dim), torch.zeros(1, classes), labels)
         return specs_of(self.component.statistics(question, none))
 
 

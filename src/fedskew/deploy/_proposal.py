@@ -62,7 +62,7 @@ def propose_terms(app: str, config: Config, agreement: Agreement, data: SiteData
         evaluation=_evaluation(config, agreement, data),
         cells=config.target.is_estimated and data.unlabelled is not None,
         returns=sorted(returned),
-        finish="" if data.is_unlabelled or "finish" not in config.method else config.method["finish"]["name"],
+        finish=config.method["finish"]["name"] if "finish" in config.method else "",
         rounds=config.training.rounds,
         epochs=config.training.most_epochs,
         bytes=max([reply, *sums]),
