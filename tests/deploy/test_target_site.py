@@ -407,6 +407,8 @@ def test_the_folder_the_check_and_what_the_target_site_agrees_to(tmp_path: Path)
     assert status == 0
     assert "target_site = new: after round 1 and every 1 rounds it sends how many of its samples" in said
     assert "it does not train" in said
+    assert "the truth  " in said
+    assert "a target of equal shares" in " ".join(said.split())
 
     (folder / "sites" / "new" / "unlabelled").mkdir()
     digits = load("digits", rng=np.random.default_rng(0)).inputs.numpy()[:20]

@@ -487,7 +487,12 @@ def _lies_of(folder: Path, config: Config, agreed: Agreement, mix: Any) -> tuple
     if runs and agreed.label_counts != "withheld":
         counts = np.array(json.loads(runs[-1].read_text(encoding="utf-8"))["label_counts"], dtype=np.float64)
         whose = f"the label counts of {runs[-1].parent.name}"
-    if mix is None and not config.target.is_estimated:
+    if mix is None and config.target.is_estimated:
+        mix, whose = (
+            np.full(classes, 1 / classes),
+            f"{whose}, and a target of equal shares, as nobody knows its mix yet",
+        )
+    elif mix is None:
         mix = target_mix(config.target.mix, classes, {"pooled": counts.sum(axis=0)}, {})
     method = methods.build(config.method, training.momentum)
     return lies(method, counts, mix, training.participation, training.weight_limit), whose

@@ -151,7 +151,11 @@ def terms_table(
         ("hash of the app's files", f"{terms.app[:16]}...", f"{old.app[:16]}..."),
         ("label counts", terms.label_counts, old.label_counts),
         ("evaluation on its test samples", terms.evaluation, old.evaluation),
-        *([("of samples without labels", "cells", "cells" if old.cells else "nothing")] if terms.cells else []),
+        *(
+            [("of its samples without labels", "counts by cell", "counts by cell" if old.cells else "nothing")]
+            if terms.cells
+            else []
+        ),
         ("beside the model", ", ".join(terms.returns) or "nothing", ", ".join(old.returns) or "nothing"),
         ("most rounds", terms.rounds, old.rounds),
         ("most local epochs in a round", f"{terms.epochs:g}", f"{old.epochs:g}"),

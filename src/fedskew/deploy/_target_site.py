@@ -95,7 +95,7 @@ def target_site_in_words(config: Config, agreement: Agreement) -> list[str]:
     if name is None or not section.is_estimated:
         return []
     cells = len(agreement.classes) * section.bins
-    labels = "it trains, too" if name in agreement.sites else "it does not train, and sends nothing else"
+    labels = "it trains, too" if name in agreement.sites else "it does not train, and sends no model"
     return [
         f"target_site = {name}: after round {section.warmup} and every {section.every} rounds it sends how many of "
         f"its samples without labels are in each of {cells} cells (class and confidence of the model); {labels}",
