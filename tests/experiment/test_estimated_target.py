@@ -102,6 +102,15 @@ def test_nothing_that_is_trained_depends_on_the_truth():
     assert torch.equal(models[0], models[2])
 
 
+def test_validation_chooses_models_by_the_mix_that_the_server_is_told_not_by_the_truth():
+    told = [1.0, *[0.0] * 9]
+    run = fedskew.simulate(changed(target={"mix": told, "truth": TRUTH}, training={"rounds": 1, "lr": 0.1}))
+    validation, test = run.rounds[1]["validation"], run.rounds[1]["evaluation"]
+    assert validation["target_accuracy"] == pytest.approx(validation["per_class"][0])
+    assert test["target_accuracy"] == pytest.approx(np.dot(TRUTH, test["per_class"]))
+    assert validation["target_accuracy"] != pytest.approx(np.dot(TRUTH, validation["per_class"]))
+
+
 def test_the_last_client_of_a_rule_that_has_a_target_is_the_unlabelled_one():
     partition = {"rule": "sparsity", "clients": 5, "labels_per_client": 4}
     config = resolve(
@@ -267,7 +276,12 @@ def test_what_can_not_be_estimated_is_refused_before_training(tables, says):
     [
         ({}, "target: its label mix is estimated from unlabelled samples, after round 2 and every 2 rounds; until an"),
         ({"method": {"preset": "fedla"}}, "target: its label mix is .* every 2 rounds; the weighting does not use it$"),
+        ({"target": {"mix": "uniform"}}, "target: all classes alike$"),
         ({"target": {"mix": "pooled"}}, "target: the label mix of all clients together$"),
+        ({"target": {"mix": "client"}}, "target: the label mix of the partition's target client$"),
+        ({"target": {"mix": "data"}}, "target: the label mix that the data set defines$"),
+        ({"target": {"mix": "truth", "truth": "pooled"}}, "target: the label mix of all clients together$"),
+        ({"target": {"mix": "truth", "truth": [1, 3]}}, "target: shares of 0.25, 0.75$"),
         ({"target": {"mix": [1, 3]}}, "target: shares of 0.25, 0.75$"),
     ],
 )

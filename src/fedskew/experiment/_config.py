@@ -407,6 +407,10 @@ class Config(Section):
         if not self.target.is_estimated:
             for key in ESTIMATES:
                 del tree["target"][key]
+        if tree["partition"].get("covered") is False:  # as before it was a parameter
+            del tree["partition"]["covered"]
+        if self.partition.oracle:  # it is dealt otherwise than it once was, so these are other runs
+            tree["partition"]["oracle"] = "free rows"
         tree["engine"].pop("processes", None)
         if tree["engine"]["backend"] == "processes":  # the same bits as "sequential"
             tree["engine"]["backend"] = "sequential"

@@ -33,8 +33,8 @@ class LocalEvaluator:
         validation: The validation set; None where nothing is held out.
         classes: Number of classes.
         target: Target label mix, `(classes,)`, or None.
-        chosen_by: The mix by which validation accuracy is measured, which chooses models: of the target, unless the
-            server does not know it.
+        chosen_by: The mix by which validation accuracy is measured, which chooses models: the one that the server is
+            told, `(classes,)`, or None.
     """
 
     model: FlatModel

@@ -203,7 +203,7 @@ def target_in_words(config: Config) -> str | None:
         )
         until = "; until an estimate is sure enough, clients are weighed as FedAvg does"
         return said + (until if reads else "; the weighting does not use it")
-    mix = section.mix
+    mix = section.truth if section.mix == "truth" else section.mix
     if mix is None and _has_target_client(config):
         mix = "client"
     if mix is None:
