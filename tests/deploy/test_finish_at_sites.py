@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 import torch
 
 pytest.importorskip("flwr")
 
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from tests.deploy.federated import NAMES, federate, tree
 
 import fedskew
@@ -76,6 +78,42 @@ def test_a_site_answers_no_finish_that_it_did_not_agree_to(tmp_path, caplog):
     sites.run(sites.grid()).run(resume=True)
     assert "no answer of ash: not agreed: finish" in caplog.text
     assert (sites.run_folder / "finished.safetensors").exists()
+
+
+def asked_once_more(grid, sites, name, source, names=(), offset=0.0):
+    """What a site answers to a question that the server makes up, after an honest run: of a run's tensors, these."""
+    questions = [one for one in grid.asked if one.metadata.message_type == "query.finish"]
+    given = {key: array for one in questions for key, array in one.content["broadcast"].items()}
+    model = {key: Array(array.numpy() + np.float32(offset)) for key, array in questions[0].content["arrays"].items()}
+    broadcast = ArrayRecord({key: given[key] for key in names})
+    content = RecordDict(
+        {"arrays": ArrayRecord(model), "broadcast": broadcast, "config": ConfigRecord({"fedskew-source": source})}
+    )
+    message = Message(content, sites.node(name), "query.finish")
+    (answer,) = grid.pull_messages(grid.push_messages([message]))
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("finish", "source", "names"),
+    [("adapt", "training", ()), ("ccvr", "held_out", ()), ("adapt", "held_out", ("slope", "weights"))],
+)
+def test_a_site_answers_no_question_that_its_finish_does_not_ask(finish, source, names, tmp_path):
+    sites = federate(tmp_path, finishing(finish, target={"mix": TARGET}))
+    grid = sites.grid()
+    sites.run(grid).run(resume=True)
+    answer = asked_once_more(grid, sites, "ash", source, names)
+    assert not answer.has_content()
+    assert "not agreed: finish" in answer.error.reason
+
+
+def test_a_site_answers_about_two_models_at_most(tmp_path):
+    sites = federate(tmp_path, finishing("adapt", target={"mix": TARGET}))
+    grid = sites.grid()
+    sites.run(grid).run(resume=True)
+    assert asked_once_more(grid, sites, "ash", "held_out", offset=1.0).has_content()
+    again = asked_once_more(grid, sites, "ash", "held_out", offset=2.0)
+    assert "not agreed" in again.error.reason
 
 
 def test_what_leaves_a_site_is_listed_and_within_the_agreed_bytes(tmp_path):

@@ -185,3 +185,16 @@ def test_a_class_that_nobody_held_out_is_never_predicted_and_one_class_is_too_fe
     alone = {"held_out": held((features[one], logits[one], targets[one]), 2)}
     with pytest.raises(ArgumentError, match="at least two classes, not of 1"):
         component.finish(HEAD, asking(component, alone), known(MIX, {"held_out"}))
+
+
+def test_a_calibration_of_classes_that_a_holder_is_said_not_to_have_leaves_its_samples_out():
+    logits = torch.tensor([[2.0, 0.0, 1.0], [0.0, 1.0, 0.5], [0.3, 0.1, 2.0]])
+    question = {
+        "slope": torch.tensor(1.0),
+        "biases": torch.tensor([0.0, 0.0, NEVER]),
+        "weights": torch.tensor([0.5, 0.5, 0.0]),
+    }
+    every = Adapt().statistics(question, Observed(logits, logits, torch.tensor([0, 1, 2])))
+    two = Adapt().statistics(question, Observed(logits[:2], logits[:2], torch.tensor([0, 1])))
+    for name, part in two.items():
+        torch.testing.assert_close(every[name], part)

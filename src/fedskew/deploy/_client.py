@@ -18,6 +18,7 @@ from torch import nn
 from fedskew import __version__, components, methods, models
 from fedskew.deploy._agreement import Agreement, check_config, read_agreement
 from fedskew.deploy._arrays import ModelLayout, RefusedError, decode, encode
+from fedskew.deploy._finish import kind_of
 from fedskew.deploy._ledger import CountsAsked, Ledger, Neighbours, NotAgreedError, ReleaseMode, converted
 from fedskew.deploy._log import LOG
 from fedskew.deploy._messages import (
@@ -223,13 +224,15 @@ class Site:
             raise NotAgreedError("finish", "finish: the server asks for sums; this site agreed to none")
         if source not in ("training", "held_out", "target"):
             raise ArgumentError(f"message: asks for sums over {str(source)[:40]!r} samples")
-        if source == "held_out" and self.terms.evaluation == "none":
+        data, question = self.data, _broadcast(content)
+        if (kind := kind_of(source, question)) not in self.terms.questions:
             raise NotAgreedError(
-                "finish", "finish: the server asks for sums over test samples; this site agreed to none"
+                "finish", f"finish: the server asks for sums ({kind[:MOST_SAID]}) that this site did not agree to"
             )
-        data = self.data
         if source == "target" and (not self.terms.cells or data.unlabelled is None):
             raise NotAgreedError("cells", "cells: the server asks for sums over samples without labels; agreed to none")
+        about = _question(RecordDict({ARRAYS: _arrays(content, ARRAYS)}), "finish")
+        self._used(self.terms).count("models", about)
         self._used(self.terms).count("finish", _question(content, source))
         inputs, targets = (data.inputs, data.targets) if source == "training" else (data.test_inputs, data.test_targets)
         if source == "target" and data.unlabelled is not None:
@@ -240,7 +243,7 @@ class Site:
         self.model.write_state(_model(content, ModelLayout(self.model)))
         samples = ClientSamples(inputs, targets, np.arange(len(targets)), data.counts)
         labelled = source != "target"
-        found = answer(self.finish, self.model.module, samples, _broadcast(content), labelled)
+        found = answer(self.finish, self.model.module, samples, question, labelled)
         reply = RecordDict({REPLY: encode(found)})
         _check_bytes(reply, self.terms)
         return reply

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -32,11 +32,21 @@ class Asked(NamedTuple):
 
     Attributes:
         source: Of which samples.
+        names: Names of the tensors that the question consists of, sorted.
         arrays: Shapes and dtypes of the sums.
     """
 
     source: Source
+    names: tuple[str, ...]
     arrays: dict[str, ArraySpec]
+
+    def __str__(self) -> str:
+        return kind_of(self.source, self.names)
+
+
+def kind_of(source: str, names: Iterable[str]) -> str:
+    """Return in words of which samples a question is and what it consists of, as terms name it."""
+    return f"{source}: {', '.join(sorted(names)) or 'nothing'}"
 
 
 def sources_of(agreement: Agreement) -> frozenset[Source]:
@@ -79,7 +89,7 @@ def questions_of(component: Finish, model: FlatModel, agreement: Agreement) -> l
         def ask(source: Source, **question: Tensor) -> dict[str, Tensor]:
             labels = None if source == "target" else torch.arange(len(drawn)) % classes
             found = component.statistics(question, Observed(drawn, logits, labels))
-            one = Asked(source, specs_of(found))
+            one = Asked(source, tuple(sorted(question)), specs_of(found))
             asked[repr(one)] = one
             return {name: part.double() for name, part in found.items()}
 
@@ -136,7 +146,7 @@ class SiteFinisher:
         Raises:
             RunError: No site answers, or the answers don't allow it.
         """
-        out, known = set(self.sites.left_out), server.server.target
+        out, known = set(server.watch.out()), server.server.target
         for _ in range(ATTEMPTS):
             members: set[int] | None = None
 

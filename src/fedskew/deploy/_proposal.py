@@ -63,6 +63,8 @@ def propose_terms(app: str, config: Config, agreement: Agreement, data: SiteData
         cells=config.target.is_estimated and data.unlabelled is not None,
         returns=sorted(returned),
         finish=config.method["finish"]["name"] if "finish" in config.method else "",
+        questions=sorted({str(one) for one in asked}),
+        most_questions=0 if method.finish is None else method.finish.most_questions,
         rounds=config.training.rounds,
         epochs=config.training.most_epochs,
         bytes=max([reply, *sums]),

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 FILE = "agreed.toml"
 USED = "used.json"
-MOST_QUESTIONS = 64
-"""Most questions of a finish that a site answers: each is about sums over its samples, and the server chooses it."""
+FINISHED_MODELS = 2
+"""Most models that a site answers a finish's questions about: a server that was killed may finish another one."""
 
 EVALUATED_AGAIN = 10
 """Further models that a site evaluates: a server that was killed may aggregate the round anew, from other replies."""
@@ -50,8 +50,9 @@ class Terms(BaseModel):
             divided by how sure the model is.
         cells: Whether the site, as the target site, reports what the model makes of its samples without labels.
         returns: Names of the arrays that a reply may have beside the model.
-        finish: The method's finish, whose questions the site answers after the last round, `MOST_QUESTIONS` at most;
-            empty: none.
+        finish: The method's finish, whose questions the site answers after the last round; empty: none.
+        questions: What these questions are: of which samples, and of what they consist.
+        most_questions: Most of them that the site answers.
         rounds: Most models that the site trains, and, plus one and `EVALUATED_AGAIN`, that it evaluates. The same
             question again is the same answer, and is not counted twice.
         epochs: Most local epochs in a round.
@@ -72,6 +73,8 @@ class Terms(BaseModel):
     cells: bool = False
     returns: list[str] = []
     finish: str = ""
+    questions: list[str] = []
+    most_questions: Annotated[int, Field(ge=0)] = 0
     rounds: Count
     epochs: Positive
     bytes: Count
@@ -95,7 +98,7 @@ class Terms(BaseModel):
         if self.epsilon is None:
             del tree["neighbours"]
         if not self.finish:
-            del tree["finish"]
+            del tree["finish"], tree["questions"], tree["most_questions"]
         with writing(path):
             write_text(path, ABOUT + tomli_w.dumps(tree), private=True)
 
@@ -153,6 +156,7 @@ _KINDS = {
     "train": "rounds that it trained in",
     "evaluate": "models that it evaluated",
     "finish": "questions after the last round",
+    "models": "models of a finish",
 }
 
 
@@ -166,7 +170,7 @@ class Used:
     def __init__(self, folder: Path, terms: Terms) -> None:
         self._path, self._terms = folder / USED, terms
 
-    def count(self, kind: Literal["train", "evaluate", "finish"], question: str) -> None:
+    def count(self, kind: Literal["train", "evaluate", "finish", "models"], question: str) -> None:
         """Write down that a question is answered, before it is.
 
         Args:
@@ -178,7 +182,12 @@ class Used:
             RunError: The file can't be read or written.
         """
         rounds = self._terms.rounds
-        most = {"train": rounds, "evaluate": rounds + 1 + EVALUATED_AGAIN, "finish": MOST_QUESTIONS}[kind]
+        most = {
+            "models": FINISHED_MODELS,
+            "train": rounds,
+            "evaluate": rounds + 1 + EVALUATED_AGAIN,
+            "finish": self._terms.most_questions,
+        }[kind]
         with writing(self._path):
             self._path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(self._path.with_name(f"{USED}.lock"), mode=0o600):
@@ -204,7 +213,8 @@ class Used:
             kept = json.loads(self._path.read_text(encoding="utf-8"))
             if kept["agreed"] != self._terms.agreed:
                 return {kind: [] for kind in _KINDS}
-            kept.setdefault("finish", [])  # written by an earlier fedskew
+            for later in ("finish", "models"):
+                kept.setdefault(later, [])  # written by an earlier fedskew
             return {kind: [str(question) for question in kept[kind]] for kind in _KINDS}
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RunError(

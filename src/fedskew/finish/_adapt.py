@@ -59,6 +59,7 @@ class Adapt(Finish):
     paper: ClassVar[str] = "Alexandari et al., ICML 2020"
     cost: ClassVar[Cost] = Cost(numbers=("(C+1)(C+2) up, about 8 times, once",))
     asks: ClassVar[frozenset[Source]] = frozenset({"held_out"})
+    most_questions: ClassVar[int] = 24
 
     estimator: Literal["gls", "em-cells", "bbse"] = "gls"
     on_misfit: Literal["keep", "warn"] = "keep"
@@ -86,7 +87,8 @@ class Adapt(Finish):
         if "weights" in question:
             assert labels is not None, "a calibration is of labelled samples"
             weights = question["weights"].double().cpu().numpy()[labels]
-            sums = calibration_sums(logits, labels, slope, biases, weights)
+            kept = (weights > 0) & np.isfinite(biases[labels])
+            sums = calibration_sums(logits[kept], labels[kept], slope, biases, weights[kept])
             return {
                 "loss": _tensor(np.array([sums.loss])),
                 "gradient": _tensor(sums.gradient),

@@ -60,6 +60,7 @@ class CCVR(Finish):
     paper: ClassVar[str] = "Luo et al., NeurIPS 2021"
     cost: ClassVar[Cost] = Cost(numbers=("C(1 + d + d^2) up once (d: features)",))
     asks: ClassVar[frozenset[Source]] = frozenset({"training"})
+    most_questions: ClassVar[int] = 2
     reveals_label_counts: ClassVar[bool] = True
 
     samples: Count = 200

@@ -102,9 +102,11 @@ class Finish:
 
     Attributes:
         asks: Whose samples it can't do without; a run that has none is refused before its first round.
+        most_questions: Most questions that a real site answers, for all attempts together.
     """
 
     asks: ClassVar[frozenset[Source]] = frozenset({"training"})
+    most_questions: ClassVar[int] = 64
 
     def lacks(self, known: Known) -> str | None:
         """Return what a run has to have for this finish and has not, and how it gets it; None: nothing.
