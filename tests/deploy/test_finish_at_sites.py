@@ -155,3 +155,83 @@ def test_no_site_answers(tmp_path):
     assert (sites.run_folder / "model.safetensors").exists()
     sites.run(sites.grid()).run(resume=True)  # started again, only the finish is missing
     assert (sites.run_folder / "finished.safetensors").exists()
+
+
+def telling(grid, sites, name, lie):
+    """A site changes the tensors of its answers to a finish, by name, before it sends them."""
+
+    def change(question, answer):
+        if question.metadata.message_type == "query.finish" and answer.has_content():
+            honest = {key: array.numpy() for key, array in answer.content["reply"].items()}
+            told = {key: Array(np.asarray(array, dtype=np.float64)) for key, array in (honest | lie(honest)).items()}
+            answer.content["reply"] = ArrayRecord(told)
+        return answer
+
+    grid.tamper[sites.node(name)] = change
+
+
+@pytest.mark.parametrize(
+    ("finish", "lie", "says"),
+    [
+        (
+            "ccvr",
+            lambda one: {"products": one["products"] - 1e9 * np.eye(12) * (one["sizes"] > 0)[:, None, None]},
+            "those of no samples",
+        ),
+        ("ccvr", lambda one: {"sums": one["sums"] * 0 + 1e200}, "above 1e+30"),
+        ("ccvr", lambda one: {"sizes": -one["sizes"]}, "no numbers of samples"),
+        ("adapt", lambda one: {"squares": one["squares"] * 0 - 1e12} if "squares" in one else {}, "below 0"),
+        ("adapt", lambda one: {"sizes": 9 * one["sizes"]} if "sizes" in one else {}, "not of as many samples"),
+        ("adapt", lambda one: {"curvature": -one["curvature"]} if "curvature" in one else {}, "that of no loss"),
+    ],
+)
+def test_a_site_whose_answers_can_not_be_is_left_out(finish, lie, says, tmp_path, caplog):
+    sites = federate(tmp_path, finishing(finish, target={"mix": TARGET}))
+    grid = sites.grid()
+    telling(grid, sites, "ash", lie)
+    done = sites.run(grid).run(resume=True)
+    assert "no answer of ash: refused: " in caplog.text
+    assert says in caplog.text
+    assert "kept" not in done.summary["finished"]["notes"]
+
+
+def test_a_liar_does_not_use_up_the_questions_that_honest_sites_answer(tmp_path):
+    sites = federate(tmp_path, finishing("adapt", target={"mix": TARGET}))
+    grid = sites.grid()
+    losses = iter(range(100))
+    telling(grid, sites, "ash", lambda one: {"loss": [float(next(losses))]} if "loss" in one else {})
+    done = sites.run(grid).run(resume=True)
+    asked = [message for message in grid.asked if message.metadata.message_type == "query.finish"]
+    assert len(asked) <= 24 * len(NAMES)
+    assert "kept" not in done.summary["finished"]["notes"]
+
+
+@pytest.mark.parametrize("how", ["silent", "not agreed"])
+def test_a_minority_finishes_no_model(how, tmp_path, caplog):
+    sites = federate(tmp_path, finishing("ccvr", target={"mix": TARGET}))
+    grid = sites.grid()
+    for name in NAMES[1:]:
+        agreed = sites.data_of(name).with_name("agreed.toml")
+        if how == "not agreed":
+            agreed.write_text(agreed.read_text().replace("training: nothing", "training: something"))
+        else:
+            grid.tamper[sites.node(name)] = lambda question, answer: (
+                None if question.metadata.message_type == "query.finish" else answer
+            )
+    done = sites.run(grid).run(resume=True)
+    assert done.summary["finished"]["notes"]["kept"].startswith("1 of 3 sites answer")
+    trained = load_tensors(sites.run_folder / "model.safetensors")[0]
+    finished = load_tensors(sites.run_folder / "finished.safetensors")[0]
+    for name, part in trained.items():
+        torch.testing.assert_close(finished[name], part, rtol=0, atol=0)
+
+
+def test_of_three_sites_none_counts_for_more_than_half(tmp_path):
+    config = finishing("adapt", target={"mix": TARGET})
+    sites = federate(tmp_path, config)
+    own = dict(np.load(sites.data_of("ash").with_name("own.npz")))
+    own |= {name: np.concatenate([own[name]] * 4) for name in ("x_test", "y_test")}
+    np.savez(sites.data_of("ash").with_name("own.npz"), **own)
+    done = sites.run(sites.grid()).run(resume=True)
+    whole = sum(map(sum, done.summary["finished"]["evaluation"]["confusion"]))
+    assert sum(done.summary["finished"]["notes"]["held_out"]) == pytest.approx(whole, abs=10)  # both are rounded

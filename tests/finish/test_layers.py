@@ -198,3 +198,21 @@ def test_a_calibration_of_classes_that_a_holder_is_said_not_to_have_leaves_its_s
     two = Adapt().statistics(question, Observed(logits[:2], logits[:2], torch.tensor([0, 1])))
     for name, part in two.items():
         torch.testing.assert_close(every[name], part)
+
+
+def test_an_honest_answer_is_never_refused():
+    rng = np.random.default_rng(4)
+    for length in (1e-3, 1.0, 1e3):
+        features, logits = torch.tensor(rng.normal(size=(40, 5)) * length), torch.tensor(rng.normal(size=(40, 3)))
+        observed = Observed(features.float(), (logits * length).float(), torch.tensor(rng.integers(0, 3, 40)))
+        sizes = np.bincount(observed.targets, minlength=3).astype(float)
+        assert CCVR().refuse({}, CCVR().statistics({}, observed), sizes) is None
+        calibrated = {"slope": torch.tensor(1.0), "biases": torch.zeros(3)}
+        for question in ({}, calibrated, calibrated | {"weights": torch.full((3,), 0.01)}):
+            assert Adapt().refuse(question, Adapt().statistics(question, observed), sizes) is None
+
+
+@pytest.mark.parametrize("tables", [-1.0, 0.5, 1e30])
+def test_what_is_no_table_or_no_cells_is_refused(tables):
+    for name in ("tables", "cells"):
+        assert "no numbers of samples" in Adapt().refuse({}, {name: torch.full((3,), tables)}, None)

@@ -73,6 +73,18 @@ class Together(NamedTuple):
     reduced: tuple[int, float] | None
 
 
+def limit(sizes: Mapping[int, float]) -> tuple[int, float]:
+    """Return the site with the most samples, and how often these count: of three or more sites none has over half.
+
+    Args:
+        sizes: Numbers of samples above 0, by client index; one at least.
+    """
+    largest = max(sizes, key=lambda client: sizes[client])
+    others = sum(sizes.values()) - sizes[largest]
+    share = LARGEST_SHARE / (1 - LARGEST_SHARE)
+    return largest, min(1.0, share * others / sizes[largest]) if len(sizes) >= 3 else 1.0
+
+
 def together(evaluations: Mapping[int, SiteEvaluation]) -> Together | None:
     """Sum the sites' confusion matrices.
 
@@ -88,10 +100,7 @@ def together(evaluations: Mapping[int, SiteEvaluation]) -> Together | None:
     sizes = {client: one.samples for client, one in evaluations.items() if one.samples}
     if not sizes:
         return None
-    largest = max(sizes, key=lambda client: sizes[client])
-    others = sum(sizes.values()) - sizes[largest]
-    share = LARGEST_SHARE / (1 - LARGEST_SHARE)
-    factor = min(1.0, share * others / sizes[largest]) if len(sizes) >= 3 else 1.0
+    largest, factor = limit(sizes)
     confusions = [
         np.rint(evaluations[client].confusion * factor).astype(np.int64)
         if client == largest and factor < 1

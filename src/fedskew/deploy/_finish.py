@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from fedskew.deploy._agreement import Agreement
 from fedskew.deploy._arrays import ArraySpec, RefusedError, Specs, decode, encode, specs_of
+from fedskew.deploy._evaluations import limit
 from fedskew.deploy._log import LOG
 from fedskew.deploy._messages import ARRAYS, BROADCAST, CONFIG, FINISH, REPLY, SOURCE
 from fedskew.deploy._replies import bytes_needed, check_size
@@ -101,6 +103,10 @@ def questions_of(component: Finish, model: FlatModel, agreement: Agreement) -> l
     return list(asked.values())
 
 
+class _KeptError(FedskewError):
+    """Raised where the trained model is to stay as it is."""
+
+
 class _MissingError(FedskewError):
     """Raised where a site that answered before does not answer any more."""
 
@@ -113,7 +119,8 @@ class _MissingError(FedskewError):
 class SiteFinisher:
     """Finishes models by asking the sites (see `experiment.Finisher`).
 
-    All questions go to the same sites. Where one of them stops answering, the finish begins anew without it.
+    All questions go to the same sites. Where one of them stops answering, or answers what can't be true, the finish
+    begins anew without it.
 
     Attributes:
         component: The finish.
@@ -122,6 +129,8 @@ class SiteFinisher:
         agreement: What server and sites agree on.
         target: The target's label mix that the server is told, `(classes,)`, or None.
         seed: The run's seed.
+        told: Returns how many samples of each class each site told, by client index, of samples of a source, given the
+            last round and its model; None where sites don't tell exactly.
 
     Raises:
         ConfigError: The component needs what there isn't, or can't be applied to the network.
@@ -133,6 +142,7 @@ class SiteFinisher:
     agreement: Agreement
     target: NDArray[Any] | None
     seed: int
+    told: Callable[[Source, int, ModelState], Mapping[int, NDArray[Any]] | None]
 
     def __post_init__(self) -> None:
         try:
@@ -141,24 +151,36 @@ class SiteFinisher:
             raise ConfigError(str(error)) from None
 
     def __call__(self, model: ModelState, server: Any) -> tuple[ModelState, dict[str, Any]]:
-        """Finish a model.
+        """Finish a model; where too few sites answer, it stays as it was trained, and the notes say why.
 
         Raises:
             RunError: No site answers, or the answers don't allow it.
         """
         out, known = set(server.watch.out()), server.server.target
+        told: dict[Source, Mapping[int, NDArray[Any]] | None] = {}
+        needed = 0
+        members: dict[Source, set[int]] = {}
         for _ in range(ATTEMPTS):
-            members: set[int] | None = None
+            members.clear()
 
             def answers(source: Source, question: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
-                nonlocal members
+                nonlocal needed
                 if source == "target":
                     return [self._ask_target(model, question, out)]
-                given = self._ask(model, source, question, members, out)
-                members = set(given) if members is None else members
-                if lost := members - set(given):
+                if source not in told:
+                    told[source] = self.told(source, server.server.round, model)
+                nodes = {
+                    node: client
+                    for client, node in self.sites.online().items()
+                    if client not in out and client in members.get(source, {client})
+                }
+                found = self._exchange(model, source, question, nodes, told[source])
+                is_first = not needed
+                needed = needed or max(self.agreement.min_sites, math.ceil(len(nodes) / 2))
+                self._check_enough(found, needed, len(nodes), is_first)
+                if lost := members.setdefault(source, set(found.valid)) - set(found.valid):
                     raise _MissingError(sorted(lost))
-                return [given[client] for client in sorted(given) if given[client]]
+                return _limited(found.valid, told[source])
 
             try:
                 return finish_model(
@@ -168,9 +190,31 @@ class SiteFinisher:
                 names = ", ".join(self.sites.validator.names[client] for client in error.clients)
                 LOG.warning("finish: begins anew without %s, which no longer answers", names)
                 out.update(error.clients)
+            except _KeptError as error:
+                LOG.warning("finish: the model stays as it was trained: %s", error)
+                return model, {"kept": str(error)}
+            except FedskewError:
+                raise
+            except (ArithmeticError, ValueError, RuntimeError) as error:  # LinAlgError is one of these
+                name = type(self.component).__name__
+                raise RunError(
+                    f"method.finish: {name}: the sites' answers, added up, can't be computed with "
+                    f"({in_one_line(error)}); the log says who answered what"
+                ) from error
         raise RunError(
             f"method.finish: sites stopped answering {ATTEMPTS} times; start the run again when they are there"
         )
+
+    def _check_enough(self, found: _Answers, needed: int, asked: int, is_first: bool) -> None:
+        """Raise _KeptError where too few sites answer for the finish to be theirs.
+
+        Where nobody answers the first question at all, starting the run again may help.
+        """
+        refused = sum(reason.startswith("not agreed") for reason in found.failures.values())
+        if len(found.valid) >= needed or (is_first and not found.valid and 2 * refused < asked):
+            return
+        said = f", {refused} of them did not agree to the question" if refused else ""
+        raise _KeptError(f"{len(found.valid)} of {asked} sites answer{said}, and {needed} are needed")
 
     def _known(self, target: Target | None) -> Known:
         mix = target.used if isinstance(target, EstimatedMix) else self.target
@@ -186,32 +230,30 @@ class SiteFinisher:
         target = self.sites.target
         assert target is not None, "only such a site has these samples"
         nodes = {node: place for place, node in self.sites.connected().items() if place == target.place}
-        found = {} if target.place in out else self._exchange(model, "target", question, nodes)
+        found = {} if target.place in out else self._exchange(model, "target", question, nodes, None).valid
         if not found.get(target.place):
             raise RunError(
                 f"method.finish: the target site {target.name} does not answer; start the run again when it is there"
             )
         return found[target.place]
 
-    def _ask(
+    def _exchange(
         self,
         model: ModelState,
         source: Source,
         question: Mapping[str, Tensor],
-        members: set[int] | None,
-        out: set[int],
-    ) -> dict[int, dict[str, Tensor]]:
-        """Ask the sites, and return the valid answers by client; of a site without such samples it is empty."""
-        nodes = {
-            node: client
-            for client, node in self.sites.online().items()
-            if client not in out and (members is None or client in members)
-        }
-        return self._exchange(model, source, question, nodes)
+        nodes: Mapping[int, int],
+        told: Mapping[int, NDArray[Any]] | None,
+    ) -> _Answers:
+        """Ask nodes a question.
 
-    def _exchange(
-        self, model: ModelState, source: Source, question: Mapping[str, Tensor], nodes: Mapping[int, int]
-    ) -> dict[int, dict[str, Tensor]]:
+        Args:
+            model: The trained model.
+            source: Of which samples.
+            question: What is sent.
+            nodes: Clients by node.
+            told: How many samples of each class each site told; sites that told nothing are not used.
+        """
         sites, names = self.sites, self.agreement.members
         content = RecordDict(
             {
@@ -229,12 +271,33 @@ class SiteFinisher:
         for client, reply in answers.contents.items():
             try:
                 found[client] = read_answer(reply, expected)
+                self._check(question, found[client], told, client)
             except RefusedError as error:
                 failures[client] = f"refused: {error}"
+                found.pop(client, None)
                 sites.validator.refuse(client, f"finish: {error}")
         for client, reason in failures.items():
             LOG.warning("finish: no answer of %s: %s", names[client], reason)
-        return found
+        return _Answers(found, failures)
+
+    def _check(
+        self,
+        question: Mapping[str, Tensor],
+        answer: Mapping[str, Tensor],
+        told: Mapping[int, NDArray[Any]] | None,
+        client: int,
+    ) -> None:
+        """Raise RefusedError for an answer that can't be true."""
+        samples = None if told is None else told.get(client)
+        if told is not None and samples is None:
+            raise RefusedError("it did not tell how many such samples it has, as it did not evaluate the trained model")
+        if not answer:
+            if samples is not None and samples.any():
+                raise RefusedError("it told of such samples, and says now that it has none")
+            return
+        reason = self.component.refuse(question, answer, samples)
+        if reason is not None:
+            raise RefusedError(reason)
 
     def _expected(self, question: Mapping[str, Tensor], labelled: bool) -> Specs:
         layer = check_finish(self.component, self.model.module, some_samples(self.agreement), self._known(None))
@@ -242,6 +305,26 @@ class SiteFinisher:
         labels = torch.zeros(1, dtype=torch.int64) if labelled else None
         none = Observed(torch.zeros(1, dim), torch.zeros(1, classes), labels)
         return specs_of(self.component.statistics(question, none))
+
+
+class _Answers(NamedTuple):
+    """Valid answers to a question by client, empty of a site without such samples; and why others are not used."""
+
+    valid: dict[int, dict[str, Tensor]]
+    failures: dict[int, str]
+
+
+def _limited(
+    found: Mapping[int, dict[str, Tensor]], told: Mapping[int, NDArray[Any]] | None
+) -> list[dict[str, Tensor]]:
+    """The answers of sites that hold such samples, in their order; of three or more none counts for more than half."""
+    given = {client: found[client] for client in sorted(found) if found[client]}
+    sizes = {client: float(told[client].sum()) for client in given} if told is not None else {}
+    if sizes and min(sizes.values()) > 0:
+        largest, factor = limit(sizes)
+        if factor < 1:
+            given[largest] = {name: part.double() * factor for name, part in given[largest].items()}
+    return list(given.values())
 
 
 def read_answer(content: RecordDict, expected: Specs) -> dict[str, Tensor]:

@@ -58,6 +58,7 @@ from fedskew.experiment import (
     target_mix,
 )
 from fedskew.files import locked
+from fedskew.finish import Source
 from fedskew.labels import read_target
 from fedskew.models import FlatModel, ModelState
 from fedskew.report import SeedRun
@@ -234,7 +235,9 @@ def make_deployed_loop(
         return TaskInfo(counts, roster.names, classes, mix)
 
     runner = DeployedRunner(federation, roster, sites, agreement, folder, training.rounds)
-    finisher = None if method.finish is None else SiteFinisher(method.finish, model, sites, agreement, mix, seed)
+    finisher = (
+        None if method.finish is None else SiteFinisher(method.finish, model, sites, agreement, mix, seed, runner.told)
+    )
     return TrainingLoop(
         config=config.for_seed(seed),
         runner=runner,
@@ -346,6 +349,22 @@ class DeployedRunner(RoundRunner):
         if summed is None:
             return None, None
         return evaluation(summed.confusion, summed.loss, self._federation.target), None
+
+    def told(self, source: Source, round: int, model: ModelState) -> dict[int, NDArray[np.float64]] | None:
+        """Return how many samples of each class the sites told, by client index; None where they don't tell exactly.
+
+        Args:
+            source: Of which samples.
+            round: Number of the last round.
+            model: Its model, which sites evaluate to tell of their test samples.
+        """
+        counts = self._roster.counts
+        if source == "held_out":
+            found = self.sites.evaluate(round, model, counts)
+            return {client: one.confusion.sum(axis=1).astype(np.float64) for client, one in found.valid.items()}
+        if source == "training" and self._agreement.label_counts == "exact":
+            return {client: counts[client] for client in np.flatnonzero(counts.sum(axis=1)).tolist()}
+        return None
 
     def review(self, state: DeployedState, record: RoundRecord) -> DeployedState:
         """Judge a round's model by the sites' evaluations, and complete the round's record (see `Watch.review`)."""

@@ -26,7 +26,19 @@ from torch import Tensor
 
 from fedskew.components import Cost
 from fedskew.errors import ArgumentError
-from fedskew.finish._protocol import NEVER, Ask, Finish, Finished, FloatArray, Head, Known, Observed, Source
+from fedskew.finish._protocol import (
+    LARGEST,
+    NEVER,
+    Ask,
+    Finish,
+    Finished,
+    FloatArray,
+    Head,
+    Known,
+    Observed,
+    Source,
+    not_counts,
+)
 from fedskew.labels import (
     EDGES,
     CalibrationSums,
@@ -41,6 +53,12 @@ from fedskew.labels import (
 from fedskew.parameters import component
 
 BINS = len(EDGES) + 1
+
+MOST_EXCHANGES = 20
+"""Most exchanges for a calibration, whose best point so far is then taken."""
+
+ROUNDING = 1e-5
+"""How far a curvature may be off, as a share of its largest number or of 1: of a sure model mostly rounding is left."""
 
 
 @component
@@ -101,6 +119,30 @@ class Adapt(Finish):
             return {"cells": _tensor(np.bincount(cells, minlength=classes * BINS))}
         return {"tables": _tensor(outcome_table(labels, cells, classes, BINS))}
 
+    def refuse(
+        self, question: Mapping[str, Tensor], answer: Mapping[str, Tensor], samples: FloatArray | None
+    ) -> str | None:
+        """See `Finish.refuse`."""
+        if "cells" in answer:
+            reason = not_counts(answer["cells"], None)
+            return reason and f"its cells {reason}"
+        for name in ("sizes", "tables"):
+            if name in answer and (reason := not_counts(answer[name], samples)) is not None:
+                return f"its {name} {reason}"
+        if any(float(part.abs().max()) > LARGEST for part in answer.values()):
+            return f"a number is above {LARGEST:g}"
+        for name in ("squares", "loss"):
+            if name in answer and float(answer[name]) < 0:
+                return f"its {name} is below 0"
+        if "curvature" in answer:
+            curvature = answer["curvature"].double()
+            off = ROUNDING * max(1.0, float(curvature.abs().max()))
+            if not torch.allclose(curvature, curvature.T, rtol=0, atol=off):
+                return "its curvature is not symmetric"
+            if float(torch.linalg.eigvalsh(curvature).min()) < -off:
+                return "its curvature is that of no loss, as it is negative in some direction"
+        return None
+
     def finish(self, head: Head, ask: Ask, known: Known) -> Finished:
         """Calibrate, estimate the mix, and move the last layer; see `Finish.finish`."""
         first = ask("held_out")
@@ -113,7 +155,7 @@ class Adapt(Finish):
             return CalibrationSums(float(found["loss"]), found["gradient"].numpy(), found["curvature"].numpy())
 
         spread = math.sqrt(float(first["squares"]) / max(sizes.sum() * len(sizes), 1))
-        calibration = calibrate_by_sums(sums, weights * sizes, spread)
+        calibration = calibrate_by_sums(sums, weights * sizes, spread, MOST_EXCHANGES)
         notes: dict[str, Any] = {
             "temperature": _plain(calibration.temperature),
             "biases": [_plain(bias) for bias in calibration.biases.tolist()],

@@ -32,11 +32,26 @@ from torch.nn.functional import cross_entropy
 
 from fedskew.components import Cost
 from fedskew.errors import ArgumentError
-from fedskew.finish._protocol import NEVER, Ask, Finish, Finished, Head, Known, Observed, Source
+from fedskew.finish._protocol import (
+    LARGEST,
+    NEVER,
+    Ask,
+    Finish,
+    Finished,
+    FloatArray,
+    Head,
+    Known,
+    Observed,
+    Source,
+    not_counts,
+)
 from fedskew.parameters import Count, NonNegative, Switch, component
 
 JITTER = 1e-6
 """Added to the diagonal of a covariance, as a share of its mean: with few samples it has no inverse."""
+
+ROUNDING = 1e-9
+"""How far a site's products may be off, as a share of their largest number."""
 
 LEAST_SPREAD = 1e-3
 """A feature's standard deviation counts as this share of the largest one at least: what never varies says nothing."""
@@ -93,6 +108,26 @@ class CCVR(Finish):
             "sums": sums,
             "products": products,
         }
+
+    def refuse(
+        self, question: Mapping[str, Tensor], answer: Mapping[str, Tensor], samples: FloatArray | None
+    ) -> str | None:
+        """See `Finish.refuse`."""
+        sizes, sums, products = (answer[name].double() for name in ("sizes", "sums", "products"))
+        if (reason := not_counts(sizes, samples)) is not None:
+            return f"its sizes {reason}"
+        if max(float(sums.abs().max()), float(products.abs().max())) > LARGEST:
+            return f"a number is above {LARGEST:g}"
+        if sums[sizes == 0].any() or products[sizes == 0].any():
+            return "it has sums of classes that it has no samples of"
+        held = sizes > 0
+        means, scale = sums[held] / sizes[held, None], products[held].abs().amax((1, 2))
+        off = ROUNDING * scale[:, None, None] + torch.finfo(torch.float32).tiny
+        if ((products[held] - products[held].mT).abs() > off).any():
+            return "its products are not symmetric"
+        within = products[held] - sizes[held, None, None] * means[:, :, None] * means[:, None, :]
+        failed = torch.linalg.cholesky_ex(within + off * torch.eye(sums.shape[1], dtype=torch.float64)).info
+        return "its products and sums are those of no samples" if failed.any() else None
 
     def finish(self, head: Head, ask: Ask, known: Known) -> Finished:
         """Draw features and train the layer; see `Finish.finish`."""

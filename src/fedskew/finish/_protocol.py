@@ -15,6 +15,12 @@ FloatArray = NDArray[np.float64]
 Source: TypeAlias = Literal["training", "held_out", "target"]
 """Whose samples a question is about: those that the clients trained on, those that they held out, or the target's."""
 
+LARGEST = 1e30
+"""Largest size of a number that a site may answer."""
+
+LARGEST_COUNT = 2.0**40
+"""Largest number of samples that a site may answer."""
+
 NEVER = -1e30
 """The bias of a class that is never predicted; minus infinity is more than every exporter takes."""
 
@@ -97,6 +103,21 @@ _LACKS: Mapping[Source, str] = {
 }
 
 
+def not_counts(values: Tensor, expected: FloatArray | None) -> str | None:
+    """Return why values are not numbers of samples.
+
+    Args:
+        values: Numbers of samples by class, `(classes,)`, or by class and outcome, `(classes, outcomes)`.
+        expected: How many of each class there are, `(classes,)`; None if that is not known.
+    """
+    counts = values.double().cpu().numpy()
+    if (counts < 0).any() or (counts > LARGEST_COUNT).any() or (counts != np.floor(counts)).any():
+        return "are no numbers of samples"
+    if expected is not None and not np.array_equal(counts.reshape(len(counts), -1).sum(axis=1), expected):
+        return "are not of as many samples of each class as it told"
+    return None
+
+
 class Finish:
     """A component of the finish place: a frozen dataclass of hyper-parameters that inherits from this class.
 
@@ -127,6 +148,24 @@ class Finish:
             Tensors by name, of shapes that do not depend on the samples.
         """
         raise NotImplementedError
+
+    def refuse(
+        self, question: Mapping[str, Tensor], answer: Mapping[str, Tensor], samples: FloatArray | None
+    ) -> str | None:
+        """Return why a site's answer can't be true, where the server can tell; None: nothing is wrong.
+
+        Only a federation of real sites asks, whose sites could send anything. Shapes, dtypes and finite values have
+        been checked before.
+
+        Args:
+            question: What the server sent, by name.
+            answer: What the site answered, by name.
+            samples: How many samples of each class the site told that it holds, `(classes,)`; None if it did not.
+
+        Returns:
+            The reason, in one line that goes on "refused: ".
+        """
+        return None
 
     def finish(self, head: Head, ask: Ask, known: Known) -> Finished:
         """Make the new last layer.

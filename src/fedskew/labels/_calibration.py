@@ -157,7 +157,10 @@ def calibration_sums(
 
 
 def calibrate_by_sums(
-    ask: Callable[[float, FloatArray], CalibrationSums], weights: ArrayLike, spread: float
+    ask: Callable[[float, FloatArray], CalibrationSums],
+    weights: ArrayLike,
+    spread: float,
+    most: int = _STEPS * _HALVINGS,
 ) -> Calibration:
     """Find a calibration from sums alone, by damped Newton steps on a convex loss; 5 to 10 questions as a rule.
 
@@ -165,6 +168,7 @@ def calibrate_by_sums(
         ask: Gives the sums over all holders' samples (see `calibration_sums`) at a slope and biases.
         weights: Total weight in these sums of each class's samples, shape `(classes,)`.
         spread: How far a sample's logits are apart, roughly (see `spread_of`); it only helps the steps.
+        most: Most questions; after these, the best point so far is taken.
 
     Returns:
         The calibration.
@@ -176,14 +180,14 @@ def calibrate_by_sums(
     held = np.flatnonzero(amounts)
     if len(held) < 2:
         raise ArgumentError(f"targets: to calibrate takes samples of at least two classes, not of {len(held)}")
-    slope, biases = _fitted(ask, amounts, max(spread, 1e-12))
+    slope, biases = _fitted(ask, amounts, max(spread, 1e-12), most)
     whole = np.full(len(amounts), -np.inf)
     whole[held] = biases[held] - biases[held].mean()
     return Calibration(1 / slope if slope > 0 else np.inf, whole)
 
 
 def _fitted(
-    ask: Callable[[float, FloatArray], CalibrationSums], weights: FloatArray, spread: float
+    ask: Callable[[float, FloatArray], CalibrationSums], weights: FloatArray, spread: float, most: int
 ) -> tuple[float, FloatArray]:
     """The slope 1/T and the biases. The curvature is singular along equal biases."""
     scale = np.append(1 / spread, np.ones(len(weights)))  # so that both are of one size
@@ -193,14 +197,15 @@ def _fitted(
     def at(point: FloatArray) -> CalibrationSums:
         return ask(float(point[0]) / spread, point[1:] + none)
 
-    now = at(found)
+    now, left = at(found), most - 1
     for _ in range(_STEPS):
         gradient, curvature = scale * now.gradient, scale[:, None] * now.curvature * scale
         step = np.linalg.lstsq(curvature, gradient, rcond=1e-12)[0]
         decrease = gradient @ step
         if decrease < _TOLERANCE:
             break
-        for length in 0.5 ** np.arange(_HALVINGS):
+        for length in 0.5 ** np.arange(min(_HALVINGS, left)):
+            left -= 1
             tried = at(found - length * step)
             if tried.loss <= now.loss - 0.1 * length * decrease:
                 break
