@@ -206,6 +206,32 @@ def test_a_liar_does_not_use_up_the_questions_that_honest_sites_answer(tmp_path)
     assert "kept" not in done.summary["finished"]["notes"]
 
 
+def test_a_site_that_is_left_out_has_no_part_in_the_finish_after_a_restart_either(tmp_path):
+    config = finishing("ccvr", evaluation={"every": 1})
+    config["training"]["rounds"] = 2
+    sites = federate(tmp_path, config, norm_limit=1e300, norm_action="report")
+    grid = sites.grid()
+
+    def ruin(question, answer):
+        if question.metadata.message_type == "train" and answer.has_content():
+            arrays = answer.content["arrays"]
+            told = {key: Array(np.float32(1e10) * array.numpy()) for key, array in arrays.items()}
+            answer.content["arrays"] = ArrayRecord(told)
+        return None if question.metadata.message_type == "query.finish" else answer
+
+    for name in NAMES:
+        grid.tamper[sites.node(name)] = lambda question, answer: (
+            None if question.metadata.message_type == "query.finish" else answer
+        )
+    grid.tamper[sites.node("birch")] = ruin
+    with pytest.raises(RunError, match="no samples"):
+        sites.run(grid).run(resume=True)
+    again = sites.grid()
+    sites.run(again).run(resume=True)
+    asked = {one.metadata.dst_node_id for one in again.asked if one.metadata.message_type == "query.finish"}
+    assert asked == {sites.node("ash"), sites.node("cedar")}
+
+
 @pytest.mark.parametrize("how", ["silent", "not agreed"])
 def test_a_minority_finishes_no_model(how, tmp_path, caplog):
     sites = federate(tmp_path, finishing("ccvr", target={"mix": TARGET}))

@@ -33,6 +33,7 @@ FEDPALS = {"preset": "fedpals", "weighting": {"name": "fedpals", "ess": 0.5}}
 TARGET = {"mix": "estimate", "warmup": 1, "every": 1}
 LEARNT = {"target": {"warmup": 3}, "training": {"rounds": 4, "epochs": 5}}
 """After three rounds the model has learnt enough for an estimate that is used in the fourth."""
+LONGER = {"training": {"rounds": 3, "epochs": 5}}
 MIX = np.array([30, 30, 20, 20, 10, 10, 5, 5, 5, 5])
 Edit = Callable[[list[int]], list[int]]
 
@@ -215,13 +216,35 @@ def test_the_trained_model_is_adapted_to_the_target_sites_samples(tmp_path: Path
     assert [message.metadata.message_type for message in asked] == ["query.finish"]
 
 
-def test_a_finish_waits_for_a_target_site_that_agreed_to_nothing(tmp_path: Path) -> None:
+def test_a_finish_takes_the_rounds_estimate_where_the_target_site_is_away(tmp_path: Path, caplog: Any) -> None:
+    federation = estimating(tmp_path, {"preset": "fedavg", "finish": "adapt"}, target={"warmup": 2}, **LONGER)
+    grid = federation.grid()
+
+    def away(question: Message, answer: Message) -> Message | None:
+        return None if question.metadata.message_type == "query.finish" else answer
+
+    grid.tamper[federation.node("dogwood")] = away
+    done = federation.run(grid).run(resume=True)
+    newest = [record["target"]["mix"] for record in lines(federation) if record.get("target", {}).get("mix")][-1]
+    assert done.summary["finished"]["notes"]["mix"] == pytest.approx(newest)
+    assert "the target's mix is the newest estimate of the rounds" in caplog.text
+
+
+def test_one_sample_of_the_target_adapts_no_model(tmp_path: Path) -> None:
+    federation = estimating(tmp_path, {"preset": "fedavg", "finish": "adapt"}, target={"warmup": 9}, **LONGER)
+    path = tmp_path / "dogwood" / "new.npz"
+    np.savez(path, x=np.load(path)["x"][:1])
+    done = federation.run(federation.grid()).run(resume=True)
+    assert "sure enough" in done.summary["finished"]["notes"]["kept"]
+
+
+def test_a_model_stays_as_it_was_trained_where_nothing_is_known_of_the_target(tmp_path: Path) -> None:
     method = {"preset": "fedavg", "finish": "adapt"}
     federation = estimating(tmp_path, method, target={"warmup": 9})
     path = tmp_path / "dogwood" / "agreed.toml"
     read_terms(path).model_copy(update={"cells": False}).write(path)
-    with pytest.raises(RunError, match="the target site dogwood does not answer; start the run again when it is there"):
-        federation.run(federation.grid()).run(resume=True)
+    done = federation.run(federation.grid()).run(resume=True)
+    assert done.summary["finished"]["notes"] == {"kept": "the target site dogwood does not answer"}
 
 
 def test_a_target_site_that_is_away_leaves_the_newest_good_estimate(tmp_path: Path, caplog: Any) -> None:

@@ -107,6 +107,10 @@ class _KeptError(FedskewError):
     """Raised where the trained model is to stay as it is."""
 
 
+class _AwayError(FedskewError):
+    """Raised where the target site does not answer."""
+
+
 class _MissingError(FedskewError):
     """Raised where a site that answered before does not answer any more."""
 
@@ -153,12 +157,15 @@ class SiteFinisher:
     def __call__(self, model: ModelState, server: Any) -> tuple[ModelState, dict[str, Any]]:
         """Finish a model; where too few sites answer, it stays as it was trained, and the notes say why.
 
+        Where the target site does not answer, its mix is the newest estimate of the rounds; without one, the model
+        stays as it was trained.
+
         Raises:
             RunError: No site answers, or the answers don't allow it.
         """
         out, known = set(server.watch.out()), server.server.target
         told: dict[Source, Mapping[int, NDArray[Any]] | None] = {}
-        needed = 0
+        needed, is_away = 0, False
         members: dict[Source, set[int]] = {}
         for _ in range(ATTEMPTS):
             members.clear()
@@ -184,12 +191,23 @@ class SiteFinisher:
 
             try:
                 return finish_model(
-                    self.component, self.model, model, some_samples(self.agreement), answers, self._known(known)
+                    self.component,
+                    self.model,
+                    model,
+                    some_samples(self.agreement),
+                    answers,
+                    self._known(known, is_away),
                 )
             except _MissingError as error:
                 names = ", ".join(self.sites.validator.names[client] for client in error.clients)
                 LOG.warning("finish: begins anew without %s, which no longer answers", names)
                 out.update(error.clients)
+            except _AwayError as error:
+                if self._known(known).target is None:
+                    LOG.warning("finish: the model stays as it was trained: %s", error)
+                    return model, {"kept": str(error)}
+                LOG.warning("finish: %s; the target's mix is the newest estimate of the rounds", error)
+                is_away = True
             except _KeptError as error:
                 LOG.warning("finish: the model stays as it was trained: %s", error)
                 return model, {"kept": str(error)}
@@ -216,25 +234,24 @@ class SiteFinisher:
         said = f", {refused} of them did not agree to the question" if refused else ""
         raise _KeptError(f"{len(found.valid)} of {asked} sites answer{said}, and {needed} are needed")
 
-    def _known(self, target: Target | None) -> Known:
+    def _known(self, target: Target | None, is_away: bool = False) -> Known:
         mix = target.used if isinstance(target, EstimatedMix) else self.target
         is_estimated = self.agreement.target_site is not None
-        return Known(sources_of(self.agreement), mix, is_estimated, generator(self.seed, Purpose.FINISH))
+        sources = sources_of(self.agreement) - ({"target"} if is_away else set())
+        return Known(sources, mix, is_estimated, generator(self.seed, Purpose.FINISH))
 
     def _ask_target(self, model: ModelState, question: Mapping[str, Tensor], out: set[int]) -> dict[str, Tensor]:
         """Ask the target site about its samples without labels.
 
         Raises:
-            RunError: It does not answer.
+            _AwayError: It does not answer.
         """
         target = self.sites.target
         assert target is not None, "only such a site has these samples"
         nodes = {node: place for place, node in self.sites.connected().items() if place == target.place}
         found = {} if target.place in out else self._exchange(model, "target", question, nodes, None).valid
         if not found.get(target.place):
-            raise RunError(
-                f"method.finish: the target site {target.name} does not answer; start the run again when it is there"
-            )
+            raise _AwayError(f"the target site {target.name} does not answer")
         return found[target.place]
 
     def _exchange(

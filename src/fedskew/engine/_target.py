@@ -26,10 +26,6 @@ from fedskew.labels import EDGES, MixMethod, outcome_cells
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
-LARGEST_ERROR, LARGEST_SUM = 0.06, 0.6
-"""An estimate is used if the root mean square of its classes' standard errors is at most this, and times the number of
-classes at most the other."""
-
 ODD = 0.01
 """A site's p-value below which the record names it."""
 
@@ -195,10 +191,8 @@ class Estimation:
                 f"classes (p = {found.p_value:.2g}; {100 * found.excess:.1f} % of them are out of place)"
             )
             return replace(known, unused=reason, misfit=True)
-        seen = np.setdiff1d(np.arange(self.classes), found.unseen)
-        error = float(np.sqrt(np.mean(found.upper_errors[seen] ** 2)))
-        if error > min(LARGEST_ERROR, LARGEST_SUM / self.classes):
-            reason = f"no estimate is sure enough yet: standard error {error:.2g} of a share after round {round}"
+        if not found.is_sure:
+            reason = f"no estimate is sure enough yet: standard error {found.error:.2g} of a share after round {round}"
             return known if known.round >= 0 or known.misfit else replace(known, unused=reason)
         return EstimatedMix(round, found.mix, found.upper_errors, "", found.misfit)
 

@@ -54,6 +54,9 @@ from fedskew.parameters import component
 
 BINS = len(EDGES) + 1
 
+LEAST_SAMPLES = 30
+"""Fewer samples of a target site than these say too little of its mix, however sure the model is of them."""
+
 MOST_EXCHANGES = 20
 """Most exchanges for a calibration, whose best point so far is then taken."""
 
@@ -167,6 +170,8 @@ class Adapt(Finish):
             estimate = estimate_mix(tables.numpy(), cells.numpy(), self.estimator)
             notes |= _said(estimate)
             mix = estimate.mix
+            if known.is_estimated and (not estimate.is_sure or float(cells.sum()) < LEAST_SAMPLES):
+                return Finished(head, {**notes, "kept": "no estimate of the target's mix is sure enough"})
             if estimate.misfit and self.on_misfit == "keep":
                 return Finished(head, {**notes, "kept": "the target's samples are no mix of the held-out classes"})
         elif known.target is not None:

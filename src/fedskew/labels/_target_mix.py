@@ -32,6 +32,7 @@ _REWEIGHTINGS = 6
 _LEAST_IN_A_CELL = 30
 _UNSEEN = 0.25
 """Added to each cell's count in its variance: with it the test at 5 % rejects about 5 % (benchmarks/target_mix.py)."""
+_LARGEST_ERROR, _LARGEST_SUM = 0.06, 0.6
 _LEVEL = 0.01
 _EXCESS = 0.03
 _STEPS = 10_000
@@ -71,6 +72,17 @@ class MixEstimate:
     def misfit(self) -> bool:
         """Whether label shift does not hold: p below 0.01 and the cells differ by 3 points more than by chance."""
         return bool(self.p_value < _LEVEL and self.excess > _EXCESS)
+
+    @property
+    def error(self) -> float:
+        """Root mean square of the standard errors of the classes that could be told (see `upper_errors`)."""
+        seen = np.setdiff1d(np.arange(len(self.mix)), self.unseen)
+        return float(np.sqrt(np.mean(self.upper_errors[seen] ** 2)))
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether `error` is at most 0.06, and 0.6 divided by the number of classes: sure enough to be used."""
+        return self.error <= min(_LARGEST_ERROR, _LARGEST_SUM / len(self.mix))
 
     @property
     def standard_errors(self) -> FloatArray:
