@@ -61,6 +61,10 @@ class EndedEarlyError(RunError):
     exit_code = 3
 
 
+class FinishError(RunError):
+    """A trained model can't be finished by its method's finish; the model as it was trained stays."""
+
+
 class ComponentError(RunError):
     """A component of a user's own does not do what its slot asks for; the message names it and what it returned."""
 

@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 from tests.cli.conftest import Command
 
+import fedskew
 from fedskew.labels import LabelCounts
 
 EXPECTED = "client,cold,flu\nnorth,1,2\nsouth,0,1\n"
@@ -90,6 +91,26 @@ def test_a_config_and_its_run_count_what_clients_train_on(tmp_path: Path, comman
     described = command("describe", run, "--no-picture", cwd=tmp_path).stdout
     assert "Figures" in described
     assert "arget: " not in described
+
+
+def test_a_run_whose_components_are_not_importable_here_is_counted_all_the_same(
+    tmp_path: Path, command: Command
+) -> None:
+    done = fedskew.simulate(
+        data="digits",
+        partition={"rule": "sparsity", "clients": 4, "labels_per_client": 3},
+        model="logistic",
+        method="fedpals",
+        training={"rounds": 1, "epochs": 1, "batch_size": 200},
+        out=tmp_path,
+        progress=False,
+    )
+    config = done.folder / "config.toml"
+    config.write_text(config.read_text().replace('"fedpals"', '"gone_elsewhere:Own"'))
+    assert "gone_elsewhere" in config.read_text()
+    for name in ("counts", "describe"):
+        said = command(name, done.folder, cwd=tmp_path)
+        assert said.returncode == 0, said.stderr
 
 
 def test_notes_stand_apart_from_the_table(tmp_path: Path, command: Command) -> None:

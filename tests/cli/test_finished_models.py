@@ -77,3 +77,12 @@ def test_the_finished_model_is_used_like_the_other(tmp_path, command):
     assert command(*words, "--finished", cwd=tmp_path).returncode == 0
     moved = fedskew.experiment.load_adapted(done.folder)
     assert moved.file.name == "finished.safetensors"
+
+
+def test_a_model_that_adapt_has_moved_is_not_moved_again(tmp_path, command):
+    done = simulate(tmp_path, method="adapt", training=TASK["training"] | {"rounds": 1})
+    np.savez(tmp_path / "new.npz", x=DIGITS.test_inputs[:3].numpy())
+    said = command("adapt", done.folder, "--target-data", "new.npz", "--finished", cwd=tmp_path)
+    assert said.returncode != 0
+    assert "the finish of" in said.stderr
+    assert "was adapt, so that model is moved already" in " ".join(said.stderr.split())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import importlib.util
 import pickle
 from pathlib import Path
 
@@ -219,6 +220,24 @@ def test_only_arrays_and_plain_values_are_unpickled(tmp_path):
     (folder / "batches.meta").write_bytes(pickle.dumps(Malicious(), protocol=2))
     with pytest.raises(DataError, match=r"batches\.meta .*no use for .*\.eval"):
         data.load("cifar10", tmp_path, verify=False)
+
+
+@pytest.mark.slow  # scikit-learn is imported
+def test_the_digits_of_a_scikit_learn_that_keeps_its_file_elsewhere_are_the_same(monkeypatch):
+    found, read = data.load("digits"), np.loadtxt
+
+    def moved(file, *words, **named):
+        if isinstance(file, Path):
+            raise FileNotFoundError(file)
+        return read(file, *words, **named)
+
+    monkeypatch.setattr(np, "loadtxt", moved)
+    spec = importlib.util.find_spec("fedskew.data._builtin")
+    fresh = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(fresh)  # as in another process: what was read is kept
+    again = fresh.digits()
+    assert torch.equal(again.inputs, found.inputs)
+    assert torch.equal(again.test_targets, found.test_targets)
 
 
 def test_digits_are_embedded_and_their_test_part_never_changes():

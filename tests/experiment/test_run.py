@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+from weakref import WeakSet
 
 import numpy as np
 import pytest
@@ -14,7 +17,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import fedskew
-from fedskew.errors import ConfigError, RunError
+from fedskew.errors import ComponentError, ConfigError, RunError
 from fedskew.experiment import read_runs
 
 TASK = {
@@ -314,6 +317,66 @@ def test_strengths_that_weigh_part_of_the_clients_are_all_trained(tmp_path):
         out=tmp_path,
     )
     assert "same" not in json.loads((result.folder / "seed-0" / "summary.json").read_text())
+
+
+@dataclass(frozen=True)
+class Fails:
+    """A weighting of one's own with a mistake in it."""
+
+    strength: float = 1.0
+
+    def weigh(self, given):
+        raise KeyError("lost")
+
+
+def test_a_mistake_in_a_tuned_weighting_of_ones_own_is_one_line():
+    with pytest.raises(ComponentError, match=r"weighting .*Fails: weigh\(\) failed: KeyError: 'lost'"):
+        fedskew.simulate(
+            data={"name": "digits", "validation": 0.1},
+            partition={"rule": "iid", "clients": 3},
+            model="logistic",
+            method={"weighting": {"name": f"{__name__}:Fails"}},
+            training={"rounds": 1},
+            tune={"key": "method.weighting.strength", "values": [0.0, 1.0]},
+        )
+
+
+ALIVE: WeakSet = WeakSet()
+
+
+class Counted(nn.Module):
+    """A linear model of which is known how many there are."""
+
+    def __init__(self, num_classes: int, in_shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.layer = nn.Linear(int(np.prod(in_shape)), num_classes)
+        ALIVE.add(self)
+
+    def forward(self, x):
+        return self.layer(x.flatten(1))
+
+
+def test_of_the_values_that_are_tried_only_the_best_is_kept():
+    alive = []
+
+    def count(record):
+        gc.collect()
+        alive.append(len(ALIVE))
+
+    result = fedskew.simulate(
+        data={"name": "digits", "validation": 0.1},
+        partition={"rule": "iid", "clients": 2},
+        model=f"{__name__}:Counted",
+        training={"rounds": 1, "batch_size": 200},
+        tune={"key": "training.lr", "values": [1e-9, 0.5, 1e-8, 1e-7, 1e-6]},
+        progress=count,
+    )
+    assert result.runs[0].config["training"]["lr"] == 0.5
+    assert alive[-1] - alive[0] == 1
+    with torch.no_grad():
+        inputs, targets = fedskew.data.load("digits").test_inputs, fedskew.data.load("digits").test_targets
+        right = (result.model.eval()(inputs).argmax(1) == targets).float().mean()
+    assert float(right) == pytest.approx(result.summary["final"]["accuracy"]["mean"], abs=1e-6)
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import csv
 import html
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ from fedskew.experiment import (
     read_runs,
     read_sweep,
     resolve,
+    rows_of,
     run_folder,
     run_sweep,
     simulate,
@@ -426,6 +428,19 @@ def test_a_failed_seed_stands_in_every_table_with_its_reason(tmp_path):
     assert "Missing, as it failed: fedavg, seed 1: it was lost" in text
     assert "fedavg,1,1," in (tmp_path / "table.csv").read_text()
     assert (tmp_path / "runs.csv").read_text().splitlines()[-1].endswith("it was lost")
+
+
+def test_what_failed_is_said_once_where_a_finish_gives_a_cell_two_rows(tmp_path):
+    sweep = sweep_of(tmp_path, "[sweep]\nmethods = ['ccvr']\n")
+    (cell,) = sweep.cells
+    run = replace(run_of(0, [0.1], 0.1, worst=0.0, megabytes=1, seconds=1.0), label="ccvr")
+    figures = vars(run.rounds[-1].evaluation)
+    after = {"name": "ccvr", "evaluation": figures, "seconds": 1.0}
+    run = replace(run, summary=run.summary | {"final": run.summary["last10"], "finished": after})
+    rows = rows_of(cell, [run], None, {1: "it was lost"}, {})
+    assert [row.cell.label for row in rows] == ["ccvr, as trained", "ccvr, after ccvr"]
+    said = [note for note in sweep_notes(sweep, rows) if "lost" in note]
+    assert said == ["Missing, as it failed: ccvr, seed 1: it was lost"]
 
 
 @pytest.mark.parametrize("name", ["finch", "tensorboard"])

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
+import tomli_w
 import torch
 from torch import nn
+from typer.testing import CliRunner
 
 import fedskew
 from covering import Cell
-from fedskew.data import load
-from fedskew.errors import ComponentError, ConfigError
+from fedskew.cli import app
+from fedskew.data import Dataset, load
+from fedskew.errors import ConfigError, RunError
 from fedskew.experiment import make_training_loop, resolve
 from fedskew.files import load_tensors
 from fedskew.finish import Finish, Finished, Head
@@ -193,9 +198,13 @@ class Raises(Halved):
         raise KeyError("oh")
 
 
-def own(kind):
-    from dataclasses import dataclass
+@dataclass(frozen=True)
+class Lost(Halved):
+    def statistics(self, question, observed):
+        raise KeyError("oh")
 
+
+def own(kind):
     return dataclass(frozen=True)(kind)
 
 
@@ -216,8 +225,61 @@ def test_one_of_the_users_own(tmp_path):
     ],
 )
 def test_a_mistake_of_ones_own_is_one_line(kind, says):
-    with pytest.raises(ComponentError, match=says):
-        run(method={"finish": own(kind)()})
+    done = run(method={"finish": own(kind)()})
+    assert re.search(says, done.summary["finished"]["failed"])
+    assert "\n" not in done.summary["finished"]["failed"]
+
+
+def test_a_finish_that_fails_after_the_last_round_loses_nothing_of_what_was_trained(tmp_path):
+    config = resolve({**TASK, "method": {"finish": Lost()}})
+    done = fedskew.simulate(config, out=tmp_path, progress=False)
+    assert done.summary["finished"]["name"]
+    assert done.summary["final"]["accuracy"] > 0
+    assert json.loads((done.folder / "summary.json").read_text()) == done.summary
+    (row,) = with_finished(done.runs)
+    assert row.label == "digits, as trained"
+    assert not done.after_finish()
+    assert done.finished is None
+    assert "was not done" in (done.folder / "report.html").read_text(encoding="utf-8")
+    with pytest.raises(RunError, match=r"as its finish failed: .*statistics\(\) failed: KeyError: 'oh'"):
+        fedskew.load(done.folder, finished=True)
+    assert fedskew.load(done.folder).classes == DIGITS.classes
+    again = fedskew.simulate(config, out=tmp_path, resume=True, progress=False)
+    assert again.summary == done.summary
+
+
+def test_the_command_says_in_one_line_that_a_finish_failed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "never_finished.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from fedskew.finish import Finish\n\n"
+        "@dataclass(frozen=True)\nclass Never(Finish):\n"
+        "    def statistics(self, question, observed):\n        return {}\n\n"
+        "    def finish(self, head, ask, known):\n        raise ValueError('no')\n"
+    )
+    tree = TASK | {"training": TASK["training"] | {"rounds": 1}, "method": {"finish": {"name": "never_finished:Never"}}}
+    (tmp_path / "mine.toml").write_text(tomli_w.dumps(tree))
+    done = CliRunner().invoke(app, ["run", "mine.toml"])
+    assert done.exit_code == 0, done.output
+    assert "Never was not done: finish Never: finish() failed: ValueError: no" in " ".join(done.output.split())
+
+
+@pytest.mark.parametrize(
+    ("classes", "mix", "says"),
+    [
+        ([5, 300], "uniform", "adapt compares classes, and all samples that are held out are of class 1; set a larger"),
+        ([5, 300, 300], [1.0, 0.0, 0.0], "adapt moves the model to target.mix, which has no share of a class that is"),
+    ],
+)
+def test_held_out_samples_that_a_finish_can_make_nothing_of_are_refused_before_the_first_round(classes, mix, says):
+    labels = torch.arange(len(classes)).repeat_interleave(torch.tensor(classes))
+    samples = torch.zeros(len(labels), 4)
+    data = Dataset("few", samples, labels, samples, labels, classes=tuple("abc"[: len(classes)]))
+    tables = {"partition": {"rule": "iid", "clients": 3}, "model": {"name": "mlp3", "width": 4}, "method": "adapt"}
+    tree = {**TASK, **tables, "target": {"mix": mix}, "data": {"name": data, "validation": 0.1}}
+    with pytest.raises(ConfigError, match=says):
+        fedskew.simulate(tree, progress=False)
 
 
 def test_a_product_cell_with_a_finish_resumes_bit_for_bit(tmp_path):

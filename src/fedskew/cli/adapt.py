@@ -66,6 +66,12 @@ def adapt(
 
     wanted = mix_method(method)
     model = experiment.load(run, seed=seed, best=best, finished=finished)
+    finish = experiment.read(model.file.with_name("config.toml")).method.get("finish", {}) if finished else {}
+    if finish.get("name") == "adapt":
+        raise ArgumentError(
+            f"--finished: the finish of {run} was adapt, so that model is moved already; leave --finished out to move "
+            "the one that was trained"
+        )
     labelled = experiment.held_out_of(model) if held_out is None else experiment.read_labelled(held_out, model)
     samples = torch.cat([some.inputs for some in data.unlabelled(target_data, model.in_shape)])
     found = experiment.adaptation(model, samples, labelled, wanted, normalised=(False, held_out is None))

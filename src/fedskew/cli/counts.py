@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
@@ -12,7 +13,7 @@ import numpy as np
 import typer
 
 from fedskew.cli.options import DataRoot, config_file
-from fedskew.errors import DataWarning
+from fedskew.errors import DataWarning, FedskewError
 from fedskew.labels import LabelCounts, lists_samples
 
 
@@ -167,6 +168,9 @@ def _of_config(path: Path, data_root: Path | None) -> Source:
 def _of_run(folder: Path) -> Source:
     from fedskew.experiment import read, read_runs, target_in_words
 
+    said = None
+    with suppress(FedskewError):  # components of one's own need not be importable here
+        said = target_in_words(read(folder / "config.toml"))
     run = read_runs(folder)[0]
     counts = LabelCounts(run.counts, run.client_names, run.class_names)
-    return Source(counts, run.target, target_in_words(read(folder / "config.toml")))
+    return Source(counts, run.target, said)

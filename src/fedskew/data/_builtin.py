@@ -43,12 +43,21 @@ def digits() -> Dataset:
 
 @cache
 def _digits_table() -> NDArray[np.uint8]:
-    """Read the levels of 64 pixels and a label a row from scikit-learn's file; to import its package takes seconds."""
+    """Read the levels of 64 pixels and a label a row from scikit-learn's file; to import its package takes seconds.
+
+    A release that keeps the file elsewhere is imported.
+    """
     package = find_spec("sklearn")
     assert package is not None
     assert package.origin is not None
     path = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
-    return np.loadtxt(path, delimiter=",", dtype=np.uint8)
+    try:
+        return np.loadtxt(path, delimiter=",", dtype=np.uint8)
+    except OSError:
+        from sklearn.datasets import load_digits
+
+        levels, labels = load_digits(return_X_y=True)
+        return np.column_stack([levels, labels]).astype(np.uint8)
 
 
 def synthetic(rng: np.random.Generator | None, delta: float = 0.5) -> Dataset:

@@ -245,7 +245,9 @@ class Federation:
             return None
         shown = self.counts if self.weighed is None else self.weighed
         sizes, ids = self.counts.sum(axis=1), np.arange(everyone)
-        return method.weighting.weigh(Answered(shown, sizes, self.target, ids, limit=self.weight_limit))
+        given = Answered(shown, sizes, self.target, ids, limit=self.weight_limit)
+        with calling("weighting", method.weighting, "weigh"):
+            return checked_weights(method.weighting, method.weighting.weigh(given), ids)
 
     @cached_property
     def _seen(self) -> LabelCounts:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fedskew.engine._contracts import calling, checked_finished, checked_sums, name_in
 from fedskew.engine._local_work import ClientSamples
-from fedskew.errors import ArgumentError, RunError
+from fedskew.errors import ArgumentError, FinishError
 from fedskew.finish import Finish, Head, Known, Observed, Source
 from fedskew.models import FlatModel, ModelState, last_layer, with_features
 
@@ -94,10 +94,14 @@ def finish_model(
         The finished model, and what the component says of it, in plain values.
 
     Raises:
-        RunError: The answers don't allow it.
+        FinishError: The network or the answers don't allow it.
+        ComponentError: The component is a user's own, and has a mistake.
     """
     model.write_state(state)
-    layer = check_finish(component, model.module, samples, known)
+    try:
+        layer = check_finish(component, model.module, samples, known)
+    except ArgumentError as error:
+        raise FinishError(str(error)) from None
     names = {id(parameter): name for name, parameter in model.module.named_parameters()}
     head = Head(layer.weight.detach().double().cpu(), layer.bias.detach().double().cpu())
 
@@ -111,7 +115,7 @@ def finish_model(
         with calling("finish", component, "finish"):
             finished = checked_finished(component, component.finish(head, ask, known), head)
     except ArgumentError as error:
-        raise RunError(f"method.finish: {type(component).__name__}: {error}") from None
+        raise FinishError(f"method.finish: {type(component).__name__}: {error}") from None
     parameters = state.parameters.clone()
     views = model.views(parameters)
     with torch.no_grad():

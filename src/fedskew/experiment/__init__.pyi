@@ -57,6 +57,7 @@ from ._sweep import jobs_of as jobs_of
 from ._sweep import run_sweep as run_sweep
 from ._sweep_tables import CellResult as CellResult
 from ._sweep_tables import model_notes as model_notes
+from ._sweep_tables import rows_of as rows_of
 from ._sweep_tables import sweep_notes as sweep_notes
 from ._sweep_tables import text_table as text_table
 from ._sweep_tables import write_tables as write_tables

@@ -23,7 +23,7 @@ from fedskew.data import Inputs, take
 from fedskew.errors import ArgumentError, DataError, RunError
 from fedskew.experiment._config import read
 from fedskew.experiment._folder import FINISHED
-from fedskew.experiment._setup import make_task
+from fedskew.experiment._setup import held_out_rows, make_task
 from fedskew.experiment._trained import TrainedModel, load
 from fedskew.files import load_tensors, save_tensors
 from fedskew.finish import offsets
@@ -222,7 +222,9 @@ def held_out_of(model: TrainedModel) -> tuple[Inputs, NDArray[np.int64]]:
             "data.held_out = 0.2 (or data.validation = 0.1)"
         )
     task = make_task(config, model.seed)
-    rows = torch.from_numpy(np.sort(np.concatenate(task.held_out)) if config.data.held_out else task.validation)
+    if not (held := held_out_rows(task)):
+        raise RunError(f"{model.file.parent}: not one sample of this run was held out; give some with --held-out")
+    rows = torch.from_numpy(np.sort(np.concatenate(held)))
     return take(task.dataset.inputs, rows), task.dataset.targets[rows].numpy()
 
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from fedskew import methods
 from fedskew.engine import ClientStates, Evaluation, FedConcatState, RoundRecord, RoundRunner, ServerState
-from fedskew.errors import ConfigError, RunError
+from fedskew.errors import ComponentError, ConfigError, FinishError, RunError
 from fedskew.experiment._backends import describe_backend
 from fedskew.experiment._config import Config
 from fedskew.experiment._folder import FINISHED, RunFolder, TaskInfo, check_summary
@@ -230,7 +230,7 @@ class TrainingLoop:
             self.model.write_state(final)
             assert folder is not None, "only a folder's run was finished before"
             folder.check_model("model.safetensors", self.model.state_dict())
-            if self._finisher is not None:
+            if self._finisher is not None and "failed" not in self._finished["finished"]:
                 self.finished = self._finished_state(folder, final)
             return self._run(self._finished)
         best_round = state.best_round if state.best_round >= 0 else None
@@ -269,9 +269,16 @@ class TrainingLoop:
         return network
 
     def _finish(self, finisher: Finisher, final: ModelState) -> dict[str, Any]:
-        """Finish the model, evaluate it, write it beside the other, and return what the summary says of it."""
-        began = time.perf_counter()
-        self.finished, notes = finisher(final, self.server)
+        """Finish the model, evaluate it, write it beside the other, and return what the summary says of it.
+
+        Where it can't be finished, the summary says why, and all that was trained stands as it is.
+        """
+        name, began = self.config.method["finish"]["name"], time.perf_counter()
+        try:
+            self.finished, notes = finisher(final, self.server)
+        except (ComponentError, FinishError) as error:
+            self.model.write_state(final)
+            return {"name": name, "failed": str(error), "evaluation": None}
         seconds = time.perf_counter() - began
         evaluation, _ = self._evaluate(self.server.round, self.finished)
         if self._folder is not None:
@@ -279,7 +286,7 @@ class TrainingLoop:
             self._folder.save_model(FINISHED, self.model.state_dict(), self._info)
         self.model.write_state(final)
         return {
-            "name": self.config.method["finish"]["name"],
+            "name": name,
             "evaluation": None if evaluation is None else dict(vars(evaluation)),
             "notes": notes,
             "seconds": seconds,

@@ -114,6 +114,16 @@ def make_task(config: Config, seed: int) -> Task:
     return Task(dataset, divided, counts, names, target, told, validation, held_out, unlabelled)
 
 
+def held_out_rows(task: Task) -> list[NDArray[np.int64]]:
+    """Return the labelled samples that nobody trains on, by holder: the clients' own, else the validation samples.
+
+    Args:
+        task: The task.
+    """
+    own = [rows for rows in task.held_out if len(rows)]
+    return own or [rows for rows in [task.validation] if len(rows)]
+
+
 def held_out_data(task: Task) -> PartitionedData:
     """Return the samples that clients hold and do not train on, as engines take the data of clients.
 
@@ -186,6 +196,8 @@ def _finisher(config: Config, seed: int, task: Task, model: FlatModel) -> LocalF
     if component is None:
         return None
     dataset, clients, rows = task.dataset, len(task.counts), task.partition.indices
+    if "held_out" in component.asks:
+        _check_held_out_classes(task, config.method["finish"]["name"])
 
     def held_by(some: Sequence[NDArray[np.int64]]) -> list[ClientSamples]:
         unused = np.zeros(dataset.num_classes)  # counts, of which a finish has its own
@@ -201,7 +213,7 @@ def _finisher(config: Config, seed: int, task: Task, model: FlatModel) -> LocalF
         model=model,
         holders={
             "training": held_by(rows[:clients]),
-            "held_out": held_by(task.held_out) or held_by([task.validation]),
+            "held_out": held_by(held_out_rows(task)),
             "target": target,
         },
         samples=dataset.inputs.index_select(0, torch.zeros(2, dtype=torch.int64)),
@@ -209,6 +221,25 @@ def _finisher(config: Config, seed: int, task: Task, model: FlatModel) -> LocalF
         is_estimated=config.target.is_estimated,
         seed=seed,
     )
+
+
+def _check_held_out_classes(task: Task, name: str) -> None:
+    """Refuse a finish whose held-out samples can't tell it anything; that there are some is checked elsewhere."""
+    held = held_out_rows(task)
+    if not held:
+        return
+    classes = np.unique(task.dataset.targets.numpy()[np.concatenate(held)])
+    if len(classes) < 2:
+        raise ConfigError(
+            f"method.finish: {name} compares classes, and all samples that are held out are of class {classes[0]}; set "
+            "a larger data.held_out or data.validation"
+        )
+    has_samples = task.unlabelled is not None or len(task.partition.indices) > len(task.counts)
+    if task.told is not None and not has_samples and not task.told[classes].any():
+        raise ConfigError(
+            f"method.finish: {name} moves the model to target.mix, which has no share of a class that is held out; set "
+            "a larger data.held_out or data.validation, or another mix"
+        )
 
 
 def _watch(seed: int, runner: RoundRunner, model: FlatModel, task: Task) -> TargetWatch | None:

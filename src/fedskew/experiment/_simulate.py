@@ -136,10 +136,10 @@ def _simulate(
             finished = loops[0].finished_network()
         else:
             for seed, part in parts.items():
-                run, loop = _run_seed(own, seed, part, resume, progress, begin)
+                run, network, after = _run_seed(own, seed, part, resume, progress, begin)
                 runs.append(run)
                 if model is None:
-                    model, finished = loop.model.module, loop.finished_network()
+                    model, finished = network, after
     assert model is not None
     summary = runs[0].summary if single else over_seeds([run.summary for run in runs])
     result = Result(resolved, tuple(runs), model, summary, folder, finished)
@@ -185,7 +185,7 @@ def _run_seed(
     resume: bool,
     progress: Progress | None,
     begin: Callable[[], None],
-) -> tuple[SeedRun, TrainingLoop]:
+) -> tuple[SeedRun, nn.Module, nn.Module | None]:
     """Run one seed; where a key is tuned, run every value and choose the one with the best validation score.
 
     A value of the weighting that gives the same weights as an earlier one in every round is not trained again.
@@ -197,12 +197,17 @@ def _run_seed(
         resume: See `simulate`.
         progress: See `simulate`.
         begin: Called when all is set up, before anything is trained.
+
+    Returns:
+        The run, its network with the final model, and the network with the finished model (None: there is no finish).
     """
     if config.tune is None:
         loop = make_training_loop(config, seed, folder)
         begin()
-        return loop.run(resume, progress), loop
-    tried: list[tuple[float, SeedRun, TrainingLoop, str]] = []
+        return loop.run(resume, progress), loop.model.module, loop.finished_network()
+    scores: dict[str, float] = {}
+    diverged: set[str] = set()
+    chosen: tuple[str, SeedRun, nn.Module, nn.Module | None] | None = None  # nothing else is kept of the values
     weighed: dict[str, NDArray[np.float64]] = {}
     same: dict[str, str] = {}
     for value in config.tune.values:
@@ -215,20 +220,23 @@ def _run_seed(
         weights = _settled_weights(config.tune.key, loop)
         if weights is not None:
             twin = next((other for other, found in weighed.items() if np.array_equal(found, weights)), None)
-            if twin is not None and not next(run for _, run, _, name in tried if name == twin).summary["diverged"]:
+            if twin is not None and twin not in diverged:
                 same[part] = twin
                 continue
             weighed.setdefault(part, weights)
         begin()
         finished = loop.run(resume, progress)
-        best = max(record.validation.score for record in finished.rounds if record.validation is not None)
-        tried.append((best, finished, loop, part))
-    _, chosen, loop, part = max(tried, key=lambda entry: entry[0])
+        scores[part] = max(record.validation.score for record in finished.rounds if record.validation is not None)
+        if finished.summary["diverged"]:
+            diverged.add(part)
+        if chosen is None or scores[part] > scores[chosen[0]]:
+            chosen = part, finished, loop.model.module, loop.finished_network()
+    assert chosen is not None, "there are values"
+    name, run, model, after = chosen
     if folder is not None and not (folder / "summary.json").exists():
-        scores = {name: best for best, _, _, name in tried}
-        notes = {"parts": [part], "validation": scores, "chosen": part} | ({"same": same} if same else {})
+        notes = {"parts": [name], "validation": scores, "chosen": name} | ({"same": same} if same else {})
         _write_whole(folder, config.for_seed(seed), notes)
-    return chosen, loop
+    return run, model, after
 
 
 def _settled_weights(key: str, loop: TrainingLoop) -> NDArray[np.float64] | None:

@@ -13,7 +13,15 @@ from fedskew.experiment._config import Config
 from fedskew.experiment._grid import Cell, Sweep
 from fedskew.experiment._simulate import run_folder
 from fedskew.files import write_text
-from fedskew.report import SeedRun, last_evaluated, machine_notes, rounds_to, with_finished
+from fedskew.report import (
+    SeedRun,
+    as_trained,
+    last_evaluated,
+    machine_notes,
+    rounds_to,
+    unfinished_in_words,
+    with_finished,
+)
 from fedskew.tables import Spread, csv_text, markdown_table
 
 FIGURES = ("accuracy", "worst_class", "target_accuracy", "rounds_to_accuracy", "megabytes", "seconds")
@@ -33,12 +41,14 @@ class CellResult:
         seeds: The numbers by name, for each seed; a seed whose run failed is absent.
         failures: Why runs failed, by seed.
         refused: Why runs were not begun, by seed.
+        again: Whether the same runs have an earlier row, so that what failed has been said.
     """
 
     cell: Cell
     seeds: dict[int, dict[str, float | None]]
     failures: Mapping[int, str] = field(default_factory=dict)
     refused: Mapping[int, str] = field(default_factory=dict)
+    again: bool = False
 
     @classmethod
     def of(
@@ -99,11 +109,12 @@ def rows_of(
     if len(by_label) < 2:
         return [CellResult.of(cell, runs, accuracy, failures, refused)]
     axis = next(iter(cell.values), None)
-    found = []
+    found: list[CellResult] = []
     for label, own in by_label.items():
         said = label.removeprefix(cell.label)
         values = {name: f"{value}{said}" if name == axis else value for name, value in cell.values.items()}
-        found.append(CellResult.of(replace(cell, label=label, values=values), own, accuracy, failures, refused))
+        row = CellResult.of(replace(cell, label=label, values=values), own, accuracy, failures, refused)
+        found.append(replace(row, again=bool(found)))
     return found
 
 
@@ -166,16 +177,17 @@ def sweep_notes(sweep: Sweep, rows: Sequence[CellResult]) -> list[str]:
         )
     lines += model_notes(row.cell.config for row in rows)
     lines += [
-        f"Missing, as it failed: {row.cell.label}, seed {seed}{_because(row.failures.get(seed))}"
+        f"Missing, as it failed: {_run_name(row)}, seed {seed}{_because(row.failures.get(seed))}"
         for row in rows
+        if not row.again
         for seed in row.cell.config.seeds
         if seed not in row.seeds and seed not in row.refused
     ]
-    for row in rows:
+    for row in (row for row in rows if not row.again):
         for reason in dict.fromkeys(row.refused.values()):
             seeds = [seed for seed, own in row.refused.items() if own == reason]
             of = "" if len(seeds) == len(row.cell.config.seeds) else f", seed {', '.join(map(str, seeds))}"
-            lines.append(f"Refused: {row.cell.label}{of}: {reason}")
+            lines.append(f"Refused: {_run_name(row)}{of}: {reason}")
     lines += [f"Refused: {cell.label}: {cell.reason}" for cell in sweep.refused]
     return lines
 
@@ -190,7 +202,8 @@ def table_notes(sweep: Sweep, rows: Sequence[CellResult], runs: Sequence[SeedRun
     """
     seeds = sorted({seed for cell in sweep.cells for seed in cell.config.seeds})
     command = f"Command: {sweep.command}. Seeds: {', '.join(map(str, seeds))}."
-    return [*sweep_notes(sweep, rows), command, *machine_notes(runs)]
+    ends = [f"{run.label}, seed {run.seed}: {said}" for run in runs if (said := unfinished_in_words(run)) is not None]
+    return [*sweep_notes(sweep, rows), *ends, command, *machine_notes(runs)]
 
 
 def model_notes(configs: Iterable[Config]) -> list[str]:
@@ -250,6 +263,10 @@ def _seeds(row: CellResult) -> str:
     if len(row.refused) == asked:
         return "refused"
     return str(finished) if finished == asked else f"{finished} of {asked}"
+
+
+def _run_name(row: CellResult) -> str:
+    return row.cell.label.removesuffix(as_trained(""))
 
 
 def _because(reason: str | None) -> str:

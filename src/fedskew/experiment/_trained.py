@@ -166,6 +166,8 @@ def load(run: str | Path, *, seed: int | None = None, best: bool = False, finish
     if not path.exists():
         if finished and "finish" not in config.method:
             raise RunError(f"{path}: this run's method has no finish (method.finish), so there is only the final model")
+        if finished and (failed := _finish_failed(folder)) is not None:
+            raise RunError(f"{path}: there is only the model as it was trained, as its finish failed: {failed}")
         if best and (folder / "model.safetensors").exists():
             raise RunError(f"{path}: no validation samples were held out (data.validation), so no model is the best")
         raise RunError(f"{folder}: no model yet; finish the run: {_command(folder)} --resume")
@@ -183,6 +185,15 @@ def load(run: str | Path, *, seed: int | None = None, best: bool = False, finish
     except RuntimeError as error:
         raise RunError(f"{path}: not the weights of the config's network: {' '.join(str(error).split())}") from None
     return TrainedModel(network.eval(), info, path, config.seeds[0])
+
+
+def _finish_failed(folder: Path) -> str | None:
+    """Why a run's trained model could not be finished; None where that is not known."""
+    try:
+        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+        return str(summary["finished"]["failed"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _of_seed(run: Path, seed: int | None) -> Path:

@@ -23,7 +23,7 @@ from fedskew.report import _classes, _clients, _curves
 from fedskew.report._groups import Group, alike, listed, same_data, same_test
 from fedskew.report._panel import Panel
 from fedskew.report._ranking import Ranking, ranking
-from fedskew.report._runs import SeedRun, averaged_over, with_finished
+from fedskew.report._runs import SeedRun, averaged_over, unfinished_in_words, with_finished
 from fedskew.report._script import plotly_script, shared_script
 from fedskew.report._sites import site_activity, site_rows, undone_rounds
 from fedskew.report._target import target_panels
@@ -187,12 +187,12 @@ def _warnings(groups: list[Group]) -> list[str]:
 
 
 def _label_notes(groups: list[Group]) -> list[str]:
-    """Return what the runs' labels said before the training, each once, with the runs that it is about."""
+    """Return what the runs' labels said before the training, and what their ends, each with the runs it is about."""
     about: dict[str, list[str]] = {}
     for group in groups:
         for run in group.seeds:
             name = group.label if len(group.seeds) == 1 else f"{group.label}, seed {run.seed}"
-            for note in run.notes:
+            for note in filter(None, (*run.notes, unfinished_in_words(run))):
                 about.setdefault(note, []).append(name)
     everywhere = sum(len(group.seeds) for group in groups)
     return [note if len(names) == everywhere else f"{listed(names)}: {note}" for note, names in about.items()]

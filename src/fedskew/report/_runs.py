@@ -58,14 +58,27 @@ def with_finished(runs: Iterable[SeedRun]) -> list[SeedRun]:
     """
     found = []
     for run in runs:
-        evaluation = (run.summary.get("finished") or {}).get("evaluation")
-        if evaluation is None:
+        said = run.summary.get("finished") or {}
+        if said.get("evaluation") is None and "failed" not in said:
             found.append(run)
-        else:
-            last = {**run.summary["final"], "evaluations": 1}
-            summary = run.summary | {"last10": last}
-            found += [replace(run, label=as_trained(run.label), summary=summary), _finished(run, evaluation)]
+            continue
+        last = {**run.summary["final"], "evaluations": 1}
+        found.append(replace(run, label=as_trained(run.label), summary=run.summary | {"last10": last}))
+        if "failed" not in said:
+            found.append(_finished(run, said["evaluation"]))
     return found
+
+
+def unfinished_in_words(run: SeedRun) -> str | None:
+    """Say why a run's trained model could not be finished; None where it was, or where its method has no finish.
+
+    Args:
+        run: The run.
+    """
+    said = run.summary.get("finished") or {}
+    if "failed" not in said:
+        return None
+    return f"{said['name']} was not done: {said['failed']}. All figures are of the model as it was trained."
 
 
 def as_trained(label: str) -> str:
