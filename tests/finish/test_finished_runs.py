@@ -262,7 +262,9 @@ def test_the_command_says_in_one_line_that_a_finish_failed(tmp_path, monkeypatch
     (tmp_path / "mine.toml").write_text(tomli_w.dumps(tree))
     done = CliRunner().invoke(app, ["run", "mine.toml"])
     assert done.exit_code == 0, done.output
-    assert "Never was not done: finish Never: finish() failed: ValueError: no" in " ".join(done.output.split())
+    assert ":Never was not done: finish never_finished:Never: finish() failed: ValueError: no" in " ".join(
+        done.output.split()
+    )
 
 
 @pytest.mark.parametrize(

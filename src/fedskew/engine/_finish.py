@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fedskew.engine._contracts import calling, checked_finished, checked_sums, name_in
 from fedskew.engine._local_work import ClientSamples
-from fedskew.errors import ArgumentError, FinishError
+from fedskew.errors import ArgumentError, FinishError, RunError
 from fedskew.finish import Finish, Head, Known, Observed, Source
 from fedskew.models import FlatModel, ModelState, last_layer, with_features
 
@@ -96,6 +96,7 @@ def finish_model(
     Raises:
         FinishError: The network or the answers don't allow it.
         ComponentError: The component is a user's own, and has a mistake.
+        RunError: No holder answers.
     """
     model.write_state(state)
     try:
@@ -106,9 +107,11 @@ def finish_model(
     head = Head(layer.weight.detach().double().cpu(), layer.bias.detach().double().cpu())
 
     def ask(source: Source, **question: Tensor) -> dict[str, Tensor]:
-        given = answers(source, question) if source in known.sources else []
-        if not given:
+        if source not in known.sources:
             raise ArgumentError(f"there are no samples ({source}) to ask for")
+        if not (given := answers(source, question)):  # of sites, which may answer when the run is started again
+            name = type(component).__name__
+            raise RunError(f"method.finish: {name}: there are no samples ({source}) to ask for; nobody answers")
         return checked_sums(component, given)
 
     try:
