@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedskew import labels
 from fedskew.components import Cost
 from fedskew.errors import ArgumentError
 from fedskew.finish._protocol import (
@@ -39,17 +40,7 @@ from fedskew.finish._protocol import (
     Source,
     not_counts,
 )
-from fedskew.labels import (
-    EDGES,
-    CalibrationSums,
-    MixEstimate,
-    calibrate_by_sums,
-    calibration_sums,
-    estimate_mix,
-    outcome_cells,
-    outcome_table,
-    spread_of,
-)
+from fedskew.labels import EDGES, outcome_cells, outcome_table
 from fedskew.parameters import component
 
 BINS = len(EDGES) + 1
@@ -98,18 +89,18 @@ class Adapt(Finish):
         """Return sizes, the sums of a Newton step, or counts by class and outcome cell; see `Finish.statistics`."""
         logits = observed.logits.double().cpu().numpy()
         classes = logits.shape[1]
-        labels = None if observed.targets is None else observed.targets.cpu().numpy()
+        true = None if observed.targets is None else observed.targets.cpu().numpy()
         if "biases" not in question:
-            assert labels is not None, "sizes are asked of labelled samples"
-            squares = spread_of(logits) ** 2 * logits.size
-            return {"sizes": _tensor(np.bincount(labels, minlength=classes)), "squares": _tensor(np.array([squares]))}
+            assert true is not None, "sizes are asked of labelled samples"
+            squares = labels.spread_of(logits) ** 2 * logits.size
+            return {"sizes": _tensor(np.bincount(true, minlength=classes)), "squares": _tensor(np.array([squares]))}
         slope, biases = float(question["slope"]), question["biases"].double().cpu().numpy()
         biases = np.where(biases > NEVER, biases, -np.inf)
         if "weights" in question:
-            assert labels is not None, "a calibration is of labelled samples"
-            weights = question["weights"].double().cpu().numpy()[labels]
-            kept = (weights > 0) & np.isfinite(biases[labels])
-            sums = calibration_sums(logits[kept], labels[kept], slope, biases, weights[kept])
+            assert true is not None, "a calibration is of labelled samples"
+            weights = question["weights"].double().cpu().numpy()[true]
+            kept = (weights > 0) & np.isfinite(biases[true])
+            sums = labels.calibration_sums(logits[kept], true[kept], slope, biases, weights[kept])
             return {
                 "loss": _tensor(np.array([sums.loss])),
                 "gradient": _tensor(sums.gradient),
@@ -118,9 +109,9 @@ class Adapt(Finish):
         outputs = slope * logits + biases
         sure = 1 / np.exp(outputs - outputs.max(axis=1, keepdims=True)).sum(axis=1)
         cells = outcome_cells(outputs.argmax(axis=1), sure)
-        if labels is None:
+        if true is None:
             return {"cells": _tensor(np.bincount(cells, minlength=classes * BINS))}
-        return {"tables": _tensor(outcome_table(labels, cells, classes, BINS))}
+        return {"tables": _tensor(outcome_table(true, cells, classes, BINS))}
 
     def refuse(
         self, question: Mapping[str, Tensor], answer: Mapping[str, Tensor], samples: FloatArray | None
@@ -153,12 +144,12 @@ class Adapt(Finish):
         held = sizes > 0
         weights = np.divide(1 / max(held.sum(), 1), sizes, out=np.zeros(len(sizes)), where=held)
 
-        def sums(slope: float, biases: FloatArray) -> CalibrationSums:
+        def sums(slope: float, biases: FloatArray) -> labels.CalibrationSums:
             found = ask("held_out", slope=torch.tensor(slope), biases=_finite(biases), weights=_tensor(weights))
-            return CalibrationSums(float(found["loss"]), found["gradient"].numpy(), found["curvature"].numpy())
+            return labels.CalibrationSums(float(found["loss"]), found["gradient"].numpy(), found["curvature"].numpy())
 
         spread = math.sqrt(float(first["squares"]) / max(sizes.sum() * len(sizes), 1))
-        calibration = calibrate_by_sums(sums, weights * sizes, spread, MOST_EXCHANGES)
+        calibration = labels.calibrate_by_sums(sums, weights * sizes, spread, MOST_EXCHANGES)
         notes: dict[str, Any] = {
             "temperature": _plain(calibration.temperature),
             "biases": [_plain(bias) for bias in calibration.biases.tolist()],
@@ -167,7 +158,7 @@ class Adapt(Finish):
         if "target" in known.sources:
             question = {"slope": torch.tensor(1 / calibration.temperature), "biases": _finite(calibration.biases)}
             tables, cells = ask("held_out", **question)["tables"], ask("target", **question)["cells"]
-            estimate = estimate_mix(tables.numpy(), cells.numpy(), self.estimator)
+            estimate = labels.estimate_mix(tables.numpy(), cells.numpy(), self.estimator)
             notes |= _said(estimate)
             mix = estimate.mix
             if known.is_estimated and (not estimate.is_sure or float(cells.sum()) < LEAST_SAMPLES):
@@ -212,7 +203,7 @@ def offsets(biases: FloatArray, mix: FloatArray) -> FloatArray:
     return np.maximum(biases + logarithms, NEVER)
 
 
-def _said(estimate: MixEstimate) -> dict[str, Any]:
+def _said(estimate: labels.MixEstimate) -> dict[str, Any]:
     """An estimate as plain values."""
     return {
         "mix": estimate.mix.tolist(),
