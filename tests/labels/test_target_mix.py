@@ -263,11 +263,3 @@ def test_adapting_multiplies_by_the_new_share_over_the_old_one() -> None:
 def test_what_can_not_be_calibrated_or_adapted_is_refused(call, match: str) -> None:
     with pytest.raises(ArgumentError, match=match):
         call()
-
-
-@pytest.mark.parametrize("method", ["gls", "em-cells", "bbse"])
-def test_a_model_that_predicts_one_class_only_says_nothing_of_the_mix(method: str) -> None:
-    tables, cells = np.zeros((3, 12)), np.zeros(12)
-    tables[:, 3], cells[3] = [50, 60, 70], 90
-    with pytest.raises(ArgumentError, match="cells: all samples have the same outcome"):
-        estimate_mix(tables, cells, method)

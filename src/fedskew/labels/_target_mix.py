@@ -129,8 +129,7 @@ def estimate_mix(tables: ArrayLike, cells: ArrayLike, method: MixMethod = "gls")
         The estimate, with standard errors and a test whether label shift holds.
 
     Raises:
-        ArgumentError: Shapes that don't fit, NaN, negative numbers, no sample on one of the two sides, or all
-            with one outcome.
+        ArgumentError: Shapes that don't fit, NaN, negative numbers, or no sample on one of the two sides.
 
     Example:
         >>> estimate = estimate_mix([[90, 10], [20, 80]], [55, 45])
@@ -153,8 +152,6 @@ def estimate_mix(tables: ArrayLike, cells: ArrayLike, method: MixMethod = "gls")
     else:
         bins = outcomes // classes if outcomes % classes == 0 else 1
         sample = _Cells.of(held_out[held], target, bins)
-        if len(sample.shares) < 2:
-            raise ArgumentError("cells: all samples have the same outcome, which says nothing of the mix")
         mix, weight = _SOLVERS[method](sample)
         noise = sample.noise(mix)
         pull = sample.profiles @ weight
