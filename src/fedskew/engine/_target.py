@@ -21,7 +21,7 @@ from torch import nn
 from fedskew import labels
 from fedskew.data import Inputs
 from fedskew.errors import ArgumentError, RunError
-from fedskew.labels import EDGES, MixMethod, outcome_cells
+from fedskew.labels import EDGES, MixMethod, outcome_cells_of_logits
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -107,9 +107,7 @@ class Estimation:
         Returns:
             Cells, `(samples,)`, from 0 to `classes * bins` - 1.
         """
-        most = logits.max(axis=1, keepdims=True)
-        sure = 1 / np.exp(logits - most).sum(axis=1)
-        return outcome_cells(logits.argmax(axis=1), sure, self.edges)
+        return outcome_cells_of_logits(logits, self.edges)
 
     def update(
         self, known: EstimatedMix, round: int, tables: Mapping[int, FloatArray | IntArray], cells: FloatArray | IntArray

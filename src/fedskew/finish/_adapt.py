@@ -40,7 +40,7 @@ from fedskew.finish._protocol import (
     Source,
     not_counts,
 )
-from fedskew.labels import EDGES, outcome_cells, outcome_table
+from fedskew.labels import EDGES, outcome_cells_of_logits, outcome_table
 from fedskew.parameters import component
 
 BINS = len(EDGES) + 1
@@ -106,9 +106,7 @@ class Adapt(Finish):
                 "gradient": _tensor(sums.gradient),
                 "curvature": _tensor(sums.curvature),
             }
-        outputs = slope * logits + biases
-        sure = 1 / np.exp(outputs - outputs.max(axis=1, keepdims=True)).sum(axis=1)
-        cells = outcome_cells(outputs.argmax(axis=1), sure)
+        cells = outcome_cells_of_logits(slope * logits + biases)
         if true is None:
             return {"cells": _tensor(np.bincount(cells, minlength=classes * BINS))}
         return {"tables": _tensor(outcome_table(true, cells, classes, BINS))}

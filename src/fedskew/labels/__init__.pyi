@@ -21,6 +21,7 @@ from ._measures import projection_distance as projection_distance
 from ._outcomes import EDGES as EDGES
 from ._outcomes import MixMethod as MixMethod
 from ._outcomes import outcome_cells as outcome_cells
+from ._outcomes import outcome_cells_of_logits as outcome_cells_of_logits
 from ._outcomes import outcome_table as outcome_table
 from ._pairs import FEW_TOGETHER as FEW_TOGETHER
 from ._pairs import HARDLY_TOGETHER as HARDLY_TOGETHER

@@ -31,6 +31,20 @@ def outcome_cells(predicted: NDArray[np.int64], sure: FloatArray, edges: ArrayLi
     return cells
 
 
+def outcome_cells_of_logits(logits: FloatArray, edges: ArrayLike = EDGES) -> NDArray[np.int64]:
+    """Find the outcome cell of each sample from what the model says of it.
+
+    Args:
+        logits: The model's outputs, shape `(samples, classes)`.
+        edges: See `outcome_cells`.
+
+    Returns:
+        Cells, shape `(samples,)`, as `outcome_cells` returns them.
+    """
+    sure = 1 / np.exp(logits - logits.max(axis=1, keepdims=True)).sum(axis=1)
+    return outcome_cells(logits.argmax(axis=1), sure, edges)
+
+
 def outcome_table(labels: NDArray[np.int64], cells: NDArray[np.int64], classes: int, bins: int) -> FloatArray:
     """Count samples by true class and outcome cell.
 
