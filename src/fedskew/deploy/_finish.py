@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -150,9 +151,16 @@ class SiteFinisher:
 
     def __post_init__(self) -> None:
         try:
-            check_finish(self.component, self.model.module, some_samples(self.agreement), self._known(None))
+            _ = self._head_shape
         except ArgumentError as error:
             raise ConfigError(str(error)) from None
+
+    @cached_property
+    def _head_shape(self) -> tuple[int, int]:
+        """Classes and features of the last layer, which is found by computing the network once."""
+        layer = check_finish(self.component, self.model.module, some_samples(self.agreement), self._known(None))
+        classes, dim = layer.weight.shape
+        return classes, dim
 
     def __call__(self, model: ModelState, server: Any) -> tuple[ModelState, dict[str, Any]]:
         """Finish a model; where too few sites answer, it stays as it was trained, and the notes say why.
@@ -317,8 +325,7 @@ class SiteFinisher:
             raise RefusedError(reason)
 
     def _expected(self, question: Mapping[str, Tensor], labelled: bool) -> Specs:
-        layer = check_finish(self.component, self.model.module, some_samples(self.agreement), self._known(None))
-        classes, dim = layer.weight.shape
+        classes, dim = self._head_shape
         labels = torch.zeros(1, dtype=torch.int64) if labelled else None
         none = Observed(torch.zeros(1, dim), torch.zeros(1, classes), labels)
         return specs_of(self.component.statistics(question, none))
