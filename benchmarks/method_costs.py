@@ -83,7 +83,7 @@ def main() -> None:
         least = min(run[name]["ms"] for run in runs)
         ratio = median(run[name]["ms"] / run["fedavg"]["ms"] for run in runs)
         found = runs[0][name] | {"server": runs[0][name]["server"] - runs[0]["fedavg"]["server"]}
-        rest = " | ".join(f"{found[key]:.2f}" for key in ("up", "down", "client", "server"))
+        rest = " | ".join(f"{found[key]:z.2f}" for key in ("up", "down", "client", "server"))
         once = min(run[name]["once"] for run in runs)
         print(f"| {name} | {least:.0f} ({ratio:.2f}) | {rest} | {once:.0f} |")
 
