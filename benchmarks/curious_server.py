@@ -13,7 +13,12 @@ over clients and seeds), by
 - *last layer, masked*: the same of one client's masked integers;
 - *all rounds, masked*: the same of every round's sum, which is a known mix of the clients' mixes, and least squares
 over the rounds; - *all rounds, private*: that with [privacy] noise = 1, clip = 0.5, weight_limit = 0.15;
-- *noisy counts*: the released counts themselves.
+- *noisy counts*: the released counts themselves;
+- *summed*: label counts that are only ever summed, so that the server is told neither weights nor sizes. Each round's sums
+of weights and of steps are equations for single clients' wherever cohorts differ; with what they give, the rounds are read
+as above. FedPALS (target 2 % or 18 % of a class) also asks its questions before the first round: what the first answer
+leaves over after a later one is the part of the clients whose weight is 0 there, and of one alone it gives the exact
+counts.
 
 Then what a server that lies gets by asking to open sums (`fedskew.sums`): each request, and what comes of it.
 """
@@ -32,11 +37,12 @@ import numpy as np
 import torch
 from scipy.optimize import nnls
 
-from fedskew.engine import Assignment, Backend, Federation, Sent, Update
+from fedskew.engine import Assignment, Backend, Federation, Sent, Update, answers_in_sum
 from fedskew.errors import FedskewError
 from fedskew.experiment import make_task, make_training_loop, resolve
 from fedskew.labels import privatize
 from fedskew.sums import UPDATES, Context, Key, Memory, mask, unmask
+from fedskew.weighting import BySums, Facts
 
 CLIENTS, CLASSES, BATCH, LR = 20, 10, 16, 0.05
 TASK: dict[str, Any] = {
@@ -49,6 +55,15 @@ TASK: dict[str, Any] = {
     "engine": {"updates": "masked"},
 }
 PRIVACY = {"clip": 0.5, "noise": 1.0, "epsilon": 1e4, "delta": 1e-3}
+TARGET = np.array([0.02] * 5 + [0.18] * 5)
+SUMMED: dict[str, tuple[Any, float, float]] = {  # method, participation, dropout
+    "FedLA, all in every round": ("fedla", 1.0, 0.0),
+    "FedLA, a tenth away": ("fedla", 1.0, 0.1),
+    "FedAvg, half of them": ("fedavg", 0.5, 0.0),
+    "FedPALS, strength 300, half": ({"weighting": {"name": "fedpals", "strength": 300.0}}, 0.5, 0.0),
+    "FedPALS, strength 72, half": ({"weighting": {"name": "fedpals", "strength": 72.0}}, 0.5, 0.0),
+}
+"""Federations whose label counts are only ever summed."""
 
 
 @dataclass
@@ -138,6 +153,83 @@ def played(seed: int, rounds: int, private: bool) -> dict[str, float]:
     return found
 
 
+def of_each(there: np.ndarray, totals: np.ndarray) -> np.ndarray:
+    """Each client's number, at least 0, from who was there in each round and the sums over those; all alike in doubt."""
+    middle = np.full(CLIENTS, totals.sum() / there.sum())
+    found = middle + np.linalg.solve(there.T @ there + 1e-9 * np.eye(CLIENTS), there.T @ (totals - there @ middle))
+    return np.maximum(found, 1e-9)
+
+
+def alone_without_weight(weighting: BySums, counts: np.ndarray) -> list[np.ndarray]:
+    """The counts, `(classes,)`, of clients that FedPALS's questions give away, as whole numbers of sum N or fewer."""
+    heard: list[tuple[Facts, np.ndarray]] = []
+
+    def ask(question: Facts) -> np.ndarray:
+        heard.append((dict(question), answers_in_sum(weighting, counts, question)))
+        return heard[-1][1]
+
+    weighting.announce(ask, TARGET, len(counts))
+    (_, moments), *later = heard
+    found = []
+    for question, answer in later:
+        direction, scale = question["direction"], float(question["samples"][0] * question["kappa"][0])
+        without = moments @ direction - scale * answer[:-1]  # sum of n S~ (S~ . z) over those whose weight is 0
+        if abs(without[-1]) < 1e-3:
+            continue
+        mix = without / without[-1]
+        own = without[-1] / (mix @ direction) * mix[:-1]
+        if own.min() > -0.01 and np.abs(own - np.rint(own)).max() < 0.01:  # of one client: whole numbers
+            found.append(np.rint(own))
+    return found
+
+
+def summed(seed: int, rounds: int, name: str) -> dict[str, float]:
+    """The L1 errors of one federation whose label counts are only ever summed, and how many clients' are known."""
+    method, participation, dropout = SUMMED[name]
+    training = TASK["training"] | {"participation": participation}
+    engine = {"updates": "masked", "label_counts": "summed"}
+    more = {"conditions": {"dropout": dropout}, "target": {"mix": TARGET.tolist()}}
+    config = resolve(TASK | more | {"method": method, "training": training, "engine": engine})
+    task = make_task(config, seed)
+    loop = make_training_loop(config, seed, task=task)
+    federation = loop.runner
+    assert isinstance(federation, Federation)
+    weighting, announced = federation.method.weighting, federation.announced
+    assert isinstance(weighting, BySums)
+    assert announced is not None
+    sizes = task.counts.sum(axis=1)
+    truth, pooled = task.counts / sizes[:, None], task.counts.sum(axis=0) / sizes.sum()
+    own = np.array([weighting.own_weight(counts, announced) for counts in task.counts.astype(np.float64)])
+    inputs, targets = task.dataset.test_inputs, task.dataset.test_targets
+    state, there, moved = federation.start(loop.untrained), np.zeros((0, CLIENTS)), []
+    for _ in range(rounds):
+        sent = state.model.parameters.clone()
+        state, record = federation.run_round(state)
+        seen = (outputs(sent, inputs, targets) + outputs(state.model.parameters, inputs, targets)) / 2
+        there = np.vstack([there, np.isin(np.arange(CLIENTS), record.answered)])
+        moved.append(((state.model.parameters - sent)[-CLASSES:].double().numpy() / LR, seen))
+    told = there @ own, there @ np.ceil(sizes / BATCH)  # what opens beside the updates: sums of weights and of steps
+    found = {}
+    for count in sorted({10, rounds // 2, rounds}):
+        weights, steps = (of_each(there[:count], sums[:count]) for sums in told)
+        parts = there[:count] * weights * steps
+        whole = parts.sum(axis=1)
+        sums = [
+            mix_of(bias * (took @ weights) / part, seen)
+            for (bias, seen), took, part in zip(moved[:count], there[:count], whole, strict=True)
+        ]
+        guessed = over_rounds(parts / whole[:, None], np.array(sums), pooled)
+        found[f"summed, {name}, {count} rounds"] = float(np.abs(guessed - truth).sum(axis=1).mean())
+    if weighting.most_questions > 1:
+        known = alone_without_weight(weighting, task.counts.astype(np.float64))
+        exact = [(task.counts == counts).all(axis=1).any() for counts in known]
+        assert all(exact), "found whole numbers that are no client's"
+        found[f"summed, {name}, clients of {CLIENTS} whose exact counts are known"] = float(
+            len({tuple(counts) for counts in known})
+        )
+    return found
+
+
 def requests() -> list[tuple[str, str]]:
     """What a server that lies asks four sites to open, and what it gets."""
     names = ("ams", "ber", "cph", "dub")
@@ -191,6 +283,9 @@ def main() -> None:
             for name, value in played(seed, rounds, private).items():
                 if not private or "private" in name:
                     rows.setdefault(name, []).append(value)
+        for federation in SUMMED:
+            for name, value in summed(seed, rounds, federation).items():
+                rows.setdefault(name, []).append(value)
     print("| attack | L1 error of a client's label mix |")
     print("| --- | ---: |")
     for name, values in rows.items():

@@ -1,7 +1,9 @@
-"""Masked updates for real: four sites, one killed between its answer and the opening, one before its answer."""
+"""Masked updates for real: four sites, one killed between its answer and the opening, one before its answer; and ten
+whose label counts are only ever summed."""
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
 import sqlite3
@@ -26,6 +28,7 @@ from fedskew.experiment import TrainingLoop, make_training_loop
 pytestmark = [pytest.mark.slow, pytest.mark.faults]
 
 FOUR = ("ash", "birch", "cedar", "dogwood")
+TEN = tuple(f"site-{place}" for place in range(10))
 
 
 def set_up(federation: Federated) -> LocalFederation:
@@ -135,3 +138,25 @@ def test_noise_on_updates_is_paid_for_at_every_site(tmp_path: Path) -> None:
         spending = Spending(local.folder / "sites" / name / "state")
         assert spending.noises == (4.0, 4.0)
         assert spending.spent(4.0, 1e-3).epsilon == pytest.approx(found[-1]["privacy"]["epsilon"])
+
+
+def test_ten_sites_whose_counts_are_only_summed_train_fedla_as_simulated(tmp_path: Path) -> None:
+    """Ten, as FedLA takes no fewer."""
+    config = {**tree("fedla", rounds=1, weight_limit=0.5), "model": "logistic"}
+    config["engine"] = {"updates": "masked", "label_counts": "summed"}
+    told = {"updates": "masked", "label_counts": "summed", "evaluation": "none"}
+    federation = federate(tmp_path, config, TEN, start_timeout=900.0, round_timeout=900.0, **told)
+    with set_up(federation) as local:
+        local.wait("run", local.run(), 2 * PATIENCE)
+    found, folder = rounds(local), run_folder(local)
+    assert folder is not None
+    assert [sorted(record["answered"]) for record in found[1:]] == [list(range(10))]
+
+    loop = make_training_loop(federation.config, 3, tmp_path / "simulated")
+    loop.run()
+    counts = loop.runner.counts  # type: ignore[attr-defined]
+    assert json.loads((folder / "announced.json").read_text())["totals"] == counts.sum(axis=0).tolist()
+    assert found[-1]["weights"] == []  # the server knows none
+    assert json.loads((folder / "deployment.json").read_text())["sites"] == {}
+    ours, theirs = load_file(folder / "model.safetensors"), load_file(tmp_path / "simulated" / "model.safetensors")
+    assert max(np.abs(ours[name] - theirs[name]).max() for name in ours) < 1e-6

@@ -71,6 +71,7 @@ def test_questions_are_answered_in_masked_sums_to_the_last_integer() -> None:
 @pytest.mark.parametrize("preset", ["fedla", "fedavg"])
 def test_a_run_is_the_one_with_told_counts(preset: str) -> None:
     summed, told = (fedskew.simulate(TASK, method=preset, engine=engine) for engine in (SUMMED, {"updates": "masked"}))
+    assert summed.runs[0].notes == ()  # for real sites, too
     for one, other in zip(summed.rounds[1:], told.rounds[1:], strict=True):
         assert one["weights"] == pytest.approx(other["weights"], abs=1e-9)
         assert one["loss"] == pytest.approx(other["loss"], abs=1e-5)
@@ -82,6 +83,9 @@ def test_fedpals_is_solved_once_and_shared_by_each_cohort() -> None:
     method = {"weighting": {"name": "fedpals", "strength": 50.0}}
     whole = fedskew.simulate(TASK, method=method)
     some = fedskew.simulate(TASK, method=method, training=training)
+    assert [note.split(":")[0] for note in whole.runs[0].notes] == [
+        "fedpals from sums of label counts is for simulations"
+    ]
     of_all = dict(zip(whole.rounds[1]["answered"], whole.rounds[1]["weights"], strict=True))
     for record in some.rounds[1:]:
         shares = np.array([of_all[client] for client in record["answered"]])

@@ -143,6 +143,17 @@ def test_a_curious_server_reads_the_counts_of_a_client_that_alone_has_no_weight(
     assert min(np.abs(one - own).max() for one in found for own in counts) < 1e-3
 
 
+def test_a_curious_server_reads_the_counts_of_a_client_that_alone_holds_a_class_in_the_first_sum() -> None:
+    """No lie, and no second question: a class's row of the moments is the mix of those who hold it."""
+    counts = skewed(12, 5)
+    counts[:, 3] = 0
+    counts[7, 3] = 40
+    moments = sum(fedpals_answer(own, Question()) for own in counts)
+    mix = moments[3, :-1] / moments[3, -1]
+    samples = moments[3, -1] / mix[3]
+    assert samples * mix == pytest.approx(counts[7], abs=1e-9)
+
+
 def test_a_server_that_lies_reads_one_client_s_mix_in_a_sum_over_all() -> None:
     """The attack that docs/label-counts.md names: a question to which one client alone answers with more than 0."""
     counts = np.random.default_rng(4).integers(1, 50, size=(12, 4)).astype(float)

@@ -17,6 +17,7 @@ from fedskew.errors import ArgumentError, ConfigError, nearest
 from fedskew.experiment import Config, read_tree, target_mix
 from fedskew.parameters import Count, Finite, Positive
 from fedskew.sums import LEAST
+from fedskew.weighting import BySums
 
 UNSEEN = {"norm_limit", "norm_action", "loss_limit", "undone_limit"}
 """Keys of an agreement about single sites' updates and losses."""
@@ -333,12 +334,17 @@ def _check_summed(config: Config, agreement: Agreement) -> None:
         )
     if agreement.label_counts == "summed":
         weighting = methods.build(config.method, config.training.momentum).weighting
-        least = getattr(weighting, "least_clients", 1)
-        if len(agreement.sites) < least:
-            name = methods.key_of("weighting", weighting).removeprefix("weighting.")
+        assert isinstance(weighting, BySums), "checked with the config"
+        name = methods.key_of("weighting", weighting).removeprefix("weighting.")
+        if weighting.why_not_at_sites is not None:
+            raise ConfigError(
+                f"label_counts: real sites don't take part in sums for {name}: {weighting.why_not_at_sites}; let counts "
+                "be noisy (deploy init --label-counts noisy --epsilon 1), or take fedavg or fedla"
+            )
+        if len(agreement.sites) < weighting.least_clients:
             raise ConfigError(
                 f"label_counts: sums over {len(agreement.sites)} sites would tell their counts to {name}, which takes "
-                f"{least} or more; let them be noisy"
+                f"{weighting.least_clients} or more; let them be noisy"
             )
 
 

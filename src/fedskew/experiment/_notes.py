@@ -12,6 +12,7 @@ from torch import nn
 from fedskew.components import has
 from fedskew.labels import ClassPairs, unheld_in_words
 from fedskew.methods import Method, key_of
+from fedskew.weighting import BySums
 
 
 def label_notes(
@@ -64,6 +65,26 @@ def network_notes(method: Method, network: nn.Module) -> tuple[str, ...]:
         "it out."
         for _, term in method.objective.terms
         if has(term, "shapes_features")
+    )
+
+
+def sums_notes(method: Method, label_counts: str) -> tuple[str, ...]:
+    """Say where label counts that are only ever summed, as this method takes them, are for simulations alone.
+
+    Args:
+        method: The method.
+        label_counts: `engine.label_counts` of the config.
+
+    Returns:
+        Sentences; none where nothing is to be said.
+    """
+    weighting = method.weighting
+    if label_counts == "reported" or not isinstance(weighting, BySums) or weighting.why_not_at_sites is None:
+        return ()
+    name = key_of("weighting", weighting).partition(".")[2]
+    return (
+        f"{name} from sums of label counts is for simulations: real sites refuse it, as {weighting.why_not_at_sites}. "
+        "There, take noisy counts.",
     )
 
 

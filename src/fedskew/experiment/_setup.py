@@ -37,7 +37,7 @@ from fedskew.experiment._folder import RunFolder, TaskInfo
 from fedskew.experiment._identity import Identity
 from fedskew.experiment._loop import TrainingLoop
 from fedskew.experiment._model_info import ModelInfo
-from fedskew.experiment._notes import label_notes, network_notes
+from fedskew.experiment._notes import label_notes, network_notes, sums_notes
 from fedskew.experiment._target import TargetWatch, make_estimation
 from fedskew.experiment._target_samples import check_held_out, targets, unlabelled_samples
 from fedskew.experiment._trackers import make_trackers
@@ -178,6 +178,7 @@ def make_training_loop(config: Config, seed: int, folder: Path | None = None, ta
         )
     method = methods.build(config.method, config.training.momentum)
     notes = label_notes(method, task.counts, dataset.classes, task.target) + network_notes(method, model.module)
+    notes += sums_notes(method, config.engine.label_counts)
     info = TaskInfo(task.counts.astype(np.int64), task.client_names, dataset.classes, task.target, notes)
     files = None
     if folder is not None:

@@ -139,6 +139,10 @@ class FedPALS:
     needs_label_counts: ClassVar[bool] = True
     most_questions: ClassVar[int] = 200
     least_clients: ClassVar[int] = LEAST_CLIENTS
+    why_not_at_sites: ClassVar[str | None] = (
+        "its sums tell a server that only computes the exact label counts of a site that alone holds a class, or alone "
+        "has weight 0"
+    )
 
     strength: Annotated[float, Field(ge=0)] = 0.0
     ess: Share | None = None

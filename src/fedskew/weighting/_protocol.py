@@ -63,10 +63,12 @@ class BySums(Protocol):
     Attributes:
         most_questions: Most questions that `announce` asks.
         least_clients: Fewest clients that it asks.
+        why_not_at_sites: What its sums tell of one client, for which real sites refuse it; None: nothing.
     """
 
     most_questions: ClassVar[int]
     least_clients: ClassVar[int]
+    why_not_at_sites: ClassVar[str | None]
 
     def why_no_sums(self) -> str | None:
         """Say why these parameters need the counts themselves; None: they don't."""
