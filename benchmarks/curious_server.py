@@ -14,9 +14,9 @@ over clients and seeds), by
 - *all rounds, masked*: the same of every round's sum, which is a known mix of the clients' mixes, and least squares
 over the rounds; - *all rounds, private*: that with [privacy] noise = 1, clip = 0.5, weight_limit = 0.15;
 - *noisy counts*: the released counts themselves;
-- *summed*: label counts that are only ever summed, so that the server is told neither weights nor sizes. Each round's sums
-of weights and of steps are equations for single clients' wherever cohorts differ; with what they give, the rounds are read
-as above. FedPALS (target 2 % or 18 % of a class) also asks its questions before the first round: what the first answer
+- *summed*: label counts that are only ever summed, so that the server is told neither weights nor sizes. Where cohorts
+differ, the rounds' sums of weights and of steps are equations for single clients'; with these, the rounds are read as
+above. FedPALS (target 2 % or 18 % of a class) also asks its questions before the first round: what the first answer
 leaves over after a later one is the part of the clients whose weight is 0 there, and of one alone it gives the exact
 counts.
 
@@ -154,7 +154,7 @@ def played(seed: int, rounds: int, private: bool) -> dict[str, float]:
 
 
 def of_each(there: np.ndarray, totals: np.ndarray) -> np.ndarray:
-    """Each client's number, at least 0, from who was there in each round and the sums over those; all alike in doubt."""
+    """Each client's number, from who was there in each round and the sums over those; in doubt all alike."""
     middle = np.full(CLIENTS, totals.sum() / there.sum())
     found = middle + np.linalg.solve(there.T @ there + 1e-9 * np.eye(CLIENTS), there.T @ (totals - there @ middle))
     return np.maximum(found, 1e-9)

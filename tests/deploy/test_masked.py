@@ -716,7 +716,9 @@ def test_init_writes_a_key_for_each_site_and_a_site_is_told_with_whose_it_masks(
     assert status == 0, said
     words_said = " ".join(said.split())
     assert "whose public half deploy.toml has for b" in words_said
-    assert "masked among a, b, c: a sum is over 3 of these or more, and the site opens 3 of a round" in words_said
+    assert "masked among a, b, c: a sum is over 3 of these or more." in words_said
+    for loud in (words_said, " ".join(fedskew("deploy", "check", tmp_path / "clinics")[1].split())):
+        assert "attempts = 3: sites open so many sums of a round at most. Two sums differ by the update" in loud
     assert f"Their keys are {key_fingerprint(agreed.keys)}: compare this with the other sites" in words_said
     swapped = {**agreed.keys, "c": key_line(Key.generate().public)}
     assert key_fingerprint(swapped) != key_fingerprint(agreed.keys)

@@ -284,6 +284,7 @@ def test_init_check_and_the_site_s_check_say_what_noise_costs(tmp_path: Path) ->
     assert (read_agreement(app / "deploy.toml").evaluation, read(app / "run.toml").privacy.noise) == ("none", 4.0)  # type: ignore[union-attr]
     status, said = fedskew("deploy", "check", tmp_path / "clinics")
     assert status == 0, said
+    assert "attempts = 3: sites open so many sums of a round's updates at most, and pay for each" in said
     three = epsilon(4.0, 3, 1e-3)
     assert f"privacy.noise = 4: a site that takes part in all 3 rounds spends epsilon {three:.3g} (delta 0.001)" in said
 

@@ -190,8 +190,8 @@ def test_several_questions_are_settled_by_ten_sites(tmp_path: Path) -> None:
         (
             {**config({"weighting": {"name": "fedpals", "strength": 9.0}}), "target": {"mix": "uniform"}},
             {"label_counts": "summed"},
-            "label_counts: real sites don't take part in sums for fedpals: its sums tell a server that only computes .* "
-            "let counts be noisy",
+            "label_counts: real sites don't take part in sums for fedpals: its sums tell a server that .* let "
+            "counts be noisy",
         ),
         (config("fedla"), {"label_counts": "summed"}, "sums over 4 sites would tell their counts to fedla, which"),
         (config("fedavg"), {"label_counts": "summed"}, "sums over 4 sites would tell their counts to fedavg, which"),

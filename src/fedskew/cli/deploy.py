@@ -173,7 +173,14 @@ def check_federation(folder: Annotated[Path, FOLDER]) -> None:
         fedskew deploy check hospitals
     """
     from fedskew.cli.tables import lies_table
-    from fedskew.deploy import check_config, check_target_file, noise_in_words, read_agreement, target_site_in_words
+    from fedskew.deploy import (
+        attempts_in_words,
+        check_config,
+        check_target_file,
+        noise_in_words,
+        read_agreement,
+        target_site_in_words,
+    )
     from fedskew.experiment import read
     from fedskew.labels import read_target
 
@@ -196,6 +203,7 @@ def check_federation(folder: Annotated[Path, FOLDER]) -> None:
         if limit is None
         else f"training.weight_limit = {limit:g}: the largest share of the weight that {whose} can have",
         f"method.aggregation: {config.method.get('aggregation', {'name': 'mean'})['name']}",
+        *attempts_in_words(config, agreed),
         *noise_in_words(config),
         *target_site_in_words(config, agreed),
     ):
@@ -234,6 +242,7 @@ def site(
         accept_terms,
         app_changes,
         app_hash,
+        attempts_in_words,
         disclosures,
         key_fingerprint,
         load_site,
@@ -273,8 +282,8 @@ def site(
     if agreed.updates == "masked":
         name, _ = read_mask_key(check, agreed.keys)
         lines += [
-            f"Updates are masked among {', '.join(agreed.names)}: a sum is over {agreed.sum_sites} of these or more, "
-            f"and the site opens {agreed.attempts} of a round at most.",
+            f"Updates are masked among {', '.join(agreed.names)}: a sum is over {agreed.sum_sites} of these or more.",
+            *attempts_in_words(config, agreed),
             f"Their keys are {key_fingerprint(agreed.keys)}: compare this with the other sites, by telephone. Where "
             "it differs, somebody was given another's key.",
             f"It masks with {check.with_name('mask.key')}, whose public half deploy.toml has for {name}. Whoever has "

@@ -18,6 +18,7 @@ from ._body_limits import BodyLimits as BodyLimits
 from ._client import client_app as client_app
 from ._client import site_app as site_app
 from ._disclosures import Disclosure as Disclosure
+from ._disclosures import attempts_in_words as attempts_in_words
 from ._disclosures import disclosures as disclosures
 from ._ending import Ending as Ending
 from ._ending import read_ending as read_ending

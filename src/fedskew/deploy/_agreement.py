@@ -338,8 +338,8 @@ def _check_summed(config: Config, agreement: Agreement) -> None:
         name = methods.key_of("weighting", weighting).removeprefix("weighting.")
         if weighting.why_not_at_sites is not None:
             raise ConfigError(
-                f"label_counts: real sites don't take part in sums for {name}: {weighting.why_not_at_sites}; let counts "
-                "be noisy (deploy init --label-counts noisy --epsilon 1), or take fedavg or fedla"
+                f"label_counts: real sites don't take part in sums for {name}: {weighting.why_not_at_sites}; let "
+                "counts be noisy (deploy init --label-counts noisy --epsilon 1), or take fedavg or fedla"
             )
         if len(agreement.sites) < weighting.least_clients:
             raise ConfigError(

@@ -175,6 +175,30 @@ def _masked(config: Config, agreement: Agreement, method: Method, model: FlatMod
     return [*things, FAILED]
 
 
+def attempts_in_words(config: Config, agreement: Agreement) -> list[str]:
+    """Say what further attempts at a masked sum of one round may show of a site.
+
+    Args:
+        config: The config.
+        agreement: What server and sites agree on.
+
+    Returns:
+        A line; none where updates are plain.
+    """
+    most = agreement.attempts
+    if agreement.updates == "plain":
+        return []
+    if most == 1:
+        return ["attempts = 1: sites open one sum of a round; where a site is lost before it opens, the round is lost"]
+    if config.privacy is not None:
+        return [f"attempts = {most}: sites open so many sums of a round's updates at most, and pay for each of them"]
+    return [
+        f"attempts = {most}: sites open so many sums of a round at most. Two sums differ by the update of a site that "
+        "was said to be lost, for a server that lies or gets its opening late; attempts = 1 in deploy.toml, before "
+        "sites agree, rules that out, and a round is lost where a site is lost before it opens"
+    ]
+
+
 def sum_specs(config: Config, agreement: Agreement, method: Method, model: FlatModel) -> dict[str, ArraySpec]:
     """Return shapes and dtypes of the integers that a site sends of a training, where updates are masked.
 
