@@ -540,6 +540,21 @@ def test_runs_whose_clients_hold_other_samples_are_warned_of(tmp_path):
     assert page.drawn["ranking"]["tests"]["a"]["accuracy"][1][3] == "–"
 
 
+def test_a_note_on_every_seed_s_labels_is_one_box(tmp_path):
+    def noted(label: str, seed: int, pairs: int) -> SeedRun:
+        note = f"fedlc tells two classes apart where one holds both. Here {pairs} of 45 pairs are few. Expect it."
+        return dataclasses.replace(example_run(label, seed, rounds=1), notes=(note,))
+
+    page = page_of([noted(label, seed, 5 + seed) for label in "ab" for seed in (0, 1, 2)], tmp_path)
+    assert page.text.count("fedlc tells two classes") == 1
+    assert "holds both. Here seed 0: 5 seed 1: 6 seed 2: 7 of 45 pairs are few. Expect it." in page.text
+
+    same = page_of([noted("a", seed, 5) for seed in (0, 1)], tmp_path)
+    assert "Here 5 of 45 pairs are few. Expect it." in next(text for text in same.words if "fedlc tells" in text)
+    one = page_of([noted("a", 0, 5), example_run("b", 0, rounds=1)], tmp_path)
+    assert next(text for text in one.words if "fedlc tells" in text).startswith("a: fedlc tells")
+
+
 # The ranking
 
 

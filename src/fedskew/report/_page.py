@@ -22,9 +22,10 @@ from fedskew.names import visible
 from fedskew.privacy import COVERED
 from fedskew.report import _classes, _clients, _curves
 from fedskew.report._groups import Group, alike, listed, same_data, same_test
+from fedskew.report._notes import Note, label_notes
 from fedskew.report._panel import Panel
 from fedskew.report._ranking import Ranking, ranking
-from fedskew.report._runs import SeedRun, averaged_over, finish_in_words, with_finished
+from fedskew.report._runs import SeedRun, averaged_over, with_finished
 from fedskew.report._script import plotly_script, shared_script
 from fedskew.report._sites import site_activity, site_rows, undone_rounds
 from fedskew.report._target import target_panels
@@ -92,7 +93,7 @@ def write_report(
         measured=averaged_over(run for group in groups for run in group.seeds),
         headlines=[_headline(group) for group in groups],
         facts=_facts(groups),
-        warnings=[*_warnings(groups), *_label_notes(groups)],
+        warnings=[*map(Note, _warnings(groups)), *label_notes(groups)],
         ranked=ranked,
         notes=notes,
         sections=sections,
@@ -185,18 +186,6 @@ def _warnings(groups: list[Group]) -> list[str]:
             f"method alone. {'; '.join(parts)}."
         ]
     return []
-
-
-def _label_notes(groups: list[Group]) -> list[str]:
-    """Return what the runs' labels said before the training, and what their ends, each with the runs it is about."""
-    about: dict[str, list[str]] = {}
-    for group in groups:
-        for run in group.seeds:
-            name = group.label if len(group.seeds) == 1 else f"{group.label}, seed {run.seed}"
-            for note in filter(None, (*run.notes, finish_in_words(run))):
-                about.setdefault(note, []).append(name)
-    everywhere = sum(len(group.seeds) for group in groups)
-    return [note if len(names) == everywhere else f"{listed(names)}: {note}" for note, names in about.items()]
 
 
 def _data(group: Group) -> str:

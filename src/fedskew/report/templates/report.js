@@ -38,7 +38,7 @@ function themed(layout, element, revision) {
     paper_bgcolor: "rgba(0,0,0,0)",
     plot_bgcolor: "rgba(0,0,0,0)",
     font: { ...font, color: muted },
-    margin: { l: 46, r: 14, t: 12, b: 40 },
+    margin: { l: 46, r: 14, t: 28, b: 40 }, // the buttons stand in the one on top
     showlegend: false,
     height: element.clientHeight,
     dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom", // a finger scrolls the page
