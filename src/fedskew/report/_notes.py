@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from fedskew.report._groups import Group, listed
 from fedskew.report._runs import finish_in_words
@@ -72,9 +72,14 @@ def _merged(names: Mapping[str, str]) -> Note:
     if len(notes) == 1:
         return Note(f"{names[notes[0]]}: {notes[0]}" if names[notes[0]] else notes[0])
     words = [note.split() for note in notes]
-    before = len(os.path.commonprefix(words))
-    after = min(len(os.path.commonprefix([one[::-1] for one in words])), min(map(len, words)) - before)
+    before = _alike(words)
+    after = min(_alike([one[::-1] for one in words]), min(map(len, words)) - before)
     parts = [(names[note], " ".join(one[before : len(one) - after])) for note, one in zip(notes, words, strict=True)]
     if len(parts) > _SHOWN:
         parts = [*parts[:_SHOWN], (f"{len(parts) - _SHOWN} more", "each with its own figures")]
     return Note(" ".join(words[0][:before]), tuple(parts), " ".join(words[0][len(words[0]) - after :]))
+
+
+def _alike(texts: Sequence[Sequence[str]]) -> int:
+    """Return how many words all texts have alike at their beginning."""
+    return sum(1 for _ in takewhile(lambda words: len(set(words)) == 1, zip(*texts, strict=False)))
