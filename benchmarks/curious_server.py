@@ -41,7 +41,7 @@ from fedskew.engine import Assignment, Backend, Federation, Sent, Update, answer
 from fedskew.errors import FedskewError
 from fedskew.experiment import make_task, make_training_loop, resolve
 from fedskew.labels import privatize
-from fedskew.sums import UPDATES, Context, Key, Memory, mask, unmask
+from fedskew.sums import UPDATES, Key, Memory, SumContext, mask, unmask
 from fedskew.weighting import BySums, Facts
 
 CLIENTS, CLASSES, BATCH, LR = 20, 10, 16, 0.05
@@ -240,14 +240,14 @@ def requests() -> list[tuple[str, str]]:
     with tempfile.TemporaryDirectory() as folder:
         memories = {name: Memory(Path(folder) / name) for name in names}
 
-        def asked(context: Context) -> dict[str, Any]:
+        def asked(context: SumContext) -> dict[str, Any]:
             sent = {}
             for name in context.members:
                 sent[name], pending = mask(values[name], keys[name], peers, context)
                 memories[name].keep(pending, deadline=float("inf"))
             return sent
 
-        def opened(what: str, context: Context, sent: dict[str, Any], arrived: tuple[str, ...]) -> np.ndarray | None:
+        def opened(what: str, context: SumContext, sent: dict[str, Any], arrived: tuple[str, ...]) -> np.ndarray | None:
             try:
                 openings = {name: memories[name].answer(context, arrived) for name in arrived}
                 total = unmask({name: sent[name] for name in arrived}, openings, context)
@@ -257,14 +257,14 @@ def requests() -> list[tuple[str, str]]:
             found.append((what, f"the sum over {len(arrived)}"))
             return total
 
-        first = Context("run", 1, 1, "train", names)
+        first = SumContext("run", 1, 1, "train", names)
         sent = asked(first)
         opened("one site alone", first, sent, ("ams",))
         opened("two sites", first, sent, ("ams", "ber"))
         opened("three of the four that it asked", first, sent, names[:3])
         everyone = opened("all four", first, sent, names)
         opened("three of them after that, to take the difference", first, sent, names[:3])
-        second = Context("run", 1, 2, "train", names[:3])
+        second = SumContext("run", 1, 2, "train", names[:3])
         rest = opened("a new attempt, with the lie that dub was silent", second, asked(second), names[:3])
         assert everyone is not None
         assert rest is not None

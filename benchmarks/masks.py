@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from fedskew.sums import SEED, UPDATES, Context, Key, answer, mask, unmask
+from fedskew.sums import SEED, UPDATES, Key, SumContext, answer, mask, unmask
 
 SIZES = (62_006, 1_626_442, 11_173_962)
 
@@ -36,7 +36,7 @@ def least(work: Callable[[], Any], times: int = 3) -> tuple[float, Any]:
 def row(parameters: int, sites: int, largest: int) -> str:
     keys = {f"site-{at}": Key.generate() for at in range(sites)}
     peers = {name: key.public for name, key in keys.items()}
-    context = Context("run", 1, 1, "train", tuple(peers))
+    context = SumContext("run", 1, 1, "train", tuple(peers))
     update = np.random.default_rng(0).normal(scale=1e-3, size=parameters).astype(np.float32)
     names = list(keys)
     site, _ = least(lambda: mask(UPDATES.encode(update, 1 / sites), keys[names[0]], peers, context))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -176,9 +177,13 @@ def test_a_site_reads_in_its_own_log_why_it_is_refused(tmp_path: Path, caplog: A
 
 
 def test_a_site_reads_why_its_label_counts_are_refused(tmp_path: Path, caplog: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr("fedskew.deploy._roster.RETRY", 0.0)
     federation = federate(tmp_path, tree("fedavg", rounds=1), start_timeout=0.1, evaluation="none")
     grid, node = federation.grid(), federation.node("birch")
+    now, ahead = time.monotonic, [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now() + ahead[0])
+
+    def wait_a_minute(record: Any) -> None:
+        ahead[0] += 60.0
 
     def tamper(question: Any, answer: Any) -> Any:
         if question.metadata.message_type == "query":
@@ -186,7 +191,7 @@ def test_a_site_reads_why_its_label_counts_are_refused(tmp_path: Path, caplog: A
         return answer
 
     grid.tamper[node] = tamper
-    federation.run(grid).run(resume=True)
+    federation.run(grid).run(resume=True, progress=wait_a_minute)
     assert "the server refused what this site sent: label counts: one of its label counts is -1" in caplog.text
 
 

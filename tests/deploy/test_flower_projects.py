@@ -262,7 +262,7 @@ def test_clients_that_differ_evenly_are_named(tmp_path: Path) -> None:
     grid = lying(federation, "query", **{"label-counts": [5, 5, 5]})
     grid.offline.add(federation.node("cedar"))
     with pytest.raises(ConfigError, match=r"differ in their number of classes \(ash 3, birch 10\); pass classes="):
-        strategy("fedla")._begin(first_arrays(), grid)
+        start(grid, strategy("fedla"), rounds=1)
 
 
 def test_one_client_does_not_choose_the_classes_of_a_metric_either(tmp_path: Path, caplog: Any) -> None:

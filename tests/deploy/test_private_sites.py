@@ -20,8 +20,7 @@ from fedskew.engine import RoundRecord
 from fedskew.errors import ConfigError
 from fedskew.experiment import make_training_loop, read, resolve
 from fedskew.privacy import UpdateNoise, epsilon
-from fedskew.sums import UPDATES, Masked, Opening, unmask
-from fedskew.sums import Context as SumContext
+from fedskew.sums import UPDATES, Masked, Opening, SumContext, unmask
 
 pytest.importorskip("dp_accounting")
 pytest.importorskip("opendp")

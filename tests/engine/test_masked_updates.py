@@ -136,7 +136,7 @@ def test_a_simulated_sum_is_the_unmasked_one_to_the_last_integer(preset: str) ->
     updates = {update.client: update for update in one.backend.train(1, tasks, sent)}
     keys = {str(client): sums.Key.generate() for client in cohort.ids.tolist()}
     peers = {name: key.public for name, key in keys.items()}
-    context = sums.Context("run", 1, 1, "train", tuple(peers))
+    context = sums.SumContext("run", 1, 1, "train", tuple(peers))
     weights = dict(zip(members.ids.tolist(), asked.weights.tolist(), strict=True))
     encoded = {str(client): encode_update(method, update, weights[client], 3) for client, update in updates.items()}
     sealed = {name: sums.mask(arrays, keys[name], peers, context) for name, arrays in encoded.items()}

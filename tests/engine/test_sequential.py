@@ -35,9 +35,10 @@ def backend(preset: str = "fedavg", module: nn.Module | None = None, **changes) 
     module = module or build("logistic", CLASSES, (6,), generator=torch.Generator().manual_seed(0))
     model = FlatModel(module)
     observe = changes.pop("observe", None)
-    parts = {"training": TRAINING, "seed": 5} | changes
     data = PartitionedData(INPUTS, TARGETS, SAMPLES, counts())
-    work = LocalWork(data, method.objective, method.local_step, **parts)
+    objective = dataclasses.replace(method.objective, terms=changes.pop("terms", method.objective.terms))
+    parts = {"training": TRAINING, "seed": 5} | changes
+    work = LocalWork(data, objective, method.local_step, **parts)
     return SequentialBackend(model, work, observe), model.read_state()
 
 
@@ -114,23 +115,31 @@ def test_every_objective_and_step_trains_and_stays_finite_with_a_vacant_class(pr
     assert update.change.any()
 
 
-def test_the_teacher_is_the_sent_model_in_eval_mode():
+@dataclasses.dataclass
+class KeepsTeacher:
+    """A term of one's own that keeps what the teacher said of each batch, and is worth nothing."""
+
+    said: list[torch.Tensor]
+    role = "term"
+    reads = frozenset({"teacher"})
+
+    def value(self, batch, context):
+        self.said.append(context.teacher.logits)
+        return 0 * batch.logits.sum()
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_the_teacher_is_the_sent_model_in_eval_mode_unless_it_is_left_on_batch_statistics(left):
     module = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, CLASSES))
-    one, sent = backend("fedvls", module=module)
+    term = KeepsTeacher([])
+    training = dataclasses.replace(TRAINING, teacher_train_mode=left)
+    one, sent = backend(module=copy.deepcopy(module), training=training, terms=((1.0, term),))
     one.train(1, asked(1), Sent(sent))
-    teacher = one._teacher
-    assert not teacher._model.module.training
-    assert all(torch.equal(held, given) for held, given in zip(teacher._model.read_state(), sent, strict=True))
-
-
-def test_a_teacher_may_be_left_on_batch_statistics():
-    module = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, CLASSES))
-    for left in (False, True):
-        training = dataclasses.replace(TRAINING, teacher_train_mode=left)
-        one, sent = backend("fedvls", module=copy.deepcopy(module), training=training)
-        one.train(1, asked(1), Sent(sent))
-        expected = copy.deepcopy(module).train(left)(INPUTS[:8])
-        torch.testing.assert_close(one._teacher(INPUTS[:8]).logits, expected)
+    rng, rows = generator(5, Purpose.SHUFFLE, 1, 1), SAMPLES[1]
+    batches = [batch for _ in range(3) for batch in np.split(rng.permutation(rows), range(8, len(rows), 8))]
+    for batch, said in zip(batches, term.said, strict=True):
+        expected = copy.deepcopy(module).train(left)(INPUTS[batch])
+        torch.testing.assert_close(said, expected)
 
 
 def test_momentum_may_persist_between_participations():

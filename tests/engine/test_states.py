@@ -97,11 +97,12 @@ def test_beyond_its_memory_the_longest_unused_are_in_files_and_read_back_the_sam
             assert torch.equal(states.get(client)[name], tensor)
 
 
-def test_without_a_folder_files_are_aside_and_go_with_the_states():
+def test_without_a_folder_files_are_aside_and_go_with_the_states(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     states = ClientStates(memory=0)
     for client in range(3):
         states.put(client, 1, state(client, 1))
-    folder = states._folder
+    (folder,) = tmp_path.iterdir()
     assert len(list(folder.iterdir())) == 2
     assert states.get(0)["kept"][0] == 0
     del states

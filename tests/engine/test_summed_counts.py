@@ -53,7 +53,7 @@ def test_questions_are_answered_in_masked_sums_to_the_last_integer() -> None:
     def ask(question: Any) -> np.ndarray:
         nonlocal exchanges
         exchanges += 1
-        context = sums.Context("run", 0, exchanges, "weights", tuple(peers))
+        context = sums.SumContext("run", 0, exchanges, "weights", tuple(peers))
         sealed = {
             name: sums.mask(encode_answer(weighting, own, question), keys[name], peers, context)
             for name, own in zip(keys, COUNTS, strict=True)

@@ -251,7 +251,7 @@ def test_a_head_from_the_clusters_begins_with_the_sum_of_their_logits():
     for encoder in states[4].encoders.values():
         network.write_state(encoder.model)
         logits = logits + network.module(x).detach()
-    run.runner._put_encoders(states[4])
+    assert run.runner.evaluated_model(states[5]) is not None  # the encoders are in place
     run.model.write_state(states[4].head.model)
     torch.testing.assert_close(run.model.module(x), logits)
     assert torch.equal(states[3].head.model.parameters, states[0].head.model.parameters)

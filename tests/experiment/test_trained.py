@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import sys
 
 import numpy as np
 import pytest
@@ -300,7 +301,6 @@ def test_onnx_answers_as_the_model_does_and_normalises_by_itself(tmp_path):
 
 
 def test_without_the_package_onnx_the_extra_is_named(run, tmp_path, monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    monkeypatch.setattr("fedskew.experiment._export.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "onnx", None)  # as Python finds it where it is not installed
     with pytest.raises(MissingPackageError, match=r"pip install 'fedskew\[onnx\]'"):
         fedskew.load(run.folder).export(tmp_path / "model.onnx", "onnx")

@@ -42,6 +42,12 @@ def test_every_table_and_figure_that_holds_an_experiment_is_there():
     assert {f"{paper}-{item}" for paper, items in asked.items() for item in items} <= set(names())
 
 
+@pytest.mark.parametrize("name", ["fedvls-tabel1", "fedvls-table7"])  # table 7 prints a partition
+def test_a_table_without_printed_values_is_refused(name: str):
+    with pytest.raises(ConfigError, match=rf"no table is called '{name}' \(did you mean 'fedvls-table\d+'"):
+        published(name)
+
+
 def test_a_printed_value_is_as_in_the_paper():
     table = published("fedentopt-table1")
     found = table.find({"dataset": "CIFAR-10", "partition": "Dir(0.1)", "method": "FedEntOpt"})

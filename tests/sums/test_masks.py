@@ -16,19 +16,19 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from fedskew.errors import ArgumentError, SumsError
-from fedskew.sums import Context, Key, Masked, Memory, Opening, Pending, answer, disagreements, mask, unmask
+from fedskew.sums import Key, Masked, Memory, Opening, Pending, SumContext, answer, disagreements, mask, unmask
 
 pytest.importorskip("cryptography")
 
 SITES = ("ams", "ber", "cph", "dub", "edi")
 KEYS = {name: Key(bytes([1 + at]) * 32) for at, name in enumerate(SITES)}
 PEERS = {name: key.public for name, key in KEYS.items()}
-CONTEXT = Context("run", 3, 1, "train", SITES)
+CONTEXT = SumContext("run", 3, 1, "train", SITES)
 VALUES = np.array([5, -7, 2**31 - 1, -(2**31)], dtype=np.int32)
 
 
 def masks(
-    context: Context = CONTEXT, values: Any = VALUES, sites: Sequence[str] = SITES
+    context: SumContext = CONTEXT, values: Any = VALUES, sites: Sequence[str] = SITES
 ) -> tuple[dict[str, Masked], dict[str, Pending]]:
     both = {name: mask(values, KEYS[name], PEERS, context) for name in sites}
     return {name: masked for name, (masked, _) in both.items()}, {name: kept for name, (_, kept) in both.items()}
@@ -284,7 +284,7 @@ def test_arrays_that_differ_in_form_are_refused_by_name() -> None:
     ],
 )
 def test_what_can_not_be_masked_is_said_in_one_line(
-    values: Any, key: Key, peers: dict[str, bytes], context: Context, why: str
+    values: Any, key: Key, peers: dict[str, bytes], context: SumContext, why: str
 ) -> None:
     with pytest.raises(ArgumentError, match=why) as found:
         mask(values, key, peers, context)

@@ -36,7 +36,7 @@ def test_fedla_s_shares_with_masked_totals() -> None:
     counts = skewed(4, 1)
     keys = [sums.Key.generate() for _ in counts]
     peers = {str(at): key.public for at, key in enumerate(keys)}
-    context = sums.Context("run", 0, 1, "counts", tuple(peers))
+    context = sums.SumContext("run", 0, 1, "counts", tuple(peers))
     both = [sums.mask(sums.COUNTS.encode(own), key, peers, context) for own, key in zip(counts, keys, strict=True)]
     opened = sums.unmask(
         {str(at): masked for at, (masked, _) in enumerate(both)},

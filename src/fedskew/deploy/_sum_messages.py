@@ -26,7 +26,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from fedskew.deploy._arrays import RefusedError, Specs, decode, short
 from fedskew.deploy._messages import CLIENT, CONFIG, METRICS, ROUND, TrainInstruction, hash_of_question
 from fedskew.errors import RunError
-from fedskew.sums import SEED, Context, FixedPoint, Masked, Opening
+from fedskew.sums import SEED, FixedPoint, Masked, Opening, SumContext
 
 SESSION, ATTEMPT, MEMBERS, WEIGHTS, PURPOSE = (
     f"fedskew-{key}" for key in ("session", "attempt", "members", "weights", "purpose")
@@ -117,7 +117,7 @@ class SumAsked(NamedTuple):
             **weights,
         }
 
-    def context(self, about: str) -> Context:
+    def context(self, about: str) -> SumContext:
         """Return what masks are derived from. Sites that were told another model or other weights have other masks.
 
         Args:
@@ -126,7 +126,7 @@ class SumAsked(NamedTuple):
         public = json.dumps(
             [about, dict(zip(self.members, map(float.hex, self.weights), strict=False))], sort_keys=True
         )
-        return Context(self.session, self.round, self.attempt, self.purpose, self.members, public)
+        return SumContext(self.session, self.round, self.attempt, self.purpose, self.members, public)
 
 
 def about_of(content: RecordDict) -> str:

@@ -29,7 +29,7 @@ from fedskew.deploy._sum_messages import (
 )
 from fedskew.errors import RunError, SumsError
 from fedskew.files import write_text, writing
-from fedskew.sums import Context, Masked, Opening, check_opening_of, disagreements, unmask
+from fedskew.sums import Masked, Opening, SumContext, check_opening_of, disagreements, unmask
 
 ROUNDING = 1e-9
 OPENED = "opened.json"
@@ -230,7 +230,7 @@ class MaskedSums:
         return self._agreeing(valid, asked.context(about), asked, taken)
 
     def _agreeing(
-        self, masked: Mapping[int, Masked], context: Context, asked: SumAsked, taken: Taken
+        self, masked: Mapping[int, Masked], context: SumContext, asked: SumAsked, taken: Taken
     ) -> dict[int, Masked]:
         """Leave out, one after another, the site that disagrees with the most others about what was asked.
 

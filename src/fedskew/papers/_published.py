@@ -81,10 +81,10 @@ def published(name: str) -> PublishedTable:
     Raises:
         ConfigError: No table has this name.
     """
-    tables = _tables()
-    if name not in tables:
-        raise ConfigError(f"published: no table is called {name!r}{nearest(name, tables)}")
-    table = tables[name]
+    names = published_names()
+    if name not in names:
+        raise ConfigError(f"published: no table is called {name!r}{nearest(name, names)}")
+    table = _tables()[name]
     axes = tuple(table["axes"])
     rows = []
     for *labels, mean, std in table["rows"]:

@@ -5,7 +5,7 @@ each pair of sites one that both derive from their keys, added by one and subtra
 of its own, which it reveals once it knows who arrived. All arithmetic is modulo 2**32 or 2**64, so that the sum is
 exact.
 
-    site    i:  Context -> mask -> (Masked, Pending);  Memory.keep(Pending), then send Masked
+    site    i:  SumContext -> mask -> (Masked, Pending);  Memory.keep(Pending), then send Masked
     server   :  if all members sent a Masked in time: it asks them to open
     site    i:  Memory.answer(context, arrived) -> Opening, once
     server   :  unmask(those Masked, their Openings, context) -> the sum over `arrived`
@@ -24,7 +24,7 @@ streams, all from the package `cryptography` (extra `fedskew[flower]`).
 The threat model is an honest but curious server that does not collude with sites; see `docs/privacy.md`.
 """
 
-from fedskew.sums._context import LEAST, Context
+from fedskew.sums._context import LEAST, SumContext
 from fedskew.sums._fixed_point import AMOUNTS, COUNTS, NUMBERS, SHARES, UPDATES, FixedPoint, add, add_to
 from fedskew.sums._keys import SEED, Key
 from fedskew.sums._masking import Masked, Opening, Pending, answer, check_opening_of, disagreements, mask, unmask
@@ -38,13 +38,13 @@ __all__ = [
     "SEED",
     "SHARES",
     "UPDATES",
-    "Context",
     "FixedPoint",
     "Key",
     "Masked",
     "Memory",
     "Opening",
     "Pending",
+    "SumContext",
     "add",
     "add_to",
     "answer",

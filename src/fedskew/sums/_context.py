@@ -15,7 +15,7 @@ _PROTOCOL = "fedskew masked sums 1"
 
 
 @dataclass(frozen=True)
-class Context:
+class SumContext:
     """The identity of one masked sum, from which all of its masks are derived.
 
     Masks of two sites whose contexts differ in anything do not cancel, so nothing opens if a server tells sites, say,

@@ -60,7 +60,7 @@ class Key:
 
         Args:
             peer: The peer's public key, 32 bytes.
-            digest: The sum's `Context.digest`.
+            digest: The sum's `SumContext.digest`.
 
         Returns:
             The seed, 32 bytes: HKDF-SHA256 of the X25519 secret, whose `info` is the digest and both public keys.

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedskew.errors import ArgumentError, SumsError
-from fedskew.sums._context import LEAST, Context
+from fedskew.sums._context import LEAST, SumContext
 from fedskew.sums._fixed_point import IntArray, unsigned
 from fedskew.sums._keys import SEED, Key, commitment, stream
 
@@ -56,7 +56,7 @@ class Pending:
         pairs: Seeds of the masks that it shares with each other member.
     """
 
-    context: Context
+    context: SumContext
     site: str
     own: bytes = field(repr=False)
     pairs: Mapping[str, bytes] = field(repr=False)
@@ -82,7 +82,7 @@ class Pending:
             The pending sum.
         """
         said = json.loads(text)
-        context = Context(**said["context"] | {"members": tuple(said["context"]["members"])})
+        context = SumContext(**said["context"] | {"members": tuple(said["context"]["members"])})
         pairs = {name: bytes.fromhex(seed) for name, seed in said["pairs"].items()}
         return cls(context, said["site"], bytes.fromhex(said["own"]), pairs)
 
@@ -100,7 +100,7 @@ class Opening:
     pairs: Mapping[str, bytes] = field(repr=False)
 
 
-def mask(values: Values, key: Key, peers: Mapping[str, bytes], context: Context) -> tuple[Masked, Pending]:
+def mask(values: Values, key: Key, peers: Mapping[str, bytes], context: SumContext) -> tuple[Masked, Pending]:
     """Mask a site's integers.
 
         masked, pending = mask(UPDATES.encode(update, weight), key, deploy_toml_keys, context)
@@ -180,7 +180,7 @@ def answer(pending: Pending, arrived: Collection[str], least: int = LEAST) -> Op
     return Opening(pending.own, {name: seed for name, seed in pending.pairs.items() if name not in there})
 
 
-def disagreements(masked: Mapping[str, Masked], context: Context) -> list[tuple[str, str]]:
+def disagreements(masked: Mapping[str, Masked], context: SumContext) -> list[tuple[str, str]]:
     """Find pairs of sites whose masks do not cancel, because their keys differ or they were told different things.
 
     The server checks this before it asks sites to open, since leaving a site out of `arrived` costs no attempt then.
@@ -204,7 +204,7 @@ def disagreements(masked: Mapping[str, Masked], context: Context) -> list[tuple[
     return sorted(found)
 
 
-def unmask(masked: Mapping[str, Masked], openings: Mapping[str, Opening], context: Context) -> Any:
+def unmask(masked: Mapping[str, Masked], openings: Mapping[str, Opening], context: SumContext) -> Any:
     """Open the sum over the sites that arrived.
 
         total = UPDATES.decode(unmask(masked, openings, context), sum(weights[name] for name in masked))
@@ -244,7 +244,7 @@ def unmask(masked: Mapping[str, Masked], openings: Mapping[str, Opening], contex
     return _as_given(total, masked[there[0]].values)
 
 
-def check_opening_of(site: str, masked: Mapping[str, Masked], opening: Opening, context: Context) -> None:
+def check_opening_of(site: str, masked: Mapping[str, Masked], opening: Opening, context: SumContext) -> None:
     """Check one site's opening: without a site whose opening is false, another attempt can be made.
 
     Args:

@@ -12,7 +12,7 @@ from typing import Any
 
 from fedskew.errors import RunError, SumsError
 from fedskew.files import locked, private_folder, write_text
-from fedskew.sums._context import LEAST, Context
+from fedskew.sums._context import LEAST, SumContext
 from fedskew.sums._masking import Opening, Pending, answer
 
 _FILE = "sums.json"
@@ -34,7 +34,7 @@ class Memory:
     the seeds are deleted before the answer leaves. A new attempt deletes the seeds of earlier ones of the same run and
     purpose, answered or not, and `forget` those of any; which sums there were is never forgotten, as two masks of one
     sum would show their difference. So a server that goes back to an earlier round,
-    because it was killed, uses a new run id (`Context.run`).
+    because it was killed, uses a new run id (`SumContext.run`).
 
     Attributes:
         folder: Where the file is (`sums.json`, mode 0600); made if it is missing.
@@ -87,7 +87,7 @@ class Memory:
             if any(sums[series] != one for series, one in over.items()):
                 self._write(sums | over)
 
-    def answer(self, context: Context, arrived: Collection[str], now: float | None = None) -> Opening:
+    def answer(self, context: SumContext, arrived: Collection[str], now: float | None = None) -> Opening:
         """Answer a request to open a mask, and forget its seeds.
 
         Args:
@@ -139,5 +139,5 @@ class Memory:
             raise RunError(f"{path}: can't be written: {error.strerror or error}") from None
 
 
-def _series(context: Context) -> str:
+def _series(context: SumContext) -> str:
     return json.dumps([context.run, context.purpose])
