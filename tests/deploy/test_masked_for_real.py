@@ -23,7 +23,7 @@ from test_real_federation import PATIENCE, kill, rounds, run_folder, until
 from fedskew.data import load
 from fedskew.deploy import Address, LocalFederation, Spending, agree, free_port, write_federation
 from fedskew.engine import Federation, predict
-from fedskew.experiment import TrainingLoop, make_training_loop
+from fedskew.experiment import Config, TrainingLoop, make_training_loop
 
 pytestmark = [pytest.mark.slow, pytest.mark.faults]
 
@@ -56,10 +56,9 @@ def is_asked(local: LocalFederation, kind: str, after: int) -> bool:
     return False
 
 
-def played_plainly(federation: Federated, folder: Path, answered: list[list[int]]) -> TrainingLoop:
-    """The simulation with plain updates, in which the same sites answer in each round."""
-    plain = federation.config.with_value("engine.updates", "plain")
-    loop = make_training_loop(plain, 3, folder)
+def simulated(config: Config, folder: Path, answered: list[list[int]]) -> TrainingLoop:
+    """The simulation in which the same sites answer in each round."""
+    loop = make_training_loop(config, 3, folder)
     runner = loop.runner
     assert isinstance(runner, Federation)
     there = iter(answered)
@@ -111,7 +110,8 @@ def test_a_site_lost_before_its_answer_and_one_before_the_opening(tmp_path: Path
     gone = next(record for record in found[lost["round"] + 1 :] if 2 not in record["answered"])
     assert sorted(gone["answered"]) == [0, 1, 3]
     assert gone["deployment"]["attempts"] == 1
-    loop = played_plainly(federation, tmp_path / "plain", [record["answered"] for record in found[1:]])
+    plain = federation.config.with_value("engine.updates", "plain")
+    loop = simulated(plain, tmp_path / "plain", [record["answered"] for record in found[1:]])
     loop.run()
     folder = run_folder(local)
     assert folder is not None
@@ -150,13 +150,14 @@ def test_ten_sites_whose_counts_are_only_summed_train_fedla_as_simulated(tmp_pat
         local.wait("run", local.run(), 2 * PATIENCE)
     found, folder = rounds(local), run_folder(local)
     assert folder is not None
-    assert [sorted(record["answered"]) for record in found[1:]] == [list(range(10))]
+    (record,) = found[1:]
+    assert len(record["answered"]) >= 3  # on a busy machine not all ten: Flower gives a slow reply up
 
-    loop = make_training_loop(federation.config, 3, tmp_path / "simulated")
+    loop = simulated(federation.config, tmp_path / "simulated", [record["answered"]])
     loop.run()
     counts = loop.runner.counts  # type: ignore[attr-defined]
     assert json.loads((folder / "announced.json").read_text())["totals"] == counts.sum(axis=0).tolist()
-    assert found[-1]["weights"] == []  # the server knows none
+    assert record["weights"] == []  # the server knows none
     assert json.loads((folder / "deployment.json").read_text())["sites"] == {}
     ours, theirs = load_file(folder / "model.safetensors"), load_file(tmp_path / "simulated" / "model.safetensors")
     assert max(np.abs(ours[name] - theirs[name]).max() for name in ours) < 1e-6
