@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import importlib
 import json
 import os
 import signal
@@ -18,6 +19,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+import uvicorn
+from flwr.supercore import sql_mixin
+from sqlalchemy import MetaData
 
 from fedskew.cli.deploy import LOCAL
 from fedskew.deploy import (
@@ -27,6 +31,7 @@ from fedskew.deploy import (
     LocalFederation,
     free_port,
     is_local,
+    run_superlink,
     write_certificates,
     write_federation,
     write_node_key,
@@ -356,3 +361,26 @@ def _own_address() -> str:
             pytest.skip("this machine has no address but loopback")
         address: str = one.getsockname()[0]
     return address
+
+
+def test_a_database_that_others_write_is_waited_for_nearly_as_long_as_a_site_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With ten sites on a busy machine Flower's own 5 s lost answers; a SuperNode gives up after 30 s."""
+    waits = []
+
+    class Database(sql_mixin.SqlMixin):
+        def get_metadata(self) -> MetaData:
+            return MetaData()
+
+    def in_place_of_the_superlink() -> None:
+        database = Database(":memory:")
+        database.initialize()
+        waits.append(database.query("PRAGMA busy_timeout")[0]["timeout"])
+
+    for module, name in ((uvicorn, "run"), (sys, "argv"), (sql_mixin, "SQLITE_PRAGMAS")):
+        monkeypatch.setattr(module, name, getattr(module, name))  # the process is this one
+    command = importlib.import_module("flwr.superlink.cli.flower_superlink")
+    monkeypatch.setattr(command, "flower_superlink", in_place_of_the_superlink)
+    run_superlink([], 1000)
+    assert waits == [25_000]

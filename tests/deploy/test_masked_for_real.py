@@ -145,7 +145,7 @@ def test_ten_sites_whose_counts_are_only_summed_train_fedla_as_simulated(tmp_pat
     config = {**tree("fedla", rounds=1, weight_limit=0.5), "model": "logistic"}
     config["engine"] = {"updates": "masked", "label_counts": "summed"}
     told = {"updates": "masked", "label_counts": "summed", "evaluation": "none"}
-    federation = federate(tmp_path, config, TEN, start_timeout=900.0, round_timeout=900.0, **told)
+    federation = federate(tmp_path, config, TEN, start_timeout=300.0, round_timeout=300.0, **told)
     with set_up(federation) as local:
         local.wait("run", local.run(), 2 * PATIENCE)
     found, folder = rounds(local), run_folder(local)

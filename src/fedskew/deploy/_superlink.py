@@ -20,6 +20,10 @@ from fedskew.deploy._body_limits import SITES_API, Application, BodyLimits, Rece
 from fedskew.deploy._log import LOG
 from fedskew.deploy._tls import expires_soon
 
+LONGEST_WAIT = "25000"
+"""Milliseconds that a request waits for the database, which others write; a SuperNode waits 30 s for its answer, and
+does not send again what was refused."""
+
 
 class LocalCommands:
     """ASGI middleware that passes on requests to the SuperNodes' API, and all requests from this machine."""
@@ -61,6 +65,8 @@ def run_superlink(arguments: Sequence[str], max_reply: int) -> None:
         arguments: Options of `flower-superlink`.
         max_reply: Most bytes that a site may push in reply to one message (see `BodyLimits`).
     """
+    from flwr.supercore import sql_mixin
+    from flwr.supercore.constant import SQLITE_PRAGMAS
     from flwr.superlink.cli.flower_superlink import flower_superlink
 
     serve = uvicorn.run
@@ -70,6 +76,8 @@ def run_superlink(arguments: Sequence[str], max_reply: int) -> None:
         serve(LocalCommands(BodyLimits(app, max_reply)), **settings, proxy_headers=False)
 
     uvicorn.run = serve_filtered  # type: ignore[assignment]
+    # Flower's own 5 s are too short where ten sites answer at once on a busy disk: their answers were lost.
+    setattr(sql_mixin, "SQLITE_PRAGMAS", (*SQLITE_PRAGMAS, ("busy_timeout", LONGEST_WAIT)))  # noqa: B010, it exports none
     sys.argv = ["flower-superlink", *arguments]
     if "--ssl-certfile" in arguments[:-1]:
         say_expiry(Path(arguments[arguments.index("--ssl-certfile") + 1]))
