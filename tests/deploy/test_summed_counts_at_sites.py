@@ -34,11 +34,12 @@ class OfFew(FedLA):
 
 @component
 class Told(FedPALS):
-    """A weighting of one's own that asks several questions."""
+    """A weighting of one's own that asks several questions, and no noise."""
 
-    why_not_at_sites: ClassVar[str | None] = None
+    reveals: ClassVar[str | None] = None
 
 
+UNIFORM = {"mix": "uniform"}
 OF_FEW = {"preset": "fedla", "weighting": {"name": "test_summed_counts_at_sites:OfFew"}}
 
 
@@ -188,10 +189,10 @@ def test_several_questions_are_settled_by_ten_sites(tmp_path: Path) -> None:
             "the config says 'reported', and deploy.toml",
         ),
         (
-            {**config({"weighting": {"name": "fedpals", "strength": 9.0}}), "target": {"mix": "uniform"}},
+            {**config({"weighting": {"name": "fedpals", "strength": 9.0}}), "target": UNIFORM},
             {"label_counts": "summed"},
-            "label_counts: real sites don't take part in sums for fedpals: its sums tell a server that .* let "
-            "counts be noisy",
+            "label_counts: fedpals takes noise in what is summed: its sums tell a server that .*deploy init "
+            "--label-counts summed --epsilon 1",
         ),
         (config("fedla"), {"label_counts": "summed"}, "sums over 4 sites would tell their counts to fedla, which"),
         (config("fedavg"), {"label_counts": "summed"}, "sums over 4 sites would tell their counts to fedavg, which"),
@@ -202,10 +203,33 @@ def test_what_sums_can_not_do_is_refused(given: dict[str, Any], agreed: dict[str
         check_config(resolve({**given, "data": "digits"}), agreement_of(**agreed))
 
 
+def test_a_site_adds_noise_once_to_counts_that_are_summed(tmp_path: Path) -> None:
+    pytest.importorskip("opendp")
+    federation = summed(tmp_path, config(rounds=2), epsilon=0.2)
+    federation.run(federation.grid()).run(resume=True)
+    states = (federation.folder / name / "state" / "label-counts.json" for name in FOUR)
+    (releases,) = zip(*(json.loads(state.read_text())["releases"] for state in states), strict=True)
+    assert {release["epsilon"] for release in releases} == {0.2}
+    assert all(release["released"] != release["exact"] for release in releases)
+    totals = json.loads((federation.run_folder / "announced.json").read_text())["totals"]
+    assert totals == pytest.approx(np.sum([release["released"] for release in releases], axis=0), abs=1e-9)
+
+
+def test_fedpals_takes_noise_in_what_is_summed() -> None:
+    given = resolve(
+        {**config({"weighting": {"name": "fedpals", "strength": 9.0}}), "data": "digits", "target": UNIFORM}
+    )
+    agreed = agreement_of(names=TEN, label_counts="summed", epsilon=1.0, classes=[str(digit) for digit in range(10)])
+    check_config(given, agreed)
+    said = " ".join(thing.what for thing in disclosures(given, agreed))
+    assert "with Laplace noise for epsilon 1.0 (add-remove), drawn once, or what follows from these; masked" in said
+    assert "work out" not in said
+
+
 def test_a_site_is_told_that_several_sums_may_show_its_counts() -> None:
     agreed = agreement_of(names=TEN, label_counts="summed", classes=[str(digit) for digit in range(10)])
     for method, several in (("fedla", False), ({"weighting": {"name": f"{__name__}:Told", "strength": 9.0}}, True)):
-        given = resolve({**config(method), "data": "digits", "target": {"mix": "uniform"}})
+        given = resolve({**config(method), "data": "digits", "target": UNIFORM})
         said = " ".join(thing.what for thing in disclosures(given, agreed))
         assert ("from several such sums it may work out what one site has" in said) == several
 

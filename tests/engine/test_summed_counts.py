@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 import fedskew
 from fedskew import sums
-from fedskew.engine import answers_in_sum, encode_answer
+from fedskew.engine import Federation, answers_in_sum, encode_answer
 from fedskew.errors import ConfigError
+from fedskew.experiment import make_training_loop, resolve
 from fedskew.weighting import FedAvg, FedLA, FedPALS, Uniform, fedla, fedpals
 
 COUNTS = np.random.default_rng(1).integers(0, 40, size=(12, 4)).astype(float)
@@ -84,12 +85,28 @@ def test_fedpals_is_solved_once_and_shared_by_each_cohort() -> None:
     whole = fedskew.simulate(TASK, method=method)
     some = fedskew.simulate(TASK, method=method, training=training)
     assert [note.split(":")[0] for note in whole.runs[0].notes] == [
-        "fedpals from sums of label counts is for simulations"
+        "fedpals from sums of exact label counts is for simulations"
     ]
     of_all = dict(zip(whole.rounds[1]["answered"], whole.rounds[1]["weights"], strict=True))
     for record in some.rounds[1:]:
         shares = np.array([of_all[client] for client in record["answered"]])
         assert record["weights"] == pytest.approx(shares / shares.sum(), abs=1e-9)
+
+
+def test_counts_may_have_noise_before_they_are_summed() -> None:
+    tree = {**TASK, "conditions": {"count_epsilon": 0.2, "count_use": "all"}}
+    assert fedskew.simulate(tree, method={"weighting": {"name": "fedpals", "strength": 50.0}}).runs[0].notes == ()
+    summed = fedskew.simulate(tree, method="fedla")
+    told = fedskew.simulate(tree, method="fedla", engine={"updates": "masked"})
+    assert summed.rounds[1]["weights"] == pytest.approx(told.rounds[1]["weights"], abs=1e-9)
+
+    loop = make_training_loop(resolve({**tree, "method": {"weighting": {"name": "fedpals", "strength": 50.0}}}), 0)
+    federation = cast(Federation, loop.runner)
+    assert federation.weighed is not None
+    assert (federation.weighed != federation.counts).any()
+    _, record = federation.run_round(federation.start(loop.untrained))
+    weights = fedpals(federation.weighed, TASK["target"]["mix"], 50.0)
+    assert record.weights == pytest.approx(weights[record.answered], abs=1e-6)
 
 
 def test_the_weight_limit_lowers_a_share() -> None:
@@ -111,7 +128,7 @@ def test_the_weight_limit_lowers_a_share() -> None:
         ({"method": "fedla", "training": {**TASK["training"], "participation": 0.5}}, "sums over changing cohorts"),
         ({"method": "fedpals"}, "strength has to be above 0"),
         ({"method": {"weighting": {"name": "fedpals", "ess": 0.5}}}, "set strength, in samples"),
-        ({"conditions": {"count_epsilon": 1.0}}, "leave out conditions.count_epsilon"),
+        ({"conditions": {"count_epsilon": 1.0}}, 'with count_epsilon set conditions.count_use = "all"'),
         (
             {
                 "method": {"weighting": {"name": "fedpals", "strength": 50.0}},

@@ -34,7 +34,10 @@ SET = typer.Option(
 COUNTS = typer.Option(
     help="What sites report of their label counts: exact, noisy, withheld, or summed (only in masked sums over all)."
 )
-EPSILON = typer.Option(help="Privacy parameter of noisy label counts, with --label-counts noisy.", show_default=False)
+EPSILON = typer.Option(
+    help="Privacy parameter of label counts with noise: --label-counts noisy, or summed.",
+    show_default=False,
+)
 UPDATES = typer.Option(
     help="plain: the server sees each site's update; masked: it sees sums over sites only, three at least. "
     "Default: as the config's engine.updates says, plain.",

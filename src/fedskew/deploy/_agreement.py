@@ -45,7 +45,7 @@ class Agreement(BaseModel):
             noise for `epsilon` drawn at the site by a secure mechanism (the extra `fedskew[dp]`); "withheld": only its
             number of samples; or "summed", with masked updates: the server gets sums over all sites only, and each site
             computes its own weight (see `weighting.BySums`).
-        epsilon: Privacy parameter of noisy label counts.
+        epsilon: Privacy parameter of noisy label counts; with "summed", each site adds noise to its counts first, once.
         neighbours: What epsilon protects: one sample more or less, or one sample replaced (see `labels.privatize`).
         min_sites: Smallest number of sites that must have reported before training begins.
         start_timeout: Seconds that the server waits for the reports of all sites. It then begins with the sites that
@@ -115,8 +115,10 @@ class Agreement(BaseModel):
         channels = self.shape[0]
         if len(self.mean) != len(self.std) or len(self.mean) not in (0, channels):
             raise ValueError(f"mean and std take {channels} values each, one per channel, or none")
-        if (self.label_counts == "noisy") != (self.epsilon is not None):
-            raise ValueError("epsilon is needed with label_counts = 'noisy', and allowed only with it")
+        if self.label_counts == "noisy" and self.epsilon is None:
+            raise ValueError("label_counts = 'noisy' needs epsilon")
+        if self.epsilon is not None and self.label_counts not in ("noisy", "summed"):
+            raise ValueError("epsilon is for label_counts = 'noisy' or 'summed'")
         if self.label_counts == "summed" and self.updates == "plain":
             raise ValueError("label_counts = 'summed' needs updates = 'masked', as updates show what sums hide")
         if self.min_sites > len(self.sites):
@@ -336,10 +338,10 @@ def _check_summed(config: Config, agreement: Agreement) -> None:
         weighting = methods.build(config.method, config.training.momentum).weighting
         assert isinstance(weighting, BySums), "checked with the config"
         name = methods.key_of("weighting", weighting).removeprefix("weighting.")
-        if weighting.why_not_at_sites is not None:
+        if weighting.reveals is not None and agreement.epsilon is None:
             raise ConfigError(
-                f"label_counts: real sites don't take part in sums for {name}: {weighting.why_not_at_sites}; let "
-                "counts be noisy (deploy init --label-counts noisy --epsilon 1), or take fedavg or fedla"
+                f"label_counts: {name} takes noise in what is summed: {weighting.reveals}; give epsilon in deploy.toml "
+                "(deploy init --label-counts summed --epsilon 1), or take fedavg or fedla"
             )
         if len(agreement.sites) < weighting.least_clients:
             raise ConfigError(

@@ -263,7 +263,7 @@ class Site:
         asked = masks.check(SumAsked.parse(_config(content), COUNTED), COUNTED)
         self._used(self.terms).count("counts", hash_of_question(content, "counts"))
         question = {name: values.numpy() for name, values in _broadcast(content).items()}
-        values = encode_answer(masks.by_sums, self.data.counts, question)
+        values = encode_answer(masks.by_sums, self._summed_counts(), question)
         return self._checked(masks.answer_of_counts(asked, about_of(content), values))
 
     def mask_again(self, content: RecordDict) -> RecordDict:
@@ -387,7 +387,17 @@ class Site:
         if self.masks is None or self.masks.by_sums is None:
             return 0.0
         facts = {name.removeprefix(ANNOUNCED): values.numpy() for name, values in announced.items()}
-        return min(self.masks.by_sums.own_weight(self.data.counts, facts), self.masks.limit)
+        return min(self.masks.by_sums.own_weight(self._summed_counts(), facts), self.masks.limit)
+
+    def _summed_counts(self) -> NDArray[np.float64]:
+        """Return what stands for this site in sums of label counts: with an epsilon, its noisy release."""
+        if self.asked.epsilon is None:
+            return self.data.counts
+        state, terms = self.data.state, self.terms
+        assert state is not None, "checked with the masks"
+        assert terms is not None, "checked with the masks"
+        values, _ = Ledger(state).release(self.asked._replace(label_counts="noisy"), self.data.counts, terms.budget)
+        return np.array(values)
 
     def _check_labelled(self) -> None:
         """Refuse what takes labels at a site that says that it has none."""

@@ -61,20 +61,21 @@ def disclosures(config: Config, agreement: Agreement, data: SiteData | None = No
     returned, _ = returned_specs(config, agreement, method)
     once, each = "before the first round, and again if they change", "every round that the site takes part in"
     several = ""
-    if isinstance(method.weighting, BySums) and method.weighting.most_questions > 1:
+    if isinstance(method.weighting, BySums) and method.weighting.most_questions > 1 and agreement.epsilon is None:
         several = "; from several such sums it may work out what one site has"
+    laplace = f", with Laplace noise for epsilon {agreement.epsilon} ({agreement.neighbours}), drawn once"
+    noise = "" if agreement.epsilon is None else laplace
     counts = {
         "exact": Disclosure(f"the number of its training samples of each of {classes} classes", once, 8 * classes),
         "noisy": Disclosure(
-            f"the number of its training samples of each of {classes} classes, with Laplace noise for epsilon "
-            f"{agreement.epsilon} ({agreement.neighbours}), drawn once",
+            f"the number of its training samples of each of {classes} classes{noise}",
             "before the first round, and again if this site says that its data changed",
             8 * classes,
         ),
         "withheld": Disclosure("the number of its training samples", once.replace("they change", "it changes"), 8),
         "summed": Disclosure(
-            "numbers of its training samples of each class, or what follows from these; masked: of them the server "
-            f"learns the sum over all {len(agreement.sites)} sites{several}",
+            f"numbers of its training samples of each class{noise}, or what follows from these; masked: of them the "
+            f"server learns the sum over all {len(agreement.sites)} sites{several}",
             "before the first round, each time that the weighting asks: most_questions in agreed.toml",
             8 * (classes + 1) ** 2 + 2 * SEED * len(agreement.sites),
         ),

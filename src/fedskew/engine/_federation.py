@@ -447,7 +447,8 @@ class Federation:
             Their weights.
         """
         if self.announced is not None:
-            shares, limit = self._own_weights(cohort.counts, self.announced), self.weight_limit or 1.0
+            shown = cohort.counts if self.weighed is None else self.weighed[cohort.ids]
+            shares, limit = self._own_weights(shown, self.announced), self.weight_limit or 1.0
             return Asked(cohort.ids, np.minimum(shares, limit), shares > limit * (1 + 1e-9), None)
         weighting, fallback = self._weighting(state.target)
         weights, cut = self._weigh(weighting, cohort.ids, cohort.counts, cohort.quotas, state)

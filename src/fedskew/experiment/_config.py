@@ -747,8 +747,10 @@ def _check_summed(config: Config, method: methods.Method) -> None:
         raise ConfigError(f'{key}: updates show the counts that sums hide; set engine.updates = "masked"')
     if (reason := methods.summed_counts_refused(method, config.training.participation)) is not None:
         raise ConfigError(f"{key}: {reason}")
-    if config.conditions.count_epsilon is not None:
-        raise ConfigError(f"{key}: no counts are reported that could have noise; leave out conditions.count_epsilon")
+    if config.conditions.count_epsilon is not None and config.conditions.count_use != "all":
+        raise ConfigError(
+            f'{key}: summed counts are weights alone; with count_epsilon set conditions.count_use = "all"'
+        )
     if config.target.is_estimated:
         raise ConfigError(f"{key}: weights are fixed before the first round, and an estimate comes later; give the mix")
     if config.privacy is not None:

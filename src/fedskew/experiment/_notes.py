@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fedskew.components import has
+from fedskew.experiment._config import Config
 from fedskew.labels import ClassPairs, unheld_in_words
 from fedskew.methods import Method, key_of
 from fedskew.weighting import BySums
@@ -68,23 +69,25 @@ def network_notes(method: Method, network: nn.Module) -> tuple[str, ...]:
     )
 
 
-def sums_notes(method: Method, label_counts: str) -> tuple[str, ...]:
-    """Say where label counts that are only ever summed, as this method takes them, are for simulations alone.
+def sums_notes(config: Config, method: Method) -> tuple[str, ...]:
+    """Say where sums of exact label counts would tell one client's, so that real sites refuse them.
 
     Args:
-        method: The method.
-        label_counts: `engine.label_counts` of the config.
+        config: The config.
+        method: Its method.
 
     Returns:
         Sentences; none where nothing is to be said.
     """
     weighting = method.weighting
-    if label_counts == "reported" or not isinstance(weighting, BySums) or weighting.why_not_at_sites is None:
+    if config.engine.label_counts == "reported" or config.conditions.count_epsilon is not None:
+        return ()
+    if not isinstance(weighting, BySums) or weighting.reveals is None:
         return ()
     name = key_of("weighting", weighting).partition(".")[2]
     return (
-        f"{name} from sums of label counts is for simulations: real sites refuse it, as {weighting.why_not_at_sites}. "
-        "There, take noisy counts.",
+        f"{name} from sums of exact label counts is for simulations: {weighting.reveals}. Real sites add noise "
+        "to their counts first: conditions.count_epsilon here, deploy init --label-counts summed --epsilon there.",
     )
 
 

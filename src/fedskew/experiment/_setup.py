@@ -178,7 +178,7 @@ def make_training_loop(config: Config, seed: int, folder: Path | None = None, ta
         )
     method = methods.build(config.method, config.training.momentum)
     notes = label_notes(method, task.counts, dataset.classes, task.target) + network_notes(method, model.module)
-    notes += sums_notes(method, config.engine.label_counts)
+    notes += sums_notes(config, method)
     info = TaskInfo(task.counts.astype(np.int64), task.client_names, dataset.classes, task.target, notes)
     files = None
     if folder is not None:
@@ -318,6 +318,7 @@ def _make_runner(
         if conditions.count_epsilon is None
         else privatize(task.counts, conditions.count_epsilon, rng=generator(seed, Purpose.NOISE))
     )
+    weighed = noisy if conditions.count_use == "all" else None
     size = cohort_size(training.participation, len(task.counts))
     target = task.target if config.target.is_estimated else _noisy_target(task.server_target, config.target.noise, seed)
     if method.pipeline is not None:
@@ -333,13 +334,13 @@ def _make_runner(
         steps=training.steps,
         conditions=Conditions(conditions.dropout, conditions.dropout_rule, conditions.stragglers),
         seen=noisy,
-        weighed=noisy if conditions.count_use == "all" else None,
+        weighed=weighed,
         clients=clients,
         weight_limit=training.weight_limit,
         estimation=make_estimation(config, dataset.num_classes),
         masked=config.engine.updates == "masked",
         protection=make_protection(config, model, len(task.counts)),
-        announced=_announced(config, method, task.counts, target),
+        announced=_announced(config, method, task.counts if weighed is None else weighed, target),
     )
     if method.pipeline is not None:
         runner = _fedconcat(method.pipeline, config, federation, model, work, observe)

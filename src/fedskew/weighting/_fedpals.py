@@ -139,7 +139,7 @@ class FedPALS:
     needs_label_counts: ClassVar[bool] = True
     most_questions: ClassVar[int] = 200
     least_clients: ClassVar[int] = LEAST_CLIENTS
-    why_not_at_sites: ClassVar[str | None] = (
+    reveals: ClassVar[str | None] = (
         "its sums tell a server that only computes the exact label counts of a site that alone holds a class, or alone "
         "has weight 0"
     )

@@ -12,7 +12,8 @@ so an exchange of classes + 2 sums (of a_i S~_i and of a_i S~_i . z) gives value
 N and of the second moments sum_i n_i S~_i S~_i', whose ridge solution is where BFGS starts, in the coordinates in which
 that problem is round.
 
-FedPALS's sums do not hide everybody, however many clients there are, and real sites refuse them. The moments have a row
+FedPALS's sums do not hide everybody, however many clients there are, and real sites take part in them
+with noisy counts alone (`reveals`). The moments have a row
 for each class, sum_i n_ic S~_i: of a class that one client alone holds it is that client's mix times its n_ic, hence
 its exact counts, and of one that it holds nearly alone, nearly these. And the moments, times z, less N kappa times a
 later exchange are the sum of n_i S~_i (S~_i . z) over the clients with a_i = 0: where that is one client alone, they
@@ -114,7 +115,7 @@ class FromTotals:
 
     most_questions: ClassVar[int] = 1
     least_clients: ClassVar[int] = LEAST_CLIENTS
-    why_not_at_sites: ClassVar[str | None] = None
+    reveals: ClassVar[str | None] = None
 
     def why_no_sums(self) -> str | None:
         """See `BySums.why_no_sums`."""

@@ -63,12 +63,13 @@ class BySums(Protocol):
     Attributes:
         most_questions: Most questions that `announce` asks.
         least_clients: Fewest clients that it asks.
-        why_not_at_sites: What its sums tell of one client, for which real sites refuse it; None: nothing.
+        reveals: What its sums of exact counts tell of one client, for which real sites add noise to their counts
+            first; None: no more than totals do.
     """
 
     most_questions: ClassVar[int]
     least_clients: ClassVar[int]
-    why_not_at_sites: ClassVar[str | None]
+    reveals: ClassVar[str | None]
 
     def why_no_sums(self) -> str | None:
         """Say why these parameters need the counts themselves; None: they don't."""

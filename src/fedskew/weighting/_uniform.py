@@ -44,7 +44,7 @@ class Uniform:
     weighs_equally: ClassVar[bool] = True
     most_questions: ClassVar[int] = 0
     least_clients: ClassVar[int] = 1
-    why_not_at_sites: ClassVar[str | None] = None
+    reveals: ClassVar[str | None] = None
     paper: ClassVar[str] = "Karimireddy et al., ICML 2020"
 
     def weigh(self, answered: Answered) -> FloatArray:
