@@ -212,7 +212,7 @@ def test_a_site_adds_noise_once_to_counts_that_are_summed(tmp_path: Path) -> Non
     assert {release["epsilon"] for release in releases} == {0.2}
     assert all(release["released"] != release["exact"] for release in releases)
     totals = json.loads((federation.run_folder / "announced.json").read_text())["totals"]
-    assert totals == pytest.approx(np.sum([release["released"] for release in releases], axis=0), abs=1e-9)
+    assert totals == pytest.approx(np.sum([release["released"] for release in releases], axis=0), abs=1e-5)
 
 
 def test_fedpals_takes_noise_in_what_is_summed() -> None:

@@ -163,3 +163,10 @@ def test_a_server_that_lies_reads_one_client_s_mix_in_a_sum_over_all() -> None:
     made = Question(np.array([1.0, 0, 0, 0, -(mixes[victim, 0] + second) / 2]), 0.1, counts.sum())
     total = sum(fedpals_answer(own, made) for own in counts)
     assert total[:4] / total[4] == pytest.approx(mixes[victim])
+
+
+def test_totals_of_counts_with_noise_may_be_rounded() -> None:
+    own = np.array([3.4142135, 1.3e-6, 0.0])
+    totals = np.round(own * 2**20) / 2**20  # of a client that holds each class alone
+    assert (totals[:2] < own[:2]).all()
+    assert fedla_share(own, totals) == pytest.approx(2.0, abs=1e-6)
