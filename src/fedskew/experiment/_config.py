@@ -298,7 +298,8 @@ class EngineSection(Section):
             replied.
         label_counts: With masked updates: "reported": the server gets each client's label counts, exact or noisy
             (`conditions.count_epsilon`). "summed": it gets sums over all clients only, once before the first round, and
-            each client computes its own weight from these (FedAvg, uniform, FedLA, FedPALS).
+            each client computes its own weight from these (FedAvg, uniform, FedLA, FedPALS); with
+            `conditions.count_epsilon` from noisy counts.
         threads: Threads of every process. They are part of the result, as sums inside a convolution depend on them.
     """
 
