@@ -27,6 +27,11 @@ MEASURE = """() => {
     return box.left >= frame.left - 2 && box.right <= frame.right + 2 && box.top >= frame.top - 2
       && box.bottom <= frame.bottom + 2;
   };
+  const covered = (text) => {
+    const box = text.getBoundingClientRect();
+    return [...text.closest(".chart").querySelectorAll(".modebar-group")].map((e) => e.getBoundingClientRect())
+      .some((bar) => bar.left < box.right && box.left < bar.right && bar.top < box.bottom && box.top < bar.bottom);
+  };
   const texts = charts.flatMap((e) => [...e.querySelectorAll("text")])
     .filter((e) => e.checkVisibility() && e.textContent);
   return {
@@ -36,6 +41,7 @@ MEASURE = """() => {
     charts: charts.length,
     empty: charts.filter((e) => !e.querySelector(".main-svg") || e.getBoundingClientRect().width < 200).length,
     small: texts.filter((e) => parseFloat(getComputedStyle(e).fontSize) < 9).map((e) => e.textContent),
+    covered: texts.filter(covered).map((e) => e.textContent),
     outside: texts.filter((e) => !inside(e)).map((e) => e.textContent),
   };
 }"""
@@ -148,6 +154,8 @@ def assert_whole(page: Any, width: int, scheme: str) -> None:
     assert seen["empty"] == 0
     assert seen["small"] == []
     assert seen["outside"] == []
+    if width > 1000:  # a phone has no room beside the buttons, and shows them to a finger alone
+        assert seen["covered"] == []
     assert (max(int(part) for part in background[4:-1].split(",")) < 64) == (scheme == "dark")
 
 

@@ -73,7 +73,7 @@ def summed_counts_refused(method: Method, participation: float) -> str | None:
     weighting = method.weighting
     name = name_of_key(key_of("weighting", weighting))
     if not isinstance(weighting, BySums):
-        return f"{name} weighs by each client's label counts, and nobody tells these; take fedavg or fedla"
+        return f"{name} weighs by each client's label counts, and nobody tells these; take fedavg, fedla or fedpals"
     if (reason := weighting.why_no_sums()) is not None:
         return f"{name}: {reason}"
     if has(weighting, "weighs_everyone") and participation < 1:

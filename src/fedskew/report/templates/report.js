@@ -33,12 +33,13 @@ const symbol = (look) => SYMBOLS[look % 6];
 function themed(layout, element, revision) {
   const [ink, muted, grid, card] = ["--ink", "--muted", "--grid", "--card"].map(css);
   const axis = { gridcolor: grid, zerolinecolor: grid, linecolor: grid, spikecolor: muted, fixedrange: false };
+  const above = layout.xaxis?.side === "top";
   const font = { family: getComputedStyle(document.body).fontFamily, size: 12 };
   const finished = {
     paper_bgcolor: "rgba(0,0,0,0)",
     plot_bgcolor: "rgba(0,0,0,0)",
     font: { ...font, color: muted },
-    margin: { l: 46, r: 14, t: 28, b: 40 }, // the buttons stand in the one on top
+    margin: { l: 46, r: 14, t: above ? 58 : 28, b: above ? 12 : 40 }, // the buttons stand in the one on top
     showlegend: false,
     height: element.clientHeight,
     dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom", // a finger scrolls the page
