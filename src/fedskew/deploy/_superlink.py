@@ -11,6 +11,7 @@ from __future__ import annotations
 import ipaddress
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +66,6 @@ def run_superlink(arguments: Sequence[str], max_reply: int) -> None:
         arguments: Options of `flower-superlink`.
         max_reply: Most bytes that a site may push in reply to one message (see `BodyLimits`).
     """
-    from flwr.supercore import sql_mixin
-    from flwr.supercore.constant import SQLITE_PRAGMAS
     from flwr.superlink.cli.flower_superlink import flower_superlink
 
     serve = uvicorn.run
@@ -77,7 +76,11 @@ def run_superlink(arguments: Sequence[str], max_reply: int) -> None:
 
     uvicorn.run = serve_filtered  # type: ignore[assignment]
     # Flower's own 5 s are too short where ten sites answer at once on a busy disk: their answers were lost.
-    setattr(sql_mixin, "SQLITE_PRAGMAS", (*SQLITE_PRAGMAS, ("busy_timeout", LONGEST_WAIT)))  # noqa: B010, it exports none
+    with suppress(ImportError, AttributeError):  # it is Flower 1.41's own affair, and another may have it elsewhere
+        from flwr.supercore import sql_mixin
+
+        pragmas = (*sql_mixin.SQLITE_PRAGMAS, ("busy_timeout", LONGEST_WAIT))  # type: ignore[attr-defined]
+        setattr(sql_mixin, "SQLITE_PRAGMAS", pragmas)  # noqa: B010, it exports none
     sys.argv = ["flower-superlink", *arguments]
     if "--ssl-certfile" in arguments[:-1]:
         say_expiry(Path(arguments[arguments.index("--ssl-certfile") + 1]))
