@@ -157,6 +157,24 @@ def covering_set() -> tuple[Cell, ...]:
     return tuple(cells)
 
 
+@cache
+def few() -> tuple[Cell, ...]:
+    """Of the covering set some that hold every component at least twice, with different others."""
+    cells: list[Cell] = []
+    for _ in range(2):
+        left = [cell for cell in covering_set() if cell not in cells]
+        missing = set().union(*map(_items, left))
+        for cell in left:
+            if _items(cell) & missing:
+                cells.append(cell)
+                missing -= _items(cell)
+    return tuple(cells)
+
+
+def _items(cell: Cell) -> set[Item]:
+    return {item for pair in pairs_of(cell) for item in pair}
+
+
 def accepted_pairs() -> list[tuple[Item, Item]]:
     """Every two components that may stand in one method, everything else as in FedAvg."""
     return [pair for pair in _pairs() if _holding(pair).accepted]
@@ -207,7 +225,8 @@ def _put(cell: Cell, item: Item) -> Cell:
 
 def _best(cells: list[Cell], missing: Mapping[tuple[Item, Item], None]) -> Cell | None:
     """The accepted one that covers most, the first of several."""
-    return max((cell for cell in cells if cell.accepted), key=lambda cell: _gain(cell, missing), default=None)
+    most_first = sorted(cells, key=lambda cell: -_gain(cell, missing))
+    return next((cell for cell in most_first if cell.accepted), None)
 
 
 def _gain(cell: Cell, missing: Mapping[tuple[Item, Item], None]) -> int:

@@ -18,6 +18,7 @@ def test_the_site_builds_and_holds_every_public_name(tmp_path, monkeypatch, capf
     mkdocs = pytest.importorskip("mkdocs.__main__", reason="the extra docs is not installed")
     monkeypatch.chdir(REPOSITORY)
     monkeypatch.setenv("NO_MKDOCS_2_WARNING", "1")
+    monkeypatch.setenv("DOCS_SEARCH", "false")  # an index of words, a quarter of the time
     # In this process, which has imported most of what the pages are made from.
     mkdocs.cli(["build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")], standalone_mode=False)
     out, err = capfd.readouterr()

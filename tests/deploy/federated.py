@@ -98,7 +98,7 @@ def tree(method: Mapping[str, Any] | str, **training: Any) -> dict[str, Any]:
         "seeds": [3],
         "data": {"name": "npz"},
         "partition": {"rule": "natural"},
-        "model": {"name": "mlp3"},
+        "model": {"name": "mlp3", "width": 24},
         "method": {"preset": method} if isinstance(method, str) else dict(method),
         "training": {"rounds": 3, "lr": 0.05, "momentum": 0.5, "batch_size": 32, **training},
     }

@@ -104,9 +104,9 @@ def config_of(method: Any, **training: Any) -> dict[str, Any]:
 
 @pytest.mark.first
 def test_scaffold_trains_for_real_what_was_simulated(tmp_path: Path) -> None:
-    """The one real federation of `make test`: in round 2 its site goes on, in a new process, from what it kept."""
+    """The one real federation of `make test`; the next one goes on, in new processes, from what sites kept."""
     patient = {"start_timeout": 120.0, "round_timeout": 120.0}
-    config = config_of("scaffold", rounds=2)
+    config = config_of("scaffold", rounds=1)
     federation = federate(tmp_path, config, ("ash",), evaluation="none", **patient)
     with real(federation) as local:
         assert_as_simulated(local, federation, config)

@@ -184,7 +184,7 @@ class KilledError(BaseException):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["fedavg", "scaffold", "moon"])
+@pytest.mark.parametrize("method", ["scaffold", pytest.param("moon", marks=pytest.mark.whole_product)])
 def test_a_server_killed_in_a_round_goes_on_at_it_and_no_round_counts_twice(tmp_path: Path, method: str) -> None:
     whole, cut = (federate(tmp_path / name, tree(method, steps=2)) for name in ("whole", "cut"))
     whole.run(whole.grid()).run(resume=True)

@@ -160,6 +160,7 @@ schema = 1
 name = "killed"
 [data]
 name = "digits"
+rows = 600
 validation = 0.2
 [partition]
 rule = "dirichlet_by_class"
@@ -168,6 +169,7 @@ beta = 0.3
 min_size = 1
 [model]
 name = "mlp3"
+width = 24
 [method]
 preset = "fedentopt+fedvls"
 [training]
