@@ -31,7 +31,8 @@ quick: .venv/ready
 whole: .venv/ready
 	$(TEST)
 
-# Also the whole product of methods, and the papers' largest networks: half an hour more.
+# Also the whole product of methods, all components and recipes where make test has some, and the papers' largest
+# networks: half an hour more.
 test-all: test
 	$(BIN)/python -m pytest -m whole_product
 
