@@ -247,7 +247,7 @@ def problems_of(slot: str, name: str) -> list[checks.Finding]:
         ("objective", "fedntd"),
         ("local_step", "scaffold"),
         ("weighting", "afl"),
-        ("aggregation", "trimmed_mean"),
+        ("aggregation", "krum"),
         ("server_update", "fedadam"),
     ],
 )
