@@ -171,6 +171,7 @@ def held(name: str) -> set[tuple[str, object]]:
         found |= {("partition", tree["partition"].get("rule")), ("method", tree["method"].get("preset"))}
         found |= {(table, key) for table, keys in tree.items() if isinstance(keys, dict) for key in keys}
     found |= {("figure", part.kind) for part in recipe.parts if any(part.shows(row.labels) for row in rows)}
+    found |= {("line at a value", part.reference is not None) for part in recipe.parts}
     return found | {("paper", recipe.paper), ("drawn", bool(recipe.parts)), ("relative", bool(recipe.relative))}
 
 
