@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import tomli_w
 from federated import Federated, LocalGrid, federate, fedskew, tree
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from safetensors.numpy import load_file
+from test_data_that_change import grow
 from test_masked import FOUR, agreement_of, asked_directly, first_of, kinds, last, outcome
 
 from fedskew.deploy import check_config, disclosures, read_agreement, read_terms
@@ -194,6 +195,7 @@ def test_several_questions_are_settled_by_ten_sites(tmp_path: Path) -> None:
             "label_counts: fedpals takes noise in what is summed: its sums tell a server that .*deploy init "
             "--label-counts summed --epsilon 1",
         ),
+        (config("uniform"), {"label_counts": "summed", "epsilon": 1.0}, "epsilon: uniform asks for no label counts"),
         (config("fedla"), {"label_counts": "summed"}, "sums over 4 sites would tell their counts to fedla, which"),
         (config("fedavg"), {"label_counts": "summed"}, "sums over 4 sites would tell their counts to fedavg, which"),
     ],
@@ -215,6 +217,43 @@ def test_a_site_adds_noise_once_to_counts_that_are_summed(tmp_path: Path) -> Non
     assert totals == pytest.approx(np.sum([release["released"] for release in releases], axis=0), abs=1e-5)
 
 
+def test_a_site_sums_no_release_with_less_noise_than_it_agreed_to(tmp_path: Path, caplog: Any) -> None:
+    pytest.importorskip("opendp")
+    federation = summed(tmp_path, config(), epsilon=0.2, start_timeout=0.1, idle_timeout=0.1)
+    classes = tuple(read_agreement(federation.folder / "app" / "deploy.toml").classes)
+    earlier = {"label_counts": "noisy", "classes": list(classes), "exact": [150] + [0] * (len(classes) - 1)}
+    earlier |= {"at": "2026-01-01T00:00:00Z", "released": [150.01] + [0.0] * (len(classes) - 1), "epsilon": 100.0}
+    path = federation.folder / "ash" / "state" / "label-counts.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"releases": [{**earlier, "neighbours": "add-remove"}]}))
+    with pytest.raises(EndedEarlyError):
+        federation.run(federation.grid())
+    assert "epsilon: this site released its label counts with 100, and what is summed is to have 0.2" in caplog.text
+
+
+def test_a_site_takes_one_announcement_and_keeps_its_part_while_its_data_grow(tmp_path: Path) -> None:
+    """Else a server could ask by announcements, and weights would no longer sum to 1, so that no round counts."""
+    federation = summed(tmp_path, config(rounds=3))
+    grid = federation.grid()
+    loop = federation.run(grid)
+    loop.runner.run_round(loop.runner.start(loop.untrained))
+
+    asked = last(grid, "train", federation)
+    arrays = asked.content["broadcast"]
+    name = next(name for name in arrays if name.startswith("announced."))
+    other = ArrayRecord({**arrays, name: Array(arrays[name].numpy() * 2)})
+    changed = {**asked.content, "broadcast": other}
+    message = Message(RecordDict(changed), asked.metadata.dst_node_id, "train")
+    message.metadata.__dict__["_message_id"] = "other"
+    assert asked_directly(federation, message, "ash").error.reason == "not agreed: label_counts; its own log says more"
+
+    grow(federation, "ash")
+    federation.run(federation.grid()).run(resume=True)
+    records = map(json.loads, (federation.run_folder / "rounds.jsonl").read_text().splitlines())
+    answered = {record["round"]: sorted(record["answered"]) for record in records}
+    assert answered[2] == [0, 1, 2, 3]  # the third is one more than was agreed on, after that message
+
+
 def test_fedpals_takes_noise_in_what_is_summed() -> None:
     given = resolve(
         {**config({"weighting": {"name": "fedpals", "strength": 9.0}}), "data": "digits", "target": UNIFORM}
@@ -223,7 +262,7 @@ def test_fedpals_takes_noise_in_what_is_summed() -> None:
     check_config(given, agreed)
     said = " ".join(thing.what for thing in disclosures(given, agreed))
     assert "with Laplace noise for epsilon 1.0 (add-remove), drawn once, or what follows from these; masked" in said
-    assert "work out" not in said
+    assert "from several such sums it may work out what one site has, with its noise" in said
 
 
 def test_a_site_is_told_that_several_sums_may_show_its_counts() -> None:

@@ -196,7 +196,7 @@ def terms_table(
         ledger = Ledger(data.state)
         released, spent = sum(entry.epsilon is not None for entry in ledger.releases), ledger.spent(terms.neighbours)
         notes.append(f"Releases of noisy label counts so far: {released}, with a sum of epsilons of {spent:g}.")
-        asked = CountsAsked("noisy", tuple(classes), terms.epsilon, terms.neighbours)
+        asked = CountsAsked(terms.label_counts, tuple(classes), terms.epsilon, terms.neighbours)
         if why := ledger.why_another(asked, data.counts):
             notes.append(f"{why}: if you agree, the counts are released once more.")
     if terms.updates_delta is not None and noise is not None and data.state is not None:

@@ -259,7 +259,8 @@ def check_config(config: Config, agreement: Agreement, has_target: bool = False)
         (
             "conditions.count_epsilon",
             config.conditions.count_epsilon is not None,
-            "it is simulated; set label_counts = 'noisy' and epsilon in deploy.toml",
+            "it is simulated; leave it out, and have noise at the sites: fedskew deploy init --label-counts noisy, or "
+            "summed, with --epsilon 1",
         ),
         ("method.pipeline", "pipeline" in config.method, "FedConcat's stages are not deployed; simulate it"),
     ):
@@ -338,6 +339,8 @@ def _check_summed(config: Config, agreement: Agreement) -> None:
         weighting = methods.build(config.method, config.training.momentum).weighting
         assert isinstance(weighting, BySums), "checked with the config"
         name = methods.key_of("weighting", weighting).removeprefix("weighting.")
+        if agreement.epsilon is not None and not weighting.most_questions:
+            raise ConfigError(f"epsilon: {name} asks for no label counts; leave it out")
         if weighting.reveals is not None and agreement.epsilon is None:
             raise ConfigError(
                 f"label_counts: {name} takes noise in what is summed: {weighting.reveals}; give epsilon in deploy.toml "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +20,16 @@ from fedskew import __version__, components, methods, models
 from fedskew.deploy._agreement import Agreement, check_config, method_of, read_agreement
 from fedskew.deploy._arrays import ModelLayout, RefusedError, decode, encode
 from fedskew.deploy._finish import kind_of
-from fedskew.deploy._ledger import CountsAsked, Ledger, Neighbours, NotAgreedError, ReleaseMode, converted
+from fedskew.deploy._ledger import (
+    ROUNDING,
+    CountsAsked,
+    Ledger,
+    Neighbours,
+    NotAgreedError,
+    ReleaseMode,
+    converted,
+    is_too_noisy,
+)
 from fedskew.deploy._log import LOG
 from fedskew.deploy._mask_keys import public_keys, read_mask_key
 from fedskew.deploy._masks import Masks
@@ -68,9 +79,11 @@ from fedskew.engine import (
     hooked,
     predict,
     stilled,
+    summable,
 )
 from fedskew.errors import ArgumentError, ConfigError, FedskewError, RunError, in_one_line
 from fedskew.experiment import Config, make_estimation, make_network, make_work, read
+from fedskew.files import private_folder, write_text
 from fedskew.finish import Finish
 from fedskew.hooks import Hooks
 from fedskew.methods import Method
@@ -86,6 +99,9 @@ PATIENCE = 60.0
 
 RAISED = 2
 """Flower's code of an error that a ClientApp raised."""
+
+SUMMED = "summed-counts.json"
+"""In the folder of a site's terms: what stands for it in sums of label counts."""
 
 STOCK = "stock"
 """Run identifier of a site's states under a stock Flower server."""
@@ -190,6 +206,8 @@ class Site:
         elif state:
             raise ConfigError("data: this method keeps a state between rounds; give the site a folder (state)")
         if self.masks is not None and asked is not None:
+            if announced and self.terms is not None:
+                self._used(self.terms).count("announced", _hash_of(announced))
             model, weight = hash_of_question(content, "model"), self._own_weight(announced)
             self.masks.keep_update(task.round, model, about_of(content), update, weight)
             return self._checked(self.masks.answer(asked, task.client))
@@ -390,14 +408,38 @@ class Site:
         return min(self.masks.by_sums.own_weight(self._summed_counts(), facts), self.masks.limit)
 
     def _summed_counts(self) -> NDArray[np.float64]:
-        """Return what stands for this site in sums of label counts: with an epsilon, its noisy release."""
-        if self.asked.epsilon is None:
-            return self.data.counts
+        """Return what stands for this site in sums of label counts, with an epsilon its noisy release.
+
+        It stays what it was when the site was first asked under its terms, as does what was announced of the sums.
+        """
         state, terms = self.data.state, self.terms
         assert state is not None, "checked with the masks"
         assert terms is not None, "checked with the masks"
-        values, _ = Ledger(state).release(self.asked._replace(label_counts="noisy"), self.data.counts, terms.budget)
-        return np.array(values)
+        path = terms.folder(state) / SUMMED
+        if path.exists():
+            try:
+                return np.array(json.loads(path.read_text(encoding="utf-8")), dtype=np.float64)
+            except (OSError, ValueError) as error:
+                raise RunError(f"{path}: can't be read ({type(error).__name__}); restore it") from None
+        counts = self.data.counts if self.asked.epsilon is None else self._noisy(state, terms, self.asked.epsilon)
+        private_folder(path.parent)
+        write_text(path, json.dumps(counts.tolist()), private=True)
+        return counts
+
+    def _noisy(self, state: Path, terms: Terms, wanted: float) -> NDArray[np.float64]:
+        """Return noisy counts with the noise that was agreed on: nobody who gets a sum is told another epsilon."""
+        asked = self.asked
+        values, release = Ledger(state).release(asked._replace(label_counts="noisy"), self.data.counts, terms.budget)
+        assert release.epsilon is not None, "of noisy counts"
+        assert release.neighbours is not None, "of noisy counts"
+        epsilon = converted(release.epsilon, release.neighbours, asked.neighbours)
+        if epsilon > wanted * ROUNDING or is_too_noisy(epsilon, wanted):
+            raise NotAgreedError(
+                "epsilon",
+                f"epsilon: this site released its label counts with {epsilon:g}, and what is summed is to have "
+                f"{wanted:g}; to release them once more, agree: fedskew deploy site --check data.toml",
+            )
+        return summable(np.array(values))
 
     def _check_labelled(self) -> None:
         """Refuse what takes labels at a site that says that it has none."""
@@ -598,6 +640,13 @@ def agreed_site(config: Config, agreement: Agreement, data: SiteData, terms: Ter
         estimation=make_estimation(config, len(agreement.classes)),
         masks=None if agreement.updates == "plain" else _masks(config, agreement, method, data, terms, place),
     )
+
+
+def _hash_of(announced: Mapping[str, torch.Tensor]) -> str:
+    whole = hashlib.sha256()
+    for name, values in sorted(announced.items()):
+        whole.update(f"{name} {values.dtype} {tuple(values.shape)}\n".encode() + values.numpy().tobytes())
+    return whole.hexdigest()[:32]
 
 
 def _masks(

@@ -61,8 +61,9 @@ def disclosures(config: Config, agreement: Agreement, data: SiteData | None = No
     returned, _ = returned_specs(config, agreement, method)
     once, each = "before the first round, and again if they change", "every round that the site takes part in"
     several = ""
-    if isinstance(method.weighting, BySums) and method.weighting.most_questions > 1 and agreement.epsilon is None:
+    if isinstance(method.weighting, BySums) and method.weighting.most_questions > 1:
         several = "; from several such sums it may work out what one site has"
+        several += "" if agreement.epsilon is None else ", with its noise"
     laplace = f", with Laplace noise for epsilon {agreement.epsilon} ({agreement.neighbours}), drawn once"
     noise = "" if agreement.epsilon is None else laplace
     counts = {

@@ -210,7 +210,10 @@ class Ledger:
             return ""
         if not kept.has(asked.classes, counts):
             return "The data have changed since the last one"
-        if is_too_noisy(converted(kept.epsilon, kept.neighbours, asked.neighbours), asked.epsilon):
+        epsilon = converted(kept.epsilon, kept.neighbours, asked.neighbours)
+        if asked.label_counts == "summed" and epsilon > asked.epsilon * ROUNDING:
+            return "The last one has less noise than is asked for in what is summed"
+        if is_too_noisy(epsilon, asked.epsilon):
             return f"The last one is over {NOISIEST:g} times noisier than this server asks for"
         return ""
 

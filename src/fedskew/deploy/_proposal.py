@@ -57,7 +57,7 @@ def propose_terms(app: str, config: Config, agreement: Agreement, data: SiteData
         ledger = Ledger(data.state)
         kept, total = ledger.covering(agreement.classes), ledger.spent(agreement.neighbours)
         if kept is not None:
-            release = CountsAsked("noisy", tuple(agreement.classes), epsilon, agreement.neighbours)
+            release = CountsAsked(agreement.label_counts, tuple(agreement.classes), epsilon, agreement.neighbours)
             mark = now() if ledger.why_another(release, data.counts) else kept.data
         if kept is None or kept.data != mark:
             total += epsilon

@@ -207,6 +207,7 @@ _KINDS = {
     "evaluate": "models that it evaluated",
     "finish": "questions after the last round",
     "counts": "questions about sums of label counts",
+    "announced": "announcement of sums of label counts",
     "models": "models of a finish",
     "masked": "answers that it masked",
     "opened": "sums that it opened",
@@ -224,7 +225,9 @@ class Used:
     def __init__(self, state: Path, terms: Terms) -> None:
         self._path, self._terms = terms.folder(state) / USED, terms
 
-    def count(self, kind: Literal["train", "evaluate", "finish", "models", "counts"], question: str) -> None:
+    def count(
+        self, kind: Literal["train", "evaluate", "finish", "models", "counts", "announced"], question: str
+    ) -> None:
         """Write down that a question is answered, before it is.
 
         Args:
@@ -242,6 +245,7 @@ class Used:
             "evaluate": ("rounds", rounds + 1 + EVALUATED_AGAIN),
             "finish": ("most_questions", self._terms.most_questions),
             "counts": ("most_questions", self._terms.most_questions),
+            "announced": ("label_counts", 1),
         }[kind]
         with self._changing() as used:
             if question in used[kind]:

@@ -35,6 +35,7 @@ from fedskew.engine._masked import (
     decode_sums,
     encode_answer,
     encode_update,
+    summable,
     whole_weight,
 )
 from fedskew.engine._processes import ProcessBackend
@@ -107,5 +108,6 @@ __all__ = [
     "predict",
     "run_round_together",
     "stilled",
+    "summable",
     "whole_weight",
 ]

@@ -189,6 +189,15 @@ def answers_in_sum(weighting: BySums, counts: NDArray[np.float64], question: Fac
     return decode_answers(sums.add(encode_answer(weighting, own, question) for own in counts), question)
 
 
+def summable(counts: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Round label counts with noise to what sums of them carry, so that a total is exactly the sum of its parts.
+
+    Args:
+        counts: Label counts, any shape.
+    """
+    return sums.AMOUNTS.decode(sums.AMOUNTS.encode(counts))
+
+
 def encode_answer(weighting: BySums, counts: NDArray[np.float64], question: Facts) -> NDArray[Any]:
     """Encode a client's answer to a question about its label counts; at a real site, `sums.mask` takes it next.
 

@@ -755,7 +755,7 @@ def _check_summed(config: Config, method: methods.Method) -> None:
     if config.target.is_estimated:
         raise ConfigError(f"{key}: weights are fixed before the first round, and an estimate comes later; give the mix")
     if config.privacy is not None:
-        raise ConfigError(f"{key}: each client would send its own weight, without noise; take noisy counts")
+        raise ConfigError(f"{key}: each client would send its own weight, without noise; take counts that are reported")
 
 
 def _check_privacy(config: Config, section: PrivacySection, method: methods.Method) -> None:

@@ -25,6 +25,7 @@ from fedskew.engine import (
     RoundRunner,
     answers_in_sum,
     cohort_size,
+    summable,
 )
 from fedskew.errors import ArgumentError, ConfigError, RunError
 from fedskew.experiment._backends import make_backend
@@ -319,6 +320,8 @@ def _make_runner(
         else privatize(task.counts, conditions.count_epsilon, rng=generator(seed, Purpose.NOISE))
     )
     weighed = noisy if conditions.count_use == "all" else None
+    if weighed is not None and config.engine.label_counts == "summed":
+        weighed = summable(weighed)
     size = cohort_size(training.participation, len(task.counts))
     target = task.target if config.target.is_estimated else _noisy_target(task.server_target, config.target.noise, seed)
     if method.pipeline is not None:

@@ -55,5 +55,6 @@ class FedLA(FromTotals):
         return fedla(answered.counts)
 
     def own_weight(self, counts: FloatArray, announced: Facts) -> float:
-        """Return the mean over the labels of the client's share of each; see `BySums.own_weight`."""
-        return fedla_share(counts, announced["totals"]) / np.count_nonzero(announced["totals"])
+        """Return the mean over the labels of the client's share of each, at most 1; see `BySums.own_weight`."""
+        totals = np.maximum(announced["totals"], counts)  # an error would tell a server that lies what the client holds
+        return fedla_share(counts, totals) / np.count_nonzero(totals)

@@ -39,8 +39,6 @@ from fedskew.weighting._protocol import Facts, FloatArray
 LEAST_CLIENTS = 10
 """Fewest clients whose sums are asked for."""
 
-_ROUNDING = 1e-3  # samples by which totals in fixed point may be below counts with noise, which are not whole numbers
-
 
 class Question(NamedTuple):
     """A question to all clients, whose answers (`fedpals_answer`) the server gets as one sum.
@@ -93,7 +91,7 @@ def fedla_share(counts: ArrayLike, totals: ArrayLike) -> float:
 
     Args:
         counts: The client's label counts, shape `(classes,)`.
-        totals: Sums over all clients, shape `(classes,)`; none below the client's own, but for rounding.
+        totals: Sums over all clients, shape `(classes,)`; none below the client's own.
 
     Returns:
         W: the sum over classes of the client's share of that class. All clients' sum is the number of classes held.
@@ -107,9 +105,9 @@ def fedla_share(counts: ArrayLike, totals: ArrayLike) -> float:
     own, pooled = _counts(counts, "counts"), _counts(totals, "totals")
     if own.shape != pooled.shape:
         raise ArgumentError(f"totals: expected shape {own.shape}, got {pooled.shape}")
-    if (own > pooled + _ROUNDING).any():
+    if (own > pooled * (1 + 1e-12)).any():
         raise ArgumentError("totals: are below the client's own counts, so they are not of all clients")
-    return float(np.minimum(np.divide(own, pooled, out=np.zeros_like(own), where=pooled > 0), 1.0).sum())
+    return float(np.sum(np.divide(own, pooled, out=np.zeros_like(own), where=pooled > 0)))
 
 
 class FromTotals:
