@@ -74,6 +74,10 @@ def _merged(names: Mapping[str, str]) -> Note:
     words = [note.split() for note in notes]
     before = _alike(words)
     after = min(_alike([one[::-1] for one in words]), min(map(len, words)) - before)
+    while before and not words[0][before - 1].endswith((".", ":")):  # whole sentences
+        before -= 1
+    while after and not words[0][len(words[0]) - after - 1].endswith("."):
+        after -= 1
     parts = [(names[note], " ".join(one[before : len(one) - after])) for note, one in zip(notes, words, strict=True)]
     if len(parts) > _SHOWN:
         parts = [*parts[:_SHOWN], (f"{len(parts) - _SHOWN} more", "each with its own figures")]
