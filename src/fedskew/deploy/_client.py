@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -207,7 +206,8 @@ class Site:
             raise ConfigError("data: this method keeps a state between rounds; give the site a folder (state)")
         if self.masks is not None and asked is not None:
             if announced and self.terms is not None:
-                self._used(self.terms).count("announced", _hash_of(announced))
+                said = RecordDict({BROADCAST: encode(announced)})
+                self._used(self.terms).count("announced", hash_of_question(said, "announced"))
             model, weight = hash_of_question(content, "model"), self._own_weight(announced)
             self.masks.keep_update(task.round, model, about_of(content), update, weight)
             return self._checked(self.masks.answer(asked, task.client))
@@ -640,13 +640,6 @@ def agreed_site(config: Config, agreement: Agreement, data: SiteData, terms: Ter
         estimation=make_estimation(config, len(agreement.classes)),
         masks=None if agreement.updates == "plain" else _masks(config, agreement, method, data, terms, place),
     )
-
-
-def _hash_of(announced: Mapping[str, torch.Tensor]) -> str:
-    whole = hashlib.sha256()
-    for name, values in sorted(announced.items()):
-        whole.update(f"{name} {values.dtype} {tuple(values.shape)}\n".encode() + values.numpy().tobytes())
-    return whole.hexdigest()[:32]
 
 
 def _masks(

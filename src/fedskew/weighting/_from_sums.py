@@ -12,16 +12,15 @@ so an exchange of classes + 2 sums (of a_i S~_i and of a_i S~_i . z) gives value
 N and of the second moments sum_i n_i S~_i S~_i', whose ridge solution is where BFGS starts, in the coordinates in which
 that problem is round.
 
-FedPALS's sums do not hide everybody, however many clients there are, and real sites take part in them
-with noisy counts alone (`reveals`). The moments have a row
-for each class, sum_i n_ic S~_i: of a class that one client alone holds it is that client's mix times its n_ic, hence
-its exact counts, and of one that it holds nearly alone, nearly these. And the moments, times z, less N kappa times a
-later exchange are the sum of n_i S~_i (S~_i . z) over the clients with a_i = 0: where that is one client alone, they
-tell its exact counts, too. Both to a server that only computes. FedAvg and FedLA are asked for totals alone. Totals
-over N and over N - 1 clients (another run, made-up clients) tell the last one's counts, and the sums of as many cohorts
-as there are clients everybody's. So this is for a run's start, over all clients and never over a cohort, and is refused
-for fewer than ten; weights of a cohort are these, renormalised. Noisy counts (`labels.privatize`) have no such limits
-and are the default.
+FedPALS's sums do not hide everybody, however many clients there are, and real sites take part in them with noisy counts
+alone (`reveals`). The moments have a row for each class, sum_i n_ic S~_i: of a class that one client alone holds it is
+that client's mix times its n_ic, hence its exact counts, and of one that it holds nearly alone, nearly these. And the
+moments, times z, less N kappa times a later exchange are the sum of n_i S~_i (S~_i . z) over the clients with a_i = 0:
+where that is one client alone, they tell its exact counts, too. Both to a server that only computes. FedAvg and FedLA
+are asked for totals alone. Totals over N and over N - 1 clients (another run, made-up clients) tell the last one's
+counts, and the sums of as many cohorts as there are clients everybody's. So this is for a run's start, over all clients
+and never over a cohort, and is refused for fewer than ten; weights of a cohort are these, renormalised. Noisy counts
+(`labels.privatize`) have no such limits and are the default.
 """
 
 from __future__ import annotations

@@ -243,7 +243,7 @@ function drawDots(element) {
       marker: { color: looks.map(color), symbol: looks.map(symbol), size: 10 } },
   ];
   const layout = { xaxis: { ticksuffix: unit, side: "top", nticks: 6 }, yaxis: rows(element, order), hovermode: "closest" };
-  show(element, dots, { ...layout, margin: { l: 20, r: 14, t: 58, b: 10 } }, state.measure);
+  show(element, dots, layout, state.measure);
 }
 
 function drawDifferences(element) {
@@ -264,7 +264,7 @@ function drawDifferences(element) {
   const zero = { type: "line", x0: 0, x1: 0, y0: 0, y1: 1, yref: "paper", line: { dash: "dash", width: 1 } };
   const layout = { xaxis: { side: "top", nticks: 6, tickformat: "+", autorangeoptions: { include: [-1, 1] }, zeroline: false },
     yaxis: rows(element, order), hovermode: "closest", shapes: [zero] };
-  show(element, [dots], { ...layout, margin: { l: 20, r: 14, t: 58, b: 10 } }, `${state.measure} ${state.reference}`);
+  show(element, [dots], layout, `${state.measure} ${state.reference}`);
 }
 
 function drawAlong(element) {
