@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedskew.arena import TUNING_SEED, ArenaJob, Plan, read_arena
+from fedskew.arena import TUNING_SEED, ArenaJob, Plan, next_calls, read_arena
 from fedskew.errors import ConfigError
 
 FILE = """
@@ -85,6 +85,46 @@ def test_a_method_without_a_parameter_of_its_own_spends_the_same_on_rates_beside
     assert rates(plan.missing(noted(plan.missing({}), scores))) == beside
 
 
+TOGETHER = (
+    FILE.replace('"fedavg", {', '"fedavg", "fedla", {')
+    .replace("training = {rounds = 2}", "training = {rounds = 2}\nengine = {backend = 'cohort', seeds_together = true}")
+    .replace("budget = 5", "budget = 5\ntogether = 6")
+)
+
+
+def named(calls: list[list[ArenaJob]]) -> list[list[tuple[str, str, float]]]:
+    return [[(job.entry.method, job.stage, job.config.training.lr) for job in call] for call in calls]
+
+
+def test_runs_of_a_situation_train_together_whatever_is_done_already(tmp_path) -> None:
+    arena = arena_of(tmp_path, TOGETHER, only={"place": "few"})
+    plans = [Plan(arena, entry) for entry in arena.entries]
+    calls = next_calls(plans, {}, ())
+    # fedavg and fedla train alike at clients; fedprox has another local step, and six runs fill a call
+    assert named(calls) == [
+        [(method, "tune", rate) for method in ("fedavg", "fedla") for rate in (0.01, 0.1, 1.0)],
+        [("fedprox", "tune", rate) for rate in (0.01, 0.1, 1.0)],
+    ]
+    assert named(next_calls(plans, noted(calls[0], [0.5] * 6), ())) == named(calls[1:])
+    assert named(next_calls(plans, noted(calls[0][:2], [0.5] * 2), ())) == [named(calls)[0][2:], named(calls)[1]]
+
+    # a method that has failed goes no further, and the others wait for nothing
+    book = noted([*calls[0], *calls[1][1:]], [0.5] * 8)
+    second = next_calls(plans, book, [calls[1][0].name])
+    assert named(second) == [[(method, "tune", rate) for method in ("fedavg", "fedla") for rate in (0.0316, 0.001)]]
+    book |= noted(second[0], [0.4] * 4)
+    third = next_calls(plans, book, [calls[1][0].name])  # two partitions of two seeds each are four runs
+    assert named(third) == [[("fedavg", "run", 0.01)] * 2 + [("fedla", "run", 0.01)], [("fedla", "run", 0.01)]]
+    book |= noted([job for call in third for job in call], [0.0] * 4)
+    assert next_calls(plans, book, [calls[1][0].name]) == []
+
+
+def test_without_seeds_together_every_config_is_a_call(tmp_path) -> None:
+    arena = arena_of(tmp_path, only={"place": "few"})
+    calls = next_calls([Plan(arena, entry) for entry in arena.entries], {}, ())
+    assert [len(call) for call in calls] == [1] * 6
+
+
 def test_situations_come_one_after_another_and_a_choice_of_them_has_the_same_runs(tmp_path) -> None:
     arena = arena_of(tmp_path)
     assert [(one.situation["place"], one.method) for one in arena.entries] == [
@@ -106,6 +146,7 @@ def test_situations_come_one_after_another_and_a_choice_of_them_has_the_same_run
         ("own = {method.local_step.mu = [0.5, 2.0]}", "own = {}", "sweep.methods[1].own: expected one key"),
         ("rates = [0.01, 0.1, 1.0]", "rates = [0.1]", "a single rate leaves nothing to tune"),
         ("[arena]", "[arena]\nreference = 'fedvag'", "no method is labelled 'fedvag' (did you mean 'fedavg'?)"),
+        ("budget = 5", "budget = 5\ntogether = 0", "arena.together: expected at least 1 (got 0)"),
         ("[arena]", "[areno]", "an arena needs a table [arena]"),
         ("partitions = [0, 1]", "partitions = [0, 0]", "expected different seeds"),
     ],

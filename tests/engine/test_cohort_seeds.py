@@ -10,6 +10,7 @@ from safetensors.numpy import load_file
 
 import fedskew
 from fedskew.errors import ConfigError
+from fedskew.experiment import resolve, simulate_together
 
 TASK: dict[str, Any] = {
     "seeds": [0, 1],
@@ -68,6 +69,35 @@ def test_an_interrupted_run_of_seeds_together_ends_as_one_that_was_not(tmp_path)
     for ours, theirs in zip(models(resumed.folder), models(whole.folder), strict=True):
         for name, value in theirs.items():
             np.testing.assert_allclose(ours[name], value, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_federations_of_different_methods_rates_and_partitions_end_as_each_of_them_alone() -> None:
+    trees: list[dict[str, Any]] = [
+        {"method": "fedavg"},
+        {"method": "fedla", "training": TASK["training"] | {"lr": 0.2}},
+        {"method": "fedexp", "partition": TASK["partition"] | {"seed": 5}, "seeds": [3]},
+        {"method": "feddyn", "training": TASK["training"] | {"participation": 1.0, "rounds": 3}},
+        {"method": "scaffold", "model": {"name": "logistic"}},
+        {"method": "scaffold", "training": TASK["training"] | {"lr": 0.2, "lr_decay": 0.5}},
+        {"method": "scaffold", "training": TASK["training"] | {"lr": 0.1}},
+    ]
+    configs = [resolve(TASK | tree) for tree in trees]
+    for config, together in zip(configs, simulate_together(configs), strict=True):
+        alone = fedskew.simulate(config, engine={"backend": "cohort"})
+        assert together.config == config
+        for name, value in alone.model.state_dict().items():
+            np.testing.assert_allclose(together.model.state_dict()[name], value, rtol=1e-3, atol=1e-5)
+        for ours, theirs in zip(together.runs, alone.runs, strict=True):
+            assert [record.cohort for record in ours.rounds] == [record.cohort for record in theirs.rounds]
+            assert [record.loss for record in ours.rounds[1:]] == pytest.approx(
+                [record.loss for record in theirs.rounds[1:]], rel=1e-3
+            )
+
+
+def test_federations_train_together_only_as_cohorts() -> None:
+    with pytest.raises(ConfigError, match="engine.seeds_together: is false"):
+        simulate_together([resolve(TASK | {"engine": {"backend": "cohort"}})])
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from __future__ import annotations
 from fedskew.arena._arena import TUNING_SEED, Arena, ArenaEntry, in_words, read_arena
 from fedskew.arena._compare import VIEWS, Ranks, Scores, Standing, View, by_axis, ranks, scores, standings
 from fedskew.arena._federation import FIGURES, Trained, train
-from fedskew.arena._jobs import ArenaJob, Plan
+from fedskew.arena._jobs import ArenaJob, Plan, next_calls
 from fedskew.arena._run import ArenaProgress, ArenaState, missing_jobs, read_state, run_arena
 from fedskew.arena._tables import comparison_notes, standing_table, write_comparison
 
@@ -34,6 +34,7 @@ __all__ = [
     "comparison_notes",
     "in_words",
     "missing_jobs",
+    "next_calls",
     "ranks",
     "read_arena",
     "read_state",

@@ -7,6 +7,7 @@ The file is a sweep with one more table; its grid holds the situations.
     rates = [0.01, 0.03, 0.1, 0.3]      # learning rates that every method tries
     budget = 6                          # runs that every method may spend on its tuning, those of the rates included
     last = 5                            # a run's score is the mean of its last 5 evaluations
+    together = 32                       # with engine.seeds_together: runs of a situation that train at a time
 
     [sweep]
     methods = [
@@ -30,7 +31,7 @@ from fedskew.errors import ConfigError, FedskewError, nearest
 from fedskew.experiment import Config, command_line, read_tree, sweep_of
 from fedskew.tables import flatten
 
-_KEYS = ("partitions", "rates", "budget", "last", "reference", "draw")
+_KEYS = ("partitions", "rates", "budget", "last", "reference", "together", "draw")
 TUNING_SEED = 1_000_003
 """Seed of the tuning runs and of the partition that they train on; no compared run has it."""
 
@@ -71,6 +72,7 @@ class Arena:
         budget: Runs that every method may spend on its tuning.
         last: Number of evaluations at the end of a run whose mean is its score.
         reference: Label of the method that the others are compared with.
+        together: Number of runs that train at a time, as one cohort where they can; those of one config always do.
         command: The command line that runs it.
         refused: Combinations that make no sense, and why, a line each.
     """
@@ -84,6 +86,7 @@ class Arena:
     budget: int
     last: int
     reference: str
+    together: int
     command: str
     refused: tuple[str, ...]
 
@@ -164,6 +167,7 @@ def read_arena(
         budget=settings.budget,
         last=settings.last,
         reference=settings.reference,
+        together=settings.together,
         command=" ".join([whole.command, *(f"--only {axis}={label}" for axis, label in (only or {}).items())]),
         refused=tuple(f"{cell.label}: {cell.reason}" for cell in whole.refused),
     )
@@ -186,6 +190,7 @@ class _Settings:
     budget: int
     last: int
     reference: str
+    together: int
 
     @classmethod
     def of(cls, section: Mapping[str, Any]) -> _Settings:
@@ -211,7 +216,10 @@ class _Settings:
         last = _whole(section, "last", 5)
         if last < 1:
             raise ConfigError(f"arena.last: expected at least 1 (got {last})")
-        return cls(tuple(partitions), tuple(rates), budget, last, reference)
+        together = _whole(section, "together", 32)
+        if together < 1:
+            raise ConfigError(f"arena.together: expected at least 1 (got {together})")
+        return cls(tuple(partitions), tuple(rates), budget, last, reference, together)
 
     def check(self, path: Path, entries: Sequence[ArenaEntry], methods: Collection[str]) -> None:
         if self.reference not in methods:

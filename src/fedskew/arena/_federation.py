@@ -1,16 +1,16 @@
-"""The training of one federation, on any worker: a config in plain values comes in, a row for each seed goes out."""
+"""The training of federations, on any worker: configs in plain values come in, a row for each seed goes out."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
 from fedskew import advice, methods
-from fedskew.errors import ArgumentError, BackendWarning, ConfigError, DataWarning, PartitionError
-from fedskew.experiment import Config, keep_data, resolve, simulate
+from fedskew.errors import ArgumentError, BackendWarning, ConfigError, DataWarning, FedskewError, PartitionError
+from fedskew.experiment import Config, Result, keep_data, resolve, simulate, simulate_together
 from fedskew.report import SeedRun, with_finished
 
 FIGURES = (
@@ -28,41 +28,63 @@ in units of FedAvg's, so that a step with a further pass counts for more. `made`
 
 @dataclass(frozen=True)
 class Trained:
-    """What `train` returns.
+    """What became of one config.
 
     Attributes:
         rows: The results of each seed, as texts by the names in `FIGURES`.
         federation: Its data set and partition rule, and figures of its labels and of the setting (see
             `advice.features`), as texts; empty where it could not be trained.
+        failed: Why it could not be trained this time: data are missing, or a run failed; empty if it was, or never can
+            be. There are no rows then.
     """
 
     rows: dict[int, dict[str, str]]
     federation: dict[str, str]
+    failed: str = ""
 
 
-def train(tree: Mapping[str, Any], last: int) -> Trained:
-    """Train the seeds of a config, and return their results; nothing is written.
+def train(trees: Sequence[Mapping[str, Any]], last: int) -> list[Trained]:
+    """Train the seeds of some configs, and return their results; nothing is written.
+
+    Several configs train as one cohort where they can; where one of them fails, each is trained alone.
 
     Args:
-        tree: The config in plain values.
+        trees: The configs in plain values; several have `engine.seeds_together`.
         last: Number of evaluations at the end whose mean is the result.
 
     Returns:
-        The results.
-
-    Raises:
-        FedskewError: It could not be trained this time: data are missing, or a run failed.
+        The results, by config.
     """
     keep_data()
-    config = resolve(tree)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", BackendWarning)
+        warnings.simplefilter("ignore", DataWarning)
+        if len(trees) > 1:
+            try:
+                return [_trained(result, last) for result in simulate_together([resolve(tree) for tree in trees])]
+            except Exception:  # which of them it was, and why, is found below
+                pass
+        return [_train_alone(tree, last) for tree in trees]
+
+
+def _train_alone(tree: Mapping[str, Any], last: int) -> Trained:
+    """Train the seeds of one config."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", BackendWarning)
-            warnings.simplefilter("ignore", DataWarning)
-            result = simulate(config, progress=False)
-    except (PartitionError, ConfigError, ArgumentError) as error:  # it would fail again
-        nothing = dict.fromkeys(FIGURES, "")
-        return Trained({seed: nothing | {"failure": f"refused: {error}"} for seed in config.seeds}, {})
+        config = resolve(tree)
+        try:
+            return _trained(simulate(config, progress=False), last)
+        except (PartitionError, ConfigError, ArgumentError) as error:  # it would fail again
+            nothing = dict.fromkeys(FIGURES, "")
+            return Trained({seed: nothing | {"failure": f"refused: {error}"} for seed in config.seeds}, {})
+    except FedskewError as error:
+        return Trained({}, {}, str(error))
+    except Exception as error:  # from a user's own component
+        return Trained({}, {}, f"{type(error).__name__}: {' '.join(str(error).split())}")
+
+
+def _trained(result: Result, last: int) -> Trained:
+    """The rows and the figures of a federation that was trained."""
+    config = result.config
     rows = {run.seed: _row(config, run, last) for run in result.runs}
     first = result.runs[0]
     training = config.training

@@ -41,28 +41,30 @@ class ArenaFiles:
         for line in self._read(self._federations_file, [*arena.axes, "partition"]):
             self.federations[self._federation(line)] = line
 
-    def add(self, job: ArenaJob, trained: Trained) -> None:
-        """Add the runs of a job, and its federation if it is new.
+    def add(self, trained: Sequence[tuple[ArenaJob, Trained]]) -> None:
+        """Add the runs of some jobs, and their federations if they are new, all at once.
 
         Args:
-            job: The job.
-            trained: Its results.
+            trained: The jobs and their results.
         """
-        config = job.config
-        partition = str(config.partition.seed)
-        lines = []
-        for seed, figures in trained.rows.items():
-            own = [job.stage, partition, str(seed), f"{config.training.lr:g}", job.own, job.keys[seed]]
-            head = {**job.entry.situation, "method": job.entry.method, **dict(zip(_RUN, own, strict=True))}
-            lines.append(head | figures)
-        self._add(self._runs_file, lines)
-        self.runs |= {line["config"]: line for line in lines}
-        federation = {**job.entry.situation, "partition": partition}
-        key = self._federation(federation)
-        if trained.federation and job.stage == "run" and key not in self.federations:
-            line = federation | {f"{OF_FEDERATION}{name}": value for name, value in trained.federation.items()}
-            self._add(self._federations_file, [line])
-            self.federations[key] = line
+        runs: list[dict[str, str]] = []
+        federations: list[dict[str, str]] = []
+        for job, result in trained:
+            config = job.config
+            partition = str(config.partition.seed)
+            for seed, figures in result.rows.items():
+                own = [job.stage, partition, str(seed), f"{config.training.lr:g}", job.own, job.keys[seed]]
+                head = {**job.entry.situation, "method": job.entry.method, **dict(zip(_RUN, own, strict=True))}
+                runs.append(head | figures)
+            federation = {**job.entry.situation, "partition": partition}
+            key = self._federation(federation)
+            if result.federation and job.stage == "run" and key not in self.federations:
+                of = {f"{OF_FEDERATION}{name}": value for name, value in result.federation.items()}
+                self.federations[key] = federation | of
+                federations.append(self.federations[key])
+        self._add(self._runs_file, runs)
+        self._add(self._federations_file, federations)
+        self.runs |= {line["config"]: line for line in runs}
 
     def _federation(self, line: Mapping[str, str]) -> tuple[str, ...]:
         return (*(line[axis] for axis in self._arena.axes), line["partition"])
@@ -89,6 +91,8 @@ class ArenaFiles:
         return lines
 
     def _add(self, path: Path, lines: Sequence[Mapping[str, str]]) -> None:
+        if not lines:
+            return
         head = [] if path.exists() and path.stat().st_size else [list(lines[0])]
         with writing(path):
             append(path, csv_text([*head, *(list(line.values()) for line in lines)]).encode())

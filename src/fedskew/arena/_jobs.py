@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import zip_longest
 from typing import Any, Literal
 
 from fedskew.arena._arena import TUNING_SEED, Arena, ArenaEntry
@@ -42,6 +43,14 @@ class ArenaJob:
     def keys(self) -> dict[int, str]:
         """The config hash of each run, by seed; runs with the same hash have the same result."""
         return {seed: self.config.for_seed(seed).hash for seed in self.config.seeds}
+
+    def is_done(self, runs: Mapping[str, Line]) -> bool:
+        """Return whether all of its runs are finished.
+
+        Args:
+            runs: The finished runs, by their hash.
+        """
+        return all(key in runs for key in self.keys.values())
 
     @property
     def name(self) -> str:
@@ -76,54 +85,58 @@ class Plan:
     entry: ArenaEntry
     _made: dict[tuple[str, str], ArenaJob] = field(default_factory=dict, repr=False)
 
+    def steps(self, runs: Mapping[str, Line]) -> list[list[ArenaJob]]:
+        """Return the jobs of each step: the rates, what else is tuned, and what is compared.
+
+        Args:
+            runs: The finished runs, by their hash.
+
+        Returns:
+            The steps that are known so far, as a step follows from the results of those before it.
+        """
+        steps: list[list[ArenaJob]] = [[], []]
+        values = [_Values(None)]
+        if self.arena.rates:
+            values = [_Values(rate) for rate in self.arena.rates]
+            steps[0] = [self._tune(one) for one in values]
+            if not _are_done(steps[0], runs):
+                return steps[:1]
+            further = self._second(_best(values, steps[0], runs))
+            steps[1] = [self._tune(one) for one in further]
+            if not _are_done(steps[1], runs):
+                return steps
+            values += further
+        best = _best(values, [*steps[0], *steps[1]], runs) if self.arena.rates else values[0]
+        return [*steps, [self._job("run", self._config(best, seed), best) for seed in self.arena.partitions]]
+
     def missing(self, runs: Mapping[str, Line]) -> list[ArenaJob]:
         """Return the jobs that can be trained now; none when all are done.
 
         Args:
-            runs: The finished runs, by their hash.
+            runs: See `steps`.
         """
-        tuning, values = self._tuning(runs)
-        if values is None:
-            return [job for job in tuning if not _is_done(job, runs)]
-        return [job for job in self._compared(values) if not _is_done(job, runs)]
+        return [job for job in self.steps(runs)[-1] if not job.is_done(runs)]
 
     def compared(self, runs: Mapping[str, Line]) -> list[ArenaJob]:
         """Return the jobs that are compared; empty while the method is being tuned.
 
         Args:
-            runs: See `missing`.
+            runs: See `steps`.
         """
-        _, values = self._tuning(runs)
-        return [] if values is None else self._compared(values)
+        return [job for step in self.steps(runs)[2:] for job in step]
 
     def tuned(self, runs: Mapping[str, Line]) -> list[ArenaJob]:
         """Return the tuning jobs that are known so far; later ones depend on the results of earlier ones.
 
         Args:
-            runs: See `missing`.
+            runs: See `steps`.
         """
-        return self._tuning(runs)[0]
+        return [job for step in self.steps(runs)[:2] for job in step]
 
     @property
     def number(self) -> int:
         """Number of runs in all."""
         return self.arena.budget + len(self.arena.partitions) * len(self.entry.config.seeds)
-
-    def _tuning(self, runs: Mapping[str, Line]) -> tuple[list[ArenaJob], _Values | None]:
-        """The tuning jobs, and the values that they chose once all are done."""
-        rates = self.arena.rates
-        if not rates:
-            return [], _Values(None)
-        first = [_Values(rate) for rate in rates]
-        jobs = [self._tune(values) for values in first]
-        if not all(_is_done(job, runs) for job in jobs):
-            return jobs, None
-        best = _best(first, jobs, runs)
-        then = self._second(best)
-        jobs += [self._tune(values) for values in then]
-        if not all(_is_done(job, runs) for job in jobs):
-            return jobs, None
-        return jobs, _best([*first, *then], jobs, runs)
 
     def _second(self, best: _Values) -> list[_Values]:
         """The values that are tried with the rest of the budget."""
@@ -135,9 +148,6 @@ class Plan:
     def _tune(self, values: _Values) -> ArenaJob:
         config = self._config(values, TUNING_SEED)
         return self._job("tune", config.model_copy(update={"seeds": [TUNING_SEED]}), values)
-
-    def _compared(self, values: _Values) -> list[ArenaJob]:
-        return [self._job("run", self._config(values, seed), values) for seed in self.arena.partitions]
 
     def _job(self, stage: Literal["tune", "run"], config: Config, values: _Values) -> ArenaJob:
         key = stage, config.hash
@@ -157,8 +167,53 @@ class Plan:
             raise type(error)(f"own value of {self.entry.method}: {error}") from None
 
 
-def _is_done(job: ArenaJob, runs: Mapping[str, Line]) -> bool:
-    return all(key in runs for key in job.keys.values())
+def next_calls(plans: Sequence[Plan], runs: Mapping[str, Line], failed: Collection[str]) -> list[list[ArenaJob]]:
+    """Return the next calls for a situation; the jobs of a call train at a time, at most `arena.together` runs.
+
+    No method goes on to its next step before all are done with this one, so that which runs train together depends
+    neither on the number of workers nor on where an arena was stopped.
+
+    Args:
+        plans: The methods in that situation.
+        runs: The finished runs, by their hash.
+        failed: Names of jobs that are not tried again.
+
+    Returns:
+        The calls; none when the situation is finished.
+    """
+
+    def is_settled(job: ArenaJob) -> bool:
+        return job.name in failed or job.is_done(runs)
+
+    for jobs in zip_longest(*(plan.steps(runs) for plan in plans), fillvalue=[]):
+        step = [job for of_plan in jobs for job in of_plan]
+        if not all(map(is_settled, step)):
+            calls = _together(step, plans[0].arena.together)
+            missing = [[job for job in call if not is_settled(job)] for call in calls]
+            return [call for call in missing if call]
+    return []
+
+
+def _together(jobs: Sequence[ArenaJob], most: int) -> list[list[ArenaJob]]:
+    """Divide jobs into calls of so many runs, with jobs of the same objective and local step side by side."""
+    different = {tuple(job.keys.values()): job for job in jobs}  # methods with the same config share its runs
+    alike: dict[str, list[ArenaJob]] = {}
+    for job in different.values():
+        method = job.config.method
+        alike.setdefault(json.dumps([method["objective"], method["local_step"]]), []).append(job)
+    calls: list[list[ArenaJob]] = []
+    left = 0
+    for job in (job for group in alike.values() for job in group):
+        if left < len(job.config.seeds) or not job.config.engine.seeds_together:
+            calls.append([])
+            left = most
+        calls[-1].append(job)
+        left -= len(job.config.seeds)
+    return calls
+
+
+def _are_done(jobs: Sequence[ArenaJob], runs: Mapping[str, Line]) -> bool:
+    return all(job.is_done(runs) for job in jobs)
 
 
 def _best(values: list[_Values], jobs: list[ArenaJob], runs: Mapping[str, Line]) -> _Values:

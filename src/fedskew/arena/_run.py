@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Protocol
 
 from fedskew.arena._arena import Arena
 from fedskew.arena._federation import Trained, train
 from fedskew.arena._files import ArenaFiles
-from fedskew.arena._jobs import ArenaJob, Plan
+from fedskew.arena._jobs import ArenaJob, Plan, next_calls
 from fedskew.errors import FedskewError
 from fedskew.files import locked
 
@@ -30,7 +31,7 @@ class ArenaProgress(Protocol):
         """
 
     def ended(self, job: ArenaJob, rows: Mapping[int, Mapping[str, str]], failure: str | None) -> None:
-        """Called after each call, which is of one config and some seeds.
+        """Called after each job, which is one config with some seeds.
 
         Args:
             job: What was trained.
@@ -67,7 +68,7 @@ def run_arena(
 ) -> ArenaState:
     """Train what is missing of an arena.
 
-    Every run that ends becomes a line of `runs.csv` at once. An arena that is started again trains only what is
+    The runs of a call become lines of `runs.csv` when it ends. An arena that is started again trains only what is
     missing, whether it was stopped, has got further methods or situations, or is restricted by another `only`.
 
     Args:
@@ -91,19 +92,27 @@ def run_arena(
         state = _state(arena, plans, files, {})
         if progress is not None:
             progress.begin(state.finished, state.number)
-        under_way: dict[Future[Trained], ArenaJob] = {}
-        waiting = list(plans)
+        situations = [_Situation([*group]) for _, group in groupby(plans, lambda plan: plan.entry.situation)]
+        under_way: dict[Future[list[Trained]], tuple[_Situation, list[ArenaJob]]] = {}
         while True:
-            waiting = _hand_out(waiting, files, under_way, failures, executor, _AHEAD * at_once)
+            for situation in situations:
+                while len(under_way) < _AHEAD * at_once and (call := situation.take(files.runs, failures)):
+                    future = executor.submit(train, [job.config.tree() for job in call], arena.last)
+                    under_way[future] = situation, call
+                if len(under_way) == _AHEAD * at_once:
+                    break
             if not under_way:
                 break
             for future in wait(under_way, return_when=FIRST_COMPLETED).done:
-                job = under_way.pop(future)
-                failure, rows = _take(job, future, files)
-                if failure is not None:
-                    failures[job.name] = failure
-                if progress is not None:
-                    progress.ended(job, rows, failure)
+                situation, call = under_way.pop(future)
+                situation.under_way -= 1
+                results = list(zip(call, _results(call, future), strict=True))
+                files.add(results)
+                for job, trained in results:
+                    if trained.failed:
+                        failures[job.name] = trained.failed
+                    if progress is not None:
+                        progress.ended(job, trained.rows, trained.failed or None)
         return _state(arena, plans, files, failures)
 
 
@@ -137,41 +146,39 @@ def missing_jobs(arena: Arena, out: Path) -> list[tuple[ArenaJob, int]]:
     return found
 
 
-def _hand_out(
-    plans: Sequence[Plan],
-    files: ArenaFiles,
-    under_way: dict[Future[Trained], ArenaJob],
-    failures: Mapping[str, str],
-    executor: Executor,
-    most: int,
-) -> list[Plan]:
-    """Submit jobs while there is room, and return the plans that are not finished."""
-    given = {id(job) for job in under_way.values()}
-    kept: list[Plan] = []
-    for at, plan in enumerate(plans):
-        if len(under_way) >= most:
-            return [*kept, *plans[at:]]
-        jobs = [job for job in plan.missing(files.runs) if job.name not in failures]
-        for job in jobs:
-            if id(job) not in given and len(under_way) < most:
-                under_way[executor.submit(train, job.config.tree(), plan.arena.last)] = job
-        if jobs:
-            kept.append(plan)
-    return kept
+@dataclass
+class _Situation:
+    """What is still to be trained in one situation.
+
+    Attributes:
+        plans: The methods.
+        waiting: Calls of this step that are not submitted yet.
+        under_way: Number of calls that are.
+        is_finished: Whether nothing is left.
+    """
+
+    plans: Sequence[Plan]
+    waiting: list[list[ArenaJob]] = field(default_factory=list)
+    under_way: int = 0
+    is_finished: bool = False
+
+    def take(self, runs: Mapping[str, Mapping[str, str]], failures: Mapping[str, str]) -> list[ArenaJob] | None:
+        """Return a call that can begin now; None while there is none."""
+        if not self.waiting and not self.under_way and not self.is_finished:
+            self.waiting = next_calls(self.plans, runs, failures)
+            self.is_finished = not self.waiting
+        if not self.waiting:
+            return None
+        self.under_way += 1
+        return self.waiting.pop(0)
 
 
-def _take(
-    job: ArenaJob, future: Future[Trained], files: ArenaFiles
-) -> tuple[str | None, Mapping[int, Mapping[str, str]]]:
-    """Write the results of a call and return their rows; or return why it failed."""
+def _results(call: Sequence[ArenaJob], future: Future[list[Trained]]) -> list[Trained]:
     try:
-        trained = future.result()
-    except FedskewError as error:
-        return str(error), {}
-    except Exception as error:  # from a user's own component, or from the cluster
-        return f"{type(error).__name__}: {' '.join(str(error).split())}", {}
-    files.add(job, trained)
-    return None, trained.rows
+        return future.result()
+    except Exception as error:  # its process was killed, or the cluster failed
+        reason = str(error) if isinstance(error, FedskewError) else f"{type(error).__name__}: {error}"
+        return [Trained({}, {}, " ".join(reason.split())) for _ in call]
 
 
 def _known(plan: Plan, files: ArenaFiles) -> list[ArenaJob]:

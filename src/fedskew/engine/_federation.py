@@ -815,7 +815,8 @@ def run_round_together(
     records.
 
     Args:
-        federations: Federations that differ only in seed and data, each with a `CohortBackend`.
+        federations: Federations with the same network and data set, each with a `CohortBackend`. Those whose local
+            training differs in more than samples, seed and learning rate train in cohorts of their own.
         states: The state of each federation after the last round.
 
     Returns:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -121,6 +121,23 @@ class LocalWork:
     seed: int
     augment: Augmentation | None = None
     hooks: Mapping[str, Hooks] = field(default_factory=dict)
+
+    def trains_like(self, other: LocalWork) -> bool:
+        """Find whether other work on the same data set is the same but for clients' samples, seed and learning rate.
+
+        Args:
+            other: The other work.
+
+        Returns:
+            Whether it is. Components are compared by `==`, and are different where that can't tell.
+        """
+        training = replace(other.training, lr=self.training.lr, lr_decay=self.training.lr_decay)
+        ours = (self.objective, self.local_step, self.training, self.hooks)
+        theirs = (other.objective, other.local_step, training, other.hooks)
+        try:
+            return bool(ours == theirs)
+        except (TypeError, ValueError):  # a component that holds an array
+            return False
 
     def settings(self, round: int, sent: Sent, state: Mapping[str, Tensor]) -> StepSettings:
         """Make the settings that all local steps of a client share.

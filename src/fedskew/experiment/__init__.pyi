@@ -52,6 +52,7 @@ from ._setup import make_task as make_task
 from ._setup import make_training_loop as make_training_loop
 from ._simulate import run_folder as run_folder
 from ._simulate import simulate as simulate
+from ._simulate import simulate_together as simulate_together
 from ._summary import over_seeds as over_seeds
 from ._sweep import Job as Job
 from ._sweep import SweepProgress as SweepProgress

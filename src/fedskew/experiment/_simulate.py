@@ -76,6 +76,41 @@ def simulate(
     return run_config(resolved, folder, resume=resume, fresh=fresh, progress=progress)
 
 
+def simulate_together(configs: Sequence[Config]) -> list[Result]:
+    """Train several federations at a time, a round of all after a round of all; nothing is written.
+
+    Where they have the same data set and network, and local training differs in no more than samples, seed and learning
+    rate, their clients train as one cohort. Results are those of `simulate` up to rounding.
+
+    Args:
+        configs: The configs, with `engine.seeds_together`.
+
+    Returns:
+        The result of each.
+
+    Raises:
+        FedskewError: As `simulate`; an error of one of them ends all.
+    """
+    alike: dict[str, list[int]] = {}
+    for at, config in enumerate(configs):
+        if not config.engine.seeds_together:
+            raise ConfigError("engine.seeds_together: is false, and federations train together; set it to true")
+        tree = config.tree()
+        same = [tree["data"], tree["model"], tree["engine"], config.training.augmentation]
+        alike.setdefault(plain_json(same), []).append(at)
+    results: dict[int, Result] = {}
+    with shared_data():
+        for places in alike.values():
+            loops = [(at, make_training_loop(configs[at], seed, None)) for at in places for seed in configs[at].seeds]
+            trained = run_in_step([loop for _, loop in loops], _rounds_together)
+            for at in places:
+                own = [(loop, run) for (of, loop), run in zip(loops, trained, strict=True) if of == at]
+                first, runs = own[0][0], tuple(run for _, run in own)
+                summary = runs[0].summary if len(runs) == 1 else over_seeds([run.summary for run in runs])
+                results[at] = Result(configs[at], runs, first.model.module, summary, None, first.finished_network())
+    return [results[at] for at in range(len(configs))]
+
+
 def run_config(
     resolved: Config,
     folder: Path | None,

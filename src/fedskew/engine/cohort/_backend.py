@@ -87,10 +87,16 @@ class CohortBackend(Backend):
             *(buffer for name, buffer in module.named_buffers() if name not in kept),
         ]
 
-    def agrees_with(self, other: CohortBackend) -> bool:
-        """Whether another backend's network has the same untrained values."""
+    def stacks_with(self, other: CohortBackend) -> bool:
+        """Whether another backend's clients can be stacked with this one's.
+
+        They can where local training is the same but for samples, seed and learning rate, and so are the untrained
+        values of the network, such as a last layer that is drawn.
+        """
         if self is other:
             return True
+        if not self.work.trains_like(other.work):
+            return False
         return all(torch.equal(one, two) for one, two in zip(self.untrained, other.untrained, strict=True))
 
     @property
@@ -109,31 +115,48 @@ class CohortRequest(NamedTuple):
 
 
 def train_together(requests: Sequence[CohortRequest]) -> list[list[Update]]:
-    """Train the cohorts of several federations as one cohort.
+    """Train the cohorts of several federations as one cohort, or as few as there are kinds of local training.
 
-    Where the network or a component can't be mapped over clients (an LSTM, a Python branch on values), they are trained
-    one after another instead, in this round and all that follow; a `BackendWarning` says why.
+    Where the network or a component can't be mapped over clients (an LSTM, a Python branch on values), clients are
+    trained one after another instead, in this round and all that follow; a `BackendWarning` says why.
 
     Args:
-        requests: A round of each federation. The federations differ only in their data and seed; the backend of the
-            first one sets the size of stacks.
+        requests: A round of each federation. The federations have the same network and data set; the backend of the
+            first one of each kind sets the size of stacks.
 
     Returns:
         The updates of each federation, in the order of its cohort.
     """
+    groups: list[list[int]] = []
+    for at, request in enumerate(requests):
+        same = (group for group in groups if requests[group[0]].backend.stacks_with(request.backend))
+        if (group := next(same, None)) is None:
+            groups.append([at])
+        else:
+            group.append(at)
+    trained: dict[int, list[Update]] = {}
+    for group in groups:
+        trained |= dict(zip(group, _train_group([requests[at] for at in group]), strict=True))
+    return [trained[at] for at in range(len(requests))]
+
+
+def _train_group(requests: Sequence[CohortRequest]) -> list[list[Update]]:
+    """Train the cohorts of federations that can be stacked; one client after another where they can't be mapped."""
     first = requests[0].backend
     if first.not_mapped is None:
         try:
             with warnings.catch_warnings():
                 # Operations that PyTorch maps one client at a time are slow, not wrong.
                 warnings.filterwarnings("ignore", "There is a performance drop because we have not yet implemented")
-                return _train_groups(requests)
+                return _train_mapped(requests)
         except RunError as error:
-            first.not_mapped = _why_not_mapped(error)
-            if first.not_mapped is None:
+            why = _why_not_mapped(error)
+            if why is None:
                 raise
+        for request in requests:
+            request.backend.not_mapped = why
         warnings.warn(
-            f"engine.backend: clients are trained one after another, not as one cohort: {first.not_mapped}",
+            f"engine.backend: clients are trained one after another, not as one cohort: {why}",
             BackendWarning,
             stacklevel=2,
         )
@@ -149,24 +172,6 @@ def _why_not_mapped(error: RunError) -> str | None:
     if "data-dependent control flow" in said or ".item()" in said:
         return "a Python branch on values can't be mapped over clients"
     return " ".join(said.split()) if "vmap" in said else None
-
-
-def _train_groups(requests: Sequence[CohortRequest]) -> list[list[Update]]:
-    """Train together those federations whose networks agree in what is not trained, such as a last layer that is drawn.
-
-    A stack has one network, whose trained parameters alone differ between clients.
-    """
-    groups: list[list[int]] = []
-    for at, request in enumerate(requests):
-        same = (group for group in groups if requests[group[0]].backend.agrees_with(request.backend))
-        if (group := next(same, None)) is None:
-            groups.append([at])
-        else:
-            group.append(at)
-    trained: dict[int, list[Update]] = {}
-    for group in groups:
-        trained |= dict(zip(group, _train_mapped([requests[at] for at in group]), strict=True))
-    return [trained[at] for at in range(len(requests))]
 
 
 def _train_mapped(requests: Sequence[CohortRequest]) -> list[list[Update]]:

@@ -167,12 +167,15 @@ class Stack:
         ]
 
     def _own(self) -> dict[str, Any]:
-        """Stack the data that differ between clients; with several servers also what each of them sent."""
+        """Stack the data that differ between clients; with several servers also what each sent, and learning rates."""
         setups = [client.setup for client in self.clients]
         own: dict[str, Any] = {
             "counts": torch.stack([one.context.counts for one in setups]),
             "client": {name: torch.stack([one.state[name] for one in setups]) for name in setups[0].state},
         }
+        rates = [float(one.settings.lr) for one in setups]
+        if len(set(rates)) > 1:
+            own["lr"] = torch.tensor(rates, device=self._device)
         sent = setups[0].sent
         if any(one.sent is not sent for one in setups):
             own["sent"] = ModelState(*map(torch.stack, zip(*(one.sent.model for one in setups), strict=True)))

@@ -37,7 +37,7 @@ class StackData(NamedTuple):
         targets: Class ids of `inputs`.
         sent: What the server sent; with several servers (federations trained together), what the first one sent.
         own: Data that differ between clients, `(clients, ...)`: label counts and states; with several servers also what
-            each client was sent.
+            each client was sent, and the learning rate where they have different ones.
         augmentation: Keys of the augmentation's draws, `(clients, 1)`; None without augmentation.
     """
 
@@ -103,7 +103,8 @@ class Step:
         Args:
             data: Data that stay the same during training, with what was sent and what clients kept.
             step_inputs: Inputs of this step.
-            settings: Gives the learning rate, momentum and weight decay; its other fields are not read.
+            settings: Gives the learning rate (unless clients have their own), momentum and weight decay; its other
+                fields are not read.
             model: The clients' models, `(clients, ...)`.
             carried: States of the local steps, `(clients, ...)`; None: they have none.
 
@@ -116,6 +117,7 @@ class Step:
         def one(parameters: Tensor, carried: Tensor | None, own: dict[str, Any]) -> tuple[Tensor, ...]:
             mine = settings._replace(
                 start=own["sent"].parameters if "sent" in own else data.sent.model.parameters,
+                lr=own.get("lr", settings.lr),
                 broadcast=own.get("broadcast", data.sent.broadcast),
                 client=own["client"],
             )
