@@ -40,6 +40,7 @@ def test_advice_names_a_method_its_reason_and_what_was_gained_nearby(home: Path,
     done = command("advise", "counts.csv", "--participation", "0.4", "--table", "evidence.csv.gz", cwd=home)
     assert done.returncode == 0, done.stderr
     assert "Take fedla, by a fixed rule: where not all clients take part in a round" in done.stdout
+    assert "fedskew methods fedla says what it asks of clients and reveals" in " ".join(done.stdout.split())
     assert "digits, number" in done.stdout
     assert "Small networks, digits and clothes" in done.stdout
     everyone = command("advise", "counts.csv", "--table", "evidence.csv.gz", "--json", cwd=home)
@@ -49,6 +50,7 @@ def test_advice_names_a_method_its_reason_and_what_was_gained_nearby(home: Path,
     assert (best["method"], best["median"], best["gained"], best["worst_class"]) == ("scaffold", 3.0, 1.0, 6.0)
     left_out = command("advise", "counts.csv", "--table", "evidence.csv.gz", "--without", "scaffold", cwd=home)
     assert "Take FedAvg" in left_out.stdout
+    assert "fedskew methods" not in left_out.stdout
 
 
 @pytest.mark.slow

@@ -164,8 +164,13 @@ def print_advice(console: Console, found: Advice) -> None:
         console: Where to print.
         found: The advice.
     """
+    from fedskew.methods import PRESETS
+
+    sentences = found.sentences()
+    if found.method in PRESETS and found.method != "fedavg":
+        sentences.append(f"fedskew methods {found.method} says what it asks of clients and reveals.")
     heading(console, "Which method")
-    for sentence in found.sentences():
+    for sentence in sentences:
         console.print(Padding(bullet(sentence), (0, 0, 0, 1)))
 
 
