@@ -6,7 +6,7 @@ import functools
 import gc
 import itertools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +20,37 @@ typer.main.get_command = functools.cache(typer.main.get_command)  # else made an
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
+PROCESSES = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+PLACE = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Let every test process collect from another folder on: a file that another one has compiled is only read."""
+    report = yield
+    if isinstance(collector, pytest.Directory):
+        start = len(report.result) * PLACE // PROCESSES
+        report.result[:] = [*report.result[start:], *report.result[:start]]
+    return report
+
+
 @pytest.hookimpl(trylast=True)  # after -m has chosen
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Deal out the longest tests, so that every test process begins with some: one that begins last is waited for.
 
     xdist gives each process one stretch of the tests, of equal lengths, and what is left to those that are done.
     """
-    processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    if PROCESSES == 1:
+        return
+    items.sort(key=lambda item: item.path)  # the same in all processes
     first = [item for item in items if item.get_closest_marker("first")]
     others = iter([item for item in items if not item.get_closest_marker("first")])
-    ends = [len(items) * place // processes for place in range(processes + 1)]
+    ends = [len(items) * place // PROCESSES for place in range(PROCESSES + 1)]
     dealt = []
-    for place in range(processes):
-        own = first[place::processes]
+    for place in range(PROCESSES):
+        own = first[place::PROCESSES]
         dealt += [*own, *itertools.islice(others, max(0, ends[place + 1] - ends[place] - len(own)))]
     items[:] = [*dealt, *others]
 
