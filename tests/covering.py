@@ -159,15 +159,12 @@ def covering_set() -> tuple[Cell, ...]:
 
 @cache
 def few() -> tuple[Cell, ...]:
-    """Of the covering set some that hold every component at least twice, with different others."""
+    """Of the covering set some that hold every component, first those that hold most that others before did not."""
     cells: list[Cell] = []
-    for _ in range(2):
-        left = [cell for cell in covering_set() if cell not in cells]
-        missing = set().union(*map(_items, left))
-        for cell in left:
-            if _items(cell) & missing:
-                cells.append(cell)
-                missing -= _items(cell)
+    missing = set().union(*map(_items, covering_set()))
+    while missing:
+        cells.append(max(covering_set(), key=lambda cell: len(_items(cell) & missing)))
+        missing -= _items(cells[-1])
     return tuple(cells)
 
 

@@ -16,6 +16,7 @@ from test_cohort_backend import (
     CLASSES,
     CLIENTS,
     ROWS,
+    STEP_AND_TEACHER,
     TEACHING,
     UNEVEN,
     Normed,
@@ -76,19 +77,20 @@ def captures(monkeypatch) -> Counter[int]:
     return counted
 
 
-def cells() -> list[Cell]:
-    """Every loss, term and local step; every term with FedSAM, which takes two gradients, and with another step.
+def cells(gathering: bool = True) -> list[Any]:
+    """Every loss, term and local step; with `make test-all` every term with FedSAM, which takes two gradients, too.
 
     That the cohort trains every pair of components as one client after another is shown without capture.
+
+    Args:
+        gathering: Also those of which a component gathers tensors from batches.
     """
     terms = [TERMS[place : place + 3] for place in range(0, len(TERMS), 3)]
-    others = [step for step in STEPS if step != "fedsam"]
-    count = max(len(terms), len(others), len(LOSSES))
-    return [
-        _accepted(place + shift, terms[place % len(terms)], step)
-        for place in range(count)
-        for shift, step in enumerate((others[place % len(others)], "fedsam"))
-    ]
+    count = max(len(terms), len(STEPS), len(LOSSES))
+    once = [_accepted(place, terms[place % len(terms)], STEPS[(place + 3) % len(STEPS)]) for place in range(count)]
+    twice = [_accepted(place + 1, some, "fedsam") for place, some in enumerate(terms)]
+    more = [pytest.param(cell, marks=pytest.mark.whole_product) for cell in twice if gathering or not gathers(cell)]
+    return [*(cell for cell in once if gathering or not gathers(cell)), *more]
 
 
 def _accepted(first: int, terms: tuple[str, ...], step: str) -> Cell:
@@ -104,7 +106,16 @@ def gathers(cell: Cell) -> bool:
     return "fpl" in cell.terms or cell.loss == "fednh"
 
 
-AUGMENTED = [("cnn_w2", None), *(("lenet5", augmentation) for augmentation in AUGMENTATIONS)]
+PARTS = ("crop_flip", "autoaugment")
+"""Augmentations of which `crop_flip_autoaugment` is made."""
+
+AUGMENTED = [
+    ("cnn_w2", None),
+    *(
+        pytest.param("lenet5", augmentation, marks=[pytest.mark.whole_product] * (augmentation in PARTS))
+        for augmentation in AUGMENTATIONS
+    ),
+]
 """A network with each augmentation, and one with dropout of channels without."""
 
 
@@ -124,8 +135,7 @@ def test_every_loss_term_and_local_step_trains_as_one_client_after_another(cell:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("step", ["sgd", "fedsam"])
-@pytest.mark.parametrize("left", [False, True], ids=["teacher in eval mode", "teacher on batch statistics"])
+@pytest.mark.parametrize(("step", "left"), STEP_AND_TEACHER)
 def test_batch_norm_dropout_and_buffers_are_each_clients_own(step, left):
     method = built(objective=TEACHING, local_step={"name": step})
     alone, together, model = captured(method, network(Normed), batch_size=9, teacher_train_mode=left)
@@ -267,9 +277,8 @@ def test_federations_of_several_seeds_train_as_each_alone():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("chunk", [1, 3])
-def test_chunks_of_a_cohort_train_one_after_another(chunk):
-    alone, together, model = captured(built(objective=TEACHING), network(), chunk=chunk)
+def test_chunks_of_a_cohort_train_one_after_another():
+    alone, together, model = captured(built(objective=TEACHING), network(), chunk=3)
     everybody = [Assignment(client, 2) for client in range(CLIENTS)]
     assert_close_updates(together.train(1, everybody, Sent(model)), alone.train(1, everybody, Sent(model)))
     assert_captured(together)
@@ -429,7 +438,7 @@ def test_a_step_that_waits_for_the_device_is_noticed():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cell", [cell for cell in cells() if not gathers(cell)], ids=str)
+@pytest.mark.parametrize("cell", cells(gathering=False), ids=str)
 def test_no_step_waits_for_the_device(cell: Cell, on_a_device):
     method = built(**cell.tables())
     _, together, model = captured(method, network(Normed), batch_size=9)
