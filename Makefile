@@ -2,8 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 # Test processes, each on one thread, and one more than processors, as some tests wait (quick ones do not). Programs start
-# faster from compiled files, and our own are compiled once before all. Runs write through to the disk, which is waited for: tests write into memory where there is
-# room.
+# faster from compiled files, and our own are compiled once before all. Runs write through to the disk, which is waited
+# for: tests write into memory where there is room.
 JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 TMP := $(shell [ "$$(df -k --output=avail /dev/shm 2> /dev/null | tail -1)" -gt 4000000 ] 2> /dev/null && echo TMPDIR=/dev/shm)
 TEST = $(BIN)/python -m compileall -q src && PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(TMP) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal

@@ -158,13 +158,18 @@ def covering_set() -> tuple[Cell, ...]:
 
 
 @cache
-def few() -> tuple[Cell, ...]:
-    """Of the covering set some that hold every component, first those that hold most that others before did not."""
+def few(times: int = 1) -> tuple[Cell, ...]:
+    """Of the covering set some that hold every component as often, each time in other combinations.
+
+    Greedy: the next is the one that holds most of the components that are missing.
+    """
     cells: list[Cell] = []
-    missing = set().union(*map(_items, covering_set()))
-    while missing:
-        cells.append(max(covering_set(), key=lambda cell: len(_items(cell) & missing)))
-        missing -= _items(cells[-1])
+    for _ in range(times):
+        left = [cell for cell in covering_set() if cell not in cells]
+        missing = set().union(*map(_items, left))
+        while missing:
+            cells.append(max(left, key=lambda cell: len(_items(cell) & missing)))
+            missing -= _items(cells[-1])
     return tuple(cells)
 
 

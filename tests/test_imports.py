@@ -9,7 +9,7 @@ import pytest
 
 STEPS = {
     "import fedskew.labels, fedskew.weighting": {"torch", "matplotlib", "scipy", "sklearn", "opendp"},
-    "import fedskew.cli.labels, fedskew.cli.methods": {"torch", "matplotlib", "sklearn"},
+    "import fedskew.cli": {"torch", "matplotlib", "scipy", "sklearn", "flwr"},
     "import fedskew.methods.catalogue": {"fedskew.engine", "fedskew.experiment", "matplotlib", "sklearn", "jinja2"},
     "import fedskew; fedskew.simulate": {"tensorboard", "mlflow", "wandb", "matplotlib", "sklearn"},
     "fedskew.data.load('digits')": {"matplotlib", "sklearn"},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import numpy as np
 import typer
@@ -15,8 +15,11 @@ from fedskew.cli.counts import DecimalSign
 from fedskew.cli.page import bullet, empty_table, escaped, heading, print_json, print_note, some_of
 from fedskew.errors import ArgumentError
 from fedskew.files import write_text
-from fedskew.labels import MixEstimate, MixMethod, Outcomes, read_outcomes
+from fedskew.labels import MixMethod
 from fedskew.tables import counted, csv_text
+
+if TYPE_CHECKING:
+    from fedskew.labels import MixEstimate, Outcomes
 
 CLASSES_SHOWN = 20
 DEFAULT_FIGURE = Path("target-mix.png")
@@ -70,6 +73,8 @@ def target(
     """
     if picture is not None and no_picture:
         raise ArgumentError("--no-picture: contradicts --picture; give only one of them")
+    from fedskew.labels import read_outcomes
+
     outcomes = read_outcomes(predictions, tables, _edges(bins), None if decimal is None else decimal.value)
     estimate = outcomes.estimate(mix_method(method))
     drawn = None if no_picture else picture if picture is not None or as_json else DEFAULT_FIGURE

@@ -15,6 +15,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,11 @@ from fedskew.files import write_text, writing
 
 _ROWS = 256
 """How many rows stand for the inputs of a data set that is read from files batch by batch."""
+
+
+@cache  # of the code that this process runs; read from a file
+def _version() -> str:
+    return version("fedskew")
 
 
 @dataclass(frozen=True)
@@ -96,7 +102,7 @@ class Identity:
             config: The config.
             content: What its data are, as loaded.
         """
-        return cls(version("fedskew"), own_sources(config.tree()), content, _origin(config))
+        return cls(_version(), own_sources(config.tree()), content, _origin(config))
 
     def changes(self, config: Config, data: Callable[[], str], present: Present) -> list[str]:
         """List what has changed since, in words; empty if nothing has.
@@ -107,7 +113,7 @@ class Identity:
             present: What there is now.
         """
         found = []
-        if (now := version("fedskew")) != self.version:
+        if (now := _version()) != self.version:
             found.append(f"fedskew was {self.version} and is {now}")
         if code := changed_sources(self.sources, present.sources(config)):
             found.append(f"your code changed ({', '.join(code)})")

@@ -115,7 +115,7 @@ def surroundings(threads: int, device: torch.device) -> dict[str, Any]:
         device: The device.
     """
     return {
-        "versions": {name: version(name) for name in ("fedskew", "torch", "numpy")}
+        "versions": {name: _version(name) for name in ("fedskew", "torch", "numpy")}
         | {"python": platform.python_version()},
         "machine": {
             "system": platform.platform(),
@@ -126,6 +126,9 @@ def surroundings(threads: int, device: torch.device) -> dict[str, Any]:
         "revision": _revision(),
         "command": Path(sys.argv[0]).name,
     }
+
+
+_version = cache(version)
 
 
 @cache
