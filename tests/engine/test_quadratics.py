@@ -138,10 +138,11 @@ def test_fedavg_comes_to_rest_beside_the_common_optimum(training):
 @pytest.mark.parametrize(
     ("option", "participation", "training", "rounds"),
     [
-        ("one", 1.0, PLAIN, 25),
+        pytest.param("one", 1.0, PLAIN, 25, marks=pytest.mark.whole_product),
         ("two", 0.67, PLAIN, 35),
-        ("one", 0.67, WITH_MOMENTUM, 50),
-        ("two", 1.0, WITH_MOMENTUM, 50),
+        pytest.param("one", 0.67, WITH_MOMENTUM, 50, marks=pytest.mark.whole_product),
+        ("one", 1.0, WITH_MOMENTUM, 50),
+        pytest.param("two", 1.0, WITH_MOMENTUM, 50, marks=pytest.mark.whole_product),
     ],
 )
 def test_scaffold_reaches_it_with_all_clients_and_with_two_at_a_time(option, participation, training, rounds):
@@ -150,14 +151,20 @@ def test_scaffold_reaches_it_with_all_clients_and_with_two_at_a_time(option, par
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("training", "rounds"), [(PLAIN, 65), (WITH_MOMENTUM, 90)], ids=["plain", "momentum"])
+@pytest.mark.parametrize(
+    ("training", "rounds"),
+    [
+        pytest.param(PLAIN, 65, marks=pytest.mark.whole_product, id="plain"),
+        pytest.param(WITH_MOMENTUM, 90, id="momentum"),
+    ],
+)
 def test_scaffold_reaches_it_with_one_client_at_a_time(training, rounds):
     found = at_rest(Scaffold(), rounds, participation=0.34, epochs=5, **training)
     np.testing.assert_allclose(found, optimum(), atol=1e-5)
 
 
 @pytest.mark.slow
-@with_and_without_momentum
+@pytest.mark.parametrize("training", [pytest.param(PLAIN, marks=pytest.mark.whole_product), WITH_MOMENTUM])
 def test_scaffold_reaches_it_whatever_steps_the_clients_take(training):
     found = at_rest(Scaffold(), 60, steps=(1, 2, 5), epochs=2, **training)
     np.testing.assert_allclose(found, optimum(), atol=1e-5)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import inspect
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -100,7 +102,31 @@ NOT_MEANS_OF_ROWS = {
 OF_FEATURES = {"moon", "fedmr", "feddecorr", "uniformity", "fpl"}
 
 every_loss = pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES.keys())
-every_client = pytest.mark.parametrize("counts", COUNTS.values(), ids=COUNTS.keys())
+
+
+def for_each(clients: Mapping[str, tuple[float, ...]]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Let a test run with the label counts of each client, as one: a thousand small tests take seconds to begin."""
+
+    def decorate(test: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(test)
+        def with_each(**given) -> None:
+            for name, counts in clients.items():
+                try:
+                    test(counts=counts, **given)
+                except BaseException as error:
+                    error.add_note(f"The client has {name}.")
+                    raise
+
+        signature = inspect.signature(test)
+        others = [parameter for name, parameter in signature.parameters.items() if name != "counts"]
+        with_each.__signature__ = signature.replace(parameters=others)
+        return with_each
+
+    return decorate
+
+
+every_client = for_each(COUNTS)
+every_client_and_an_empty_one = for_each({**COUNTS, "no samples": (0.0,) * CLASSES})
 
 
 def client(counts: tuple[float, ...], rows: int = 7, seed: int = 0, dtype: torch.dtype = torch.float64) -> Client:
@@ -163,7 +189,7 @@ def test_a_full_mask_is_no_mask(loss):
 
 
 @every_loss
-@pytest.mark.parametrize("counts", [*COUNTS.values(), (0.0,) * CLASSES], ids=[*COUNTS, "empty client"])
+@every_client_and_an_empty_one
 def test_a_batch_of_padding_is_worth_nothing_and_moves_nothing(loss, counts):
     rows = client(COUNTS["no vacant class"], dtype=torch.float32)._replace(
         counts=torch.tensor(counts), mask=torch.zeros(7, dtype=torch.bool)
@@ -175,7 +201,7 @@ def test_a_batch_of_padding_is_worth_nothing_and_moves_nothing(loss, counts):
 
 @pytest.mark.slow
 @every_loss
-@pytest.mark.parametrize("counts", [*COUNTS.values(), (0.0,) * CLASSES], ids=[*COUNTS, "empty client"])
+@every_client_and_an_empty_one
 @pytest.mark.parametrize("mask", [None, torch.zeros(7, dtype=torch.bool)], ids=["real rows", "padding"])
 @pytest.mark.filterwarnings("ignore:Anomaly Detection has been enabled")
 def test_no_step_of_the_backward_pass_meets_a_nan(loss, counts, mask):
