@@ -21,16 +21,16 @@ FEDPALS = {"preset": "fedpals", "weighting": {"name": "fedpals", "ess": 0.5}}
         ("scaffold", {}),
         ("fedentopt+fedla", {"participation": 0.67}),
         (FEDPALS, {}),
-        ("fedvls", {"participation": 0.67}),
         ("moon", {"participation": 0.67}),
         ("afl", {}),
         ("fednova", {"epochs": 2}),
-        ("seol_kim", {}),
         ("fedetf", {}),  # every site draws the same simplex
         ("fednh", {"participation": 0.67}),
         ("fedcbs+feddisco+feddyn", {"participation": 0.67}),
-        ("fedacg", {}),
-        *(pytest.param(name, {}, marks=pytest.mark.whole_product) for name in ("fedavg", "fedgf", "fedmr", "fedadam")),
+        *(
+            pytest.param(name, {}, marks=pytest.mark.whole_product)
+            for name in ("fedavg", "fedgf", "fedmr", "fedadam", "fedvls", "seol_kim", "fedacg")
+        ),
     ],
     ids=str,
 )

@@ -228,7 +228,8 @@ def test_scaffolds_change_must_be_what_the_update_makes_it(tmp_path: Path) -> No
     "method",
     [
         "fednova",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("scaffold", "afl", "moon", "fedvls", "fedgf")),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("scaffold", "afl", "moon")),
+        *(pytest.param(name, marks=pytest.mark.whole_product) for name in ("fedvls", "fedgf")),
     ],
 )
 def test_honest_sites_are_not_suspected(tmp_path: Path, method: str) -> None:

@@ -45,10 +45,17 @@ def test_the_finished_model_is_that_of_the_simulation(finish, tmp_path):
     assert again.summary == json.loads((sites.run_folder / "summary.json").read_text())
 
 
+@pytest.fixture(scope="module")
+def adapted(tmp_path_factory):
+    """Sites that adapted their model, the grid that asked them, and what the run ended with."""
+    sites = federate(tmp_path_factory.mktemp("adapted"), finishing("adapt", target={"mix": TARGET}))
+    grid = sites.grid()
+    return sites, grid, sites.run(grid).run(resume=True)
+
+
 @pytest.mark.slow
-def test_adapt_calibrates_on_the_sites_test_samples_towards_a_mix_that_the_server_knows(tmp_path):
-    sites = federate(tmp_path, finishing("adapt", target={"mix": TARGET}))
-    done = sites.run(sites.grid()).run(resume=True)
+def test_adapt_calibrates_on_the_sites_test_samples_towards_a_mix_that_the_server_knows(adapted):
+    *_, done = adapted
     said = done.summary["finished"]
     assert said["notes"]["mix"] == pytest.approx(TARGET)
     assert sum(said["notes"]["held_out"]) == sum(map(sum, said["evaluation"]["confusion"]))
@@ -99,26 +106,29 @@ def asked_once_more(grid, sites, name, source, names=(), offset=0.0):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("finish", "source", "names"),
-    [("adapt", "training", ()), ("ccvr", "held_out", ()), ("adapt", "held_out", ("slope", "weights"))],
-)
-def test_a_site_answers_no_question_that_its_finish_does_not_ask(finish, source, names, tmp_path):
-    sites = federate(tmp_path, finishing(finish, target={"mix": TARGET}))
-    grid = sites.grid()
-    sites.run(grid).run(resume=True)
+@pytest.mark.parametrize(("source", "names"), [("training", ()), ("held_out", ("slope", "weights"))])
+def test_a_site_answers_no_question_that_its_finish_does_not_ask(source, names, adapted):
+    sites, grid, _ = adapted
     answer = asked_once_more(grid, sites, "ash", source, names)
     assert not answer.has_content()
     assert "not agreed: finish" in answer.error.reason
 
 
 @pytest.mark.slow
-def test_a_site_answers_about_two_models_at_most(tmp_path):
-    sites = federate(tmp_path, finishing("adapt", target={"mix": TARGET}))
+def test_a_site_answers_no_question_about_samples_that_its_finish_does_not_read(tmp_path):
+    sites = federate(tmp_path, finishing("ccvr", target={"mix": TARGET}))
     grid = sites.grid()
     sites.run(grid).run(resume=True)
-    assert asked_once_more(grid, sites, "ash", "held_out", offset=1.0).has_content()
-    again = asked_once_more(grid, sites, "ash", "held_out", offset=2.0)
+    answer = asked_once_more(grid, sites, "ash", "held_out")
+    assert not answer.has_content()
+    assert "not agreed: finish" in answer.error.reason
+
+
+@pytest.mark.slow
+def test_a_site_answers_about_two_models_at_most(adapted):
+    sites, grid, _ = adapted
+    assert asked_once_more(grid, sites, "birch", "held_out", offset=1.0).has_content()
+    again = asked_once_more(grid, sites, "birch", "held_out", offset=2.0)
     assert "not agreed" in again.error.reason
 
 

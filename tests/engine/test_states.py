@@ -242,7 +242,13 @@ def test_an_interrupt_when_clients_are_ahead_of_the_server_resumes_to_the_same_b
     [
         pytest.param({"training": {"participation": 0.01}}, id="one participant"),
         pytest.param({"training": {"epochs": 0}}, id="no step"),
-        pytest.param({"training": {"batch_size": 1, "lr": 0.005, "participation": 0.2}}, id="batches of one"),
+        pytest.param(
+            {
+                "data": {"name": "digits", "rows": 400},
+                "training": {"batch_size": 1, "lr": 0.005, "participation": 0.2},
+            },
+            id="batches of one",
+        ),
         pytest.param({"training": {"batch_size": 10_000}}, id="one batch"),
         pytest.param({"partition": {"rule": "quantity", "clients": 10, "labels_per_client": 1}}, id="single class"),
         pytest.param({"conditions": {"dropout": 0.7, "dropout_rule": "bernoulli"}}, id="nobody may answer"),

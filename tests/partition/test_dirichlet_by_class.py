@@ -43,11 +43,11 @@ def test_divides_as_the_authors_loop_does_on_the_same_draws(seed: int, balance: 
     ("clients", "balance", "percent"),
     [
         # FedEntOpt, figure 4, CIFAR-10, Dir(0.1), cohorts of 7 and 3: 65, 7, 59, 5 % in the paper (500 draws).
-        (150, True, {7: 70, 3: 9}),
+        pytest.param(150, True, {7: 70, 3: 9}, marks=pytest.mark.whole_product),
         (200, True, {7: 68, 3: 7}),
         # Without the balance rule the paper's figures are out of reach.
         (150, False, {7: 90, 3: 22}),
-        (200, False, {7: 87, 3: 18}),
+        pytest.param(200, False, {7: 87, 3: 18}, marks=pytest.mark.whole_product),
     ],
 )
 def test_chance_that_a_random_cohort_holds_every_class(clients, balance, percent) -> None:

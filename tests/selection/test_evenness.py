@@ -38,7 +38,8 @@ def federation(kind: str, clients: int, classes: int, rng: np.random.Generator) 
         case "one size":
             return rng.multinomial(50, mixes).astype(float)
         case "two labels each, many alike":
-            return 25.0 * np.array([np.bincount(rng.integers(0, classes, 2), minlength=classes) for _ in mixes])
+            first, second = rng.integers(0, classes, (2, clients))
+            return 25.0 * (np.eye(classes)[first] + np.eye(classes)[second])
         case "noisy":
             return np.maximum(rng.multinomial(50, mixes) + rng.laplace(0, 1, mixes.shape), 0)
         case "one huge, many empty":
@@ -52,7 +53,7 @@ KINDS = ["sizes differ", "one size", "two labels each, many alike", "noisy", "on
 
 
 @pytest.mark.slow
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=200, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_small_federations_full_of_ties(data) -> None:
     clients, classes = data.draw(st.integers(1, 12)), data.draw(st.integers(1, 5))
@@ -66,7 +67,7 @@ def test_small_federations_full_of_ties(data) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.whole_product) for seed in (1, 2))])
 @pytest.mark.parametrize("kind", KINDS)
 def test_hundreds_of_choices_among_thousands(kind: str, seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -82,7 +83,7 @@ def test_many_clients_of_which_few_need_a_look(kind: str) -> None:
     # 80,000 clients are three blocks; where sizes differ, one of them is enough for most choices.
     counts = federation(kind, 80_000, 4, np.random.default_rng(0))
     candidates = np.arange(80_000)
-    assert even_cohort(counts, candidates, 30).tolist() == anew(counts, candidates, 30)
+    assert even_cohort(counts, candidates, 12).tolist() == anew(counts, candidates, 12)
 
 
 @pytest.mark.slow

@@ -211,11 +211,10 @@ def test_cohorts_of_two_labels_a_client_are_nearly_uniform(seed: int) -> None:
     ],
 )
 def test_a_larger_buffer_trades_entropy_for_participation(buffer, bits, tolerance, least, most) -> None:
-    for seed in range(2):
-        entropies, took_part = play(FedEntOpt(buffer), split_counts(DirichletByClass(0.1), seed), 100)
-        assert entropies.mean() == pytest.approx(bits, abs=tolerance)
-        assert least[0] <= took_part.min() <= least[1]
-        assert most[0] <= took_part.max() <= most[1]
+    entropies, took_part = play(FedEntOpt(buffer), split_counts(DirichletByClass(0.1), 0), 100)
+    assert entropies.mean() == pytest.approx(bits, abs=tolerance)
+    assert least[0] <= took_part.min() <= least[1]
+    assert most[0] <= took_part.max() <= most[1]
 
 
 def test_refuses_a_buffer_that_leaves_too_few_and_names_the_largest_that_works() -> None:
@@ -251,12 +250,12 @@ def test_candidates_are_drawn_uniformly_from_those_outside_the_buffer() -> None:
     counts = np.ones((10, 2))
     state, rng = FedEntOptState(np.arange(5)), np.random.default_rng(0)
     selection = FedEntOpt(candidates=2)
-    took_part = np.bincount(np.concatenate([selection.select(state, counts, 2, rng)[0] for _ in range(2000)]))
+    took_part = np.bincount(np.concatenate([selection.select(state, counts, 2, rng)[0] for _ in range(1000)]))
     assert not took_part[:5].any()
-    np.testing.assert_allclose(took_part[5:], 800, atol=110)  # 5 standard deviations
-    with_first = [selection.select(state, counts, 2, rng, first=7)[0].tolist() for _ in range(2000)]
+    np.testing.assert_allclose(took_part[5:], 400, atol=77)  # 5 standard deviations
+    with_first = [selection.select(state, counts, 2, rng, first=7)[0].tolist() for _ in range(1000)]
     assert {first for first, _ in with_first} == {7}
-    np.testing.assert_allclose(np.bincount([other for _, other in with_first])[[5, 6, 8, 9]], 500, atol=97)
+    np.testing.assert_allclose(np.bincount([other for _, other in with_first])[[5, 6, 8, 9]], 250, atol=68)
 
 
 def test_the_choice_among_candidates_is_greedy() -> None:
