@@ -40,6 +40,7 @@ def here(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_table_for_people_and_every_probability_in_a_file(command: Command, run: Path, here: Path) -> None:
     done = command("predict", run, "images", "--csv", "all.csv", cwd=here)
     assert (done.returncode, done.stderr) == (0, "")

@@ -250,6 +250,7 @@ def images_of_pacs(tmp_path_factory):
     return root
 
 
+@pytest.mark.slow
 def test_pacs_trains_on_two_domains_sets_one_aside_and_tests_on_the_last(images_of_pacs):
     pacs = load("pacs", images_of_pacs, size=16, leave_out=["giraffe"])
     assert pacs.domain_names == ("art_painting", "cartoon", "photo", "sketch")

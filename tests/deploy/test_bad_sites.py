@@ -224,6 +224,7 @@ def test_scaffolds_change_must_be_what_the_update_makes_it(tmp_path: Path) -> No
     assert "control variate" in records[0]["deployment"]["refused"]["birch"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method",
     [
@@ -282,6 +283,7 @@ def test_fpls_means_and_numbers_are_checked(tmp_path: Path) -> None:
         assert 1 not in record["answered"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("steps", "smallest"), [(1, 1), (4, 1), (3, 32)])
 def test_steps_are_what_counts_epochs_and_batches_make_them(tmp_path: Path, steps: int, smallest: int) -> None:
     """90 samples in batches of 32: three steps, or two where a last batch of fewer than 32 is left out."""

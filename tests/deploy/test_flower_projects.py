@@ -210,6 +210,7 @@ def test_fedacg_evaluates_and_returns_the_model_without_momentum_and_sends_the_o
     np.testing.assert_array_equal(found.arrays["1.weight"].numpy(), evaluated[1])
 
 
+@pytest.mark.slow
 def test_each_half_of_feddyn_refuses_a_stock_other_half(tmp_path: Path, caplog: Any) -> None:
     federation = federate(tmp_path, tree("fedavg"))
 

@@ -87,6 +87,7 @@ class OfAll:
         return (parameters + number * change).to(parameters.dtype), None
 
 
+@pytest.mark.slow
 def test_a_server_update_of_ones_own_knows_the_number_of_sites_at_a_site_too(tmp_path: Path) -> None:
     own = {"preset": "fedavg", "server_update": {"name": "test_masked:OfAll"}}
     ours = masked(tmp_path / "own", own)
@@ -242,6 +243,7 @@ def test_a_site_that_does_not_answer_costs_no_attempt(tmp_path: Path) -> None:
     assert (first.deployment["attempts"], first.deployment["silent"]) == (1, ["cedar"])
 
 
+@pytest.mark.slow
 def test_with_fewer_than_three_sites_the_model_stays(tmp_path: Path) -> None:
     federation = masked(tmp_path)
     grid = federation.grid()
@@ -389,6 +391,7 @@ class Busy(LocalGrid):
         return super().pull_messages(message_ids)
 
 
+@pytest.mark.slow
 def test_a_server_whose_database_is_busy_is_asked_again(tmp_path: Path) -> None:
     federation = masked(tmp_path)
     grid = Busy(federation.grid().apps)

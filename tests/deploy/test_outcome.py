@@ -63,6 +63,7 @@ def times(answer: Message, factor: float) -> Message:
     return answer
 
 
+@pytest.mark.slow
 def test_a_run_that_is_trained_to_its_end(tmp_path: Path) -> None:
     federation = federate(tmp_path, tree("fedavg", rounds=1, steps=1))
     assert served(federation, federation.grid()) == (0, "")
@@ -88,6 +89,7 @@ def test_a_run_that_stopped_as_its_model_was_ruined(tmp_path: Path, caplog: Any)
     assert not (folder / "summary.json").exists()
 
 
+@pytest.mark.slow
 def test_a_run_in_which_every_reply_is_refused(tmp_path: Path) -> None:
     federation = federate(tmp_path, tree("fedavg", rounds=1, steps=1))
     grid = federation.grid()

@@ -89,6 +89,7 @@ def test_a_run_spends_what_the_simulation_says(tmp_path: Path) -> None:
         assert spent.following == pytest.approx(epsilon(4.0, 3, 1e-3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lost", ["nobody", "birch"])
 def test_the_sum_has_the_central_mechanism_s_noise_whoever_is_lost(tmp_path: Path, lost: str) -> None:
     federation = private(tmp_path, config(training={"lr": 1e-9}))  # nothing but noise
@@ -113,6 +114,7 @@ def test_updates_are_clipped_at_the_site(tmp_path: Path) -> None:
     assert np.linalg.norm(change(states)) < 0.05 + 6 * 0.01 * 0.5 * 0.05 * np.sqrt(PARAMETERS)
 
 
+@pytest.mark.slow
 def test_a_site_whose_budget_is_spent_refuses_and_the_others_go_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -147,6 +149,7 @@ def test_the_server_asks_nobody_whose_budget_is_spent(tmp_path: Path) -> None:
     assert second.privacy["rounds"] == 1
 
 
+@pytest.mark.slow
 def test_a_budget_outlives_the_run_and_is_not_raised_by_agreeing_again(tmp_path: Path) -> None:
     federation = private(tmp_path, config())
     played(federation, federation.grid())
@@ -159,6 +162,7 @@ def test_a_budget_outlives_the_run_and_is_not_raised_by_agreeing_again(tmp_path:
     assert agree(data, app).updates_epsilon == pytest.approx(epsilon(4.0, most + 1, 1e-3))
 
 
+@pytest.mark.slow
 def test_a_killed_server_counts_what_was_opened_before(tmp_path: Path) -> None:
     federation = private(tmp_path, config())
     (state, _), _ = played(federation, federation.grid())
@@ -179,6 +183,7 @@ def test_a_damaged_ledger_lets_nothing_leave(tmp_path: Path) -> None:
     assert again == "failed: RunError in its own log"
 
 
+@pytest.mark.slow
 def test_an_update_that_is_not_finite_is_told_to_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     federation = private(tmp_path, config(training={"lr": 1e38}))
     with caplog.at_level(logging.WARNING):
@@ -211,6 +216,7 @@ def opened_again(federation: Federated, grid: LocalGrid, session: str) -> np.nda
     return UPDATES.decode(unmask(masked, opened, context)["update"])
 
 
+@pytest.mark.slow
 def test_two_sums_of_one_training_are_paid_twice_and_differ_by_fresh_noise(tmp_path: Path) -> None:
     federation = private(tmp_path, config(rounds=1))
     grid = federation.grid()
@@ -223,6 +229,7 @@ def test_two_sums_of_one_training_are_paid_twice_and_differ_by_fresh_noise(tmp_p
     assert {name: len(spending(federation, name).noises) for name in FOUR} == dict.fromkeys(FOUR, 2)
 
 
+@pytest.mark.slow
 def test_fewer_sites_than_the_noise_is_made_for_open_nothing(tmp_path: Path) -> None:
     federation = private(tmp_path, config(rounds=1, privacy={"answers": 4}))
     grid = federation.grid()
@@ -270,6 +277,7 @@ def test_a_network_whose_statistics_would_have_no_noise_is_refused_before_a_fold
     assert not (tmp_path / "clinics").exists()
 
 
+@pytest.mark.slow
 def test_init_check_and_the_site_s_check_say_what_noise_costs(tmp_path: Path) -> None:
     given = {**config(rounds=3), "data": "digits", "partition": {"rule": "iid", "clients": 4}}
     (tmp_path / "run.toml").write_text(tomli_w.dumps(given))

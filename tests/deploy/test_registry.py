@@ -75,6 +75,7 @@ def test_a_key_of_a_comment_and_another_line_end_is_the_same_key(client: Control
     assert register(client, folder, SITES)[0] == "north: registered already"
 
 
+@pytest.mark.slow
 def test_a_revoked_key_is_out_for_good_and_its_site_may_come_with_another(
     client: ControlHttpClient, folder: Path
 ) -> None:

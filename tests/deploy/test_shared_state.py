@@ -69,6 +69,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Federated, Federated,
     return noisy, other, last(grid, "train", noisy)
 
 
+@pytest.mark.slow
 def test_a_sum_that_one_app_masked_is_opened_through_no_other_and_costs_what_it_did(
     two: tuple[Federated, Federated, Message],
 ) -> None:
@@ -86,6 +87,7 @@ def test_an_update_that_was_kept_for_one_app_is_masked_for_no_other(two: tuple[F
     assert sent(other, "ash", "query.again", question, **later) == "failed: RunError in its own log"
 
 
+@pytest.mark.slow
 def test_a_federation_on_the_same_state_makes_no_other_forget_what_it_opened(tmp_path: Path) -> None:
     one = {"training": {"rounds": 1}, "attempts": 1}
     first, second = masked(tmp_path / "first", "fedavg", **one), masked(tmp_path / "second", "fedavg", **one)
@@ -100,6 +102,7 @@ def test_a_federation_on_the_same_state_makes_no_other_forget_what_it_opened(tmp
     assert sent(first, "ash", "query.again", question, **evaluated) == "not agreed: evaluation; its own log says more"
 
 
+@pytest.mark.slow
 def test_to_agree_anew_deletes_what_was_kept(tmp_path: Path) -> None:
     """Else the last update with noise could be masked once more without, after no training at all."""
     federation = private(tmp_path, config(rounds=1))

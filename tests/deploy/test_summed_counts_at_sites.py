@@ -93,6 +93,7 @@ def test_the_run_folder_and_the_messages_hold_no_site_s_counts_or_weight(played:
     assert "fedskew-weights" not in last(grid, "train", federation).content["config"]
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_asks_for_no_sum_again(tmp_path: Path) -> None:
     federation = summed(tmp_path, config(rounds=2))
     loop = federation.run(federation.grid())
@@ -114,6 +115,7 @@ def silent_once(kind: str) -> Callable[[Message, Message], Message | None]:
     return tamper
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["query.counts", "query.unmask"])
 def test_a_site_that_is_silent_at_first_is_waited_for(tmp_path: Path, kind: str) -> None:
     federation = summed(tmp_path, config())
@@ -131,6 +133,7 @@ def test_without_one_site_there_is_no_sum(tmp_path: Path) -> None:
         federation.run(grid)
 
 
+@pytest.mark.slow
 def test_a_round_without_one_site_is_shared_by_the_others(tmp_path: Path) -> None:
     federation = summed(tmp_path, config())
     grid = federation.grid()
@@ -205,6 +208,7 @@ def test_what_sums_can_not_do_is_refused(given: dict[str, Any], agreed: dict[str
         check_config(resolve({**given, "data": "digits"}), agreement_of(**agreed))
 
 
+@pytest.mark.slow
 def test_a_site_adds_noise_once_to_counts_that_are_summed(tmp_path: Path) -> None:
     pytest.importorskip("opendp")
     federation = summed(tmp_path, config(rounds=2), epsilon=0.2)
@@ -278,6 +282,7 @@ def test_sums_of_counts_need_masked_updates() -> None:
         agreement_of(label_counts="summed", updates="plain", keys={})
 
 
+@pytest.mark.slow
 def test_init_and_the_site_s_check_say_that_counts_are_summed(tmp_path: Path) -> None:
     given = {**tree("fedla", rounds=1), "data": "digits", "partition": {"rule": "iid", "clients": 10}}
     (tmp_path / "run.toml").write_text(tomli_w.dumps(given))

@@ -286,6 +286,7 @@ def test_a_target_site_that_is_silent_is_asked_less_and_less(tmp_path: Path) -> 
     ]
 
 
+@pytest.mark.slow
 def test_an_estimate_that_is_due_between_evaluations_is_made(tmp_path: Path) -> None:
     federation = federate(tmp_path, config(rounds=2) | {"evaluation": {"every": 2}}, target_site="dogwood")
     clinic(federation)

@@ -390,6 +390,7 @@ def test_an_app_with_an_odd_project_file_does_not_end_the_supernode(tmp_path: Pa
     assert "has agreed to nothing yet" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_giant_app_is_not_unpacked() -> None:
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as file:

@@ -291,6 +291,7 @@ def test_quotas_steps_and_stragglers_are_those_of_one_client_after_another():
     assert [update.steps for update in ours[:-1]] == [4, 4, 3, 0, 0]
 
 
+@pytest.mark.slow
 def test_clients_that_kept_something_train_beside_those_that_did_not():
     method = built(objective={"name": "cross_entropy", "terms": [{"name": "moon"}]}, local_step={"name": "scaffold"})
     alone, together, model = backends(method, network(), persist_momentum=True)
@@ -333,6 +334,7 @@ def test_convolutions_channel_dropout_and_augmentation_are_each_clients_own(name
     assert_close_updates(together.train(2, asked, Sent(model)), alone.train(2, asked, Sent(model)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["each", "columns", "grouped"])
 @pytest.mark.parametrize(
     "options",

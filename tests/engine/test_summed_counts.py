@@ -93,6 +93,7 @@ def test_fedpals_is_solved_once_and_shared_by_each_cohort() -> None:
         assert record["weights"] == pytest.approx(shares / shares.sum(), abs=1e-9)
 
 
+@pytest.mark.slow
 def test_counts_may_have_noise_before_they_are_summed() -> None:
     tree = {**TASK, "conditions": {"count_epsilon": 0.2, "count_use": "all"}}
     assert fedskew.simulate(tree, method={"weighting": {"name": "fedpals", "strength": 50.0}}).runs[0].notes == ()

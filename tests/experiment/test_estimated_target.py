@@ -44,6 +44,7 @@ def whole(tmp_path_factory):
     return fedskew.simulate(TASK, out=tmp_path_factory.mktemp("runs"))
 
 
+@pytest.mark.slow
 def test_clients_are_weighed_towards_the_estimate_once_there_is_one_and_as_fedavg_does_before(whole):
     task = make_task(whole.config, 0)
     rounds = whole.rounds
@@ -126,6 +127,7 @@ def test_the_last_client_of_a_rule_that_has_a_target_is_the_unlabelled_one():
     assert record["samples"] == len(task.unlabelled)
 
 
+@pytest.mark.slow
 def test_unlabelled_samples_of_ones_own(whole, tmp_path):
     samples = make_task(whole.config, 0).unlabelled.numpy()  # digits are not normalised
     np.savez(tmp_path / "mine.npz", x=samples)
@@ -314,6 +316,7 @@ def test_a_config_that_estimates_nothing_keeps_its_hash():
     assert resolve(TASK).hash != resolve(changed(target={"every": 9})).hash
 
 
+@pytest.mark.slow
 def test_the_page_draws_the_estimates_with_intervals_beside_the_truth(whole):
     page = (whole.folder / "report.html").read_text(encoding="utf-8")
     assert "The target&#39;s label mix, as estimated" in page

@@ -115,6 +115,7 @@ def distance_by_general_solver(counts: np.ndarray, target: np.ndarray) -> float:
     return float(missing @ missing)
 
 
+@pytest.mark.slow
 @QUICK
 @given(st.integers(0, 10**6))
 def test_distance_agrees_with_a_general_solver(seed: int) -> None:

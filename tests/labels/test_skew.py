@@ -169,6 +169,7 @@ def test_means_over_many_pairs_are_sampled_and_say_so() -> None:
     assert str(describe(np.tile(base, (30, 1)))) == str(report)
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_clients_need_no_matrix_of_clients() -> None:
     rng = np.random.default_rng(0)
     counts = np.floor(rng.random((100_000, 10)) * (rng.random((100_000, 10)) < 0.3) * 50)

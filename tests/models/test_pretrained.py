@@ -35,6 +35,7 @@ def published() -> dict[str, torch.Tensor]:
     return {name.replace("head.", "fc."): value for name, value in model.state_dict().items()}
 
 
+@pytest.mark.slow
 def test_resnet50_has_torchvisions_names_and_shapes(published):
     assert set(published) == torchvision_names()
     assert sum(value.numel() for name, value in published.items() if "running" not in name and "num_" not in name) == (

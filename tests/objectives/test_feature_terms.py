@@ -43,6 +43,7 @@ def test_without_a_trained_layer_before_the_last_they_change_nothing_and_the_run
     assert notes_of(plain.folder, 0) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "method"),
     [

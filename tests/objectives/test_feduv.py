@@ -89,6 +89,7 @@ def test_equal_features_count_as_distance_0_also_where_rounding_makes_it_somethi
     assert uniformity(features).item() == pytest.approx(expected.item(), rel=1e-3)
 
 
+@pytest.mark.slow
 def test_batches_whose_medians_lie_at_other_places_are_mapped_at_once():
     rows = double(RNG.normal(size=(5, 8, 3)))
     rows[1, 4:] = rows[1, :4]

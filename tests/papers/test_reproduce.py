@@ -163,6 +163,7 @@ def test_fewer_rounds_cut_both_parts_of_fedconcat():
     assert plan(rows, rounds=10_000)[0][1].training.rounds == 500
 
 
+@pytest.mark.slow
 def test_missing_data_is_named_with_the_rows_that_can_be_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("FEDSKEW_DATA", raising=False)
     for name in ("data_batch_1", "test_batch"):

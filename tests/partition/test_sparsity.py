@@ -54,6 +54,7 @@ def test_refuses_what_can_not_be() -> None:
         Sparsity(2.5)
 
 
+@pytest.mark.slow
 def test_a_target_is_drawn_again_only_where_a_label_of_it_has_no_holder() -> None:
     again = 0
     for seed in range(60):

@@ -18,6 +18,7 @@ def choose(selection, counts, size, **options) -> list[int]:
     return cohort.tolist()
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(counts=tables, data=st.data())
 def test_is_fedentopt_without_buffer_from_the_most_even_client(counts, data) -> None:

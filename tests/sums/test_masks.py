@@ -34,6 +34,7 @@ def masks(
     return {name: masked for name, (masked, _) in both.items()}, {name: kept for name, (_, kept) in both.items()}
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_the_opened_sum_is_the_integer_sum_for_every_pattern_of_dropouts(data: st.DataObject) -> None:
