@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 from collections.abc import Callable
@@ -99,11 +100,17 @@ def load(
     if "rng" in accepted:
         options["rng"] = rng
     try:
-        return pydantic.validate_call(config={"arbitrary_types_allowed": True})(reader)(**options)
+        return _validated(reader)(**options)
     except pydantic.ValidationError as error:
         first = error.errors()[0]
         option = str(first["loc"][0])
         raise ArgumentError(f"{option}: {first['msg']} (got {options[option]!r})") from None
+
+
+@functools.cache  # made once: it takes longer than to read a small file
+def _validated(reader: Reader) -> Reader:
+    """The reader, with options checked by its types."""
+    return pydantic.validate_call(config={"arbitrary_types_allowed": True})(reader)
 
 
 def _root(name: str, root: str | os.PathLike[str] | None) -> Path:
