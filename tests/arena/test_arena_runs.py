@@ -134,6 +134,25 @@ def test_what_can_never_be_trained_is_noted_and_not_tried_again(tmp_path) -> Non
     assert run(tmp_path, text, only={"participation": "1.0"})[1].jobs == []
 
 
+class Fragile(ThreadPoolExecutor):
+    """An executor whose process dies of one method."""
+
+    def submit(self, fn, /, trees, *more):
+        if any("fedla" in str(tree["method"]) for tree in trees):
+            return super().submit(end_or_not, "raise")
+        return super().submit(fn, trees, *more)
+
+
+def test_a_run_that_ends_its_process_fails_alone(tmp_path) -> None:
+    (tmp_path / "tiny.toml").write_text(FILE)
+    arena = read_arena(tmp_path / "tiny.toml", only={"participation": "1.0"})
+    with Fragile(1) as pool:
+        state = run_arena(arena, tmp_path / "runs", pool, 1)
+    assert {line["method"] for line in state.compared} == {"fedavg"}
+    assert [failure.split(",")[0] for failure in state.failures] == ["fedla in participation=1.0"] * 2
+    assert all(failure.endswith("no room") for failure in state.failures)
+
+
 def test_runs_of_another_arena_are_refused(tmp_path) -> None:
     folder = tmp_path / "runs" / "arena-tiny"
     folder.mkdir(parents=True)

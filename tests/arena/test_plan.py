@@ -110,13 +110,33 @@ def test_runs_of_a_situation_train_together_whatever_is_done_already(tmp_path) -
 
     # a method that has failed goes no further, and the others wait for nothing
     book = noted([*calls[0], *calls[1][1:]], [0.5] * 8)
-    second = next_calls(plans, book, [calls[1][0].name])
+    failed = list(calls[1][0].keys.values())
+    second = next_calls(plans, book, failed)
     assert named(second) == [[(method, "tune", rate) for method in ("fedavg", "fedla") for rate in (0.0316, 0.001)]]
     book |= noted(second[0], [0.4] * 4)
-    third = next_calls(plans, book, [calls[1][0].name])  # two partitions of two seeds each are four runs
+    third = next_calls(plans, book, failed)  # two partitions of two seeds each are four runs
     assert named(third) == [[("fedavg", "run", 0.01)] * 2 + [("fedla", "run", 0.01)], [("fedla", "run", 0.01)]]
     book |= noted([job for call in third for job in call], [0.0] * 4)
-    assert next_calls(plans, book, [calls[1][0].name]) == []
+    assert next_calls(plans, book, failed) == []
+
+
+def test_a_run_that_two_methods_share_and_that_failed_keeps_no_other_waiting(tmp_path) -> None:
+    own = "own = {method.local_step.mu = [0.5, 2.0]}"
+    same = f'{{label = "mine", preset = "fedprox", local_step.mu = 0.1, {own}}}'
+    arena = arena_of(tmp_path, TOGETHER.replace('"fedla"', same), only={"place": "few"})
+    plans = [Plan(arena, entry) for entry in arena.entries]
+    book: dict[str, dict[str, str]] = {}
+    for call in next_calls(plans, book, ()):
+        book |= noted(call, [0.5] * len(call))
+    shared = [job for call in next_calls(plans, book, ()) for job in call if job.entry.method != "fedavg"]
+    assert len(shared) == 2  # of mu = 0.5 and 2.0, for both methods
+    failed = {key for job in shared for key in job.keys.values()}
+    for _ in range(2):
+        calls = next_calls(plans, book, failed)
+        assert {job.entry.method for call in calls for job in call} == {"fedavg"}
+        for call in calls:
+            book |= noted(call, [0.5] * len(call)) if call[0].stage == "tune" else {}
+    assert calls[0][0].stage == "run"
 
 
 def test_without_seeds_together_every_config_is_a_call(tmp_path) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from torch import Tensor
 
 import fedskew
-from fedskew.errors import ConfigError
+from fedskew.errors import ArgumentError, ConfigError
 from fedskew.experiment import resolve, simulate_together
+from fedskew.local_steps import Gradient, StepSettings
 
 TASK: dict[str, Any] = {
     "seeds": [0, 1],
@@ -85,6 +88,7 @@ def test_federations_of_different_methods_rates_and_partitions_end_as_each_of_th
     configs = [resolve(TASK | tree) for tree in trees]
     for config, together in zip(configs, simulate_together(configs), strict=True):
         alone = fedskew.simulate(config, engine={"backend": "cohort"})
+        assert isinstance(together, fedskew.Result)
         assert together.config == config
         for name, value in alone.model.state_dict().items():
             np.testing.assert_allclose(together.model.state_dict()[name], value, rtol=1e-3, atol=1e-5)
@@ -93,6 +97,36 @@ def test_federations_of_different_methods_rates_and_partitions_end_as_each_of_th
             assert [record.loss for record in ours.rounds[1:]] == pytest.approx(
                 [record.loss for record in theirs.rounds[1:]], rel=1e-3
             )
+
+
+@dataclass(frozen=True)
+class Anchored:
+    """A local step that begins with something of its own at every client."""
+
+    def init(self, settings: StepSettings) -> Tensor:
+        return settings.start.clone() * settings.lr
+
+    def step(self, parameters: Tensor, gradient: Gradient, carried: Tensor, settings: StepSettings) -> Any:
+        return parameters - settings.lr * gradient(parameters) - 0.1 * carried, carried
+
+
+@pytest.mark.slow
+def test_every_client_begins_with_its_own_state_of_the_local_step() -> None:
+    trees = [{"training": TASK["training"] | {"lr": 0.1}}, {"training": TASK["training"] | {"lr": 0.5}, "seeds": [5]}]
+    configs = [resolve(TASK | {"method": {"local_step": Anchored}, "seeds": [0]} | tree) for tree in trees]
+    for config, together in zip(configs, simulate_together(configs), strict=True):
+        assert isinstance(together, fedskew.Result)
+        alone = fedskew.simulate(config, engine={"backend": "cohort"})
+        for name, value in alone.model.state_dict().items():
+            np.testing.assert_allclose(together.model.state_dict()[name], value, rtol=1e-3, atol=1e-5)
+
+
+def test_a_config_that_cannot_be_set_up_keeps_no_other_from_training() -> None:
+    few = TASK | {"training": {"rounds": 1, "participation": 0.5}, "seeds": [0], "model": "logistic"}
+    first, refused = simulate_together([resolve(few | {"method": method}) for method in ("fedavg", "fedpals")])
+    assert isinstance(first, fedskew.Result)
+    assert isinstance(refused, ArgumentError)
+    assert "FedPALS weighs clients towards a target label mix" in str(refused)
 
 
 def test_federations_train_together_only_as_cohorts() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -46,7 +47,7 @@ class Trained:
 def train(trees: Sequence[Mapping[str, Any]], last: int) -> list[Trained]:
     """Train the seeds of some configs, and return their results; nothing is written.
 
-    Several configs train as one cohort where they can; where one of them fails, each is trained alone.
+    Several configs train as one cohort where they can; where one of them fails in training, each is trained alone.
 
     Args:
         trees: The configs in plain values; several have `engine.seeds_together`.
@@ -61,9 +62,12 @@ def train(trees: Sequence[Mapping[str, Any]], last: int) -> list[Trained]:
         warnings.simplefilter("ignore", DataWarning)
         if len(trees) > 1:
             try:
-                return [_trained(result, last) for result in simulate_together([resolve(tree) for tree in trees])]
-            except Exception:  # which of them it was, and why, is found below
-                pass
+                configs = [resolve(tree) for tree in trees]
+                trained = simulate_together(configs)
+            except Exception as error:
+                logging.getLogger(__name__).debug("trained one after another, as one of them failed: %s", error)
+            else:
+                return [_outcome(config, result, last) for config, result in zip(configs, trained, strict=True)]
         return [_train_alone(tree, last) for tree in trees]
 
 
@@ -71,15 +75,24 @@ def _train_alone(tree: Mapping[str, Any], last: int) -> Trained:
     """Train the seeds of one config."""
     try:
         config = resolve(tree)
-        try:
-            return _trained(simulate(config, progress=False), last)
-        except (PartitionError, ConfigError, ArgumentError) as error:  # it would fail again
-            nothing = dict.fromkeys(FIGURES, "")
-            return Trained({seed: nothing | {"failure": f"refused: {error}"} for seed in config.seeds}, {})
     except FedskewError as error:
         return Trained({}, {}, str(error))
+    try:
+        return _trained(simulate(config, progress=False), last)
+    except FedskewError as error:
+        return _outcome(config, error, last)
     except Exception as error:  # from a user's own component
         return Trained({}, {}, f"{type(error).__name__}: {' '.join(str(error).split())}")
+
+
+def _outcome(config: Config, result: Result | FedskewError, last: int) -> Trained:
+    """What became of a config that was trained, or whose training ended with an error."""
+    if isinstance(result, Result):
+        return _trained(result, last)
+    if isinstance(result, (PartitionError, ConfigError, ArgumentError)):  # it would fail again
+        nothing = dict.fromkeys(FIGURES, "")
+        return Trained({seed: nothing | {"failure": f"refused: {result}"} for seed in config.seeds}, {})
+    return Trained({}, {}, str(result))
 
 
 def _trained(result: Result, last: int) -> Trained:

@@ -25,7 +25,7 @@ Line = Mapping[str, str]
 
 @dataclass(frozen=True)
 class ArenaJob:
-    """Runs that one call trains: the seeds of one config.
+    """The runs of one config, one for each of its seeds.
 
     Attributes:
         entry: The method in its situation.
@@ -176,18 +176,19 @@ def next_calls(plans: Sequence[Plan], runs: Mapping[str, Line], failed: Collecti
     Args:
         plans: The methods in that situation.
         runs: The finished runs, by their hash.
-        failed: Names of jobs that are not tried again.
+        failed: Hashes of runs that are not tried again.
 
     Returns:
         The calls; none when the situation is finished.
     """
 
     def is_settled(job: ArenaJob) -> bool:
-        return job.name in failed or job.is_done(runs)
+        return all(key in runs or key in failed for key in job.keys.values())
 
     for jobs in zip_longest(*(plan.steps(runs) for plan in plans), fillvalue=[]):
         step = [job for of_plan in jobs for job in of_plan]
         if not all(map(is_settled, step)):
+            # Divided first, so that what is done already does not change which runs train together.
             calls = _together(step, plans[0].arena.together)
             missing = [[job for job in call if not is_settled(job)] for call in calls]
             return [call for call in missing if call]
@@ -195,20 +196,23 @@ def next_calls(plans: Sequence[Plan], runs: Mapping[str, Line], failed: Collecti
 
 
 def _together(jobs: Sequence[ArenaJob], most: int) -> list[list[ArenaJob]]:
-    """Divide jobs into calls of so many runs, with jobs of the same objective and local step side by side."""
-    different = {tuple(job.keys.values()): job for job in jobs}  # methods with the same config share its runs
-    alike: dict[str, list[ArenaJob]] = {}
-    for job in different.values():
+    """Divide jobs into calls of so many runs.
+
+    Jobs with the same objective and local step stand side by side, as these can become one cohort, as a rule.
+    """
+    distinct = {tuple(job.keys.values()): job for job in jobs}  # methods with the same config share its runs
+    by_training: dict[str, list[ArenaJob]] = {}
+    for job in distinct.values():
         method = job.config.method
-        alike.setdefault(json.dumps([method["objective"], method["local_step"]]), []).append(job)
+        by_training.setdefault(json.dumps([method["objective"], method["local_step"]]), []).append(job)
     calls: list[list[ArenaJob]] = []
-    left = 0
-    for job in (job for group in alike.values() for job in group):
-        if left < len(job.config.seeds) or not job.config.engine.seeds_together:
+    room = 0
+    for job in (job for group in by_training.values() for job in group):
+        if room < len(job.config.seeds) or not job.config.engine.seeds_together:
             calls.append([])
-            left = most
+            room = most
         calls[-1].append(job)
-        left -= len(job.config.seeds)
+        room -= len(job.config.seeds)
     return calls
 
 

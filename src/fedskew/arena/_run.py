@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -16,7 +16,7 @@ from fedskew.arena._jobs import ArenaJob, Plan, next_calls
 from fedskew.errors import FedskewError
 from fedskew.files import locked
 
-_AHEAD = 2  # calls submitted for each that can run, so that workers never wait
+_AHEAD = 2  # calls submitted for each that can run, so that workers need not wait for this process
 
 
 class ArenaProgress(Protocol):
@@ -87,6 +87,7 @@ def run_arena(
     folder = arena.folder(out)
     plans = [Plan(arena, entry) for entry in arena.entries]
     failures: dict[str, str] = {}
+    failed: set[str] = set()
     with locked(folder):
         files = ArenaFiles(arena, folder)
         state = _state(arena, plans, files, {})
@@ -96,7 +97,7 @@ def run_arena(
         under_way: dict[Future[list[Trained]], tuple[_Situation, list[ArenaJob]]] = {}
         while True:
             for situation in situations:
-                while len(under_way) < _AHEAD * at_once and (call := situation.take(files.runs, failures)):
+                while len(under_way) < _AHEAD * at_once and (call := situation.take(files.runs, failed)):
                     future = executor.submit(train, [job.config.tree() for job in call], arena.last)
                     under_way[future] = situation, call
                 if len(under_way) == _AHEAD * at_once:
@@ -106,11 +107,16 @@ def run_arena(
             for future in wait(under_way, return_when=FIRST_COMPLETED).done:
                 situation, call = under_way.pop(future)
                 situation.under_way -= 1
-                results = list(zip(call, _results(call, future), strict=True))
+                reason = future.exception()
+                if reason is not None and len(call) > 1:  # its process ended, and which run did it is unknown
+                    situation.waiting += [[job] for job in call]
+                    continue
+                results = list(zip(call, [_lost(reason)] if reason else future.result(), strict=True))
                 files.add(results)
                 for job, trained in results:
                     if trained.failed:
                         failures[job.name] = trained.failed
+                        failed.update(job.keys.values())
                     if progress is not None:
                         progress.ended(job, trained.rows, trained.failed or None)
         return _state(arena, plans, files, failures)
@@ -162,10 +168,10 @@ class _Situation:
     under_way: int = 0
     is_finished: bool = False
 
-    def take(self, runs: Mapping[str, Mapping[str, str]], failures: Mapping[str, str]) -> list[ArenaJob] | None:
+    def take(self, runs: Mapping[str, Mapping[str, str]], failed: Collection[str]) -> list[ArenaJob] | None:
         """Return a call that can begin now; None while there is none."""
         if not self.waiting and not self.under_way and not self.is_finished:
-            self.waiting = next_calls(self.plans, runs, failures)
+            self.waiting = next_calls(self.plans, runs, failed)
             self.is_finished = not self.waiting
         if not self.waiting:
             return None
@@ -173,12 +179,10 @@ class _Situation:
         return self.waiting.pop(0)
 
 
-def _results(call: Sequence[ArenaJob], future: Future[list[Trained]]) -> list[Trained]:
-    try:
-        return future.result()
-    except Exception as error:  # its process was killed, or the cluster failed
-        reason = str(error) if isinstance(error, FedskewError) else f"{type(error).__name__}: {error}"
-        return [Trained({}, {}, " ".join(reason.split())) for _ in call]
+def _lost(error: BaseException) -> Trained:
+    """What became of a config whose process was killed, or whose cluster failed."""
+    reason = str(error) if isinstance(error, FedskewError) else f"{type(error).__name__}: {error}"
+    return Trained({}, {}, " ".join(reason.split()))
 
 
 def _known(plan: Plan, files: ArenaFiles) -> list[ArenaJob]:

@@ -136,7 +136,7 @@ class LocalWork:
         theirs = (other.objective, other.local_step, training, other.hooks)
         try:
             return bool(ours == theirs)
-        except (TypeError, ValueError):  # a component that holds an array
+        except (TypeError, ValueError, RuntimeError):  # a component that holds an array or a tensor
             return False
 
     def settings(self, round: int, sent: Sent, state: Mapping[str, Tensor]) -> StepSettings:

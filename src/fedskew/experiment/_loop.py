@@ -376,7 +376,7 @@ def run_in_step(
     """Train several loops to the end, a round of all at a time; after an interrupt, those behind catch up first.
 
     Args:
-        loops: The loops, of one config but for the seed.
+        loops: The loops; the first one's config says how many threads compute.
         run_rounds: Plays one round of several runners.
         resume: See `TrainingLoop.run`.
         progress: See `TrainingLoop.run`.

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import nn
 
 from fedskew import torchrun
 from fedskew.engine import Federation, RoundRunner, from_the_first, run_round_together
-from fedskew.errors import ConfigError
+from fedskew.errors import ConfigError, FedskewError
 from fedskew.experiment._config import Config, OutputSection, read, resolve, write
 from fedskew.experiment._dataset import shared_data
 from fedskew.experiment._folder import plain_json
@@ -76,7 +77,7 @@ def simulate(
     return run_config(resolved, folder, resume=resume, fresh=fresh, progress=progress)
 
 
-def simulate_together(configs: Sequence[Config]) -> list[Result]:
+def simulate_together(configs: Sequence[Config]) -> list[Result | FedskewError]:
     """Train several federations at a time, a round of all after a round of all; nothing is written.
 
     Where they have the same data set and network, and local training differs in no more than samples, seed and learning
@@ -86,10 +87,11 @@ def simulate_together(configs: Sequence[Config]) -> list[Result]:
         configs: The configs, with `engine.seeds_together`.
 
     Returns:
-        The result of each.
+        The result of each; of a config that can't be set up, the error that `simulate` raises, and the others train.
 
     Raises:
-        FedskewError: As `simulate`; an error of one of them ends all.
+        ConfigError: `engine.seeds_together` is false.
+        RunError: Training failed in one of them, which ends all.
     """
     alike: dict[str, list[int]] = {}
     for at, config in enumerate(configs):
@@ -98,16 +100,20 @@ def simulate_together(configs: Sequence[Config]) -> list[Result]:
         tree = config.tree()
         same = [tree["data"], tree["model"], tree["engine"], config.training.augmentation]
         alike.setdefault(plain_json(same), []).append(at)
-    results: dict[int, Result] = {}
+    results: dict[int, Result | FedskewError] = {}
     with shared_data():
         for places in alike.values():
-            loops = [(at, make_training_loop(configs[at], seed, None)) for at in places for seed in configs[at].seeds]
-            trained = run_in_step([loop for _, loop in loops], _rounds_together)
+            loops: dict[int, list[TrainingLoop]] = {}
             for at in places:
-                own = [(loop, run) for (of, loop), run in zip(loops, trained, strict=True) if of == at]
-                first, runs = own[0][0], tuple(run for _, run in own)
+                try:
+                    loops[at] = [make_training_loop(configs[at], seed, None) for seed in configs[at].seeds]
+                except FedskewError as error:
+                    results[at] = error
+            trained = iter(run_in_step([loop for own in loops.values() for loop in own], _rounds_together))
+            for at, own in loops.items():
+                runs = tuple(islice(trained, len(own)))
                 summary = runs[0].summary if len(runs) == 1 else over_seeds([run.summary for run in runs])
-                results[at] = Result(configs[at], runs, first.model.module, summary, None, first.finished_network())
+                results[at] = Result(configs[at], runs, own[0].model.module, summary, None, own[0].finished_network())
     return [results[at] for at in range(len(configs))]
 
 

@@ -147,11 +147,14 @@ class Stack:
             model = ModelState(*(part.expand(len(clients), -1) for part in sent))
         # Cloned, because a user's own layers may write to buffers in place.
         model = model._replace(buffers=model.buffers.clone(), integers=model.integers.clone())
-        with calling("local_step", self.work.local_step, "init", f"round {self.clients[0].setup.round}: "):
-            fresh = self.work.local_step.init(self.settings)
-        if fresh is None:
-            return model, None
-        return model, torch.stack([client.setup.state.get(MOMENTUM, fresh) for client in clients])
+        carried = []
+        for client in clients:
+            with calling("local_step", self.work.local_step, "init", f"round {client.setup.round}: "):
+                fresh = self.work.local_step.init(client.setup.settings)
+            if fresh is None:
+                return model, None
+            carried.append(client.setup.state.get(MOMENTUM, fresh))
+        return model, torch.stack(carried)
 
     def results(
         self,
