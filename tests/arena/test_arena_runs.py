@@ -125,6 +125,7 @@ def test_an_arena_trains_only_what_is_missing(tmp_path) -> None:
     assert read_state(state.arena, tmp_path / "runs").finished == 20
 
 
+@pytest.mark.slow
 def test_what_can_never_be_trained_is_noted_and_not_tried_again(tmp_path) -> None:
     text = FILE.replace('"fedla"]', '"fedpals"]')  # there is no target
     state, _ = run(tmp_path, text, only={"participation": "1.0"})

@@ -47,6 +47,7 @@ def test_images_with_class_labels_and_a_test_part():
     assert dataset.mean == pytest.approx(mean, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_grey_images_have_one_channel_and_are_resized_on_demand():
     parts = hf().DatasetDict({"train": images(6, "L"), "test": images(4, "L")})
     assert data.from_huggingface(parts, size=(6, 8)).in_shape == (1, 6, 8)

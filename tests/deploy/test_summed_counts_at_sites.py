@@ -235,6 +235,7 @@ def test_a_site_sums_no_release_with_less_noise_than_it_agreed_to(tmp_path: Path
     assert "epsilon: this site released its label counts with 100, and what is summed is to have 0.2" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_site_takes_one_announcement_and_keeps_its_part_while_its_data_grow(tmp_path: Path) -> None:
     """Else a server could ask by announcements, and weights would no longer sum to 1, so that no round counts."""
     federation = summed(tmp_path, config(rounds=3))

@@ -185,6 +185,7 @@ def test_clients_are_assigned_to_the_rank_with_least_work_the_longest_first():
     assert assigned_to(3, []) == [[], [], []]
 
 
+@pytest.mark.slow
 @settings(derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(work=st.lists(st.integers(0, 100)), ranks=st.integers(1, 9))
 def test_every_client_is_assigned_once_and_no_rank_has_more_than_another_by_over_one_client(work, ranks):

@@ -134,6 +134,7 @@ def test_an_unknown_tracker_is_refused_with_the_nearest_name(tmp_path):
         make_trackers(["tensorbord"], tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "module"),
     [("tensorboard", "torch.utils.tensorboard"), ("mlflow", "mlflow"), ("mlflow", "sqlalchemy"), ("wandb", "wandb")],

@@ -88,6 +88,7 @@ def test_pooling_before_relu_is_lenet5_as_printed():
     torch.testing.assert_close(model(x), printed(x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BY_SIZE)
 def test_torchs_global_generator_is_neither_read_nor_set(name):
     before = torch.get_rng_state()

@@ -100,6 +100,7 @@ def test_ours_stands_beside_theirs_and_what_was_smaller_is_said(digits: None, tm
     assert [line.ours for line in again.lines] == [line.ours for line in done.lines]
 
 
+@pytest.mark.slow
 def test_a_row_that_a_change_makes_senseless_is_refused_with_its_reason_while_the_others_run(
     digits: None, tmp_path: Path
 ):

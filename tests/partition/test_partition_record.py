@@ -188,6 +188,7 @@ class ByWriter(EveryThird):
         return self._table.select([row for row, writer in enumerate(self._table["writer"]) if writer == "ab"[client]])
 
 
+@pytest.mark.slow
 def test_a_partitioner_of_flower_gives_a_partition(tmp_path: Path) -> None:
     pytest.importorskip("datasets")
     made = Partition.from_flower(EveryThird(), LABELS, 3)

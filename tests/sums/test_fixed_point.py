@@ -23,6 +23,7 @@ def test_values_are_clipped_weighed_and_rounded_to_even() -> None:
     assert [one.encode([0.5]).dtype for one in (UPDATES, NUMBERS, COUNTS)] == [np.int32, np.int64, np.int64]
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(
     rows=st.lists(st.lists(st.floats(-10, 10), min_size=4, max_size=4), min_size=1, max_size=9),
