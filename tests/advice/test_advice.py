@@ -98,6 +98,18 @@ def test_a_method_that_may_harm_is_not_advised_by_a_predictor() -> None:
     assert advise(COUNTS, None, 0.1, 1, evidence=evidence, predictor=by_neighbours).method == "b"
 
 
+def test_a_method_that_needs_a_target_is_advised_only_where_there_is_one() -> None:
+    # a: run only where there is a target, and best there; ten neighbours are of both kinds
+    evidence = table([[9.0, 1.0]] * 15 + [[math.nan, 1.0]] * 5, [0.1] * 20)
+    place = evidence.names.index("target")
+    figures = evidence.features.copy()
+    figures[:15, place] = 1.0
+    evidence = replace(evidence, features=figures)
+    without = advise(COUNTS, None, 0.1, 1, evidence=evidence)
+    assert (without.method, [one.method for one in without.methods]) == ("b", ["b"])
+    assert advise(COUNTS, [1, 1, 1, 1], 0.1, 1, evidence=evidence).method == "a"
+
+
 def test_outside_the_table_nothing_is_recommended() -> None:
     evidence = table([[2.0, 1.0]] * 20, np.linspace(0.1, 1, 20).tolist())
     other = np.full((300, 100), 7)

@@ -154,6 +154,7 @@ def advise(
         raise ArgumentError(f"without: the table has no method {unknown!r}{did_you_mean(unknown, evidence.methods)}")
     evidence = evidence.without(without)
     own = evidence.values(features(counts, target, participation, epochs))
+    evidence = evidence.without(_never_run(evidence, own))
     rows, distances = nearest(evidence, own)
     supported = bool(distances[-1] <= _limit(evidence) + _ROUNDING)
     neighbours = tuple(_neighbour(evidence, int(row), float(apart)) for row, apart in zip(rows, distances, strict=True))
@@ -165,6 +166,18 @@ def advise(
 @cache
 def _shipped() -> Evidence:
     return read_evidence()
+
+
+def _never_run(evidence: Evidence, own: FloatArray) -> list[str]:
+    """Methods that were never run in a setting like this one, with a target or none and all clients a round or not.
+
+    They need what is missing here: FedPALS a target, FedEntOpt clients to choose among.
+    """
+    at = evidence.names.index("target")
+    alike = evidence.features[:, at] == own[at]
+    alike &= takes_all(evidence, evidence.features) == takes_all(evidence, own[None, :])
+    never = ~np.isfinite(evidence.gains[alike]).any(axis=0) & alike.any()
+    return [method for method, out in zip(evidence.methods, never, strict=True) if out]
 
 
 def _limit(evidence: Evidence) -> float:
