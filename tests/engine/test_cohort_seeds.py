@@ -127,6 +127,8 @@ def test_a_config_that_cannot_be_set_up_keeps_no_other_from_training() -> None:
     assert isinstance(first, fedskew.Result)
     assert isinstance(refused, ArgumentError)
     assert "FedPALS weighs clients towards a target label mix" in str(refused)
+    (alone,) = simulate_together([resolve(few | {"method": "fedpals"})])
+    assert str(alone) == str(refused)
 
 
 def test_federations_train_together_only_as_cohorts() -> None:

@@ -109,7 +109,8 @@ def simulate_together(configs: Sequence[Config]) -> list[Result | FedskewError]:
                     loops[at] = [make_training_loop(configs[at], seed, None) for seed in configs[at].seeds]
                 except FedskewError as error:
                     results[at] = error
-            trained = iter(run_in_step([loop for own in loops.values() for loop in own], _rounds_together))
+            every = [loop for own in loops.values() for loop in own]
+            trained = iter(run_in_step(every, _rounds_together) if every else ())
             for at, own in loops.items():
                 runs = tuple(islice(trained, len(own)))
                 summary = runs[0].summary if len(runs) == 1 else over_seeds([run.summary for run in runs])
