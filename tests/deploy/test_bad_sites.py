@@ -239,8 +239,12 @@ def test_honest_sites_are_not_suspected(tmp_path: Path, method: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("method", "model"), [("fpl", "mlp3"), ("fedavg", "test_bad_sites:normed")])
-def test_an_honest_pair_is_not_suspected(tmp_path: Path, method: str, model: str) -> None:
+@pytest.mark.parametrize(
+    ("method", "model", "lr"),
+    # At 0.05 FPL is where training diverges on one processor and not on the next.
+    [("fpl", "mlp3", 0.02), ("fedavg", "test_bad_sites:normed", 0.05)],
+)
+def test_an_honest_pair_is_not_suspected(tmp_path: Path, method: str, model: str, lr: float) -> None:
     """FPL's numbers of samples are larger than any mean, and small batches move running variances a hundredfold."""
     if method == "fpl":
         pytest.importorskip("finch")
@@ -252,6 +256,7 @@ def test_an_honest_pair_is_not_suspected(tmp_path: Path, method: str, model: str
         model=model,
         rounds=2,
         epochs=2,
+        lr=lr,
         momentum=0.9,
         batch_size=4,
     )
