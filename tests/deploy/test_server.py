@@ -347,7 +347,7 @@ AGREED: dict[str, Any] = {"sites": ["a", "b"], "classes": [str(c) for c in range
         (tree("fedconcat"), {}, "FedConcat's stages are not deployed"),
         (tree("fedavg") | {"seeds": [0, 1]}, {}, "runs one seed"),
         (tree("fedavg") | {"conditions": {"dropout": 0.5}}, {}, "drop out by themselves"),
-        (tree("fedpals") | {"target": {"mix": [0.5, 0.5]}}, {}, "expected 10 shares"),
+        (tree("fedpals") | {"target": {"mix": [0.5, 0.5]}}, {}, "one share for each class"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

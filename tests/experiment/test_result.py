@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import replace
 from statistics import fmean, stdev
 
 import matplotlib
@@ -76,6 +77,23 @@ def test_the_frame_is_tidy_a_row_a_round_and_numbers_only(result):
     assert frame["loss"].isna().tolist() == [record["loss"] is None for record in records]
     worst = frame["evaluation.worst_class"].dropna()
     assert (worst <= frame["evaluation.balanced_accuracy"].dropna()).all()
+
+
+def test_a_record_that_says_everything_has_the_numbers_of_any_other(result):
+    run = result.runs[0]
+    said = {
+        "limited": [1],
+        "unmoved": "few",
+        "fallback": "no target",
+        "target": {"mix": [1.0]},
+        "privacy": {"epsilon": 1},
+    }
+    records = [replace(record, **said, deployment={}, steps_summed=7) for record in run.rounds]
+    full = replace(result, runs=(replace(run, rounds=records),))
+    assert full.to_frame().columns.tolist() == result.to_frame().columns.tolist()
+    assert set(full.to_frame()["steps_summed"]) == {7}
+    with pytest.raises(ArgumentError, match="figure: no round has 'privacy'"):
+        full.plot("privacy")
 
 
 def test_classes_are_rows_with_what_was_trained_and_what_was_right(result):

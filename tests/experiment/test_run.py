@@ -444,7 +444,7 @@ def test_a_network_that_is_none_is_refused():
 @pytest.mark.parametrize(
     ("tables", "says"),
     [
-        ({"target": {"mix": [0.5, 0.5]}}, "expected 10 shares"),
+        ({"target": {"mix": [0.5, 0.5]}}, "one share for each class"),
         ({"target": {"mix": "client"}}, "target client"),
         ({"target": {"mix": "data"}}, "defines no target"),
         ({"partition": {"rule": "natural"}}, "defines no clients"),

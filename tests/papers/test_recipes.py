@@ -92,6 +92,19 @@ def test_runs_are_named_by_what_they_are_so_that_recipes_share_them():
     assert (one.config().name, one.config().hash) == (other.config().name, other.config().hash)
 
 
+@pytest.mark.parametrize(
+    ("recipe", "labels", "name"),
+    [
+        ("fedla-exclusive-one", "fedavg", "-fedavg"),
+        ("fedla-exclusive-one", "fedla", "-fedla"),
+        ("fedvls-table1", "mnist,dir0.05,fedvls", "-fedvls_calibration-vacant_distillation-suppression"),
+    ],
+)
+def test_a_run_is_named_by_what_differs_from_fedavg(recipe: str, labels: str, name: str):
+    config = read_recipe(recipe).choose(labels)[0].config()
+    assert config.name.partition(config.model.name)[2] == name
+
+
 def test_labels_are_found_as_they_are_typed_and_those_of_one_axis_are_alternatives():
     recipe = read_recipe("fedentopt-table1")
     chosen = recipe.choose("cifar10, CIFAR-100, dir0.1, FEDAVG")

@@ -76,8 +76,8 @@ def test_the_same_generator_deals_the_same():
     ("target", "error", "says"),
     [
         ([1.0, 0.0, 0.5], PartitionError, "there is no training sample of class 2, which the target has"),
-        ([1.0, -1.0], ArgumentError, "target: expected a share for each class"),
-        ([0.0, 0.0], ArgumentError, "target: expected a share for each class"),
+        ([1.0, -1.0], ArgumentError, "target: .*negative"),
+        ([0.0, 0.0], ArgumentError, "target: its shares must have a positive sum"),
         ([1.0], ArgumentError, "target: has 1 classes, and class 1 occurs"),
     ],
 )

@@ -16,7 +16,6 @@ def test_values_are_clipped_weighed_and_rounded_to_even() -> None:
     # 0.25 and 0.75 are half way between two halves, and go to the even number of halves.
     assert small.encode([0.25, 0.75, -0.25, 1.5, 9.0, -9.0]).tolist() == [0, 2, 0, 3, 6, -6]
     assert small.encode([1.5, 9.0], weight=1 / 3).tolist() == [1, 2]
-    assert small.clipped([1.5, 9.0, -9.0, 3.0]) == 2
     assert UPDATES.encode([1.0, -8.5]).tolist() == [2**24, -(2**27)]
     assert NUMBERS.encode([1.0]).tolist() == [2**40]
     assert COUNTS.encode([[7, 0]]).tolist() == [[7, 0]]

@@ -12,7 +12,7 @@ from __future__ import annotations
 from fedskew.advice._advise import Advice, MethodGains, Neighbour, advise
 from fedskew.advice._features import features
 from fedskew.advice._predict import HARM, NEIGHBOURS, PREDICTORS, FixedRule, Gains, Predictor, by_forest, by_neighbours
-from fedskew.advice._table import SHIPPED, Evidence, evidence_bytes, is_shipped, read_evidence
+from fedskew.advice._table import SHIPPED, TEXTS, Evidence, evidence_bytes, is_shipped, read_evidence
 from fedskew.advice._validate import (
     SHIPPED_VALIDATION,
     Validation,
@@ -28,6 +28,7 @@ __all__ = [
     "PREDICTORS",
     "SHIPPED",
     "SHIPPED_VALIDATION",
+    "TEXTS",
     "Advice",
     "Evidence",
     "FixedRule",

@@ -21,7 +21,8 @@ FloatArray = NDArray[np.float64]
 SHIPPED = Path(__file__).with_name("table.csv.gz")
 """The table that comes with fedskew."""
 
-_TEXTS = ("federation", "task", "rule")
+TEXTS = ("federation", "task", "rule")
+"""The columns of a table of evidence that hold texts: description, data set and partition rule of each federation."""
 _GAIN, _WORST = "gain:", "worst:"
 
 
@@ -145,10 +146,10 @@ def read_evidence(path: Path = SHIPPED) -> Evidence:
     except (OSError, EOFError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: the table of evidence can't be read: {error}") from None
     lines = list(csv.DictReader(io.StringIO(text, newline="")))
-    if not lines or not set(_TEXTS) <= lines[0].keys():
+    if not lines or not set(TEXTS) <= lines[0].keys():
         raise DataError(f"{path}: is not a table of evidence; `fedskew arena` writes one to evidence.csv.gz")
     methods = tuple(name.removeprefix(_GAIN) for name in lines[0] if name.startswith(_GAIN))
-    names = tuple(name for name in lines[0] if name not in _TEXTS and not name.startswith((_GAIN, _WORST)))
+    names = tuple(name for name in lines[0] if name not in TEXTS and not name.startswith((_GAIN, _WORST)))
 
     def numbers(columns: Sequence[str]) -> FloatArray:
         try:
@@ -175,7 +176,7 @@ def evidence_bytes(evidence: Evidence) -> bytes:
     Args:
         evidence: The table.
     """
-    head = [*_TEXTS, *evidence.names]
+    head = [*TEXTS, *evidence.names]
     head += [f"{what}{method}" for what in (_GAIN, _WORST) for method in evidence.methods]
     outcomes = np.hstack([evidence.gains, evidence.worst])
     lines = [

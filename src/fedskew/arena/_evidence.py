@@ -7,12 +7,10 @@ from statistics import fmean
 
 import numpy as np
 
-from fedskew.advice import Evidence
+from fedskew.advice import TEXTS, Evidence
 from fedskew.arena._files import OF_FEDERATION
 from fedskew.arena._jobs import Line
 from fedskew.arena._run import ArenaState
-
-_TEXTS = ("federation", "task", "rule")
 
 
 def evidence(state: ArenaState) -> Evidence | None:
@@ -30,8 +28,8 @@ def evidence(state: ArenaState) -> Evidence | None:
         return None
     lines = [state.federations[known[at]] for at in some]
     figures = [name for name in lines[0] if name.startswith(OF_FEDERATION)]
-    names = [name for name in figures if name.removeprefix(OF_FEDERATION) not in _TEXTS]
-    texts = {name: tuple(line[f"{OF_FEDERATION}{name}"] for line in lines) for name in _TEXTS}
+    names = [name for name in figures if name.removeprefix(OF_FEDERATION) not in TEXTS]
+    texts = {name: tuple(line[f"{OF_FEDERATION}{name}"] for line in lines) for name in TEXTS}
     return Evidence(
         federations=texts["federation"],
         tasks=texts["task"],

@@ -620,7 +620,7 @@ def _agreement(tree: dict[str, Any]) -> Agreement:
 
 
 def _updates(given: str | None, label_counts: str, config: Config) -> str:
-    """How updates are sent: as asked for, as counts that are only ever summed need it, or as the config says."""
+    """Return how updates are sent: as given; else masked where label counts are summed; else as the config says."""
     return given or ("masked" if label_counts == "summed" else config.engine.updates)
 
 

@@ -105,8 +105,8 @@ def readmit(
     sites: Annotated[list[str] | None, typer.Argument(help="Sites that may take part again.")] = None,
     nobody: Annotated[bool, typer.Option("--nobody", help="All sites that are left out stay so.")] = False,
 ) -> None:
-    """Say after a look at the sites that were left out, since a round was undone, which may take part again; a run that
-    stopped may then go on. It may be given while the run goes on.
+    """Readmit sites that were left out because a round was undone: look at them first. A run that stopped may then go
+    on; the command may also be given while the run goes on.
 
     Examples:
 

@@ -28,10 +28,28 @@ class Augmenter(Protocol):
     """
 
     def apply(self, batch: Tensor, keys: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
-        """Return the augmented batch; `mean` and `std` are those by channel that it was normalised with, or empty."""
+        """Change a batch.
+
+        Args:
+            batch: Normalised images, shape `(batch, channels, height, width)`.
+            keys: What each sample's random draws are made from, shape `(batch,)`, int64.
+            mean: The means by channel that the batch was normalised with; empty if it was not.
+            std: The deviations, likewise.
+
+        Returns:
+            The changed images, same shape.
+        """
 
     def bind(self, mean: tuple[float, ...], std: tuple[float, ...]) -> Augmentation:
-        """Return `apply` for data normalised with these means and deviations."""
+        """Fix the normalisation.
+
+        Args:
+            mean: As for `apply`.
+            std: As for `apply`.
+
+        Returns:
+            `apply` for data normalised so.
+        """
 
 
 @component

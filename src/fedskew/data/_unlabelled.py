@@ -20,7 +20,7 @@ BATCH = 256
 
 
 class Unlabelled(NamedTuple):
-    """Some samples.
+    """A batch of samples without labels, and where they were read from.
 
     Attributes:
         names: The file of each; of an array, the file and the row.

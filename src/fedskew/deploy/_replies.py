@@ -377,7 +377,7 @@ class Answers(NamedTuple):
         )
 
     def only(self, keys: Collection[int]) -> Answers:
-        """Leave out all answers but those of some keys."""
+        """Return the answers of these keys alone."""
         return Answers(
             {key: content for key, content in self.contents.items() if key in keys},
             {key: reason for key, reason in self.failures.items() if key in keys},

@@ -124,7 +124,7 @@ def target_line(run: SeedRun) -> str | None:
 
 
 def in_words(record: Mapping[str, Any], classes: tuple[str, ...], site: str) -> str:
-    """Say what came of an estimate, in a line.
+    """Describe the estimate of a round in one line.
 
     Args:
         record: What the round's record has of it (`RoundRecord.target`).

@@ -162,6 +162,12 @@ class ClientEvaluation:
     vacant: float | None = None
 
 
+_SPARSE = {"sparse": True}
+"""Marks a field that is written only in the records of rounds in which there is something to say."""
+_NUMBER = {"int", "float", "int | None", "float | None"}
+"""The types of fields that hold one number."""
+
+
 @dataclass
 class RoundRecord:
     """The record of a round: one line of `rounds.jsonl`.
@@ -225,13 +231,13 @@ class RoundRecord:
     evaluation: Evaluation | None = None
     validation: Evaluation | None = None
     clients: list[ClientEvaluation] | None = None
-    limited: list[int] | None = None
-    unmoved: str | None = None
-    fallback: str | None = None
-    target: dict[str, Any] | None = None
-    deployment: dict[str, Any] | None = None
-    steps_summed: int | None = None
-    privacy: dict[str, Any] | None = None
+    limited: list[int] | None = field(default=None, metadata=_SPARSE)
+    unmoved: str | None = field(default=None, metadata=_SPARSE)
+    fallback: str | None = field(default=None, metadata=_SPARSE)
+    target: dict[str, Any] | None = field(default=None, metadata=_SPARSE)
+    deployment: dict[str, Any] | None = field(default=None, metadata=_SPARSE)
+    steps_summed: int | None = field(default=None, metadata=_SPARSE)
+    privacy: dict[str, Any] | None = field(default=None, metadata=_SPARSE)
 
     @classmethod
     def of(cls, seed: int, round: int, cohort: Cohort, outcome: RoundOutcome, target: FloatArray | None) -> RoundRecord:
@@ -291,10 +297,12 @@ class RoundRecord:
             values[name] = None if values[name] is None else dict(vars(values[name]))
         if self.clients is not None:
             values["clients"] = [dict(vars(client)) for client in self.clients]
-        for name in ("limited", "unmoved", "fallback", "target", "deployment", "steps_summed", "privacy"):
-            if values[name] is None:
-                del values[name]
-        return values
+        absent = {field.name for field in fields(self) if field.metadata == _SPARSE and values[field.name] is None}
+        return {name: value for name, value in values.items() if name not in absent}
+
+    def numbers(self) -> dict[str, float | None]:
+        """Return the fields that hold one number each, by name; None where such a number is undefined."""
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.type in _NUMBER}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> RoundRecord:

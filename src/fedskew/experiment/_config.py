@@ -26,11 +26,11 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
 from fedskew import components, data, methods, models, partition
-from fedskew.errors import ConfigError, FedskewError, nearest
+from fedskew.errors import ArgumentError, ConfigError, FedskewError, nearest
 from fedskew.experiment._given import digest_of_code, given_network
 from fedskew.experiment._toml import put, read_tree
 from fedskew.files import write_text
-from fedskew.labels import MixMethod
+from fedskew.labels import MixMethod, as_target
 from fedskew.privacy import most_rounds, noise_for
 
 FloatArray = NDArray[np.float64]
@@ -628,11 +628,10 @@ def target_mix(
     if isinstance(mix, str) and mix not in {"uniform", *known}:
         raise ConfigError(f"{key}: {mix!r} {unknown[mix]}")
     amounts = np.ones(classes) if mix == "uniform" else known[mix] if isinstance(mix, str) else np.array(mix, float)
-    total = amounts.sum()
-    if len(amounts) != classes or (amounts < 0).any() or not 0 < total < np.inf:
-        raise ConfigError(f"{key}: expected {classes} shares, one per class, none negative and not all 0; got {mix!r}")
-    shares: FloatArray = amounts / total
-    return shares
+    try:
+        return as_target(amounts, classes, key)
+    except ArgumentError as error:
+        raise ConfigError(str(error)) from None
 
 
 def parse_change(text: str) -> tuple[str, Any]:

@@ -28,12 +28,6 @@ if TYPE_CHECKING:
     from fedskew.experiment._adapt import Adaptation
     from fedskew.labels import MixMethod
 
-NO_NUMBERS = {
-    *("seed", "cohort", "answered", "dropped", "diverged", "weights", "steps"),
-    *("evaluation", "validation", "clients", "deployment"),
-}
-"""Fields of a record that hold several values, or no measure."""
-
 HEADLINE = {"accuracy": "accuracy", "worst_class": "worst class", "target_accuracy": "target mix"}
 """The figures that a reader looks for first, means over the last rounds, and what they are called."""
 
@@ -272,8 +266,7 @@ def _numbers(record: RoundRecord) -> dict[str, float]:
 
     NaN where undefined.
     """
-    found: dict[str, float | None] = {name: value for name, value in vars(record).items() if name not in NO_NUMBERS}
-    found["diverged"] = len(record.diverged)
+    found = record.numbers() | {"diverged": len(record.diverged)}
     parts: dict[str, Evaluation | None] = {"evaluation": record.evaluation, "validation": record.validation}
     for name, part in parts.items():
         if part is not None:

@@ -260,7 +260,7 @@ def _watch(seed: int, runner: RoundRunner, model: FlatModel, task: Task) -> Targ
 
 
 def try_out(config: Config, seed: int, folder: Path, task: Task | None = None) -> None:
-    """Set a run up as far as its first round, on the CPU and without writing: what can't be made is said here.
+    """Set a run up as far as its first round, on the CPU and without writing, to raise now for what can't be made.
 
     Args:
         config: The config; its `seeds` are ignored.

@@ -346,7 +346,9 @@ def _say_stale(stale: Sequence[tuple[Job, Sequence[str]]], jobs: int, out: Path)
 
 
 def _refused(jobs: Sequence[Job], anew: Sequence[Job], out: Path) -> dict[tuple[str, int], FedskewError]:
-    """Set up every cell for its first seed, and return why jobs can't be; where only a seed is to blame, try the next.
+    """Set up every cell for its first seed, and return the errors of those that can't be set up.
+
+    Where an error is that of a seed alone, the cell's next seed is tried.
 
     Cells of one task come together, so that a data set is loaded once, and only one is in memory.
 

@@ -45,12 +45,29 @@ class LocalStep(Protocol):
     """One component of the local-step slot: a frozen dataclass of hyper-parameters."""
 
     def init(self, settings: StepSettings) -> Tensor | None:
-        """Return what is carried from step to step, fresh in every round, such as a momentum buffer; or None."""
+        """Begin a client's round.
+
+        Args:
+            settings: Settings that all steps of the round share.
+
+        Returns:
+            What is carried from step to step, such as a momentum buffer, shape `(parameters,)`; or None.
+        """
 
     def step(
         self, parameters: Tensor, gradient: Gradient, carried: Tensor | None, settings: StepSettings
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the next parameters, and what is carried to the next step."""
+        """Take a step.
+
+        Args:
+            parameters: The model, shape `(parameters,)`; not to be written to.
+            gradient: The gradient of this batch's objective at any parameters.
+            carried: What `init` or the last step returned to be carried.
+            settings: Settings that all steps of the round share.
+
+        Returns:
+            The next parameters, shape `(parameters,)`, and what is carried to the next step.
+        """
 
 
 @runtime_checkable

@@ -35,7 +35,8 @@ class FedETF(Hooks):
     Attributes:
         scale: What the cosines are multiplied by, to begin with; it is learnt (1 in most of the authors'
             networks, 10 in their small one).
-        least: What a class with fewer samples counts as; 0 takes classes that the client lacks out of the softmax.
+        least: Number of samples that a class with fewer is taken to have; 0 takes classes that
+            the client lacks out of the softmax.
     """
 
     scale: Positive = 1.0

@@ -40,8 +40,8 @@ def balanced_cross_entropy(
         logits: Logits, shape `(batch, classes)`.
         targets: Class ids, shape `(batch,)`, int64.
         counts: The client's label counts, shape `(classes,)`, in the logits' dtype.
-        least: What a class with fewer samples counts as; at 0 missing classes are taken out of the softmax (a target of
-            such a class then has infinite loss).
+        least: Number of samples that a class with fewer is taken to have; at 0 missing classes are
+            taken out of the softmax (a target of such a class then has infinite loss).
         mask: True at real rows, shape `(batch,)`, bool.
 
     Returns:
@@ -64,7 +64,8 @@ class FedRoD:
     """Cross-entropy balanced by the client's label counts, which is what FedRoD's generic model is trained with.
 
     Attributes:
-        least: What a class with fewer samples counts as; 0 takes classes that the client lacks out of the softmax.
+        least: Number of samples that a class with fewer is taken to have; 0 takes classes that
+            the client lacks out of the softmax.
     """
 
     least: NonNegative = 0.0

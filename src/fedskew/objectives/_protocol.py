@@ -42,7 +42,15 @@ class Loss(Protocol):
     reads: ClassVar[frozenset[str]]
 
     def value(self, batch: Batch, context: Context) -> Tensor:
-        """Return the loss of a batch, 0-d: a mean over real rows, without outer weight or a branch on values."""
+        """Compute the loss of a batch, without a Python branch on values, so that it can be mapped over a cohort.
+
+        Args:
+            batch: Outputs of the client's model on a batch, its labels, and which rows are real.
+            context: What else the loss may read.
+
+        Returns:
+            The mean over the real rows, 0-d, without the weight that an objective gives a term.
+        """
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,7 @@ from typing import Any, Literal, get_args
 
 from fedskew.errors import ConfigError, FedskewError, nearest
 from fedskew.experiment import Config, put, resolve
+from fedskew.methods import DEFAULTS
 from fedskew.papers._datasets import facts_of
 from fedskew.tables import flatten
 
@@ -435,11 +436,10 @@ def _tables(path: Path, kind: str) -> dict[str, Any]:
 def _run_name(config: Config) -> str:
     """Name a run by its config, not by the recipe, so that recipes share runs."""
     method = config.method
-    parts = [method[slot]["name"] for slot in method if slot not in {"objective", "pipeline"}]
-    parts += [method["objective"]["name"], *(term["name"] for term in method["objective"]["terms"])]
-    usual = {"uniform", "sgd", "fedavg", "plain", "cross_entropy"}
-    named = [part for part in parts if part not in usual]
-    named += [table["name"] for slot, table in method.items() if slot == "pipeline"]
+    usual = {slot: table["name"] for slot, table in DEFAULTS.items()}
+    chosen = {slot: table["name"] for slot, table in method.items() if table["name"] != usual.get(slot)}
+    loss, pipeline = ([chosen.pop(slot)] if slot in chosen else [] for slot in ("objective", "pipeline"))
+    named = [*chosen.values(), *loss, *(term["name"] for term in method["objective"]["terms"]), *pipeline]
     rule = config.partition.rule.rpartition(":")[2]
     text = "-".join([config.data.name.rpartition(":")[2], rule, config.model.name.rpartition(":")[2], *named])
     return re.sub(r"[^A-Za-z0-9._+-]+", "-", text if named else f"{text}-fedavg")[:80]

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedskew.errors import ArgumentError, PartitionError
+from fedskew.labels import as_target
 from fedskew.partition._rule import IntArray, apportion, deal
 
 
@@ -39,10 +40,7 @@ def oracle(
         PartitionError: There is no sample of a class that the target has.
     """
     classes = np.asarray(labels)
-    mix = np.asarray(target, dtype=np.float64)
-    if mix.ndim != 1 or not (np.isfinite(mix) & (mix >= 0)).all() or not mix.sum() > 0:
-        raise ArgumentError("target: expected a share for each class, none negative and not all 0")
-    mix = mix / mix.sum()
+    mix = as_target(target, np.size(target))
     pool = np.sort(rows)
     held = np.bincount(classes[pool], minlength=len(mix))
     if len(held) > len(mix):

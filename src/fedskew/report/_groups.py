@@ -80,7 +80,10 @@ def listed(names: Iterable[Any], most: int = 8) -> str:
 
 
 def mean_and_std(values: FloatArray) -> tuple[FloatArray, FloatArray | None]:
-    """Over the first axis, seeds. A class without a sample has none in every seed, so NaN may spread."""
+    """Return mean and standard deviation (ddof 1; None for one seed) over the first axis, which is seeds.
+
+    A class without a sample has none in every seed, so NaN may spread.
+    """
     return values.mean(axis=0), values.std(axis=0, ddof=1) if len(values) > 1 else None
 
 

@@ -51,7 +51,7 @@ def label_notes(groups: Sequence[Group]) -> list[Note]:
 
 
 def _names(runs: Sequence[tuple[Group, int]], groups: Sequence[Group]) -> str:
-    """Say which runs these are; empty if they are all."""
+    """Name these runs by label and seed; an empty text where they are all runs."""
     everywhere = {(group.label, run.seed) for group in groups for run in group.seeds}
     there = {(group.label, seed) for group, seed in runs}
     if there == everywhere:

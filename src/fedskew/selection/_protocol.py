@@ -30,7 +30,14 @@ class Selection(Protocol):
     """
 
     def init(self, counts: CountsLike) -> Any:
-        """Return the state before the first round, given the label counts, shape `(clients, classes)`."""
+        """Make the state before the first round.
+
+        Args:
+            counts: Label counts, shape `(clients, classes)`.
+
+        Returns:
+            A frozen dataclass of arrays and plain values, or None.
+        """
 
     def check(self, counts: CountsLike, size: int) -> None:
         """Check before a run, without drawing a cohort, that cohorts of `size` can be chosen.

@@ -25,7 +25,14 @@ class ServerUpdate(Protocol):
     """
 
     def init(self, parameters: Tensor) -> Any:
-        """Return the state before the first round: a frozen dataclass of tensors and plain values, or None."""
+        """Make the state before the first round.
+
+        Args:
+            parameters: The initial model, shape `(parameters,)`.
+
+        Returns:
+            A frozen dataclass of tensors and plain values, or None.
+        """
 
     def update(
         self, state: Any, parameters: Tensor, updates: Tensor, weights: NDArray[np.float64], steps: NDArray[np.int64]

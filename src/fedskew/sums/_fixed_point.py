@@ -103,14 +103,6 @@ class FixedPoint:
         found /= weight
         return found
 
-    def clipped(self, values: ArrayLike) -> int:
-        """Count the numbers that `encode` would clip.
-
-        Args:
-            values: Numbers, any shape.
-        """
-        return int(np.count_nonzero(np.abs(np.asarray(values)) > self.limit))
-
 
 UPDATES = FixedPoint(32, 24, 8.0)
 """For updates and other vectors of the model's size, as many bytes as float32; weights sum to 1."""

@@ -44,7 +44,14 @@ class Weighting(Protocol):
     """
 
     def weigh(self, answered: Answered) -> FloatArray:
-        """Return the weights of the clients that replied, shape `(answered,)`, sum 1."""
+        """Weigh the clients of a round.
+
+        Args:
+            answered: The clients that replied, with their label counts and sizes, and the target mix if there is one.
+
+        Returns:
+            Their weights, shape `(answered,)`, none negative, sum 1.
+        """
 
 
 Facts = Mapping[str, FloatArray]
@@ -89,10 +96,26 @@ class BySums(Protocol):
         """
 
     def answer(self, counts: FloatArray, question: Facts) -> FloatArray:
-        """Return a client's answer to a question, from its label counts, `(classes,)`."""
+        """Answer a question; called at the client.
+
+        Args:
+            counts: The client's label counts, shape `(classes,)`.
+            question: The numbers that the server asks with.
+
+        Returns:
+            The numbers that enter the sums over all clients.
+        """
 
     def own_weight(self, counts: FloatArray, announced: Facts) -> float:
-        """Return a client's share, from its label counts, `(classes,)`, and the announced numbers."""
+        """Compute a client's share of all clients; called at the client.
+
+        Args:
+            counts: The client's label counts, shape `(classes,)`.
+            announced: What `announce` returned.
+
+        Returns:
+            Its share; the shares of all clients sum to 1.
+        """
 
 
 @runtime_checkable
@@ -100,4 +123,11 @@ class Solver(Protocol):
     """A weighting that solves an optimisation problem, and can say how near its weights are to the optimum."""
 
     def solve(self, answered: Answered) -> tuple[Solution, float]:
-        """The weights with certificates of their optimality, and the strength (lambda) that they are for."""
+        """Solve for the weights of a round.
+
+        Args:
+            answered: The clients that replied, as for `weigh`.
+
+        Returns:
+            The weights with certificates of their optimality, and the strength (lambda) that they are for.
+        """
