@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedskew.data._dataset import Dataset
+from fedskew.data._dataset import Dataset, names_clients
 from fedskew.errors import ArgumentError
 
 _MEANS = np.array([[6.0, 4.6], [1.2, -1.6], [4.6, -5.4]])
@@ -60,6 +60,7 @@ def _digits_table() -> NDArray[np.uint8]:
         return np.column_stack([levels, labels]).astype(np.uint8)
 
 
+@names_clients
 def synthetic(rng: np.random.Generator | None, delta: float = 0.5) -> Dataset:
     """Draw FedPALS' synthetic task: three Gaussian classes in the plane, two clients, a target outside their hull.
 

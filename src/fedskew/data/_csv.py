@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedskew.data._dataset import Dataset
+from fedskew.data._dataset import Dataset, names_clients
 from fedskew.data._own import RawSamples, make
 from fedskew.errors import DataError, nearest
 from fedskew.names import separator_of
@@ -17,6 +17,7 @@ from fedskew.names import separator_of
 _HEADER = 1 << 16  # characters in which the header ends
 
 
+@names_clients
 def csv(
     root: Path,
     rng: np.random.Generator | None,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -144,3 +145,19 @@ def _check_ids(name: str, ids: Tensor, samples: int, known: int) -> None:
     low, high = int(ids.min()), int(ids.max())
     if low < 0 or high >= known:
         raise ArgumentError(f"{name}: ids must lie in 0 to {known - 1}; found {low if low < 0 else high}")
+
+
+Reads = TypeVar("Reads", bound=Callable[..., Dataset])
+
+
+def names_clients(reader: Reads) -> Reads:
+    """Mark the reader of data that name clients themselves, or may do so.
+
+    Args:
+        reader: The reader.
+
+    Returns:
+        The same reader, for which the partition rule "natural" may be chosen.
+    """
+    reader.names_clients = True  # type: ignore[attr-defined]
+    return reader

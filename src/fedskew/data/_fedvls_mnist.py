@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedskew.data._dataset import Dataset
+from fedskew.data._dataset import Dataset, names_clients
 from fedskew.data._idx import mnist_arrays
 from fedskew.data._images import normalised
 from fedskew.errors import ArgumentError
@@ -19,6 +19,7 @@ _CLASSES = tuple("0123456789")
 _MOST_TRIES = 10_000
 
 
+@names_clients
 def fedvls_mnist(
     root: Path,
     beta: float = 0.05,

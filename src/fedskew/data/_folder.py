@@ -13,7 +13,7 @@ import torch
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
-from fedskew.data._dataset import Dataset
+from fedskew.data._dataset import Dataset, names_clients
 from fedskew.data._images import as_floats, common_shape, sides
 from fedskew.data._own import RawSamples, make
 from fedskew.errors import DataError, DataWarning
@@ -36,6 +36,7 @@ class Tree(NamedTuple):
     clients: set[str]
 
 
+@names_clients
 def folder(
     root: Path,
     rng: np.random.Generator | None,

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedskew.data._dataset import Dataset
+from fedskew.data._dataset import Dataset, names_clients
 from fedskew.data._images import as_floats, common_shape, sides
 from fedskew.data._own import RawSamples, hold_out, make
 from fedskew.data._words import token_ids, vocabulary
@@ -23,6 +23,7 @@ Table = Any
 _NUMBERS = ("int", "uint", "float", "bool", "double")
 
 
+@names_clients
 def huggingface(
     root: Path,
     rng: np.random.Generator | None,

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import torch
 
-from fedskew.data._dataset import Dataset, label_mix
+from fedskew.data._dataset import Dataset, label_mix, names_clients
 from fedskew.data._files import damaged, read
 from fedskew.data._image_files import IMAGENET_MEAN, IMAGENET_STD, ImageFiles, check_count
 from fedskew.data._stored import Stored
@@ -28,6 +28,7 @@ class _Row(NamedTuple):
     file: str
 
 
+@names_clients
 def iwildcam(
     root: Path,
     validation_split: Literal["val", "id_val"] | None = "val",

@@ -63,7 +63,7 @@ INDEX: dict[str, Reader] = {
 OWN = ("folder", "npz", "csv", "huggingface")
 """Those of a user's own files."""
 
-WITH_CLIENTS = ("synthetic", "fedvls_mnist", "iwildcam", *OWN)
+WITH_CLIENTS = tuple(name for name, reader in INDEX.items() if hasattr(reader, "names_clients"))
 """Those of data that name clients themselves, or may do so."""
 
 

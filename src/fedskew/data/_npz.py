@@ -11,13 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedskew.data._dataset import Dataset
+from fedskew.data._dataset import Dataset, names_clients
 from fedskew.data._own import RawSamples, make
 from fedskew.errors import DataError
 
 Array = np.ndarray[Any, Any]
 
 
+@names_clients
 def npz(root: Path, rng: np.random.Generator | None, test_share: float = 0.2) -> Dataset:
     """Read a user's own arrays from an .npz file.
 
