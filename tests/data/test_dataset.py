@@ -63,6 +63,8 @@ BAD = [
     ("mean", (0.5, 0.5), "mean, std: expected 1 values"),
     ("clients", np.array([0, 0, 1]), "clients: expected int64"),
     ("clients", np.array([0, 0, 1, 2]), "clients: ids must lie in 0 to 1; found 2"),
+    ("client_names", (), "client_names: there is none, but clients has ids; give the name of every client"),
+    ("domain_names", (), "domain_names: there is none, but domains has ids"),
     ("domains", np.array([0, 0, 0, 2]), "domains: ids must lie in 0 to 1; found 2"),
     ("test_domains", np.array([0, 0, 1]), r"test_domains: expected int64, \(2,\)"),
     ("test_domains", None, "domains, test_domains: expected both"),

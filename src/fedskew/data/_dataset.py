@@ -112,6 +112,9 @@ class Dataset:
             ("domains", self.domains, samples, self.domain_names),
             ("test_domains", self.test_domains, len(self.test_targets), self.domain_names),
         ):
+            if ids is not None and not names:
+                one = "client" if name == "clients" else "domain"
+                raise ArgumentError(f"{one}_names: there is none, but {name} has ids; give the name of every {one}")
             if ids is not None:
                 _check_ids(name, torch.as_tensor(ids), size, len(names))
 
