@@ -48,9 +48,10 @@ class Heard:
     def begin(self, finished: int, runs: int) -> None:
         self.finished = finished
 
-    def ended(self, job, rows, failure) -> None:
-        assert failure is None
-        self.jobs.append(f"{job.entry.method} {job.stage}")
+    def ended(self, results) -> None:
+        for job, trained in results:
+            assert not trained.failed
+            self.jobs.append(f"{job.entry.method} {job.stage}")
 
 
 def run(tmp_path: Path, text: str, **more: object) -> tuple[ArenaState, Heard]:

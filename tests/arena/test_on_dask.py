@@ -66,8 +66,8 @@ class Killing:
     def begin(self, finished: int, runs: int) -> None:
         pass
 
-    def ended(self, job, rows, failure) -> None:
-        assert failure is None
+    def ended(self, results) -> None:
+        assert not any(trained.failed for _, trained in results)
         self.worker.kill()
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import io
 import re
+from types import SimpleNamespace
 
 from rich.console import Console
 
 import fedskew
-from fedskew.cli.progress import RunProgressBar
+from fedskew.arena import Trained
+from fedskew.cli import progress
+from fedskew.cli.progress import ArenaProgressBar, RunProgressBar
 from fedskew.experiment import resolve
 
 CONFIG = resolve(
@@ -56,4 +59,22 @@ def test_records_of_a_resumed_run_which_come_at_once_do_not_shorten_the_time_lef
     assert progress_in(console) == [
         "digits: 1 of 3 rounds, about 20 min left",
         "digits: 2 of 3 rounds, about 10 min left",
+    ]
+
+
+def test_runs_of_an_arena_that_end_together_share_the_time_that_they_took(monkeypatch):
+    clock = iter([0.0, 640.0, 1280.0])
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    console = Console(file=io.StringIO(), width=60)
+    bar = ArenaProgressBar(console, every=60.0)
+    bar.begin(0, 256)
+    call = [
+        (SimpleNamespace(name=f"job {number}"), Trained({seed: {} for seed in range(8)}, {})) for number in range(8)
+    ]
+    bar.ended(call)
+    bar.ended(call)
+    bar.stop()
+    assert console.file.getvalue().splitlines() == [
+        "64 of 256 runs, about 32 min left",
+        "128 of 256 runs, about 21 min left",
     ]

@@ -30,13 +30,11 @@ class ArenaProgress(Protocol):
             runs: Number of runs in all.
         """
 
-    def ended(self, job: ArenaJob, rows: Mapping[int, Mapping[str, str]], failure: str | None) -> None:
-        """Called after each job, which is one config with some seeds.
+    def ended(self, results: Sequence[tuple[ArenaJob, Trained]]) -> None:
+        """Called when a call to the executor ends.
 
         Args:
-            job: What was trained.
-            rows: The results by seed.
-            failure: Why it failed; None if it did not.
+            results: The jobs that it trained, each one config with some seeds, and what became of each.
         """
 
 
@@ -117,8 +115,8 @@ def run_arena(
                     if trained.failed:
                         failures[job.name] = trained.failed
                         failed.update(job.keys.values())
-                    if progress is not None:
-                        progress.ended(job, trained.rows, trained.failed or None)
+                if progress is not None:
+                    progress.ended(results)
         return _state(arena, plans, files, failures)
 
 

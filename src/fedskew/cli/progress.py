@@ -17,7 +17,7 @@ from fedskew.papers import in_words
 from fedskew.tables import counted
 
 if TYPE_CHECKING:
-    from fedskew.arena import ArenaJob
+    from fedskew.arena import ArenaJob, Trained
     from fedskew.experiment import Config, Job
 
 
@@ -42,15 +42,18 @@ class _Bar:
             speed_estimate_period=speed_estimate_period,
         )
 
-    def _line(self, done: str, left: int, seconds: float = 0.0) -> None:
-        """Count a round, and print a line where that is due: in a log, `every` so many seconds, or rounds if longer.
+    def _line(self, done: str, left: int, seconds: float = 0.0, rounds: int = 1) -> None:
+        """Count rounds, and print a line where that is due: in a log, `every` so many seconds, or rounds if longer.
 
         Args:
             done: What is done.
             left: Rounds that are left.
             seconds: Seconds that the round took: the records of a resumed run come all at once, but took longer.
+            rounds: How many have ended together.
         """
-        self._rounds, self._seconds = self._rounds + 1, self._seconds + seconds
+        if not rounds:
+            return
+        self._rounds, self._seconds = self._rounds + rounds, self._seconds + seconds
         now = time.monotonic()
         if self._console.is_terminal or not left or now - self._since < self._every:
             return
@@ -219,11 +222,13 @@ class ArenaProgressBar(_Bar):
         if finished:
             self._console.print(f"{finished:,} of {counted(runs, 'run')} are there already", highlight=False)
 
-    def ended(self, job: ArenaJob, rows: Mapping[int, Mapping[str, str]], failure: str | None) -> None:
+    def ended(self, results: Sequence[tuple[ArenaJob, Trained]]) -> None:
         """See `ArenaProgress`."""
-        self._finished += len(rows)
-        self._bar.update(self._task, completed=self._finished, description=job.name[:60])
-        for _ in rows:
-            self._line(f"{self._finished:,} of {counted(self._runs, 'run')}", self._runs - self._finished)
-        if failure is not None:
-            self._console.print(f"failed: {job.name}: {failure}", soft_wrap=True, markup=False, highlight=False)
+        runs = sum(len(trained.rows) for _, trained in results)
+        self._finished += runs
+        self._bar.update(self._task, completed=self._finished, description=results[-1][0].name[:60])
+        self._line(f"{self._finished:,} of {counted(self._runs, 'run')}", self._runs - self._finished, rounds=runs)
+        for job, trained in results:
+            if trained.failed:
+                text = f"failed: {job.name}: {trained.failed}"
+                self._console.print(text, soft_wrap=True, markup=False, highlight=False)
