@@ -3,7 +3,7 @@
 from fedskew.papers._datasets import DATASETS, DatasetFacts, absent
 from fedskew.papers._estimate import estimate, estimate_run, in_words
 from fedskew.papers._measures import value_of
-from fedskew.papers._paired import PairedDifference, paired
+from fedskew.papers._paired import PairedDifference, paired, repetitions
 from fedskew.papers._published import PrintedCounts, PublishedTable, published, published_names
 from fedskew.papers._recipe import (
     Deviation,
@@ -52,6 +52,7 @@ __all__ = [
     "published",
     "published_names",
     "read_recipe",
+    "repetitions",
     "reproduce",
     "seed_lines",
     "text_lines",

@@ -15,6 +15,7 @@ from matplotlib.ticker import MaxNLocator
 from fedskew import drawing
 from fedskew.drawing import FloatArray
 from fedskew.papers._measures import unit_of, value_of
+from fedskew.papers._paired import repetitions
 from fedskew.papers._recipe import FigurePart, Kind, Recipe, RecipeRow
 from fedskew.report import SeedRun, label_shares, mean_weights
 
@@ -114,13 +115,15 @@ def _series(run: SeedRun, value: str) -> Iterator[tuple[int, float]]:
 
 def _against(axes: Axes, part: FigurePart, rows: Runs, styles: dict[str, int]) -> None:
     """Draw a value of runs against the number in an axis's label, or against another value of the same runs."""
-    by_line: dict[str, list[tuple[float, FloatArray]]] = {}
+    found = []
     for row, seeds in rows:
-        found = [(value_of(run, part.value), _x(part.x, row, run)) for run in seeds]
-        known = [(value, x) for value, x in found if value is not None and x is not None]
-        if known:
-            y, x = np.array(known, dtype=np.float64).T
-            by_line.setdefault(row.labels.get(part.lines, ""), []).append((float(x.mean()), y))
+        pairs = [(value_of(run, part.value), _x(part.x, row, run)) for run in seeds]
+        if known := [(value, x) for value, x in pairs if value is not None and x is not None]:
+            found.append((row.labels, np.array(known, dtype=np.float64)))
+    by_line: dict[str, list[tuple[float, FloatArray]]] = {}
+    for labels, repeated in repetitions(found):
+        y, x = repeated.T
+        by_line.setdefault(labels.get(part.lines, ""), []).append((float(x.mean()), y))
     lines = []
     for label, points in by_line.items():
         points.sort(key=lambda point: point[0])

@@ -6,6 +6,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from fedskew.drawing import FloatArray
 from fedskew.papers._recipe import Labels
 
 BASELINE = "FedAvg"
@@ -76,3 +79,23 @@ def paired(lines: Sequence[tuple[Labels, Mapping[int, float]]]) -> list[PairedDi
             if units and method != BASELINE:
                 found.append(PairedDifference({**dict(task), "method": method}, tuple(units)))
     return found
+
+
+def repetitions(lines: Sequence[tuple[Labels, FloatArray]]) -> list[tuple[Labels, FloatArray]]:
+    """Join the lines that differ only in the federation drawn, as its seeds do not repeat the draw.
+
+    Args:
+        lines: Labels, and what each seed gave, shape `(seeds, ...)`.
+
+    Returns:
+        Labels without the federation, in order of appearance, and what each repetition gave: each seed, or, where a
+        task has several federations, each federation (the mean over its seeds).
+    """
+    tasks: dict[tuple[tuple[str, str], ...], list[FloatArray]] = {}
+    for labels, values in lines:
+        task = tuple((axis, label) for axis, label in labels.items() if axis != DRAWN)
+        tasks.setdefault(task, []).append(values)
+    return [
+        (dict(task), drawn[0] if len(drawn) == 1 else np.stack([values.mean(axis=0) for values in drawn]))
+        for task, drawn in tasks.items()
+    ]

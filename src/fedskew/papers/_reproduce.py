@@ -356,7 +356,9 @@ def _by_seed(done: Reproduction) -> list[str]:
     sections = ["## Seed by seed", "", markdown_table(*seed_lines(done)), ""]
     headings, body, labels = paired_lines(done)
     if body:
-        title = f"## Differences from {BASELINE}, paired by seed"
+        several = len({line.labels.get(DRAWN) for line in done.lines}) > 1
+        by = f"{DRAWN} and seed, intervals over {DRAWN}s" if several else "seed"
+        title = f"## Differences from {BASELINE}, paired by {by}"
         sections += [title, "", markdown_table(headings, body, labels), ""]
     return sections
 
