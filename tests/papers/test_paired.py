@@ -40,6 +40,15 @@ def test_seeds_of_one_federation_count_once():
     assert found.differences == (2.0, -1.0)
 
 
+def test_seeds_of_the_only_federation_count_each():
+    one = {"dataset": "A", "federation": "0"}
+    (found,) = paired(
+        [({**one, "method": "FedAvg"}, {0: 1.0, 1: 3.0}), ({**one, "method": "FedVLS"}, {0: 2.0, 1: 7.0})]
+    )
+    assert found.differences == (1.0, 4.0)
+    assert found.interval is not None
+
+
 def test_a_single_difference_has_no_interval():
     (found,) = paired([({"method": "FedAvg"}, {0: 1.0}), ({"method": "FedVLS"}, {0: 1.5})])
     assert (found.mean, found.interval) == (0.5, None)

@@ -146,13 +146,13 @@ def _x(x: str, row: RecipeRow, run: SeedRun) -> float | None:
 def _bars(axes: Axes, part: FigurePart, rows: Runs, styles: dict[str, int]) -> None:
     groups = list(dict.fromkeys(row.labels.get(part.x, "") for row, _ in rows))
     mean, std = np.full((2, len(styles), len(groups)), np.nan)
-    for row, seeds in rows:
-        values = [value for run in seeds if (value := value_of(run, part.value)) is not None]
-        at = styles[row.labels.get(part.lines, "")], groups.index(row.labels.get(part.x, ""))
-        if values:
-            mean[at] = np.mean(values)
+    measured = [(row.labels, [value_of(run, part.value) for run in seeds]) for row, seeds in rows]
+    known = [(labels, np.array([value for value in values if value is not None])) for labels, values in measured]
+    for labels, values in repetitions([(labels, values) for labels, values in known if len(values)]):
+        at = styles[labels.get(part.lines, "")], groups.index(labels.get(part.x, ""))
+        mean[at] = values.mean()
         if len(values) > 1:
-            std[at] = np.std(values, ddof=1)
+            std[at] = values.std(ddof=1)
     series = [drawing.Values(style, mean[style], std[style], label) for label, style in styles.items()]
     drawing.bars(axes, series, groups)
     axes.set_ylabel(_name(part.value))

@@ -71,12 +71,14 @@ def paired(lines: Sequence[tuple[Labels, Mapping[int, float]]]) -> list[PairedDi
     for task, methods in tasks.items():
         basis = methods.get(BASELINE, {})
         for method, federations in methods.items():
-            units: list[float] = []
-            for federation, values in federations.items():
-                other = basis.get(federation, {})
-                same = [value - other[seed] for seed, value in values.items() if seed in other]
-                units += [statistics.fmean(same)] if same and federation else same
-            if units and method != BASELINE:
+            of_seeds = [
+                [value - basis[federation][seed] for seed, value in values.items() if seed in basis[federation]]
+                for federation, values in federations.items()
+                if federation in basis
+            ]
+            drawn = [differences for differences in of_seeds if differences]
+            if drawn and method != BASELINE:
+                units = drawn[0] if len(drawn) == 1 else [statistics.fmean(differences) for differences in drawn]
                 found.append(PairedDifference({**dict(task), "method": method}, tuple(units)))
     return found
 

@@ -350,13 +350,13 @@ def _write(done: Reproduction, command: str) -> list[Path]:
 
 
 def _by_seed(done: Reproduction) -> list[str]:
-    """The sections of `comparison.md` on single seeds; empty where there is one seed."""
-    if len(_seeds(done)) < 2:
-        return []
-    sections = ["## Seed by seed", "", markdown_table(*seed_lines(done)), ""]
+    """The sections of `comparison.md` on single seeds and federations; empty where there is one of each."""
+    several = len({line.labels.get(DRAWN) for line in done.lines}) > 1
+    sections = []
+    if len(_seeds(done)) > 1:
+        sections += ["## Seed by seed", "", markdown_table(*seed_lines(done)), ""]
     headings, body, labels = paired_lines(done)
-    if body:
-        several = len({line.labels.get(DRAWN) for line in done.lines}) > 1
+    if body and (sections or several):
         by = f"{DRAWN} and seed, intervals over {DRAWN}s" if several else "seed"
         title = f"## Differences from {BASELINE}, paired by {by}"
         sections += [title, "", markdown_table(headings, body, labels), ""]
