@@ -128,11 +128,14 @@ def test_an_arena_trains_only_what_is_missing(tmp_path) -> None:
 
 @pytest.mark.slow
 def test_what_can_never_be_trained_is_noted_and_not_tried_again(tmp_path) -> None:
-    text = FILE.replace('"fedla"]', '"fedpals"]')  # there is no target
+    text = FILE.replace('"fedla"]', '"fedla", "fedpals"]')  # there is no target
     state, _ = run(tmp_path, text, only={"participation": "1.0"})
     refused = [line for line in lines(tmp_path) if line["method"] == "fedpals"]
     assert all("target" in line["failure"] for line in refused)
-    assert {line["method"] for line in state.compared} == {"fedavg"}
+    assert {line["method"] for line in state.compared} == {"fedavg", "fedla"}
+    write_comparison(state, tmp_path / "runs")
+    page = (tmp_path / "runs" / "arena-tiny" / "table.md").read_text()
+    assert f"runs done, {len(refused)} of them refused" in page
     assert run(tmp_path, text, only={"participation": "1.0"})[1].jobs == []
 
 

@@ -108,12 +108,14 @@ def comparison_notes(arena: Arena) -> list[str]:
 
 def _page(state: ArenaState, found: dict[View, Scores], tables: dict[View, list[Standing]], ranked: Ranks) -> str:
     arena = state.arena
+    refused = sum(bool(line["failure"]) for line in state.runs)
     lines = [
         f"# {arena.name}",
         "",
         f"    {arena.command}",
         "",
         f"{state.finished:,} of {counted(state.number, 'run')} done"
+        f"{f', {refused:,} of them refused: a config that makes no sense (`failure` in runs.csv)' if refused else ''}"
         f"{'' if state.finished == state.number else ': what follows is a part of the plan'}; seeds "
         f"{', '.join(map(str, arena.entries[0].config.seeds))}, partitions {', '.join(map(str, arena.partitions))}. "
         f"Made by fedskew {', '.join(sorted({line['made'] for line in state.compared}))}.",
