@@ -181,7 +181,7 @@ def _never_run(evidence: Evidence, own: FloatArray) -> list[str]:
 
 
 def _limit(evidence: Evidence) -> float:
-    """The largest distance to the tenth neighbour that is usual in the table: its 99th percentile."""
+    """Return the largest distance to the tenth neighbour that is usual in the table: its 99th percentile."""
     own = []
     for at in range(len(evidence)):
         distances = np.sort(np.delete(evidence.distances(evidence.features[at]), at))
@@ -224,7 +224,7 @@ def _methods(evidence: Evidence, rows: Sequence[int]) -> tuple[MethodGains, ...]
 def _choose(
     evidence: Evidence, own: FloatArray, supported: bool, predictor: Predictor | None, methods: Sequence[MethodGains]
 ) -> tuple[str | None, str]:
-    """The method to take, and why."""
+    """Return the method to take, and why."""
     if not supported:
         return None, (
             "No recommendation: this federation is unlike all simulated ones, so what was gained there says little. "

@@ -167,7 +167,7 @@ def scores(lines: Iterable[Line], axes: Sequence[str], reference: str, view: Vie
 
 
 def _score(line: Line, budget: Line | None, view: View, last: int) -> float | None:
-    """The score of a run in percent, once it has spent as much as the run `budget`; None where that is not known."""
+    """Return the score of a run in percent, once it has spent the run `budget`; None where that is not known."""
     if view == "rounds":
         return 100 * float(line["score"])
     if budget is None:

@@ -87,7 +87,7 @@ def _choices(value: Any, where: str) -> Iterator[str]:
 
 
 def _point(box: Mapping[str, Any], coordinates: Iterator[float]) -> dict[str, Any]:
-    """The keys that one point sets."""
+    """Return the keys that one point sets."""
     found: dict[str, Any] = {}
     for key, value in box.items():
         drawn = _drawn(value, coordinates)

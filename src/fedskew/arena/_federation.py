@@ -86,7 +86,7 @@ def _train_alone(tree: Mapping[str, Any], last: int) -> Trained:
 
 
 def _outcome(config: Config, result: Result | FedskewError, last: int) -> Trained:
-    """What became of a config that was trained, or whose training ended with an error."""
+    """Return what became of a config that was trained, or whose training ended with an error."""
     if isinstance(result, Result):
         return _trained(result, last)
     if isinstance(result, (PartitionError, ConfigError, ArgumentError)):  # it would fail again
@@ -96,7 +96,7 @@ def _outcome(config: Config, result: Result | FedskewError, last: int) -> Traine
 
 
 def _trained(result: Result, last: int) -> Trained:
-    """The rows and the figures of a federation that was trained."""
+    """Return the rows and the figures of a federation that was trained."""
     config = result.config
     rows = {run.seed: _row(config, run, last) for run in result.runs}
     first = result.runs[0]
@@ -109,7 +109,7 @@ def _trained(result: Result, last: int) -> Trained:
 
 
 def _in_words(config: Config) -> str:
-    """A federation in a few words."""
+    """Return a federation in a few words."""
     rule = config.partition
     options = {**rule.parameters, "clients": rule.clients}
     said = ", ".join(f"{name} {value}" for name, value in options.items() if not isinstance(value, bool | None))
@@ -144,6 +144,6 @@ def _row(config: Config, trained: SeedRun, last: int) -> dict[str, str]:
 
 
 def _mean(values: Iterable[float | None]) -> str:
-    """The mean of shares as text; empty where there are none."""
+    """Return the mean of shares as text; empty where there are none."""
     known = [value for value in values if value is not None]
     return f"{fmean(known):.5f}" if known else ""

@@ -139,7 +139,7 @@ class Plan:
         return self.arena.budget + len(self.arena.partitions) * len(self.entry.config.seeds)
 
     def _second(self, best: _Values) -> list[_Values]:
-        """The values that are tried with the rest of the budget."""
+        """Return the values that are tried with the rest of the budget."""
         assert best.rate is not None, "there are rates"
         left = self.arena.budget - len(self.arena.rates)
         own = [_Values(best.rate, value) for value in self.entry.own]
@@ -221,7 +221,7 @@ def _are_done(jobs: Sequence[ArenaJob], runs: Mapping[str, Line]) -> bool:
 
 
 def _best(values: list[_Values], jobs: list[ArenaJob], runs: Mapping[str, Line]) -> _Values:
-    """The values with the best validation score; the first of equals."""
+    """Return the values with the best validation score; the first of equals."""
     scores = []
     for job in jobs:
         texts = [runs[key]["validation"] for key in job.keys.values()]

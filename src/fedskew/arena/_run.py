@@ -178,7 +178,7 @@ class _Situation:
 
 
 def _lost(error: BaseException) -> Trained:
-    """What became of a config whose process was killed, or whose cluster failed."""
+    """Return what became of a config whose process was killed, or whose cluster failed."""
     reason = str(error) if isinstance(error, FedskewError) else f"{type(error).__name__}: {error}"
     return Trained({}, {}, " ".join(reason.split()))
 

@@ -182,7 +182,7 @@ def _standing_lines(tables: dict[View, list[Standing]]) -> Iterable[list[Any]]:
 
 
 def _choice_lines(state: ArenaState) -> Iterable[list[Any]]:
-    """The values chosen for each method in each situation, and their validation score."""
+    """Yield the values chosen for each method in each situation, and their validation score."""
     axes = state.arena.axes
     yield [*axes, "method", "lr", "own", "validation"]
     tuned = {

@@ -91,7 +91,7 @@ def check(found: FoundComponent, parameters: Mapping[str, Any]) -> list[Finding]
 
 
 def _method(found: FoundComponent, table: dict[str, Any]) -> dict[str, Any]:
-    """The `[method]` of FedAvg with the component, and with components of other slots that it declares to need."""
+    """Return the `[method]` of FedAvg with the component and what it declares to need in other slots."""
     if getattr(found.kind, "role", None) == "term":
         return {"objective": {"extra_terms": [table]}}
     return _partners(found.kind) | {found.slot: table}
@@ -193,7 +193,7 @@ def _distinct_clients(component: Any) -> None:
 
 
 def _can_choose(component: Any, counts: LabelCounts, size: int) -> bool:
-    """Whether the selection's own `check`, if it has one, accepts such cohorts."""
+    """Return whether the selection's own `check`, if it has one, accepts such cohorts."""
     try:
         component.check(counts, size)
     except AttributeError:

@@ -22,7 +22,7 @@ COUNTS = np.array([[12, 0, 3, 0], [0, 9, 0, 0], [5, 5, 5, 5], [0, 0, 0, 0], [0, 
 
 @cache
 def tiny_data() -> Dataset:
-    """The samples of these clients, and a test part with five of every class."""
+    """Return the samples of these clients, and a test part with five of every class."""
     rng = np.random.default_rng(0)
     targets = np.concatenate([np.repeat(np.arange(CLASSES), row) for row in COUNTS])
     test = np.repeat(np.arange(CLASSES), 5)
@@ -83,7 +83,7 @@ def train(method: dict[str, Any], backend: str = "sequential", stop: bool = Fals
 
 
 def _parameters(loop: TrainingLoop) -> Tensor:
-    """The final parameters: with a finish, those of the finished model."""
+    """Return the final parameters: with a finish, those of the finished model."""
     return loop.model.read() if loop.finished is None else loop.finished.parameters
 
 

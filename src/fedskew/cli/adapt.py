@@ -99,7 +99,7 @@ def adapt(
 
 
 def _print_classes(console: Console, found: Adaptation, model: TrainedModel) -> None:
-    """Every class, or those with the largest share at the target."""
+    """Print every class, or those with the largest share at the target."""
     table = empty_table(
         ("class", "left"), ("target", "right"), ("right now", "right"), ("moved", "right"), ("points", "right"),
         ("95 % interval", "right"),

@@ -195,12 +195,12 @@ def _of_run(folder: Path) -> Source:
 
 
 def target_of(source: Source, path: Path | None, decimal: DecimalSign) -> np.ndarray | None:
-    """The target mix of the file; without one, that of the config or run that the counts are of."""
+    """Return the target mix of the file; without one, that of the config or run that the counts are of."""
     return source.target if path is None else _read_mix(path, source.counts.classes, decimal)
 
 
 def _read_mix(path: Path, classes: Sequence[str], decimal: DecimalSign) -> np.ndarray:
-    """The target mix; the decimal sign that was given is that of the counts, and this file may have the other."""
+    """Return the target mix; the decimal sign given is that of the counts, and this file may have the other."""
     if not path.exists():
         raise ArgumentError(f"--target {path}: no such file; give a CSV of columns class,share, or of a column a class")
     if decimal is not None:

@@ -638,7 +638,7 @@ def _mask_keys(updates: str, agreed: dict[str, Any]) -> dict[str, Key] | None:
 
 
 def _images_table(config: Config) -> dict[str, object]:
-    """The table `[data]` of every site's `data.toml`: images, of the size that the config sets."""
+    """Return the table `[data]` of every site's `data.toml`: images, of the size that the config sets."""
     table: dict[str, object] = {"name": "folder", "root": "images"}
     size = config.data.parameters.get("size") if config.data.name == "folder" else None
     return table if size is None else table | {"size": size}
@@ -723,7 +723,7 @@ def _train(console: Console, federation: LocalFederation) -> dict[str, Any]:
 
 
 def _result(summary: dict[str, Any]) -> str:
-    """The run's result in one line."""
+    """Return the run's result in one line."""
     final, rounds = summary["final"], summary["rounds"]
     trained = f"{rounds} round{'' if rounds == 1 else 's'} in {summary['seconds']:.0f} s"
     if final is None or final["accuracy"] is None:

@@ -206,7 +206,7 @@ class _Weighed:
         return effective_sample_size(self.weights, self.counts.sizes)
 
     def mix(self, weights: np.ndarray) -> np.ndarray:
-        """The label mix that weighted clients have."""
+        """Return the label mix that weighted clients have."""
         return weights @ self.counts.marginals
 
     def distance(self, weights: np.ndarray) -> float | None:
@@ -323,7 +323,7 @@ def _figures_table(report: SkewReport) -> Table:
 
 
 def _print_classes(console: Console, report: SkewReport) -> None:
-    """Every class, or the rarest; one that falls short of the target comes first."""
+    """Print every class, or the rarest; one that falls short of the target comes first."""
     labels, inter, target = report.label_distribution, report.inter_client, report.target
     columns = [("class", "left"), ("samples", "right"), ("share", "right"), ("holders", "right")]
     columns += [("largest holding", "right")]
@@ -350,7 +350,7 @@ def _print_classes(console: Console, report: SkewReport) -> None:
 
 
 def _print_clients(console: Console, report: SkewReport) -> None:
-    """Every client, or the most one-sided of those with samples."""
+    """Print every client, or the most one-sided of those with samples."""
     table = empty_table(
         ("client", "left"), ("samples", "right"), ("evenness", "right"), *((name, "left") for name in GROUPS)
     )
@@ -369,7 +369,7 @@ def _print_clients(console: Console, report: SkewReport) -> None:
 
 
 def _print_weights(console: Console, found: _Weighed) -> None:
-    """Every client, or those with most weight."""
+    """Print every client, or those with most weight."""
     table = empty_table(
         ("client", "left"), ("samples", "right"), ("weight", "right"), ("FedAvg", "right"), ("times", "right")
     )
@@ -384,7 +384,7 @@ def _print_weights(console: Console, found: _Weighed) -> None:
 
 
 def _print_mix(console: Console, found: _Weighed) -> None:
-    """Every class, or those that change most against FedAvg."""
+    """Print every class, or those that change most against FedAvg."""
     mix, plain = found.mix(found.weights), found.mix(found.plain)
     columns = [("class", "left"), ("mix", "right"), ("FedAvg's mix", "right")]
     table = empty_table(*columns, *([] if found.target is None else [("target", "right")]))

@@ -115,7 +115,7 @@ def new(
 
 
 def _answer(question: str, given: str | None, default: str, known: list[str]) -> str:
-    """The value of an option; without one the answer of the user on a terminal, or else the default."""
+    """Return the value of an option; without one the answer of the user on a terminal, or else the default."""
     if given is not None or not sys.stdin.isatty():
         return given or default
     if known:
@@ -124,7 +124,7 @@ def _answer(question: str, given: str | None, default: str, known: list[str]) ->
 
 
 def _number(question: str, given: int | None, default: str) -> int:
-    """A whole number that an option gives, or else the user, or else the default."""
+    """Return a whole number that an option gives, or else the user, or else the default."""
     answer = _answer(question, None if given is None else str(given), default, [])
     if not answer.isdecimal():
         raise ConfigError(f"{question}: expected a whole number, not {answer!r}")
@@ -132,13 +132,13 @@ def _number(question: str, given: int | None, default: str) -> int:
 
 
 def _run_name(path: Path) -> str:
-    """A run's name, of the characters that one may have, from the file's."""
+    """Return a run's name, of the characters that one may have, from the file's."""
     kept = "".join(sign if sign.isascii() and (sign.isalnum() or sign in "._+-") else "-" for sign in path.stem)
     return kept.lstrip("._+-")[:80] or "run"
 
 
 def _text(chosen: Mapping[str, Any], schema: bool) -> str:
-    """The file: keys that were chosen, and all others behind a comment sign, each with its meaning."""
+    """Return the file: keys that were chosen, and all others behind a comment sign, each with its meaning."""
     from fedskew.experiment import choices, tables
 
     lines = [f"#:schema ./{SCHEMA}"] if schema else []
@@ -167,7 +167,7 @@ def _text(chosen: Mapping[str, Any], schema: bool) -> str:
 
 
 def _line(key: Key, values: Mapping[str, Any]) -> str:
-    """One key with its meaning, as a comment above where that is long."""
+    """Return one key with its meaning, as a comment above where that is long."""
     given = values.get(key.name)
     written = f"{key.name} = {json.dumps(given)}" if given is not None else f"# {key.name} = {key.value or '...'}"
     if len(written) + len(key.meaning) + 4 <= WIDTH:

@@ -13,7 +13,7 @@ from fedskew.cli.console import Console
 
 
 def some_of(order: np.ndarray, most: int) -> list[int]:
-    """The first of an order where there are more than `most`, else all in the order of the file."""
+    """Return the first of an order where there are more than `most`, else all in the order of the file."""
     return order[:most].tolist() if len(order) > most else list(range(len(order)))
 
 
@@ -34,14 +34,14 @@ def heading(console: Console, text: str) -> None:
 
 
 def bullet(sentence: str) -> Table:
-    """A sentence of a list."""
+    """Return a sentence of a list."""
     grid = Table.grid(padding=(0, 1))
     grid.add_row("•", escaped(sentence))
     return grid
 
 
 def empty_table(*columns: tuple[str, Any], header: bool = True) -> Table:
-    """An empty table of columns by name and justification."""
+    """Return an empty table of columns by name and justification."""
     table = Table(box=None, show_header=header, pad_edge=False, padding=(0, 2, 0, 1))
     for name, justify in columns:
         table.add_column(name, justify=justify, overflow="fold", header_style="dim")
@@ -49,5 +49,5 @@ def empty_table(*columns: tuple[str, Any], header: bool = True) -> Table:
 
 
 def escaped(text: str) -> str:
-    """The text as it is, not as markup."""
+    """Return the text as it is, not as markup."""
     return text.replace("[", r"\[")

@@ -157,7 +157,7 @@ def _table(found: _Predicted) -> Table:
 
 
 def _summary(found: _Predicted) -> str:
-    """How many samples each class was predicted for, most first, and how many images were resized."""
+    """Return how many samples each class was predicted for, most first, and how many images were resized."""
     classes, shape = found.model.classes, found.model.in_shape
     numbers = np.bincount(found.probabilities.argmax(axis=1), minlength=len(classes))
     order = [label for label in np.argsort(-numbers, kind="stable").tolist() if numbers[label]]

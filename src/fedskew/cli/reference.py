@@ -100,7 +100,7 @@ def _print_entry(console: Console, entry: Entry, table: bool) -> None:
 
 
 def _written(key: Key) -> str:
-    """A key with its default, as a config writes it."""
+    """Return a key with its default, as a config writes it."""
     return key.name if key.required or not key.value else f"{key.name} = {key.value}"
 
 

@@ -118,7 +118,7 @@ def run(
 
 
 def _first_words(config: Config, source: Path, folder: Path, fresh: bool) -> list[str]:
-    """Where the earlier run is now, and in what a replay differs from the run that it was to repeat.
+    """Return where the earlier run is now, and in what a replay differs from the run that it was to repeat.
 
     Args:
         config: The config.

@@ -48,7 +48,7 @@ def results_table(results: Sequence[Result]) -> Table:
 
 
 def _lines(result: Result) -> list[tuple[str, dict[str, Spread], float]]:
-    """A result's name, figures and seconds; with a finish those of the last round's model before and after it."""
+    """Return a result's name, figures and seconds; with a finish those of the last round's model without it too."""
     name = result.config.name
     seconds = sum(run.summary["seconds"] for run in result.runs)
     if not (after := result.after_finish()):
@@ -78,7 +78,7 @@ def comparison_table(done: Reproduction) -> Table:
 
 
 def samples_table(data: SiteData, agreement: Agreement) -> Table:
-    """Number of samples of every class, for training (with a bar) and for tests."""
+    """Return the number of samples of every class, for training (with a bar) and for tests."""
     shape = " x ".join(map(str, agreement.shape))
     kind = "token ids" if agreement.tokens else "numbers"
     counts = data.counts.astype(int)

@@ -106,7 +106,7 @@ def _edges(text: str) -> list[float]:
 
 
 def mix_method(name: str) -> MixMethod:
-    """The method of that name.
+    """Return the method of that name.
 
     Args:
         name: What the user wrote.
@@ -160,7 +160,7 @@ def sentences(estimate: MixEstimate, classes: Sequence[str]) -> list[str]:
 
 
 def _print_classes(console: Console, outcomes: Outcomes, estimate: MixEstimate) -> None:
-    """Every class, or those whose share changes most."""
+    """Print every class, or those whose share changes most."""
     held_out, ends = _held_out(outcomes), estimate.interval()
     table = empty_table(("class", "left"), ("target", "right"), ("95 % interval", "right"), ("held out", "right"))
     listed = some_of(np.argsort(-np.abs(estimate.mix - held_out), kind="stable"), CLASSES_SHOWN)

@@ -157,7 +157,7 @@ def _grey(x: Tensor) -> Tensor:
 
 
 def per_channel(values: Sequence[float], batch: Tensor, default: float) -> Tensor:
-    """One value per channel as a `(channels, 1, 1)` tensor on the device of `batch`; all `default` where empty.
+    """Return one value per channel as a `(channels, 1, 1)` tensor on the device of `batch`; all `default` where empty.
 
     Filled on the device: a copy from the host would make every step wait.
     """

@@ -75,7 +75,7 @@ def fedvls_mnist(
 def _owners(
     labels: NDArray[np.int64], beta: float, clients: int, smallest: int, rng: np.random.RandomState
 ) -> NDArray[np.int64]:
-    """The client of each image, drawn as the code draws it."""
+    """Return the client of each image, drawn as the code draws it."""
     fair = len(labels) / clients
     for _ in range(_MOST_TRIES):
         owner = np.empty(len(labels), dtype=np.int64)

@@ -109,12 +109,12 @@ def tree(top: Path, client_level: bool) -> Tree:
 
 
 def is_image(path: Path) -> bool:
-    """Whether a path is a file with the suffix of an image that can be read."""
+    """Return whether a path is a file with the suffix of an image that can be read."""
     return path.suffix.lower() in _SUFFIXES and path.is_file()
 
 
 def _folders(top: Path, skipped: Counter[str]) -> Iterator[Path]:
-    """The folders below a folder that people made; what else lies there is counted as skipped."""
+    """Yield the folders below a folder that people made; what else lies there is counted as skipped."""
     for path in sorted(top.iterdir()):
         if path.name.startswith("."):
             continue
@@ -125,7 +125,7 @@ def _folders(top: Path, skipped: Counter[str]) -> Iterator[Path]:
 
 
 def _kind(path: Path) -> str:
-    """The warning about a path that was left out; none for files that operating systems put into every folder."""
+    """Return the warning about a path that was left out; none for files that operating systems add to folders."""
     if path.is_dir():
         return f"the folder {path.name}"
     if path.name.lower() in {"thumbs.db", "desktop.ini"}:

@@ -77,7 +77,7 @@ def from_object(value: Any, test: Any = None) -> GivenData:
 
 
 def _table(value: Any, test: Any) -> GivenData:
-    """A table of Hugging Face's, or a dict of tables."""
+    """Return a table of Hugging Face's, or a dict of tables."""
     if test is not None and not isinstance(test, str):
         import datasets
 
@@ -105,7 +105,7 @@ def _table(value: Any, test: Any) -> GivenData:
 
 
 def _read(items: Items, where: str) -> RawSamples:
-    """All items of a map-style data set."""
+    """Return all items of a map-style data set."""
     kind = type(items).__name__
     if isinstance(items, DataLoader):
         raise DataError(f"{where}: a DataLoader; give its .dataset, batches are made by training.batch_size")
@@ -165,7 +165,7 @@ def _item(items: Items, at: int, where: str) -> tuple[Tensor, Any]:
 
 
 def _class_names(items: Items) -> tuple[str, ...]:
-    """The names of the classes in the order of their ids, where the data set says so as torchvision's do."""
+    """Return the names of the classes in the order of their ids, where the data set says so as torchvision's do."""
     names = getattr(items, "classes", None) or getattr(getattr(items, "dataset", None), "classes", None) or ()
     found = tuple(map(str, names)) if isinstance(names, Sequence) else ()
     return found if len(set(found)) == len(found) else ()

@@ -109,7 +109,7 @@ def load(
 
 @functools.cache  # made once: it takes longer than to read a small file
 def _validated(reader: Reader) -> Reader:
-    """The reader, with options checked by its types."""
+    """Return the reader, with options checked by its types."""
     return pydantic.validate_call(config={"arbitrary_types_allowed": True})(reader)
 
 

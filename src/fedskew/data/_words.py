@@ -26,7 +26,7 @@ def words(text: str) -> list[str]:
 
 
 def vocabulary(texts: Iterable[str], size: int) -> dict[str, int]:
-    """Number words from 2 on, most frequent first, ties alphabetically; 0 pads, and 1 is any other word.
+    """Number the words from 2 on, most frequent first, ties alphabetically; 0 pads, and 1 is any other word.
 
     `size` counts ids 0 and 1 too.
     """

@@ -226,7 +226,7 @@ def _enhanced(x: Tensor, numbers: dict[str, Tensor]) -> Tensor:
 
 
 def _smooth(x: Tensor) -> Tensor:
-    """Each pixel, five times, and its eight neighbours, by 13; the border stays."""
+    """Return each pixel, five times, and its eight neighbours, by 13; the border stays."""
     rows = x[..., :-2, :] + x[..., 1:-1, :] + x[..., 2:, :]
     total = rows[..., :-2] + rows[..., 1:-1] + rows[..., 2:] + 4 * x[..., 1:-1, 1:-1]
     smooth = x.clone()

@@ -357,7 +357,7 @@ class _SiteAnswers(NamedTuple):
 def _limited(
     found: Mapping[int, dict[str, Tensor]], reported: Mapping[int, NDArray[Any]] | None
 ) -> list[dict[str, Tensor]]:
-    """The answers of sites that hold such samples, in their order; of three or more none counts for more than half."""
+    """Return the answers of sites with such samples, in their order; of three or more none counts for over half."""
     given = {client: found[client] for client in sorted(found) if found[client]}
     sizes = {client: float(reported[client].sum()) for client in given} if reported is not None else {}
     if sizes and min(sizes.values()) > 0:

@@ -479,7 +479,7 @@ class DeployedRunner(RoundRunner):
         )
 
     def _estimates(self, round: int) -> bool:
-        """Whether the target's mix is estimated after a round."""
+        """Return whether the target's mix is estimated after a round."""
         estimation = self._federation.estimation
         return estimation is not None and estimation.is_due(round)
 

@@ -152,7 +152,7 @@ def _read_unlabelled(data: Path, place: Path, agreement: Agreement) -> Tensor:
 
 
 def _no_samples(agreement: Agreement, state: Path) -> SiteData:
-    """The data of a site that has no labels."""
+    """Return the data of a site that has no labels."""
     inputs = torch.zeros(0, *agreement.shape, dtype=torch.int64 if agreement.tokens else torch.float32)
     targets = torch.zeros(0, dtype=torch.int64)
     normalisation = tuple(agreement.mean), tuple(agreement.std)

@@ -479,7 +479,7 @@ class _Only:
         self._grid, self._nodes = grid, frozenset(nodes)
 
     def get_node_ids(self) -> list[int]:
-        """The ids of those that are connected."""
+        """Return the ids of those that are connected."""
         return [node for node in self._grid.get_node_ids() if node in self._nodes]
 
     def __getattr__(self, name: str) -> Any:

@@ -26,12 +26,12 @@ TOLERANCE = 1e-6
 
 
 def is_own(component: Any) -> bool:
-    """Whether a component, a network or a hook is a user's own, and not this package's."""
+    """Return whether a component, a network or a hook is a user's own, and not this package's."""
     return not type(component).__module__.startswith("fedskew.")
 
 
 def name_in(slot: str, component: Any) -> str:
-    """A component's slot and name, such as `weighting own:RootWeights`.
+    """Return a component's slot and name, such as `weighting own:RootWeights`.
 
     Args:
         slot: The slot, or the place in it.
@@ -66,7 +66,7 @@ def calling(slot: str, component: Any, function: str, where: str = "") -> Iterat
 
 
 def checked_choice(component: Any, chosen: object, clients: int, where: str = "") -> tuple[NDArray[np.int64], Any]:
-    """The cohort and the state that a selection returned.
+    """Return the cohort and the state that a selection returned.
 
     Args:
         component: The selection.
@@ -101,7 +101,7 @@ def checked_choice(component: Any, chosen: object, clients: int, where: str = ""
 
 
 def checked_quotas(component: Any, quotas: Any, ids: NDArray[np.int64], classes: int, where: str = "") -> FloatArray:
-    """The quotas in a selection's state, `(cohort, classes)`.
+    """Return the quotas in a selection's state, `(cohort, classes)`.
 
     Args:
         component: The selection.
@@ -126,7 +126,7 @@ def checked_quotas(component: Any, quotas: Any, ids: NDArray[np.int64], classes:
 
 
 def checked_weights(component: Any, weights: Any, answered: NDArray[np.int64], where: str = "") -> FloatArray:
-    """The weights that a weighting returned, `(answered,)`.
+    """Return the weights that a weighting returned, `(answered,)`.
 
     Args:
         component: The weighting.
@@ -160,7 +160,7 @@ def checked_weights(component: Any, weights: Any, answered: NDArray[np.int64], w
 
 
 def checked_aggregate(component: Any, combined: Any, updates: Tensor, where: str = "") -> tuple[Tensor, FloatArray]:
-    """The updates and their weights that an aggregation returned; the updates' values are not looked at.
+    """Return the updates and their weights that an aggregation returned; the updates' values are not looked at.
 
     Args:
         component: The aggregation.
@@ -187,7 +187,7 @@ def checked_aggregate(component: Any, combined: Any, updates: Tensor, where: str
 
 
 def checked_share(component: Any, shared: Any) -> tuple[float, float]:
-    """How a client's update enters a sum, as a server update returned it.
+    """Return how a client's update enters a sum, as a server update returned it.
 
     Args:
         component: The server update.
@@ -211,7 +211,7 @@ def checked_share(component: Any, shared: Any) -> tuple[float, float]:
 def checked_model(
     component: Any, moved: Any, parameters: Tensor, where: str = "", function: str = "update"
 ) -> tuple[Tensor, Any]:
-    """The next model and state that a server update returned; the values are not looked at.
+    """Return the next model and state that a server update returned; the values are not looked at.
 
     Args:
         component: The server update.
@@ -233,7 +233,7 @@ def checked_model(
 
 
 def checked_parameters(slot: str, component: Any, made: Any, parameters: Tensor, where: str = "") -> Tensor:
-    """The next model that a component's hook returned.
+    """Return the next model that a component's hook returned.
 
     Args:
         slot: The component's place in the method.
@@ -255,7 +255,7 @@ def checked_parameters(slot: str, component: Any, made: Any, parameters: Tensor,
 
 
 def checked_step(component: Any, stepped: Any, parameters: Tensor) -> tuple[Tensor, Tensor | None]:
-    """The next parameters that a local step returned, and what it carries; the values are not looked at.
+    """Return the next parameters that a local step returned, and what it carries; the values are not looked at.
 
     Args:
         component: The local step.
@@ -308,7 +308,7 @@ def checked_sums(component: Any, answers: Iterable[Any]) -> dict[str, Tensor]:
 
 
 def checked_finished(component: Any, finished: Any, head: Head) -> Finished:
-    """The last layer that a finish made.
+    """Return the last layer that a finish made.
 
     Args:
         component: The finish.
@@ -333,14 +333,14 @@ def checked_finished(component: Any, finished: Any, head: Head) -> Finished:
 
 
 def _is_pair(value: Any, like: Tensor) -> bool:
-    """Whether it is a tensor like another, and something else."""
+    """Return whether it is a tensor like another, and something else."""
     return (
         isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], Tensor) and value[0].shape == like.shape
     )
 
 
 def _what(value: object) -> str:
-    """A value in a few words, for a message."""
+    """Return a value in a few words, for a message."""
     if isinstance(value, tuple) and any(isinstance(part, Tensor | np.ndarray) for part in value):
         return f"({', '.join(map(_what, value))})"
     if isinstance(value, Tensor | np.ndarray):

@@ -32,7 +32,7 @@ class _DivergedError(RunError):
 
 
 def has_own_parts(work: LocalWork, model: FlatModel) -> bool:
-    """Whether a component that trains clients, or the network, is a user's own.
+    """Return whether a component that trains clients, or the network, is a user's own.
 
     Args:
         work: Local training.
@@ -43,7 +43,7 @@ def has_own_parts(work: LocalWork, model: FlatModel) -> bool:
 
 
 def watched(work: LocalWork, model: FlatModel) -> LocalWork:
-    """The same local training with components that look at what goes through them.
+    """Return the same local training with components that look at what goes through them.
 
     Args:
         work: Local training.
@@ -63,14 +63,14 @@ def watched(work: LocalWork, model: FlatModel) -> LocalWork:
 
 
 def own_network(module: nn.Module) -> str | None:
-    """The name of a network that holds layers of a user's own; None for one of PyTorch's layers or of ours."""
+    """Return the name of a network that holds layers of a user's own; None for one of PyTorch's layers or of ours."""
     kinds = [type(layer) for layer in module.modules()]
     own = [kind for kind in kinds if not kind.__module__.startswith(("fedskew.", "torch.nn."))]
     return f"the network {own[0].__module__}:{own[0].__qualname__}" if own else None
 
 
 def is_finite(*parts: Tensor | None) -> bool:
-    """Whether all of these tensors are finite; None and whole numbers count as finite."""
+    """Return whether all of these tensors are finite; None and whole numbers count as finite."""
     return all(
         part is None or not part.is_floating_point() or not part.numel() or all(map(math.isfinite, part.aminmax()))
         for part in parts
@@ -78,12 +78,12 @@ def is_finite(*parts: Tensor | None) -> bool:
 
 
 def is_moderate(*parts: Tensor | None) -> bool:
-    """Whether all values are finite and below `LARGE`."""
+    """Return whether all values are finite and below `LARGE`."""
     return all(part is None or not part.numel() or float(part.abs().max()) < LARGE for part in parts)
 
 
 def _blame(name: str | None, given: tuple[Tensor | None, ...], what: str, cure: str) -> Exception:
-    """The error that blames a component of a user's own (None: it is not), if what it was given is moderate."""
+    """Return the error that blames a component of a user's own (None: it is not), if what it was given is moderate."""
     if name is None or not is_moderate(*given):
         return _DivergedError("diverged")
     return ComponentError(f"{name} {what}, although all that it was given is finite; {cure}")

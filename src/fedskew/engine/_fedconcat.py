@@ -136,7 +136,7 @@ class FedConcatRunner:
         self._in_place = state.encoders
 
     def _joined_heads(self, encoders: dict[str, ServerState]) -> ModelState:
-        """The clusters' heads joined into one: weights side by side, biases summed."""
+        """Return the clusters' heads joined into one: weights side by side, biases summed."""
         heads = [self.network.views(self.encoders.evaluated_model(encoder).parameters) for encoder in encoders.values()]
         joined = self._untrained_head.parameters.clone()
         parts = self.whole.views(joined)
@@ -181,5 +181,5 @@ def _merged(cohort: Cohort, outcomes: Sequence[RoundOutcome]) -> RoundOutcome:
 
 
 def _weights(outcome: RoundOutcome) -> FloatArray:
-    """A cluster's weights; zeros if none of its clients has a sample."""
+    """Return a cluster's weights; zeros if none of its clients has a sample."""
     return outcome.weights if len(outcome.weights) else np.zeros(len(outcome.updates))

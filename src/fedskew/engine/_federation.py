@@ -894,7 +894,7 @@ def _bytes(tensors: Mapping[str, Tensor]) -> int:
 
 
 def _average(rows: Sequence[Tensor], weights: FloatArray) -> Tensor:
-    """The weighted mean of buffers, summed in float64 in the order of the cohort."""
+    """Return the weighted mean of buffers, summed in float64 in the order of the cohort."""
     total = torch.zeros_like(rows[0], dtype=torch.float64)
     for row, weight in zip(rows, weights, strict=True):
         total += row.double() * weight

@@ -47,16 +47,16 @@ def is_finite(part: Tensor) -> bool:
 
 
 def _norm(update: Update) -> Tensor:
-    """A 0-d sum of norms, finite only if all of the update is; far faster than a test of every element."""
+    """Return a 0-d sum of norms, finite only if all of the update is; far faster than a test of every element."""
     return sum((torch.linalg.vector_norm(part) for part in _extras(update)), start=update.norm)
 
 
 def _all_finite(update: Update) -> bool:
-    """Whether every value of an update is finite; exact also if the update's norm overflows."""
+    """Return whether every value of an update is finite; exact also if the update's norm overflows."""
     return all(map(is_finite, (update.change, *_extras(update))))
 
 
 def _extras(update: Update) -> list[Tensor]:
-    """The floating-point tensors of an update other than its change, without empty ones."""
+    """Return the floating-point tensors of an update other than its change, without empty ones."""
     parts = (update.buffers, *update.reply.values(), *update.state.values())
     return [part for part in parts if part.is_floating_point() and part.numel()]

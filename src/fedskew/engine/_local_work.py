@@ -90,7 +90,7 @@ class Schedule(NamedTuple):
         return -(-self.steps // self.of_epoch) if self.steps else 0
 
     def in_last_epoch(self, step: int) -> bool:
-        """Whether a step, from 0, is one of the last, of which there are as many as a whole epoch has, if it can be.
+        """Return whether a step, from 0, is one of the last, of which there are as many as a whole epoch has.
 
         These are the last epoch, where epochs are whole; where they are not, the end of one epoch and what is begun of
         the next. Either way they hold as many samples as an epoch.

@@ -220,7 +220,7 @@ def decode_answers(total: NDArray[Any], question: Facts) -> NDArray[np.float64]:
 
 
 def _answers(question: Facts) -> sums.FixedPoint:
-    """The first question is about amounts of samples, the others about weights and mixes."""
+    """Return the encoding of the answers: of amounts of samples in the first question, of weights and mixes later."""
     return sums.SHARES if question else sums.AMOUNTS
 
 

@@ -168,7 +168,7 @@ def _train_clients(connection: Connection, threads: int) -> None:
 
 
 def _not_importable(error: Exception) -> RunError:
-    """The error of a child that can't import a class which the parent has, as those of a notebook."""
+    """Return the error of a child that can't import a class which the parent has, as those of a notebook."""
     said = " ".join(str(error).split())
     return RunError(
         f"engine.backend: other processes can't import what this run uses ({said}); put classes "

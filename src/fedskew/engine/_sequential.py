@@ -267,7 +267,7 @@ class SequentialBackend(Backend):
         return ClientResult(state, carried, steps, float(total) / seen if seen else 0.0, gathered)
 
     def _previous_of(self, setup: ClientSetup) -> _FrozenModel | None:
-        """The client's model at the end of its last participation; None at its first."""
+        """Return the client's model at the end of its last participation; None at its first."""
         state = setup.state
         if self._previous is None or "previous.parameters" not in state:
             return None

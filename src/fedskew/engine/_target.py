@@ -186,7 +186,7 @@ class Estimation:
         return self.classes, self.classes * self.bins
 
     def _judged(self, known: EstimatedMix, round: int, found: labels.MixEstimate) -> EstimatedMix:
-        """The server's state after an estimate was made."""
+        """Return the server's state after an estimate was made."""
         if found.misfit and self.on_misfit != "warn":
             reason = (
                 f"label shift does not hold after round {round}: the target's samples look like no mix of the clients' "

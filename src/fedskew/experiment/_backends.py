@@ -25,7 +25,7 @@ from fedskew.models import FlatModel
 def make_backend(
     engine: EngineSection, model: FlatModel, work: LocalWork, observe: Observer | None, clients: int
 ) -> Backend:
-    """The backend for cohorts of so many clients, on the model's device; under `torchrun`, over all ranks."""
+    """Return the backend for cohorts of so many clients, on the model's device; under `torchrun`, over all ranks."""
     local = _local(engine, model, work, observe, -(-clients // torchrun.ranks()))
     return RankBackend(local, work) if torchrun.launched() else local
 

@@ -116,7 +116,7 @@ def _flatten(name: str, value: Any, tensors: dict[str, Tensor], values: dict[str
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether JSON holds it."""
+    """Return whether JSON holds it."""
     if isinstance(value, list | tuple):
         return all(map(_is_plain, value))
     return value is None or isinstance(value, bool | int | float | str)
@@ -134,7 +134,7 @@ def _restore(name: str, template: Any, tensors: dict[str, Tensor], values: dict[
 
 
 def _parts(value: Any) -> dict[str, Any] | None:
-    """The named parts of a dataclass, a named tuple or a dict; None for a leaf."""
+    """Return the named parts of a dataclass, a named tuple or a dict; None for a leaf."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     if isinstance(value, tuple) and hasattr(value, "_asdict"):

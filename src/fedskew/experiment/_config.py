@@ -153,7 +153,7 @@ class TrainingSection(Section):
     @pydantic.field_validator("epochs")
     @classmethod
     def _whole(cls, epochs: float) -> float:
-        """A whole number of epochs as one, so that 5.0 and 5 are the same config."""
+        """Return a whole number of epochs as one, so that 5.0 and 5 are the same config."""
         return int(epochs) if epochs == int(epochs) else epochs
 
     @property
@@ -314,7 +314,7 @@ class EngineSection(Section):
     threads: Annotated[int, Field(ge=1)] = 1
 
     def number_of_processes(self) -> int:
-        """The number of clients that train at a time: 1, except with the backend "processes"."""
+        """Return the number of clients that train at a time: 1, except with the backend "processes"."""
         if self.backend != "processes":
             return 1
         return self.processes or max(1, cores() // self.threads)
@@ -346,7 +346,7 @@ class Origin:
 
     @classmethod
     def of_folder(cls, folder: Path) -> Origin | None:
-        """The origin that a run folder names; None where it is no run folder, or of a federation of real sites.
+        """Return the origin that a run folder names; None where it is no run folder, or of a federation of real sites.
 
         The source of its own components is then importable, after everything else.
 
@@ -436,7 +436,7 @@ class Config(Section):
         return str(made) if made is not None and made.exists() else path
 
     def tree(self) -> dict[str, Any]:
-        """The config in plain values, with every default; keys that are None are left out."""
+        """Return the config in plain values, with every default; keys that are None are left out."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
 
     @property
@@ -502,7 +502,7 @@ class Config(Section):
         return resolve({**tree, "method": {"preset": preset}, "name": name}).of(self.origin)
 
     def is_evaluated(self, round: int) -> bool:
-        """Whether a round ends with an evaluation.
+        """Return whether a round ends with an evaluation.
 
         Args:
             round: Number of the round; 0 is the untrained model.
@@ -519,7 +519,7 @@ class Config(Section):
 
 
 def cores() -> int:
-    """The processor cores that this process may use."""
+    """Return the processor cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -607,7 +607,7 @@ def target_mix(
     unknown: Mapping[str, str],
     key: str = "target.mix",
 ) -> FloatArray | None:
-    """The target label mix that a config's `target.mix` or `target.truth` stands for.
+    """Return the target label mix that a config's `target.mix` or `target.truth` stands for.
 
     Args:
         mix: The key's value.
@@ -786,7 +786,7 @@ def _check_privacy(config: Config, section: PrivacySection, method: methods.Meth
 
 
 def _named(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """The tree with classes, functions and components that were given from Python replaced by their names."""
+    """Return the tree with classes, functions and components that were given from Python replaced by their names."""
     plain = {key: dict(value) if _is_table(value) else value for key, value in tree.items()}
     for section, key in (("data", "name"), ("partition", "rule"), ("model", "name")):
         table = plain.get(section)
@@ -806,12 +806,12 @@ def _named(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_table(value: Any) -> bool:
-    """Whether it is a table of a config; a `DatasetDict` of the package `datasets` is a mapping too."""
+    """Return whether it is a table of a config; a `DatasetDict` of the package `datasets` is a mapping too."""
     return isinstance(value, Mapping) and type(value).__module__.partition(".")[0] != "datasets"
 
 
 def _with_name(section: str, key: str, table: dict[str, Any]) -> dict[str, Any]:
-    """The table with a name in place of an object, and of a test part that is one."""
+    """Return the table with a name in place of an object, and of a test part that is one."""
     value = table[key]
     if isinstance(value, type | FunctionType) and value.__qualname__.isidentifier():
         return table | {key: components.name_of(value, f"{section}.{key}")}
@@ -828,7 +828,7 @@ def _with_name(section: str, key: str, table: dict[str, Any]) -> dict[str, Any]:
 
 
 def _message(error: pydantic.ValidationError) -> str:
-    """One line for the first mistake; unknown keys come first, as they often explain the others."""
+    """Return one line for the first mistake; unknown keys come first, as they often explain the others."""
     errors = error.errors()
     first = next((entry for entry in errors if entry["type"] == "extra_forbidden"), errors[0])
     section: type[BaseModel] = Config

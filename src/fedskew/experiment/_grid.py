@@ -348,7 +348,7 @@ def _check_labels(values: list[_Value], where: str) -> None:
 
 
 def _label_of(combination: tuple[_Value, ...], axes: dict[str, list[_Value]]) -> tuple[str, dict[str, str]]:
-    """A cell's name, and the label of its value on each axis."""
+    """Return a cell's name, and the label of its value on each axis."""
     values = dict(zip(axes, combination, strict=True))
     label = ", ".join(
         value.label if any(isinstance(own, dict) for own in value.changes.values()) else f"{axis}={value.label}"
@@ -378,7 +378,7 @@ def _cell(
 
 
 def _name(run: str, label: str) -> str:
-    """A cell's run name, of the characters that one may have; where it is cut, digits tell it from its like."""
+    """Return a cell's run name, of the characters that one may have; where it is cut, digits tell it from its like."""
     name = re.sub(r"[^A-Za-z0-9._+-]+", "-", f"{run}-{label}").rstrip("-")
     if len(name) <= _LONGEST:
         return name

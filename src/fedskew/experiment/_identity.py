@@ -62,7 +62,7 @@ class Present:
         self._files: dict[str, dict[str, str] | None] = {}
 
     def sources(self, config: Config) -> Mapping[str, str]:
-        """The source of a config's own components (see `own_sources`)."""
+        """Return the source of a config's own components (see `own_sources`)."""
         tree = config.tree()
         key = json.dumps(_names(tree))
         if key not in self._sources:
@@ -250,7 +250,7 @@ def checksum(config: Config, dataset: Dataset) -> str:
 
 
 def _leaves(folder: Path) -> Iterator[Path]:
-    """Where a folder's identities are, or must be: one for each `rounds.jsonl` (several where a key is tuned)."""
+    """Return where a folder's identities belong: one for each `rounds.jsonl` (several where a key is tuned)."""
     return (path.with_name(IDENTITY) for path in sorted(folder.rglob("rounds.jsonl")))
 
 
@@ -276,7 +276,7 @@ def files_of(config: Config) -> dict[str, str] | None:
 
 
 def own_target(config: Config) -> Path | None:
-    """Where the target's unlabelled samples are, where these are the user's own.
+    """Return where the target's unlabelled samples are, where these are the user's own.
 
     Args:
         config: The config.
@@ -287,7 +287,7 @@ def own_target(config: Config) -> Path | None:
 
 
 def _names(tree: Any) -> list[str]:
-    """Every text of a config that may name something of the user's own."""
+    """Return every text of a config that may name something of the user's own."""
     if isinstance(tree, Mapping):
         return [name for part in tree.values() for name in _names(part)]
     if isinstance(tree, list | tuple):

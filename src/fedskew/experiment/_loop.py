@@ -329,7 +329,7 @@ class TrainingLoop:
         )
 
     def _finished_before(self) -> dict[str, Any] | None:
-        """The summary of a folder whose run is finished, which must be of the records and the checkpoint."""
+        """Return the summary of a folder whose run is finished, which must be of the records and the checkpoint."""
         assert self._folder is not None, "only a folder is resumed"
         summary = self._folder.summary
         if summary is not None:
@@ -363,7 +363,7 @@ class TrainingLoop:
 
 
 def one_after_another(runners: Sequence[RoundRunner], states: Sequence[Any]) -> list[PlayedRound]:
-    """The next round of each runner."""
+    """Return the next round of each runner."""
     return [runner.run_round(state) for runner, state in zip(runners, states, strict=True)]
 
 

@@ -92,7 +92,7 @@ def sums_notes(config: Config, method: Method) -> tuple[str, ...]:
 
 
 def notes_of(folder: Path, seed: int) -> list[str]:
-    """The notes of a seed's run, from its run folder.
+    """Return the notes of a seed's run, from its run folder.
 
     Args:
         folder: The run folder, of one seed or several.

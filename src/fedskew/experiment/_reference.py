@@ -70,7 +70,7 @@ class Entry:
 
 @cache
 def tables() -> tuple[Entry, ...]:
-    """The tables of a config, in order; the first, without a name, are the keys at its top."""
+    """Return the tables of a config, in order; the first, without a name, are the keys at its top."""
     found, top = [], []
     for name, field in Config.model_fields.items():
         section = _section(field.annotation)
@@ -86,7 +86,7 @@ def tables() -> tuple[Entry, ...]:
 
 
 def _section(annotation: Any) -> type[pydantic.BaseModel] | None:
-    """The table that a key's annotation names."""
+    """Return the table that a key's annotation names."""
     for kind in (annotation, *typing.get_args(annotation)):
         if isinstance(kind, type) and issubclass(kind, pydantic.BaseModel):
             return kind
@@ -112,7 +112,7 @@ def choices() -> Mapping[str, tuple[Entry, ...]]:
 
 
 def json_schema() -> dict[str, Any]:
-    """The schema of a config or sweep as JSON schema, with which editors complete and check TOML files."""
+    """Return the schema of a config or sweep as JSON schema, with which editors complete and check TOML files."""
     whole = Config.model_json_schema(by_alias=True)
     for entry in tables():
         properties = _definition(whole, entry.name)["properties"]
@@ -143,7 +143,7 @@ def json_schema() -> dict[str, Any]:
 
 
 def _definition(whole: dict[str, Any], table: str) -> dict[str, Any]:
-    """The schema of a table, or of the whole where it has no name."""
+    """Return the schema of a table, or of the whole where it has no name."""
     if not table:
         return whole
     place = whole["properties"][table]
@@ -181,13 +181,13 @@ def _of_section(section: type[pydantic.BaseModel]) -> Iterator[Key]:
 
 
 def _entry(place: str, name: str, kind: Any) -> Entry:
-    """The entry of a name; augmentations and trackers have no keys of their own."""
+    """Return the entry of a name; augmentations and trackers have no keys of their own."""
     keys = () if place in ("training.augmentation", "output.trackers") else tuple(_keys(kind))
     return Entry(name, _summary(kind), keys)
 
 
 def _keys(kind: Any) -> Iterator[Key]:
-    """The parameters of a component, network or reader."""
+    """Yield the parameters of a component, network or reader."""
     meanings = _meanings(data.from_huggingface if kind is data.INDEX["huggingface"] else kind)
     if dataclasses.is_dataclass(kind):
         whole = pydantic.TypeAdapter(kind).json_schema()
@@ -253,7 +253,7 @@ def _in_words(schema: Mapping[str, Any]) -> str:
 
 
 def _toml(value: Any) -> str:
-    """A default as TOML writes it."""
+    """Return a default as TOML writes it."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{key} = {_toml(inner)}" for key, inner in value.items()) + "}"
     if isinstance(value, list | tuple):

@@ -239,7 +239,7 @@ class Result:
         return f"<Result of {self.config.name!r}: {'; '.join([*found, *basis, *where])}>"
 
     def _repr_html_(self) -> str:
-        """The HTML that a notebook shows."""
+        """Return the HTML that a notebook shows."""
         first = self.runs[0]
         after = {
             f"{heading} after {self.config.method['finish']['name']}": value
@@ -262,7 +262,7 @@ class Result:
 
 
 def _numbers(record: RoundRecord) -> dict[str, float]:
-    """The numbers of a record, and those of its evaluations with `evaluation.` and `validation.` before their names.
+    """Return the numbers of a record, and of its evaluations with `evaluation.` and `validation.` before their names.
 
     NaN where undefined.
     """
@@ -275,7 +275,7 @@ def _numbers(record: RoundRecord) -> dict[str, float]:
 
 
 def _series(run: SeedRun, figure: str) -> dict[int, float]:
-    """A number by round; `loss` is the one on the test set, as in a summary."""
+    """Return a number by round; `loss` is the one on the test set, as in a summary."""
     points = {}
     for record in run.rounds:
         numbers = _numbers(record)

@@ -280,12 +280,12 @@ def try_out(config: Config, seed: int, folder: Path, task: Task | None = None) -
 
 
 def _is_tokens(inputs: Inputs) -> bool:
-    """Whether samples are token ids; what is stored on disk are images."""
+    """Return whether samples are token ids; what is stored on disk are images."""
     return isinstance(inputs, torch.Tensor) and not inputs.is_floating_point()
 
 
 def choose_device(name: str) -> torch.device:
-    """The device of a config: `auto` is a GPU where there is one. On a GPU, TF32 is off.
+    """Return the device of a config: `auto` is a GPU where there is one. On a GPU, TF32 is off.
 
     Raises:
         ConfigError: The config asks for a GPU, and there is none.
@@ -302,7 +302,7 @@ def choose_device(name: str) -> torch.device:
 def _make_runner(
     config: Config, seed: int, task: Task, device: torch.device, clients: ClientStates, observe: Observer | None
 ) -> tuple[RoundRunner, ModelState, FlatModel]:
-    """The runner of a method's rounds, the untrained model, and the network that evaluated models are written into."""
+    """Return the runner of a method's rounds, the untrained model, and the network for evaluated models."""
     training, dataset = config.training, task.dataset
     method = methods.build(config.method, training.momentum)
     some = dataset.inputs.index_select(0, torch.arange(2, device=dataset.inputs.device) % len(dataset.targets))
@@ -352,7 +352,7 @@ def _make_runner(
 
 
 def _announced(config: Config, method: methods.Method, counts: FloatArray, target: FloatArray | None) -> Facts | None:
-    """The sums that all clients are told, where label counts are only ever summed; None where clients report them."""
+    """Return the sums that all clients are told if label counts are only summed; None if clients report them."""
     if config.engine.label_counts == "reported":
         return None
     weighting = method.weighting
@@ -371,7 +371,7 @@ def _fedconcat(
     work: LocalWork,
     observe: Observer | None,
 ) -> FedConcatRunner:
-    """The runner of a pipeline, around a federation that trains the config's network."""
+    """Return the runner of a pipeline, around a federation that trains the config's network."""
     seed = federation.seed
     counts = federation.counts if federation.seen is None else federation.seen
     try:
@@ -404,7 +404,7 @@ def _fedconcat(
 
 
 def _noisy_target(target: FloatArray | None, noise: float, seed: int) -> FloatArray | None:
-    """The target mix that the server is given (see `TargetSection.noise`)."""
+    """Return the target mix that the server is given (see `TargetSection.noise`)."""
     if target is None or noise == 0:
         return target
     noisy = target + noise * np.maximum(generator(seed, Purpose.TARGET).standard_normal(len(target)), 0)
@@ -413,7 +413,7 @@ def _noisy_target(target: FloatArray | None, noise: float, seed: int) -> FloatAr
 
 
 def _usable(dataset: Dataset, size: int | None, rng: np.random.Generator) -> NDArray[np.int64]:
-    """The training rows that a config uses, without those that the data set itself sets aside."""
+    """Return the training rows that a config uses, without those that the data set itself sets aside."""
     labels = dataset.targets.numpy()
     rows = np.arange(len(labels))
     free = rows if dataset.validation is None else np.setdiff1d(rows, dataset.validation)
@@ -447,7 +447,7 @@ def _hold_out(
 def _hold_out_of_clients(
     divided: Partition, labels: NDArray[np.int64], share: float, has_target_client: bool, seed: int
 ) -> tuple[Partition, tuple[NDArray[np.int64], ...]]:
-    """The partition without the samples that clients don't train on, and these; a target client holds out none."""
+    """Return the partition without what clients don't train on, and that; a target client holds out nothing."""
     training = len(divided.indices) - has_target_client
     if not share:
         return divided, (np.empty(0, dtype=np.int64),) * training
@@ -463,7 +463,7 @@ def _hold_out_of_clients(
 def _divide(
     config: Config, dataset: Dataset, labels: NDArray[np.int64], kept: NDArray[np.int64], seed: int
 ) -> tuple[Partition, tuple[str, ...], bool]:
-    """The partition of the kept rows (as rows of the data set), client names, whether the last is a target client."""
+    """Return the partition of the kept rows (of the data set), client names, whether the last is a target client."""
     section, classes = config.partition, dataset.num_classes
     if section.rule == "file":
         stored = Partition.load(config.place(section.parameters["path"]))
@@ -501,7 +501,7 @@ def _oracle(
     has_target_client: bool,
     rng: np.random.Generator,
 ) -> Partition:
-    """The partition with the target mix at every client that trains, dealt from `kept` without a target client's."""
+    """Return the partition with the target mix at every client that trains, dealt from `kept` but a target client's."""
     if target is None:
         raise ConfigError("partition.oracle: clients get the target mix, and there is none; set target.mix")
     training = len(divided.indices) - has_target_client

@@ -156,7 +156,7 @@ def _make_room(config: Config, folder: Path) -> None:
 
 
 def _with_value(config: Config, value: Any) -> Config:
-    """The config with one value of the tuned key."""
+    """Return the config with one value of the tuned key."""
     assert config.tune is not None, "it has such a key"
     return config.model_copy(update={"tune": None}).with_value(config.tune.key, value)
 
@@ -194,7 +194,7 @@ def _simulate(
 
 
 def run_folder(config: Config, out: Path) -> Path:
-    """The run folder of a config.
+    """Return the run folder of a config.
 
     Args:
         config: The config.
@@ -285,7 +285,7 @@ def _run_seed(
 
 
 def _constant_weights(key: str, loop: TrainingLoop) -> NDArray[np.float64] | None:
-    """The weights of all clients in every round, where a key of the weighting is tuned and they are known before."""
+    """Return the weights of all clients in every round, where the weighting is tuned and knows them before."""
     weighs = key.startswith("method.weighting.") and not loop.config.target.is_estimated
     if not weighs or not isinstance(loop.runner, Federation):
         return None
@@ -309,7 +309,7 @@ def _write_whole(folder: Path, config: Config, summary: Mapping[str, Any]) -> No
 
 @contextmanager
 def _of_this_rank(config: Config, folder: Path | None, resume: bool) -> Iterator[tuple[Config, Path | None]]:
-    """The config and run folder of this rank: those given on the first rank of `torchrun`, and without torchrun.
+    """Yield the config and run folder of this rank: those of the first rank of `torchrun`; without it, those given.
 
     The other ranks work in a temporary folder, which begins as a copy of the first rank's where a run is resumed, and
     save no checkpoints.

@@ -30,7 +30,7 @@ _SCRIPT = "__main__"
 
 
 def own_names(tree: Any) -> set[str]:
-    """Every `module:attribute` that a config's tree names."""
+    """Return every `module:attribute` that a config's tree names."""
     if isinstance(tree, Mapping):
         return set().union(*map(own_names, tree.values()))
     if isinstance(tree, list | tuple):
@@ -39,7 +39,7 @@ def own_names(tree: Any) -> set[str]:
 
 
 def own_sources(tree: Any) -> dict[str, str]:
-    """The source of what a config names, by file name as in a folder of sys.path (`package/module.py`)."""
+    """Return the source of what a config names, by file name as in a folder of sys.path (`package/module.py`)."""
     named = {name.partition(":")[::2] for name in own_names(tree)}
     found: dict[str, str] = {}
     modules = {module for module, _ in named if module in sys.modules and module != _SCRIPT}
@@ -66,7 +66,7 @@ def own_sources(tree: Any) -> dict[str, str]:
 
 
 def _used(value: Any) -> set[tuple[str, str]]:
-    """Module and name of the classes and functions that an object given from Python is made of."""
+    """Return module and name of the classes and functions that an object given from Python is made of."""
     if isinstance(value, partial):
         return set().union(*map(_used, (value.func, *value.args, *value.keywords.values())))
     if isinstance(value, nn.Module):
@@ -80,13 +80,13 @@ def _used(value: Any) -> set[tuple[str, str]]:
 
 
 def _globals_of(code: CodeType) -> set[str]:
-    """The names that a function, and what is defined inside it, looks up outside."""
+    """Return the names that a function, and what is defined inside it, looks up outside."""
     inner = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
     return set(code.co_names).union(*map(_globals_of, inner))
 
 
 def changed_sources(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """The files that differ by more than comments and layout, or that only one side has."""
+    """Return the files that differ by more than comments and layout, or that only one side has."""
     return sorted(
         name for name in before.keys() | now.keys() if name not in before or name not in now
         or (before[name] != now[name] and _meaning(before[name]) != _meaning(now[name]))
@@ -114,7 +114,7 @@ def _place(module: str, path: Path) -> str:
 
 
 def _file(module: str) -> Path | None:
-    """The Python file of a module, without importing it; None where it has none or does not exist."""
+    """Return the Python file of a module, without importing it; None where it has none or does not exist."""
     loaded = sys.modules.get(module)
     if loaded is not None:
         file = getattr(loaded, "__file__", None)
@@ -171,7 +171,7 @@ def _imports(text: str, module: str, is_package: bool) -> Iterator[str]:
 
 
 def _of_script(names: Iterable[str]) -> tuple[str, set[str]]:
-    """The definitions of `__main__` that these names use, and the modules that they come from or use."""
+    """Return the definitions of `__main__` that these names use, and the modules that they come from or use."""
     script, found, modules, waiting = vars(sys.modules[_SCRIPT]), dict[str, str](), set[str](), sorted(names)
     while waiting:
         name = waiting.pop()
@@ -190,7 +190,7 @@ def _of_script(names: Iterable[str]) -> tuple[str, set[str]]:
 
 
 def _definition(name: str, value: Any, files: Iterable[str]) -> str:
-    """What a script or a notebook's newest cell that binds a name binds it to; of a plain value, what it is."""
+    """Return what a script or a notebook's newest cell that binds a name binds it to; of a plain value, what it is."""
     if _is_plain(value):
         return f"{name} = {value!r}"
     main = getattr(sys.modules[_SCRIPT], "__file__", None)
@@ -205,7 +205,7 @@ def _definition(name: str, value: Any, files: Iterable[str]) -> str:
 
 
 def _cells() -> list[str]:
-    """What linecache calls a notebook's cells, newest first: they are in no file, so they have no time."""
+    """Return what linecache calls a notebook's cells, newest first: they are in no file, so they have no time."""
     return [name for name, entry in reversed(linecache.cache.items()) if len(entry) > 1 and entry[1] is None]
 
 
@@ -216,14 +216,14 @@ def _is_plain(value: Any) -> bool:
 
 
 def _files_of(value: Any) -> list[str]:
-    """Where a class's or a function's own code is from."""
+    """Return where a class's or a function's own code is from."""
     codes = [value, *vars(value).values()] if isinstance(value, type) else [value]
     found = [code.co_filename for code in (getattr(each, "__code__", None) for each in codes) if code is not None]
     return list(dict.fromkeys(found))
 
 
 def _statements(node: ast.AST) -> Iterator[ast.stmt]:
-    """The statements outside of functions and classes, those inside an `if` or a loop included."""
+    """Yield the statements outside of functions and classes, those inside an `if` or a loop included."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.stmt):
             yield child
@@ -232,7 +232,7 @@ def _statements(node: ast.AST) -> Iterator[ast.stmt]:
 
 
 def _bound(node: ast.stmt) -> set[str]:
-    """The names that a statement defines or assigns to, also where it changes an element or an attribute."""
+    """Return the names that a statement defines or assigns to, also where it changes an element or an attribute."""
     if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
         return {node.name}
     targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]

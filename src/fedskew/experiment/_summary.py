@@ -98,7 +98,7 @@ def over_seeds(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def finished_figures(summary: Mapping[str, Any]) -> dict[str, float | None] | None:
-    """The figures of a run's finished model; None where there is none, or it was not evaluated.
+    """Return the figures of a run's finished model; None where there is none, or it was not evaluated.
 
     Args:
         summary: The run's summary.
@@ -142,7 +142,7 @@ def _processor() -> str:
 
 @cache  # of the code that this process runs
 def _revision() -> str | None:
-    """The git revision of fedskew's own source, where it runs from a checkout."""
+    """Return the git revision of fedskew's own source, where it runs from a checkout."""
     folder = Path(__file__).parent
     if not any((parent / ".git").exists() for parent in folder.parents[:4]):
         return None

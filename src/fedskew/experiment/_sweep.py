@@ -309,7 +309,7 @@ def _set_aside(jobs: Sequence[Job], out: Path) -> list[Path]:
 
 
 def _stale(jobs: Sequence[Job], out: Path, damaged_too: bool) -> list[tuple[Job, list[str]]]:
-    """The runs in the folders that were made of something else than now (or are damaged), and what has changed."""
+    """Return the runs in the folders that were made of something else than now (or are damaged), and what changed."""
     checksums: dict[str, str] = {}
     present = Present()
 

@@ -100,7 +100,7 @@ class TargetWatch:
         return estimation.update(known, round, tables, said)
 
     def _asked(self, round: int) -> list[int]:
-        """The clients whose held-out samples an estimate is made from, ascending."""
+        """Return the clients whose held-out samples an estimate is made from, ascending."""
         sizes = np.array([len(rows) for rows in self.held_out.rows])
         if sizes.sum() <= self._estimation.ask:
             return np.flatnonzero(sizes).tolist()

@@ -63,7 +63,7 @@ def targets(
 def _target(
     mix: str | list[float] | None, key: str, dataset: Dataset, counts: FloatArray, has_target_client: bool
 ) -> FloatArray | None:
-    """The target label mix that a key stands for, `(classes,)`, sum 1; None where the task has none."""
+    """Return the target label mix that a key stands for, `(classes,)`, sum 1; None where the task has none."""
     if mix is None:
         mix = "client" if has_target_client else "data" if dataset.target is not None else None
     if mix == "data" and dataset.target is not None:

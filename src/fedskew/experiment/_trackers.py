@@ -55,7 +55,7 @@ class Tracker(Protocol):
 
 
 def scalars(record: RoundRecord) -> dict[str, float]:
-    """The numbers in a round's record and its evaluations.
+    """Return the numbers in a round's record and its evaluations.
 
     Args:
         record: The record.

@@ -124,7 +124,7 @@ class TrainedModel:
         return export(self.network, self.info, Path(path), kind)
 
     def _batches(self, inputs: ArrayLike | Tensor | Stored, normalised: bool) -> Iterator[Tensor]:
-        """The samples as the network takes them, some at a time."""
+        """Yield the samples as the network takes them, some at a time."""
         if isinstance(inputs, Stored) and not isinstance(inputs, Tensor):
             for start in range(0, len(inputs), BATCH):
                 rows = torch.arange(start, min(start + BATCH, len(inputs)), device=inputs.device)
@@ -197,7 +197,7 @@ def _finish_failed(folder: Path) -> str | None:
 
 
 def _of_seed(run: Path, seed: int | None) -> Path:
-    """The folder of one seed (and of the value that validation chose, where several were tried)."""
+    """Return the folder of one seed (and of the value that validation chose, where several were tried)."""
     if not (run / "config.toml").exists():
         raise RunError(f"{run}: not a run folder (it has no config.toml)")
     seeds = read(run / "config.toml").seeds
@@ -214,14 +214,14 @@ def _of_seed(run: Path, seed: int | None) -> Path:
 
 
 def _command(folder: Path) -> str:
-    """The command that the run of a folder belongs to: that of all its seeds, where it is one of several."""
+    """Return the command that the run of a folder belongs to: that of all its seeds, where it is one of several."""
     while (folder.parent / "config.toml").exists():
         folder = folder.parent
     return f"fedskew run {folder / 'config.toml'}"
 
 
 def _network(config: Config, info: ModelInfo) -> nn.Module:
-    """The network of a config before its weights are read."""
+    """Return the network of a config before its weights are read."""
     method = methods.build(config.method, config.training.momentum)
     network = make_network(config, config.seeds[0], method, len(info.classes), info.in_shape)
     return network if method.pipeline is None else models.Concatenated(network, method.pipeline.clusters)

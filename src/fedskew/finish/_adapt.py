@@ -204,7 +204,7 @@ def offsets(biases: FloatArray, mix: FloatArray) -> FloatArray:
 
 
 def _said(estimate: labels.MixEstimate) -> dict[str, Any]:
-    """An estimate as plain values."""
+    """Return an estimate as plain values."""
     return {
         "mix": estimate.mix.tolist(),
         "standard_errors": estimate.standard_errors.tolist(),

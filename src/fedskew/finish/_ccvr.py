@@ -163,7 +163,7 @@ class CCVR(Finish):
         return drawn
 
     def _trained(self, head: Head, features: Tensor, shares: Tensor) -> Head:
-        """The layer trained on `features`, `(classes, samples, dim)`, where each class has a share of the loss."""
+        """Return the layer trained on `features`, `(classes, samples, dim)`; each class has a share of the loss."""
         classes, samples, dim = features.shape
         flat, labels = features.reshape(-1, dim), torch.arange(classes).repeat_interleave(samples)
         centre = flat.mean(0)

@@ -25,7 +25,7 @@ _FORMS: dict[Decimal, re.Pattern[str]] = {
 
 
 def decimals(text: str) -> list[Decimal]:
-    """The decimal signs with which a cell can be read as a number; none where it is no number.
+    """Return the decimal signs with which a cell can be read as a number; none where it is no number.
 
     Both mean the same unless it `is_separated`: then `1,234` is 1234 or 1.234.
     """
@@ -33,12 +33,12 @@ def decimals(text: str) -> list[Decimal]:
 
 
 def is_separated(text: str) -> bool:
-    """Whether a cell has a decimal or thousands sign that may be read in two ways."""
+    """Return whether a cell has a decimal or thousands sign that may be read in two ways."""
     return "." in text or "," in text
 
 
 def number(text: str, decimal: Decimal) -> float:
-    """The number that a cell holds, given the decimal sign.
+    """Return the number that a cell holds, given the decimal sign.
 
     Raises:
         ValueError: It is no number with that sign.

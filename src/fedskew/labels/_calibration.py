@@ -192,7 +192,7 @@ def calibrate_by_sums(
 def _fitted(
     ask: Callable[[float, FloatArray], CalibrationSums], weights: FloatArray, spread: float, most: int
 ) -> tuple[float, FloatArray]:
-    """The slope 1/T and the biases. The curvature is singular along equal biases."""
+    """Return the slope 1/T and the biases. The curvature is singular along equal biases."""
     scale = np.append(1 / spread, np.ones(len(weights)))  # so that both are of one size
     none = np.where(weights > 0, 0.0, -np.inf)
     found = np.append(spread, np.zeros(len(weights)))
@@ -234,7 +234,7 @@ def spread_of(logits: FloatArray) -> float:
 
 
 def _centred(logits: FloatArray, held: NDArray[np.bool_]) -> FloatArray:
-    """The logits of the classes with a sample, each row with mean 0."""
+    """Return the logits of the classes with a sample, each row with mean 0."""
     inputs = logits[:, held]
     centred: FloatArray = inputs - inputs.mean(axis=1, keepdims=True)
     return centred

@@ -40,7 +40,7 @@ Table: TypeAlias = tuple[FloatArray, list[str], list[str]]
 def read_counts(
     path: Path, client: str | None = None, decimal: Decimal | None = None, totals: Totals | None = None
 ) -> Table:
-    """Counts and names from a file in wide or long form; see `LabelCounts.read_csv`."""
+    """Read counts and names from a file in wide or long form; see `LabelCounts.read_csv`."""
     rows = text_rows(path)
     first, header = next(rows, (0, None))
     if header is None:
@@ -64,7 +64,7 @@ def read_counts(
 
 
 def lists_samples(path: str | Path) -> bool:
-    """Whether a table has a row for each sample, and not counts: a column of labels, and none of counts.
+    """Return whether a table has a row for each sample, and not counts: a column of labels, and none of counts.
 
     Args:
         path: The file.
@@ -167,7 +167,7 @@ def read_target(path: str | Path, classes: Sequence[str], decimal: Decimal | Non
 
 
 def _client_column(path: Path, line: int, header: list[str], client: str | None, lines: _Lines) -> int:
-    """The column of client names: the one that is asked for, is called so, or is the only one of text."""
+    """Return the column of client names: the one that is asked for, is called so, or is the only one of text."""
     if client is not None:
         if client not in header:
             fail(path, line, f"no column {client!r} for client{nearest(client, header)}")
@@ -187,7 +187,7 @@ def _client_column(path: Path, line: int, header: list[str], client: str | None,
 
 
 def _unnamed(header: list[str], lines: _Lines) -> list[int]:
-    """The columns that may name the clients, where none is called so."""
+    """Return the columns that may name the clients, where none is called so."""
     words = [plain(name) for name in header]
     free = [column for column, word in enumerate(words) if word not in CLASS_WORDS | COUNT_WORDS]
     if len(header) == 3 and CLASS_WORDS.intersection(words) and COUNT_WORDS.intersection(words):
@@ -201,7 +201,7 @@ def _unnamed(header: list[str], lines: _Lines) -> list[int]:
 
 
 def _long_columns(header: list[str], at: int, lines: _Lines) -> tuple[int, int] | None:
-    """The columns of classes and counts in a table of one row for a client and a class; None where it is a wide one."""
+    """Return the columns of classes and counts where a row is a client and a class; None where the table is wide."""
     if len(header) != 3:
         return None
     for label, count in itertools.permutations([column for column in range(3) if column != at]):
@@ -269,17 +269,17 @@ class _Lines:
         return iter(self._rows)
 
     def is_text(self, column: int) -> bool:
-        """Whether a column has cells, and none of them is a number."""
+        """Return whether a column has cells, and none of them is a number."""
         cells = self._column(column)
         return bool(cells) and not any(map(decimals, cells))
 
     def repeats(self, column: int) -> bool:
-        """Whether two cells of a column are the same."""
+        """Return whether two cells of a column are the same."""
         cells = self._column(column)
         return len(set(cells)) < len(cells)
 
     def _column(self, column: int) -> list[str]:
-        """The cells of a column that are not empty."""
+        """Return the cells of a column that are not empty."""
         if not isinstance(self._rows, list):
             self._rows = list(self._rows)
         return [cells[column] for _, cells in self._rows if column < len(cells) and cells[column]]
@@ -316,7 +316,7 @@ class Amounts:
             self._values.append(self._read(line, column, cell))
 
     def table(self) -> FloatArray:
-        """All numbers, shape `(rows, columns)`, once the last row is in."""
+        """Return all numbers, shape `(rows, columns)`, once the last row is in."""
         if len(self._shown) == 2:
             both = " and ".join(self._shown.values())
             raise ArgumentError(f"{self._path}: writes decimals in two ways, {both}; make them one")
@@ -339,7 +339,7 @@ class Amounts:
         return values
 
     def _read(self, line: int, column: int, cell: str) -> float:
-        """A number; NaN for the time being where its decimal sign is not known yet."""
+        """Return a number; NaN for the time being where its decimal sign is not known yet."""
         known = [self._given] if self._given else decimals(cell)
         if is_separated(cell) and not self._given and known:
             if len(known) == 2:
@@ -413,7 +413,7 @@ def _check_known(path: Path, line: int, name: str, classes: Sequence[str]) -> No
 
 
 def _written(amount: float) -> str:
-    """The number, written so that it can't be taken for thousands."""
+    """Return the number, written so that it can't be taken for thousands."""
     if amount.is_integer():
         return str(int(amount))
     text = repr(amount)

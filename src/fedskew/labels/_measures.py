@@ -119,7 +119,7 @@ GROUPS = ("vacant", "minority", "majority")
 
 
 def class_group_matrix(counts: CountsLike) -> NDArray[np.int8]:
-    """The group of each class at each client: 0 vacant, 1 minority, 2 majority (FedVLS, FedLMD).
+    """Return the group of each class at each client: 0 vacant, 1 minority, 2 majority (FedVLS, FedLMD).
 
     A class is vacant at a client without samples of it, a majority class with more than the client's samples / classes,
     and a minority class otherwise. At an empty client every class is vacant.

@@ -23,7 +23,7 @@ _NAMED_AT_MOST = 3
 
 
 def colocation(counts: CountsLike) -> FloatArray:
-    """How many samples of each pair of classes clients hold together: `sum_i min(n_ia, n_ib)`.
+    """Return how many samples of each pair of classes clients hold together: `sum_i min(n_ia, n_ib)`.
 
     Args:
         counts: Label counts, shape `(clients, classes)`.
@@ -72,7 +72,7 @@ class ClassPairs:
         return occur * (occur - 1) // 2
 
     def under(self, samples: float) -> NDArray[np.int64]:
-        """The pairs of classes that both occur and have a co-location below so many samples.
+        """Return the pairs of classes that both occur and have a co-location below so many samples.
 
         Args:
             samples: The limit.

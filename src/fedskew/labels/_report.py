@@ -427,7 +427,7 @@ def _decimal(value: float) -> str:
 
 
 def _plain(part: ClientConsistency | InterClientDistribution | QuantitySkew) -> dict[str, Any]:
-    """The numbers of a part of the report; NaN as None."""
+    """Return the numbers of a part of the report; NaN as None."""
     values = {entry.name: getattr(part, entry.name) for entry in fields(part)}
     numbers = {name: value for name, value in values.items() if not isinstance(value, np.ndarray)}
     return {name: _or_none(value) if isinstance(value, float) else value for name, value in numbers.items()}

@@ -238,7 +238,7 @@ def inter_client_distribution(
 
 
 def quantity_skew(sizes: FloatArray) -> QuantitySkew:
-    """How unevenly these client sizes are spread."""
+    """Return how unevenly these client sizes are spread."""
     clients, mean = len(sizes), float(sizes.mean())
     ordered = np.sort(sizes)
     ranks = 2 * np.arange(1, clients + 1) - clients - 1
@@ -255,7 +255,7 @@ def quantity_skew(sizes: FloatArray) -> QuantitySkew:
 
 
 def target_coverage(record: LabelCounts, target: ArrayLike) -> TargetCoverage:
-    """How near the clients come to a target mix."""
+    """Return how near the clients come to a target mix."""
     mix = as_target(target, record.counts.shape[1])
     residual = Programme(record.counts, mix).projection.residual
     # A difference up to rounding is not a shortage.
@@ -274,7 +274,7 @@ def target_coverage(record: LabelCounts, target: ArrayLike) -> TargetCoverage:
 
 
 def unheld_classes(counts: CountsLike, target: ArrayLike) -> NDArray[np.int64]:
-    """The classes of a target's label mix that no client holds: no method can learn them.
+    """Return the classes of a target's label mix that no client holds: no method can learn them.
 
     Args:
         counts: Label counts, shape `(clients, classes)`.
@@ -301,14 +301,14 @@ def client_pairs(clients: int) -> tuple[Pairs, bool]:
 
 
 def _members(pairs: Pairs) -> tuple[NDArray[np.int64], Pairs]:
-    """The clients that occur in a pair, and the pairs as positions among them."""
+    """Return the clients that occur in a pair, and the pairs as positions among them."""
     members, places = np.unique(np.stack(pairs), return_inverse=True)
     one, other = places.reshape(2, -1)
     return members, (one, other)
 
 
 def _over_pairs(pairs: Pairs, measure: Callable[[NDArray[np.int64], NDArray[np.int64]], FloatArray]) -> FloatArray:
-    """A measure of each pair, block by block: memory does not grow with pairs times classes."""
+    """Return a measure of each pair, block by block: memory does not grow with pairs times classes."""
     one, other = pairs
     blocks = range(0, len(one), PAIRS_AT_ONCE)
     return np.concatenate([measure(one[at : at + PAIRS_AT_ONCE], other[at : at + PAIRS_AT_ONCE]) for at in blocks])

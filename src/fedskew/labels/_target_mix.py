@@ -91,7 +91,7 @@ class MixEstimate:
         return errors
 
     def interval(self, level: float = 0.95) -> FloatArray:
-        """Normal confidence interval of each class's share, within [0, 1].
+        """Return a normal confidence interval of each class's share, within [0, 1].
 
         Args:
             level: How often it holds the truth, between 0 and 1.
@@ -254,7 +254,7 @@ def _starts(totals: FloatArray, bins: int) -> list[int]:
 
 
 def _nearest(differences: FloatArray, prior: FloatArray) -> FloatArray:
-    """The mix q on the simplex with the least `|differences @ q|`; towards `prior` where several are equally near.
+    """Return the mix q on the simplex with the least `|differences @ q|`; near `prior` where several are equal.
 
     On the ray of a mix, the least of |D t q|^2 + (1 - t)^2 grows with |D q|: so that least over t q >= 0, which NNLS
     finds, lies on the ray of the solution.
@@ -306,7 +306,7 @@ _SOLVERS = {
 
 
 def _expectation_maximisation(likelihoods: FloatArray, shares: FloatArray) -> FloatArray:
-    """The mix with the greatest likelihood: rows are outcomes, columns classes; `shares` says how often each row is."""
+    """Return the mix of the greatest likelihood: rows are outcomes, columns classes; `shares` has each row's share."""
     mix = np.full(likelihoods.shape[1], 1 / likelihoods.shape[1])
     for _ in range(_STEPS):
         before = mix

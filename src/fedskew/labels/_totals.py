@@ -90,7 +90,7 @@ def _check(
 def _note_sums(
     path: Path, place: str, names: Sequence[str], lines: FloatArray, totals: Totals | None
 ) -> NDArray[np.bool_]:
-    """The lines to leave out although they are not called totals, because each is the sum of all others."""
+    """Return the lines to leave out although they are not called totals, because each is the sum of all others."""
     everything = lines.sum(axis=0)
     sums = (np.abs(2 * lines - everything) <= 1e-9 * everything).all(axis=1) & (everything > 0).any()
     if (lines.sum(axis=1) > 0).sum() < 3 or (everything > 0).sum() < 2:  # too few to be more than chance

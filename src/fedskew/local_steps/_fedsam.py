@@ -23,7 +23,7 @@ from fedskew.parameters import NonNegative, component
 
 
 def ascend(parameters: Tensor, gradient: Gradient, rho: float) -> Tensor:
-    """The parameters moved by `rho` along the gradient, shape `(parameters,)`; unchanged where it is zero."""
+    """Return the parameters moved by `rho` along the gradient, shape `(parameters,)`; unchanged where it is zero."""
     uphill = gradient(parameters)
     reach: Tensor = rho / (torch.linalg.vector_norm(uphill) + 1e-7)
     return parameters + reach * uphill

@@ -21,7 +21,7 @@ from fedskew.parameters import component
 def descend(
     parameters: Tensor, direction: Tensor, carried: Tensor | None, settings: StepSettings
 ) -> tuple[Tensor, Tensor | None]:
-    """The parameters and the momentum buffer after one SGD step along a gradient, `(parameters,)`."""
+    """Return the parameters and the momentum buffer after one SGD step along a gradient, `(parameters,)`."""
     if settings.weight_decay:
         direction = torch.add(direction, parameters, alpha=settings.weight_decay)
     if settings.momentum:
@@ -34,7 +34,7 @@ def descend(
 
 
 def momentum_buffer(settings: StepSettings) -> Tensor | None:
-    """A momentum buffer of zeros, `(parameters,)`; None without momentum."""
+    """Return a momentum buffer of zeros, `(parameters,)`; None without momentum."""
     return torch.zeros_like(settings.start) if settings.momentum else None
 
 

@@ -95,7 +95,7 @@ def objective_in_words(whole: Mapping[str, Table]) -> str:
 
 
 def _in_words(table: Table) -> str:
-    """A loss by its name, with the parameters that are not at their default."""
+    """Return a loss by its name, with the parameters that are not at their default."""
     kind: Any = find(SLOTS["objective"], table["name"], "method.objective.name")
     usual = {field.name: field.default for field in dataclasses.fields(kind)}
     own = [f"{key}={value}" for key, value in table.items() if key != "name" and value != usual.get(key)]
@@ -103,7 +103,7 @@ def _in_words(table: Table) -> str:
 
 
 def _as_table(value: Any, where: str, slot: str) -> Table:
-    """A slot's table (or a term's) as a user gave it: a table, a name, or (from Python) a component."""
+    """Return a slot's table (or a term's) as a user gave it: a table, a name, or (from Python) a component."""
     if isinstance(value, str):
         return {"name": value}
     if isinstance(value, Mapping):
@@ -123,7 +123,7 @@ def _as_table(value: Any, where: str, slot: str) -> Table:
 
 
 def _name(kind: type, where: str, slot: str) -> str:
-    """The name of a class in a config."""
+    """Return the name of a class in a config."""
     known = {known: name for name, known in PLACES[slot].items()}
     return known.get(kind) or name_of(kind, where)
 
@@ -191,7 +191,7 @@ def _weight(value: Any, where: str) -> float:
 
 
 def _with_momentum(update: Any, momentum: float) -> Any:
-    """The server update with the momentum of the clients' SGD."""
+    """Return the server update with the momentum of the clients' SGD."""
     if update.local_momentum not in (None, momentum):
         raise ConfigError(
             f"method.server_update.local_momentum: {update.local_momentum} isn't the clients' momentum, which is "

@@ -108,7 +108,7 @@ def rules_between(verdict: Verdict, component: Any, others: list[tuple[str, Any]
 
 
 def _applies(rule: str, key: str, component: Any) -> bool:
-    """Whether a rule, such as `weighting.not weighs_equally`, is about a component."""
+    """Return whether a rule, such as `weighting.not weighs_equally`, is about a component."""
     (slot, _, what), (place, _, name) = rule.partition("."), key.partition(".")
     if slot != place:
         return False
@@ -159,7 +159,7 @@ def check_functions(method: Method) -> None:
 
 
 def _takes(function: Callable[..., Any], arguments: tuple[str, ...]) -> bool:
-    """Whether a function can be called with these arguments, by position."""
+    """Return whether a function can be called with these arguments, by position."""
     try:
         inspect.signature(function).bind(*arguments)
     except TypeError:

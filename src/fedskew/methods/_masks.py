@@ -112,7 +112,7 @@ def noise_refused(method: Method) -> str | None:
 
 
 def _reads_replies(component: Any) -> bool:
-    """Whether a component has a hook that is shown what clients returned."""
+    """Return whether a component has a hook that is shown what clients returned."""
     kind = type(component)
     return isinstance(component, Hooks) and (
         kind.end_round is not Hooks.end_round or kind.next_model is not Hooks.next_model

@@ -54,7 +54,7 @@ COMBINATIONS: tuple[str, ...] = (
 
 
 def _of_components() -> dict[str, dict[str, Table]]:
-    """A preset for each component that makes one by itself."""
+    """Return a preset for each component that makes one by itself."""
     in_bundles = {thing["name"] for bundle in BUNDLES.values() for thing in brings(bundle).values()}
     presets: dict[str, dict[str, Table]] = {}
     for slot, index in PLACES.items():
@@ -98,7 +98,7 @@ PRESETS: dict[str, dict[str, Table]] = BUNDLES | _of_components()
 
 
 def compose(name: str) -> dict[str, Table]:
-    """The slots that presets joined by "+" fill.
+    """Return the slots that presets joined by "+" fill.
 
     Raises:
         ConfigError: A name is unknown.
@@ -128,7 +128,7 @@ def compose(name: str) -> dict[str, Table]:
 
 
 def _winner(thing: str, brought: Mapping[str, Mapping[str, Table]]) -> str:
-    """The preset whose component fills a place: the only one that doesn't give way, or the first if all do."""
+    """Return the preset whose component fills a place: the only one that doesn't give way, or the first if all do."""
     claims = [part for part in brought if thing in brought[part]]
     firm = [part for part in claims if GIVES_WAY.get(part) != thing] or claims[:1]
     if len(firm) == 1:

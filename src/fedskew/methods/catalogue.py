@@ -190,7 +190,7 @@ def print_page(console: Console, name: str) -> None:
 
 
 def _section(component: Component) -> str:
-    """A component's parameters with meaning and defaults, its cost and compatibility, in Markdown."""
+    """Return a component's parameters with meaning and defaults, its cost and compatibility, in Markdown."""
     role = {"classification": ", a classification loss", "term": ", a term"}.get(component.role, "")
     text, meanings = _docstring(component.kind)
     blocks = [f"## {component.name} ({component.slot}{role})", text]
@@ -227,14 +227,14 @@ def _section(component: Component) -> str:
 
 
 def _docstring(kind: type) -> tuple[str, dict[str, str]]:
-    """A class's docstring without its `Attributes:`, and the meaning of each parameter from there."""
+    """Return a class's docstring without its `Attributes:`, and the meaning of each parameter from there."""
     text, _, attributes = (inspect.getdoc(kind) or "").partition("\nAttributes:\n")
     entries = re.findall(r"^    (\w+): (.*(?:\n     +.*)*)", attributes, re.MULTILINE)
     return text.strip(), {name: " ".join(meaning.split()) for name, meaning in entries}
 
 
 def _example(name: str) -> str:
-    """The `[method]` of a config that uses it, with every parameter that has a value."""
+    """Return the `[method]` of a config that uses it, with every parameter that has a value."""
     if not _is_preset(name):
         component = _concerned(name)[0]
         table = {"name": name} | dict.fromkeys(component.required, "...")
@@ -281,7 +281,7 @@ def _component(component: Component) -> dict[str, Any]:
 
 
 def _summary(preset: str) -> str:
-    """The components of a preset, in a line."""
+    """Return the components of a preset, in a line."""
     brought = _brought(preset)
     if not brought:
         return "every slot as by default: " + ", ".join(f"{slot} {_default(slot)}" for slot in SLOTS)
@@ -298,7 +298,7 @@ def _default(slot: str) -> str:
 
 @cache
 def _brought(preset: str) -> tuple[Component, ...]:
-    """The components by which presets differ from FedAvg, or that they name."""
+    """Return the components by which presets differ from FedAvg, or that they name."""
     tables = [PRESETS[part.strip()] for part in preset.split("+")]
     whole = expand({"preset": preset})
     brought = []
@@ -314,7 +314,7 @@ def _brought(preset: str) -> tuple[Component, ...]:
 
 
 def _concerned(name: str) -> list[Component]:
-    """The components of a preset, and those with its name; ConfigError if there is neither."""
+    """Return the components of a preset, and those with its name; ConfigError if there is neither."""
     brought = _brought(name) if _is_preset(name) else ()
     concerned = [component for component in all_components() if component in brought or component.name == name]
     if not concerned:
@@ -324,7 +324,7 @@ def _concerned(name: str) -> list[Component]:
 
 
 def _is_preset(name: str) -> bool:
-    """Whether it is a preset, or presets joined by "+"; an unknown part raises ConfigError."""
+    """Return whether it is a preset, or presets joined by "+"; an unknown part raises ConfigError."""
     if "+" in name:
         expand({"preset": name})
         return True
@@ -332,7 +332,7 @@ def _is_preset(name: str) -> bool:
 
 
 def _defaults(kind: Any) -> dict[str, Any]:
-    """A parameter's default, or MISSING."""
+    """Return a parameter's default, or MISSING."""
     return {
         field.name: field.default if field.default_factory is MISSING else field.default_factory()
         for field in dataclasses.fields(kind)
@@ -340,7 +340,7 @@ def _defaults(kind: Any) -> dict[str, Any]:
 
 
 def _against(component: Component, verdict: Literal["refuses", "warns"]) -> dict[str, str]:
-    """The components that it has a rule with, and the reason, whichever of the two declares it."""
+    """Return the components that it has a rule with, and the reason, whichever of the two declares it."""
     pairs = {frozenset(pair): reason for pair, reason in exceptions(verdict).items() if component.key in pair}
     return {next(iter(pair - {component.key})): reason for pair, reason in pairs.items()}
 
@@ -350,7 +350,7 @@ def _by_reason(others: Mapping[str, str]) -> dict[str, list[str]]:
 
 
 def _parameters(component: Component, joint: str) -> dict[str, str]:
-    """Each parameter with its default, as text."""
+    """Return each parameter with its default, as text."""
     required = {name: f"{name} (required)" for name in component.required}
     return required | {
         name: f"{name} (not set)" if value is None else f"{name}{joint}{json.dumps(value, default=str)}"

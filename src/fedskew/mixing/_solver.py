@@ -419,7 +419,7 @@ def _whole(mixes: Mixes, weights: FloatArray) -> FloatArray:
 
 
 def _upper(mixes: Mixes, some: NDArray[np.bool_]) -> FloatArray | None:
-    """The upper bounds of some clients' x for FedAvg's shares; None if there is no limit."""
+    """Return the upper bounds of some clients' x for FedAvg's shares; None if there is no limit."""
     upper = mixes.upper(mixes.shares)
     return None if upper is None else upper[some]
 
@@ -430,13 +430,13 @@ def _full(mixes: Mixes, weights: FloatArray) -> NDArray[np.bool_]:
 
 
 def _highest(mixes: Mixes, scores: FloatArray) -> float:
-    """The highest score that weights within the limit can have."""
+    """Return the highest score that weights within the limit can have."""
     if mixes.limit == np.inf:
         return float(scores.max())
     return float(np.sort(scores)[::-1] @ np.clip(1 - mixes.limit * np.arange(len(scores)), 0.0, mixes.limit))
 
 
 def _violated(excess: FloatArray, x: FloatArray, full: NDArray[np.bool_]) -> float:
-    """How far x is from stationary: an excess is 0 inside its bounds, not negative at 0, not positive at the limit."""
+    """Return how far x is from stationary: an excess is 0 inside, >= 0 at 0, <= 0 at the limit."""
     at_bounds = np.where(full, np.maximum(excess, 0), np.maximum(-excess, 0))
     return float(np.where((x > 0) & ~full, np.abs(excess), at_bounds).max())

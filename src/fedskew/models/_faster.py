@@ -97,7 +97,7 @@ class Faster(nn.Module):
             raise UnreadableError("its graph gives other values than its forward()")
 
     def _computed(self, module: nn.Module, network: nn.Module, x: Tensor) -> list[Tensor | None]:
-        """Outputs, gradients and buffers of a copy."""
+        """Return outputs, gradients and buffers of a copy."""
         try:
             module, network = copy.deepcopy((module, network))
             for layer, plain in zip(module.modules(), self._plain, strict=True):

@@ -77,7 +77,7 @@ def read_graph(module: nn.Module) -> fx.GraphModule:
 
 
 def is_plain(layer: nn.Module) -> bool:
-    """Whether a layer is only what its class says: without hooks, and without a `forward` of its own."""
+    """Return whether a layer is only what its class says: without hooks, and without a `forward` of its own."""
     return not _hooks(layer) and "forward" not in vars(layer)
 
 
@@ -135,13 +135,13 @@ def _modes() -> tuple[bool, ...]:
 
 
 def _generators() -> tuple[Any, ...]:
-    """The states of the global generators, which nothing here draws from."""
+    """Return the states of the global generators, which nothing here draws from."""
     kind, keys, *more = np.random.get_state()  # noqa: NPY002
     return random.getstate(), kind, np.asarray(keys).tobytes(), more, torch.get_rng_state().numpy().tobytes()
 
 
 def _values(root: nn.Module) -> list[Any]:
-    """The Python values that a module and its layers hold; our dropout may count its uses."""
+    """Return the Python values that a module and its layers hold; our dropout may count its uses."""
     return [_value(vars(layer)) for layer in root.modules() if not isinstance(layer, Dropout)]
 
 

@@ -90,13 +90,13 @@ def _join_convolutions(program: fx.GraphModule) -> int:
 
 
 def _only_input(node: fx.Node) -> fx.Node | None:
-    """The first argument of a node, if that is another node which nothing else reads."""
+    """Return the first argument of a node, if that is another node which nothing else reads."""
     first = node.args[0] if node.args else None
     return first if isinstance(first, fx.Node) and list(first.users) == [node] else None
 
 
 def _layer(program: fx.GraphModule, node: fx.Node) -> nn.Module | None:
-    """The layer that a node calls; None where it calls none, or one that has hooks."""
+    """Return the layer that a node calls; None where it calls none, or one that has hooks."""
     if node.op != "call_module":
         return None
     layer = program.get_submodule(str(node.target))
@@ -104,7 +104,7 @@ def _layer(program: fx.GraphModule, node: fx.Node) -> nn.Module | None:
 
 
 def _pooling(program: fx.GraphModule, node: fx.Node) -> dict[str, Any] | None:
-    """The options of a max-pooling node; None if the node is something else, or also returns indices."""
+    """Return the options of a max-pooling node; None if the node is something else, or also returns indices."""
     options: dict[str, Any] = {"stride": None, "padding": 0, "dilation": 1, "ceil_mode": False, "return_indices": False}
     layer = _layer(program, node)
     if type(layer) in _POOLS:
@@ -117,7 +117,7 @@ def _pooling(program: fx.GraphModule, node: fx.Node) -> dict[str, Any] | None:
 
 
 def _is_halving(options: dict[str, Any] | None) -> bool:
-    """Whether a pooling takes the largest of each 2 x 2 values, and leaves out an odd last row or column."""
+    """Return whether a pooling takes the largest of each 2 x 2 values, and leaves out an odd last row or column."""
     if options is None:
         return False
     wanted = {
@@ -140,5 +140,5 @@ def _is_relu(program: fx.GraphModule, node: fx.Node) -> bool:
 
 
 def _is_fresh(program: fx.GraphModule, node: fx.Node) -> bool:
-    """Whether a node's value is a tensor whose memory nothing else can read or write."""
+    """Return whether a node's value is a tensor whose memory nothing else can read or write."""
     return type(_layer(program, node)) in _FRESH or (node.op == "call_function" and node.target is operator.add)

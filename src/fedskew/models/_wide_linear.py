@@ -38,7 +38,7 @@ class Product(NamedTuple):
 
 
 def wide_layers(module: nn.Module) -> list[nn.Linear]:
-    """The layers of a network whose weight is wide and trainable, and to which nobody has added hooks."""
+    """Return the layers of a network whose weight is wide and trainable, and to which nobody has added hooks."""
     return [
         layer
         for layer in module.modules()
@@ -82,7 +82,7 @@ def gradients(
 
 
 def _reads(value: Tensor) -> Counter[Tensor]:
-    """How many operations, of those that a value depends on, read each parameter."""
+    """Return how many operations, of those that a value depends on, read each parameter."""
     counts: Counter[Tensor] = Counter()
     seen: set[Any] = {value.grad_fn}
     waiting = [value.grad_fn] if value.grad_fn is not None else []

@@ -130,7 +130,7 @@ def _array(value: Any) -> NDArray[Any]:
 
 
 def _mean(values: Sequence[Any], weights: FloatArray) -> Any:
-    """The weighted mean, of the type of the first; of whole numbers, the largest."""
+    """Return the weighted mean, of the type of the first; of whole numbers, the largest."""
     arrays = [_array(value) for value in values]
     if arrays[0].dtype.kind in "iub":
         found = np.max(arrays, axis=0)
@@ -145,7 +145,7 @@ def _mean(values: Sequence[Any], weights: FloatArray) -> Any:
 
 
 def _metrics(metrics: Sequence[Mapping[str, Any] | None], weights: FloatArray) -> dict[str, float] | None:
-    """The weighted mean of each metric that every client has."""
+    """Return the weighted mean of each metric that every client has."""
     shared = [one for one in metrics if one]
     if len(shared) < len(metrics):
         return None

@@ -106,7 +106,7 @@ class FedDKD:
 
 
 def _against_the_rest(logits: Tensor, targets: Tensor) -> Tensor:
-    """The log-probabilities of each row's class and of all others together, `(batch, 2)`."""
+    """Return the log-probabilities of each row's class and of all others together, `(batch, 2)`."""
     log_shares = logits.log_softmax(dim=1)
     own = log_shares.gather(1, targets.unsqueeze(1)).squeeze(1)
     # Summed from the others' logs: 1 - p has no digits left where p is near 1.

@@ -110,7 +110,7 @@ class FedNH(Hooks):
 
 
 def _limited(counts: list[Tensor], limit: float) -> list[Tensor]:
-    """Each reply's shares of the classes, `(classes,)`, none above the limit where a class has clients enough."""
+    """Return each reply's shares of the classes, `(classes,)`; none above the limit if a class has clients enough."""
     reported = torch.stack(counts)
     shares = torch.zeros_like(reported)
     for label in torch.nonzero(reported.sum(dim=0)).flatten().tolist():

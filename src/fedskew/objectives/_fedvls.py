@@ -259,6 +259,6 @@ class Suppression:
 
 
 def _prior(counts: Tensor) -> Tensor:
-    """The shares of the classes; all 0 for an empty client."""
+    """Return the shares of the classes; all 0 for an empty client."""
     total = counts.sum()
     return counts / torch.where(total > 0, total, 1)

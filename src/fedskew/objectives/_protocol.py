@@ -83,7 +83,7 @@ class Objective:
 
 
 def _number(loss: Loss, value: Tensor) -> Tensor:
-    """A loss's value, whose shape is looked at, not its content."""
+    """Return a loss's value, whose shape is looked at, not its content."""
     if isinstance(value, Tensor) and value.dim() == 0:
         return value
     kind = type(loss)

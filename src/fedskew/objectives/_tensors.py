@@ -47,13 +47,13 @@ def check_counts(counts: Tensor, logits: Tensor) -> None:
 
 
 def check_same(name: str, other: Tensor, outputs: Tensor) -> None:
-    """A tensor of the same shape and dtype as `outputs`."""
+    """Raise ArgumentError unless a tensor has the shape and dtype of `outputs`."""
     if not isinstance(other, Tensor) or other.shape != outputs.shape or other.dtype != outputs.dtype:
         raise ArgumentError(f"{name}: expected {_kind(outputs)} as the first argument is, got {_kind(other)}")
 
 
 def check_columns(name: str, rows: Tensor, outputs: Tensor, of: str) -> None:
-    """Rows of the width and dtype of `outputs`, which the caller knows as `of`."""
+    """Raise ArgumentError unless rows have the width and dtype of `outputs`, which the caller knows as `of`."""
     width = outputs.shape[1]
     if not isinstance(rows, Tensor) or rows.ndim != 2 or rows.shape[1] != width or rows.dtype != outputs.dtype:
         raise ArgumentError(f"{name}: expected {outputs.dtype} (rows, {width}) as {of} are, got {_kind(rows)}")

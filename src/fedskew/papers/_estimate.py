@@ -71,7 +71,7 @@ def _facts(dataset: Dataset) -> DatasetFacts:
 
 
 def _clients_and_samples(config: Config, facts: DatasetFacts) -> tuple[int, float]:
-    """How many clients train, and on how many samples together, if all of the data were given to clients."""
+    """Return how many clients train, and on how many samples together, if all of the data were given to clients."""
     rule = config.partition
     target = bool(rule.parameters.get("target_client", rule.rule == "sparsity"))
     clients = max((rule.clients or 2) - target, 1)

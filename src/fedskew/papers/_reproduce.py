@@ -195,7 +195,7 @@ def _labels(recipe: Recipe, row: RecipeRow) -> dict[str, str]:
 def _planned(
     recipe: Recipe, rows: Sequence[RecipeRow], changes: Mapping[str, Any] | None, rounds: int | None
 ) -> tuple[list[tuple[RecipeRow, Config]], tuple[RefusedCell, ...]]:
-    """The config of each row, and the rows whose components, as changed, don't go together."""
+    """Return the config of each row, and the rows whose components, as changed, don't go together."""
     planned, refused, errors = [], [], []
     for row in rows:
         try:
@@ -209,7 +209,7 @@ def _planned(
 
 
 def _run_of(config: Config) -> str:
-    """The part of a config by which the runs of two rows differ."""
+    """Return the part of a config by which the runs of two rows differ."""
     return f"{config.hash} {config.training.smallest_batch}"
 
 
@@ -350,7 +350,7 @@ def _write(done: Reproduction, command: str) -> list[Path]:
 
 
 def _by_seed(done: Reproduction) -> list[str]:
-    """The sections of `comparison.md` on single seeds and federations; empty where there is one of each."""
+    """Return the sections of `comparison.md` on single seeds and federations; empty where there is one of each."""
     several = len({line.labels.get(DRAWN) for line in done.lines}) > 1
     sections = []
     if len(_seeds(done)) > 1:
@@ -439,6 +439,6 @@ def _seeds(done: Reproduction) -> list[int]:
 
 
 def _telling(done: Reproduction) -> list[str]:
-    """The axes on which lines differ; where none do, one to name them by."""
+    """Return the axes on which lines differ; where none do, one to name them by."""
     axes = [axis for axis in done.axes if len({line.labels.get(axis) for line in done.lines}) > 1]
     return axes or (["method"] if "method" in done.axes else list(done.axes[:1]))

@@ -66,7 +66,7 @@ class DirichletByClass:
         )
 
     def _draw_counts(self, class_sizes: IntArray, clients: int, rng: np.random.Generator) -> IntArray:
-        """One try: the number of samples of each client and class."""
+        """Return one try: the number of samples of each client and class."""
         fair = class_sizes.sum() / clients
         held = np.zeros(clients, dtype=np.int64)
         counts = np.zeros((clients, len(class_sizes)), dtype=np.int64)
@@ -83,7 +83,7 @@ class DirichletByClass:
         return counts
 
     def _open_shares(self, share: FloatArray, below_fair: NDArray[np.bool_], rng: np.random.Generator) -> FloatArray:
-        """The shares after the balance rule, sum 1; drawn again where all of them are 0.
+        """Return the shares after the balance rule, sum 1; drawn again where all of them are 0.
 
         Some client is below its fair part as long as a sample is left, but the shares of all such clients may underflow
         to 0.

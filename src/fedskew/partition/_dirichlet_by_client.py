@@ -57,7 +57,7 @@ class DirichletByClient:
 
 
 def _fill(sizes: IntArray, mixes: NDArray[np.float64], class_sizes: IntArray) -> IntArray:
-    """Counts with row sums `sizes`, close to `mixes`, within `class_sizes`."""
+    """Draw counts with row sums `sizes`, close to `mixes`, within `class_sizes`."""
     counts = np.zeros(mixes.shape, dtype=np.int64)
     missing, remaining = sizes.copy(), class_sizes.copy()
     # Each pass either serves all clients or uses up a class.

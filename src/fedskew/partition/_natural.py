@@ -14,7 +14,7 @@ from fedskew.partition._rule import IntArray
 
 
 def natural_split(client_ids: ArrayLike, clients: int | None = None) -> list[IntArray]:
-    """The samples of each client, by the client id that comes with every sample.
+    """Return the samples of each client, by the client id that comes with every sample.
 
     Args:
         client_ids: Client ids, shape `(samples,)`, integers or strings.

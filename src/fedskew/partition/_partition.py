@@ -209,7 +209,7 @@ class Partition:
 
 
 def _as_partitioner(base: Any, partition: Partition, label: str) -> Any:
-    """A partitioner of a partition, of a class that inherits from Flower's."""
+    """Return a partitioner of a partition, of a class that inherits from Flower's."""
 
     class Given(base):  # type: ignore[misc]  # Flower's comes without types
         _checked = False

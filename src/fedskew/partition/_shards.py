@@ -102,7 +102,7 @@ class PairedShards:
         return deal(labels, counts, rng)
 
     def _held(self, clients: int, classes: int) -> np.ndarray[tuple[int, int], np.dtype[np.bool_]]:
-        """Which client holds which class, `(clients, classes)`."""
+        """Return which client holds which class, `(clients, classes)`."""
         group = self.classes_per_client * clients // classes
         held = np.zeros((clients, classes), dtype=np.bool_)
         for label in range(classes):

@@ -75,7 +75,7 @@ class FedConcat:
     head: Literal["fresh", "clusters"] = "fresh"
 
     def split(self, rounds: int) -> int:
-        """The number of a run's rounds that train encoders; ArgumentError where none would remain for the head."""
+        """Return how many of a run's rounds train encoders; ArgumentError where none would remain for the head."""
         first = rounds // 2 if self.encoder_rounds is None else self.encoder_rounds
         if first < 1 or first >= rounds:
             raise ArgumentError(

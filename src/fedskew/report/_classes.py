@@ -311,7 +311,7 @@ def _by_cohort(run: SeedRun) -> tuple[dict[int, float], dict[int, float]]:
 
 
 def _by_client(groups: list[Group]) -> Iterator[Panel]:
-    """The final model at each client's own classes against the classes that the client lacks."""
+    """Yield the final model at each client's own classes against the classes that the client lacks."""
     traces: list[Trace] = []
     shown: list[Group] = []
     sampled = 0

@@ -38,23 +38,23 @@ def alike(groups: Iterable[Group], kind: Callable[[Group], Hashable]) -> list[li
 
 
 def same_test(group: Group) -> Hashable:
-    """A key that is equal for runs whose accuracies are of the same test set."""
+    """Return a key that is equal for runs whose accuracies are of the same test set."""
     data = {key: value for key, value in group.first.config.get("data", {}).items() if key not in _NOT_TESTED}
     return json.dumps(data, sort_keys=True, default=str), group.first.class_names
 
 
 def same_target(group: Group) -> Hashable:
-    """A key that is equal for runs with the same target."""
+    """Return a key that is equal for runs with the same target."""
     return tuple((run.seed, None if run.target is None else run.target.tobytes()) for run in group.seeds)
 
 
 def same_data(group: Group) -> Hashable:
-    """A key that is equal for runs whose clients hold the same numbers of samples of each class, seed by seed."""
+    """Return a key, equal for runs whose clients hold the same numbers of samples of each class, seed by seed."""
     return same_test(group), tuple((run.seed, run.counts.tobytes()) for run in group.seeds)
 
 
 def same_split(one: Group, other: Group) -> bool:
-    """Whether two groups have one test, and clients with the same label counts in every seed that both have."""
+    """Return whether two groups have one test, and clients with the same label counts in every seed that both have."""
     if same_test(one) != same_test(other):
         return False
     counts = {run.seed: run.counts for run in one.seeds}
@@ -62,7 +62,7 @@ def same_split(one: Group, other: Group) -> bool:
 
 
 def same_cohorts(group: Group) -> Hashable:
-    """A key that is equal for runs that selected the same clients in every round of every seed."""
+    """Return a key that is equal for runs that selected the same clients in every round of every seed."""
     return tuple((run.seed, tuple(tuple(sorted(record.cohort)) for record in run.rounds)) for run in group.seeds)
 
 

@@ -162,7 +162,7 @@ def averaged_over(runs: Iterable[SeedRun]) -> str:
 
 
 def _first(rounds: Sequence[RoundRecord]) -> int:
-    """The round before the last ones."""
+    """Return the round before the last ones."""
     return max(rounds[-1].round - LAST, 0) if rounds else 0
 
 

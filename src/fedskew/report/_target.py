@@ -32,7 +32,7 @@ class _Estimates:
 
     @classmethod
     def of(cls, run: SeedRun) -> _Estimates | None:
-        """Those of a run; None where it made none."""
+        """Return the estimates of a run; None where it made none."""
         said = [(record.round, record.target) for record in run.rounds if record.target is not None]
         found = [(round, target) for round, target in said if target["mix"] is not None]
         if not found:

@@ -88,7 +88,7 @@ class _Adaptive:
         return moved.to(parameters.dtype), AdaptiveState(kept, square.to(parameters.dtype), moves)
 
     def _grown(self, square: Tensor, new: Tensor) -> Tensor:
-        """The next v, from the last one and D^2."""
+        """Return the next v, from the last one and D^2."""
         raise NotImplementedError
 
     def _rate(self, moves: int) -> float:

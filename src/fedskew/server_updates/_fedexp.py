@@ -115,7 +115,7 @@ def _extrapolation(spread: float, mean: Tensor, eps: float) -> float:
 
 
 def _squared_norm(vector: Tensor) -> float:
-    """The squared norm, folded in halves to a length that PyTorch sums in one thread, so that bits are reproducible."""
+    """Return the squared norm, folded in halves to a length that PyTorch sums in one thread: always the same bits."""
     squares = vector.to(torch.float64).square()
     while len(squares) > 4096:
         half = (len(squares) + 1) // 2

@@ -28,7 +28,7 @@ from fedskew.server_updates._protocol import FloatArray, as_tensor, as_weights, 
 
 
 def fednova_weights(steps: ArrayLike, weights: ArrayLike, momentum: float) -> FloatArray:
-    """The effective weights p_k tau_eff / a_k of the updates.
+    """Return the effective weights p_k tau_eff / a_k of the updates.
 
     Args:
         steps: Local steps of each client, shape `(clients,)`.

@@ -89,7 +89,7 @@ def reads_sums(update: Any) -> bool:
 
 
 def weighted_sum(updates: Tensor, weights: FloatArray) -> Tensor:
-    """The sum of `weights_k * updates_k` in float64, shape `(parameters,)`, added in the order of the rows.
+    """Return the sum of `weights_k * updates_k` in float64, shape `(parameters,)`, added in the order of the rows.
 
     The bits are the same whatever the layout or the number of threads: a matrix product would let the linear-algebra
     library choose the order of additions; here every operation is one rounding of one element. `updates` has the shape
@@ -112,7 +112,7 @@ def weighted_sum(updates: Tensor, weights: FloatArray) -> Tensor:
 
 
 def as_tensor(updates: ArrayLike | Tensor) -> Tensor:
-    """Updates as a tensor; ArgumentError for an array whose values are not all finite."""
+    """Return updates as a tensor; ArgumentError for an array whose values are not all finite."""
     if isinstance(updates, Tensor):
         return updates
     array = np.asarray(updates, dtype=np.float64)

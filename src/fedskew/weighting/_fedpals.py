@@ -93,7 +93,7 @@ def fedpals_solve(
 def fedpals_strength(
     counts: CountsLike, target: ArrayLike, ess_fraction: float, sizes: ArrayLike | None = None
 ) -> float:
-    """The smallest strength whose effective sample size reaches a share of all samples.
+    """Return the smallest strength whose effective sample size reaches a share of all samples.
 
     The effective sample size never falls as the strength grows, so a root is sought. FedPALS, appendix A.1, sets lambda
     this way.
@@ -210,7 +210,7 @@ class FedPALS:
 
 
 def _spread(answered: Answered, present: NDArray[np.bool_], strength: float, least: float) -> Solution:
-    """The programme's weights with at least so many effective clients, which the strength alone does not give.
+    """Return the programme's weights with at least so many effective clients, which the strength alone does not give.
 
     At strength 0 the weights that fit best are spread first; only where these can't be, at the cost of the fit.
     """

@@ -14,7 +14,7 @@ from fedskew.weighting._protocol import Answered, Facts, FloatArray
 
 
 def uniform(counts: CountsLike) -> FloatArray:
-    """The same weight for every client that holds a sample.
+    """Return the same weight for every client that holds a sample.
 
     Args:
         counts: Label counts, shape `(clients, classes)`.

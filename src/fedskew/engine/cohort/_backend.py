@@ -88,7 +88,7 @@ class CohortBackend(Backend):
         ]
 
     def stacks_with(self, other: CohortBackend) -> bool:
-        """Whether another backend's clients can be stacked with this one's.
+        """Return whether another backend's clients can be stacked with this one's.
 
         They can where local training is the same but for samples, seed and learning rate, and so are the untrained
         values of the network, such as a last layer that is drawn.

@@ -163,7 +163,7 @@ def _swap_layers(module: nn.Module, mask: _BatchMask) -> nn.Module:
 
 
 def _trains_weight(layer: nn.Linear) -> bool:
-    """Whether the weight is a trained parameter; under PyTorch's parametrizations it is computed instead."""
+    """Return whether the weight is a trained parameter; under PyTorch's parametrizations it is computed instead."""
     weight = layer._parameters.get("weight")
     return weight is not None and weight.requires_grad
 

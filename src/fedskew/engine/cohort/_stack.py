@@ -188,7 +188,7 @@ class Stack:
         return own
 
     def _augmentation(self) -> Tensor | None:
-        """The keys of augmentation, `(clients, 1)`."""
+        """Return the keys of augmentation, `(clients, 1)`."""
         if self.work.augment is None:
             return None
         keys = torch.tensor([client.key(Purpose.AUGMENTATION) for client in self.clients])
