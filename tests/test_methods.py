@@ -373,7 +373,10 @@ def test_components_may_stand_where_tables_may():
     objective = Objective(FedLC(tau=0.5), ((0.3, FedNTD()),))
     assert names({"objective": objective}) == ("fedlc", [("fedntd", 0.3)])
     assert names({"objective": {"name": "fedlc", "terms": [FedNTD()]}}) == ("fedlc", [("fedntd", 0.1)])
-    assert expand({"local_step": FedProx(0.3)})["local_step"] == {"name": "fedprox", "mu": 0.3}
+    for step in (FedProx(0.3), {"name": FedProx, "mu": 0.3}):
+        assert expand({"local_step": step})["local_step"] == {"name": "fedprox", "mu": 0.3}
+    for term in ({"name": FedNTD}, FedNTD):
+        assert names({"objective": {"name": FedLC, "terms": [term]}}) == ("fedlc", [("fedntd", 0.1)])
 
 
 @pytest.mark.parametrize(

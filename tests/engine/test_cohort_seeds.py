@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -14,6 +14,7 @@ import fedskew
 from fedskew.errors import ArgumentError, ConfigError
 from fedskew.experiment import resolve, simulate_together
 from fedskew.local_steps import Gradient, StepSettings
+from fedskew.objectives import Batch, Context
 
 TASK: dict[str, Any] = {
     "seeds": [0, 1],
@@ -114,6 +115,46 @@ class Anchored:
 def test_every_client_begins_with_its_own_state_of_the_local_step() -> None:
     trees = [{"training": TASK["training"] | {"lr": 0.1}}, {"training": TASK["training"] | {"lr": 0.5}, "seeds": [5]}]
     configs = [resolve(TASK | {"method": {"local_step": Anchored}, "seeds": [0]} | tree) for tree in trees]
+    for config, together in zip(configs, simulate_together(configs), strict=True):
+        assert isinstance(together, fedskew.Result)
+        alone = fedskew.simulate(config, engine={"backend": "cohort"})
+        for name, value in alone.model.state_dict().items():
+            np.testing.assert_allclose(together.model.state_dict()[name], value, rtol=1e-3, atol=1e-5)
+
+
+@dataclass(frozen=True)
+class Shrinking:
+    """A local step with a parameter that its author left out of comparisons."""
+
+    by: float = field(default=0.0, compare=False)
+
+    def init(self, settings: StepSettings) -> None:
+        return None
+
+    def step(self, parameters: Tensor, gradient: Gradient, carried: None, settings: StepSettings) -> Any:
+        return (1 - self.by) * parameters - settings.lr * gradient(parameters), None
+
+
+@dataclass(frozen=True)
+class Flattening:
+    """A term with a parameter that its author left out of comparisons."""
+
+    role: ClassVar[str] = "term"
+    reads: ClassVar[frozenset[str]] = frozenset()
+    power: float = field(default=2.0, compare=False)
+
+    def value(self, batch: Batch, context: Context) -> Tensor:
+        return batch.logits.abs().add(1).pow(self.power).mean()
+
+
+SHRINKING = [{"local_step": Shrinking(by)} for by in (0.0, 0.5)]
+FLATTENING = [{"objective": {"terms": [Flattening(power)]}} for power in (1.0, 3.0)]
+
+
+@pytest.mark.parametrize("methods", [SHRINKING, FLATTENING], ids=["step", "term"])
+def test_federations_do_not_train_as_one_another_where_components_compare_equal(methods: Any) -> None:
+    few = TASK | {"training": {"rounds": 1, "participation": 0.5}, "seeds": [0], "model": "logistic"}
+    configs = [resolve(few | {"method": method}) for method in methods]
     for config, together in zip(configs, simulate_together(configs), strict=True):
         assert isinstance(together, fedskew.Result)
         alone = fedskew.simulate(config, engine={"backend": "cohort"})

@@ -107,7 +107,8 @@ def _as_table(value: Any, where: str, slot: str) -> Table:
     if isinstance(value, str):
         return {"name": value}
     if isinstance(value, Mapping):
-        return dict(value)
+        name = value.get("name")
+        return {**value, "name": _name(name, f"{where}.name", slot)} if isinstance(name, type) else dict(value)
     if isinstance(value, Objective):
         terms = [{"weight": weight, **_as_table(term, where, slot)} for weight, term in value.terms]
         return {**_as_table(value.loss, where, slot), "terms": terms}
