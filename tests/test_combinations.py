@@ -64,7 +64,8 @@ def test_a_method_of_several_components_trains_and_resumes_bit_for_bit(name, tmp
 @pytest.mark.whole_product
 @pytest.mark.parametrize("name", [*PRESETS, *COMBINATIONS])
 def test_every_named_method_trains_and_resumes_bit_for_bit(name, tmp_path):
-    _trains_and_resumes(name, tmp_path)
+    krum = {"preset": "krum", "aggregation": {"malicious": 0}}  # its default needs five clients; here three take part
+    _trains_and_resumes(krum if name == "krum" else name, tmp_path)
 
 
 @pytest.mark.whole_product
