@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from covering import Cell, covering_set, few, whole_product
+from covering import PARAMETERS, Cell, covering_set, few, whole_product
 from fedskew.experiment import make_training_loop, resolve
 from fedskew.methods import BUNDLES, COMBINATIONS, PRESETS
 from fedskew.pipelines import INDEX
@@ -64,7 +64,8 @@ def test_a_method_of_several_components_trains_and_resumes_bit_for_bit(name, tmp
 @pytest.mark.whole_product
 @pytest.mark.parametrize("name", [*PRESETS, *COMBINATIONS])
 def test_every_named_method_trains_and_resumes_bit_for_bit(name, tmp_path):
-    krum = {"preset": "krum", "aggregation": {"malicious": 0}}  # its default needs five clients; here three take part
+    # Krum's default needs five clients; here three take part.
+    krum = {"preset": "krum", "aggregation": PARAMETERS["aggregation.krum"]}
     _trains_and_resumes(krum if name == "krum" else name, tmp_path)
 
 

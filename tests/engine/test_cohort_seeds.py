@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -33,6 +34,18 @@ def models(folder) -> list[dict[str, np.ndarray]]:
     return [load_file(path) for path in sorted(folder.glob("seed-*/model.safetensors"))]
 
 
+def assert_same_model(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
+    for name, value in theirs.items():
+        np.testing.assert_allclose(ours[name], value, rtol=1e-3, atol=1e-5)
+
+
+def assert_each_ends_as_alone(configs: list[fedskew.Config]) -> None:
+    for config, together in zip(configs, simulate_together(configs), strict=True):
+        assert isinstance(together, fedskew.Result)
+        alone = fedskew.simulate(config, engine={"backend": "cohort"})
+        assert_same_model(together.model.state_dict(), alone.model.state_dict())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedvls", STATES, BROADCAST], ids=["teacher", "client states", "broadcast"])
 def test_seeds_together_end_as_each_of_them_alone(method, tmp_path):
@@ -40,8 +53,7 @@ def test_seeds_together_end_as_each_of_them_alone(method, tmp_path):
     for place, seed in enumerate(TASK["seeds"]):
         engine = {"backend": "cohort"}
         alone = fedskew.simulate(TASK, method=method, seeds=seed, engine=engine)
-        for name, value in alone.model.state_dict().items():
-            np.testing.assert_allclose(models(together.folder)[place][name], value, rtol=1e-3, atol=1e-5)
+        assert_same_model(models(together.folder)[place], alone.model.state_dict())
         for ours, theirs in zip(together.runs[place].rounds, alone.runs[0].rounds, strict=True):
             assert ours.cohort == theirs.cohort
             assert ours.steps == theirs.steps
@@ -71,8 +83,7 @@ def test_an_interrupted_run_of_seeds_together_ends_as_one_that_was_not(tmp_path)
     resumed = fedskew.simulate(TASK, out=tmp_path / "stopped", resume=True)
     assert [[record.round for record in run.rounds] for run in resumed.runs] == [[0, 1, 2]] * 2
     for ours, theirs in zip(models(resumed.folder), models(whole.folder), strict=True):
-        for name, value in theirs.items():
-            np.testing.assert_allclose(ours[name], value, rtol=1e-3, atol=1e-5)
+        assert_same_model(ours, theirs)
 
 
 @pytest.mark.slow
@@ -91,8 +102,7 @@ def test_federations_of_different_methods_rates_and_partitions_end_as_each_of_th
         alone = fedskew.simulate(config, engine={"backend": "cohort"})
         assert isinstance(together, fedskew.Result)
         assert together.config == config
-        for name, value in alone.model.state_dict().items():
-            np.testing.assert_allclose(together.model.state_dict()[name], value, rtol=1e-3, atol=1e-5)
+        assert_same_model(together.model.state_dict(), alone.model.state_dict())
         for ours, theirs in zip(together.runs, alone.runs, strict=True):
             assert [record.cohort for record in ours.rounds] == [record.cohort for record in theirs.rounds]
             assert [record.loss for record in ours.rounds[1:]] == pytest.approx(
@@ -115,11 +125,7 @@ class Anchored:
 def test_every_client_begins_with_its_own_state_of_the_local_step() -> None:
     trees = [{"training": TASK["training"] | {"lr": 0.1}}, {"training": TASK["training"] | {"lr": 0.5}, "seeds": [5]}]
     configs = [resolve(TASK | {"method": {"local_step": Anchored}, "seeds": [0]} | tree) for tree in trees]
-    for config, together in zip(configs, simulate_together(configs), strict=True):
-        assert isinstance(together, fedskew.Result)
-        alone = fedskew.simulate(config, engine={"backend": "cohort"})
-        for name, value in alone.model.state_dict().items():
-            np.testing.assert_allclose(together.model.state_dict()[name], value, rtol=1e-3, atol=1e-5)
+    assert_each_ends_as_alone(configs)
 
 
 @dataclass(frozen=True)
@@ -155,11 +161,7 @@ FLATTENING = [{"objective": {"terms": [Flattening(power)]}} for power in (1.0, 3
 def test_federations_do_not_train_as_one_another_where_components_compare_equal(methods: Any) -> None:
     few = TASK | {"training": {"rounds": 1, "participation": 0.5}, "seeds": [0], "model": "logistic"}
     configs = [resolve(few | {"method": method}) for method in methods]
-    for config, together in zip(configs, simulate_together(configs), strict=True):
-        assert isinstance(together, fedskew.Result)
-        alone = fedskew.simulate(config, engine={"backend": "cohort"})
-        for name, value in alone.model.state_dict().items():
-            np.testing.assert_allclose(together.model.state_dict()[name], value, rtol=1e-3, atol=1e-5)
+    assert_each_ends_as_alone(configs)
 
 
 def test_a_config_that_cannot_be_set_up_keeps_no_other_from_training() -> None:
