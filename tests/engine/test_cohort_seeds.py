@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 import fedskew
 from fedskew.errors import ArgumentError, ConfigError
-from fedskew.experiment import resolve, simulate_together
+from fedskew.experiment import Config, resolve, simulate_together
 from fedskew.local_steps import Gradient, StepSettings
 from fedskew.objectives import Batch, Context
 
@@ -39,7 +39,7 @@ def assert_same_model(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Non
         np.testing.assert_allclose(ours[name], value, rtol=1e-3, atol=1e-5)
 
 
-def assert_each_ends_as_alone(configs: list[fedskew.Config]) -> None:
+def assert_each_ends_as_alone(configs: Sequence[Config]) -> None:
     for config, together in zip(configs, simulate_together(configs), strict=True):
         assert isinstance(together, fedskew.Result)
         alone = fedskew.simulate(config, engine={"backend": "cohort"})
