@@ -6,6 +6,8 @@ import functools
 import gc
 import itertools
 import os
+import sys
+import tempfile
 from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any
@@ -60,6 +62,16 @@ def pytest_collection_finish() -> None:
     gc.freeze()
     gc.set_threshold(20_000, 50, 50)
     gc.enable()
+
+
+@pytest.fixture(autouse=True)
+def _own_files_are_forgotten() -> Generator[None]:
+    """Forget modules that a test wrote and imported: another one's file may have the same name."""
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        if (getattr(sys.modules[name], "__file__", None) or "").startswith(tempfile.gettempdir()):
+            del sys.modules[name]
 
 
 @pytest.fixture(scope="session")

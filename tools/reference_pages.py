@@ -198,6 +198,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages."""
     files.append(File.generated(config, _address("command-line"), content=command_line()))
     files.append(File.generated(config, "reference/fedskew.schema.json", content=schema()))
+    security = (Path(__file__).parents[1] / "SECURITY.md").read_text(encoding="utf-8")
+    files.append(File.generated(config, "security.md", content=re.sub(r"\]\(docs/", "](", security)))
     for name in modules():
         names = exported(name)
         chosen = f"    options:\n      members: {names}\n" if names else ""

@@ -16,7 +16,6 @@ name of a single component. Only one of two components states a rule; its reason
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from typing import Any
 
 import pydantic
 
+from fedskew import own_code
 from fedskew.errors import ArgumentError, ConfigError, FedskewError, in_one_line, nearest
 from fedskew.parameters import first_mistake
 
@@ -116,6 +116,22 @@ def has(component: Any, name: str) -> bool:
     return value is True or (isinstance(value, frozenset) and bool(value))
 
 
+def covers(component: Any, short: str, plain: str) -> bool:
+    """Return whether a short cut stands for a component's own function.
+
+    A class that overrides the plain function does not want what it inherits beside it: the short cut counts only where
+    it is defined in the same class as the plain function, or in one that inherits from that.
+
+    Args:
+        component: The component, or its class.
+        short: Name of the short cut: a faster function, or a property that allows one, such as `adds_up`.
+        plain: Name of the function that defines what the component does.
+    """
+    kind = component if isinstance(component, type) else type(component)
+    defined = [[name in vars(part) for part in kind.__mro__] for name in (short, plain)]
+    return any(defined[0]) and (not any(defined[1]) or defined[0].index(True) <= defined[1].index(True))
+
+
 def with_clients(component: Any, clients: int) -> Any:
     """Fill in the number of all clients, where a component has a parameter `clients` for it.
 
@@ -197,13 +213,14 @@ def cost(*components: Any) -> Cost:
     return total
 
 
-def make_component(index: Mapping[str, type], table: Mapping[str, Any], where: str) -> Any:
+def make_component(index: Mapping[str, type], table: Mapping[str, Any], where: str, key: str = "name") -> Any:
     """Make one component from a table of its `name` and parameters.
 
     Args:
         index: The components by name.
         table: `name` (one in the index, or `module:Class` of a user's own) and parameters.
         where: The table's key in the config, for messages.
+        key: The key of the name in the config, for messages.
 
     Returns:
         The component.
@@ -212,15 +229,15 @@ def make_component(index: Mapping[str, type], table: Mapping[str, Any], where: s
         ConfigError: A name or parameter is unknown, missing or out of range; the message begins with its key.
     """
     if "name" not in table:
-        raise ConfigError(f"{where}.name: missing (known: {', '.join(sorted(index))})")
-    kind = find(index, str(table["name"]), f"{where}.name")
+        raise ConfigError(f"{where}.{key}: missing (known: {', '.join(sorted(index))})")
+    kind = find(index, str(table["name"]), f"{where}.{key}")
     if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
-        raise ConfigError(f"{where}.name: {table['name']} is no component; {_no_component(kind)}")
-    parameters = {key: value for key, value in table.items() if key != "name"}
+        raise ConfigError(f"{where}.{key}: {table['name']} is no component; {_no_component(kind)}")
+    parameters = {name: value for name, value in table.items() if name != "name"}
     known = [field.name for field in dataclasses.fields(kind)]
-    for key in parameters:
-        if key not in known:
-            raise ConfigError(f"{where}.{key}: {table['name']} has no such parameter{nearest(key, known)}")
+    for name in parameters:
+        if name not in known:
+            raise ConfigError(f"{where}.{name}: {table['name']} has no such parameter{nearest(name, known)}")
     try:
         return pydantic.TypeAdapter(kind).validate_python(parameters)
     except pydantic.ValidationError as error:
@@ -250,30 +267,21 @@ def find(index: Mapping[str, Any], name: str, where: str) -> Any:
         The entry, or the imported attribute.
 
     Raises:
-        ConfigError: The name is unknown or can't be imported.
+        ConfigError: The name is unknown, can't be imported, or is not to be (see `own_code`).
     """
     if ":" not in name:
         if name not in index:
             raise ConfigError(f"{where}: unknown name {name!r}{nearest(name, index)}")
         return index[name]
-    module, _, attribute = name.partition(":")
-    if module == GIVEN:
+    if name.startswith(f"{GIVEN}:"):
         if name not in _given:
+            attribute = name.partition(":")[2]
             raise ConfigError(
                 f"{where}: {attribute!r} was given as an object from Python, which isn't here; give it again to "
                 f"simulate, as {where.partition('.')[0]}=..."
             )
         return _given[name]
-    if not module or not attribute:
-        raise ConfigError(
-            f"{where}: {name!r} names nothing; expected module:Class, such as own:Mine for class Mine of own.py"
-        )
-    try:
-        return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"{where}: {name!r} can't be imported: {error}") from None
-    except Exception as error:  # whatever its file does
-        raise ConfigError(f"{where}: {name!r} can't be imported: {in_one_line(error)}") from error
+    return own_code.load(name, where)
 
 
 def keep(value: Any, label: str, digest: str) -> str:

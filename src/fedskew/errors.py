@@ -61,6 +61,12 @@ class EndedEarlyError(RunError):
     exit_code = 3
 
 
+class StandstillError(RunError):
+    """Rounds of real sites moved nothing; once what the message names is mended, the run can be gone on with."""
+
+    exit_code = 4
+
+
 class FinishError(RunError):
     """A trained model can't be finished by its method's finish; the model as it was trained stays."""
 

@@ -177,7 +177,7 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise RunError("it is missing") from None
     except KeyError:
         raise RunError("it has no checksum") from None
-    except (SafetensorError, TypeError, ValueError, OSError) as error:
+    except (SafetensorError, TypeError, ValueError, OSError, MemoryError, RecursionError) as error:
         raise RunError(" ".join(str(error).split())) from None
     if checksum != _checksum(tensors, notes):
         raise RunError("its content does not match its checksum")
@@ -198,7 +198,7 @@ def read_notes(path: Path) -> dict[str, Any]:
     try:
         with safe_open(path, framework="np") as file:
             return dict(json.loads((file.metadata() or {})[_KEY])["notes"])
-    except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
+    except (SafetensorError, KeyError, TypeError, ValueError, OSError, RecursionError) as error:
         raise RunError(str(error)) from None
 
 

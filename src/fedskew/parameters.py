@@ -51,7 +51,7 @@ def component(cls: type[T]) -> type[T]:
     names = [field.name for field in dataclasses.fields(made) if field.init and not field.kw_only]
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        args, kwargs = tuple(map(_plain, args)), {name: _plain(value) for name, value in kwargs.items()}
+        args, kwargs = tuple(map(plain, args)), {name: plain(value) for name, value in kwargs.items()}
         named = dict(zip(names, args, strict=False))  # so that a message can name an argument given by position
         try:
             checked(self, *args[len(names) :], **named, **kwargs)
@@ -64,10 +64,16 @@ def component(cls: type[T]) -> type[T]:
     return own
 
 
-def _plain(value: Any) -> Any:
-    """NumPy scalars, also in a list or tuple, as the Python numbers that they stand for."""
-    if isinstance(value, list | tuple):
-        return type(value)(map(_plain, value))
+def plain(value: Any) -> Any:
+    """Return NumPy scalars, also in a list, tuple or table, as the Python numbers that they stand for.
+
+    Args:
+        value: The value.
+    """
+    if type(value) in (list, tuple):
+        return type(value)(map(plain, value))
+    if type(value) is dict:
+        return {key: plain(one) for key, one in value.items()}
     return value.item() if isinstance(value, np.generic) else value
 
 

@@ -116,6 +116,7 @@ def test_outside_the_table_nothing_is_recommended() -> None:
     found = advise(other, None, 0.1, 1, evidence=evidence)
     assert (found.supported, found.method) == (False, None)
     assert "unlike all simulated ones" in str(found)
+    assert "gained most" not in str(found)
     assert len(found.neighbours) == 10
 
 

@@ -122,7 +122,7 @@ def test_an_arena_trains_only_what_is_missing(tmp_path) -> None:
     assert evidence.tasks == ("digits", "digits")
     score = {(line["method"], line["participation"], line["seed"]): float(line["score"]) for line in state.compared}
     gains = [100 * (score["fedla", "0.4", seed] - score["fedavg", "0.4", seed]) for seed in "01"]
-    assert evidence.gains[0, 0] == pytest.approx(np.mean(gains), abs=1e-3)
+    assert evidence.gains[0, 0] == pytest.approx(np.mean(gains), abs=1e-2)  # curves have hundredths
     assert read_state(state.arena, tmp_path / "runs").finished == 20
 
 

@@ -11,7 +11,8 @@ from fedskew.arena import by_axis, ranks, scores, standings
 
 
 def line(method: str, place: str, partition: int, seed: int, score: float, **more: str) -> dict[str, str]:
-    values = {"steps": "100", "megabytes": "10", "curve": "", "worst_class": "", "failure": ""} | more
+    values = {"stage": "run", "steps": "100", "megabytes": "10", "finish_megabytes": ""}
+    values |= {"curve": f"{10_000 * score}"} | more
     return {
         "place": place,
         "method": method,
@@ -21,7 +22,7 @@ def line(method: str, place: str, partition: int, seed: int, score: float, **mor
     } | values
 
 
-def test_differences_are_paired_on_partition_and_seed_and_situations_count_alike() -> None:
+def test_differences_are_paired_on_partition_and_seed_and_trainings_count_alike() -> None:
     lines = [
         line("fedavg", "a", 0, 0, 0.50),
         line("fedavg", "a", 0, 1, 0.60),
@@ -37,16 +38,68 @@ def test_differences_are_paired_on_partition_and_seed_and_situations_count_alike
     found = scores(lines, ["place"], "fedavg")
     (own,) = standings(found, "fedavg")
     assert own.difference == pytest.approx((1 - 5) / 2)
-    assert (own.situations, own.federations) == (2, 3)
+    assert (own.trainings, own.federations) == (2, 3)
     assert (own.ahead, own.harmed) == (0.5, 0.5)
     assert own.interval is None  # of two situations
     assert math.isnan(own.p)
     table = by_axis(found, "fedavg", "place")["mine"]
-    assert table["a"] == (pytest.approx(1), 1)
-    assert table["b"] == (pytest.approx(-5), 1)
+    assert (table["a"].difference, table["a"].trainings) == (pytest.approx(1), 1)
+    assert (table["b"].difference, table["b"].trainings) == (pytest.approx(-5), 1)
 
 
-def test_intervals_and_p_values_are_those_of_the_situations() -> None:
+def test_situations_that_are_one_training_count_once() -> None:
+    # three trainings, each scored on two mixes; the last one lacks a score, and has one seed 30 points behind
+    gains = {("a", "even"): 1, ("a", "9:1"): 3, ("b", "even"): 4, ("b", "9:1"): 0, ("c", "even"): -30}
+    lines = []
+    for (place, mix), gain in gains.items():
+        for method, score in (("fedavg", 0.5), ("mine", 0.5 + gain / 100), ("other", 0.4), ("half", 0.9)):
+            if method != "half" or mix == "even":
+                lines.append(line(method, place, 0, 0, score) | {"mix": mix})
+    trainings = {key: key[0] for key in gains}
+    found = scores(lines, ["place", "mix"], "fedavg", trainings=trainings)
+    own = next(row for row in standings(found, "fedavg") if row.method == "mine")
+    assert (own.trainings, own.federations, own.collapsed, own.runs) == (3, 3, 1, 3)
+    assert own.difference == pytest.approx((2 + 2 - 30) / 3)
+    assert own.median == pytest.approx(2)
+    assert own.score == pytest.approx((52 + 52 + 20) / 3)
+    assert (own.ahead, own.harmed) == (pytest.approx(2 / 3), pytest.approx(1 / 3))
+    assert (ranks(found).trainings, ranks(found).left_out) == (3, ("half",))
+    assert dict(zip(ranks(found).methods, ranks(found).ranks, strict=True)) == {
+        "mine": pytest.approx((1 + 1 + 3) / 3),
+        "fedavg": pytest.approx((2 + 2 + 1) / 3),
+        "other": pytest.approx((3 + 3 + 2) / 3),
+    }
+    table = by_axis(found, "fedavg", "mix")["mine"]
+    assert [(table[mix].difference, table[mix].trainings, table[mix].collapsed) for mix in ("even", "9:1")] == [
+        (pytest.approx((1 + 4 - 30) / 3), 3, 1),
+        (pytest.approx((3 + 0) / 2), 2, 0),
+    ]
+    assert table["even"].median == pytest.approx(1)
+    alone = standings(scores(lines, ["place", "mix"], "fedavg"), "fedavg")
+    assert [row.trainings for row in alone if row.method != "half"] == [5, 5]
+
+
+def test_a_finished_model_is_compared_with_the_same_round_and_pays_for_its_traffic() -> None:
+    lines = [
+        line("fedavg", "a", 0, 0, 0.60, curve="4000 6000 8000"),  # the mean of three evaluations is 60 %
+        line("ended", "a", 0, 0, 0.85, curve="8500", megabytes="15", finish_megabytes="5"),
+        line("ended", "a", 0, 0, 0.70, curve="7000", megabytes="10", finish_megabytes="5", stage="traffic"),
+        line("dear", "a", 0, 0, 0.85, curve="8500", megabytes="30", finish_megabytes="20"),
+        line("dear", "a", 0, 0, 0.50, curve="5000", megabytes="20", finish_megabytes="20", stage="traffic"),
+        line("mine", "a", 0, 0, 0.65, curve="4500 6500 8500"),
+    ]
+
+    def gains(view):
+        found = scores(lines, ["place"], "fedavg", view, last=3)
+        return {row.method: (row.score, row.difference) for row in standings(found, "fedavg")}
+
+    assert gains("rounds") == {"mine": (65, 5), "ended": (85, 5), "dear": (85, 5)}
+    assert gains("compute") == gains("rounds")
+    # after fewer rounds and its finish it has spent as much as FedAvg; a finish above all of that has no score
+    assert gains("traffic") == {"mine": (65, 5), "ended": (70, -10)}
+
+
+def test_intervals_and_p_values_are_those_of_the_trainings() -> None:
     gains = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]
     lines = [line("fedavg", str(at), seed, seed, 0.5) for at in range(8) for seed in range(3)]
     lines += [line("up", str(at), seed, seed, 0.5 + gain / 100) for at, gain in enumerate(gains) for seed in range(3)]
@@ -72,6 +125,11 @@ def test_p_values_are_corrected_for_the_number_of_methods() -> None:
     }
 
 
+def of(found, method: str) -> float:
+    (score,) = found.scores(method).values()
+    return score
+
+
 def test_at_equal_compute_or_traffic_a_method_stops_where_the_reference_has_spent_as_much() -> None:
     curve = " ".join(str(100 * value) for value in range(1, 11))  # 1 % to 10 %
     lines = [
@@ -80,12 +138,31 @@ def test_at_equal_compute_or_traffic_a_method_stops_where_the_reference_has_spen
         line("cheap", "a", 0, 0, 0.09, curve=curve, steps="50", megabytes="25"),
     ]
     compute = scores(lines, ["place"], "fedavg", "compute", last=3)
-    assert compute.means("fedavg")["a",] == pytest.approx(9)  # as it is
-    assert compute.means("twice")["a",] == pytest.approx((3 + 4 + 5) / 3)  # half of the rounds
-    assert compute.means("cheap")["a",] == pytest.approx(9)
+    assert of(compute, "fedavg") == pytest.approx(9)  # as it is
+    assert of(compute, "twice") == pytest.approx((3 + 4 + 5) / 3)  # half of the rounds
+    assert of(compute, "cheap") == pytest.approx(9)
     traffic = scores(lines, ["place"], "fedavg", "traffic", last=3)
-    assert traffic.means("cheap")["a",] == pytest.approx((2 + 3 + 4) / 3)  # two fifths
-    assert traffic.means("twice")["a",] == pytest.approx(9)
+    assert of(traffic, "cheap") == pytest.approx((2 + 3 + 4) / 3)  # two fifths
+    assert of(traffic, "twice") == pytest.approx(9)
+
+
+@pytest.mark.parametrize(
+    ("spent", "score"),
+    [
+        # of four evaluations 2.5: half way from 20 to 60 %, and before that half way from 10 to 20 %
+        (160, (40 + 15) / 2),
+        # hardly more than FedAvg's 100: almost the last two
+        (100.1, (80 - 20 * (4 - 400 / 100.1) + 60 - 40 * (4 - 400 / 100.1)) / 2),
+        (100, 70),
+        (400, 10),  # the first evaluation, and none before it
+        (401, None),
+    ],
+)
+def test_between_evaluations_a_score_is_interpolated(spent, score) -> None:
+    curve = "1000 2000 6000 8000"
+    lines = [line("fedavg", "a", 0, 0, 0.7, curve=curve), line("mine", "a", 0, 0, 0.7, curve=curve, steps=f"{spent}")]
+    found = scores(lines, ["place"], "fedavg", "compute", last=2)
+    assert score is None if "mine" not in found.values else of(found, "mine") == pytest.approx(score)
 
 
 def test_ranks_and_their_critical_difference() -> None:
@@ -96,7 +173,7 @@ def test_ranks_and_their_critical_difference() -> None:
     lines += [line("rare", "0", 0, 0, 9.0)]
     found = ranks(scores(lines, ["place"], "m0"))
     assert found.critical == pytest.approx(1.25, abs=0.005)
-    assert found.situations == 14
+    assert found.trainings == 14
     assert found.left_out == ("rare",)
     by_hand = (4 - np.argsort(np.argsort(table, axis=1), axis=1)).mean(axis=0)
     assert dict(zip(found.methods, found.ranks, strict=True)) == {
@@ -120,7 +197,7 @@ def test_ranks_agree_with_scikit_posthocs() -> None:
             assert apart == (p[one, other] < 0.05)
 
 
-def test_one_situation_alone_has_ranks_and_no_critical_difference() -> None:
+def test_one_training_alone_has_ranks_and_no_critical_difference() -> None:
     found = ranks(scores([line("fedavg", "a", 0, 0, 0.5), line("mine", "a", 0, 0, 0.6)], ["place"], "fedavg"))
     assert found.methods == ("mine", "fedavg")
     assert math.isnan(found.critical)

@@ -215,3 +215,42 @@ def test_drawn_situations_stay_when_more_are_drawn(tmp_path) -> None:
     assert 10 <= sum(config.training.lr < 0.1 for config in configs[::2]) <= 14
     # nothing is tuned, so all runs can begin
     assert [job.stage for job in Plan(few, few.entries[0]).missing({})] == ["run"]
+
+
+def test_a_method_with_a_finish_trains_once_more_for_as_many_rounds_fewer_as_that_costs(tmp_path) -> None:
+    text = (
+        FILE.replace(
+            '"fedavg", {', '"fedavg", "ccvr", {label = "none", preset = "ccvr", set = {training.rounds = 0}}, {'
+        )
+        .replace("training = {rounds = 2}", "training = {rounds = 20}")
+        .replace("partitions = [0, 1]", "partitions = [0]")
+    )
+    arena = arena_of(tmp_path, text, only={"place": "few"})
+    plans = {entry.method: Plan(arena, entry) for entry in arena.entries}
+    assert {method: plan.number for method, plan in plans.items()} == {"fedavg": 7, "ccvr": 9, "none": 4, "fedprox": 7}
+
+    plan, book = plans["ccvr"], {}
+    for scores in ([0.2, 0.7, 0.6], [0.1, 0.1]):
+        book |= noted(plan.missing(book), scores)
+    (compared,) = plan.missing(book)
+    # rounds of 10 MB and a finish of 2.7: 5.4 of 20 rounds, and so 14 are left
+    costs = {"finish_megabytes": "2.7", "megabytes": "12.7"}
+    book |= {key: line | costs for key, line in noted([compared], [0.0]).items()}
+    (paying,) = plan.missing(book)
+    assert (paying.stage, paying.config.training.rounds, paying.config.training.lr) == ("traffic", 14, 0.1)
+    book |= noted([paying], [0.0])
+    assert plan.missing(book) == []
+    assert plan.compared(book) == [compared, paying]
+
+    (untrained,) = plans["none"].missing({})  # there is no rate to choose, and no round to save
+    assert untrained.stage == "run"
+    costs = {"finish_megabytes": "2.7", "megabytes": "2.7"}
+    assert plans["none"].missing({key: line | costs for key, line in noted([untrained], [0.0]).items()}) == []
+
+
+def test_situations_that_differ_in_the_scoring_alone_are_one_training(tmp_path) -> None:
+    text = FILE + 'target = [{label = "even"}, {label = "first", mix = [1, 0, 0, 0, 0, 0, 0, 0, 0, 0]}]\n'
+    trainings = arena_of(tmp_path, text).trainings
+    assert set(trainings) == {(place, mix) for place in ("few", "all") for mix in ("even", "first")}
+    assert trainings["few", "even"] == trainings["few", "first"] != trainings["all", "even"]
+    assert len(set(trainings.values())) == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 import warnings
@@ -120,7 +121,7 @@ def test_the_command_writes_a_model_that_predict_and_python_use(folders, command
 
 
 def test_held_out_images_in_folders_or_an_array(folders, command):
-    words = ("adapt", "run", "--target-data", "target.npz", "--json", "--held-out")
+    words = ("adapt", "run", "--target-data", "target.npz", "--json", "--fresh", "--held-out")
     by_folder = command(*words, "held", cwd=folders)
     assert by_folder.returncode == 0, by_folder.stderr
     rows = sorted(range(0, 360, 2), key=lambda row: (RIGHT[row], str(row)))
@@ -172,3 +173,63 @@ def test_labelled_samples_that_do_not_fit_are_refused(run, tmp_path, labels, say
     (tmp_path / "held" / "eleven").mkdir(parents=True)
     with pytest.raises(DataError, match="no class 'eleven'"):
         experiment.read_labelled(tmp_path / "held", fedskew.load(run.folder))
+
+
+def few(folders, number):
+    np.savez(folders / "few.npz", x=np.load(folders / "target.npz")["x"][:number])
+
+
+def test_few_samples_are_told_from_none_and_move_no_model(folders, command):
+    few(folders, 7)
+    done = command("adapt", "run", "--target-data", "few.npz", cwd=folders)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "few.npz: 7 samples of the target can't show its label mix; give 8 at the least" in done.stderr
+    few(folders, 8)
+    words = ("adapt", "run", "--target-data", "few.npz", "--json")
+    done = command(*words, cwd=folders)
+    assert done.returncode == 2
+    assert "8 samples of the target are too few to move a model by; give 30 or more" in done.stderr
+    assert not (folders / "run" / "adapted.safetensors").exists()
+    said = json.loads(done.stdout)
+    assert (said["file"], said["samples"]) == (None, 8)
+    assert said["doubt"] in done.stderr
+    expected = said["expected"]
+    assert expected["gain_interval"][1] - expected["gain_interval"][0] > 0.3
+    assert expected["accuracy_interval"][1] - expected["accuracy_interval"][0] > 0.2
+    forced = command(*words, "--force", cwd=folders)
+    assert forced.returncode == 0, forced.stderr
+    assert json.loads(forced.stdout)["file"] == "run/adapted.safetensors"
+
+
+def test_an_earlier_adapted_model_is_kept(folders, command):
+    words = ("adapt", "run", "--target-data", "target.npz", "--json")
+    assert command(*words, cwd=folders).returncode == 0
+    first = (folders / "run" / "adapted.safetensors").read_bytes()
+    again = command(*words, "--method", "bbse", cwd=folders)
+    assert again.returncode != 0
+    assert "is there already; add --fresh" in again.stderr
+    assert (folders / "run" / "adapted.safetensors").read_bytes() == first
+    assert command(*words, "--method", "bbse", "--fresh", cwd=folders).returncode == 0
+    assert (folders / "run" / "earlier" / "adapted.safetensors.1").read_bytes() == first
+
+
+def test_a_move_that_is_expected_to_lose_is_doubted(run, target):
+    found = run.adapt(DIGITS.test_inputs[target])
+    assert found.doubt is None
+    losing = dataclasses.replace(found, gains=-found.gains[:, [0, 2, 1]])
+    assert "the moved model is expected to get" in str(losing.doubt)
+
+
+def test_what_is_said_in_json_agrees_with_itself(folders, command):
+    said = json.loads(command("adapt", "run", "--target-data", "target.npz", "--json", cwd=folders).stdout)
+    mix, expected = np.array(said["mix"]), said["expected"]
+    assert expected["accuracy"] == pytest.approx(mix @ said["accuracy"])
+    assert expected["adapted_accuracy"] == pytest.approx(mix @ said["adapted_accuracy"])
+    assert expected["gain"] == pytest.approx(mix @ np.array(said["gains"])[:, 0])
+    assert expected["gain"] == pytest.approx(expected["adapted_accuracy"] - expected["accuracy"])
+    low, high = expected["accuracy_interval"]
+    assert low < expected["accuracy"] < high
+    for share, error, (low, high) in zip(mix, said["standard_errors"], said["interval"], strict=True):
+        assert low <= share <= high
+        assert error > 0  # also where the share is 0
+    assert (said["unseen"], said["p_value"] is None) == ([], said["dof"] == 0)

@@ -40,7 +40,7 @@ def test_advice_names_a_method_its_reason_and_what_was_gained_nearby(home: Path,
     done = command("advise", "counts.csv", "--participation", "0.4", "--table", "evidence.csv.gz", cwd=home)
     assert done.returncode == 0, done.stderr
     assert "Take fedla, by a fixed rule: where not all clients take part in a round" in done.stdout
-    assert "fedskew methods fedla says what it asks of clients and reveals" in " ".join(done.stdout.split())
+    assert "fedskew methods NAME says what a method asks of clients and reveals" in " ".join(done.stdout.split())
     assert "digits, number" in done.stdout
     assert "Small networks, digits and clothes" in done.stdout
     everyone = command("advise", "counts.csv", "--table", "evidence.csv.gz", "--json", cwd=home)

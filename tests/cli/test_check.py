@@ -53,6 +53,30 @@ class Remembers:
         return (np.arange(size) + self.memory["turn"]) % len(counts), state
 """
 
+SHORT_CUTS = """
+from fedskew.local_steps import SGD
+from fedskew.weighting import FedAvg
+
+
+@dataclass(frozen=True)
+class Half(SGD):
+    def step(self, parameters, gradient, carried, settings):
+        after, carried = super().step(parameters, gradient, carried, settings)
+        return parameters + 0.5 * (after - parameters), carried
+
+
+@dataclass(frozen=True)
+class Double(SGD):
+    def step_in_place(self, model, objective, carried, settings):
+        super().step_in_place(model, objective, carried, settings._replace(lr=2 * settings.lr))
+
+
+@dataclass(frozen=True)
+class Halved(FedAvg):
+    def own_weight(self, counts, announced):
+        return super().own_weight(counts, announced) / 2
+"""
+
 UNMASKED = """
 @dataclass(frozen=True)
 class Unmasked:
@@ -173,7 +197,7 @@ def test_a_good_component_is_tried_and_nothing_is_found(check):
     done = check(GOOD)
     assert done.returncode == 0, done.stdout
     assert ":Flat (weighting)" in done.stdout
-    assert done.stdout.count("  ok  ") == 5
+    assert done.stdout.count("  ok  ") == 6
     assert "1 component: nothing found" in done.stdout
 
 
@@ -203,6 +227,16 @@ def test_a_mistake_is_found_and_said_in_one_line(check, text, says):
     assert "PROBLEM" in done.stdout
     assert says in done.stdout
     assert "Traceback" not in done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_a_short_cut_that_disagrees_is_named_and_an_inherited_one_does_not_matter(check):
+    done = check(SHORT_CUTS)
+    half, rest = done.stdout.split(":Double")
+    assert "PROBLEM" not in half
+    assert "step_in_place() and step() end up to" in rest
+    assert "own_weight() gives [" in rest
+    assert "batch.mask" not in done.stdout
 
 
 def test_a_server_update_that_makes_the_same_of_sums_passes(check):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -52,8 +53,11 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[Path]:
+    """A folder, where Ctrl-C is ignored, as in a job that a shell has put into the background: the command hears it."""
     (tmp_path / "pressing.py").write_text(PRESSING)
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     yield tmp_path
+    signal.signal(signal.SIGINT, before)
     sys.modules.pop("pressing", None)  # the next test's is in another folder
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -273,3 +275,27 @@ def test_help_shows_an_example_and_the_files_form(command: str) -> None:
     text = " ".join(run(command, "--help").split())
     assert f"fedskew {command} counts.csv --" in text
     assert "client,class,count" in text
+
+
+def test_weights_of_a_class_that_overrides_weigh_alone(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (here / "own_even.py").write_text(
+        "import numpy as np\nfrom dataclasses import dataclass\nfrom fedskew.weighting import FedPALS\n"
+        "@dataclass(frozen=True)\nclass Even(FedPALS):\n"
+        "    def weigh(self, answered):\n        return np.full(len(answered.sizes), 1 / len(answered.sizes))\n"
+    )
+    monkeypatch.syspath_prepend(here)
+    said = json.loads(run("weights", "counts.csv", "--method", "own_even:Even", "--target", "target.csv", "--json"))
+    assert set(said["weights"].values()) == {1 / 3}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words", [("describe", "--no-picture"), ("advise",), ("weights", "--method", "fedla"), ("counts",)]
+)
+def test_what_only_looks_at_label_counts_does_not_import_pytorch(tmp_path, words):
+    (tmp_path / "counts.csv").write_text("client,cat,dog\na,90,10\nb,5,60\n", encoding="utf-8")
+    code = "import sys\nfrom fedskew.cli import main\ntry:\n    main()\nfinally:\n    assert 'torch' not in sys.modules"
+    done = subprocess.run(
+        [sys.executable, "-c", code, words[0], "counts.csv", *words[1:]], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr

@@ -8,6 +8,7 @@ import sys
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tests.cli.conftest import Command
 
@@ -18,11 +19,13 @@ from fedskew.experiment import Config, choices, json_schema, read, resolve, tabl
 
 def test_a_new_config_runs_and_replays_as_the_defaults(tmp_path: Path, command: Command) -> None:
     done = command("new", "my run.toml", "--rounds", "1", "--model", "logistic", cwd=tmp_path)
-    assert done.stdout == "written: my run.toml\ntrain it: fedskew run 'my run.toml'\n"
+    few = "note: 1 round won't do: these data take about 56\n"
+    assert done.stdout == f"written: my run.toml\n{few}train it: fedskew run 'my run.toml'\n"
     text = (tmp_path / "my run.toml").read_text()
     assert text.count("# Share of the clients that is selected in each round.") == 1
     assert fedskew.simulate(tmp_path / "my run.toml").summary["final"]["accuracy"] > 0
-    plain = {"name": "my-run", "data": {"name": "digits"}, "model": {"name": "logistic"}, "training": {"rounds": 1}}
+    plain = {"name": "my-run", "data": {"name": "digits"}, "model": {"name": "logistic"}}
+    plain["training"] = {"rounds": 1, "participation": 0.5, "epochs": 2, "batch_size": 16, "lr": 0.1}
     plain["partition"] = {"rule": "dirichlet_by_class", "clients": 10, "beta": 0.3}
     assert read(tmp_path / "my run.toml") == resolve(plain)
 
@@ -57,7 +60,8 @@ def test_data_that_name_clients_run_by_their_own(tmp_path: Path, command: Comman
 
 @pytest.mark.parametrize("rule", list(partition.INDEX))
 def test_every_rule_has_values_to_begin_with(rule: str, tmp_path: Path, command: Command) -> None:
-    words = ["--data", "synthetic"] if rule == "natural" else []
+    data = {"natural": "synthetic", "dirichlet_within_domains": "digit_domains"}.get(rule, "digits")
+    words = ["--data", data]
     assert (
         command("new", "a.toml", "--rule", rule, "--method", "fedentopt+fedvls", *words, cwd=tmp_path).returncode == 0
     )
@@ -159,3 +163,80 @@ def test_the_schema_accepts_what_a_config_does(tmp_path: Path, command: Command)
         {"partition": {"rule": "dirichlet_by_class", "clients": 3}},
     ):
         assert list(validator.iter_errors(good | wrong)), wrong
+
+
+TABLE = "a,b,kind\n" + "\n".join(f"{at % 7},{at % 5},{'xyz'[at % 3]}" for at in range(120))
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedentopt", "fedpals", "adapt", "fedentopt+fedvls", "krum"])
+@pytest.mark.parametrize("clients", [3, 5, 10])
+def test_a_new_config_can_be_run_with_its_method(method: str, clients: int, tmp_path: Path, command: Command) -> None:
+    words = ["--method", method, "--clients", clients, "--rule", "iid", "--model", "logistic"]
+    done = command("new", "a.toml", *words, cwd=tmp_path)
+    if (method, clients) == ("krum", 3):  # which needs five
+        assert done.returncode == 2
+        assert "krum needs 5 clients" in done.stderr
+        return
+    assert done.returncode == 0, done.stderr
+    config = tomllib.loads((tmp_path / "a.toml").read_text())
+    fedskew.simulate({**config, "training": config["training"] | {"rounds": 0}})
+
+
+def test_a_table_of_one_s_own_is_read_before_its_config_is_written(tmp_path: Path, command: Command) -> None:
+    (tmp_path / "own.csv").write_text(TABLE)
+    words = ["new", "a.toml", "--data", "csv", "--root", "own.csv"]
+    done = command(*words, cwd=tmp_path)
+    assert done.returncode == 2
+    assert (
+        "own.csv, line 1: no column 'label'; set data.label to the column of labels (columns: a, b, kind)"
+        in done.stderr
+    )
+    assert "--set data.KEY=VALUE (fedskew list data csv)" in done.stderr
+    assert not (tmp_path / "a.toml").exists()
+    assert command(*words, "--set", "data.label=kind", cwd=tmp_path).returncode == 0
+    config = read(tmp_path / "a.toml")
+    assert config.data.parameters["label"] == "kind"
+    assert (config.partition.clients, config.training.batch_size) == (2, 8)  # of 96 samples to train on
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ([], None),
+        (["--rounds", "3"], "3 rounds won't do: these data take about 56"),
+        (["--model", "resnet18"], "resnet18 was never measured with such rounds and rate, so it may not learn"),
+        (["--data", "mnist"], "data set 'mnist' is not there, so clients, rounds and batches are guesses"),
+        (["--rule", "sparsity"], "the test set has classes that the few labels"),
+    ],
+)
+def test_it_says_where_a_config_may_not_learn(
+    words: list[str], says: str | None, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("FEDSKEW_DATA", raising=False)
+    done = command("new", "a.toml", *words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    notes = [line for line in done.stdout.splitlines() if line.startswith("note: ")]
+    assert len(notes) == (says is not None), notes
+    assert says is None or says in notes[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("data", ["digits", "table"])
+def test_a_new_config_reaches_four_fifths_of_what_pooled_training_does(
+    data: str, tmp_path: Path, command: Command
+) -> None:
+    rng = np.random.default_rng(0)
+    middles = rng.normal(size=(4, 6))
+    rows = [(*(middles[label] + 0.7 * rng.normal(size=6)), label) for label in rng.integers(0, 4, 400)]
+    lines = ["a,b,c,d,e,f,label", *(",".join(map(str, row)) for row in rows)]
+    (tmp_path / "own.csv").write_text("\n".join(lines))
+    words = ["--data", "csv", "--root", tmp_path / "own.csv"] if data == "table" else []
+    assert command("new", "a.toml", *words, cwd=tmp_path).returncode == 0
+    config = tomllib.loads((tmp_path / "a.toml").read_text())
+    training = config["training"] | {"participation": 1.0, "rounds": 20, "epochs": 1}
+    pooled = config | {"partition": {"rule": "iid", "clients": 1}, "training": training}
+    ours, theirs = (
+        fedskew.simulate(tree | {"evaluation": {"every": 100}}).summary["final"]["accuracy"]
+        for tree in (config, pooled)
+    )
+    assert ours >= 0.8 * theirs

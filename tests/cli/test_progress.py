@@ -42,12 +42,27 @@ def progress_in(console: Console) -> list[str]:
 def test_each_line_says_what_is_done_how_good_it_is_and_how_long_it_will_take():
     lines = printed(0.0, (CONFIG, CONFIG.with_method("fedla")))
     assert len(lines) == 5
-    assert re.fullmatch(r"digits: 1 of 6 rounds  seed 0  accuracy 0\.\d{3}, about \d+ s left", lines[0])
+    assert re.fullmatch(r"digits: 1 of 6 rounds  seed 0  accuracy 0\.\d{3}, \.\.\. left", lines[0])
+    assert re.fullmatch(r"digits: 2 of 6 rounds  seed 0  accuracy 0\.\d{3}, about \d+ s left", lines[1])
     assert lines[-1].startswith("digits-fedla: 5 of 6 rounds  seed 0  accuracy ")
 
 
 def test_a_short_run_prints_none():
     assert printed(30.0) == []
+
+
+def test_what_the_first_round_waited_for_is_not_taken_for_the_pace_of_the_others(monkeypatch):
+    clock = iter([0.0, 31.0, 31.5, *[62.0] * 3])
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    console = Console(file=io.StringIO(), width=60)
+    bar = RunProgressBar(console, [CONFIG.with_value("training.rounds", 100)], every=30.0)
+    listen = bar.start(CONFIG.with_value("training.rounds", 100))
+    for round in (1, 2, 3):
+        listen({"round": round, "seed": 0, "evaluation": None, "seconds": 0.5})
+    assert progress_in(console) == [
+        "digits: 1 of 100 rounds, ... left",
+        "digits: 3 of 100 rounds, about 25 min left",
+    ]
 
 
 def test_records_of_a_resumed_run_which_come_at_once_do_not_shorten_the_time_left():
@@ -57,7 +72,7 @@ def test_records_of_a_resumed_run_which_come_at_once_do_not_shorten_the_time_lef
     for round in (1, 2):
         listen({"round": round, "seed": 0, "evaluation": None, "seconds": 600.0})
     assert progress_in(console) == [
-        "digits: 1 of 3 rounds, about 20 min left",
+        "digits: 1 of 3 rounds, ... left",
         "digits: 2 of 3 rounds, about 10 min left",
     ]
 
@@ -75,6 +90,6 @@ def test_runs_of_an_arena_that_end_together_share_the_time_that_they_took(monkey
     bar.ended(call)
     bar.stop()
     assert console.file.getvalue().splitlines() == [
-        "64 of 256 runs, about 32 min left",
+        "64 of 256 runs, ... left",
         "128 of 256 runs, about 21 min left",
     ]

@@ -66,3 +66,46 @@ def test_a_long_run_says_before_it_starts_how_long_it_takes(tmp_path: Path, comm
     )
     said = command("run", "long.toml", cwd=tmp_path).stdout
     assert said.index("Time: about ") < said.index("accuracy")
+
+
+TABLE = """
+name = "table"
+data = {name = "csv", root = "table.csv"}
+partition = {rule = "iid", clients = 2}
+training = {rounds = 10, epochs = 100, batch_size = 16, lr = 1e-30}
+evaluation = {every = 10}
+"""
+
+
+def write_table(folder: Path) -> None:
+    rows = [f"{at % 7},{at % 5},1,{at % 3},{'yes' if at % 2 else 'no'}" for at in range(40)]
+    (folder / "table.csv").write_text("\n".join(["a,b,c,d,label", *rows]))
+
+
+@pytest.mark.parametrize(("name", "more"), [("run", ""), ("sweep", '[sweep]\nmethods = ["fedavg"]')])
+def test_the_time_of_a_table_of_numbers_is_estimated(tmp_path: Path, command: Command, name: str, more: str) -> None:
+    write_table(tmp_path)
+    (tmp_path / "table.toml").write_text(f'model = {{name = "logistic"}}\n{TABLE}{more}')
+    done = command(name, "table.toml", "--estimate", "--set", "training.rounds=10000000", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("Time: about ")
+
+
+@pytest.mark.slow
+def test_an_estimate_that_fails_stops_no_run(tmp_path: Path, command: Command) -> None:
+    write_table(tmp_path)
+    (tmp_path / "picky.py").write_text(
+        "from torch import nn\n\n\nclass Net(nn.Module):\n"
+        "    def __init__(self, num_classes, in_shape):\n        super().__init__()\n"
+        "        self.linear = nn.Linear(4, num_classes)\n\n"
+        "    def forward(self, x):\n        if x[0, 2] != 0:\n            raise ValueError('not my data')\n"
+        "        return self.linear(x)\n"
+    )
+    (tmp_path / "table.toml").write_text(f'model = {{name = "picky:Net"}}\n{TABLE}')
+    said = "Time: unknown; measuring a few steps failed: "
+    estimate = command("run", "table.toml", "--estimate", cwd=tmp_path)
+    assert (estimate.returncode, estimate.stdout.count("\n")) == (0, 1)
+    assert estimate.stdout.startswith(said)
+    done = command("run", "table.toml", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert said in done.stdout

@@ -158,3 +158,11 @@ def test_a_senseless_option_is_refused(home, command, words, says):
     done = command("target", "new.csv", "--tables", "held.csv", *words, cwd=home)
     assert done.returncode == 2
     assert says in done.stderr
+
+
+def test_seven_samples_are_refused(home, command):
+    lines = (home / "new.csv").read_text().splitlines()
+    (home / "new.csv").write_text("\n".join(lines[:8]) + "\n")
+    done = command("target", "new.csv", "--tables", "held.csv", "--no-picture", cwd=home)
+    assert done.returncode == 2
+    assert "new.csv: 7 samples of the target can't show its label mix" in done.stderr

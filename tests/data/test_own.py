@@ -342,7 +342,7 @@ def test_a_column_called_client_is_taken_for_one(tmp_path):
 BAD_TABLES = [
     ("", "line 1: no header"),
     ("a,a,label\n1,2,x\n", "line 1: column 'a' appears twice"),
-    ("a,b\n1,2\n", "line 1: no column 'label' for label"),
+    ("a,b\n1,2\n", "line 1: no column 'label'; set data.label"),
     ("label\nx\n", "line 1: no column is left for features"),
     ("a,label\n", "a header and no samples"),
     ("a,b,label\n1,2,x\n1,x\n", "line 3: 2 values under 3 columns"),
@@ -368,7 +368,7 @@ def test_files_of_a_table_that_are_not_there_or_differ_are_named(tmp_path):
     table(tmp_path / "t.csv", "b,label\n1,x\n")
     with pytest.raises(DataError, match=r"t.csv, line 1: its columns are not those of .*d.csv"):
         data.load("csv", path, test="t.csv")
-    with pytest.raises(DataError, match="no column 'sit' for client"):
+    with pytest.raises(DataError, match="no column 'sit'; set data.client"):
         data.load("csv", path, client="sit", rng=rng())
     with pytest.raises(DataError, match="can't be read as a CSV file"):
         data.load("csv", tmp_path, rng=rng())

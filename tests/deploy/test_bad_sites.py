@@ -16,7 +16,7 @@ from flwr.app import Array, Message
 from safetensors.numpy import load_file
 from torch import nn
 
-from fedskew.errors import DivergedError
+from fedskew.errors import StandstillError
 
 Tamper = Callable[[Message, Message], None]
 NOTED = ("refused", "failed", "offline", "silent", "skipped", "left_out", "out_of_line")
@@ -98,7 +98,7 @@ def run(federation: Federated, lie: Any, from_round: int = 1, away: tuple[str, .
         return answer
 
     grid.tamper[federation.node("birch")] = tamper
-    with suppress(DivergedError):  # where birch is alone, and nothing that it sends is counted
+    with suppress(StandstillError):  # where birch is alone, and nothing that it sends is counted
         federation.run(grid).run(resume=True)
     return [json.loads(line) for line in (federation.run_folder / "rounds.jsonl").read_text().splitlines()][1:]
 
@@ -148,6 +148,153 @@ def test_what_a_site_sent_before_is_what_it_may_send_again(tmp_path: Path) -> No
     assert sorted(first[0]["answered"]) == [1, 2]
     later = played(tmp_path / "later", "fedavg", scaled(30), from_round=3, away=("ash",), rounds=3, lr=0.005)
     assert [sorted(record["answered"]) for record in later] == [[1, 2], [1, 2], [2]]
+
+
+def of_many_samples(folder: Path, method: str, factor: float, **training: Any) -> list[dict[str, Any]]:
+    """The records of a federation in which birch says 10**7 samples of each class, with the steps that follow."""
+    federation = federate(folder, tree(method, weight_limit=0.5, **training), evaluation="none", start_timeout=0.01)
+    grid, node = federation.grid(), federation.node("birch")
+    name, honest, settings = grid.apps[node]
+
+    def liar(question: Message, context: Any) -> Message:
+        if question.metadata.message_type == "train":
+            del question.content["config"]["fedskew-reported"]  # the label counts that it told
+        answer = honest(question, context)
+        if question.metadata.message_type == "train":
+            scaled(factor)(question, answer)
+            answer.content["metrics"]["fedskew-steps"] = 10**8 // 32
+        else:
+            answer.content["metrics"]["label-counts"] = [10**7] * 10
+        return answer
+
+    grid.apps[node] = (name, liar, settings)  # type: ignore[assignment]
+    federation.run(grid).run(resume=True)
+    return [json.loads(line) for line in (federation.run_folder / "rounds.jsonl").read_text().splitlines()][1:]
+
+
+@pytest.mark.slow
+def test_told_samples_buy_no_length(tmp_path: Path) -> None:
+    """Steps beyond four times the median's don't make -100 times an update any shorter."""
+    for record in of_many_samples(tmp_path, "fedavg", -100):
+        assert list(record["deployment"]["out_of_line"]) == ["birch"]
+        assert sorted(record["answered"]) == [0, 2]
+
+
+@pytest.mark.slow
+def test_fednova_divides_by_no_more_steps_than_four_times_the_median(tmp_path: Path) -> None:
+    """Else who says 10**8 samples scales the honest updates up by as many steps."""
+    (record,) = of_many_samples(tmp_path, "fednova", 1, rounds=1)
+    assert dict(zip(record["answered"], record["steps"], strict=True)) == {0: 5, 1: 28, 2: 7}
+
+
+EIGHT = ("ash", "birch", "cedar", "elm", "fir", "oak", "rowan", "yew")
+
+
+def eight(folder: Path, action: str = "leave_out", **agreed: Any) -> Federated:
+    """Eight sites whose labels overlap; birch and elm hold some of what others hold."""
+    kinds = {"evaluation": "none", "start_timeout": 0.01, "norm_action": action, **agreed}
+    return federate(folder, tree("fedavg", rounds=4, epochs=2), EIGHT, **kinds)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("action", "counted"), [("leave_out", False), ("report", True)])
+def test_a_site_that_flips_its_sign_is_found_within_rounds(tmp_path: Path, action: str, counted: bool) -> None:
+    """Sites with its labels pull the other way."""
+    records = run(eight(tmp_path, action), scaled(-1))
+    found = [list(record["deployment"]["contrary"]) for record in records]
+    assert found[0] == []
+    assert found[-1] == ["birch"]
+    assert [1 in record["answered"] for record in records] == [counted or not names for names in found]
+    assert not any(record["deployment"]["out_of_line"] for record in records)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lie", [False, True])
+def test_directions_are_not_compared_where_nothing_is_known(tmp_path: Path, lie: bool) -> None:
+    """Nobody is contrary among honest sites; nor among sites that withhold their label counts."""
+    federation = eight(tmp_path, label_counts="withheld") if lie else eight(tmp_path)
+    records = run(federation, scaled(-1 if lie else 1))
+    assert [record["deployment"]["contrary"] for record in records] == [{}] * 4
+
+
+def holding(federation: Federated, held: dict[str, tuple[int, ...]]) -> Federated:
+    """The federation, where these sites train on all samples of these classes."""
+    whole = np.load(federation.folder / "whole.npz")
+    for name, classes in held.items():
+        rows = np.flatnonzero(np.isin(whole["y"], classes))
+        path = federation.folder / name / "own.npz"
+        np.savez(path, **dict(np.load(path)) | {"x": whole["x"][rows], "y": whole["y"][rows]})
+    return federation
+
+
+def settled(folder: Path, held: dict[str, tuple[int, ...]], **agreed: Any) -> list[dict[str, Any]]:
+    """The records of honest sites with a linear model and weight decay: each soon undoes what the others do."""
+    config = tree("fedavg", rounds=6, epochs=10, lr=0.2, weight_decay=0.1) | {"model": {"name": "logistic"}}
+    kinds = {"evaluation": "none", "start_timeout": 0.01, **agreed}
+    return run(holding(federate(folder, config, tuple(held), **kinds), held), scaled(1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("counts", ["exact", "withheld"])
+def test_an_honest_site_of_other_labels_is_not_contrary(tmp_path: Path, counts: str) -> None:
+    """Few of its labels are held by others; where label counts are withheld, that is not known."""
+    held = dict.fromkeys(EIGHT[:5], tuple(range(5))) | {"birch": tuple(range(4, 10))}
+    records = settled(tmp_path, held, label_counts=counts)
+    assert not any(record["deployment"]["contrary"] for record in records)
+
+
+@pytest.mark.slow
+def test_three_sites_that_share_labels_in_pairs_are_not_compared(tmp_path: Path) -> None:
+    records = settled(tmp_path, {"ash": (1, 2), "birch": (0, 2), "cedar": (0, 1)})
+    assert not any(record["deployment"]["contrary"] for record in records)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("late", [False, True])
+def test_one_round_makes_a_site_contrary_only_where_it_is_everyones_first(tmp_path: Path, late: bool) -> None:
+    """Later, an honest newcomer may go another way than those that have settled."""
+    federation = holding(eight(tmp_path), dict.fromkeys(EIGHT, (0, 1, 2, 3)))
+    grid, birch = federation.grid(), federation.node("birch")
+    grid.offline.update({birch} if late else ())
+
+    def lie(question: Message, answer: Message) -> Message:
+        if question.metadata.message_type == "train":
+            scaled(-1)(question, answer)
+        return answer
+
+    def join(record: Any) -> None:
+        if record["round"] == 1:
+            grid.offline.discard(birch)
+
+    grid.tamper[birch] = lie
+    records = federation.run(grid).run(resume=True, progress=join).rounds
+    found = [list(record.deployment["contrary"]) for record in records[1:] if record.deployment]
+    assert found[:3] == ([[], [], ["birch"]] if late else [["birch"]] * 3)
+
+
+@pytest.mark.slow
+def test_who_was_contrary_is_kept_over_a_restart(tmp_path: Path) -> None:
+    whole, cut = eight(tmp_path / "whole"), eight(tmp_path / "cut")
+    one = run(whole, scaled(-1))
+
+    class StopError(BaseException):
+        pass
+
+    def stop(record: Any) -> None:
+        if record["round"] == 3:
+            raise StopError
+
+    grid = cut.grid()
+    grid.tamper[cut.node("birch")] = lambda question, answer: (
+        scaled(-1)(question, answer) or answer if question.metadata.message_type == "train" else answer
+    )
+    with pytest.raises(StopError):
+        cut.run(grid).run(resume=True, progress=stop)
+    other = run(cut, scaled(-1))
+    assert one[-1]["deployment"]["contrary"] == other[-1]["deployment"]["contrary"] != {}
+    states = [load_file(part.run_folder / "checkpoint" / "state.safetensors") for part in (whole, cut)]
+    for name, values in states[0].items():
+        np.testing.assert_array_equal(values, states[1][name])
 
 
 @pytest.mark.slow

@@ -39,6 +39,9 @@ def test_the_finished_model_is_that_of_the_simulation(finish, tmp_path):
         torch.testing.assert_close(ours[name], part, rtol=1e-3, atol=1e-3)
     said = done.summary["finished"]["evaluation"]
     assert said["accuracy"] == pytest.approx(simulated.summary["finished"]["evaluation"]["accuracy"], abs=0.01)
+    assert done.summary["finished"]["clients"] == len(NAMES)
+    for key in ("clients", "bytes_up", "bytes_down"):
+        assert done.summary["finished"][key] == simulated.summary["finished"][key]
     asked = [message for message in grid.asked if message.metadata.message_type == "query.finish"]
     assert len(asked) == len(NAMES)
     again = sites.run(sites.grid()).run(resume=True)

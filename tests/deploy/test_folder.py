@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import stat
 import subprocess
@@ -47,8 +48,9 @@ def deploy(*words: object) -> None:
     app(["deploy", *map(str, words)], standalone_mode=False)
 
 
-def init(config: Path, folder: Path, *more: object) -> Path:
-    deploy("init", folder, "--config", config, "--sites", "north,south", *more)
+def init(config: Path, folder: Path, *more: object, masked: bool = False) -> Path:
+    how = ("--sites", "north,south,west", "--updates", "masked") if masked else ("--sites", "north,south")
+    deploy("init", folder, "--config", config, *how, *more)
     return folder
 
 
@@ -220,14 +222,17 @@ def test_what_is_no_address_is_refused(text):
 
 
 @pytest.mark.slow
-def test_of_three_sites_none_counts_for_more_than_half_unless_the_config_says_so(config, tmp_path):
-    def limit_of(folder: str, sites: str, *more: str) -> float | None:
+def test_of_three_sites_no_update_is_longer_than_the_median_unless_the_method_takes_no_clipping(config, tmp_path):
+    def rule(folder: str, sites: str, *more: str) -> str:
         deploy("init", tmp_path / folder, "--config", config, "--sites", sites, *more)
-        return read(tmp_path / folder / "app" / "run.toml").training.weight_limit
+        return read(tmp_path / folder / "app" / "run.toml").method["aggregation"]["name"]
 
-    assert limit_of("two", "a,b") is None
-    assert limit_of("three", "a,b,c") == 0.5
-    assert limit_of("own", "a,b,c", "--set", "training.weight_limit=1.0") == 1.0
+    assert rule("two", "a,b") == "mean"
+    assert rule("three", "a,b,c") == "norm_clipping"
+    assert rule("own", "a,b,c", "--set", "method.preset=fedavg+median") == "median"
+    for method in ("scaffold", "fednova", "fedexp", "afl"):
+        assert rule(method, "a,b,c", "--set", f"method.preset={method}") == "mean"
+    assert rule("masked", "a,b,c", "--updates", "masked") == "mean"
 
 
 @pytest.mark.slow
@@ -284,11 +289,21 @@ def test_a_sites_service_writes_only_its_state_and_reaches_only_the_server(confi
         "IPAddressAllow=localhost",
         "IPAddressAllow=203.0.113.7",
     ]
-    assert (sites / "north" / ".dockerignore").read_text() == "*\n"  # neither key nor data are in an image
+    assert (sites / "north" / ".dockerignore").read_text() == "*\n!*.whl\n"  # neither key nor data are in an image
     by_name = init(config, tmp_path / "named", "--address", "fl.example.org:9092") / "sites"
     lines = (by_name / "south" / "fedskew-site.service").read_text().splitlines()
     assert sum(line.startswith("IPAddressAllow") for line in lines) == 1  # closed until its address is written
     assert any("the IP address of fl.example.org" in line for line in lines)
+
+
+def test_the_containers_user_is_whom_the_folder_belongs_to(config, tmp_path):
+    site = init(config, tmp_path / "fed", masked=True) / "sites" / "north"
+    run = (site / "Dockerfile").read_text().partition("docker run")[2].partition("fedskew-site\n")[0]
+    assert '--user "$(id -u):$(id -g)"' in run
+    assert "chown" not in (site / "Dockerfile").read_text()
+    for path in (site, site / "key", site / "mask.key", site / "data.toml", site / "app" / "run.toml"):
+        assert path.stat().st_uid == os.getuid()  # whom --user names; nobody else may read what is private
+    assert permissions(site / "mask.key") == "0o600"
 
 
 def test_a_dockerfile_runs_a_user_without_rights_and_copies_nothing(config, tmp_path):

@@ -1,4 +1,4 @@
-"""Masked updates at sites: the server sees sums, a site that is lost costs an attempt, and sites open nothing else."""
+"""Masked updates at sites: a server sees one sum of a round, over the sites that answer; sites open nothing else."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from fedskew.deploy import (
 )
 from fedskew.engine import RoundRecord, Update, add_up, encode_update
 from fedskew.errors import ConfigError
-from fedskew.experiment import make_training_loop, read, resolve
+from fedskew.experiment import TrainingLoop, make_training_loop, read, resolve
 from fedskew.files import load_tensors
 from fedskew.methods import build
 from fedskew.report import SeedRun
@@ -42,8 +42,9 @@ LIMITED: dict[str, Any] = {"weight_limit": 0.5, "rounds": 1}
 
 def masked(folder: Path, method: Any = "fedla", names: tuple[str, ...] = FOUR, **agreed: Any) -> Federated:
     training = {**LIMITED, **agreed.pop("training", {})}
+    more = {"target": {"mix": "uniform"}, "evaluation": {"every": agreed.pop("every", 1)}}
     agreed = {"round_timeout": 0.3, "updates": "masked", "evaluation": "none", **agreed}
-    return federate(folder, {**tree(method, **training), "target": {"mix": "uniform"}}, names, **agreed)
+    return federate(folder, {**tree(method, **training), **more}, names, **agreed)
 
 
 def model_of(federation: Federated) -> dict[str, Any]:
@@ -99,6 +100,14 @@ def test_a_server_update_of_ones_own_knows_the_number_of_sites_at_a_site_too(tmp
     assert (len(record.answered), record.unmoved) == (4, None)
     for name, values in model_of(theirs).items():
         np.testing.assert_allclose(model_of(ours)[name], values, rtol=0, atol=2e-6)
+
+
+def a_round_of(loop: TrainingLoop) -> tuple[Any, RoundRecord]:
+    """The state after the first round, whose model is evaluated, and the record."""
+    loop.begin(resume=True)
+    state, record = loop.runner.run_round(loop.server)
+    loop.advance(state, record)
+    return state, record
 
 
 def first_of(run: SeedRun) -> RoundRecord:
@@ -207,30 +216,7 @@ def test_no_answer_of_a_site_is_the_same_twice_and_none_holds_its_model(tmp_path
 
 
 @pytest.mark.slow
-def test_a_site_that_goes_silent_before_the_sum_opens_costs_an_attempt(tmp_path: Path) -> None:
-    federation = masked(tmp_path / "masked")
-    grid = federation.grid()
-    grid.tamper[federation.node("birch")] = silent_at("query.unmask")
-    without = masked(tmp_path / "without", updates="plain")
-    others = without.grid()
-    others.tamper[without.node("birch")] = lambda question, answer: None
-
-    run = federation.run(grid).run(resume=True)
-
-    first = first_of(run)
-    assert sorted(first.answered) == [0, 2, 3]
-    assert first.deployment is not None
-    assert first.deployment["attempts"] == 2
-    assert first.deployment["silent"] == ["birch"]
-    assert kinds(grid, "ash", federation).count("query.again") == 1
-    assert kinds(grid, "ash", federation).count("train") == 1  # nobody trained twice in a round
-    theirs = without.run(others).run(resume=True)
-    np.testing.assert_allclose(first.weights, first_of(theirs).weights, rtol=1e-12)
-    assert first.loss == pytest.approx(first_of(theirs).loss, abs=1e-9)
-
-
-@pytest.mark.slow
-def test_a_site_that_does_not_answer_costs_no_attempt(tmp_path: Path) -> None:
+def test_without_a_site_that_does_not_answer_the_others_mask_anew(tmp_path: Path) -> None:
     federation = masked(tmp_path)
     grid = federation.grid()
     grid.tamper[federation.node("cedar")] = silent_at("train")
@@ -240,7 +226,9 @@ def test_a_site_that_does_not_answer_costs_no_attempt(tmp_path: Path) -> None:
     assert sorted(first.answered) == [0, 1, 3]
     assert sum(first.weights) == pytest.approx(1)
     assert first.deployment is not None
-    assert (first.deployment["attempts"], first.deployment["silent"]) == (1, ["cedar"])
+    assert first.deployment["silent"] == ["cedar"]
+    assert kinds(grid, "ash", federation).count("query.again") == 1
+    assert kinds(grid, "ash", federation).count("train") == 1  # nobody trained twice in a round
 
 
 @pytest.mark.slow
@@ -274,8 +262,6 @@ def test_where_the_lost_ones_leave_too_much_to_one_site_it_is_weighed_anew(tmp_p
     # 210 of 570 is .368, within the limit; of the three that answer it is .467, and the limit gives .4, .375, .225
     weights = dict(zip(first.answered, first.weights, strict=True))
     assert [weights[client] for client in (0, 1, 2)] == pytest.approx([0.375, 0.225, 0.4])
-    assert first.deployment is not None
-    assert first.deployment["attempts"] == 1  # nothing was opened before
     assert kinds(grid, "ash", limited).count("query.again") == 1
 
 
@@ -403,35 +389,6 @@ def test_a_server_whose_database_is_busy_is_asked_again(tmp_path: Path) -> None:
         refused.run(gone)
 
 
-@pytest.mark.slow
-def test_a_killed_server_plays_its_round_again(tmp_path: Path) -> None:
-    federation = masked(tmp_path)
-    loop = federation.run(federation.grid())
-    state = loop.runner.start(loop.untrained)
-    first, _ = loop.runner.run_round(state)
-
-    again = federation.run(federation.grid()).runner  # a new process, that knows nothing of the round
-    second, record = again.run_round(state)
-
-    assert sorted(record.answered) == [0, 1, 2, 3]
-    assert np.array_equal(first.model.parameters, second.model.parameters)
-
-
-@pytest.mark.slow
-def test_a_killed_server_that_had_opened_a_sum_opens_none_over_other_sites(tmp_path: Path) -> None:
-    federation = masked(tmp_path)
-    loop = federation.run(federation.grid())
-    state = loop.runner.start(loop.untrained)
-    loop.runner.run_round(state)
-    grid = federation.grid()
-    grid.tamper[federation.node("dogwood")] = silent_at("train")
-
-    following, record = federation.run(grid).runner.run_round(state)
-
-    assert "a sum over ash, birch, cedar, dogwood may have been opened" in str(record.unmoved)
-    assert (record.answered, following.model) == ([], state.model)
-
-
 def asked_directly(federation: Federated, message: Message, name: str) -> Message:
     node = federation.node(name)
     _, app, settings = federation.grid().apps[node]
@@ -454,9 +411,9 @@ def with_entries(message: Message, **entries: Any) -> Message:
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[Federated, LocalGrid]:
-    federation = masked(tmp_path_factory.mktemp("played"), evaluation="confusion")
+    federation = masked(tmp_path_factory.mktemp("played"), evaluation="confusion", training={"rounds": 2})
     grid = federation.grid()
-    federation.run(grid).run(resume=True)
+    a_round_of(federation.run(grid))
     return federation, grid
 
 
@@ -464,15 +421,20 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[Federated, LocalGr
     ("kind", "entries", "reason"),
     [
         ("query.unmask", {}, "SumsError"),  # it has opened it
-        ("query.unmask", {"fedskew-attempt": 2}, "failed: RunError|SumsError"),
         ("train", {"fedskew-members": ["ash", "birch"], "fedskew-weights": [0.5, 0.5]}, "not agreed: members"),
+        ("evaluate", {"fedskew-members": ["ash", "birch"]}, "not agreed: members"),
         ("train", {"fedskew-members": ["birch", "cedar", "dogwood"]}, "not agreed: members"),
         ("train", {"fedskew-members": ["ash", "birch", "eve"]}, "not agreed: members"),
+        ("train", {"fedskew-members": ["ash", "ash", "birch", "cedar"]}, "not agreed: members"),
         ("train", {"fedskew-weights": [0.7, 0.1, 0.1, 0.1]}, "not agreed: weights"),
+        ("train", {"fedskew-weights": [0.55, 0.15, 0.15, 0.15]}, "not agreed: weights"),  # above the limit alone
         ("train", {"fedskew-weights": [0.5, 0.0, 0.0, 0.0]}, "not agreed: weights"),
-        ("train", {"fedskew-weights": [0.5, 0.5, 0.0, 0.0]}, "not agreed: weights"),
+        ("train", {"fedskew-weights": [-0.05, 0.35, 0.35, 0.35]}, "not agreed: weights"),
+        ("train", {"fedskew-weights": [0.34, 0.33, 0.33]}, "not agreed: weights"),
         ("train", {"fedskew-weights": [0.49, 0.49, 0.01, 0.01]}, "not agreed: weights"),
-        ("query.again", {"fedskew-purpose": "train", "fedskew-weights": [0.25] * 4}, "SumsError"),
+        ("query.again", {"fedskew-purpose": "train"}, "RunError"),  # it has trained in no such round yet
+        ("query.again", {"fedskew-purpose": "counts"}, "RunError"),
+        ("evaluate", {"fedskew-members": ["birch", "cedar", "dogwood"]}, "not agreed: members"),
     ],
 )
 def test_a_site_refuses_what_would_show_more_than_a_sum(
@@ -484,7 +446,8 @@ def test_a_site_refuses_what_would_show_more_than_a_sum(
         message = Message(RecordDict({"config": message.content["config"]}), message.metadata.dst_node_id, kind)
         message.metadata.__dict__["_message_id"] = "again"
 
-    answer = asked_directly(federation, with_entries(message, **entries), "ash")
+    later = {} if kind == "query.unmask" else {"server-round": 2}
+    answer = asked_directly(federation, with_entries(message, **{**later, **entries}), "ash")
 
     assert answer.has_error()
     assert re.search(reason, answer.error.reason)
@@ -518,12 +481,12 @@ def outcome(federation: Federated, message: Message, kind: str, name: str = "ash
 
 @pytest.mark.slow
 def test_a_sum_with_other_weights_or_without_some_that_were_asked_stays_closed(tmp_path: Path) -> None:
-    federation = masked(tmp_path)
+    federation = masked(tmp_path, training={"rounds": 2})
     grid = federation.grid()
-    federation.run(grid).run(resume=True)
+    a_round_of(federation.run(grid))
     sent = last(grid, "train", federation, "ash")
-    asked = {"fedskew-purpose": "train", "fedskew-session": "later.1"}
-    assert outcome(federation, sent, "query.again", **asked) == ""  # masked with these weights and members
+    asked = {"fedskew-purpose": "train", "server-round": 2}
+    assert outcome(federation, sent, "train", **asked) == ""  # masked with these weights and members
     again = outcome(federation, sent, "query.again", **asked, **{"fedskew-weights": [0.25] * 4})
     assert "SumsError" in again  # a sum is masked once
     kept = (federation.kept("ash") / "sums" / "sums.json").read_text()
@@ -532,73 +495,22 @@ def test_a_sum_with_other_weights_or_without_some_that_were_asked_stays_closed(t
     # Whatever the message names, what opens is the sum over all four that the site was told of.
     named = {"fedskew-members": ["ash", "birch", "cedar"], "fedskew-arrived": ["ash", "birch", "cedar"]}
     assert "SumsError" in outcome(federation, sent, "query.unmask", **asked, **named)
-    assert outcome(federation, sent, "query.unmask", **asked) == ""
-
-
-@pytest.mark.slow
-def test_two_sums_of_one_training_are_not_opened_under_another_session(tmp_path: Path) -> None:
-    federation = masked(tmp_path, training={"rounds": 9}, attempts=1)
-    grid = federation.grid()
-    loop = federation.run(grid)
-    loop.runner.run_round(loop.runner.start(loop.untrained))
-    sent = last(grid, "train", federation)
-    fewer = {"fedskew-members": list(FOUR[:3]), "fedskew-weights": [0.4, 0.3, 0.3]}
-
-    for entries in ({"fedskew-session": "other.1"}, {"fedskew-session": "other.2", "fedskew-counted": 1}):
-        assert "not agreed: attempts" in outcome(federation, sent, "train", **entries, **fewer)
 
 
 @pytest.mark.slow
 def test_sites_that_are_told_to_train_otherwise_have_other_masks(tmp_path: Path) -> None:
-    federation = masked(tmp_path, training={"rounds": 9}, attempts=5)
+    federation = masked(tmp_path, training={"rounds": 9})
     grid = federation.grid()
-    loop = federation.run(grid)
-    loop.runner.run_round(loop.runner.start(loop.untrained))
+    a_round_of(federation.run(grid))
 
     def hashes(run: str, session: str, name: str, other: str) -> bytes:
         sent = last(grid, "train", federation, name)
-        made = with_entries(sent, **{"fedskew-run": run, "fedskew-session": session})
+        made = with_entries(sent, **{"fedskew-run": run, "fedskew-session": session, "server-round": 2})
         answer = asked_directly(federation, made, name)
         return bytes(answer.content["commitments"][other])
 
     assert hashes("aa", "one", "ash", "birch") == hashes("aa", "one", "birch", "ash")
     assert hashes("aa", "two", "ash", "birch") != hashes("bb", "two", "birch", "ash")
-
-
-@pytest.mark.slow
-def test_a_site_trains_one_model_in_a_round(tmp_path: Path) -> None:
-    federation = masked(tmp_path, training={"rounds": 2})
-    grid = federation.grid()
-    federation.run(grid).run(resume=True)
-    first, second = [m for m in grid.asked if m.metadata.message_type == "train"][:: len(FOUR)]
-    arrays = {name: Array(array.numpy() * (1 + 1e-6)) for name, array in second.content["arrays"].items()}
-    other = Message(RecordDict({**second.content, "arrays": ArrayRecord(arrays)}), second.metadata.dst_node_id, "train")
-    of = {federation.node(name): name for name in FOUR}
-
-    for round in (1, 2):
-        entries = {"fedskew-session": f"other.{round}", "server-round": round}
-        reason = outcome(federation, other, "train", of[second.metadata.dst_node_id], **entries)
-        assert "not agreed: rounds" in reason
-    again = outcome(federation, first, "train", of[first.metadata.dst_node_id], **{"fedskew-session": "other.3"})
-    assert again == ""  # a server that was killed plays a round again, of the same model
-
-
-@pytest.mark.slow
-def test_one_answer_is_masked_three_times_at_most(tmp_path: Path) -> None:
-    federation = masked(tmp_path)
-    grid = federation.grid()
-    federation.run(grid).run(resume=True)
-    sent = last(grid, "train", federation)
-    config = dict(sent.content["config"]) | {"fedskew-purpose": "train"}
-    reasons = []
-    for attempt in (2, 3, 4):
-        content = RecordDict({"config": ConfigRecord(config | {"fedskew-attempt": attempt})})
-        message = Message(content, sent.metadata.dst_node_id, "query.again")
-        message.metadata.__dict__["_message_id"] = str(attempt)
-        answer = asked_directly(federation, message, "ash")
-        reasons.append(answer.error.reason if answer.has_error() else "")
-
-    assert reasons == ["", "", "not agreed: attempts; its own log says more"]
 
 
 class Inconsistent(LocalGrid):
@@ -646,6 +558,7 @@ def agreement_of(names: tuple[str, ...] = FOUR, **given: Any) -> Agreement:
         ({"keys": {"ash": "x", "birch": "y", "cedar": "z"}}, "keys: .* dogwood has none"),
         ({"updates": "plain"}, "keys are allowed only with updates = 'masked'"),
         ({"sum_sites": 2}, "sum_sites: "),
+        ({"attempts": 1}, "attempts: no such key"),
     ],
 )
 def test_agreements_that_no_sum_can_keep_are_refused(given: dict[str, Any], reason: str) -> None:
@@ -712,7 +625,7 @@ def test_init_writes_a_key_for_each_site_and_a_site_is_told_with_whose_it_masks(
     assert status == 0, said
     app, site = tmp_path / "clinics" / "app", tmp_path / "clinics" / "sites" / "b"
     config, agreed = read(app / "run.toml"), read_agreement(app / "deploy.toml")
-    assert (config.engine.updates, config.training.weight_limit) == ("masked", 0.5)
+    assert (config.engine.updates, config.training.weight_limit) == ("masked", 0.4)
     for name in "abc":
         found, key = read_mask_key(site.with_name(name) / "data.toml", agreed.keys)
         assert (found, key_line(key.public)) == (name, agreed.keys[name])
@@ -725,9 +638,9 @@ def test_init_writes_a_key_for_each_site_and_a_site_is_told_with_whose_it_masks(
     assert status == 0, said
     words_said = " ".join(said.split())
     assert "whose public half deploy.toml has for b" in words_said
-    assert "masked among a, b, c: a sum is over 3 of these or more." in words_said
-    for loud in (words_said, " ".join(fedskew("deploy", "check", tmp_path / "clinics")[1].split())):
-        assert "attempts = 3: sites open so many sums of a round at most. Two sums differ by the update" in loud
+    assert "masked among a, b, c: a sum is over 3 of these or more, and this site opens one of a round." in words_said
+    checked = " ".join(fedskew("deploy", "check", tmp_path / "clinics")[1].split())
+    assert "a round is lost with a site that masks and does not open" in checked
     assert f"Their keys are {key_fingerprint(agreed.keys)}: compare this with the other sites" in words_said
     swapped = {**agreed.keys, "c": key_line(Key.generate().public)}
     assert key_fingerprint(swapped) != key_fingerprint(agreed.keys)
@@ -740,38 +653,6 @@ def test_init_writes_a_key_for_each_site_and_a_site_is_told_with_whose_it_masks(
     status, said = fedskew("deploy", "site", "--check", site / "data.toml", "--agree")
     assert status == 2
     assert f"it is {key_line(other.public)}" in said
-
-
-def silent_in(round: int, kind: str) -> Callable[[Message, Message], Message | None]:
-    def tamper(question: Message, answer: Message) -> Message | None:
-        config = question.content["config"]
-        here = question.metadata.message_type == kind and config.get("fedskew-purpose", "train") == "train"
-        return None if here and config["server-round"] == round else answer
-
-    return tamper
-
-
-@pytest.mark.slow
-@pytest.mark.whole_product  # tests above hold each loss of a site for one round
-def test_six_rounds_in_which_two_sites_are_lost_end_as_accurate_as_plain_ones(tmp_path: Path) -> None:
-    told = {"training": {"rounds": 6, "epochs": 3}, "evaluation": "confusion"}
-    ours = masked(tmp_path / "masked", "fedavg", **told)
-    theirs = masked(tmp_path / "plain", "fedavg", updates="plain", norm_action="report", **told)
-    grid, others = ours.grid(), theirs.grid()
-    grid.tamper = {ours.node("birch"): silent_in(2, "query.unmask"), ours.node("cedar"): silent_in(5, "train")}
-    others.tamper = {theirs.node("birch"): silent_in(2, "train"), theirs.node("cedar"): silent_in(5, "train")}
-
-    here, there = ours.run(grid).run(resume=True), theirs.run(others).run(resume=True)
-
-    assert [sorted(record.answered) for record in here.rounds] == [sorted(record.answered) for record in there.rounds]
-    attempts = [(record.deployment or {}).get("attempts") for record in here.rounds[1:]]
-    assert attempts == [1, 2, 1, 1, 1, 1]
-    last, plain = here.rounds[-1].evaluation, there.rounds[-1].evaluation
-    assert last is not None
-    assert plain is not None
-    assert abs(last.accuracy - plain.accuracy) <= 0.001
-    for name, values in model_of(theirs).items():
-        np.testing.assert_allclose(model_of(ours)[name], values, rtol=0, atol=2e-5)
 
 
 @pytest.mark.slow

@@ -198,7 +198,7 @@ def test_all_gone_leaves_the_model_waits_and_says_so(tmp_path: Path) -> None:
         assert len(rounds(local)) == played
         for name in NAMES:
             local.start_site(name)
-        local.wait("run", run, PATIENCE)
+        assert run.wait(PATIENCE) in (0, 4)  # 4 where they went while a round was played, which then took no step
         assert [record["round"] for record in rounds(local)] == [0, 1, 2, 3, 4, 5]
         assert sorted(rounds(local)[-1]["answered"]) == [0, 1, 2]
 

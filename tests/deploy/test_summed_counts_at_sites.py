@@ -247,7 +247,8 @@ def test_a_site_takes_one_announcement_and_keeps_its_part_while_its_data_grow(tm
     arrays = asked.content["broadcast"]
     name = next(name for name in arrays if name.startswith("announced."))
     other = ArrayRecord({**arrays, name: Array(arrays[name].numpy() * 2)})
-    changed = {**asked.content, "broadcast": other}
+    config_of_next = ConfigRecord({**asked.content["config"], "server-round": 2})
+    changed = {**asked.content, "config": config_of_next, "broadcast": other}
     message = Message(RecordDict(changed), asked.metadata.dst_node_id, "train")
     message.metadata.__dict__["_message_id"] = "other"
     assert asked_directly(federation, message, "ash").error.reason == "not agreed: label_counts; its own log says more"

@@ -136,7 +136,7 @@ def test_readmit_names_only_sites_that_are_left_out(tmp_path: Path) -> None:
     status, said = fedskew("deploy", "readmit", federation.run_folder)
     assert (status, "--nobody" in said) == (2, True)
     status, said = fedskew("deploy", "status", tmp_path)
-    assert (status, "neither a run folder" in said) == (2, True)
+    assert (status, "expected a federation's folder in which a run has begun" in said) == (2, True)
 
 
 @pytest.mark.slow

@@ -124,6 +124,27 @@ def test_a_diverged_client_sends_nothing() -> None:
     assert (record.diverged, record.answered) == ([2], [client for client in record.cohort if client != 2])
 
 
+@pytest.mark.parametrize("masked", [True, False])
+def test_the_states_of_all_but_the_diverged_client_are_kept(masked: bool) -> None:
+    @dataclass
+    class Keeping(Told):
+        def train(self, round: int, cohort: Sequence[Assignment], sent: Sent) -> list[Update]:
+            return [
+                one._replace(state={"of": torch.tensor([one.client])}) for one in super().train(round, cohort, sent)
+            ]
+
+    one = federation()
+    first, *others = one.select_participants(start(one))[0].ids.tolist()
+    told = Keeping(MOVES | {first: [float("nan"), 0.0]})
+    one = dataclasses.replace(one, backend=told, masked=masked)
+
+    one.run_round(start(one))
+
+    assert {client: one.clients.get(client) for client in range(4) if one.clients.get(client)} == {
+        client: {"of": torch.tensor([client])} for client in others
+    }
+
+
 @pytest.mark.parametrize("preset", ["fedavg", "fednova", "fedexp", "fedacg"])
 def test_a_simulated_sum_is_the_unmasked_one_to_the_last_integer(preset: str) -> None:
     pytest.importorskip("cryptography")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+import fedskew
 from fedskew import methods
 from fedskew.engine import Assignment, Federation, Sent, Update
 from fedskew.errors import ArgumentError
@@ -217,3 +218,29 @@ def test_methods_with_the_same_seed_see_the_same_cohorts():
             state, _ = one.run_round(state)
         cohorts.append(one.backend.asked)
     assert cohorts[0] == cohorts[1]
+
+
+class Placed(torch.nn.Module):
+    """A network with a table of positions, which training leaves as it is, and batch norm, which it does not."""
+
+    def __init__(self, num_classes, in_shape, placed):
+        super().__init__()
+        self.norm, self.layer = torch.nn.BatchNorm1d(64), torch.nn.Linear(64, num_classes)
+        if placed:
+            self.register_buffer("places", torch.linspace(0, 1, 64))
+            self.register_buffer("visible", torch.ones(64, 64, dtype=torch.bool))
+
+    def forward(self, x):
+        x = self.norm(x.flatten(1))
+        return self.layer(x + self.places if hasattr(self, "places") else x)
+
+
+def test_buffers_that_never_change_do_not_travel():
+    def sent(placed: bool) -> tuple[int, int]:
+        model = {"name": Placed, "placed": placed}
+        tree = {"data": {"name": "digits", "rows": 200}, "partition": {"rule": "iid", "clients": 3}, "model": model}
+        summary = fedskew.simulate(tree | {"training": {"rounds": 1}}).summary
+        return summary["bytes_up"], summary["bytes_down"]
+
+    trained = 64 * 10 + 10 + 2 * 64  # the layer's, and batch norm's scale and shift
+    assert sent(True) == sent(False) == (3 * (4 * (trained + 2 * 64) + 8),) * 2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 
 from fedskew.engine import ClientEvaluation, Evaluation, RoundRecord
@@ -147,3 +149,25 @@ def _summary(lines: list[RoundRecord]) -> dict:
         "machine": {"processor": "an example", "cores": 2},
         "revision": "0123abc",
     }
+
+
+def rare_run(label: str, right: tuple[int, int], seed: int = 0) -> SeedRun:
+    """A run of 941 negative and 59 positive test samples, whose every model gets so many of both right."""
+    run = example_run(
+        label, seed, rounds=20, clients=8, cohort=4, classes=2, class_names=("healthy", "ill"), target=False
+    )
+    sizes = (941, 59)
+    shares = [number / size for number, size in zip(right, sizes, strict=True)]
+    evaluation = dataclasses.replace(
+        run.rounds[-1].evaluation,
+        accuracy=sum(right) / sum(sizes),
+        balanced_accuracy=sum(shares) / 2,
+        per_class=shares,
+        confusion=[[right[0], sizes[0] - right[0]], [sizes[1] - right[1], right[1]]],
+    )
+    figures = {name: getattr(evaluation, name) for name in run.summary["final"]}
+    means = {
+        key: value | figures for key, value in run.summary.items() if isinstance(value, dict) and "accuracy" in value
+    }
+    rounds = [dataclasses.replace(record, evaluation=evaluation) for record in run.rounds]
+    return dataclasses.replace(run, rounds=rounds, summary=run.summary | means)

@@ -156,7 +156,7 @@ def test_a_name_that_cannot_be_imported_is_one_line(tmp_path, monkeypatch, name)
     (tmp_path / "this_is_odd.py").write_text("def broken(:\n")
     for tables in ({"model": {"name": name}}, {"data": {"name": name}}, {"method": {"weighting": name}}):
         with pytest.raises(
-            FedskewError, match=r"(model|data|weighting).name: .* (can't be imported|names nothing)"
+            FedskewError, match=r"(model|data|weighting).name: .* (can't be imported|names nothing|standard library)"
         ) as raised:
             fedskew.simulate(TASK, **tables)
         assert "\n" not in str(raised.value)

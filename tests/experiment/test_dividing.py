@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ import fedskew
 from fedskew.data import Dataset
 from fedskew.errors import ConfigError, PartitionError
 from fedskew.experiment import make_task, resolve
+from fedskew.partition import DirichletWithinDomains
 
 
 def cameras() -> Dataset:
@@ -63,6 +66,17 @@ def test_more_clients_than_cameras_are_refused():
 def test_a_rule_within_domains_is_told_the_domains():
     made = task(rule="dirichlet_within_domains", beta=1.0, clients=6, min_size=1)
     assert [set(cameras().domains[rows].tolist()) for rows in made.partition.indices] == [{0}, {0}, {1}, {1}, {2}, {2}]
+
+
+@dataclass(frozen=True)
+class ByParity(DirichletWithinDomains):
+    def split(self, labels, clients, rng, num_classes=None):
+        return [np.arange(first, len(labels), clients) for first in range(clients)]
+
+
+def test_a_rule_that_overrides_split_divides_by_it_though_there_are_domains():
+    made = task(rule=ByParity, beta=1.0, clients=2)
+    assert made.partition.indices[1].tolist() == list(range(1, 210, 2))
 
 
 def test_a_data_set_without_domains_is_refused():

@@ -16,8 +16,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from example_runs import CIFAR, example_run
+import torch
+from example_runs import CIFAR, example_run, rare_run
 
+import fedskew
+from fedskew.data import Dataset
 from fedskew.drawing import Curve
 from fedskew.errors import ArgumentError, RunError
 from fedskew.report import SeedRun, effective_mix, paired_differences, write_report
@@ -146,8 +149,7 @@ def test_every_figure_is_described_says_how_to_read_it_and_on_how_many_seeds_it_
 def test_several_seeds_are_shown_as_mean_and_sample_standard_deviation(tmp_path):
     # 50 % and 70 %: mean 60, standard deviation with ddof 1 sqrt(2 * 10^2 / 1) = 14.14
     runs = [
-        with_summary(example_run("a", seed, rounds=2), "last10", accuracy=value)
-        for seed, value in enumerate((0.5, 0.7))
+        with_summary(example_run("a", seed, rounds=2), "final", accuracy=value) for seed, value in enumerate((0.5, 0.7))
     ]
     page = page_of(runs, tmp_path)
     assert "60.0 ± 14.1" in page.words
@@ -561,7 +563,7 @@ def test_a_note_on_every_seed_s_labels_is_one_box(tmp_path):
 
 def ranked_runs(values: dict[str, list[float]]) -> list[SeedRun]:
     return [
-        with_summary(example_run(label, seed, rounds=1, target=False), "last10", accuracy=value)
+        with_summary(example_run(label, seed, rounds=1, target=False), "final", accuracy=value)
         for label, row in values.items()
         for seed, value in enumerate(row)
     ]
@@ -635,3 +637,37 @@ def test_a_comparison_of_36_runs_has_a_row_each_and_no_cards(tmp_path):
     assert page.values("data-run").count("35") == 2, "a row and a button"
     assert "headlines" not in page.values("class")
     assert len(page.drawn["shown"]) == 8
+
+
+def test_a_test_part_of_nothing_but_classes_that_nobody_holds_has_a_page(tmp_path):
+    def strangers():
+        drawn, targets = torch.Generator().manual_seed(0), torch.arange(60) % 2
+        inputs, tests = torch.randn(60, 4, generator=drawn), torch.randn(10, 4, generator=drawn)
+        return Dataset("strangers", inputs, targets, tests, torch.full((10,), 2), ("a", "b", "c"))
+
+    tree = {"data": strangers, "partition": {"rule": "iid", "clients": 3}, "model": "logistic"}
+    done = fedskew.simulate(tree | {"training": {"rounds": 2}}, out=tmp_path)
+    page = (done.folder / "report.html").read_text()
+    assert "vacant" in page
+
+
+def test_where_one_class_is_rare_a_model_that_learned_nothing_is_not_the_best(tmp_path):
+    runs = [rare_run("learned nothing", (941, 0)), rare_run("learned", (700, 45))]
+    page = page_of(runs, tmp_path)
+    rows = [word for word in page.words if word in ("learned nothing", "learned")]
+    assert rows[2:4] == ["learned", "learned nothing"], "after the menu"
+    assert [measure["key"] for measure in page.drawn["ranking"]["measures"]][:2] == ["balanced_accuracy", "accuracy"]
+    trivial = "Always \u2018healthy\u2019, the most frequent class of the test set, gets an accuracy of 94.1 % and a"
+    assert f"{trivial} balanced accuracy (the mean over classes) of 50.0 %." in page.words
+    assert "Balanced accuracy on the test set" in page.charts
+
+
+def test_where_one_class_is_rare_the_largest_number_of_the_page_is_balanced(tmp_path):
+    page = page_of([rare_run("learned nothing", (941, 0))], tmp_path)
+    assert "50.0 % balanced accuracy 94.1 % accuracy" in page.text
+    assert "Always \u2018healthy\u2019" in page.text
+
+
+def test_where_classes_are_even_accuracy_is_enough(single, comparison):
+    assert "Always" not in single.text
+    assert "balanced_accuracy" not in [measure["key"] for measure in Page(comparison).drawn["ranking"]["measures"]]

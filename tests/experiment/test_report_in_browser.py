@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from example_runs import example_run
+from example_runs import example_run, rare_run
 
 from fedskew.report import write_report
 
@@ -279,8 +279,39 @@ def test_a_table_of_sites_breaks_no_word_and_no_page(opened, tmp_path):
               return [e.textContent, new Set([...range.getClientRects()].map((box) => box.top)).size];
             })"""
         )
-        assert len(lines) == 13
+        assert len(lines) == 5
         assert [text for text, number in lines if number > len(text.split())] == []
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         height = "Math.max(...[...document.querySelectorAll('.sites tr')].map((e) => e.clientHeight))"
         assert page.evaluate(height) < 200
+
+
+def test_on_a_phone_the_figure_that_ranks_is_seen_beside_the_name(opened, pages, tmp_path):
+    rare = [rare_run("a method that learned nothing at all", (941, 0)), rare_run("my-own-method", (700, 45))]
+    uneven = write_report(rare, tmp_path / "rare.html", "Rare")
+    for path, measure in ((pages["sweep"], "target_accuracy"), (uneven, "balanced_accuracy")):
+        page = opened(path, 390, height=844)
+        column = page.evaluate(f"document.querySelector('#ranked th[data-sort={measure}]').cellIndex")
+        names = page.locator("#ranked tbody th").all()
+        table = page.locator(".tall").bounding_box()
+        assert names
+        for name in names:
+            first = name.locator(f"xpath=../*[{column + 1}]").bounding_box()
+            box = name.locator("span").bounding_box()
+            assert box["x"] + box["width"] <= first["x"] + 1
+            assert first["x"] + first["width"] <= table["x"] + table["width"] <= 390
+
+
+def test_in_print_a_curve_s_axis_is_whole(opened, pages):
+    page = opened(pages["comparison"], 1280, height=900)
+    page.emulate_media(media="print")
+    page.set_viewport_size({"width": 718, "height": 900})  # A4 without its margins
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    wait_until_drawn(page)
+    beyond = page.evaluate(
+        """[...document.querySelectorAll('.chart')].filter((e) => [...e.querySelectorAll('.main-svg, text')].some(
+          (part) => part.getBoundingClientRect().right > e.getBoundingClientRect().right + 2)).length"""
+    )
+    assert beyond == 0
+    assert page.locator(".bar").is_hidden()
+    page.evaluate("dispatchEvent(new Event('afterprint'))")

@@ -33,7 +33,7 @@ def result():
 
 
 def headline(result):
-    means = [run.summary["last10"]["accuracy"] for run in result.runs]
+    means = [run.summary["final"]["accuracy"] for run in result.runs]
     return f"{100 * fmean(means):.1f} ± {100 * stdev(means):.1f} %"
 
 
@@ -41,7 +41,7 @@ def test_its_repr_is_one_short_line_with_the_headline_figure(result, tmp_path):
     assert "\n" not in repr(result)
     assert len(repr(result)) < 200
     assert repr(result).startswith(f"<Result of 'digits': accuracy {headline(result)}; worst class ")
-    assert "mean of 2 evaluations in the last 3 rounds, 2 seeds" in repr(result)
+    assert "the final model, 2 seeds" in repr(result)
 
 
 def test_a_notebook_shows_a_small_table(result):
@@ -50,7 +50,7 @@ def test_a_notebook_shows_a_small_table(result):
     assert headline(result) in words
     for fact in (
         "2 seeds, 3 rounds, 10 clients, 10 classes",
-        "mean of 2 evaluations",
+        "the final model",
         "± standard deviation",
     ):
         assert fact in words
@@ -63,7 +63,7 @@ def test_one_of_something_is_not_called_several(tmp_path):
     words = re.sub(r"<[^>]+>", " ", single._repr_html_())
     assert "1 seed, 1 round, 10 clients" in words
     assert "±" not in words
-    assert "last round, 1 seed" in repr(single)
+    assert "the final model, 1 seed" in repr(single)
 
 
 def test_the_frame_is_tidy_a_row_a_round_and_numbers_only(result):

@@ -448,7 +448,7 @@ def test_a_network_that_is_none_is_refused():
         ({"target": {"mix": "client"}}, "target client"),
         ({"target": {"mix": "data"}}, "defines no target"),
         ({"partition": {"rule": "natural"}}, "defines no clients"),
-        ({"model": {"name": "mlp3", "widht": 5}}, "model: widht: .* .did you mean 'width'"),
+        ({"model": {"name": "mlp3", "widht": 5}}, "model.widht: .* .did you mean 'width'"),
         ({"model": {"name": "logistic", "num_classes": 5}}, "model.num_classes: not an option"),
         ({"model": {"name": "lenet5"}}, "model: in_shape: lenet5 takes images, .* of at least 16 x 16"),
         ({"partition": {"rule": "quantity", "labels_per_client": 2}}, "partition.clients"),

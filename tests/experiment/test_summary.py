@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 from dataclasses import replace
-from statistics import fmean
+from statistics import fmean, stdev
 
 import pytest
 from example_runs import example_run
@@ -13,8 +13,9 @@ from rich.console import Console
 
 from fedskew import simulate
 from fedskew.cli.tables import results_table
-from fedskew.experiment import over_seeds
-from fedskew.report import averaged_over, write_report
+from fedskew.errors import ConfigError
+from fedskew.experiment import read_sweep, run_sweep
+from fedskew.report import as_summarised, averaged_over, headline, write_report
 
 TASK = {
     "data": {"name": "digits"},
@@ -62,7 +63,7 @@ def test_a_mean_over_fewer_evaluations_than_rounds_says_both():
 
 
 def test_the_maximum_is_never_below_the_final_figure():
-    target = {"mix": [0.9] + [0.1] * 9}  # the round that is best on the target is not the best on all classes
+    target = {"mix": [0.5] + [1 / 18] * 9}  # the round that is best on the target is not the best on all classes
     result = simulate({**TASK, "seeds": [3], "training": {**TASK["training"], "rounds": 6}, "target": target})
     final, most = result.summary["final"], result.summary["max"]
     evaluations = [record["evaluation"] for record in result.rounds]
@@ -71,19 +72,107 @@ def test_the_maximum_is_never_below_the_final_figure():
     assert most["loss"] == min(evaluation["loss"] for evaluation in evaluations)
 
 
-def test_terminal_and_page_show_the_same_headline_figure(tmp_path):
-    result = simulate({**TASK, "seeds": [0, 1]})
-    mean = over_seeds([run.summary for run in result.runs])["last10"]["accuracy"]
-    figure = f"{100 * mean['mean']:.1f} ± {100 * mean['std']:.1f}"
-    assert figure in printed(result)
-    assert "mean of the last 3 rounds" in printed(result)
-    page = re.sub(r"<[^>]+>", "", write_report(result.runs, tmp_path / "page.html", "a page").read_text())
-    head = page[: page.index("In numbers")]
-    assert f"{figure} %" in head
-    assert "mean of the last 3 rounds" in head
+class Ends:
+    """Hears of a sweep no more than which accuracy each run ends with."""
+
+    def __init__(self):
+        self.accuracies = []
+
+    def ended(self, job, failure, accuracy):
+        self.accuracies.append(accuracy)
+
+    def __getattr__(self, name):
+        return lambda *_: None
+
+
+SWEEP = """
+name = "task"
+data = {name = "digits", validation = 0.2, rows = 500}
+partition = {rule = "quantity", clients = 10, labels_per_client = 2}
+model = {name = "logistic"}
+training = {rounds = 30, participation = 0.2, lr = 0.1}
+seeds = [0, 1]
+evaluation.summary = "KIND"
+[sweep]
+methods = ["fedavg"]
+"""
+WORDS = {
+    "final": "the final model",
+    "last 10": "mean of the last 10 rounds",
+    "best on validation": "the model that is best on validation",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", list(WORDS))
+def test_every_place_shows_the_same_headline_under_the_same_name_and_the_last_tenth_beside_it(kind, tmp_path):
+    (tmp_path / "sweep.toml").write_text(SWEEP.replace("KIND", kind))
+    sweep, ends = read_sweep(tmp_path / "sweep.toml"), Ends()
+    done = run_sweep(sweep, tmp_path / "runs", processes=1, progress=ends)
+    result = simulate(sweep.cells[0].config)
+    by_hand = {
+        "final": [records[-1] for records in evaluations_of(result)],
+        "last 10": [fmean(records[-10:]) for records in evaluations_of(result)],
+        "best on validation": [run.summary["best_by_validation"]["accuracy"] for run in result.runs],
+    }[kind]
+    assert [run.summary["headline"]["accuracy"] for run in result.runs] == pytest.approx(by_hand)
+    assert {run.summary["headline"]["of"] for run in result.runs} == {kind}
+    assert sorted(ends.accuracies) == pytest.approx(sorted(by_hand))
+    figure = f"{100 * fmean(by_hand):.1f} ± {100 * stdev(by_hand):.1f}"
+    tenth = [fmean(records[-3:]) for records in evaluations_of(result)]
+    beside = f"{100 * fmean(tenth):.1f} ± {100 * stdev(tenth):.1f}"
+    table = (done.folder / "table.md").read_text()
+    assert f"| {figure} |" in table
+    assert f"| {beside} |" in table
+    page = write_report(result.runs, tmp_path / "page.html", "a page").read_text()
+    page = re.sub(r"<[^>]+>", "", page)
+    for text in (table, done.report.read_text(), printed(result), repr(result), result._repr_html_(), page):
+        assert figure in text
+        assert WORDS[kind] in " ".join(text.split())
+    assert f"{beside} %" in page
+    assert "last tenth" in page
+
+
+def evaluations_of(result):
+    return [
+        [record.evaluation.accuracy for record in run.rounds if record.evaluation is not None] for run in result.runs
+    ]
+
+
+def test_differences_are_tested_by_the_headline_figure(tmp_path):
+    result = simulate({**TASK, "seeds": [0, 1, 2], "training": {**TASK["training"], "rounds": 12}})
+    other = [replace(run, label="other") for run in simulate({**TASK, "seeds": [0, 1, 2]}).runs]
+    pages = {}
+    for kind in ("final", "last 10"):
+        runs = [as_summarised(run, kind) for run in (*result.runs, *other)]
+        pages[kind] = re.sub(r"<[^>]+>", "", write_report(runs, tmp_path / "page.html", "a page").read_text())
+        gains = [
+            100 * (headline(mine)["accuracy"] - headline(its)["accuracy"])
+            for mine, its in zip(*halves(runs), strict=True)
+        ]
+        assert f"{fmean(gains):+.1f} (" in pages[kind] or f"{-fmean(gains):+.1f} (" in pages[kind]
+    assert pages["final"] != pages["last 10"]
+
+
+def halves(runs):
+    return runs[: len(runs) // 2], runs[len(runs) // 2 :]
+
+
+def test_the_best_on_validation_needs_validation_samples():
+    with pytest.raises(ConfigError, match=r"^evaluation.summary: there is no validation set; set data.validation to"):
+        simulate({**TASK, "evaluation": {"summary": "best on validation"}})
+
+
+@pytest.mark.slow
+def test_what_is_said_of_a_run_is_no_other_run(tmp_path):
+    done = simulate(TASK, out=tmp_path)
+    said = simulate({**TASK, "evaluation": {"summary": "last 10"}}, out=tmp_path, resume=True)
+    assert said.folder == done.folder
+    assert said.summary["headline"] == {"of": "last 10", **done.summary["last10"]}
+    assert said.headline()["accuracy"].mean == done.summary["last10"]["accuracy"]
 
 
 def test_runs_of_different_lengths_stand_in_one_table_with_the_range():
-    one, two = simulate(TASK), simulate({**TASK, "training": {"rounds": 1}})
-    text = printed(one, replace(two, config=two.config.model_copy(update={"name": "short"})))
+    short = {**TASK, "training": {"rounds": 1}, "name": "short"}
+    text = printed(*(simulate(one, evaluation={"summary": "last 10"}) for one in (TASK, short)))
     assert "mean of the last 1 to 3 rounds" in text

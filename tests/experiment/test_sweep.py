@@ -352,7 +352,7 @@ def run_of(
         for at in range(2 * len(accuracies) - 1)
     ]
     summary = {
-        "last10": {"accuracy": last, "worst_class": worst, "target_accuracy": None},
+        "final": {"accuracy": last, "worst_class": worst, "target_accuracy": None},
         "bytes_up": int(megabytes * 4e5),
         "bytes_down": int(megabytes * 6e5),
         "seconds": seconds,
@@ -436,7 +436,7 @@ def test_what_failed_is_said_once_where_a_finish_gives_a_cell_two_rows(tmp_path)
     run = replace(run_of(0, [0.1], 0.1, worst=0.0, megabytes=1, seconds=1.0), label="ccvr")
     figures = vars(run.rounds[-1].evaluation)
     after = {"name": "ccvr", "evaluation": figures, "seconds": 1.0}
-    run = replace(run, summary=run.summary | {"final": run.summary["last10"], "finished": after})
+    run = replace(run, summary=run.summary | {"finished": after})
     rows = rows_of(cell, [run], None, {1: "it was lost"}, {})
     assert [row.cell.label for row in rows] == ["ccvr, as trained", "ccvr, after ccvr"]
     said = [note for note in sweep_notes(sweep, rows) if "lost" in note]
@@ -565,7 +565,7 @@ class RecordedProgress:
         assert 0 <= accuracy <= 1
         self.rounds.setdefault(job.name, []).append(round)
 
-    def ended(self, job, failure):
+    def ended(self, job, failure, accuracy):
         self.ends.append((job.name, failure))
 
 
@@ -584,9 +584,9 @@ def test_a_sweep_is_ordinary_runs_which_another_sweep_may_share(tmp_path):
     run = run_folder(alone.config, tmp_path / "runs")
     for file in ("model.safetensors", "config.toml", "partition.npz"):
         assert (run / file).read_bytes() == (alone.folder / file).read_bytes()
-    assert json.loads((run / "summary.json").read_text())["last10"] == alone.runs[0].summary["last10"]
+    assert json.loads((run / "summary.json").read_text())["headline"] == alone.runs[0].summary["headline"]
     accuracies = [seed["accuracy"] for seed in first.rows[0].seeds.values()]
-    assert accuracies[1] == alone.runs[0].summary["last10"]["accuracy"]
+    assert accuracies[1] == alone.runs[0].summary["final"]["accuracy"]
     (shown,) = csv.DictReader((first.folder / "table.csv").read_text().splitlines())
     assert float(shown["accuracy_mean"]) == pytest.approx(np.mean(accuracies))
     assert float(shown["accuracy_std"]) == pytest.approx(np.std(accuracies, ddof=1))

@@ -22,7 +22,7 @@ from fedskew.errors import ConfigError, RunError
 from fedskew.experiment import make_training_loop, resolve
 from fedskew.files import load_tensors
 from fedskew.finish import Finish, Finished, Head
-from fedskew.report import finish_in_words, with_finished
+from fedskew.report import as_summarised, finish_in_words, headline, with_finished
 
 DIGITS = load("digits")
 TASK = {
@@ -61,14 +61,30 @@ def test_only_the_last_layer_of_a_copy_changes(finish, tmp_path):
     assert said["evaluation"]["accuracy"] == pytest.approx(right.mean(), abs=1e-6)
     assert done.after_finish()["accuracy"].mean == said["evaluation"]["accuracy"]
     before, after = with_finished(done.runs)  # what tables show of it: the same round's model twice
-    assert before.summary["last10"] == {**plain.summary["final"], "evaluations": 1}
-    assert after.summary["last10"]["accuracy"] == said["evaluation"]["accuracy"]
+    assert headline(before) == plain.summary["final"]
+    assert headline(after)["accuracy"] == said["evaluation"]["accuracy"]
+    last_ten = [as_summarised(run, "last 10") for run in done.runs]
+    assert [headline(run) for run in with_finished(last_ten)] == [headline(before), headline(after)]
     assert with_finished(plain.runs) == list(plain.runs)
     assert done.summary["final"] == plain.summary["final"]
     with torch.no_grad():
         given = done.finished.eval()(DIGITS.test_inputs).softmax(1)
     np.testing.assert_allclose(given.numpy(), model.predict(DIGITS.test_inputs), atol=1e-6)
     assert json.loads((done.folder / "summary.json").read_text()) == done.summary
+
+
+@pytest.mark.slow
+def test_a_finish_has_its_bytes_and_clients_in_the_record():
+    done = run(method={"preset": "fedavg", "finish": QUICK})
+    said = done.summary["finished"]
+    clients, model = 5, 4 * (65 * 12 + 13 * 12 + 13 * 10)  # who trains; floats from 64 inputs to 12, 12 and 10
+    answer = 8 * 10 * (1 + 12 + 12**2)  # of each class the number of samples, their sums and products
+    assert (said["clients"], said["bytes_up"], said["bytes_down"]) == (clients, clients * answer, clients * model)
+    before, after = with_finished(done.runs)
+    for key in ("bytes_up", "bytes_down", "seconds"):
+        assert before.summary[key] == done.summary[key]
+        assert after.summary[key] == pytest.approx(done.summary[key] + said[key])
+        assert sum(getattr(record, key) for record in after.rounds) == pytest.approx(after.summary[key])
 
 
 @pytest.mark.slow

@@ -313,3 +313,14 @@ def test_a_malformed_target_is_one_line_that_says_where(tmp_path: Path, text: st
         read_target(written(tmp_path, text), ["cat", "dog"])
     assert message in str(caught.value)
     assert str(tmp_path) in str(caught.value)
+
+
+@pytest.mark.parametrize(("shares", "total"), [("0.4,0.4", "0.8"), ("0.9,0.2", "1.1"), ("30.5,30", "60.5")])
+def test_shares_that_do_not_add_up_are_refused_with_their_sum(tmp_path: Path, shares: str, total: str) -> None:
+    with pytest.raises(ArgumentError, match=rf"counts.csv: the shares sum to {total}; give shares that sum to 1"):
+        read_target(written(tmp_path, f"cat,dog\n{shares}\n"), ["cat", "dog"])
+
+
+@pytest.mark.parametrize("shares", ["0.3,0.7", "0.3333,0.6666", "300,700", "29.9,70.1", "3,7"])
+def test_shares_percentages_and_counts_are_a_mix(tmp_path: Path, shares: str) -> None:
+    assert read_target(written(tmp_path, f"cat,dog\n{shares}\n"), ["cat", "dog"]).sum() == pytest.approx(1)

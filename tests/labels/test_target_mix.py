@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from scipy.optimize import minimize
+from scipy.special import softmax
 
 from fedskew.errors import ArgumentError
-from fedskew.labels import adapt, calibrate, estimate_mix
+from fedskew.labels import adapt, calibrate, estimate_mix, outcome_cells, outcome_table
 
 # 400 held-out samples of 4 classes by true and predicted class, 300 of a target by predicted class.
 TABLE = np.array([[90, 6, 6, 6], [17, 48, 15, 21], [21, 10, 51, 14], [12, 3, 7, 73]])
@@ -132,6 +133,58 @@ def test_intervals_hold_the_truth_and_the_test_rejects_as_often_as_they_say(meth
         rejected.append(estimate.p_value < 0.05)
     assert 0.90 <= np.mean(held) <= 0.99
     assert 0.02 <= np.mean(rejected) <= 0.09
+
+
+def coverage(classes: int, apart: float, held_out: int, samples: int, mix: list[float] | None, draws: int) -> float:
+    """How often 95 % intervals hold a class's share: a calibrated model whose scores of true classes are higher."""
+    rng, inside = np.random.default_rng([classes, held_out, samples]), []
+    for _ in range(draws):
+        theirs = rng.dirichlet(np.full(classes, 0.5)) if mix is None else np.array(mix)
+        cells, labels = [], []
+        for shares, number in ((np.full(classes, 1 / classes), held_out), (theirs, samples)):
+            labels.append(rng.choice(classes, number, p=shares))
+            scores = rng.normal(size=(number, classes))
+            scores[np.arange(number), labels[-1]] += apart
+            probabilities = softmax(apart * scores, axis=1)
+            cells.append(outcome_cells(probabilities.argmax(axis=1), probabilities.max(axis=1)))
+        table = outcome_table(labels[0], cells[0], classes, 4)
+        low, high = estimate_mix(table, np.bincount(cells[1], minlength=4 * classes)).interval().T
+        inside.append((low <= theirs) & (theirs <= high))
+    return float(np.mean(inside))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("apart", "held_out", "samples", "prevalence"),
+    [(1.64, 2000, 8, 0.5), (1.64, 2000, 8, 0.2), (2.58, 2000, 8, 0.06), (2.58, 2000, 20, 0.06), (0.67, 2000, 8, 0.5),
+     (1.04, 2000, 20, 0.5), (1.64, 500, 50, 0.06), (1.04, 100, 300, 0.06), (0.67, 100, 520, 0.06)],
+)  # fmt: skip
+def test_intervals_from_few_samples_hold_the_truth(
+    apart: float, held_out: int, samples: int, prevalence: float
+) -> None:
+    assert coverage(2, apart, held_out, samples, [1 - prevalence, prevalence], 200) >= 0.93
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("samples", [8, 20, 50])
+def test_intervals_of_ten_classes_from_few_samples_hold_the_truth(samples: int) -> None:
+    assert coverage(10, 4.0, 2000, samples, None, 25) >= 0.93
+
+
+def test_a_perfect_models_intervals_are_clopper_and_pearsons() -> None:
+    from scipy.stats import binomtest
+
+    estimate = estimate_mix([[4e6, 0], [0, 4e6]], [19, 1])
+    exact = binomtest(1, 20).proportion_ci(0.9, "exact")
+    np.testing.assert_allclose(estimate.interval(0.9)[1], [exact.low, exact.high], atol=2e-3)
+    below, above = estimate.reach([0.0, 1.0], 0.9)
+    assert estimate.mix[1] - below == pytest.approx(exact.low, abs=4e-3)
+    assert estimate.mix[1] + above == pytest.approx(exact.high, abs=4e-3)
+
+
+def test_intervals_of_500_samples_and_of_501_are_about_the_same() -> None:
+    few, many = (estimate_mix(10 * TABLE, [150 + more, 100, 110, 140]).interval() for more in (0, 1))
+    np.testing.assert_allclose(few, many, atol=0.03)
 
 
 def test_samples_that_no_mix_explains_are_a_misfit() -> None:

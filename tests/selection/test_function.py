@@ -49,6 +49,13 @@ def rewrites(round, counts, size, rng):
 NOT_A_FUNCTION = 3
 
 
+class Cohorts:
+    pass
+
+
+NOT_CALLED = Cohorts()
+
+
 def test_it_is_given_rounds_from_1_and_returns_ids_in_order_of_choice() -> None:
     selection = Function(largest)
     state = selection.init(COUNTS)
@@ -88,7 +95,12 @@ def test_it_cannot_change_the_label_counts() -> None:
     [
         ("largest", ArgumentError, "function: expected module:name"),
         (f"{__name__}:smallest", ConfigError, "can't be imported"),
-        (f"{__name__}:NOT_A_FUNCTION", ArgumentError, "is of type int, not a function"),
+        (f"{__name__}:NOT_CALLED", ArgumentError, "is of type Cohorts, not a function"),
+        (
+            f"{__name__}:NOT_A_FUNCTION",
+            ConfigError,
+            "is defined in builtins, and a config names what your own files define",
+        ),
     ],
 )
 def test_what_is_no_function_is_refused(function, error, says) -> None:

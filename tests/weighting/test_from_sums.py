@@ -60,6 +60,24 @@ def test_fedpals_from_sums_is_fedpals(seed: int) -> None:
     assert solved.exchanges <= 40
 
 
+@pytest.mark.parametrize("clients", [10, *(pytest.param(many, marks=pytest.mark.slow) for many in (30, 100, 300))])
+@pytest.mark.parametrize("strength", [1e-8, 1e-4, 1.0, 1e3])
+def test_fedpals_from_sums_is_exact_at_every_strength_and_size(strength: float, clients: int) -> None:
+    counts = skewed(clients, clients)
+    target = np.random.default_rng(clients).dirichlet(np.ones(10))
+
+    def ask(question: Question) -> FloatArray:
+        answers = (fedpals_answer(own, question) for own in counts)
+        form = sums.AMOUNTS if question.direction is None else sums.SHARES  # as at real sites
+        return form.decode(sums.add(form.encode(answer) for answer in answers))
+
+    solved = fedpals_from_sums(ask, target, strength, clients)
+    weights = np.array([fedpals_weight(own, solved.question) for own in counts])
+
+    assert np.abs(weights - weighting.fedpals(counts, target, strength)).sum() < 1e-6
+    assert solved.exchanges < 100
+
+
 def test_answers_in_fixed_point_do_as_well() -> None:
     counts = skewed(20, 3)
     form = sums.FixedPoint(64, 30, 1e6)
@@ -103,7 +121,7 @@ def test_mistakes_are_said() -> None:
         fedpals_weight([1, 2], Question())
     with pytest.raises(ArgumentError, match="no client holds a sample"):
         fedpals_from_sums(lambda question: np.zeros((3, 3)), [1, 1], 1.0, 10)
-    assert fedpals_answer([0, 0], Question(np.ones(3), 1.0, 5.0)).tolist() == [0] * 4
+    assert fedpals_answer([0, 0], Question(np.ones(3), np.zeros(3), 1.0, 5.0)).tolist() == [0] * 3
 
 
 @pytest.mark.parametrize(("clients", "cohort"), [(20, 10), (20, 5)])
@@ -136,7 +154,7 @@ def test_a_curious_server_reads_the_counts_of_a_client_that_alone_has_no_weight(
     moments, found = seen[0][1], []
     for question, answer in seen[1:]:
         assert question.direction is not None
-        without = moments @ question.direction - question.samples * question.kappa * answer[:-1]
+        without = moments @ question.direction - question.samples * question.kappa * answer
         if abs(without[-1]) > 1e-6:
             mix = without[:-1] / without[-1]  # of one client, where it is one
             found.append(mix * without[-1] / (np.append(mix, 1) @ question.direction))
@@ -160,7 +178,7 @@ def test_a_server_that_lies_reads_one_client_s_mix_in_a_sum_over_all() -> None:
     mixes = counts / counts.sum(axis=1, keepdims=True)
     victim = int(mixes[:, 0].argmax())
     second = np.partition(mixes[:, 0], -2)[-2]
-    made = Question(np.array([1.0, 0, 0, 0, -(mixes[victim, 0] + second) / 2]), 0.1, counts.sum())
+    made = Question(np.array([1.0, 0, 0, 0, -(mixes[victim, 0] + second) / 2]), np.zeros(5), 0.1, counts.sum())
     total = sum(fedpals_answer(own, made) for own in counts)
     assert total[:4] / total[4] == pytest.approx(mixes[victim])
 

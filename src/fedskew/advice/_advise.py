@@ -83,7 +83,7 @@ class Advice:
 
     def sentences(self) -> list[str]:
         """Return the advice in sentences."""
-        first = self.methods[0] if self.methods else None
+        first = self.methods[0] if self.methods and self.supported else None
         found = [self.reason]
         if first is not None:
             found.append(

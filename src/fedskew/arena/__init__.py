@@ -9,7 +9,7 @@ write_comparison(state, Path("runs"))
 from __future__ import annotations
 
 from fedskew.arena._arena import TUNING_SEED, Arena, ArenaEntry, in_words, read_arena
-from fedskew.arena._compare import VIEWS, Ranks, Scores, Standing, View, by_axis, ranks, scores, standings
+from fedskew.arena._compare import VIEWS, Part, Ranks, Scored, Scores, Standing, View, by_axis, ranks, scores, standings
 from fedskew.arena._federation import FIGURES, Trained, train
 from fedskew.arena._jobs import ArenaJob, Plan, next_calls
 from fedskew.arena._run import ArenaProgress, ArenaState, missing_jobs, read_state, run_arena
@@ -24,8 +24,10 @@ __all__ = [
     "ArenaJob",
     "ArenaProgress",
     "ArenaState",
+    "Part",
     "Plan",
     "Ranks",
+    "Scored",
     "Scores",
     "Standing",
     "Trained",

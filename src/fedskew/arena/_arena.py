@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,21 @@ class Arena:
     together: int
     command: str
     refused: tuple[str, ...]
+
+    @cached_property
+    def trainings(self) -> dict[tuple[str, ...], str]:
+        """For each situation, a name that it shares with those whose models are trained alike and scored otherwise.
+
+        Such situations differ in the target's label mix alone.
+        """
+        found = {}
+        for entry in self.entries:
+            if entry.method == self.reference:
+                config = entry.config
+                if not config.target.is_estimated:
+                    config = config.model_copy(update={"target": config.target.model_copy(update={"mix": None})})
+                found[tuple(entry.situation.values())] = config.hash
+        return found
 
     def folder(self, out: Path) -> Path:
         """Return the arena's folder, which stays the same when methods or situations are added.

@@ -1,17 +1,21 @@
 """The comparison of an arena's methods: differences from the reference, ranks, intervals.
 
-A federation is a situation on one partition. On each, a method's difference from the reference is the mean over the
-seeds that both have of the difference on that seed. A situation's is the mean over its partitions. Partitions of one
-situation are alike, so intervals and tests take situations, not partitions or seeds, as independent.
+On each partition, a method's difference from the reference is the mean over the seeds that both have of the difference
+on that seed; a situation's is the mean over its partitions; a training's is the mean over its situations, as those
+that differ only in the mix that models are scored on are one training scored several times. Partitions of one training
+are alike, too, so intervals, tests and ranks take trainings as independent.
+
+The two of a pair are always evaluated alike: a finished model, of which there is one evaluation, is compared with the
+reference's of the same round, whatever the number of evaluations that other scores are means of.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from statistics import fmean
-from typing import Literal
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, median
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,60 +29,90 @@ FloatArray = NDArray[np.float64]
 View = Literal["rounds", "compute", "traffic"]
 VIEWS: tuple[View, ...] = ("rounds", "compute", "traffic")
 """What is equal when methods are compared: rounds; compute (local steps, one with a further pass counting for more); or
-traffic (bytes, up and down)."""
+traffic (bytes, up and down, those of a finish included)."""
+
+COLLAPSED = -20.0
+"""Difference from the reference, in points, below which a run counts as collapsed."""
 
 LEVEL = 0.95
 _RESAMPLES = 10_000
-_FEWEST = 3  # situations from which an interval is given
+_FEWEST = 3  # trainings from which an interval is given
 _NEARLY_ALL = 0.9
+_ROUNDING = 1e-3  # of what was spent, as the runs' table has it
 _SPENT: dict[View, str] = {"compute": "steps", "traffic": "megabytes"}
+
+Situation = tuple[str, ...]
+"""A situation's label on each axis."""
 
 
 @dataclass(frozen=True)
 class Standing:
-    """How a method stands against the reference, over all situations in which both have runs.
+    """How a method stands against the reference, over all trainings in which both have runs.
 
     Attributes:
         method: Its label.
-        situations: Number of these situations.
-        federations: Number of federations in them.
-        score: Mean score over them in percent.
+        trainings: Number of these trainings.
+        federations: Number of federations in them: trainings times partitions.
+        score: Mean score over the trainings in percent.
         difference: Mean difference from the reference in points.
-        interval: Interval of 95 % of that mean, by bootstrap over situations; None for fewer than three.
-        p: P-value of Wilcoxon's signed-rank test over situations, corrected for the number of methods by Holm's method;
+        interval: Interval of 95 % of that mean, by bootstrap over trainings; None for fewer than three.
+        median: Median of the differences of the runs, which a few that collapsed don't move.
+        p: P-value of Wilcoxon's signed-rank test over trainings, corrected for the number of methods by Holm's method;
             NaN where there is no test.
-        ahead: Share of the situations in which it is ahead.
-        harmed: Share of the situations in which it is more than a point behind.
+        ahead: Share of the trainings in which it is ahead.
+        harmed: Share of the trainings in which it is more than a point behind.
+        collapsed: Number of runs that are more than 20 points behind.
+        runs: Number of runs.
     """
 
     method: str
-    situations: int
+    trainings: int
     federations: int
     score: float
     difference: float
     interval: tuple[float, float] | None
+    median: float
     p: float
     ahead: float
     harmed: float
+    collapsed: int
+    runs: int
+
+
+@dataclass(frozen=True)
+class Part:
+    """How a method stands against the reference in some of the trainings.
+
+    Attributes:
+        difference: Mean difference in points.
+        median: Median over runs.
+        trainings: Number of the trainings.
+        collapsed: Number of runs that are more than 20 points behind.
+    """
+
+    difference: float
+    median: float
+    trainings: int
+    collapsed: int
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """The average ranks of methods over situations that all of them have.
+    """The average ranks of methods over trainings that all of them have, by their differences from the reference.
 
     Attributes:
         methods: Their labels, best first.
         ranks: Their average ranks; 1 is the best.
-        situations: Number of these situations.
+        trainings: Number of these trainings.
         critical: Smallest difference of average ranks that is significant at 5 %, corrected for all pairs (Nemenyi);
-            NaN for fewer than two situations.
+            NaN for fewer than two trainings.
         p: P-value of Friedman's test that all methods are alike; NaN where there is none.
         left_out: Methods that lack some of the situations.
     """
 
     methods: tuple[str, ...]
     ranks: tuple[float, ...]
-    situations: int
+    trainings: int
     critical: float
     p: float
     left_out: tuple[str, ...]
@@ -95,90 +129,136 @@ class Ranks:
         return found
 
 
+class Scored(NamedTuple):
+    """The score of a run in percent, and how many points it is ahead of the reference's run of its seed, if any."""
+
+    score: float
+    difference: float | None
+
+
 @dataclass(frozen=True)
 class Scores:
     """The score of every compared run, in percent, under one view.
 
     Attributes:
         axes: Names of what situations differ in.
-        values: By method, then situation (its labels) and partition: the score by seed.
+        values: By method, then situation and partition: what is known of each seed.
+        trainings: For each situation the training that it belongs to; one that is not here is a training of its own.
     """
 
     axes: tuple[str, ...]
-    values: Mapping[str, Mapping[tuple[tuple[str, ...], str], Mapping[str, float]]]
+    values: Mapping[str, Mapping[tuple[Situation, str], Mapping[str, Scored]]]
+    trainings: Mapping[Situation, Hashable]
 
-    @property
-    def situations(self) -> list[tuple[str, ...]]:
-        """All situations, in the order of the runs."""
-        return list(dict.fromkeys(situation for own in self.values.values() for situation, _ in own))
-
-    def differences(self, method: str, reference: str) -> dict[tuple[str, ...], list[float]]:
-        """Return a method's difference from the reference on each partition, by situation.
+    def differences(
+        self, method: str, within: Mapping[str, str] | None = None
+    ) -> dict[tuple[Hashable, str, str], float]:
+        """Return a method's difference from the reference on every training, partition and seed.
 
         Args:
             method: Label of the method.
-            reference: Label of the reference.
+            within: Labels by axis that a situation must have to count.
         """
-        found: dict[tuple[str, ...], list[float]] = {}
-        others = self.values.get(reference, {})
-        for key, own in self.values.get(method, {}).items():
-            other = others.get(key, {})
-            same = [value - other[seed] for seed, value in own.items() if seed in other]
-            if same:
-                found.setdefault(key[0], []).append(fmean(same))
-        return found
+        return self._means(method, within, lambda one: one.difference)
 
-    def means(self, method: str) -> dict[tuple[str, ...], float]:
-        """Return a method's mean score in each situation, over partitions and seeds.
+    def scores(self, method: str) -> dict[tuple[Hashable, str, str], float]:
+        """Return a method's score on every training, partition and seed that the reference has, too.
 
         Args:
             method: Label of the method.
         """
-        found: dict[tuple[str, ...], list[float]] = {}
-        for (situation, _), own in self.values.get(method, {}).items():
-            found.setdefault(situation, []).append(fmean(own.values()))
-        return {situation: fmean(values) for situation, values in found.items()}
+        return self._means(method, None, lambda one: None if one.difference is None else one.score)
+
+    def _means(
+        self, method: str, within: Mapping[str, str] | None, read: Callable[[Scored], float | None]
+    ) -> dict[tuple[Hashable, str, str], float]:
+        """Means over the situations of a training."""
+        found: dict[tuple[Hashable, str, str], list[float]] = {}
+        for (situation, partition), seeds in self.values.get(method, {}).items():
+            if within is None or within.items() <= dict(zip(self.axes, situation, strict=True)).items():
+                for seed, scored in seeds.items():
+                    if (value := read(scored)) is not None:
+                        training = self.trainings.get(situation, situation)
+                        found.setdefault((training, partition, seed), []).append(value)
+        return {key: fmean(values) for key, values in found.items()}
 
 
-def scores(lines: Iterable[Line], axes: Sequence[str], reference: str, view: View = "rounds", last: int = 5) -> Scores:
+def by_training(values: Mapping[tuple[Hashable, str, str], float]) -> dict[Hashable, float]:
+    """Return the mean over the partitions of each training, of the means over the seeds of each partition.
+
+    Args:
+        values: By training, partition and seed.
+    """
+    partitions: dict[tuple[Hashable, str], list[float]] = {}
+    for (training, partition, _), value in values.items():
+        partitions.setdefault((training, partition), []).append(value)
+    trainings: dict[Hashable, list[float]] = {}
+    for (training, _), own in partitions.items():
+        trainings.setdefault(training, []).append(fmean(own))
+    return {training: fmean(own) for training, own in trainings.items()}
+
+
+def scores(
+    lines: Iterable[Line],
+    axes: Sequence[str],
+    reference: str,
+    view: View = "rounds",
+    last: int = 5,
+    trainings: Mapping[Situation, Hashable] | None = None,
+) -> Scores:
     """Return the scores that are compared.
 
     Args:
         lines: Lines of `runs.csv`, those of compared runs.
         axes: Names of what situations differ in.
         reference: Label of the reference: the others are scored where they have spent as much compute or traffic as it
-            has at its last round, or at their own last round if they never do.
+            has at its last round, or at their own last round if they never do. Between two evaluations a score is
+            interpolated.
         view: What is equal when methods are compared.
         last: Number of evaluations whose mean is a score.
+        trainings: For each situation the training that it belongs to (see `Arena.trainings`).
     """
-    of: dict[str, dict[tuple[tuple[str, ...], str], dict[str, Line]]] = {}
-    for line in lines:
-        key = tuple(line[axis] for axis in axes), line["partition"]
-        of.setdefault(line["method"], {}).setdefault(key, {})[line["seed"]] = line
-    values: dict[str, dict[tuple[tuple[str, ...], str], dict[str, float]]] = {}
+    of: dict[str, dict[tuple[Situation, str], dict[str, Line]]] = {}
+    for line in sorted(lines, key=lambda line: line["stage"] == "traffic"):
+        if view == "traffic" or line["stage"] != "traffic":
+            key = tuple(line[axis] for axis in axes), line["partition"]
+            of.setdefault(line["method"], {}).setdefault(key, {})[line["seed"]] = line
+    values: dict[str, dict[tuple[Situation, str], dict[str, Scored]]] = {}
     for method, federations in of.items():
         for key, seeds in federations.items():
             for seed, line in seeds.items():
-                budget = of.get(reference, {}).get(key, {}).get(seed)
-                score = _score(line, budget, view, last)
-                if score is not None:
-                    values.setdefault(method, {}).setdefault(key, {})[seed] = score
-    return Scores(tuple(axes), values)
+                other = of.get(reference, {}).get(key, {}).get(seed)
+                scored = _scored(line, other, view, last)
+                if scored is not None:
+                    values.setdefault(method, {}).setdefault(key, {})[seed] = scored
+    return Scores(tuple(axes), values, trainings or {})
 
 
-def _score(line: Line, budget: Line | None, view: View, last: int) -> float | None:
-    """Return the score of a run in percent, once it has spent the run `budget`; None where that is not known."""
-    if view == "rounds":
-        return 100 * float(line["score"])
-    if budget is None:
-        return None
-    spent, most = float(line[_SPENT[view]]), float(budget[_SPENT[view]])
+def _scored(line: Line, other: Line | None, view: View, last: int) -> Scored | None:
+    """Return the score of a run once it has spent what the reference's spends; None where that is not known."""
+    share = 1.0
+    if view != "rounds":
+        if other is None:
+            return None
+        spent, most = float(line[_SPENT[view]]), float(other[_SPENT[view]])
+        share = most / spent if spent > most else 1.0
+    score = _mean(line, last, share)
+    if score is None or other is None:
+        return None if score is None else Scored(score, None)
+    if line["finish_megabytes"] or other["finish_megabytes"]:
+        last = 1
+    own, theirs = _mean(line, last, share), _mean(other, last)
+    return None if own is None or theirs is None else Scored(score, own - theirs)
+
+
+def _mean(line: Line, last: int, share: float = 1.0) -> float | None:
+    """Return the mean of a run's last evaluations in percent, until a share of its rounds; None if they begin later."""
     curve = [float(value) / 100 for value in line["curve"].split()]
-    share = most / spent if spent > most else 1.0
-    if share == 1.0:
-        return 100 * float(line["score"])
-    until = math.floor(share * len(curve) + 1e-9)
-    return fmean(curve[max(until - last, 0) : until]) if until else None
+    if line["finish_megabytes"]:
+        return curve[0] if share > 1 - _ROUNDING else None
+    until = share * len(curve)
+    at = [place for place in (until - back for back in range(last)) if place >= 1]
+    return fmean(np.interp(at, range(1, len(curve) + 1), curve).tolist()) if at else None
 
 
 def standings(found: Scores, reference: str) -> list[Standing]:
@@ -195,36 +275,37 @@ def standings(found: Scores, reference: str) -> list[Standing]:
 
     rows, tests = [], []
     for method in found.values:
-        by_situation = found.differences(method, reference)
-        if method == reference or not by_situation:
+        runs = found.differences(method)
+        if method == reference or not runs:
             continue
-        units = np.array([fmean(values) for values in by_situation.values()])
-        partitions = sum(map(len, by_situation.values()))
-        own = found.means(method)
+        units = np.array([*by_training(runs).values()])
         row = Standing(
             method=method,
-            situations=len(units),
-            federations=partitions,
-            score=fmean(own[situation] for situation in by_situation),
+            trainings=len(units),
+            federations=len({(training, partition) for training, partition, _ in runs}),
+            score=fmean(by_training(found.scores(method)).values()),
             difference=float(units.mean()),
             interval=_interval(units),
+            median=median(runs.values()),
             p=math.nan,
             ahead=float((units > 0).mean()),
             harmed=float((units < HARM).mean()),
+            collapsed=_collapsed(runs),
+            runs=len(runs),
         )
         rows.append(row)
         tests.append(float(stats.wilcoxon(units).pvalue) if len(units) >= _FEWEST and units.any() else math.nan)
     corrected = holm(np.array(tests, dtype=np.float64))
-    with_tests = [_with_p(row, p) for row, p in zip(rows, corrected.tolist(), strict=True)]
+    with_tests = [replace(row, p=p) for row, p in zip(rows, corrected.tolist(), strict=True)]
     return sorted(with_tests, key=lambda row: -row.difference)
 
 
-def _with_p(row: Standing, p: float) -> Standing:
-    return Standing(**{**vars(row), "p": p})
+def _collapsed(runs: Mapping[tuple[Hashable, str, str], float]) -> int:
+    return sum(value < COLLAPSED for value in runs.values())
 
 
 def _interval(units: FloatArray) -> tuple[float, float] | None:
-    """Interval of the mean by bootstrap over situations, bias-corrected and accelerated."""
+    """Interval of the mean by bootstrap over trainings, bias-corrected and accelerated."""
     from scipy import stats
 
     if len(units) < _FEWEST:
@@ -243,9 +324,9 @@ def _interval(units: FloatArray) -> tuple[float, float] | None:
 
 
 def ranks(found: Scores) -> Ranks:
-    """Rank the methods in every situation, and average the ranks.
+    """Rank the methods in every training, and average the ranks.
 
-    A method that lacks more than a tenth of the situations is left out; so is a situation that one of the remaining
+    A method that lacks more than a tenth of the situations is left out; so is a training that one of the remaining
     methods lacks.
 
     Args:
@@ -256,14 +337,16 @@ def ranks(found: Scores) -> Ranks:
     """
     from scipy import stats
 
-    means = {method: found.means(method) for method in found.values}
-    situations = found.situations
-    methods = [method for method, own in means.items() if len(own) >= _NEARLY_ALL * len(situations)]
-    blocks = [situation for situation in situations if all(situation in means[method] for method in methods)]
+    means = {method: by_training(found.differences(method)) for method in found.values}
+    trainings = list(dict.fromkeys(training for own in means.values() for training in own))
+    situations = {method: {situation for situation, _ in own} for method, own in found.values.items()}
+    most = len(set().union(*situations.values()))
+    methods = [method for method in means if len(situations[method]) >= _NEARLY_ALL * most]
+    blocks = [training for training in trainings if all(training in means[method] for method in methods)]
     left_out = tuple(method for method in means if method not in methods)
     if len(methods) < 2 or not blocks:
         return Ranks((), (), 0, math.nan, math.nan, left_out)
-    table = np.array([[means[method][situation] for method in methods] for situation in blocks])
+    table = np.array([[means[method][training] for method in methods] for training in blocks])
     average = stats.rankdata(-table, axis=1).mean(axis=0)
     number, size = len(blocks), len(methods)
     p = critical = math.nan
@@ -278,8 +361,8 @@ def ranks(found: Scores) -> Ranks:
     )
 
 
-def by_axis(found: Scores, reference: str, axis: str) -> dict[str, dict[str, tuple[float, int]]]:
-    """Return each method's mean difference and the number of situations, for every label of an axis.
+def by_axis(found: Scores, reference: str, axis: str) -> dict[str, dict[str, Part]]:
+    """Return how each method stands for every label of an axis.
 
     Args:
         found: The scores.
@@ -287,12 +370,13 @@ def by_axis(found: Scores, reference: str, axis: str) -> dict[str, dict[str, tup
         axis: Name of the axis.
     """
     at = found.axes.index(axis)
-    table: dict[str, dict[str, tuple[float, int]]] = {}
-    for method in found.values:
+    table: dict[str, dict[str, Part]] = {}
+    for method, own in found.values.items():
         if method == reference:
             continue
-        groups: dict[str, list[float]] = {}
-        for situation, values in found.differences(method, reference).items():
-            groups.setdefault(situation[at], []).append(fmean(values))
-        table[method] = {label: (fmean(values), len(values)) for label, values in groups.items()}
+        table[method] = {}
+        for label in dict.fromkeys(situation[at] for situation, _ in own):
+            if runs := found.differences(method, {axis: label}):
+                units = [*by_training(runs).values()]
+                table[method][label] = Part(fmean(units), median(runs.values()), len(units), _collapsed(runs))
     return table

@@ -16,13 +16,15 @@ from fedskew.report import SeedRun, with_finished
 
 FIGURES = (
     *("score", "accuracy", "worst_class", "target_accuracy", "validation", "curve"),
-    *("steps", "megabytes", "seconds", "diverged", "made", "failure"),
+    *("steps", "megabytes", "finish_megabytes", "finish_clients", "seconds", "diverged", "made", "failure"),
 )
 """Columns of a run's results.
 
 Accuracies are shares from 0 to 1, means over the last evaluations. `score` is the accuracy on the target mix, or
 `accuracy` where there is none. `curve`: the score of each evaluation in hundredths of a percent. `steps`: local steps
-in units of FedAvg's, so that a step with a further pass counts for more. `made`: version and revision of fedskew.
+in units of FedAvg's, so that a step with a further pass counts for more. `megabytes`: up and down, the finish's
+included, which `finish_megabytes` and `finish_clients` tell apart; empty without a finish, whose one evaluation is of
+the last round's model. `made`: version and revision of fedskew.
 `failure`: why this config can't be trained; all other columns are empty then.
 """
 
@@ -120,7 +122,9 @@ def _in_words(config: Config) -> str:
 
 def _row(config: Config, trained: SeedRun, last: int) -> dict[str, str]:
     run = with_finished([trained])[-1]
-    evaluations = [record.evaluation for record in run.rounds if record.round and record.evaluation is not None]
+    said = trained.summary.get("finished") or {}
+    finish = said if said.get("evaluation") else {}  # one that failed made no other model
+    evaluations = [one.evaluation for one in run.rounds if (one.round or finish) and one.evaluation is not None]
     validations = [record.validation for record in trained.rounds if record.round and record.validation is not None]
     end = evaluations[-last:]
     cost = methods.cost(methods.build(config.method, config.training.momentum))
@@ -135,12 +139,18 @@ def _row(config: Config, trained: SeedRun, last: int) -> dict[str, str]:
         "validation": _mean(one.score for one in validations[-last:]),
         "curve": " ".join(f"{10_000 * one.score:.0f}" for one in evaluations),
         "steps": f"{steps:.0f}",
-        "megabytes": f"{(summary['bytes_up'] + summary['bytes_down']) / 1e6:.4g}",
+        "megabytes": _megabytes(run.summary),
+        "finish_megabytes": _megabytes(finish) if finish else "",
+        "finish_clients": str(finish.get("clients", "")),
         "seconds": f"{summary['seconds']:.2f}",
         "diverged": str(summary["diverged"]),
         "made": "+".join(filter(None, made)),
         "failure": "",
     }
+
+
+def _megabytes(spent: Mapping[str, Any]) -> str:
+    return f"{(spent['bytes_up'] + spent['bytes_down']) / 1e6:.4g}"
 
 
 def _mean(values: Iterable[float | None]) -> str:

@@ -2,7 +2,8 @@
 
 Each method in each situation goes through the same steps. It tries the arena's learning rates; then, with the best
 of them, the values of its own parameter, and rates near the best one while its budget lasts. The values with the best
-validation score are trained on every partition with every seed.
+validation score are trained on every partition with every seed. A method with a finish is trained once more, for as
+many rounds fewer as its finish costs traffic.
 """
 
 from __future__ import annotations
@@ -29,13 +30,14 @@ class ArenaJob:
 
     Attributes:
         entry: The method in its situation.
-        stage: "tune" for runs that tune, "run" for runs that are compared.
+        stage: "tune" for runs that tune, "run" for runs that are compared, "traffic" for those with fewer rounds that
+            are compared at equal traffic in their place.
         config: The config.
         own: The value of the method's own parameter, as text; empty: the default.
     """
 
     entry: ArenaEntry
-    stage: Literal["tune", "run"]
+    stage: Literal["tune", "run", "traffic"]
     config: Config
     own: str = ""
 
@@ -55,7 +57,7 @@ class ArenaJob:
     @property
     def name(self) -> str:
         """Name in messages."""
-        of = f"partition {self.config.partition.seed}" if self.stage == "run" else "tuning"
+        of = "tuning" if self.stage == "tune" else f"partition {self.config.partition.seed}"
         own = f", {self.own}" if self.own else ""
         return f"{self.entry.name}, {of}, lr {self.config.training.lr:g}{own}"
 
@@ -86,7 +88,7 @@ class Plan:
     _made: dict[tuple[str, str], ArenaJob] = field(default_factory=dict, repr=False)
 
     def steps(self, runs: Mapping[str, Line]) -> list[list[ArenaJob]]:
-        """Return the jobs of each step: the rates, what else is tuned, and what is compared.
+        """Return the jobs of each step: the rates, what else is tuned, what is compared, and at equal traffic.
 
         Args:
             runs: The finished runs, by their hash.
@@ -96,7 +98,7 @@ class Plan:
         """
         steps: list[list[ArenaJob]] = [[], []]
         values = [_Values(None)]
-        if self.arena.rates:
+        if self._is_tuned:
             values = [_Values(rate) for rate in self.arena.rates]
             steps[0] = [self._tune(one) for one in values]
             if not _are_done(steps[0], runs):
@@ -106,8 +108,11 @@ class Plan:
             if not _are_done(steps[1], runs):
                 return steps
             values += further
-        best = _best(values, [*steps[0], *steps[1]], runs) if self.arena.rates else values[0]
-        return [*steps, [self._job("run", self._config(best, seed), best) for seed in self.arena.partitions]]
+        best = _best(values, [*steps[0], *steps[1]], runs) if self._is_tuned else values[0]
+        steps.append([self._job("run", self._config(best, seed), best) for seed in self.arena.partitions])
+        if self._has_finish and _are_done(steps[2], runs):
+            steps.append([self._paying(job, best, runs) for job in steps[2]])
+        return steps
 
     def missing(self, runs: Mapping[str, Line]) -> list[ArenaJob]:
         """Return the jobs that can be trained now; none when all are done.
@@ -136,7 +141,28 @@ class Plan:
     @property
     def number(self) -> int:
         """Number of runs in all."""
-        return self.arena.budget + len(self.arena.partitions) * len(self.entry.config.seeds)
+        compared = len(self.arena.partitions) * len(self.entry.config.seeds)
+        return (self.arena.budget if self._is_tuned else 0) + compared * (2 if self._has_finish else 1)
+
+    @property
+    def _is_tuned(self) -> bool:
+        return bool(self.arena.rates) and self.entry.config.training.rounds > 0  # no round, nothing to tune
+
+    @property
+    def _has_finish(self) -> bool:
+        return "finish" in self.entry.config.method
+
+    def _paying(self, job: ArenaJob, values: _Values, runs: Mapping[str, Line]) -> ArenaJob:
+        """Return a job whose rounds and finish need no more traffic than the given one's rounds alone."""
+        lines = [runs[key] for key in job.keys.values()]
+        shares = [
+            float(line["finish_megabytes"]) / (float(line["megabytes"]) - float(line["finish_megabytes"]))
+            for line in lines
+            if line["finish_megabytes"] and job.config.training.rounds
+        ]
+        rounds = math.floor(job.config.training.rounds * max(0.0, 1 - max(shares, default=0.0)))
+        training = job.config.training.model_copy(update={"rounds": rounds})
+        return self._job("traffic", job.config.model_copy(update={"training": training}), values)
 
     def _second(self, best: _Values) -> list[_Values]:
         """Return the values that are tried with the rest of the budget."""
@@ -149,7 +175,7 @@ class Plan:
         config = self._config(values, TUNING_SEED)
         return self._job("tune", config.model_copy(update={"seeds": [TUNING_SEED]}), values)
 
-    def _job(self, stage: Literal["tune", "run"], config: Config, values: _Values) -> ArenaJob:
+    def _job(self, stage: Literal["tune", "run", "traffic"], config: Config, values: _Values) -> ArenaJob:
         key = stage, config.hash
         return self._made.setdefault(key, ArenaJob(self.entry, stage, config, values.text))
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from fedskew.advice import evidence_bytes
 from fedskew.arena._arena import Arena
-from fedskew.arena._compare import VIEWS, Ranks, Scores, Standing, View, by_axis, ranks, scores, standings
+from fedskew.arena._compare import VIEWS, Part, Ranks, Scores, Standing, View, by_axis, ranks, scores, standings
 from fedskew.arena._evidence import evidence
 from fedskew.arena._run import ArenaState
 from fedskew.files import replacing, write_text, writing
@@ -18,12 +18,13 @@ from fedskew.tables import counted, csv_text, markdown_table
 _VIEW_WORDS: dict[View, str] = {
     "rounds": "At equal rounds",
     "compute": "At equal compute: the local steps of the reference's last round, a further pass counting for a third",
-    "traffic": "At equal traffic: the bytes, up and down, of the reference's last round",
+    "traffic": "At equal traffic: the bytes, up and down, of the reference's last round, a finish's among them",
 }
 EVIDENCE = "evidence.csv.gz"
 """Name of the table for `fedskew advise`."""
 
 _MOST_LABELS = 12
+_PARTS = "mean difference, median of runs (trainings; collapsed runs)"
 
 
 def write_comparison(state: ArenaState, out: Path) -> list[Path]:
@@ -40,7 +41,9 @@ def write_comparison(state: ArenaState, out: Path) -> list[Path]:
         RunError: They can't be written.
     """
     arena, folder = state.arena, state.arena.folder(out)
-    found = {view: scores(state.compared, arena.axes, arena.reference, view, arena.last) for view in VIEWS}
+    found = {
+        view: scores(state.compared, arena.axes, arena.reference, view, arena.last, arena.trainings) for view in VIEWS
+    }
     tables = {view: standings(of, arena.reference) for view, of in found.items()}
     ranked = ranks(found["rounds"])
     if not any(tables.values()):
@@ -68,18 +71,23 @@ def standing_table(rows: Sequence[Standing]) -> tuple[list[str], list[list[str]]
     Args:
         rows: The methods' standings.
     """
-    headings = ["method", "situations", "federations", "score", "difference", "95 %", "p", "ahead", "harmed"]
+    headings = [
+        *("method", "trainings", "federations", "score", "difference", "95 %", "median", "p", "ahead", "harmed"),
+        "collapsed",
+    ]
     return headings, [
         [
             row.method,
-            str(row.situations),
+            str(row.trainings),
             str(row.federations),
             f"{row.score:.1f}",
             f"{row.difference:+.1f}",
             "-" if row.interval is None else f"{row.interval[0]:+.1f} to {row.interval[1]:+.1f}",
+            f"{row.median:+.1f}",
             _p(row.p),
             f"{row.ahead:.0%}",
             f"{row.harmed:.0%}",
+            f"{row.collapsed} of {row.runs}",
         ]
         for row in rows
     ]
@@ -99,10 +107,14 @@ def comparison_notes(arena: Arena) -> list[str]:
     )
     return [
         tuned,
-        f"Difference: points ahead of {arena.reference}, paired on the same partition and seed, mean over situations; "
-        f"score: mean of the last {arena.last} evaluations, on the target mix where there is one, in %.",
-        "95 %: bootstrap over situations. p: Wilcoxon's signed ranks over situations, Holm-corrected for the methods. "
-        "Ahead, harmed: share of the situations in which it is ahead, or more than a point behind.",
+        "Training: situations that differ only in the label mix that models are scored on count as one; its score is "
+        "the mean of theirs.",
+        f"Difference: points ahead of {arena.reference}, paired on the same partition and seed, mean over trainings; "
+        f"score: mean of the last {arena.last} evaluations, on the target mix where there is one, in %. A finished "
+        f"model has one evaluation, and is compared with {arena.reference}'s of the same round.",
+        "95 %: bootstrap over trainings; median: over runs. p: Wilcoxon's signed ranks over trainings, "
+        "Holm-corrected for the methods. Ahead, harmed: share of the trainings in which it is ahead, or more than a "
+        "point behind. Collapsed: runs more than 20 points behind.",
     ]
 
 
@@ -132,7 +144,7 @@ def _page(state: ArenaState, found: dict[View, Scores], tables: dict[View, list[
         labels = list(dict.fromkeys(label for own in table.values() for label in own))
         if 1 < len(labels) <= _MOST_LABELS:
             cells = [[method, *(_cell(own.get(label)) for label in labels)] for method, own in table.items()]
-            lines += ["", f"## By {axis}", "", markdown_table(["method", *labels], cells, labels=1)]
+            lines += ["", f"## By {axis}: {_PARTS}", "", markdown_table(["method", *labels], cells, labels=1)]
     if state.failures:
         lines += ["", "## Not trained this time", "", *(f"- {line}" for line in state.failures)]
     return "\n".join([*lines, ""])
@@ -144,7 +156,7 @@ def _rank_lines(ranked: Ranks) -> Iterable[str]:
         [[method, f"{rank:.2f}"] for method, rank in zip(ranked.methods, ranked.ranks, strict=True)],
         labels=1,
     )
-    said = f"Over {counted(ranked.situations, 'situation')} that all of these methods have."
+    said = f"Over {counted(ranked.trainings, 'training')} that all of these methods have."
     if not math.isnan(ranked.critical):
         said += (
             f" Average ranks that are less than {ranked.critical:.2f} apart do not differ at 5 % (Nemenyi, all pairs)."
@@ -163,22 +175,26 @@ def _p(p: float, equals: str = "") -> str:
     return "< 0.001" if p < 0.0005 else f"{equals}{p:.3f}"
 
 
-def _cell(found: tuple[float, int] | None) -> str:
-    return "-" if found is None else f"{found[0]:+.1f} ({found[1]})"
+def _cell(part: Part | None) -> str:
+    if part is None:
+        return "-"
+    collapsed = f"; {part.collapsed}" if part.collapsed else ""
+    return f"{part.difference:+.1f}, {part.median:+.1f} ({part.trainings}{collapsed})"
 
 
 def _standing_lines(tables: dict[View, list[Standing]]) -> Iterable[list[Any]]:
     yield [
-        *("view", "method", "situations", "federations", "score", "difference", "low", "high", "p"),
-        *("ahead", "harmed"),
+        *("view", "method", "trainings", "federations", "score", "difference", "low", "high", "median", "p"),
+        *("ahead", "harmed", "collapsed", "runs"),
     ]
     for view, rows in tables.items():
         for row in rows:
             low, high = row.interval or (None, None)
             ends = [None if end is None else round(end, 4) for end in (low, high)]
             p = None if math.isnan(row.p) else float(f"{row.p:.4g}")
-            numbers = [round(row.score, 4), round(row.difference, 4), *ends, p]
-            yield [view, row.method, row.situations, row.federations, *numbers, row.ahead, row.harmed]
+            numbers = [round(row.score, 4), round(row.difference, 4), *ends, round(row.median, 4), p]
+            counts = [row.ahead, row.harmed, row.collapsed, row.runs]
+            yield [view, row.method, row.trainings, row.federations, *numbers, *counts]
 
 
 def _choice_lines(state: ArenaState) -> Iterable[list[Any]]:

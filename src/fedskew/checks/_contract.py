@@ -16,7 +16,7 @@ from torch import Tensor
 from fedskew import methods
 from fedskew.checks._file import FoundComponent
 from fedskew.checks._tiny import CLASSES, COUNTS, FEATURES, MOMENTUM, train
-from fedskew.components import has, make_component, with_clients
+from fedskew.components import covers, has, make_component, with_clients
 from fedskew.engine import (
     checked_aggregate,
     checked_choice,
@@ -31,12 +31,12 @@ from fedskew.errors import ArgumentError, BackendWarning, ComponentError, Fedske
 from fedskew.finish import Head, Known, Observed, Source
 from fedskew.hooks import Batch, Hooks
 from fedskew.labels import LabelCounts
-from fedskew.local_steps import StepSettings
-from fedskew.models import Outputs
+from fedskew.local_steps import StepSettings, steps_in_place
+from fedskew.models import FlatModel, Outputs
 from fedskew.objectives import Context
 from fedskew.report import SeedRun
 from fedskew.server_updates import reads_sums
-from fedskew.weighting import Answered
+from fedskew.weighting import Answered, BySums
 
 CLOSE = 1e-3
 
@@ -86,7 +86,7 @@ def check(found: FoundComponent, parameters: Mapping[str, Any]) -> list[Finding]
         findings.append(_tried(test, partial(_resumed, method, whole)))
         if found.slot in ("objective", "local_step"):
             test = "a cohort trained at once (backend 'cohort') agrees with one client after another"
-            findings.append(_tried(test, partial(_together, method, whole)))
+            findings.append(_tried(test, partial(_together, method, whole, found.slot)))
     return findings
 
 
@@ -163,17 +163,20 @@ def _same(one: _Trained, other: _Trained, what: str, cure: str) -> None:
         raise ComponentError(f"{what} end with different models; {cure}")
 
 
-def _together(method: dict[str, Any], whole: _Trained) -> None:
+_CURES = {
+    "objective": "leave out the rows that batch.mask does, and write no Python branch on values",
+    "local_step": "write no Python branch on values, and let step_in_place(), where there is one, take step()'s step",
+}
+
+
+def _together(method: dict[str, Any], whole: _Trained, slot: str) -> None:
     alone = whole[1]
     with warnings.catch_warnings():
         warnings.simplefilter("error", BackendWarning)  # it can't be mapped over clients
         together = train(method, "cohort")[1]
     apart = float((alone - together).abs().max())
     if not apart <= CLOSE * max(1.0, float(alone.abs().max())):
-        raise ComponentError(
-            f"the models differ by up to {apart:.2g}; leave out the rows that batch.mask does, and write no Python "
-            "branch on values"
-        )
+        raise ComponentError(f"the models differ by up to {apart:.2g}; {_CURES[slot]}")
 
 
 # ---- corner cases, by slot
@@ -223,6 +226,26 @@ _BATCHES = {
     "a client with one class": ([1, 1, 1], [0, 9, 0, 0]),
     "a batch of one sample": ([2], [1, 0, 3, 0]),
 }
+
+
+def _own_weights(component: Any) -> None:
+    by_sums = isinstance(component, BySums) and covers(component, "own_weight", "weigh")
+    if not by_sums or component.why_no_sums() is not None:
+        return
+    counts = np.tile(COUNTS.astype(float), (2, 1))
+    target = np.full(CLASSES, 1 / CLASSES)
+
+    def ask(question: Mapping[str, Any]) -> Any:
+        return np.sum([component.answer(row, question) for row in counts], axis=0)
+
+    announced = component.announce(ask, target, len(counts))
+    own = np.array([component.own_weight(row, announced) for row in counts])
+    weights = component.weigh(Answered(counts, counts.sum(axis=1), target, np.arange(len(counts))))
+    if not np.allclose(own, weights, rtol=CLOSE, atol=CLOSE / len(counts)):
+        raise ComponentError(
+            f"own_weight() gives {np.round(own[:6], 3).tolist()}, and weigh() {np.round(weights[:6], 3).tolist()}; "
+            "they are to be the same"
+        )
 
 
 def _losses(component: Any, scale: float, padding: int = 0) -> Iterator[tuple[str, Tensor, Tensor]]:
@@ -302,6 +325,42 @@ def _steps(component: Any) -> None:
                 )
             if not torch.equal(parameters, before) or not torch.equal(given, slope):
                 raise ComponentError("step() writes to its parameters or to the gradient; return new ones")
+
+
+def _in_place(component: Any) -> None:
+    in_place = steps_in_place(component)
+    if in_place is None:
+        return
+    for momentum in (0.0, 0.9):
+        layer = torch.nn.Linear(3, 2)
+        model = FlatModel(layer)
+        start, inputs = torch.linspace(-1, 1, len(model.vector)), torch.eye(3)
+
+        def objective(layer: torch.nn.Module = layer, inputs: Tensor = inputs) -> Tensor:
+            value: Tensor = layer(inputs).square().sum()
+            return value
+
+        def gradient(at: Tensor, model: FlatModel = model, objective: Callable[[], Tensor] = objective) -> Tensor:
+            model.write(at)
+            model.differentiate(objective())
+            return model.gradient
+
+        hooks = component if isinstance(component, Hooks) else Hooks()
+        kept = {"broadcast": hooks.broadcast(hooks.init_server(start, 6)), "client": hooks.init_client(start)}
+        settings = StepSettings(start.clone(), 0.1, momentum, 0.01, **kept)
+        parameters, carried = start, component.init(settings)
+        for _ in range(2):
+            parameters, carried = component.step(parameters, gradient, carried, settings)
+        model.write(start)
+        carried = component.init(settings)
+        for _ in range(2):
+            in_place.step_in_place(model, objective, [] if carried is None else model.parts(carried), settings)
+        apart = float((model.read() - parameters).abs().max())
+        if not apart <= CLOSE:
+            raise ComponentError(
+                f"step_in_place() and step() end up to {apart:.2g} apart after two steps with momentum {momentum:g}; "
+                "write both alike, or leave step_in_place() out: it is used in place of step()"
+            )
 
 
 def _cases_of_updates() -> dict[str, Tensor]:
@@ -394,12 +453,16 @@ _CASES: Mapping[str, tuple[tuple[str, Callable[[Any], None]], ...]] = {
     "selection": (("it chooses distinct clients of the pool: 1, half and all of 1 to 20", _distinct_clients),),
     "weighting": (
         ("weights are finite, not negative, sum 1: for one client, an empty one, several", _weights_sum_to_one),
+        ("own_weight(), where it has one, gives the weights that weigh() gives", _own_weights),
     ),
     "objective": (
         ("loss and gradient are finite: one class, one sample, logits 0 and large", _finite_losses),
         ("rows that the mask leaves out change nothing", _masked_losses),
     ),
-    "local_step": (("steps are finite and write to nothing: with and without momentum, gradient 0", _steps),),
+    "local_step": (
+        ("steps are finite and write to nothing: with and without momentum, gradient 0", _steps),
+        ("step_in_place(), where it has one, takes the step that step() takes", _in_place),
+    ),
     "aggregation": (("what it returns is finite: one update, zeros, updates that cancel out", _aggregates),),
     "server_update": (
         ("the next model is finite: one update, zeros, updates that cancel out", _updates),

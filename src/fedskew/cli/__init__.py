@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
 import warnings
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -30,7 +32,7 @@ from fedskew.cli import (
     target,
 )
 from fedskew.cli.console import Console
-from fedskew.errors import BackendWarning, DataWarning, FedskewError
+from fedskew.errors import BackendWarning, DataWarning, FedskewError, in_one_line
 
 app = typer.Typer(
     name="fedskew",
@@ -83,11 +85,11 @@ def options(
 
 
 def _as_note(show: Callable[..., None]) -> Callable[..., None]:
-    """Make `warnings.showwarning` print each warning of ours once, as one line, and show all others as before."""
+    """Make `warnings.showwarning` print each warning of ours, and Pillow's of large images, once and as one line."""
     shown: set[str] = set()
 
     def note(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
-        if not issubclass(category, DataWarning | BackendWarning):
+        if not issubclass(category, DataWarning | BackendWarning) and category.__module__ != "PIL.Image":
             return show(message, category, *place, **more)
         if str(message) in shown:
             return None
@@ -98,24 +100,34 @@ def _as_note(show: Callable[..., None]) -> Callable[..., None]:
     return note
 
 
+def _in_one_line(error: Exception) -> str:
+    """Return an error's message; of what a file made too large or too deep also what to do."""
+    if isinstance(error, FedskewError):
+        return str(error)
+    what = "takes more memory than there is" if isinstance(error, MemoryError) else "is nested too deeply to be read"
+    return f"what was given {what} ({in_one_line(error)}); --debug, before the command, shows where"
+
+
 def main() -> None:
     """Run the command line; an error of ours is one line and the exit status that it names.
 
     A user's own `module:Class` is found in the folder that the command is given in, as with `python -m fedskew`.
     """
     sys.path.insert(0, "")
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores what stops a run
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("always", DataWarning)
             warnings.simplefilter("always", BackendWarning)
             warnings.showwarning = _as_note(warnings.showwarning)
             app()
-    except FedskewError as error:
+    except (FedskewError, MemoryError, RecursionError) as error:
         if "--debug" in sys.argv:
             raise
         console = Console(stderr=True, soft_wrap=True, quiet=torchrun.rank() > 0)
-        console.print(f"fedskew: {error}", markup=False, highlight=False, style="red")
-        sys.exit(error.exit_code)
+        console.print(f"fedskew: {_in_one_line(error)}", markup=False, highlight=False, style="red")
+        sys.exit(error.exit_code if isinstance(error, FedskewError) else 1)
     except KeyboardInterrupt:
         Console(stderr=True, quiet=torchrun.rank() > 0).print("stopped")
         sys.exit(130)

@@ -10,8 +10,9 @@ import typer
 from rich.padding import Padding
 
 from fedskew.cli.console import Console
+from fedskew.cli.options import TrustCode
 from fedskew.cli.page import bullet, empty_table, escaped, heading, print_json, print_note, some_of
-from fedskew.cli.target import mix_method, sentences
+from fedskew.cli.target import check_samples, mix_method, mix_values, sentences
 from fedskew.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -49,12 +50,20 @@ def adapt(
         Literal["stop", "warn"],
         typer.Option("--on-misfit", help="What to do where the target's samples are no mix of the held-out classes."),
     ] = "stop",
+    trust_code: TrustCode = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Write the moved model even from few samples, or if it is expected to lose.")
+    ] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Make it anew; a moved model that is there goes to earlier/ beside it.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a page.")] = False,
 ) -> None:
     """Move a trained model to the label mix of the place where it will be used, from unlabelled samples of that place.
 
     Takes seconds; no weight changes. The run's folder gets `adapted.safetensors`, and `fedskew predict RUN --adapted`
-    uses it. What is printed says how many more of the target's samples the model should get right.
+    uses it. What is printed says how many more of the target's samples the model should get right. From fewer than 30
+    samples, or where it should get fewer right, nothing is written (exit status 2).
 
     Example: fedskew adapt runs/my-1a2b3c4d --target-data new-images/ --held-out labelled/
 
@@ -65,7 +74,7 @@ def adapt(
     from fedskew import data, experiment
 
     wanted = mix_method(method)
-    model = experiment.load(run, seed=seed, best=best, finished=finished)
+    model = experiment.load(run, seed=seed, best=best, finished=finished, trust_code=trust_code)
     finish = experiment.read(model.file.with_name("config.toml")).method.get("finish", {}) if finished else {}
     if finish.get("name") == "adapt":
         raise ArgumentError(
@@ -74,28 +83,38 @@ def adapt(
         )
     labelled = experiment.held_out_of(model) if held_out is None else experiment.read_labelled(held_out, model)
     samples = torch.cat([some.inputs for some in data.unlabelled(target_data, model.in_shape)])
+    check_samples(len(samples), target_data[0])
     found = experiment.adaptation(model, samples, labelled, wanted, normalised=(False, held_out is None))
     if found.estimate.misfit and on_misfit == "stop":
         raise ArgumentError(
             f"{target_data[0]}: {sentences(found.estimate, model.classes)[0]} Nothing was written; --on-misfit warn "
             "adapts the model in spite of that"
         )
-    path = experiment.save_adaptation(found)
+    path = None if found.doubt and not force else experiment.save_adaptation(found, fresh=fresh)
     if as_json:
         print_json(_values(found, model, path))
-        return
+    else:
+        _print(found, model, path)
+    if path is None:
+        raise ArgumentError(f"{target_data[0]}: {found.doubt}. Nothing was written; --force writes the moved model")
+
+
+def _print(found: Adaptation, model: TrainedModel, path: Path | None) -> None:
     console = Console(highlight=False)
-    heading(console, f"What the target's {len(samples):,} samples say")
+    heading(console, f"What the target's {found.samples:,} samples say")
     plain, gain, low, high = found.expected()
+    least, most = found.accuracy_interval()
     for sentence in (
         *sentences(found.estimate, model.classes),
-        f"Expected accuracy there: {plain:.1%} as the model is, {plain + gain:.1%} when moved "
-        f"({100 * gain:+.1f} points, 95 % interval {100 * low:+.1f} to {100 * high:+.1f}).",
+        f"Expected accuracy there: {plain:.1%} as the model is (95 % interval {least:.1%} to {most:.1%}), "
+        f"{plain + gain:.1%} when moved ({100 * gain:+.1f} points, 95 % interval "
+        f"{100 * low:+.1f} to {100 * high:+.1f}).",
     ):
         console.print(Padding(bullet(sentence), (0, 0, 0, 1)))
     heading(console, f"Classes ({found.held_out.sum():,} held-out samples)")
     _print_classes(console, found, model)
-    console.print(f"\nadapted: {path}", soft_wrap=True, markup=False)
+    if path is not None:
+        console.print(f"\nadapted: {path}", soft_wrap=True, markup=False)
 
 
 def _print_classes(console: Console, found: Adaptation, model: TrainedModel) -> None:
@@ -117,23 +136,28 @@ def _print_classes(console: Console, found: Adaptation, model: TrainedModel) -> 
     print_note(console, listed, len(found.plain), f"the {len(listed)} with the largest share; all with --json")
 
 
-def _values(found: Adaptation, model: TrainedModel, path: Path) -> dict[str, Any]:
+def _values(found: Adaptation, model: TrainedModel, path: Path | None) -> dict[str, Any]:
     plain, gain, low, high = found.expected()
-    estimate = found.estimate
 
     def numbers(values: np.ndarray) -> list[float | None]:
         return [value if np.isfinite(value) else None for value in values.tolist()]
 
     return {
-        "file": str(path),
-        "classes": list(model.classes),
-        "mix": estimate.mix.tolist(),
-        "interval": estimate.interval().tolist(),
-        "p_value": estimate.p_value if estimate.dof else None,
-        "misfit": estimate.misfit,
+        "file": None if path is None else str(path),
+        "doubt": found.doubt,
+        **mix_values(found.estimate, model.classes),
+        "samples": found.samples,
+        "held_out": found.held_out.tolist(),
         "temperature": found.calibration.temperature if np.isfinite(found.calibration.temperature) else None,
         "biases": numbers(found.calibration.biases),
-        "expected": {"accuracy": plain, "gain": gain, "interval": [low, high]},
+        "expected": {
+            "accuracy": plain,
+            "accuracy_interval": list(found.accuracy_interval()),
+            "adapted_accuracy": plain + gain,
+            "gain": gain,
+            "gain_interval": [low, high],
+        },
         "accuracy": numbers(found.plain),
         "adapted_accuracy": numbers(found.adapted),
+        "gains": [numbers(gains) for gains in found.gains],
     }

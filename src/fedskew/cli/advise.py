@@ -120,10 +120,11 @@ def advise(
         return
     console = Console(highlight=False)
     print_advice(console, found)
-    heading(console, "What each method gained there, in points")
-    _print_methods(console, found)
+    if found.supported:
+        heading(console, "What each method gained there, in points")
+        _print_methods(console, found)
     heading(console, "The nearest simulated federations")
-    near = empty_table(("federation", "left"), ("distance", "right"), ("best", "left"))
+    near = empty_table(("federation", "left"), ("distance", "right"), ("best there", "left"))
     for one in found.neighbours[:_SHOWN]:
         near.add_row(escaped(one.federation), f"{one.distance:.2f}", f"{one.best[0]} {one.best[1]:+.1f}")
     console.print(near)
@@ -164,11 +165,9 @@ def print_advice(console: Console, found: Advice) -> None:
         console: Where to print.
         found: The advice.
     """
-    from fedskew.methods import PRESETS
-
     sentences = found.sentences()
-    if found.method in PRESETS and found.method != "fedavg":
-        sentences.append(f"fedskew methods {found.method} says what it asks of clients and reveals.")
+    if found.method not in (None, "fedavg"):
+        sentences.append("fedskew methods NAME says what a method asks of clients and reveals.")
     heading(console, "Which method")
     for sentence in sentences:
         console.print(Padding(bullet(sentence), (0, 0, 0, 1)))

@@ -74,7 +74,7 @@ def arena(
 
     After the rates, a method tries the values of one parameter of its `own`, or further rates. A method or situation
     that is added later costs only its own runs. Methods are compared on the same partition and seed, at equal rounds,
-    equal compute and equal traffic, with intervals by bootstrap over situations, ranks and their critical difference.
+    equal compute and equal traffic, with intervals by bootstrap over trainings, ranks and their critical difference.
 
     Examples:
 
@@ -145,11 +145,15 @@ def print_time(console: Console, missing: list[tuple[ArenaJob, int]], only: bool
 
     with console.status("measuring a few steps"), shared_data():
         found = [
-            (None if (seconds := estimate_run(job.config.for_seed(job.config.seeds[0]))) is None else seconds * runs)
+            seconds
+            if isinstance(seconds := estimate_run(job.config.for_seed(job.config.seeds[0])), str)
+            else seconds * runs
             for job, runs in missing
         ]
-    seconds, runs = sum(filter(None, found)), sum(number for _, number in missing)
-    if seconds >= 60:
+    seconds, runs = sum(one for one in found if not isinstance(one, str)), sum(number for _, number in missing)
+    if unknown := [one for one in found if isinstance(one, str)]:
+        console.print(f"Time: unknown; {unknown[0]}.", highlight=False, markup=False, soft_wrap=True)
+    elif seconds >= 60:
         console.print(
             f"Time: about {in_words(seconds)} for {counted(runs, 'run')}, one after another on this machine's CPU "
             "(from some measured steps; clients and seeds that train together take less).",
@@ -163,7 +167,8 @@ def print_time(console: Console, missing: list[tuple[ArenaJob, int]], only: bool
 def _print(console: Console, whole: Arena, compared: tuple[Mapping[str, str], ...]) -> None:
     from fedskew.arena import comparison_notes, scores, standing_table, standings
 
-    rows = standings(scores(compared, whole.axes, whole.reference, last=whole.last), whole.reference)
+    found = scores(compared, whole.axes, whole.reference, last=whole.last, trainings=whole.trainings)
+    rows = standings(found, whole.reference)
     if not rows:
         console.print(f"Nothing can be compared with {whole.reference} yet.")
         return

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
@@ -15,13 +15,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedskew.cli.console import Console
+from fedskew.cli.options import TrustCode
+from fedskew.own_code import away_from_current_folder, refused
 from fedskew.tables import counted
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from fedskew.data import Dataset
-    from fedskew.deploy import Agreement, Lie, LocalFederation
+    from fedskew.deploy import Agreement, Draft, LocalFederation, Rehearsal
     from fedskew.experiment import Config
-    from fedskew.sums import Key
 
 app = typer.Typer(
     help="A real federation on Flower: data stays at its sites.", no_args_is_help=True, rich_markup_mode="markdown"
@@ -59,8 +62,8 @@ LOCAL: dict[str, Any] = {
 }
 
 
-WEIGHT_LIMIT = 0.5
-"""The most that one of three sites or more may count for, where the config does not say."""
+NOT_YET = "it takes the app's own code, which nothing runs before the app is agreed to"
+"""Why a name is not imported while an app is only looked at."""
 
 
 @app.command()
@@ -99,14 +102,23 @@ def init(
             f"takes {PASSPHRASE} from the environment.",
         ),
     ] = False,
+    wheel: Annotated[
+        Path | None,
+        typer.Option(
+            help="A wheel of this version of fedskew, for sites whose package index has none: it is put into each "
+            "folder. pip wheel --no-deps makes it of the source.",
+            show_default=False,
+        ),
+    ] = None,
     changes: Annotated[list[str] | None, SET] = None,
     data_root: Annotated[Path | None, typer.Option(help="Folder of the data sets; default: FEDSKEW_DATA.")] = None,
 ) -> None:
     """Write a federation's folder: the app, TLS certificates, and a key, a data file and a start script for every site.
 
     Class names, the shape of a sample and its normalisation are taken from the config's data, or given by --classes and
-    --shape where the data is not on this machine. With three sites or more, no site's update may count for more than
-    half (training.weight_limit), unless the config says otherwise.
+    --shape where the data is not on this machine. Where three sites or more take part in a round, and the config says
+    nothing else, no site's update counts for more than half, or twice an equal share (training.weight_limit; 0.4 with
+    masked updates), or is longer than the round's median (method.aggregation = norm_clipping).
 
     With --updates masked every site also gets a key of its own by which its updates are masked; the public halves
     stand in deploy.toml. A site that trusts nobody with its key makes it itself (docs/deploy.md).
@@ -121,10 +133,12 @@ def init(
         fedskew deploy init shops --config run.toml --sites a,b --classes shoe,hat --shape 3,32,32
 
         fedskew deploy init clinics --config run.toml --sites north,south --target-site new --set target.mix=estimate
+
+        fedskew deploy init shops --config run.toml --sites a,b --wheel fedskew-0.1.0-py3-none-any.whl
     """
     _require_flower()
     from fedskew.cli.options import changed_keys
-    from fedskew.deploy import Address, write_federation
+    from fedskew.deploy import Address, draft, write_federation
     from fedskew.errors import ConfigError
     from fedskew.experiment import read
 
@@ -133,88 +147,107 @@ def init(
     whole = read(config, changed_keys(changes, None, None, data_root))
     if (classes is None) != (shape is None):
         raise ConfigError("--classes, --shape: give both, or neither where the config's data is on this machine")
-    agreed: dict[str, Any] = {
-        "sites": _names(sites, "--sites"),
-        "label_counts": label_counts,
-        "epsilon": epsilon,
-        "target_site": target_site,
-    }
     if classes is not None and shape is not None:
-        agreed |= {"classes": _names(classes, "--classes"), "shape": _numbers(shape)}
+        samples: dict[str, Any] = {"classes": _names(classes, "--classes"), "shape": _numbers(shape)}
     else:
-        agreed |= _kind(_dataset(whole))
-    keys = _mask_keys(_updates(updates, label_counts, whole), agreed)
-    if keys is not None:
-        whole = whole.with_value("engine.updates", "masked")  # so that the same config simulates the same
-    if label_counts == "summed":
-        whole = whole.with_value("engine.label_counts", "summed")
-    if len(agreed["sites"]) >= 3 and whole.training.weight_limit is None:
-        whole = whole.with_value("training.weight_limit", WEIGHT_LIMIT)
-    if whole.privacy is not None and label_counts == "exact":
-        agreed["evaluation"] = "none"
-        Console().print(
-            "evaluation = 'none' is written to deploy.toml, as confusion matrices would have no noise; change it to "
-            "'confusion' before sites agree, if sums of these may be known",
-            soft_wrap=True,
-            highlight=False,
-        )
-    write_federation(folder, whole, _agreement(agreed), place, _images_table(whole), target, secret, keys)
+        samples = _kind(_dataset(whole))
+    made = draft(whole, _names(sites, "--sites"), samples, label_counts, epsilon, updates, target_site)
+    images = _images_table(whole)
+    played = write_federation(folder, made.config, made.agreement, place, images, target, secret, made.mask_keys, wheel)
+    _print_notes(made, played)
     Console().print(
         f"{folder}/README.md says who does what; send {folder}/sites/NAME to that site alone", soft_wrap=True
     )
 
 
 @app.command("check")
-def check_federation(folder: Annotated[Path, FOLDER]) -> None:
-    """Check a federation's folder before it runs: that server and sites can play its config, what bounds a site that
-    lies, and how much weight a lie about its own label counts gains it under this method.
+@away_from_current_folder()
+def check_federation(folder: Annotated[Path, FOLDER], trust_code: TrustCode = False) -> None:
+    """Check a federation's folder before it runs: that server and sites can play its config, what stands still where a
+    site is lost, what bounds a site that lies, and how much weight a lie about its own label counts gains it.
 
-    The label counts are those of the newest run, where there is one, else an example.
+    The label counts are those of the newest run, where there is one, else an example. Nothing that the folder's app
+    names of its own is run, unless you trust it.
 
-    Example:
+    Examples:
 
         fedskew deploy check hospitals
+
+        fedskew deploy check hospitals --trust-code      (with a network or a component of your own in hospitals/app)
     """
+    from fedskew.deploy import asked_of_site, other_code, read_app, running
+    from fedskew.errors import ConfigError
+    from fedskew.experiment import outline
+
+    app = folder / "app"
+    files = read_app(app)
+    if code := other_code(files):
+        said = f"CODE THAT IS NOT AS FEDSKEW WRITES IT, and would run at the sites: {', '.join(code)}. Read it."
+        Console(soft_wrap=True, highlight=False).print(said, markup=False, style="bold red")
+    asked = asked_of_site(outline(app / "run.toml").model_dump())
+    if asked and not trust_code:
+        key, name = next(iter(asked.items()))
+        raise ConfigError(
+            f"{app / 'run.toml'}: {key}: {name!r} is the app's own, and to check the app would run or open it here; "
+            "read it, and if you trust it add --trust-code"
+        )
+    with running(files) if asked else refused(NOT_YET):
+        _check_federation(folder)
+
+
+def _check_federation(folder: Path) -> None:
+    """Check the folder of a federation whose own code, if it has any, may run."""
+    import numpy as np
+
     from fedskew.cli.tables import lies_table
     from fedskew.deploy import (
-        attempts_in_words,
         check_config,
         check_target_file,
+        lies,
+        limit_in_words,
+        losses_in_words,
         noise_in_words,
         read_agreement,
+        rehearse,
         target_site_in_words,
     )
     from fedskew.experiment import read
-    from fedskew.labels import read_target
 
     config, agreed = read(folder / "app" / "run.toml"), read_agreement(folder / "app" / "deploy.toml")
     target = folder / "server" / "target.csv"
-    mix = read_target(target, agreed.classes) if target.exists() else None
-    check_config(config, agreed, has_target=mix is not None)
-    check_target_file(config, target if target.exists() else None)
+    place = target if target.exists() else None
+    check_config(config, agreed, has_target=place is not None)
+    check_target_file(config, place)
+    counts, whose = _paper_counts(folder, agreed)
+    played = rehearse(config, agreed, place, counts)
     console = Console(soft_wrap=True, highlight=False)
     console.print(f"{folder}: can be played, by {counted(len(agreed.sites), 'site')}", markup=False)
-    limit = config.training.weight_limit
-    whose = "a site" if agreed.updates == "plain" else "an honest site"
     for line in (
-        f"updates = masked: the server sees sums over {agreed.sum_sites} sites at least, so that nothing bounds "
-        "what a site that lies sends"
+        f"updates = masked: the server sees sums over {agreed.sum_sites} sites at least, one of a round, so that "
+        "nothing bounds what a site that lies sends, and a round is lost with a site that masks and does not open"
         if agreed.updates == "masked"
         else f"norm_limit = {agreed.norm_limit:g}, norm_action = {agreed.norm_action}: what is so many times as large "
         f"as is likely is {'left out' if agreed.norm_action == 'leave_out' else 'counted, and only reported'}",
-        "training.weight_limit: none; one site may have all of the weight"
-        if limit is None
-        else f"training.weight_limit = {limit:g}: the largest share of the weight that {whose} can have",
+        limit_in_words(played),
         f"method.aggregation: {config.method.get('aggregation', {'name': 'mean'})['name']}",
-        *attempts_in_words(config, agreed),
+        *losses_in_words(played),
+        "directions: updates are compared with those of sites that told the same labels, from four sites in a round"
+        if agreed.updates == "plain" and agreed.label_counts == "exact"
+        else "directions: not compared, as that takes exact label counts and updates that are not masked",
         *noise_in_words(config),
         *target_site_in_words(config, agreed),
     ):
         console.print(line, markup=False)
-    console.print(lies_table(*_lies_of(folder, config, agreed, mix)), soft_wrap=False)
+    mix, training = played.federation.target, config.training
+    if mix is None:
+        mix = np.full(counts.shape[1], 1 / counts.shape[1])
+        whose = f"{whose}, and a target of equal shares, as nobody knows its mix yet"
+    gains = lies(played.made.method, counts, mix, training.participation, training.weight_limit)
+    console.print(lies_table(gains, whose), soft_wrap=False)
 
 
 @app.command()
+@away_from_current_folder()
 def site(
     check: Annotated[Path, typer.Option(help="The site's data.toml.", show_default=False)],
     agreement: Annotated[
@@ -230,6 +263,7 @@ def site(
 ) -> None:
     """Check before a site joins that its data fits the federation, list everything that will leave the site, and agree.
 
+    Looking runs nothing of the app: what only its own code could tell is unknown until you agree, and worked out then.
     What you agree to is written to agreed.toml beside data.toml, with the hash of the app's files. The site refuses
     whatever goes beyond it, whatever the server sends. Do this again when the server changes its app, when the site has
     trained in all rounds that were agreed on, or, with noisy label counts, when the site's data changed.
@@ -245,7 +279,7 @@ def site(
         accept_terms,
         app_changes,
         app_hash,
-        attempts_in_words,
+        asked_of_site,
         disclosures,
         key_fingerprint,
         load_site,
@@ -255,21 +289,26 @@ def site(
         read_app,
         read_mask_key,
         read_terms,
+        running,
         standing_app,
         take_offered,
         terms_path,
     )
     from fedskew.errors import ConfigError
-    from fedskew.experiment import read
+    from fedskew.experiment import outline, read
 
     if not check.is_file():
         raise ConfigError(f"{check}: there is no such file; every site's folder has a data.toml")
     place = agreement or standing_app(check.parent)
     files = read_app(place)
-    agreed, config = read_agreement(place / "deploy.toml"), read(place / "run.toml")
+    agreed, config = read_agreement(place / "deploy.toml"), outline(place / "run.toml")
     data, path = load_site(check, agreed), terms_path(check)
     before = read_terms(path) if path.exists() else None
-    terms = propose_terms(app_hash(files), config, agreed, data, before)
+    may_build = not asked_of_site(config.model_dump())
+    with refused(NOT_YET):
+        config = read(place / "run.toml") if may_build else config
+        terms = propose_terms(app_hash(files), config, agreed, data, before, may_build)
+        leaves = disclosures(config, agreed, data, may_build)
     console, copy = Console(highlight=False), check.parent / "app"
     _print_server_check(console, check)
     if not data.is_unlabelled:
@@ -278,15 +317,19 @@ def site(
         samples = counted(len(data.unlabelled()), "sample")
         others = "; it has no others, and does not train" if data.is_unlabelled else ""
         console.print(f"As the target site this site has {samples} without labels{others}", soft_wrap=True)
-    console.print(disclosure_table(disclosures(config, agreed, data), agreed))
     noise = None if config.privacy is None else config.privacy.noise
-    console.print(terms_table(terms, data, agreed.classes, before, other_code(files), noise))
+
+    def show() -> None:
+        console.print(disclosure_table(leaves, agreed))
+        console.print(terms_table(terms, data, agreed.classes, before, other_code(files), noise))
+
+    show()
     lines = []
     if agreed.updates == "masked":
         name, _ = read_mask_key(check, agreed.keys)
         lines += [
-            f"Updates are masked among {', '.join(agreed.names)}: a sum is over {agreed.sum_sites} of these or more.",
-            *attempts_in_words(config, agreed),
+            f"Updates are masked among {', '.join(agreed.names)}: a sum is over {agreed.sum_sites} of these or more, "
+            "and this site opens one of a round.",
             f"Their keys are {key_fingerprint(agreed.keys)}: compare this with the other sites, by telephone. Where "
             "it differs, somebody was given another's key.",
             f"It masks with {check.with_name('mask.key')}, whose public half deploy.toml has for {name}. Whoever has "
@@ -306,7 +349,13 @@ def site(
     asks = sys.stdin.isatty() and sys.stdout.isatty()
     if before is not None and before == terms.model_copy(update={"agreed": before.agreed}) and not agree:
         result = f"this site agreed to this at {before.agreed}; --agree renews it, and counts rounds anew"
-    elif agree or (asks and typer.confirm(f"Agree, and write {path}?")):
+    elif agree or (asks and typer.confirm(f"Agree{'' if may_build else ', run its code'}, and write {path}?")):
+        if not may_build:
+            with running(files) as held:
+                config = read(held / "run.toml")
+                terms = propose_terms(app_hash(files), config, agreed, data, before)
+                leaves = disclosures(config, agreed, data)
+            show()
         accept_terms(terms, check, data.state, before)
         if agreement is None:
             take_offered(check.parent)
@@ -349,12 +398,14 @@ def local(
         Address,
         LocalFederation,
         agree,
+        draft,
         free_port,
+        renamed_folders,
         site_names,
         write_federation,
         write_images,
     )
-    from fedskew.errors import ConfigError
+    from fedskew.errors import ConfigError, StandstillError
     from fedskew.experiment import make_task, put, read, resolve
 
     changed = changed_keys(changes, None, None, data_root)
@@ -373,18 +424,13 @@ def local(
         raise ConfigError(
             f"--sites: the config's data has {counted(len(names), 'client')} of its own, not {sites}; leave --sites out"
         )
-    agreed = {"sites": names, "label_counts": label_counts, "epsilon": epsilon} | _kind(task.dataset)
-    keys = _mask_keys(_updates(updates, label_counts, whole), agreed)
-    if keys is not None:
-        whole = whole.with_value("engine.updates", "masked")
-        if whole.training.weight_limit is None:
-            whole = whole.with_value("training.weight_limit", WEIGHT_LIMIT)
-    if label_counts == "summed":
-        whole = whole.with_value("engine.label_counts", "summed")
+    made = draft(whole, names, _kind(task.dataset), label_counts, epsilon, updates)
     port = free_port()
     shares = task.partition.indices[: len(names)]
-    address, images = Address("127.0.0.1", port), _images_table(whole)
-    write_federation(folder, whole, _agreement(agreed), address, images, mask_keys=keys)
+    address, renamed = Address("127.0.0.1", port), renamed_folders(task.dataset.classes)
+    images = _images_table(whole) | ({"classes": renamed} if renamed else {})
+    played = write_federation(folder, made.config, made.agreement, address, images, mask_keys=made.mask_keys)
+    _print_notes(made, played)
     write_images(task.dataset, shares, [folder / "sites" / name / "images" for name in names])
     for name in names:
         agree(folder / "sites" / name / "data.toml", folder / "app")
@@ -394,12 +440,14 @@ def local(
     try:
         with _stopped_by_signals(), LocalFederation(folder, port, tuple(names)) as federation:
             console.print(f"server and sites are running, with TLS and node keys; logs: {folder / 'logs'}")
-            summary = _train(console, federation)
+            summary, still = _train(console, federation)
     except KeyboardInterrupt:
         console.print(f"stopped, server and sites too; what was trained is in {folder}")
         raise typer.Exit(130) from None
     console.print(_result(summary))
     console.print(f"report: {next((folder / 'server' / 'runs').glob('*/report.html'))}")
+    if still:
+        raise StandstillError(still)
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -534,6 +582,8 @@ def _passphrase(new: bool) -> bytes:
     from fedskew.errors import ConfigError
 
     given = os.environ.get(PASSPHRASE)
+    if given is None and not sys.stdin.isatty():
+        raise ConfigError(f"passphrase: there is no terminal to ask at; set {PASSPHRASE} in the environment")
     if given is None:
         given = typer.prompt("Passphrase of the authority's key", hide_input=True, confirmation_prompt=new)
     if not given:
@@ -541,31 +591,19 @@ def _passphrase(new: bool) -> bytes:
     return str(given).encode()
 
 
-def _lies_of(folder: Path, config: Config, agreed: Agreement, mix: Any) -> tuple[Sequence[Lie], str]:
-    """Return what lies gain in a federation, and whose label counts they were worked out with."""
+def _paper_counts(folder: Path, agreed: Agreement) -> tuple[NDArray[Any], str]:
+    """Return label counts to play a federation with on paper, and whose they are."""
     import json
 
     import numpy as np
 
-    from fedskew import methods
-    from fedskew.deploy import example_counts, lies
-    from fedskew.experiment import target_mix
+    from fedskew.deploy import example_counts
 
-    classes, training = len(agreed.classes), config.training
     runs = sorted((folder / "server" / "runs").glob("*/deployment.json"), key=lambda path: path.stat().st_mtime)
-    counts, whose = example_counts(len(agreed.sites), classes), "made-up label counts"
-    if runs and agreed.label_counts in ("exact", "noisy"):
-        counts = np.array(json.loads(runs[-1].read_text(encoding="utf-8"))["label_counts"], dtype=np.float64)
-        whose = f"the label counts of {runs[-1].parent.name}"
-    if mix is None and config.target.is_estimated:
-        mix, whose = (
-            np.full(classes, 1 / classes),
-            f"{whose}, and a target of equal shares, as nobody knows its mix yet",
-        )
-    elif mix is None:
-        mix = target_mix(config.target.mix, classes, {"pooled": counts.sum(axis=0)}, {})
-    method = methods.build(config.method, training.momentum)
-    return lies(method, counts, mix, training.participation, training.weight_limit), whose
+    if not runs or agreed.label_counts not in ("exact", "noisy"):
+        return example_counts(len(agreed.names), len(agreed.classes)), "made-up label counts"
+    counts = np.array(json.loads(runs[-1].read_text(encoding="utf-8"))["label_counts"], dtype=np.float64)
+    return counts, f"the label counts of {runs[-1].parent.name}"
 
 
 def _names(text: str, option: str) -> list[str]:
@@ -613,28 +651,12 @@ def _kind(dataset: Dataset) -> dict[str, Any]:
     }
 
 
-def _agreement(tree: dict[str, Any]) -> Agreement:
-    from fedskew.deploy import Agreement
+def _print_notes(made: Draft, played: Rehearsal) -> None:
+    """Print what an operator should know of a new federation: what was filled in, and what a lost site stops."""
+    from fedskew.deploy import losses_in_words
 
-    return Agreement.resolve({key: value for key, value in tree.items() if value is not None})
-
-
-def _updates(given: str | None, label_counts: str, config: Config) -> str:
-    """Return how updates are sent: as given; else masked where label counts are summed; else as the config says."""
-    return given or ("masked" if label_counts == "summed" else config.engine.updates)
-
-
-def _mask_keys(updates: str, agreed: dict[str, Any]) -> dict[str, Key] | None:
-    """Make a key of masked sums for each site, and add the public halves to an agreement's tree; None without masks."""
-    from fedskew.deploy import key_line
-    from fedskew.sums import Key
-
-    agreed["updates"] = updates
-    if updates != "masked":
-        return None
-    keys = {name: Key.generate() for name in agreed["sites"]}
-    agreed["keys"] = {name: key_line(key.public) for name, key in keys.items()}
-    return keys
+    for line in (*made.notes, *losses_in_words(played, harmless=False)):
+        Console(soft_wrap=True, highlight=False).print(f"note: {line}", markup=False, style="yellow")
 
 
 def _images_table(config: Config) -> dict[str, object]:
@@ -686,12 +708,15 @@ def _stopped_by_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _train(console: Console, federation: LocalFederation) -> dict[str, Any]:
-    """Train and show every round; return the run's summary. Raises RunError where a process ended early."""
+def _train(console: Console, federation: LocalFederation) -> tuple[dict[str, Any], str]:
+    """Train and show every round; return the run's summary, and what is to be said of rounds that moved nothing.
+
+    Raises RunError where a process ended early.
+    """
     import json
 
     from fedskew.cli.progress import RunProgressBar
-    from fedskew.errors import DivergedError, EndedEarlyError, RunError
+    from fedskew.errors import DivergedError, EndedEarlyError, RunError, StandstillError
     from fedskew.experiment import read, read_records, run_folder
 
     config = read(federation.folder / "app" / "run.toml")
@@ -715,18 +740,21 @@ def _train(console: Console, federation: LocalFederation) -> dict[str, Any]:
             federation.check()
             time.sleep(0.5)
     if not (folder / "summary.json").exists():
-        kinds: dict[int, type[RunError]] = {kind.exit_code: kind for kind in (DivergedError, EndedEarlyError)}
+        kinds: dict[int, type[RunError]] = {
+            kind.exit_code: kind for kind in (DivergedError, EndedEarlyError, StandstillError)
+        }
         kind = kinds.get(process.returncode, RunError)
         raise kind(f"the run ended early: {federation.last_message('run')}; see {federation.log('run')}")
     summary: dict[str, Any] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    return summary
+    still = process.returncode == StandstillError.exit_code
+    return summary, federation.last_message("run").removeprefix("fedskew: ") if still else ""
 
 
 def _result(summary: dict[str, Any]) -> str:
     """Return the run's result in one line."""
-    final, rounds = summary["final"], summary["rounds"]
+    final, rounds = summary["headline"], summary["rounds"]
     trained = f"{rounds} round{'' if rounds == 1 else 's'} in {summary['seconds']:.0f} s"
-    if final is None or final["accuracy"] is None:
+    if final.get("accuracy") is None:
         return (
             f"{trained}; accuracy unknown, as sites that do not report exact label counts report no confusion matrices"
         )

@@ -30,7 +30,7 @@ from fedskew.cli.counts import (
 )
 from fedskew.cli.options import DataRoot
 from fedskew.cli.page import bullet, empty_table, escaped, heading, print_json, print_note, some_of
-from fedskew.components import has, make_component
+from fedskew.components import covers, has, make_component
 from fedskew.errors import ArgumentError, ConfigError
 from fedskew.labels import (
     FEW_TOGETHER,
@@ -300,7 +300,7 @@ def _weigh(
     if target is not None and getattr(chosen, "target", True) is False:
         unread = f"{method} doesn't read the target as it is set here; it does with --set target=true."
     everyone = Answered(np.asarray(counts), counts.sizes, target, np.arange(len(counts)))
-    if isinstance(chosen, Solver):
+    if isinstance(chosen, Solver) and covers(chosen, "solve", "weigh"):
         solution, strength = chosen.solve(everyone)
         solved = {"strength": strength, "gap": solution.gap, "kkt": solution.kkt}
         return _Weighed(counts, method, solution.weights, target, solved, getattr(chosen, "ess", None))

@@ -3,34 +3,41 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 import sys
 import textwrap
 import tomllib
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedskew.cli.console import Console
-from fedskew.errors import ConfigError
+from fedskew.cli.options import Changes
+from fedskew.errors import ArgumentError, ConfigError, DataError
+from fedskew.tables import counted
 
 if TYPE_CHECKING:
+    from fedskew.data import Dataset
     from fedskew.experiment import Entry, Key
 
 SCHEMA = "fedskew.schema.json"
 WIDTH = 110
 
-TYPICAL: Mapping[str, Any] = {
-    "beta": 0.3,
-    "labels_per_client": 2,
-    "per_client": 2,
-    "classes_per_client": 2,
-    "exclusive_share": 0.2,
-    "samples_per_client": 50,
-}
-"""Values to begin with, of a rule's parameters that have no default."""
+LOCAL_STEPS = 1000
+"""Local steps, over all rounds, of a client that takes part in all of them."""
+
+EPOCHS = 2
+FEWEST_ROUNDS = 20
+
+RATES: Mapping[str, float] = {"logistic": 0.1, "mlp3": 0.1, "lenet5": 0.1, "fasttext": 1.0}
+"""Learning rates to begin with; of other networks 0.05."""
+
+MEASURED = ("logistic", "mlp3", "lenet5")
+"""Networks that learn with these rates and so many steps: docs/runs.md."""
 
 OFF = ("tune", "privacy")
 """Tables that a config begins without, as they change what a run does by being there."""
@@ -43,22 +50,30 @@ def new(
     rule: Annotated[
         str | None, typer.Option(help="Who holds what: `fedskew list partitions`.  [default: dirichlet_by_class]")
     ] = None,
-    clients: Annotated[int | None, typer.Option(help="Number of clients.  [default: 10]")] = None,
-    model: Annotated[str | None, typer.Option(help="The network: `fedskew list models`.  [default: mlp3]")] = None,
+    clients: Annotated[
+        int | None, typer.Option(help="Number of clients.  [default: 10; fewer where there are few samples]")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="The network: `fedskew list models`.  [default: mlp3; fasttext for texts]")
+    ] = None,
     method: Annotated[str | None, typer.Option(help="The method: `fedskew methods`.  [default: fedavg]")] = None,
-    rounds: Annotated[int | None, typer.Option(help="Number of rounds.  [default: 20]")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Number of rounds.  [default: as the data need]")] = None,
     schema: Annotated[
         bool, typer.Option("--schema", help=f"Also write {SCHEMA}, by which editors complete and check the file.")
     ] = False,
+    changes: Changes = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
 ) -> None:
     """Write a config with every key, its default and what it means, ready to run.
 
-    On a terminal it asks for what no option says; elsewhere it takes the defaults.
+    On a terminal it asks for what no option says; elsewhere it takes the defaults. Clients, rounds, batch size and
+    learning rate follow from the data, so that FedAvg learns them; where that is not known, it says so.
 
     Examples:
 
         fedskew new my.toml
+
+        fedskew new my.toml --data csv --root patients.csv --set data.label=diagnosis
 
         fedskew new my.toml --data folder --root images --rule natural --model lenet5 --method fedvls --schema
 
@@ -66,7 +81,7 @@ def new(
     """
     from fedskew import methods
     from fedskew.data import OWN, WITH_CLIENTS
-    from fedskew.experiment import choices, json_schema, resolve
+    from fedskew.experiment import choices, json_schema, resolve, shared_data
 
     if path.exists() and not force:
         raise ConfigError(f"{path}: is there already; write elsewhere, or add --force to replace it")
@@ -82,25 +97,43 @@ def new(
             f"--rule natural: data set {data!r} names no clients; take another rule (fedskew list partitions), or data "
             f"that do: {', '.join(WITH_CLIENTS)}"
         )
-    if clients is None and rule != "natural":
-        clients = _number("Clients", None, "10")
-    model = _answer("Network", model, "mlp3", known["model.name"])
-    method = _answer("Method, or methods joined by +", method, "fedavg", list(methods.PRESETS))
-    rounds = _number("Rounds", rounds, "20")
-    chosen = {
+    chosen: dict[str, Any] = {
         "name": _run_name(path),
         "seeds": [0],
-        "data": {"name": data, "root": None if root is None else str(root)},
-        "partition": {"rule": rule, "clients": clients},
-        "model": {"name": model},
-        "method": {"preset": method},
-        "training": {"rounds": rounds},
+        "data": {"name": data} | ({} if root is None else {"root": str(root)}),
+        "partition": {"rule": rule},
     }
     if data == "folder" and rule == "natural":  # only folders CLIENT/CLASS name clients
-        chosen["data"] |= {"client_level": True}  # type: ignore[operator]
-    for entry in choices()["partition.rule"]:
-        if entry.name == rule:
-            chosen["partition"] |= {key.name: TYPICAL[key.name] for key in entry.keys if key.required}  # type: ignore[operator]
+        chosen["data"]["client_level"] = True
+    _change(chosen, changes)
+    with shared_data():
+        found = _at_hand(chosen["data"])
+        size = _Size.of(found, chosen["data"].get("rows"), rule)
+        clients = chosen["partition"].get("clients", clients)
+        if clients is None and rule != "natural":
+            clients = _number("Clients", None, str(size.clients))
+        size = replace(size, clients=clients or size.clients)
+        model = _answer("Network", model, "fasttext" if size.is_text else "mlp3", known["model.name"])
+        method = _answer("Method, or methods joined by +", method, "fedavg", list(methods.PRESETS))
+        rounds = _number("Rounds", rounds, str(size.rounds))
+        own: tuple[Key, ...] = next((one.keys for one in choices()["partition.rule"] if one.name == rule), ())
+        values = _typical(size)
+        chosen["partition"] |= {"clients": clients} | {key.name: values[key.name] for key in own if key.required}
+        chosen |= {"model": {"name": model}, "method": {"preset": method}}
+        chosen["training"] = {
+            "rounds": rounds,
+            "participation": 0.5 if size.clients >= 4 else 1.0,
+            "epochs": EPOCHS,
+            "batch_size": size.batch,
+            "lr": RATES.get(model, 0.05),
+        }
+        for table, keys in _needed(method, rule).items():
+            chosen[table] = keys | chosen.get(table, {})
+        _change(chosen, changes)
+        doubts = _doubts(chosen, size, is_there=found is not None)
+        if found is not None:
+            chosen, about_labels = _that_runs(chosen)
+            doubts += about_labels
     text = _text(chosen, schema)
     resolve(tomllib.loads(text))
     try:
@@ -111,7 +144,128 @@ def new(
         raise ConfigError(f"{path}: can't be written: {error.strerror}") from None
     console = Console()
     console.print(f"written: {path}", soft_wrap=True, markup=False, highlight=False)
+    for note in doubts:
+        console.print(f"note: {note}", soft_wrap=True, markup=False, highlight=False, style="yellow")
     console.print(f"train it: fedskew run {shlex.quote(str(path))}", soft_wrap=True, markup=False, highlight=False)
+
+
+@dataclass(frozen=True)
+class _Size:
+    """How large the data are: samples, classes, clients that share them, and whether samples are texts."""
+
+    samples: int
+    classes: int
+    clients: int
+    is_text: bool
+
+    @classmethod
+    def of(cls, data: Dataset | None, rows: int | None, rule: str) -> _Size:
+        """Return the size of data at hand, or else of a guess, with the number of clients to begin with."""
+        from torch import Tensor
+
+        if data is None:
+            return cls(1000, 10, 10, False)
+        samples, classes = min(len(data.targets), rows or sys.maxsize), data.num_classes
+        clients = len(data.client_names) if rule == "natural" else min(max(samples // 40, 2), 10)
+        is_text = isinstance(data.inputs, Tensor) and not data.inputs.is_floating_point()
+        return cls(samples, classes, clients, is_text)
+
+    @property
+    def batch(self) -> int:
+        """About an eighth of a client's samples, a power of two from 8 to 64."""
+        return 1 << min(max(round(math.log2(max(self.samples / self.clients, 1) / 8)), 3), 6)
+
+    @property
+    def rounds(self) -> int:
+        """Rounds in which a client that always takes part takes `LOCAL_STEPS`, and not fewer than `FEWEST_ROUNDS`."""
+        return max(
+            math.ceil(LOCAL_STEPS / (EPOCHS * math.ceil(self.samples / self.clients / self.batch))), FEWEST_ROUNDS
+        )
+
+
+def _typical(size: _Size) -> dict[str, Any]:
+    """Return values to begin with, of a rule's parameters that have no default."""
+    return {
+        "beta": 0.3,
+        "labels_per_client": min(2, size.classes),
+        "per_client": 2,
+        "classes_per_client": min(2, size.classes),
+        "exclusive_share": 0.2,
+        "samples_per_client": max(size.samples // (2 * size.clients), 1),
+    }
+
+
+def _change(chosen: dict[str, Any], changes: list[str] | None) -> None:
+    """Apply `--set`."""
+    from fedskew.experiment import parse_change, put
+
+    for key, value in map(parse_change, changes or []):
+        put(chosen, key, value)
+
+
+def _at_hand(table: Mapping[str, Any]) -> Dataset | None:
+    """Load the data; None where they are not there."""
+    from fedskew.data import OWN
+    from fedskew.experiment import load_dataset, resolve
+
+    tree = {"data": table, "partition": {"rule": "iid", "clients": 1}, "model": "logistic", "training": {"rounds": 0}}
+    try:
+        return load_dataset(resolve(tree), 0)
+    except DataError as error:
+        if table["name"] not in OWN or not Path(table["root"]).exists():
+            return None
+        options = f"options go here as --set data.KEY=VALUE (fedskew list data {table['name']})"
+        raise DataError(f"{error}; {options}") from None
+
+
+def _that_runs(chosen: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return the config with as many clients in a round as its method allows, and what its labels say of the run."""
+    from fedskew.experiment import make_training_loop, resolve
+
+    reasons = []
+    for share in dict.fromkeys([chosen["training"]["participation"], 0.5, 1.0]):
+        tree = chosen | {"training": chosen["training"] | {"participation": share}}
+        try:
+            return tree, make_training_loop(resolve(tree), 0).task().notes
+        except ArgumentError as error:
+            reasons.append(error)
+    raise reasons[0]
+
+
+def _needed(method: str, rule: str) -> dict[str, dict[str, Any]]:
+    """Return what a method needs beside data, as tables of a config: a target's label mix, held-out samples."""
+    from fedskew import components, methods, partition
+
+    built = methods.build(methods.expand({"preset": method}), 0.0)
+    asks: frozenset[str] = getattr(built.finish, "asks", frozenset())
+    needed: dict[str, dict[str, Any]] = {}
+    has_target = getattr(partition.INDEX.get(rule), "target_client", False)
+    if not has_target and (components.has(built.weighting, "needs_target") or "held_out" in asks):
+        needed["target"] = {"mix": "uniform"}
+    if "held_out" in asks:
+        needed["data"] = {"held_out": 0.1}
+    return needed
+
+
+def _doubts(chosen: Mapping[str, Any], size: _Size, is_there: bool) -> list[str]:
+    """Return why a config may not learn what its data hold."""
+    name, model = chosen["data"]["name"], chosen["model"]["name"]
+    training = chosen["training"]
+    notes = []
+    if not is_there:
+        notes.append(f"data set {name!r} is not there, so clients, rounds and batches are guesses; write it again then")
+    elif training["rounds"] < size.rounds:
+        notes.append(f"{counted(training['rounds'], 'round')} won't do: these data take about {size.rounds}")
+    if chosen["partition"]["rule"] == "sparsity":
+        notes.append(
+            "the test set has classes that the few labels of these clients leave out; expect less than pooled data"
+        )
+    if model not in MEASURED:
+        notes.append(
+            f"{model} was never measured with such rounds and rate, so it may not learn; compare a few rates: "
+            "fedskew run ... --set training.lr=0.01"
+        )
+    return notes
 
 
 def _answer(question: str, given: str | None, default: str, known: list[str]) -> str:

@@ -12,7 +12,7 @@ import typer
 from fedskew.cli.console import Console
 
 RUN = typer.Argument(
-    help="The run folder, server/runs/NAME-...; or the server's folder: its newest run.", show_default=False
+    help="The federation's folder: its newest run; or a run folder, server/runs/NAME-....", show_default=False
 )
 
 
@@ -20,8 +20,8 @@ def run(context: typer.Context) -> None:
     """Start the training, show its log until it ends, and end with a status that says how it ended.
 
     Takes the arguments of `flwr run`. Exit status: 0 trained; 1 stopped, as the model was ruined again and again; 2
-    refused, or files can't be written; 3 cut short (start it again, and it goes on); 70 a fault of fedskew's own; 130
-    Ctrl-C (the run goes on).
+    refused, or files can't be written; 3 cut short (start it again, and it goes on); 4 stopped, as two rounds in a row
+    left the model as it was, or trained with such rounds; 70 a fault of fedskew's own; 130 Ctrl-C (the run goes on).
 
     Example:
 
@@ -64,13 +64,13 @@ def status(run: Annotated[Path, RUN]) -> None:
 
     Example:
 
-        fedskew deploy status hospitals/server
+        fedskew deploy status hospitals
     """
     from fedskew.cli.tables import sites_table
     from fedskew.deploy import expires_soon, target_line
     from fedskew.errors import RunError
     from fedskew.experiment import read_runs
-    from fedskew.report import site_activity, undone_rounds
+    from fedskew.report import site_activity, still_rounds, undone_rounds
 
     folder = _run_folder(run)
     (seed,) = read_runs(folder)
@@ -91,7 +91,7 @@ def status(run: Annotated[Path, RUN]) -> None:
     for site in sites:
         if site.trouble is not None:
             console.print(f"{site.name}: {site.trouble}", markup=False)
-    for line in undone_rounds(seed):
+    for line in (*undone_rounds(seed), *still_rounds(seed)):
         console.print(line, style="yellow", markup=False)
     certificate = folder.parent.parent / "server.crt"
     if certificate.exists() and (said := expires_soon(certificate)):
@@ -110,9 +110,9 @@ def readmit(
 
     Examples:
 
-        fedskew deploy readmit hospitals/server north
+        fedskew deploy readmit hospitals north
 
-        fedskew deploy readmit hospitals/server --nobody      (go on without them)
+        fedskew deploy readmit hospitals --nobody      (go on without them)
     """
     from fedskew.deploy import Decisions
     from fedskew.errors import ConfigError
@@ -141,12 +141,12 @@ def readmit(
 
 
 def _run_folder(place: Path) -> Path:
-    """Return a run folder: the one given, or the newest of a server's folder."""
+    """Return a run folder: the one given, or the newest of a federation's or its server's folder."""
     from fedskew.errors import ConfigError
 
     if (place / "rounds.jsonl").exists():
         return place
-    runs = [path.parent for path in place.glob("runs/*/rounds.jsonl")]
+    runs = [path.parent for server in (place / "server", place) for path in server.glob("runs/*/rounds.jsonl")]
     if not runs:
-        raise ConfigError(f"{place}: is neither a run folder nor a server's folder with a run in runs/")
+        raise ConfigError(f"{place}: expected a federation's folder in which a run has begun, or a run folder")
     return max(runs, key=lambda path: (path / "rounds.jsonl").stat().st_mtime)

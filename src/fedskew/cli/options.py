@@ -61,6 +61,12 @@ On = Annotated[
         show_default=False,
     ),
 ]
+TrustCode = Annotated[
+    bool,
+    typer.Option(
+        "--trust-code", help="Import the code that came with the folder, which then runs as you. Read it before."
+    ),
+]
 Device = Annotated[str | None, typer.Option(help="Where to train: auto, cpu or cuda.")]
 DataRoot = Annotated[Path | None, typer.Option(help="The folder of the data sets (otherwise FEDSKEW_DATA).")]
 
@@ -136,15 +142,18 @@ def print_estimate(console: Console, configs: Sequence[Config], only: bool) -> N
 
     with console.status("measuring a few steps"):
         found = [estimate_run(config) for config in configs]
-    seconds = sum(filter(None, found))
-    if seconds >= _A_MINUTE:
+    seconds = sum(one for one in found if not isinstance(one, str))
+    unknown = next((one for one in found if isinstance(one, str)), None)
+    if unknown is not None:
+        console.print(f"Time: unknown; {unknown}.", highlight=False, markup=False, soft_wrap=True)
+    elif seconds >= _A_MINUTE:
         console.print(
             f"Time: about {in_words(seconds)}, one run after another on this machine's CPU (from some measured steps).",
             highlight=False,
             soft_wrap=True,
         )
     elif only:
-        console.print("Time: not estimated where a GPU trains." if None in found else "Time: about a minute at most.")
+        console.print("Time: about a minute at most.")
 
 
 def print_failures(failures: Sequence[str], refused: Sequence[str]) -> None:

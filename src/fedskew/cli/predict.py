@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedskew.cli.console import Console
+from fedskew.cli.options import TrustCode
 from fedskew.errors import ArgumentError, DataError
 from fedskew.files import write_text
 from fedskew.tables import csv_text
@@ -52,6 +53,7 @@ def predict(
     out: Annotated[
         Path | None, typer.Option("--out", help="Where to export to.  [default: model.onnx or .pt in the run folder]")
     ] = None,
+    trust_code: TrustCode = False,
 ) -> None:
     """Say which class a trained model sees in each image, or export the model.
 
@@ -79,7 +81,10 @@ def predict(
     if adapted and (best or finished):
         which = "--best" if best else "--finished"
         raise ArgumentError(f"--adapted: `fedskew adapt {which}` says of which model it is; leave out {which} here")
-    model = load_adapted(run, seed=seed) if adapted else load(run, seed=seed, best=best, finished=finished)
+    if adapted:
+        model = load_adapted(run, seed=seed, trust_code=trust_code)
+    else:
+        model = load(run, seed=seed, best=best, finished=finished, trust_code=trust_code)
     console = Console(highlight=False, stderr=as_json)
     if export is not None:
         path = model.export(out or model.file.with_suffix(EXPORTS[export]), export)

@@ -27,7 +27,8 @@ class _Bar:
     def __init__(self, console: Console, unit: str, speed_estimate_period: float, every: float) -> None:
         self._console = console
         self._every = every
-        self._since, self._rounds, self._seconds = time.monotonic(), 0, 0.0
+        self._printed, self._since, self._rounds, self._seconds = time.monotonic(), 0.0, 0, 0.0
+        self._warm = False
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
@@ -53,15 +54,17 @@ class _Bar:
         """
         if not rounds:
             return
-        self._rounds, self._seconds = self._rounds + rounds, self._seconds + seconds
         now = time.monotonic()
-        if self._console.is_terminal or not left or now - self._since < self._every:
+        if not self._warm:  # before the end of the first round lies what no other round waits for
+            self._warm, self._since, said = True, now, "..."
+        else:
+            self._rounds, self._seconds = self._rounds + rounds, self._seconds + seconds
+            said = f"about {in_words(max(now - self._since, self._seconds) / self._rounds * left)}"
+        if self._console.is_terminal or not left or now - self._printed < self._every:
             return
-        pace = max(now - self._since, self._seconds) / self._rounds
-        self._console.print(
-            f"{done}, about {in_words(pace * left)} left", soft_wrap=True, markup=False, highlight=False
-        )
-        self._since, self._rounds, self._seconds = now, 0, 0.0
+        self._console.print(f"{done}, {said} left", soft_wrap=True, markup=False, highlight=False)
+        self._printed = self._since = now
+        self._rounds, self._seconds = 0, 0.0
 
     def stop(self) -> None:
         """Take the bar off the screen."""
@@ -128,7 +131,8 @@ class RunProgressBar(_Bar):
                 self._console.print(text, soft_wrap=True, markup=False, highlight=False, style="yellow")
             noted.update(new)
             if evaluation := record["evaluation"]:
-                latest = f"seed {record['seed']}  accuracy {evaluation['accuracy']:.3f}"
+                of = "" if config.evaluation.summary == "final" else " of this round"
+                latest = f"seed {record['seed']}  accuracy{of} {evaluation['accuracy']:.3f}"
                 self._bar.update(self._task, latest=latest)
             if record["round"]:
                 done += 1
@@ -166,7 +170,6 @@ class SweepProgressBar(_Bar):
         print_estimate(self._console, configs_of(jobs), only=False)
         self._bar.start()
         self._rounds_left = {job.name: rounds_of(job.config) for job in jobs}
-        self._accuracy: dict[str, float] = {}
         self._ended, self._all = finished, finished + len(jobs)
         self._total = sum(self._rounds_left.values())
         self._task = self._bar.add_task(self._runs(), total=self._total)
@@ -175,22 +178,20 @@ class SweepProgressBar(_Bar):
 
     def round(self, job: Job, round: int, accuracy: float | None) -> None:
         """See `SweepProgress`."""
-        if accuracy is not None:
-            self._accuracy[job.name] = accuracy
         if round:
             self._rounds_left[job.name] -= 1
             self._bar.advance(self._task)
             left = sum(self._rounds_left.values())
             self._line(f"{self._runs()}, {self._total - left:,} of {counted(self._total, 'round')}", left)
 
-    def ended(self, job: Job, failure: str | None) -> None:
+    def ended(self, job: Job, failure: str | None, accuracy: float | None) -> None:
         """See `SweepProgress`."""
         self._ended += 1
         left = self._rounds_left[job.name]  # not 0 where a run stops early or fails
         self._rounds_left[job.name] = 0
         self._bar.advance(self._task, left)
         self._bar.update(self._task, description=self._runs())
-        result = f"accuracy {100 * self._accuracy[job.name]:.1f} %" if job.name in self._accuracy else "done"
+        result = "done" if accuracy is None else f"accuracy {100 * accuracy:.1f} %"
         self._print(f"{self._runs()}  {job.name}: {result if failure is None else 'failed'}")
 
     def _print(self, text: str) -> None:

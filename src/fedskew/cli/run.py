@@ -18,11 +18,13 @@ from fedskew.cli.options import (
     Out,
     Quick,
     Seeds,
+    TrustCode,
     changed_keys,
     config_file,
     print_estimate,
     quick_note,
 )
+from fedskew.errors import ArgumentError
 from fedskew.tables import counted
 
 if TYPE_CHECKING:
@@ -38,13 +40,16 @@ def run(
     seeds: Seeds = None,
     quick: Quick = False,
     estimate: Estimate = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue a run that was stopped.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue a run that was stopped; refused where there is none.")
+    ] = False,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Start over; a run that is there is moved to earlier/ beside it.")
     ] = False,
     out: Out = Path("runs"),
     device: Device = None,
     data_root: DataRoot = None,
+    trust_code: TrustCode = False,
 ) -> None:
     """Train a federation that a TOML file describes, and write its records, model and report.
 
@@ -70,12 +75,12 @@ def run(
     from fedskew import methods, models, torchrun
     from fedskew.cli.progress import RunProgressBar
     from fedskew.cli.tables import results_table
-    from fedskew.experiment import notes_of, read, run_folder, shared_data, simulate
+    from fedskew.experiment import check_resumable, check_runs, notes_of, read, run_folder, shared_data, simulate
     from fedskew.report import finish_in_words, write_report
 
     config = config_file(config)
     changed = changed_keys(changes, seeds, device, data_root)
-    whole = read(config, changed, quick)
+    whole = read(config, changed, quick, trust_code)
     configs: list[Config] = [whole.with_method(name) for name in method] if method else [whole]
     console = Console(quiet=torchrun.rank() > 0)
     if (resume or fresh) and config.parent.name == run_folder(whole, out).name:  # the config of a run folder: that run
@@ -84,8 +89,12 @@ def run(
         notes = methods.check(methods.build(one.method, one.training.momentum))
         for note in filter(None, [*notes, models.note(one.model.name, one.model.parameters)]):
             console.print(f"note on {one.name}: {note}", style="yellow", highlight=False)
+    if resume and torchrun.rank() == 0:
+        check_resumable(configs, out)
     results = []
     with shared_data():
+        if len(configs) > 1 and not estimate and not torchrun.launched():
+            check_runs(configs, out, anew=not (resume or fresh))
         if not resume and not torchrun.launched():
             print_estimate(console, configs, only=estimate)
         if estimate:
@@ -137,18 +146,38 @@ def _first_words(config: Config, source: Path, folder: Path, fresh: bool) -> lis
 
 
 def report(
-    folders: Annotated[list[Path], typer.Argument(help="The run folders.", show_default=False)],
+    folders: Annotated[
+        list[str], typer.Argument(metavar="RUN...", help="Run folders, or LABEL=RUN.", show_default=False)
+    ],
+    label: Annotated[
+        list[str] | None, typer.Option(help="What a run is called on the page; once for each run, in their order.")
+    ] = None,
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
     title: Annotated[str, typer.Option(help="Title of the page.")] = "Comparison of runs",
 ) -> None:
     """Write one self-contained page that compares runs: figures first, then tables. Takes seconds.
 
-    Example:
+    A run is called by its config's name; runs of one name by the keys in which their configs differ, too. A folder that
+    holds run folders stands for all of them.
+
+    Examples:
 
         fedskew report runs/digits-fedavg-* runs/digits-fedvls-* --out comparison.html
+
+        fedskew report small=runs/digits-1a2b3c4d large=runs/digits-5e6f7a8b
     """
-    from fedskew.experiment import read_runs
+    from fedskew.experiment import read_compared
     from fedskew.report import write_report
 
-    runs = [run for folder in folders for run in read_runs(folder)]
-    Console().print(f"report: {write_report(runs, out, title)}", soft_wrap=True)
+    named = [(None, one) if Path(one).exists() else _label_and_folder(one) for one in folders]
+    if label and len(label) != len(folders):
+        raise ArgumentError(f"--label: given {len(label)} times for {counted(len(folders), 'run')}; give one for each")
+    labels: list[str | None] = [*label] if label else [name for name, _ in named]
+    runs = read_compared([Path(folder) for _, folder in named], labels)
+    Console().print(f"report: {write_report(runs, out, title)}", soft_wrap=True, markup=False, highlight=False)
+
+
+def _label_and_folder(text: str) -> tuple[str | None, str]:
+    """Return both parts of LABEL=RUN; no label where it is a folder alone."""
+    label, equals, folder = text.partition("=")
+    return (label, folder) if equals and label and folder else (None, text)

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich import box
+from rich.cells import cell_len
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
 from fedskew.experiment import Result, SweepResult, text_table
 from fedskew.names import visible
-from fedskew.report import SiteActivity, after_finish, as_trained, averaged_over, site_rows
+from fedskew.report import SiteActivity, after_finish, as_trained, headline_in_words, site_rows
 from fedskew.tables import Spread, counted
 
 if TYPE_CHECKING:
@@ -21,17 +22,19 @@ if TYPE_CHECKING:
     from fedskew.papers import Reproduction
 
 BAR = 24
+UNKNOWN = "unknown"
+UNTIL = "unknown until agreed to: it takes the app's own code, or files that it names"
 
 
 def results_table(results: Sequence[Result]) -> Table:
     """Return a row for each result: the figures that its report page shows first, in percent.
 
-    They are means over its last 10 rounds, with mean ± standard deviation over its seeds; with a finish
-    there are two rows, of the last round's model before and after it.
+    They are mean ± standard deviation over its seeds; with a finish there are two rows, of the last round's model
+    before and after it.
     """
     seeds = {len(result.runs) for result in results}
     caption = f"mean ± standard deviation over {min(seeds)} seeds" if min(seeds) > 1 else "one seed: no spread is known"
-    title = f"Test set, {averaged_over(run for result in results for run in result.runs)}, %"
+    title = f"Test set, {headline_in_words(run for result in results for run in result.runs)}, %"
     table = Table(title=title, caption=caption, title_justify="left", caption_justify="left")
     table.add_column("run", overflow="fold")
     rows = [row for result in results for row in _lines(result)]
@@ -106,7 +109,7 @@ def disclosure_table(things: Sequence[Disclosure], agreement: Agreement) -> Tabl
         table.add_column(heading, overflow="fold")
     table.add_column("bytes", justify="right", no_wrap=True)
     for thing in things:
-        table.add_row(escape(thing.what), escape(thing.when), f"{thing.bytes:,}")
+        table.add_row(escape(thing.what), escape(thing.when), UNKNOWN if thing.bytes is None else f"{thing.bytes:,}")
     never = ["samples", "file names", "paths"]
     if agreement.label_counts != "exact":
         never.append("exact label counts" if agreement.epsilon else "label counts")
@@ -135,9 +138,20 @@ def lies_table(lies: Sequence[Lie], whose: str) -> Table:
 
 
 def sites_table(sites: Sequence[SiteActivity]) -> Table:
-    """Return a row for each site of a federation: how often it was asked and counted, and what went wrong."""
+    """Return a row for each site of a federation: how often it was asked and counted, and what went wrong.
+
+    It is read at 60 columns: what is long is wrapped, and the name last.
+    """
     headings, rows = site_rows(sites)
-    return _table(headings, rows, 1)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    name = min(16, max(cell_len(visible(row[0])) for row in rows))
+    table.add_column(headings[0], min_width=name, overflow="fold")
+    table.add_column(headings[1], no_wrap=True)
+    for heading in headings[2:]:
+        table.add_column(heading, min_width=max(map(len, heading.split())))
+    for row in rows:
+        table.add_row(*(Text(visible(text)) for text in row))
+    return table
 
 
 def terms_table(
@@ -159,17 +173,21 @@ def terms_table(
     rows: list[tuple[str, object, object]] = [
         ("hash of the app's files", f"{terms.app[:16]}...", f"{old.app[:16]}..."),
         ("label counts", terms.label_counts, old.label_counts),
-        *([("updates", terms.updates, old.updates)] if "masked" in (terms.updates, old.updates) else []),
+        *(
+            [("updates", terms.updates, old.updates), ("fewest sites in a sum", terms.sum_sites, old.sum_sites)]
+            if "masked" in (terms.updates, old.updates)
+            else []
+        ),
         ("evaluation on its test samples", terms.evaluation, old.evaluation),
         *(
             [("of its samples without labels", "counts by cell", "counts by cell" if old.cells else "nothing")]
             if terms.cells
             else []
         ),
-        ("beside the model", ", ".join(terms.returns) or "nothing", ", ".join(old.returns) or "nothing"),
+        ("beside the model", _returns(terms), _returns(old)),
         ("most rounds", terms.rounds, old.rounds),
         ("most local epochs in a round", f"{terms.epochs:g}", f"{old.epochs:g}"),
-        ("largest reply, bytes", f"{terms.bytes:,}", f"{old.bytes:,}"),
+        ("largest reply, bytes", f"{terms.bytes:,}" if terms.bytes else UNTIL, f"{old.bytes:,}"),
     ]
     if terms.finish or old.finish:
         sums = (terms.finish or "nothing", old.finish or "nothing")
@@ -207,6 +225,10 @@ def terms_table(
         )
     table.caption = Text(" ".join(notes), style="bold red" if code else "dim")
     return table
+
+
+def _returns(terms: Terms) -> str:
+    return (", ".join(terms.returns) or "nothing") if terms.bytes else UNTIL
 
 
 def _epsilon_in_words(terms: Terms) -> str:

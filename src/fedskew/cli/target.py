@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from fedskew.labels import MixEstimate, Outcomes
 
 CLASSES_SHOWN = 20
+LEAST_SAMPLES = 8
+"""Fewest samples of a target whose mix is estimated; what intervals are worth from there: docs/label-counts.md."""
 DEFAULT_FIGURE = Path("target-mix.png")
 
 
@@ -77,13 +79,20 @@ def target(
 
     outcomes = read_outcomes(predictions, tables, _edges(bins), None if decimal is None else decimal.value)
     estimate = outcomes.estimate(mix_method(method))
+    check_samples(int(outcomes.cells.sum()), predictions)
     drawn = None if no_picture else picture if picture is not None or as_json else DEFAULT_FIGURE
     if drawn is not None:
         _draw(outcomes, estimate, drawn)
     if out is not None:
         _write(out, outcomes, estimate)
     if as_json:
-        print_json(_values(outcomes, estimate))
+        print_json(
+            {
+                **mix_values(estimate, outcomes.classes),
+                "samples": int(outcomes.cells.sum()),
+                "held_out": _held_out(outcomes).tolist(),
+            }
+        )
         return
     console = Console(highlight=False)
     samples, held_out = int(outcomes.cells.sum()), int(outcomes.tables.sum())
@@ -121,6 +130,23 @@ def mix_method(name: str) -> MixMethod:
     raise ArgumentError(f"--method: must be one of {', '.join(methods)}, not {name!r}")
 
 
+def check_samples(number: int, path: Path) -> None:
+    """Refuse to estimate a mix from too few samples.
+
+    Args:
+        number: Samples of the target.
+        path: Where they are.
+
+    Raises:
+        ArgumentError: There are fewer than 8.
+    """
+    if number < LEAST_SAMPLES:
+        raise ArgumentError(
+            f"{path}: {counted(number, 'sample')} of the target can't show its label mix; give {LEAST_SAMPLES} at the "
+            "least, and some 100 for shares to within 10 to 15 points"
+        )
+
+
 def _held_out(outcomes: Outcomes) -> np.ndarray:
     shares: np.ndarray = outcomes.tables.sum(axis=1) / outcomes.tables.sum()
     return shares
@@ -138,7 +164,7 @@ def sentences(estimate: MixEstimate, classes: Sequence[str]) -> list[str]:
     if estimate.dof == 0:
         said = [
             "Whether the held-out classes look like the target's can't be tested: one outcome for each class leaves "
-            "nothing over. Give the predictions' confidence too."
+            "nothing over. Give the predictions' confidence too, or more samples."
         ]
     elif estimate.misfit:
         said = [
@@ -176,19 +202,24 @@ def _print_classes(console: Console, outcomes: Outcomes, estimate: MixEstimate) 
     )
 
 
-def _values(outcomes: Outcomes, estimate: MixEstimate) -> dict[str, Any]:
+def mix_values(estimate: MixEstimate, classes: Sequence[str]) -> dict[str, Any]:
+    """Return an estimate as plain values, for JSON.
+
+    Args:
+        estimate: The estimate.
+        classes: Class names.
+    """
     tested = estimate.dof > 0
     return {
-        "classes": list(outcomes.classes),
+        "classes": list(classes),
         "mix": estimate.mix.tolist(),
         "interval": estimate.interval().tolist(),
-        "standard_errors": estimate.standard_errors.tolist(),
-        "held_out": _held_out(outcomes).tolist(),
+        "standard_errors": estimate.upper_errors.tolist(),
         "statistic": estimate.statistic if tested else None,
         "dof": estimate.dof,
         "p_value": estimate.p_value if tested else None,
         "misfit": estimate.misfit,
-        "unseen": [outcomes.classes[label] for label in estimate.unseen],
+        "unseen": [classes[label] for label in estimate.unseen],
     }
 
 

@@ -11,10 +11,11 @@ import torch
 
 from fedskew.data._dataset import Dataset, names_clients
 from fedskew.data._own import RawSamples, make
-from fedskew.errors import DataError, nearest
+from fedskew.errors import DataError
 from fedskew.names import separator_of
 
 _HEADER = 1 << 16  # characters in which the header ends
+_NAMED = 40  # columns that a message names
 
 
 @names_clients
@@ -101,7 +102,10 @@ def _columns(path: Path, header: list[str], label: str, client: str | None) -> t
         raise DataError(f"{path}, line 1: {f'column {doubled[0]!r} appears twice' if doubled else 'no header'}")
     for option, name in (("label", label), ("client", client)):
         if name is not None and name not in header:
-            raise DataError(f"{path}, line 1: no column {name!r} for {option}{nearest(name, header)}")
+            columns = ", ".join(header[:_NAMED]) + (", ..." if len(header) > _NAMED else "")
+            raise DataError(
+                f"{path}, line 1: no column {name!r}; set data.{option} to the column of {option}s (columns: {columns})"
+            )
     if client is None and "client" in header and label != "client":
         client = "client"
     return header.index(label), None if client is None else header.index(client)

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from fedskew.data._dataset import Dataset, names_clients
-from fedskew.data._images import as_floats, common_shape, sides
+from fedskew.data._images import as_floats, common_shape, opened, sides
 from fedskew.data._own import RawSamples, make
 from fedskew.errors import DataError, DataWarning
 from fedskew.names import SYSTEM_FOLDERS
@@ -43,6 +42,7 @@ def folder(
     client_level: bool = False,
     size: int | tuple[int, int] | None = None,
     test_share: float = 0.2,
+    classes: dict[str, str] | None = None,
 ) -> Dataset:
     """Read a user's own images from class folders.
 
@@ -56,12 +56,13 @@ def folder(
         client_level: The first level of folders names clients.
         size: Side, or (height, width), to which images are resized (bilinear); by default all must have one size.
         test_share: Share of every class to hold out if there is no test part.
+        classes: The class of a folder by the folder's name, where that is another, as of a class "Sci/Tech".
     """
     if not root.is_dir():
         raise DataError(f"{root}: is no folder")
-    split = (root / "train").is_dir()
-    train = tree(root / "train" if split else root, client_level)
-    test = tree(root / "test", client_level) if split and (root / "test").is_dir() else None
+    split, names = (root / "train").is_dir(), classes or {}
+    train = _renamed(tree(root / "train" if split else root, client_level), names)
+    test = _renamed(tree(root / "test", client_level), names) if split and (root / "test").is_dir() else None
     images = train.images + (test.images if test else [])
     shape = common_shape(map(_header, (image.path for image in images)), sides(size))
     return make(
@@ -108,6 +109,12 @@ def tree(top: Path, client_level: bool) -> Tree:
     return found
 
 
+def _renamed(found: Tree, names: Mapping[str, str]) -> Tree:
+    """Return the images with the classes that folders stand for."""
+    images = [image._replace(label=names.get(image.label, image.label)) for image in found.images]
+    return found._replace(images=images, classes={names.get(name, name) for name in found.classes})
+
+
 def is_image(path: Path) -> bool:
     """Return whether a path is a file with the suffix of an image that can be read."""
     return path.suffix.lower() in _SUFFIXES and path.is_file()
@@ -152,11 +159,8 @@ def _warn(top: Path, skipped: Counter[str]) -> None:
 
 def _header(path: Path) -> tuple[str, int, int, str]:
     """Return mode, height and width of an image file, and its path."""
-    try:
-        with Image.open(path) as image:
-            return image.mode, image.height, image.width, str(path)
-    except (OSError, UnidentifiedImageError) as error:
-        raise DataError(f"{path}: can't be read as an image: {error}") from None
+    with opened(path) as image:
+        return image.mode, image.height, image.width, str(path)
 
 
 def _read(tree: Tree, shape: tuple[int, int, int], client_level: bool) -> RawSamples:
@@ -169,8 +173,5 @@ def _read(tree: Tree, shape: tuple[int, int, int], client_level: bool) -> RawSam
 
 def _pixels(path: Path, shape: tuple[int, int, int]) -> Tensor:
     """Return values in [0, 1], `(1 or 3, height, width)`."""
-    try:
-        with Image.open(path) as image:
-            return as_floats(image, shape, path)
-    except (OSError, SyntaxError) as error:
-        raise DataError(f"{path}: can't be read as an image: {error}") from None
+    with opened(path) as image:
+        return as_floats(image, shape, path)

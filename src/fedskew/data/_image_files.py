@@ -182,7 +182,7 @@ def _decoded(path: Path, size: tuple[int, int], page: str) -> NDArray[np.uint8]:
             flat = image.convert("RGB")
     except FileNotFoundError:
         raise missing(path, "an image", page) from None
-    except (OSError, SyntaxError, ValueError) as error:
+    except Exception as error:  # a damaged file, or a bomb, can raise almost anything
         raise damaged(path, f"it can't be read as an image ({error})", page) from None
     if flat.size != size[::-1]:
         flat = flat.resize(size[::-1], Image.Resampling.BILINEAR)

@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
-from fedskew.errors import ArgumentError, DataError
+from fedskew.errors import ArgumentError, DataError, in_one_line
 
 _GREY = {"1", "L", "LA", "La"}
 _DEEP = {"I", "I;16", "I;16L", "I;16B", "I;16N"}
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Image.Image]:
+    """Open an image file; whatever goes wrong with it inside the block raises DataError, which names it."""
+    try:
+        with Image.open(path) as image:
+            yield image
+    except DataError:
+        raise
+    except FileNotFoundError:
+        raise DataError(f"{path}: can't be read as an image: there is no such file or folder") from None
+    except Exception as error:  # a damaged file, or a bomb, can raise almost anything
+        reason = error if isinstance(error, OSError | SyntaxError) else in_one_line(error)
+        raise DataError(f"{path}: can't be read as an image: {reason}") from None
 
 
 def is_grey(mode: str) -> bool:

@@ -30,6 +30,7 @@ from fedskew.data._pacs import pacs
 from fedskew.data._tiny_imagenet import tiny_imagenet
 from fedskew.data._usps import usps
 from fedskew.errors import ArgumentError, DataError, nearest
+from fedskew.parameters import plain
 
 Reader = Callable[..., Dataset]
 """A function with options as keywords; with `root` if it reads files, and `rng` if it draws random numbers."""
@@ -88,6 +89,7 @@ def load(
     """
     if name not in INDEX:
         raise ArgumentError(f"name: no data set is called {name!r}{nearest(name, INDEX)}")
+    options = {option: tuple(value) if type(value) is list else plain(value) for option, value in options.items()}
     reader = INDEX[name]
     accepted = inspect.signature(reader).parameters
     known = sorted(set(accepted) - {"root", "rng"})
@@ -110,7 +112,7 @@ def load(
 @functools.cache  # made once: it takes longer than to read a small file
 def _validated(reader: Reader) -> Reader:
     """Return the reader, with options checked by its types."""
-    return pydantic.validate_call(config={"arbitrary_types_allowed": True})(reader)
+    return pydantic.validate_call(config={"arbitrary_types_allowed": True, "strict": True})(reader)
 
 
 def _root(name: str, root: str | os.PathLike[str] | None) -> Path:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedskew.data._dataset import Dataset, names_clients
 from fedskew.data._own import RawSamples, make
-from fedskew.errors import DataError
+from fedskew.errors import DataError, in_one_line
 
 Array = np.ndarray[Any, Any]
 
@@ -61,8 +61,9 @@ def read_arrays(path: Path, names: Collection[str] | None = None) -> dict[str, A
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             return {name: arrays[name] for name in arrays.files if names is None or name in names}
-    except (OSError, EOFError, ValueError, AttributeError, TypeError, zipfile.BadZipFile) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+    except Exception as error:  # a damaged file, or one whose header promises terabytes, can raise almost anything
+        known = isinstance(error, OSError | EOFError | ValueError | AttributeError | TypeError | zipfile.BadZipFile)
+        reason = getattr(error, "strerror", None) or (error if known else in_one_line(error))
         raise DataError(f"{path}: can't be read as an .npz file of plain arrays: {reason}") from None
 
 

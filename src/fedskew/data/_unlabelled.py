@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from fedskew.data._folder import is_image
-from fedskew.data._images import as_floats
+from fedskew.data._images import as_floats, opened
 from fedskew.data._npz import read_inputs
 from fedskew.errors import DataError
 from fedskew.names import SYSTEM_FOLDERS
@@ -89,12 +88,7 @@ def _images(files: Sequence[Path], in_shape: tuple[int, ...]) -> Iterator[Unlabe
         part = files[start : start + BATCH]
         inputs, resized = torch.empty(len(part), *in_shape), 0
         for row, path in enumerate(part):
-            try:
-                with Image.open(path) as image:
-                    resized += image.size != in_shape[:0:-1]
-                    inputs[row] = as_floats(image, (in_shape[0], in_shape[1], in_shape[2]), path)
-            except FileNotFoundError:
-                raise DataError(f"{path}: can't be read as an image: there is no such file or folder") from None
-            except (OSError, SyntaxError, UnidentifiedImageError) as error:
-                raise DataError(f"{path}: can't be read as an image: {error}") from None
+            with opened(path) as image:
+                resized += image.size != in_shape[:0:-1]
+                inputs[row] = as_floats(image, (in_shape[0], in_shape[1], in_shape[2]), path)
         yield Unlabelled([str(path) for path in part], inputs, resized)

@@ -6,6 +6,7 @@ from ._agreement import read_agreement as read_agreement
 from ._app_files import app_changes as app_changes
 from ._app_files import app_hash as app_hash
 from ._app_files import read_app as read_app
+from ._app_files import running as running
 from ._app_files import standing_app as standing_app
 from ._app_files import take_offered as take_offered
 from ._app_files import unzip_app as unzip_app
@@ -17,8 +18,10 @@ from ._arrays import decode as decode
 from ._body_limits import BodyLimits as BodyLimits
 from ._client import client_app as client_app
 from ._client import site_app as site_app
+from ._defaults import Draft as Draft
+from ._defaults import draft as draft
+from ._defaults import with_defences as with_defences
 from ._disclosures import Disclosure as Disclosure
-from ._disclosures import attempts_in_words as attempts_in_words
 from ._disclosures import disclosures as disclosures
 from ._ending import Ending as Ending
 from ._ending import read_ending as read_ending
@@ -27,7 +30,9 @@ from ._ending import reserve_ending as reserve_ending
 from ._evaluations import SiteEvaluation as SiteEvaluation
 from ._evaluations import together as together
 from ._folder import Address as Address
+from ._folder import asked_of_site as asked_of_site
 from ._folder import other_code as other_code
+from ._folder import renamed_folders as renamed_folders
 from ._folder import site_names as site_names
 from ._folder import write_federation as write_federation
 from ._folder import write_images as write_images
@@ -48,6 +53,7 @@ from ._mask_keys import public_keys as public_keys
 from ._mask_keys import read_mask_key as read_mask_key
 from ._mask_keys import write_mask_key as write_mask_key
 from ._messages import TrainInstruction as TrainInstruction
+from ._opened_sums import OpenedSums as OpenedSums
 from ._proposal import accept_terms as accept_terms
 from ._proposal import agree as agree
 from ._proposal import propose_terms as propose_terms
@@ -55,6 +61,11 @@ from ._registry import Node as Node
 from ._registry import control as control
 from ._registry import register as register
 from ._registry import revoke as revoke
+from ._rehearsal import Loss as Loss
+from ._rehearsal import Rehearsal as Rehearsal
+from ._rehearsal import limit_in_words as limit_in_words
+from ._rehearsal import losses_in_words as losses_in_words
+from ._rehearsal import rehearse as rehearse
 from ._replies import ExpectedReply as ExpectedReply
 from ._replies import Reply as Reply
 from ._replies import bytes_needed as bytes_needed
@@ -78,6 +89,8 @@ from ._spending import Spending as Spending
 from ._spending import noise_in_words as noise_in_words
 from ._strategy import MethodStrategy as MethodStrategy
 from ._strategy import strategy as strategy
+from ._sum_messages import even as even
+from ._sum_messages import over_few as over_few
 from ._superlink import LocalCommands as LocalCommands
 from ._superlink import is_local as is_local
 from ._superlink import run_superlink as run_superlink

@@ -22,7 +22,7 @@ from fedskew.weighting import BySums
 UNSEEN = {"norm_limit", "norm_action", "loss_limit", "undone_limit"}
 """Keys of an agreement about single sites' updates and losses."""
 
-MASKED = {"updates", "sum_sites", "attempts", "keys"}
+MASKED = {"updates", "sum_sites", "keys"}
 """Keys of an agreement about masked sums only."""
 
 LARGEST_SHARE = 0.5
@@ -71,14 +71,12 @@ class Agreement(BaseModel):
             `fedskew.sums`); `keys` then has every site's key.
         keys: Public keys of masked sums, by site: the middle line of what `openssl pkey -in mask.key -pubout` writes.
         sum_sites: Fewest sites that a masked sum may be over.
-        attempts: How many sums of a round a site opens, since one that answers and is then lost closes the sum that the
-            others have opened. 1: the round is then lost, and no two sums of a round can be subtracted from each other.
         evaluation: "confusion": each site sends the confusion matrix of its own test samples, whose rows reveal how
             many samples it has of each class. "none": the model is not evaluated. "auto": "confusion" if label counts
             are exact, else "none".
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     schema_: Literal[1] = Field(1, alias="schema")
     sites: Annotated[list[Annotated[str, Field(min_length=1, max_length=100)]], Field(min_length=1)]
@@ -103,7 +101,6 @@ class Agreement(BaseModel):
     evaluation: Literal["auto", "confusion", "none"] = "auto"
     updates: Literal["plain", "masked"] = "plain"
     sum_sites: Annotated[int, Field(ge=LEAST)] = LEAST
-    attempts: Count = 3
     keys: dict[str, str] = {}
 
     @pydantic.model_validator(mode="after")

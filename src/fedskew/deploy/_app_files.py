@@ -10,13 +10,16 @@ import hashlib
 import io
 import json
 import shutil
+import tempfile
 import tomllib
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from fedskew.errors import ConfigError
+from fedskew.own_code import importable
 
 PROJECT = "pyproject.toml"
 APP, OFFERED = "app", "offered"
@@ -150,6 +153,22 @@ def write_app(files: AppFiles, folder: Path) -> None:
         path.write_bytes(held)
 
 
+@contextmanager
+def running(files: AppFiles) -> Iterator[Path]:
+    """Let an app's own code be imported while the block runs, after the app was agreed to: these files and no others.
+
+    Args:
+        files: Contents by relative path.
+
+    Yields:
+        A folder that holds them.
+    """
+    with tempfile.TemporaryDirectory(prefix="fedskew-app-") as place:
+        write_app(files, Path(place))
+        with importable(Path(place)):
+            yield Path(place)
+
+
 def app_hash(files: AppFiles) -> str:
     """Compute the hash of an app: SHA-256 over the names and contents of its files.
 
@@ -161,13 +180,17 @@ def app_hash(files: AppFiles) -> str:
     """
     whole = hashlib.sha256()
     for name, held in sorted(files.items()):
-        content = _project(held) if name == PROJECT else held
+        content = project_content(held) if name == PROJECT else held
         whole.update(f"{len(name.encode())} {name} {hashlib.sha256(content).hexdigest()}\n".encode())
     return whole.hexdigest()
 
 
-def _project(held: bytes) -> bytes:
-    """Return the content of `pyproject.toml` without its layout, and without the part that Flower leaves out."""
+def project_content(held: bytes) -> bytes:
+    """Return the content of `pyproject.toml` without its layout, and without the part that Flower leaves out.
+
+    Args:
+        held: The file.
+    """
     tree = _toml(held)
     if tree is None:
         return held

@@ -135,6 +135,7 @@ class Site:
         finish: What the method does after the last round; None: nothing.
         estimation: How the target's label mix is estimated; None: it is not.
         masks: What updates and evaluations are masked with; None: they leave the site as they are.
+        rounds: Under terms, the number of rounds of the config.
     """
 
     model: FlatModel
@@ -150,6 +151,7 @@ class Site:
     finish: Finish | None = None
     estimation: Estimation | None = None
     masks: Masks | None = None
+    rounds: int = 0
 
     def train(self, content: RecordDict, node: int) -> RecordDict:
         """Train as a message instructs.
@@ -208,8 +210,10 @@ class Site:
             if announced and self.terms is not None:
                 said = RecordDict({BROADCAST: encode(announced)})
                 self._used(self.terms).count("announced", hash_of_question(said, "announced"))
-            model, weight = hash_of_question(content, "model"), self._own_weight(announced)
-            self.masks.keep_update(task.round, model, about_of(content), update, weight)
+            training, weight = _hash_of_model(content), self._own_weight(announced)
+            if self.work.training.batch_size < len(self.data.targets):  # else batches are the same in every round
+                training += f" {task.round}"
+            self.masks.keep_update(task.round, training, about_of(content), update, weight)
             return self._checked(self.masks.answer(asked, task.client))
         ours = given is not None
         figures: dict[str, Any] = {LOSS: update.loss}
@@ -243,8 +247,7 @@ class Site:
             self._used(self.terms).count("evaluate", hash_of_question(content, asked))
         self.model.write_state(_model(content, ModelLayout(self.model)))
         if self.masks is not None and in_sum is not None:
-            model = hash_of_question(content, "model")
-            self.masks.keep_evaluation(in_sum.round, model, about_of(content), *self._predicted())
+            self.masks.keep_evaluation(in_sum.round, _hash_of_model(content), about_of(content), *self._predicted())
             return self._checked(self.masks.answer(in_sum))
         if not {CONFUSION, OUTCOMES, CELLS} & config.keys():
             confusion, loss = self._predicted()
@@ -285,7 +288,7 @@ class Site:
         return self._checked(masks.answer_of_counts(asked, about_of(content), values))
 
     def mask_again(self, content: RecordDict) -> RecordDict:
-        """Mask this site's last answer once more, for another attempt at a sum.
+        """Mask this site's last answer once more, for a sum over fewer sites; none of this round is opened yet.
 
         Args:
             content: The message's records.
@@ -334,8 +337,7 @@ class Site:
             )
         if source == "target" and (not self.terms.cells or data.unlabelled is None):
             raise NotAgreedError("cells", "cells: the server asks for sums over samples without labels; agreed to none")
-        about = hash_of_question(RecordDict({ARRAYS: _arrays(content, ARRAYS)}), "finish")
-        self._used(self.terms).count("models", about)
+        self._used(self.terms).count("models", _hash_of_model(content))
         self._used(self.terms).count("finish", hash_of_question(content, source))
         inputs, targets = (data.inputs, data.targets) if source == "training" else (data.test_inputs, data.test_targets)
         if source == "target" and data.unlabelled is not None:
@@ -450,6 +452,7 @@ class Site:
 
     def _check_evaluation(self, config: ConfigRecord, terms: Terms) -> None:
         """Refuse an evaluation that goes beyond the terms."""
+        self._check_round(config.get(ROUND), first=0)
         agreed = {"none": set(), "confusion": {CONFUSION}, "outcomes": {CONFUSION, OUTCOMES}}[terms.evaluation]
         asked = {CONFUSION, OUTCOMES, CELLS} & config.keys()
         bins = {config.get(key) for key in asked - {CONFUSION}}
@@ -461,6 +464,14 @@ class Site:
                 "cells",
                 "cells: the server asks for what the model makes of samples without labels; this site agreed "
                 "to tell nothing of such samples",
+            )
+
+    def _check_round(self, round: object, first: int) -> None:
+        """Refuse a round that is none of the config's: a learning rate may depend on its number."""
+        if not isinstance(round, int) or not first <= round <= self.rounds:
+            raise NotAgreedError(
+                "rounds",
+                f"rounds: the server asks for round {str(round)[:20]}; this site agreed to {first} to {self.rounds}",
             )
 
     def _check_training(self, given: TrainInstruction | None, content: RecordDict) -> None:
@@ -482,6 +493,7 @@ class Site:
 
     def _check_instruction(self, given: TrainInstruction, terms: Terms) -> None:
         """Refuse a training that is not the config's: by a few samples or steps, a reply would show single samples."""
+        self._check_round(given.round, first=1)
         asks = f"in round {given.round}; this site agreed to"
         if given.epochs > terms.epochs:
             raise NotAgreedError(
@@ -639,6 +651,7 @@ def agreed_site(config: Config, agreement: Agreement, data: SiteData, terms: Ter
         finish=method.finish,
         estimation=make_estimation(config, len(agreement.classes)),
         masks=None if agreement.updates == "plain" else _masks(config, agreement, method, data, terms, place),
+        rounds=config.training.rounds,
     )
 
 
@@ -663,8 +676,8 @@ def _masks(
         app=terms.app,
         folder=terms.folder(data.state),
         state=data.state,
-        least=agreement.sum_sites,
-        attempts=agreement.attempts,
+        least=max(agreement.sum_sites, terms.sum_sites),
+        evaluated=tuple(filter(config.is_evaluated, range(config.training.rounds + 1))),
         limit=limit,
         seconds=PATIENCE + 2 * agreement.round_timeout,
         method=method,
@@ -801,6 +814,10 @@ def _arrays(content: RecordDict, key: str) -> ArrayRecord:
     if not isinstance(record, ArrayRecord):
         raise ArgumentError(f"message: has no ArrayRecord {key!r}")
     return record
+
+
+def _hash_of_model(content: RecordDict) -> str:
+    return hash_of_question(RecordDict({ARRAYS: _arrays(content, ARRAYS)}), "model")
 
 
 def _model(content: RecordDict, layout: ModelLayout) -> ModelState:

@@ -28,24 +28,29 @@ class Disclosure(NamedTuple):
     Attributes:
         what: The item, in words.
         when: When the item leaves the site, in words.
-        bytes: Approximate size in bytes.
+        bytes: Approximate size in bytes; None: unknown until the app's own code may run.
     """
 
     what: str
     when: str
-    bytes: int
+    bytes: int | None
 
 
+EACH = "every round that the site takes part in"
 FAILED = Disclosure("that it cannot do what it is asked, and the kind of error", "when that happens", 100)
 
 
-def disclosures(config: Config, agreement: Agreement, data: SiteData | None = None) -> tuple[Disclosure, ...]:
+def disclosures(
+    config: Config, agreement: Agreement, data: SiteData | None = None, may_build: bool = True
+) -> tuple[Disclosure, ...]:
     """List everything that a site sends to the server. No other data leave a site.
 
     Args:
         config: The config that was simulated.
         agreement: What server and sites agree on.
         data: The site's samples; None: a site that trains, and is not the target site.
+        may_build: Whether network and method may be built. If not, what they make a site send is one item of unknown
+            size, and the config need not fit the agreement.
 
     Returns:
         The items.
@@ -53,20 +58,31 @@ def disclosures(config: Config, agreement: Agreement, data: SiteData | None = No
     Raises:
         ConfigError: The config can't be deployed under the agreement.
     """
+    if not may_build:
+        return (_counts(agreement), _unknown(agreement), *_evaluations(config, agreement, data), FAILED)
     check_config(config, agreement, has_target=True)
-    classes = len(agreement.classes)
     method = method_of(config, agreement)
-    network = make_network(config, config.seeds[0], method, classes, tuple(agreement.shape))
-    arrays = ModelLayout(FlatModel(network)).specs
-    returned, _ = returned_specs(config, agreement, method)
-    once, each = "before the first round, and again if they change", "every round that the site takes part in"
-    several = ""
-    if isinstance(method.weighting, BySums) and method.weighting.most_questions > 1:
-        several = "; from several such sums it may work out what one site has"
-        several += "" if agreement.epsilon is None else ", with its noise"
+    model = FlatModel(make_network(config, config.seeds[0], method, len(agreement.classes), tuple(agreement.shape)))
+    if agreement.updates == "masked":
+        several = isinstance(method.weighting, BySums) and method.weighting.most_questions > 1
+        return (_counts(agreement, several), *_masked(config, agreement, method, model))
+    trains = data is None or not data.is_unlabelled
+    return (
+        *((_counts(agreement), *_trained(config, agreement, method, model)) if trains else ()),
+        *_evaluations(config, agreement, data),
+        *_finished(config, agreement, method, model, data),
+        FAILED,
+    )
+
+
+def _counts(agreement: Agreement, several: bool = False) -> Disclosure:
+    """Say what leaves a site of its label counts; `several`: in masked sums from which one site's may follow."""
+    classes, once = len(agreement.classes), "before the first round, and again if they change"
     laplace = f", with Laplace noise for epsilon {agreement.epsilon} ({agreement.neighbours}), drawn once"
     noise = "" if agreement.epsilon is None else laplace
-    counts = {
+    more = "; from several such sums it may work out what one site has" if several else ""
+    more += ", with its noise" if several and agreement.epsilon is not None else ""
+    return {
         "exact": Disclosure(f"the number of its training samples of each of {classes} classes", once, 8 * classes),
         "noisy": Disclosure(
             f"the number of its training samples of each of {classes} classes{noise}",
@@ -76,26 +92,45 @@ def disclosures(config: Config, agreement: Agreement, data: SiteData | None = No
         "withheld": Disclosure("the number of its training samples", once.replace("they change", "it changes"), 8),
         "summed": Disclosure(
             f"numbers of its training samples of each class{noise}, or what follows from these; masked: of them the "
-            f"server learns the sum over all {len(agreement.sites)} sites{several}",
+            f"server learns the sum over all {len(agreement.sites)} sites{more}",
             "before the first round, each time that the weighting asks: most_questions in agreed.toml",
             8 * (classes + 1) ** 2 + 2 * SEED * len(agreement.sites),
         ),
-    }
-    if agreement.updates == "masked":
-        return (counts[agreement.label_counts], *_masked(config, agreement, method, FlatModel(network)))
-    things = [
-        counts[agreement.label_counts],
+    }[agreement.label_counts]
+
+
+def _unknown(agreement: Agreement) -> Disclosure:
+    """Say of a training's results what is known without running an app's own code."""
+    masked = f", in masked sums over {agreement.sum_sites} sites or more" if agreement.updates == "masked" else ""
+    return Disclosure(
+        f"what local training makes of the model{masked}, and whatever the method returns beside it; unknown until "
+        "agreed to: it takes the app's own code",
+        EACH,
+        None,
+    )
+
+
+def _trained(config: Config, agreement: Agreement, method: Method, model: FlatModel) -> list[Disclosure]:
+    """List what leaves a site of its local training."""
+    arrays = ModelLayout(model).specs
+    returned, _ = returned_specs(config, agreement, method)
+    return [
         Disclosure(
-            f"the model after local training, {len(arrays)} arrays", each, sum(spec.bytes for spec in arrays.values())
+            f"the model after local training, {len(arrays)} arrays", EACH, sum(spec.bytes for spec in arrays.values())
         ),
         Disclosure(
-            "its mean training loss, and its number of local steps (which reveals its number of batches)", each, 16
+            "its mean training loss, and its number of local steps (which reveals its number of batches)", EACH, 16
         ),
+        *(Disclosure(f"{name}, {spec}, which the method needs", EACH, spec.bytes) for name, spec in returned.items()),
     ]
-    things += [
-        Disclosure(f"{name}, {spec}, which the method needs", each, spec.bytes) for name, spec in returned.items()
-    ]
-    if agreement.evaluates:
+
+
+def _evaluations(config: Config, agreement: Agreement, data: SiteData | None) -> list[Disclosure]:
+    """List what leaves a site of what the model makes of its samples, where evaluations are not masked."""
+    classes, section, things = len(agreement.classes), config.target, list[Disclosure]()
+    cells = classes * section.bins
+    due = f"after round {section.warmup}, and every {section.every} rounds from then on"
+    if agreement.evaluates and (data is None or not data.is_unlabelled):
         things.append(
             Disclosure(
                 f"the confusion matrix of its test samples, {classes} x {classes}, and their mean loss",
@@ -103,9 +138,7 @@ def disclosures(config: Config, agreement: Agreement, data: SiteData | None = No
                 8 * classes * classes + 8,
             )
         )
-    section, cells = config.target, classes * config.target.bins
-    due = f"after round {section.warmup}, and every {section.every} rounds from then on"
-    if section.is_estimated:
+    if section.is_estimated and (data is None or not data.is_unlabelled):
         things.append(
             Disclosure(
                 "the confusion matrix with its columns divided by how sure the model is: how many test samples of each "
@@ -114,8 +147,6 @@ def disclosures(config: Config, agreement: Agreement, data: SiteData | None = No
                 8 * classes * cells + 8,
             )
         )
-    if data is not None and data.is_unlabelled:
-        things = []
     if section.is_estimated and data is not None and data.unlabelled is not None:
         things.append(
             Disclosure(
@@ -125,23 +156,29 @@ def disclosures(config: Config, agreement: Agreement, data: SiteData | None = No
                 8 * cells,
             )
         )
+    return things
+
+
+def _finished(
+    config: Config, agreement: Agreement, method: Method, model: FlatModel, data: SiteData | None
+) -> list[Disclosure]:
+    """List what leaves a site after the last round."""
+    if method.finish is None:
+        return []
     sources = {"training", "held_out"} if data is None or not data.is_unlabelled else set()
     sources |= {"target"} if data is not None and data.unlabelled is not None else set()
-    if method.finish is not None:
-        whose = {"training": "training samples", "held_out": "test samples", "target": "unlabelled samples"}
-        name = config.method["finish"]["name"]
-        things += [
-            Disclosure(
-                f"sums over its {whose[asked.source]}, for {name}: "
-                + ", ".join(f"{key}, {spec}" for key, spec in asked.arrays.items()),
-                "after the last round, each time that the finish asks",
-                sum(spec.bytes for spec in asked.arrays.values()),
-            )
-            for asked in questions_of(method.finish, FlatModel(network), agreement)
-            if asked.source in sources
-        ]
-    things.append(FAILED)
-    return tuple(things)
+    whose = {"training": "training samples", "held_out": "test samples", "target": "unlabelled samples"}
+    name = config.method["finish"]["name"]
+    return [
+        Disclosure(
+            f"sums over its {whose[asked.source]}, for {name}: "
+            + ", ".join(f"{key}, {spec}" for key, spec in asked.arrays.items()),
+            "after the last round, each time that the finish asks",
+            sum(spec.bytes for spec in asked.arrays.values()),
+        )
+        for asked in questions_of(method.finish, model, agreement)
+        if asked.source in sources
+    ]
 
 
 def _masked(config: Config, agreement: Agreement, method: Method, model: FlatModel) -> list[Disclosure]:
@@ -160,8 +197,7 @@ def _masked(config: Config, agreement: Agreement, method: Method, model: FlatMod
     things = [
         Disclosure(
             f"{change}; {within}",
-            "every round that the site takes part in; again in another attempt, of which a round has "
-            f"{agreement.attempts} at most",
+            "every round that the site takes part in; masked anew where another site does not answer",
             sum(spec.bytes for spec in specs.values()) + seeds,
         )
     ]
@@ -175,30 +211,6 @@ def _masked(config: Config, agreement: Agreement, method: Method, model: FlatMod
         )
     things.append(Disclosure("what opens its part of a sum, once", "after each of these", seeds))
     return [*things, FAILED]
-
-
-def attempts_in_words(config: Config, agreement: Agreement) -> list[str]:
-    """Say what further attempts at a masked sum of one round may show of a site.
-
-    Args:
-        config: The config.
-        agreement: What server and sites agree on.
-
-    Returns:
-        A line; none where updates are plain.
-    """
-    most = agreement.attempts
-    if agreement.updates == "plain":
-        return []
-    if most == 1:
-        return ["attempts = 1: sites open one sum of a round; where a site is lost before it opens, the round is lost"]
-    if config.privacy is not None:
-        return [f"attempts = {most}: sites open so many sums of a round's updates at most, and pay for each of them"]
-    return [
-        f"attempts = {most}: sites open so many sums of a round at most. Two sums differ by the update of a site that "
-        "was said to be lost, for a server that lies or gets its opening late; attempts = 1 in deploy.toml, before "
-        "sites agree, rules that out, and a round is lost where a site is lost before it opens"
-    ]
 
 
 def sum_specs(config: Config, agreement: Agreement, method: Method, model: FlatModel) -> dict[str, ArraySpec]:

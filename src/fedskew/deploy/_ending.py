@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import httpx
 
-from fedskew.errors import EndedEarlyError, FedskewError, in_one_line
+from fedskew.errors import EndedEarlyError, FedskewError, StandstillError, in_one_line
 from fedskew.files import writing
 
 SIZE = 4096
@@ -64,18 +64,23 @@ def read_ending(path: Path) -> Ending | None:
 
 
 @contextmanager
-def recording_ending(path: Path | None) -> Iterator[None]:
+def recording_ending(path: Path | None) -> Iterator[list[str]]:
     """Write how the block ended into a reserved file; an error of the block is raised on.
 
     Args:
         path: The file; None: no command waits for it.
+
+    Yields:
+        A list for what is to be said of a run that was trained to its end, with rounds that moved nothing.
     """
+    still: list[str] = []
     try:
-        yield
+        yield still
     except BaseException as error:
         _tell(path, _ending(error))
         raise
-    _tell(path, Ending(0, ""))
+    said = f"trained to its end, but for rounds without a step. {'. '.join(still)}"
+    _tell(path, Ending(StandstillError.exit_code, said) if still else Ending(0, ""))
 
 
 def _ending(error: BaseException) -> Ending:

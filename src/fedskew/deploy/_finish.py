@@ -21,7 +21,7 @@ from fedskew.deploy._log import LOG
 from fedskew.deploy._messages import ARRAYS, BROADCAST, CONFIG, FINISH, REPLY, SOURCE
 from fedskew.deploy._replies import bytes_needed, check_size
 from fedskew.deploy._sites import Sites
-from fedskew.engine import EstimatedMix, Target, check_finish, finish_model
+from fedskew.engine import EstimatedMix, FinishedModel, Target, check_finish, finish_model
 from fedskew.errors import ArgumentError, ConfigError, FedskewError, RunError, in_one_line
 from fedskew.finish import Finish, Head, Known, Observed, Source
 from fedskew.models import FlatModel, ModelState
@@ -175,7 +175,7 @@ class SiteFinisher:
         classes, dim = layer.weight.shape
         return classes, dim
 
-    def __call__(self, model: ModelState, server: Any) -> tuple[ModelState, dict[str, Any]]:
+    def __call__(self, model: ModelState, server: Any) -> FinishedModel:
         """Finish a model; where too few sites answer, it stays as it was trained, and the notes say why.
 
         Where the target site does not answer, its mix is the newest estimate of the rounds; without one, the model
@@ -228,12 +228,12 @@ class SiteFinisher:
             except _AwayError as error:
                 if self._known(known).target is None:
                     LOG.warning("finish: the model stays as it was trained: %s", error)
-                    return model, {"kept": str(error)}
+                    return FinishedModel(model, {"kept": str(error)})
                 LOG.warning("finish: %s; the target's mix is the newest estimate of the rounds", error)
                 is_away = True
             except _KeptError as error:
                 LOG.warning("finish: the model stays as it was trained: %s", error)
-                return model, {"kept": str(error)}
+                return FinishedModel(model, {"kept": str(error)})
             except FedskewError:
                 raise
             except (ArithmeticError, ValueError, RuntimeError) as error:  # LinAlgError is one of these

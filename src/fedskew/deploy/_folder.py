@@ -1,6 +1,6 @@
 """The folder of a federation, as `fedskew deploy init` and `fedskew deploy local` write it.
 
-README.md                  who does what, with the commands
+README.md                  who does what, with the commands; with --wheel the wheel of fedskew beside it
 app/                       what `flwr run` sends to the server and to every site
     pyproject.toml         the app's description for Flower
     run.toml, deploy.toml  the config that was simulated, and the agreement
@@ -8,9 +8,8 @@ app/                       what `flwr run` sends to the server and to every site
 server/                    stays with the server: ca.crt, server.crt, server.key, superlink.sh, register.sh, run.sh,
                            fedskew-server.service; later state.db and runs/
 sites/NAME/                goes to that site and to nobody else: ca.crt, key, key.pub, mask.key if updates are masked,
-                           data.toml, supernode.sh,
-                           fedskew-site.service, Dockerfile, and app/, a copy that the site looks at before it
-                           agrees; later agreed.toml and state/
+                           data.toml, supernode.sh, fedskew-site.service, Dockerfile, README.md and wheel once more,
+                           and app/, a copy that the site looks at before it agrees; later agreed.toml and state/
 """
 
 from __future__ import annotations
@@ -18,11 +17,12 @@ from __future__ import annotations
 import ipaddress
 import re
 import shutil
+import tomllib
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from string import Template
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -35,18 +35,24 @@ from torch import Tensor
 from fedskew import __version__
 from fedskew.data import Dataset, Inputs
 from fedskew.deploy._agreement import Agreement, check_config, check_target_file
-from fedskew.deploy._app_files import APP, AppFiles
+from fedskew.deploy._app_files import APP, PROJECT, AppFiles, project_content
 from fedskew.deploy._disclosures import reply_limit
 from fedskew.deploy._mask_keys import write_mask_key
 from fedskew.deploy._registry import CONNECTION
+from fedskew.deploy._rehearsal import Rehearsal, rehearse
 from fedskew.deploy._tls import write_certificates, write_node_key
+from fedskew.deploy._wheel import check_wheel, installation
 from fedskew.errors import ConfigError
 from fedskew.experiment import Config, write
-from fedskew.labels import read_target
+from fedskew.names import SYSTEM_FOLDERS
+from fedskew.own_code import is_ours, names_in
 from fedskew.sums import Key
 
 SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 """Valid names of sites; a site's folder and its key at the SuperLink have its name."""
+
+FOLDER_NAME = re.compile(r"(?!\.)[^/\\<>:\"|?*]{0,60}[^/\\<>:\"|?*. ]")
+"""Names of classes that a folder can have on any system, and that the reader "folder" does not leave out."""
 
 HOST_NAME = re.compile(r"(?=.{1,253}$)(?!-)[a-z0-9-]{1,63}(\.(?!-)[a-z0-9-]{1,63})*")
 TARGET = "target.csv"
@@ -113,7 +119,8 @@ def write_federation(
     target: Path | None = None,
     passphrase: bytes | None = None,
     mask_keys: Mapping[str, Key] | None = None,
-) -> None:
+    wheel: Path | None = None,
+) -> Rehearsal:
     """Write a new federation's folder, with TLS certificates and a key for every site.
 
     Args:
@@ -125,6 +132,11 @@ def write_federation(
         target: A file with the target mix (see `labels.read_target`), which is copied to the server's folder.
         passphrase: Keeps the authority's key, encrypted (see `write_certificates`).
         mask_keys: The sites' keys of masked sums, by site; their public halves are the agreement's `keys`.
+        wheel: A wheel of this version of fedskew, which is copied into each folder; None: who is sent a folder installs
+            fedskew from a package index.
+
+    Returns:
+        The federation on paper, with made-up label counts.
 
     Raises:
         ConfigError: The folder is not empty, a site's name is not valid, or the config can't be deployed under the
@@ -132,8 +144,9 @@ def write_federation(
     """
     check_config(config, agreement, has_target=target is not None)
     check_target_file(config, target)
-    if target is not None:
-        read_target(target, agreement.classes)
+    played = rehearse(config, agreement, target)
+    if wheel is not None:
+        check_wheel(wheel)
     for name in agreement.members:
         if not SITE_NAME.fullmatch(name):
             raise ConfigError(f"sites: {name!r}: a site's name may have letters, digits, '.', '_' and '-'")
@@ -148,6 +161,7 @@ def write_federation(
         "CONNECTION": CONNECTION,
         "ALLOW": _allowed(address),
         "VERSION": __version__,
+        **installation(wheel),
         "MAX_REPLY": str(reply_limit(config, agreement)),
         "SITES": " ".join(agreement.members),
         "TARGET": "" if target is None else f' target=\\"$PWD/{TARGET}\\"',
@@ -176,8 +190,12 @@ def write_federation(
         (site / "data.toml").write_text(tomli_w.dumps(described), encoding="utf-8")
         for script in ("supernode.sh", "fedskew-site.service", "Dockerfile"):
             _fill(script, site / script, fields | {"SITE": name})
-        (site / ".dockerignore").write_text("*\n", encoding="utf-8")  # no image holds the site's key or data
-    _fill("README.md", folder / "README.md", fields)
+        (site / ".dockerignore").write_text("*\n!*.whl\n", encoding="utf-8")  # no image holds the site's key or data
+    for place in (folder, *(folder / "sites" / name for name in agreement.members)):
+        _fill("README.md", place / "README.md", fields)
+        if wheel is not None:
+            shutil.copyfile(wheel, place / wheel.name)
+    return played
 
 
 def site_names(clients: Sequence[str]) -> list[str]:
@@ -200,7 +218,8 @@ def site_names(clients: Sequence[str]) -> list[str]:
 def write_images(dataset: Dataset, shares: Sequence[NDArray[np.int64]], folders: Sequence[Path]) -> None:
     """Write each site's images to its folder, as `train/CLASS/ROW.png` and `test/CLASS/ROW.png`.
 
-    The test part is divided among the sites in turn: of n sites, site k gets images k, k + n, k + 2n and so on.
+    A class whose name can't be a folder's has one of another name (`renamed_folders`). The test part is divided among
+    the sites in turn: of n sites, site k gets images k, k + n, k + 2n and so on.
 
     Args:
         dataset: A data set of images.
@@ -222,8 +241,9 @@ def write_images(dataset: Dataset, shares: Sequence[NDArray[np.int64]], folders:
 
 
 def _write_part(dataset: Dataset, inputs: Inputs, targets: Tensor, rows: NDArray[np.int64], folder: Path) -> None:
+    classes = {name: place for place, name in renamed_folders(dataset.classes).items()}
     for name in dataset.classes:
-        (folder / name).mkdir(parents=True, exist_ok=True)
+        (folder / classes.get(name, name)).mkdir(parents=True, exist_ok=True)
     for row in rows.tolist():
         (sample,) = inputs.index_select(0, torch.tensor([row]))
         if dataset.mean:
@@ -231,7 +251,27 @@ def _write_part(dataset: Dataset, inputs: Inputs, targets: Tensor, rows: NDArray
             sample = sample * torch.tensor(dataset.std).view(by_channel) + torch.tensor(dataset.mean).view(by_channel)
         levels = (sample.clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
         image = Image.fromarray(levels[..., 0] if levels.shape[2] == 1 else levels)
-        image.save(folder / dataset.classes[int(targets[row])] / f"{row:06d}.png")
+        name = dataset.classes[int(targets[row])]
+        image.save(folder / classes.get(name, name) / f"{row:06d}.png")
+
+
+def renamed_folders(classes: Sequence[str]) -> dict[str, str]:
+    """Name folders for the classes whose names can't be those of folders, as of `Sci/Tech` or `..`.
+
+    Args:
+        classes: Names by class id.
+
+    Returns:
+        The class of each such folder, as the reader "folder" takes it (`classes`).
+    """
+    folders: dict[str, str] = {}
+    for label, name in enumerate(classes):
+        if not (FOLDER_NAME.fullmatch(name) and name.isprintable()) or name in SYSTEM_FOLDERS:
+            folder = f"class-{label}"
+            while folder in classes:
+                folder += "-"
+            folders[folder] = name
+    return folders
 
 
 def _private(folder: Path) -> None:
@@ -259,17 +299,39 @@ def app_code() -> dict[str, str]:
 
 
 def other_code(app: AppFiles) -> list[str]:
-    """List the files of an app that are not as `write_federation` writes them, and are not read as data.
+    """List what an app brings that `write_federation` does not write, and that would run, or be opened, at a site.
 
     Args:
         app: The app's files.
 
     Returns:
-        Their names, sorted.
+        Files that are not as they are written, and what `run.toml` names by `module:name`, each with its key.
     """
+    try:
+        tree = tomllib.loads(app.get("run.toml", b"").decode())
+    except (ValueError, RecursionError):
+        tree = {}
     ours = {name: text.encode() for name, text in app_code().items()}
-    known = {"run.toml", "deploy.toml", "pyproject.toml", *(name for name in ours if app.get(name) == ours[name])}
-    return sorted(set(app) - known)
+    known = {"run.toml", "deploy.toml", *(name for name in ours if app.get(name) == ours[name])}
+    written = tomli_w.dumps(_flower_app(str(tree.get("name", Config.model_fields["name"].default)))).encode()
+    if project_content(app.get(PROJECT, b"")) == project_content(written):
+        known.add(PROJECT)
+    return [*sorted(set(app) - known), *(f"run.toml: {key} = {name}" for key, name in asked_of_site(tree).items())]
+
+
+def asked_of_site(tree: Mapping[str, Any]) -> dict[str, str]:
+    """Find what a config would have imported or opened at a site, so that it waits until the site has agreed.
+
+    Args:
+        tree: The config's tree.
+
+    Returns:
+        Each `module:name` outside fedskew, and the file that the network's weights are read from, by dotted key.
+    """
+    names = {key: name for key, name in names_in(tree).items() if not is_ours(name)}
+    model = tree.get("model")
+    weights = model.get("weights") if isinstance(model, Mapping) else None
+    return names if weights is None else names | {"model.weights": str(weights)}
 
 
 def _fill(template: str, path: Path, fields: Mapping[str, str]) -> None:

@@ -1,14 +1,18 @@
 """A site's part in masked sums: what it masks, what it opens, and what it refuses.
 
-What a site answered in a round is kept until the next round, in the folder of the app that it agreed to, so that
-another attempt takes no second training: the same answer is masked anew, with the weights of that attempt. No other app
+Of each round a site opens one sum of updates and one of evaluations. What it has opened it adds to no sum over other
+sites (`OpenedSums`): its evaluation of a model, and its training of one in a round, or in any round where one batch
+holds all of its samples. What it answered in a round is kept until the next round, in the folder of the app that it
+agreed to: where another site does not answer, the same answer is masked anew before anything is opened. No other app
 has it masked or opened, as that may take less noise, and to agree anew deletes it.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +25,7 @@ from torch import Tensor
 
 from fedskew.deploy._ledger import NotAgreedError
 from fedskew.deploy._messages import CONFIG
+from fedskew.deploy._opened_sums import OpenedSums
 from fedskew.deploy._spending import Spending
 from fedskew.deploy._sum_messages import (
     ANSWER,
@@ -61,13 +66,13 @@ class Masks:
         peers: Public keys of all sites, by name, as it agreed to them.
         app: Hash of the app that it agreed to: masks depend on it.
         folder: Where it keeps what it masked under this app (`Terms.folder`).
-        state: Its state folder, with the ledger of what its updates have cost under all apps.
+        state: Its state folder, with the ledgers of what it has opened, and what that has cost, under all apps.
         least: Fewest sites that a sum may be over.
-        attempts: Most sums of one round that it opens: two sums over different sites tell their difference.
+        evaluated: Numbers of the rounds after which the model is evaluated.
         limit: Largest weight of one site's update.
         seconds: How long after its answer the site is still willing to open it.
         method: The method.
-        used: The sums that it has masked and opened since it agreed.
+        used: What it has masked and opened since it agreed.
         by_sums: The weighting by which the site computes its own weight, which the server does not know; None: the
             server tells it.
         protection: The noise of its updates, and the budget that it agreed to; None: they have no noise.
@@ -80,7 +85,7 @@ class Masks:
     folder: Path
     state: Path
     least: int
-    attempts: int
+    evaluated: Collection[int]
     limit: float
     seconds: float
     method: Method
@@ -105,8 +110,11 @@ class Masks:
             raise NotAgreedError(
                 "updates", "updates: the server asks for an answer without masks; this site agreed to none"
             )
-        if asked.purpose != purpose:
-            raise NotAgreedError("updates", f"updates: the server asks to {purpose}, and for a sum to {asked.purpose}")
+        if purpose == EVALUATE and asked.round not in self.evaluated:
+            raise NotAgreedError(
+                "rounds",
+                f"rounds: the server asks for an evaluation after round {asked.round}, where the config has none",
+            )
         members = self._members(asked)
         if len(members) < self.least:
             raise NotAgreedError(
@@ -119,24 +127,19 @@ class Masks:
                 "different sites tell their difference",
             )
         if purpose == TRAIN:
-            if self.by_sums is not None:
-                return self._without_weights(asked)
-            self._check_weights(dict(zip(asked.members, asked.weights, strict=False)), len(asked.members))
+            self._check_weights(asked.weights, len(members))
             if self.protection is not None:
                 self._check_noise(self.protection, len(members))
+        if purpose != COUNTS:
+            self.used.check_closed(purpose, asked.round)
         return asked
 
-    def _without_weights(self, asked: SumAsked) -> SumAsked:
-        if asked.weights:
-            raise NotAgreedError("weights", "weights: the server tells some, and each site computes its own")
-        return asked
-
-    def keep_update(self, round: int, model: str, about: str, update: Update, weight: float = 0.0) -> None:
+    def keep_update(self, round: int, training: str, about: str, update: Update, weight: float = 0.0) -> None:
         """Keep an update until the next round.
 
         Args:
             round: Number of the round.
-            model: Hash of the model that was sent, and of what was sent beside it.
+            training: Names the training: where it is the same, so is the update, but for rounding.
             about: See `about_of`.
             update: The update.
             weight: Its weight, where the site computes that itself.
@@ -159,7 +162,7 @@ class Masks:
         )
         if odd is not None:
             raise RunError(f"the {odd} of this site's update is NaN or infinite, so it takes no part in the sum")
-        self._keep(TRAIN, round, model, about, parts)
+        self._keep(TRAIN, round, training, about, parts)
 
     def keep_evaluation(self, round: int, model: str, about: str, confusion: NDArray[np.int64], loss: float) -> None:
         """Keep an evaluation until the next one.
@@ -187,7 +190,7 @@ class Masks:
             The reply's records.
 
         Raises:
-            NotAgreedError: It has opened enough sums of this round, or has masked its training of another model in it.
+            NotAgreedError: It has opened a sum of this round, or has opened the same answer in one over other sites.
             SumsError: The site has masked something for this sum already.
         """
         parts, notes = self._kept(asked.purpose)
@@ -195,12 +198,14 @@ class Masks:
             raise RunError(
                 f"asked for round {asked.round} again, and this site last answered in round {notes['round']}"
             )
-        self.used.masked(asked.purpose, asked.round, str(notes["model"]), self.attempts)
+        weight = float(parts["weight"]) if "weight" in parts else 0.0
+        if asked.weights:
+            weight = dict(zip(asked.members, asked.weights, strict=True))[self.name]
+        among = self._among(asked, weight)
+        if self._noise_of(asked.purpose) is None:
+            OpenedSums(self.state).check(notes["answer"], among)
+        self.used.masked(asked.purpose, asked.round, _name(asked), notes["answer"], among)
         if asked.purpose == TRAIN:
-            if self.by_sums is not None:
-                weight = float(parts["weight"])
-            else:
-                weight = dict(zip(asked.members, asked.weights, strict=True))[self.name]
             values = self._encoded(parts, weight, len(asked.members))
         else:
             values = {
@@ -235,7 +240,7 @@ class Masks:
             The reply's records.
 
         Raises:
-            NotAgreedError: It is over others than this federation's sites, or the site has opened enough of this round.
+            NotAgreedError: It is over others than this federation's sites, or the site has opened one of this round.
             SumsError: It is refused for another reason (see `sums.Memory.answer`).
         """
         config = content.get(CONFIG)
@@ -246,11 +251,23 @@ class Masks:
         self._members(asked)
         opening = self._memory.answer(asked.context(""), asked.members)
         if asked.purpose != COUNTS:  # the same question has the same sum, over all sites
-            self.used.opened(asked.purpose, asked.round, self.attempts)
-        if self.protection is not None and asked.purpose == TRAIN:
-            what = f"round {asked.round}, attempt {asked.attempt} of {asked.session}"
-            Spending(self.state).charge(what, self.protection)
+            answer, among = self.used.opened(asked.purpose, asked.round, _name(asked))
+            protection = self._noise_of(asked.purpose)
+            if protection is None:
+                OpenedSums(self.state).add(answer, among)
+            else:
+                Spending(self.state).charge(f"round {asked.round} of {asked.session}", protection)
         return opening_content(opening)
+
+    def _noise_of(self, purpose: str) -> Protection | None:
+        """Return the noise of a sum, which is drawn anew and charged each time; None: the sum has none."""
+        return self.protection if purpose == TRAIN else None
+
+    def _among(self, asked: SumAsked, weight: float) -> str:
+        """Hash which sites a sum is over, known by their keys, and with what weights."""
+        weights = dict(zip(asked.members, asked.weights, strict=False))
+        sites = sorted([self.peers[name].hex(), weights.get(name, 0.0).hex()] for name in asked.members)
+        return hashlib.sha256(json.dumps([sites, weight.hex()]).encode()).hexdigest()
 
     def _members(self, asked: SumAsked) -> set[str]:
         """Return the members of a sum, sites of this federation with this one among them, each named once."""
@@ -268,8 +285,11 @@ class Masks:
             )
         Spending(self.state).check(protection)
 
-    def _check_weights(self, weights: Mapping[str, float], members: int) -> None:
-        values = list(weights.values())
+    def _check_weights(self, values: Sequence[float], members: int) -> None:
+        if self.by_sums is not None:
+            if values:
+                raise NotAgreedError("weights", "weights: the server tells some, and each site computes its own")
+            return
         if len(values) != members or not all(0 <= value <= 1 for value in values) or abs(sum(values) - 1) > ROUNDING:
             raise NotAgreedError("weights", "weights: expected one from 0 to 1 for each site that is asked, sum 1")
         if max(values) > self.limit * (1 + LIMIT_ROUNDING):
@@ -307,11 +327,12 @@ class Masks:
     def _memory(self) -> Memory:
         return Memory(self.folder / FOLDER, self.least)
 
-    def _keep(self, purpose: str, round: int, model: str, about: str, parts: Mapping[str, Tensor]) -> None:
+    def _keep(self, purpose: str, round: int, answer: str, about: str, parts: Mapping[str, Tensor]) -> None:
         path = self._path(purpose)
         private_folder(path.parent)
         tensors = {name: part.detach().cpu().contiguous() for name, part in parts.items()}
-        save_tensors(path, tensors, {"round": round, "model": model, "about": about})
+        same = hashlib.sha256(f"{purpose} {answer}".encode()).hexdigest()
+        save_tensors(path, tensors, {"round": round, "answer": same, "about": about})
 
     def _kept(self, purpose: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
         try:
@@ -321,6 +342,11 @@ class Masks:
 
     def _path(self, purpose: str) -> Path:
         return self.folder / FOLDER / f"{purpose}.safetensors"
+
+
+def _name(asked: SumAsked) -> str:
+    """Name a sum by hash: its session, round and attempt."""
+    return hashlib.sha256(json.dumps([asked.session, asked.round, asked.attempt]).encode()).hexdigest()
 
 
 def forget_kept(folder: Path) -> None:

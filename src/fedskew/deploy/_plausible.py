@@ -20,6 +20,9 @@ Gradient flow for the time t = a lr moves parameters by at most sqrt(t (loss bef
 Schwarz, and SGD at a stable learning rate by a small multiple of it, whatever the scale of the inputs; ln(classes) is
 the loss of a model that knows nothing. a is the number of gradients that the steps amount to (`fedskew.momentum`).
 
+The steps of a length are those that a site tells, but at most four times what the median site takes, as it would buy
+length by told samples.
+
 However many sites are known and however little they still move, no reference of a length is below 0.3 times the flow: a
 site that joins late, or whose samples the model does not know yet, has as far to go as all had in the first round.
 Measured of such sites, over learning rates and classes: 0.3 to 1.7 times the flow, with momentum 0.9 up to 5.3 times.
@@ -45,6 +48,7 @@ Sizes = Mapping[str, FloatArray]
 """Sizes that were accepted, by what was measured: `(sites, KEPT)` each, the newest first; NaN: none yet."""
 
 UPDATE = "update"
+STEPS = "steps"
 KEPT = 5
 CONFIDENT = 3
 """Sites whose median is believed: of fewer, one liar is half."""
@@ -52,6 +56,9 @@ CONFIDENT = 3
 MOST_STEPS = 10_000
 """More steps than these make no longer update plausible, since training settles; a site tells its steps itself."""
 
+
+STEPS_OF_MEDIAN = 4.0
+"""Steps beyond so many times the median site's do not count."""
 
 NEWCOMER = 0.3
 """Least reference of a length, as a share of the flow."""
@@ -147,6 +154,17 @@ def excess(measured: Mapping[int, Mapping[str, Measured]], accepted: Sizes) -> d
     return worst
 
 
+def most_steps(steps: Mapping[int, int], accepted: Sizes) -> int:
+    """Return the most local steps of a site that count.
+
+    Args:
+        steps: Steps of the round's updates, by client.
+        accepted: Sizes that were accepted before.
+    """
+    usual = _usual({client: float(taken) for client, taken in steps.items()}, accepted[STEPS])
+    return round(STEPS_OF_MEDIAN * float(np.median(usual))) if len(usual) >= CONFIDENT else MOST_STEPS
+
+
 def with_accepted(accepted: Sizes, measured: Mapping[int, Mapping[str, Measured]]) -> dict[str, FloatArray]:
     """Return the sizes with those of a round's accepted updates added."""
     following = {name: past.copy() for name, past in accepted.items()}
@@ -158,17 +176,20 @@ def with_accepted(accepted: Sizes, measured: Mapping[int, Mapping[str, Measured]
 
 
 def _reference(one: Measured, now: Mapping[int, float], past: FloatArray) -> float:
-    before = {site: row[~np.isnan(row)] for site, row in enumerate(past)}
-    before = {site: row for site, row in before.items() if row.size}
-    if len(before.keys() | now.keys()) >= CONFIDENT:
-        rows = ([*before.get(site, ()), *([now[site]] if site in now else ())] for site in before.keys() | now.keys())
-        median = float(np.median([np.median(row) for row in rows]))
+    usual = _usual(now, past)
+    if len(usual) >= CONFIDENT:
+        median = float(np.median(usual))
         if len(now) >= CONFIDENT:
             median = max(median, float(np.median(list(now.values()))))
         return max(median, one.floor)
-    if before:
-        return min(one.likely, max(one.floor, *(float(np.median(row)) for row in before.values())))
-    return one.likely
+    before = _usual({}, past)
+    return min(one.likely, max(one.floor, *before)) if before else one.likely
+
+
+def _usual(now: Mapping[int, float], past: FloatArray) -> list[float]:
+    """Return the usual size of each site that has one: the median of those before and of this round's."""
+    rows = ([*row[~np.isnan(row)], *([now[site]] if site in now else ())] for site, row in enumerate(past))
+    return [float(np.median(row)) for row in rows if row]
 
 
 def _peak(values: Tensor) -> float:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from fedskew.deploy._agreement import Agreement, method_of, read_agreement
-from fedskew.deploy._app_files import app_hash, read_app
+from fedskew.deploy._app_files import app_hash, read_app, running
 from fedskew.deploy._arrays import HEADER, ModelLayout
 from fedskew.deploy._disclosures import masked_bytes, returned_specs, sum_specs
 from fedskew.deploy._finish import questions_of
@@ -20,10 +20,18 @@ from fedskew.experiment import Config, make_network, read
 from fedskew.methods import Method
 from fedskew.models import FlatModel
 from fedskew.privacy import most_rounds
+from fedskew.sums import LEAST
 from fedskew.weighting import BySums
 
 
-def propose_terms(app: str, config: Config, agreement: Agreement, data: SiteData, before: Terms | None = None) -> Terms:
+def propose_terms(
+    app: str,
+    config: Config,
+    agreement: Agreement,
+    data: SiteData,
+    before: Terms | None = None,
+    may_build: bool = True,
+) -> Terms:
     """Work out what a site has to agree to, so that it can take part.
 
     Rounds, epochs and bytes are those that the config needs. The total of epsilon is what was spent, plus one release
@@ -37,21 +45,18 @@ def propose_terms(app: str, config: Config, agreement: Agreement, data: SiteData
         agreement: The app's `deploy.toml`.
         data: The site's samples.
         before: What the site agreed to last.
+        may_build: Whether network and method may be built. If not, what follows from them is what the site agreed to
+            for the same app, or else unknown: `bytes` is 0.
 
     Returns:
         The terms.
     """
-    method = method_of(config, agreement)
-    classes = len(agreement.classes)
-    model = FlatModel(make_network(config, config.seeds[0], method, classes, tuple(agreement.shape)))
-    returned, _ = returned_specs(config, agreement, method)
-    bins = config.target.bins if config.target.is_estimated else 1
-    specs = [*ModelLayout(model).specs.values(), *returned.values()]
-    asked = [] if method.finish is None else questions_of(method.finish, model, agreement)
-    sums = [sum(spec.bytes + HEADER for spec in one.arrays.values()) for one in asked]
-    reply = sum(spec.bytes + HEADER for spec in specs) + 8 * classes * (classes + 1) * bins + HEADER
-    if agreement.updates == "masked":
-        reply = masked_bytes(sum_specs(config, agreement, method, model), agreement)
+    if may_build:
+        replies = _replies(config, agreement)
+    elif before is not None and before.app == app:
+        replies = before.model_dump(include={"returns", "finish", "questions", "most_questions", "bytes"})
+    else:
+        replies = {"bytes": 0}
     epsilon, total, mark = agreement.epsilon, None, now() if before is None else before.data
     if epsilon is not None and data.state is not None:
         ledger = Ledger(data.state)
@@ -70,21 +75,40 @@ def propose_terms(app: str, config: Config, agreement: Agreement, data: SiteData
         label_counts=agreement.label_counts,
         evaluation=_evaluation(config, agreement, data),
         cells=config.target.is_estimated and data.unlabelled is not None,
-        returns=sorted(returned),
-        finish=config.method["finish"]["name"] if "finish" in config.method else "",
-        questions=sorted({str(one) for one in asked}),
-        most_questions=_most_questions(method, agreement),
         rounds=config.training.rounds,
         epochs=config.training.most_epochs,
-        bytes=max([reply, *sums]),
         updates=agreement.updates,
+        sum_sites=max(agreement.sum_sites, LEAST if before is None else before.sum_sites),
         updates_epsilon=_epsilon_of_updates(app, config, data, before),
         updates_delta=None if config.privacy is None else config.privacy.delta,
         data=mark,
         epsilon=epsilon,
         epsilon_total=total,
         neighbours=agreement.neighbours,
+        **replies,
     )
+
+
+def _replies(config: Config, agreement: Agreement) -> dict[str, Any]:
+    """Work out the terms about a site's replies, which take network and method."""
+    method = method_of(config, agreement)
+    classes = len(agreement.classes)
+    model = FlatModel(make_network(config, config.seeds[0], method, classes, tuple(agreement.shape)))
+    returned, _ = returned_specs(config, agreement, method)
+    bins = config.target.bins if config.target.is_estimated else 1
+    specs = [*ModelLayout(model).specs.values(), *returned.values()]
+    asked = [] if method.finish is None else questions_of(method.finish, model, agreement)
+    sums = [sum(spec.bytes + HEADER for spec in one.arrays.values()) for one in asked]
+    reply = sum(spec.bytes + HEADER for spec in specs) + 8 * classes * (classes + 1) * bins + HEADER
+    if agreement.updates == "masked":
+        reply = masked_bytes(sum_specs(config, agreement, method, model), agreement)
+    return {
+        "returns": sorted(returned),
+        "finish": config.method["finish"]["name"] if "finish" in config.method else "",
+        "questions": sorted({str(one) for one in asked}),
+        "most_questions": _most_questions(method, agreement),
+        "bytes": max([reply, *sums]),
+    }
 
 
 def _most_questions(method: Method, agreement: Agreement) -> int:
@@ -145,11 +169,12 @@ def agree(data: Path, app: Path) -> Terms:
     Raises:
         FedskewError: The app or the data can't be read, or do not fit each other.
     """
-    agreement, config = read_agreement(app / "deploy.toml"), read(app / "run.toml")
+    files, agreement = read_app(app), read_agreement(app / "deploy.toml")
     if agreement.updates == "masked":
         read_mask_key(data, agreement.keys)
     path, site = terms_path(data), load_site(data, agreement)
     before = read_terms(path) if path.exists() else None
-    terms = propose_terms(app_hash(read_app(app)), config, agreement, site, before)
+    with running(files) as folder:
+        terms = propose_terms(app_hash(files), read(folder / "run.toml"), agreement, site, before)
     accept_terms(terms, data, site.state, before)
     return terms

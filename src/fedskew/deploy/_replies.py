@@ -11,7 +11,7 @@ import math
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, NotRequired, TypedDict
+from typing import Literal, NamedTuple, TypedDict
 
 import numpy as np
 import torch
@@ -30,6 +30,7 @@ from fedskew.deploy._arrays import (
     decode,
     short,
 )
+from fedskew.deploy._direction import DIRECTION, contrary
 from fedskew.deploy._evaluations import SiteEvaluation
 from fedskew.deploy._log import LOG
 from fedskew.deploy._messages import (
@@ -49,6 +50,7 @@ from fedskew.deploy._messages import (
     STEPS,
     counted_in,
 )
+from fedskew.deploy._plausible import STEPS as TAKEN
 from fedskew.deploy._plausible import (
     UPDATE,
     FloatArray,
@@ -56,6 +58,7 @@ from fedskew.deploy._plausible import (
     Sizes,
     excess,
     length,
+    most_steps,
     no_sizes,
     returned,
     statistic,
@@ -396,7 +399,7 @@ class RoundNotes(TypedDict):
         skipped: Sites of the cohort that were not asked, as they did not answer before.
         left_out: Sites of the cohort that were not asked, as a round that they took part in was undone.
         out_of_line: How many times as long or as large an update is as is likely, by site, for updates above the limit.
-        attempts: Attempts at the round's masked sum, where updates are masked.
+        contrary: Mean agreement of the sites whose updates go against those of sites with their labels (`_direction`).
     """
 
     refused: dict[str, str]
@@ -406,7 +409,7 @@ class RoundNotes(TypedDict):
     skipped: list[str]
     left_out: list[str]
     out_of_line: dict[str, float]
-    attempts: NotRequired[int]
+    contrary: dict[str, float]
 
 
 WHY_MISSING = {
@@ -420,7 +423,16 @@ WHY_MISSING = {
 
 def no_notes() -> RoundNotes:
     """Return the notes of a round without problems."""
-    return {"refused": {}, "failed": {}, "offline": [], "silent": [], "skipped": [], "left_out": [], "out_of_line": {}}
+    return RoundNotes(
+        refused={},
+        failed={},
+        offline=[],
+        silent=[],
+        skipped=[],
+        left_out=[],
+        out_of_line={},
+        contrary={},
+    )
 
 
 @dataclass(frozen=True)
@@ -436,6 +448,8 @@ class ReplyRules:
         slack: Returns the number of samples by which a client may differ from the number that it reported.
         classes: Number of classes, as far as the server knows.
         least_loss: See `ExpectedReply`.
+        counts: Returns the label counts that clients told, `(clients, classes)`; None: directions are not compared, as
+            these are not exact.
     """
 
     norm_limit: float = 10.0
@@ -445,6 +459,7 @@ class ReplyRules:
     slack: Callable[[int], float] = lambda client: 0.0
     classes: int = 2
     least_loss: float = 0.0
+    counts: Callable[[], FloatArray] | None = None
 
 
 @dataclass
@@ -459,7 +474,8 @@ class ReplyValidator:
         rules: Limits for replies.
         hooks: The method's components that check what they were returned.
         notes: Problems of the current round.
-        accepted: Sizes of accepted updates (see `_plausible`); part of the server's state between rounds.
+        accepted: Sizes of accepted updates (see `_plausible`), and agreements of all (see `_direction`); part of the
+            server's state between rounds.
         not_finite: Clients whose replies of the current round were refused for NaN or infinity.
     """
 
@@ -479,12 +495,13 @@ class ReplyValidator:
         self._tasks: dict[int, Assignment] = {}
         self._sent: Sent
         self._counters: dict[str, torch.Tensor] = {}
-        self._statistics: dict[int, dict[str, torch.Tensor]] = {}  # of the clients' trained models
         self._refusals: dict[int, str] = {}  # by client, until the client has been told
 
     def start(self, model: ModelState) -> dict[str, FloatArray]:
         """Return the sizes of accepted updates before the first round: none."""
-        self.accepted = no_sizes([UPDATE, *self.layout.statistics(model), *self.returned], len(self.names))
+        self.accepted = no_sizes(
+            [UPDATE, TAKEN, DIRECTION, *self.layout.statistics(model), *self.returned], len(self.names)
+        )
         return dict(self.accepted)
 
     def begin(self, cohort: Sequence[Assignment], sent: Sent) -> None:
@@ -494,7 +511,6 @@ class ReplyValidator:
         self._tasks = {task.client: task for task in cohort}
         self._sent = sent
         self._counters = self.layout.counters(sent.model)
-        self._statistics.clear()
         rows = self._buffer.acquire(len(cohort), sent.model.parameters.numel())
         if rows is not None:
             self._own_rows.update(zip(self._tasks, rows, strict=True))
@@ -559,11 +575,13 @@ class ReplyValidator:
             self.notes["failed"][self.names[client]] = reason
             LOG.warning("round %d: %s failed: %s", round, self.names[client], reason)
         self.missing(round, "silent", answers.silent)
-        updates = []
+        updates, statistics = [], {}
         for client, content in answers.contents.items():
             try:
                 reply = validate(content, client)
-                update = self._update(reply, client, round)
+                trained = self.layout.to_state(reply.arrays, self._own_rows.get(client))
+                statistics[client] = self.layout.statistics(trained)
+                update = self._update(reply, client, round, trained)
                 self._check_truth(update, round)
             except RefusedError as error:
                 if isinstance(error, NotFiniteError):
@@ -573,11 +591,10 @@ class ReplyValidator:
                 LOG.warning("round %d: refused the reply of %s: %s", round, self.names[client], error)
             else:
                 updates.append(update)
-        return self._in_line(round, updates)
+        return self.in_line(round, updates, statistics)
 
-    def _update(self, reply: Reply, client: int, round: int) -> Update:
-        trained = self.layout.to_state(reply.arrays, self._own_rows.get(client))
-        self._statistics[client] = self.layout.statistics(trained)
+    def _update(self, reply: Reply, client: int, round: int, trained: ModelState) -> Update:
+        """Return a client's update; the vector of its trained model becomes the change."""
         change = trained.parameters.sub_(self._sent.model.parameters)
         return Update(
             client=client,
@@ -613,36 +630,73 @@ class ReplyValidator:
             if reason is not None:
                 raise RefusedError(reason)
 
-    def _in_line(self, round: int, updates: list[Update]) -> list[Update]:
-        """Note updates that are out of line; return those that the rules keep."""
-        limit, leaves_out = self.rules.norm_limit, self.rules.norm_action == "leave_out"
-        measured = {update.client: self._measured(update, round) for update in updates}
+    def in_line(
+        self, round: int, updates: list[Update], statistics: Mapping[int, Mapping[str, torch.Tensor]]
+    ) -> list[Update]:
+        """Note updates that are out of line or contrary; return those that the rules keep, as `updates` does.
+
+        Args:
+            round: Number of the round.
+            updates: Valid updates.
+            statistics: What `Layout.statistics` returns of each client's trained model.
+        """
+        most = most_steps({update.client: update.steps for update in updates if update.steps}, self.accepted)
+        updates = [update._replace(steps=min(update.steps, most)) for update in updates]
+        measured = {update.client: self._measured(update, statistics[update.client], round) for update in updates}
         worst = excess(measured, self.accepted)
-        out = {client: found for client, found in worst.items() if not found[1] <= limit}
+        out = {client: found for client, found in worst.items() if not found[1] <= self.rules.norm_limit}
         for client, (what, ratio) in out.items():
             name = self.names[client]
             self.notes["out_of_line"][name] = min(ratio, 1e308)
             subject = f"the update of {name} is" if what == UPDATE else f"{what!r} of {name} is"
-            LOG.warning(
-                "round %d: %s %.3g times as large as is likely%s",
-                round,
-                subject,
-                ratio,
-                "; its update is left out" if leaves_out else "",
-            )
-            if leaves_out:
-                self.refuse(
-                    client, f"round {round}: {subject} {ratio:.3g} times as large as is likely, and is left out"
-                )
+            self._leave_out(round, client, f"{subject} {ratio:.3g} times as large as is likely")
         if len(out) * 2 > len(updates):
             LOG.warning(
                 "round %d: most updates are out of line; if nothing is wrong at these sites, raise norm_limit", round
             )
-        fine = {client: sizes for client, sizes in measured.items() if client not in out and UPDATE in sizes}
+        fine = {
+            update.client: measured[update.client] | {TAKEN: Measured(update.steps, math.inf, 0)}
+            for update in updates
+            if update.client not in out and UPDATE in measured[update.client]
+        }
         self.accepted = with_accepted(self.accepted, fine)
-        return [update for update in updates if update.client not in out or not leaves_out]
+        against = self._contrary(round, [update for update in updates if update.client not in out])
+        leaves_out = self.rules.norm_action == "leave_out"
+        return [update for update in updates if not leaves_out or update.client not in out.keys() | against]
 
-    def _measured(self, update: Update, round: int) -> dict[str, Measured]:
+    def _contrary(self, round: int, updates: Sequence[Update]) -> set[int]:
+        """Note the clients whose updates go against those of clients with their labels."""
+        if self.rules.counts is None:
+            return set()
+        told, mixes = self.rules.counts(), {}
+        for update in updates:
+            quota = self._tasks[update.client].quota
+            mixes[update.client] = told[update.client] if quota is None else quota
+        changes = {
+            update.client: update.change
+            for update in updates
+            if float(update.norm) and math.isfinite(float(update.norm)) and mixes[update.client].any()
+        }
+        agreements, out = contrary(changes, mixes, self.accepted[DIRECTION])
+        kept = {client: {DIRECTION: Measured(value, 0, 0)} for client, value in agreements.items()}
+        self.accepted = with_accepted(self.accepted, kept)
+        for client, mean in out.items():
+            self.notes["contrary"][self.names[client]] = mean
+            said = (
+                f"the update of {self.names[client]} goes against those of sites with its labels (agreement {mean:.2f})"
+            )
+            self._leave_out(round, client, said)
+        return set(out)
+
+    def _leave_out(self, round: int, client: int, said: str) -> None:
+        """Say what is wrong with an update, and to its client that it is left out, if it is."""
+        if self.rules.norm_action == "leave_out":
+            LOG.warning("round %d: %s; its update is left out", round, said)
+            self.refuse(client, f"round {round}: {said}, and is left out")
+        else:
+            LOG.warning("round %d: %s", round, said)
+
+    def _measured(self, update: Update, statistics: Mapping[str, torch.Tensor], round: int) -> dict[str, Measured]:
         """Measure an update; of one without a step, whose model is the one that was sent, only what came beside it."""
         rules, sent = self.rules, self._sent
         of_server = self.layout.statistics(sent.model)
@@ -657,10 +711,7 @@ class ReplyValidator:
         norm, parameters = float(update.norm), sent.model.parameters
         return {
             UPDATE: length(norm, update.steps, parameters, rules.training, round, rules.classes),
-            **{
-                name: statistic(name, values, of_server[name])
-                for name, values in self._statistics[update.client].items()
-            },
+            **{name: statistic(name, values, of_server[name]) for name, values in statistics.items()},
             **beside,
         }
 

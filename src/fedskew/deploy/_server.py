@@ -18,10 +18,10 @@ from flwr.serverapp import Grid, ServerApp
 from numpy.typing import NDArray
 
 from fedskew import methods
-from fedskew.deploy._agreement import Agreement, check_config, check_target_file, method_of, read_agreement
+from fedskew.deploy._agreement import Agreement, check_config, check_target_file, read_agreement
 from fedskew.deploy._announcing import ANNOUNCED_FILE, Announcing, samples_of
 from fedskew.deploy._arrays import ModelLayout, Specs
-from fedskew.deploy._disclosures import returned_specs, sum_specs
+from fedskew.deploy._assembly import Assembly, assemble
 from fedskew.deploy._ending import recording_ending
 from fedskew.deploy._evaluations import Together, together
 from fedskew.deploy._finish import SiteFinisher
@@ -30,9 +30,9 @@ from fedskew.deploy._messages import CHANGED, counted_in
 from fedskew.deploy._replies import ReplyRules, ReplyValidator, no_notes
 from fedskew.deploy._roster import Roster
 from fedskew.deploy._sites import Evaluations, Sites, TargetSite
-from fedskew.deploy._sums import OPENED, MaskedSums
+from fedskew.deploy._sums import MaskedSums
 from fedskew.deploy._target_site import in_words, tables_of
-from fedskew.deploy._watch import Decisions, Watched, ruined, to_leave_out
+from fedskew.deploy._watch import Decisions, Watched, remedy, ruined, to_leave_out
 from fedskew.engine import (
     Asked,
     ClientStates,
@@ -46,7 +46,7 @@ from fedskew.engine import (
     evaluation,
     hooked,
 )
-from fedskew.errors import ArgumentError, ConfigError, DivergedError, EndedEarlyError
+from fedskew.errors import DivergedError, EndedEarlyError, StandstillError
 from fedskew.experiment import (
     Config,
     ModelInfo,
@@ -54,23 +54,20 @@ from fedskew.experiment import (
     TaskInfo,
     TrainingLoop,
     local_training,
-    make_estimation,
-    make_network,
-    make_protection,
     read,
     read_runs,
     run_folder,
-    target_mix,
 )
 from fedskew.files import locked
 from fedskew.finish import Source
-from fedskew.labels import read_target
-from fedskew.models import FlatModel, ModelState
-from fedskew.privacy import Protection
-from fedskew.report import SeedRun
+from fedskew.models import ModelState
+from fedskew.report import SeedRun, stands_still, still_rounds, why_still
 from fedskew.weighting import BySums
 
 PAUSE = 2.0
+STILL = 2
+"""Rounds in a row that may leave the model as it was before the run is stopped."""
+
 PATIENCE = 90.0
 """Seconds to wait for the end of another run, since a ServerApp notices late that its SuperLink was killed."""
 
@@ -99,10 +96,10 @@ def server_app(folder: str | Path) -> ServerApp:
     def main(grid: Grid, context: Context) -> None:
         given = {key: str(context.run_config.get(key) or "") for key in ("out", "target", "ended")}
         say_errors_in_one_line()
-        with recording_ending(Path(given["ended"]) if given["ended"] else None):
+        with recording_ending(Path(given["ended"]) if given["ended"] else None) as still:
             config, agreement = read(folder / "run.toml"), read_agreement(folder / "deploy.toml")
             target = Path(given["target"]) if given["target"] else None
-            serve(grid, config, agreement, Path(given["out"] or "runs"), target)
+            still += still_rounds(serve(grid, config, agreement, Path(given["out"] or "runs"), target))
 
     return app
 
@@ -123,6 +120,7 @@ def serve(grid: Grid, config: Config, agreement: Agreement, out: Path, target: P
     Raises:
         ConfigError: The config can't be deployed.
         DivergedError: The model was ruined too often; report and last good model are written.
+        StandstillError: Two rounds in a row moved nothing, or none did; report and model are written.
         EndedEarlyError: No site was connected for too long.
         RunError: The run folder belongs to another run, or can't be written.
     """
@@ -138,7 +136,7 @@ def serve(grid: Grid, config: Config, agreement: Agreement, out: Path, target: P
         loop = make_deployed_loop(config, agreement, grid, folder, target)
         try:
             finished = loop.run(resume=True, progress=_log_round)
-        except DivergedError:
+        except (DivergedError, StandstillError):
             loop.save_model()  # the last good one
             LOG.info("report: %s", write_report(read_runs(folder), folder / "report.html", config.name).absolute())
             raise
@@ -188,21 +186,12 @@ def make_deployed_loop(
         ConfigError: The method does not fit the federation, or it needs a target and there is none.
         RunError: The folder belongs to another federation.
     """
-    seed = config.seeds[0]
+    made = assemble(config, agreement, target)
+    method, model, protection = made.method, made.model, made.protection
     roster = Roster(grid, agreement, folder)
     roster.gather()
-    estimation = make_estimation(config, len(agreement.classes))
-    mix = None
-    if target is not None:
-        mix = read_target(target, agreement.classes)
-    elif estimation is None:
-        mix = target_mix(config.target.mix, len(agreement.classes), {"pooled": roster.counts.sum(axis=0)}, {})
-    training = config.training
-    method = method_of(config, agreement)
+    mix = made.mix(roster.counts)
     announced = _announced(grid, agreement, method, roster, mix, folder)
-    model = FlatModel(make_network(config, seed, method, len(agreement.classes), tuple(agreement.shape)))
-    protection = make_protection(config, model, len(roster.names))
-    returned, idle = returned_specs(config, agreement, method)
     rules = ReplyRules(
         norm_limit=agreement.norm_limit,
         norm_action=agreement.norm_action,
@@ -211,50 +200,31 @@ def make_deployed_loop(
         slack=roster.slack,
         classes=len(agreement.classes),
         least_loss=least_loss(method),
+        counts=(lambda: roster.counts) if agreement.label_counts == "exact" else None,
     )
     sites = Sites(
         grid=grid,
         run=roster.run,
         online=roster.online,
-        validator=ReplyValidator(roster.names, ModelLayout(model), returned, idle, rules, hooked(method)),
+        validator=ReplyValidator(roster.names, ModelLayout(model), *made.returned, rules, hooked(method)),
         timeout=agreement.round_timeout,
         reported=roster.reported,
         connected=roster.connected,
-        target=target_site(agreement, estimation),
+        target=target_site(agreement, made.estimation),
         knows_labels=agreement.label_counts not in ("withheld", "summed"),
-        masked=None
-        if agreement.updates == "plain"
-        else masked_sums(grid, agreement, roster, training.weight_limit, protection, folder),
+        masked=None if agreement.updates == "plain" else masked_sums(grid, made, roster),
         announced={name: torch.from_numpy(values) for name, values in (announced or {}).items()},
         noise=None if protection is None else protection.noise,
     )
     clients = ClientStates(folder / "checkpoint" / "clients")
-    try:
-        federation = Federation(
-            method=method,
-            backend=sites,
-            counts=roster.counts,
-            target=mix,
-            participation=training.participation,
-            seed=seed,
-            epochs=training.most_epochs,
-            steps=training.steps,
-            clients=clients,
-            weight_limit=training.weight_limit,
-            estimation=estimation,
-            masked=agreement.updates == "masked",
-            protection=protection,
-            announced=announced,
-        )
-    except ArgumentError as error:
-        raise ConfigError(f"method: {error}") from None
+    federation = made.federation(sites, roster.counts, clients, announced)
 
     def task() -> TaskInfo:
         classes, counts = roster.shown
         return TaskInfo(counts, roster.names, classes, mix)
 
-    specs = sum_specs(config, agreement, method, model) if federation.masked else {}
-    runner = DeployedRunner(federation, roster, sites, agreement, folder, training.rounds, specs)
+    seed = config.seeds[0]
+    runner = DeployedRunner(federation, roster, sites, agreement, folder, config.training.rounds, made.sums)
     finisher = (
         None
         if method.finish is None
@@ -326,6 +296,8 @@ class DeployedRunner(RoundRunner):
         self._agreement, self._folder, self._rounds, self._specs = agreement, folder, rounds, specs
         self._evaluations: Evaluations | None = None
         self._reduced: tuple[int, float] | None = None
+        self._summed: tuple[ModelState, Together] | None = None
+        self._still: list[RoundRecord] = []  # the last rounds, if they moved nothing, since this server was started
         self._began = utc_now()
 
     def open(self) -> None:
@@ -389,7 +361,7 @@ class DeployedRunner(RoundRunner):
         there = [client for client in asked.clients.tolist() if client in taken.weights]
         closed = taken.reason if taken.total is None else None
         following, outcome = federation.aggregate_sums(
-            following, cohort, sent, asked, there, taken.total or {}, closed, taken.openings
+            following, cohort, sent, asked, there, taken.total or {}, closed, taken.opened
         )
         for client in outcome.summed.clients if outcome.summed is not None else ():
             federation.clients.put(client, following.round, counted_in(following.round))
@@ -453,10 +425,11 @@ class DeployedRunner(RoundRunner):
         notes["quarantine"] = {names[client]: int(watch.left_out[client]) for client in sorted(watch.out())}
         notes["began"], notes["ended"] = self._began, utc_now()
         self._evaluations, self._reduced = None, None
+        self._still = [*self._still, record] if stands_still(record) else []
         return dataclasses.replace(state, watch=watch)
 
     def check(self, state: DeployedState) -> None:
-        """Stop a run whose model was ruined too often, to which nobody contributed, or whose target fits no mix.
+        """Stop a run whose model was ruined too often, that stands still, or whose target fits no mix.
 
         See `Watch.check`.
         """
@@ -464,9 +437,16 @@ class DeployedRunner(RoundRunner):
         if estimation is not None and isinstance(known, EstimatedMix):
             estimation.check(known)
         if state.round >= self._rounds and not (state.watch.counted.any() or state.watch.since.any()):
-            raise DivergedError(
+            raise StandstillError(
                 f"no update of any site moved the model in {state.round} rounds; fedskew deploy status {self._folder} "
                 "says why"
+            )
+        if len(self._still) >= STILL and state.round < self._rounds:
+            first, last = self._still[-STILL], self._still[-1]
+            raise StandstillError(
+                f"rounds {first.round} and {last.round} left the model as it was: {why_still(last)}. To do: "
+                f"{remedy(last.deployment or {}, self._folder)}; then start the run again, and it goes on after round "
+                f"{last.round}"
             )
         undone = Decisions.read(self._folder).counting(state.watch.undone)
         if len(undone) < self._agreement.undone_limit:
@@ -502,9 +482,14 @@ class DeployedRunner(RoundRunner):
         return summed
 
     def _ask_in_sums(self, round: int, model: ModelState) -> Together | None:
-        """Have a model evaluated at the sites, which tell the sum of their tables only."""
+        """Have a model evaluated at the sites, which tell the sum of their tables only, and once of each model."""
+        if self._summed is not None and all(map(torch.equal, self._summed[0], model)):
+            LOG.info("round %d: the model is still the one that was evaluated last", round)
+            return self._summed[1]
         summed, missing = self.sites.evaluate_in_sums(round, model, len(self._agreement.classes))
         self._evaluations = Evaluations({}, missing)
+        if summed is not None:
+            self._summed = model, summed
         return summed
 
     def _estimated(self, state: DeployedState, record: RoundRecord, found: Evaluations) -> DeployedState:
@@ -649,25 +634,17 @@ def target_site(agreement: Agreement, estimation: Estimation | None) -> TargetSi
     return TargetSite(name, agreement.members.index(name), estimation.bins)
 
 
-def masked_sums(
-    grid: Grid,
-    agreement: Agreement,
-    roster: Roster,
-    weight_limit: float | None,
-    protection: Protection | None,
-    folder: Path,
-) -> MaskedSums:
+def masked_sums(grid: Grid, made: Assembly, roster: Roster) -> MaskedSums:
     """Make what takes sums over the sites."""
-    assert weight_limit is not None, "checked with the config"
+    agreement, limit = made.agreement, made.config.training.weight_limit
+    assert limit is not None, "checked with the config"
     return MaskedSums(
         grid=grid,
         session=roster.session,
         names=roster.names,
         timeout=agreement.round_timeout,
-        least=max(agreement.sum_sites, 0 if protection is None else protection.noise.answers or 0),
-        attempts=agreement.attempts,
-        limit=weight_limit,
-        path=folder / OPENED,
+        least=made.fewest,
+        limit=limit,
     )
 
 

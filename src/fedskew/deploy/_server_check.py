@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ssl
 import time
-import tomllib
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +17,7 @@ from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE
 
 from fedskew.deploy._tls import SOON
 from fedskew.errors import ConfigError, RunError
+from fedskew.experiment import read_tree
 
 MOST_AHEAD = float(SYSTEM_TIME_TOLERANCE)
 """Seconds by which a site's clock may be ahead of the server's."""
@@ -92,10 +92,7 @@ def server_of(path: Path) -> str:
     Raises:
         ConfigError: The file can't be read, or names no server.
     """
-    try:
-        server = tomllib.loads(path.read_text(encoding="utf-8")).get("server")
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: can't be read: {error}") from None
+    server = read_tree(path, "site's data", None, False)[0].get("server")
     if not isinstance(server, str):
         raise ConfigError(f'{path}: server: expected the server\'s address, such as server = "fl.example.org:9092"')
     return server

@@ -186,7 +186,6 @@ class Sites(Backend):
             validator.refuse(client, f"round {round}: {reason}")
         validator.notes["failed"].update({validator.names[client]: reason for client, reason in taken.failed.items()})
         validator.missing(round, "silent", sorted(taken.silent))
-        validator.notes["attempts"] = taken.attempts
         self.lengths, self.losses = dict.fromkeys(taken.weights, 0.0), {}
         return taken
 

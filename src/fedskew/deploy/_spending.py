@@ -1,8 +1,8 @@
 """The epsilon that a site's updates with noise have cost: each sum is recorded on its disk before its opening leaves.
 
 The file outlives runs and agreements, as the ledger of label counts does: epsilon adds up over all federations that
-name the same state folder. Each sum costs its Gaussian mechanism, whatever becomes of it at the server, so that further
-attempts and rounds on the same model are paid for, too.
+name the same state folder. Each sum costs its Gaussian mechanism, whatever becomes of it at the server, so that a round
+that is lost, and another on the same model, are paid for, too.
 """
 
 from __future__ import annotations
@@ -164,5 +164,5 @@ def noise_in_words(config: Config) -> list[str]:
     return [
         f"privacy.noise = {section.noise:g}: a site that takes part in all {rounds} rounds spends epsilon "
         f"{all_rounds:.3g} (delta {section.delta:g}), and in {min(most, rounds)} of them at most, for an epsilon of "
-        f"{section.epsilon:g}; each further attempt at a sum costs as much as a round"
+        f"{section.epsilon:g}"
     ]

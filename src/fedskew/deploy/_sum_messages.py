@@ -4,15 +4,15 @@ With `updates = "masked"` a training or evaluation message also says which sum i
 `config`:
 
     fedskew-session     the run, and which start of its server
-    fedskew-attempt     number of the attempt, from 1
+    fedskew-attempt     how often sites were asked for masks in this round, from 1
     fedskew-members     names of the sites that are asked
     fedskew-weights     for training: the weights of their updates, in the same order
 
 The reply holds `sums`, an ArrayRecord of masked integers, `commitments`, and `metrics` with round and attempt; no
 model, loss or number of steps. Two messages of the type "query.NAME" follow, whose `config` also has round and purpose:
 
+    query.again     without a site that did not answer: the same answer, with new masks and weights
     query.unmask    every member's answer came; the reply's `opening` opens the sum over all of them, and no other
-    query.again     a new attempt without a site that did not open: the same answer, with new masks and weights
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ LOSSES = FixedPoint(64, 16, 2.0**36)
 EVEN = 5 / 6
 """Least effective number of sites in a sum, 1 / (sum of squared weights), in fewest sites (`sum_sites`)."""
 
+ROUNDING = 1e-9
 OWN = "own"
 MOST_MEMBERS = 10_000
 
@@ -57,7 +58,7 @@ class SumAsked(NamedTuple):
     Attributes:
         session: The run, and which start of its server.
         round: Number of the round.
-        attempt: Number of the attempt, from 1.
+        attempt: How often sites were asked for masks in this round, from 1.
         purpose: "train", "evaluate" or "counts".
         members: Names of the sites that are asked.
         weights: Weights of their updates, sum 1; empty where nothing is weighed.
@@ -137,6 +138,15 @@ def about_of(content: RecordDict) -> str:
     return hash_of_question(content, ("sum", alike))
 
 
+def even(least: int) -> float:
+    """Return the largest weight limit with which no sum is in effect one over too few sites.
+
+    Args:
+        least: Fewest sites that a sum may be over.
+    """
+    return 1 / (EVEN * least)  # as the sum of squared weights is at most the largest weight
+
+
 def over_few(weights: Collection[float], least: int) -> str:
     """Return why a weighted sum is in effect one over too few sites; empty if it is not.
 
@@ -151,8 +161,33 @@ def over_few(weights: Collection[float], least: int) -> str:
         return ""
     return (
         f"with these weights a sum over {len(weights)} sites is in effect one over {effective:.2f}, and "
-        f"{EVEN * least:.2f} are the least: lower training.weight_limit"
+        f"{EVEN * least:.2f} are the least: lower training.weight_limit in run.toml to {even(least):.3g}"
     )
+
+
+def why_no_sum(weights: Collection[float], least: int, limit: float | None, of: int | None = None) -> str:
+    """Return why no sum over sites with these weights is allowed; empty if one is.
+
+    Args:
+        weights: Weights of those that are there.
+        least: Fewest sites that a sum may be over.
+        limit: Largest share of the weight that one may have; None: nothing is weighed.
+        of: How many were asked; None: nobody was yet.
+    """
+    if len(weights) < least:
+        there = f"{len(weights)} of {of} answered" if of is not None else f"there are {len(weights)}"
+        return f"a masked sum is over {least} sites at least, and {there}"
+    if limit is None:
+        return ""
+    whole = sum(weights)
+    if not whole > 0:
+        return "none of the sites that are there has a weight"
+    if max(weights) > (limit + ROUNDING) * whole:
+        return (
+            f"one of the sites that are there has {max(weights) / whole:.3g} of the weight; sites allow {limit:g} "
+            "(training.weight_limit in run.toml)"
+        )
+    return over_few([weight / whole for weight in weights], least)
 
 
 def masked_content(asked: SumAsked, masked: Masked, client: int | None = None) -> RecordDict:

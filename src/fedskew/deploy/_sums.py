@@ -1,11 +1,9 @@
-"""The server's side of masked sums: attempts until one opens, each over the sites that are still there."""
+"""The server's side of masked sums: masks among the sites that answer, then one request to open their sum."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from flwr.app import ConfigRecord, RecordDict
@@ -24,15 +22,14 @@ from fedskew.deploy._sum_messages import (
     about_of,
     check_masked,
     check_opening,
-    over_few,
     unmask_content,
+    why_no_sum,
 )
-from fedskew.errors import RunError, SumsError
-from fedskew.files import write_text, writing
+from fedskew.errors import SumsError
 from fedskew.sums import Masked, Opening, SumContext, check_opening_of, disagreements, unmask
 
-ROUNDING = 1e-9
-OPENED = "opened.json"
+HAS_OPENED = "not agreed: opened"
+"""How the error of a site begins that has opened a sum of the round already."""
 
 Weigh = Callable[[Sequence[int]], Sequence[float]]
 """From clients to the weights of their updates, in the same order, sum 1; all 0 where none holds a sample."""
@@ -45,8 +42,7 @@ class Taken:
     Attributes:
         total: The sum of the sites' integers; None: no sum opened.
         weights: The weights of the clients in it, by client; 0 where nothing is weighed.
-        attempts: How many sums sites were asked to open.
-        openings: How often each client was asked to open one, before the server was started again included.
+        opened: Clients that were asked to open a sum, or say that they have opened one of the round before.
         reason: Why no sum opened.
         refused: Why answers were refused, by client.
         failed: Why sites did not answer, by client.
@@ -57,8 +53,7 @@ class Taken:
 
     total: Mapping[str, NDArray[Any]] | None = None
     weights: dict[int, float] = field(default_factory=dict)
-    attempts: int = 0
-    openings: dict[int, int] = field(default_factory=dict)
+    opened: set[int] = field(default_factory=set)
     reason: str = ""
     refused: dict[int, str] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
@@ -85,10 +80,7 @@ class MaskedSums:
         names: Names of the sites, by client index.
         timeout: Seconds to wait for each exchange.
         least: Fewest sites that a sum may be over.
-        attempts: Most sums of a round that sites are asked to open; one that a member does not open is lost.
         limit: Largest weight that one site may have in a sum; the sites refuse more.
-        path: The file that names the sums that sites were last asked to open. A server that was killed repeats its
-            round. A second sum over other sites would reveal the difference, so it asks the same sites or takes none.
     """
 
     grid: Grid
@@ -96,9 +88,7 @@ class MaskedSums:
     names: Sequence[str]
     timeout: float
     least: int
-    attempts: int
     limit: float
-    path: Path
 
     def take(
         self,
@@ -109,7 +99,10 @@ class MaskedSums:
         specs: Specs,
         weigh: Weigh | None = None,
     ) -> Taken:
-        """Ask sites for masked integers, then to open their sum; repeat without the sites that are lost in between.
+        """Ask sites for masked integers, once more without those that don't answer, and then once to open their sum.
+
+        Where one does not open it, the round's sum is lost, as a second one would tell the difference. So it is where a
+        server that was killed plays a round again that sites have opened.
 
         Args:
             purpose: What is summed, "train" or "evaluate", which is also Flower's type of the first message.
@@ -124,22 +117,9 @@ class MaskedSums:
         """
         taken, members = Taken(asked=set(nodes)), sorted(nodes)
         about = about_of(contents[members[0]]) if members else ""
-        place = [round, about]
-        before = self._opened().get(purpose, {})
-        same = before.get("members") if before.get("place") == place else None
-        if same is not None:
-            opened = before.get("openings", dict.fromkeys(same, 1))  # written by an earlier fedskew
-            taken.openings = {self.names.index(name): times for name, times in opened.items()}
-            members = [client for client in members if self.names[client] in same]
         attempt = 0
-        while True:  # each attempt opens a sum, is the last, or is over fewer sites than the one before
+        while True:  # each time over fewer sites
             attempt += 1
-            if same is not None and len(members) < len(same):
-                taken.reason = (
-                    f"before the server was started again, a sum over {', '.join(same)} may have been opened; one over "
-                    "fewer would tell the difference"
-                )
-                return taken
             weights = dict.fromkeys(members, 0.0)
             if weigh is not None and members:
                 weights = dict(zip(members, weigh(members), strict=True))
@@ -147,60 +127,32 @@ class MaskedSums:
                 taken.reason = reason
                 return taken
             names = tuple(self.names[client] for client in members)
-            sent = tuple(weights.values()) if weigh is not None else ()
-            asked = SumAsked(self.session, round, attempt, purpose, names, sent)
-            arrived = self._ask(asked, about, {client: nodes[client] for client in members}, contents, specs, taken)
-            if len(arrived) < len(members):  # a sum opens over all that were asked for it, or not at all
-                of, members = len(members), sorted(arrived)
-                if reason := self._why_none(dict.fromkeys(members, 0.0), False, of):
-                    taken.reason = reason
-                    return taken
-                continue
-            taken.attempts += 1
-            taken.openings |= {client: taken.openings.get(client, 0) + 1 for client in members}
-            self._opening(purpose, place, names, taken.openings)
-            openings = self._open(asked, about, {client: nodes[client] for client in members}, arrived, taken)
-            if len(openings) == len(members):
-                by_name = {self.names[client]: masked for client, masked in arrived.items()}
-                opened = {self.names[client]: opening for client, opening in openings.items()}
-                taken.total, taken.weights = unmask(by_name, opened, asked.context(about)), weights
+            asked = SumAsked(self.session, round, attempt, purpose, names, tuple(weights.values()) if weigh else ())
+            there = {client: nodes[client] for client in members}
+            arrived = self._ask(asked, about, there, contents, specs, taken)
+            if len(arrived) == len(members):
+                break
+            of, members = len(members), sorted(arrived)
+            if reason := self._why_none(dict.fromkeys(members, 0.0), False, of):
+                over = [self.names[client] for client in sorted(taken.opened)]
+                taken.reason = reason + (f"; {', '.join(over)} opened a sum of this round before" if over else "")
                 return taken
-            lost = [client for client in members if client not in openings]
+        taken.opened.update(members)
+        openings = self._open(asked, about, there, arrived, taken)
+        if lost := [client for client in members if client not in openings]:
             taken.closed.update(lost)
             said = ", ".join(self.names[client] for client in lost)
-            LOG.warning("round %d: attempt %d at a sum to %s is lost with %s", round, attempt, purpose, said)
-            if taken.attempts == self.attempts:
-                taken.reason = f"none of {self.attempts} masked sums opened"
-                return taken
-            members = sorted(openings)
-
-    def _opened(self) -> dict[str, Any]:
-        try:
-            return dict(json.loads(self.path.read_text(encoding="utf-8"))) if self.path.exists() else {}
-        except (OSError, ValueError) as error:
-            raise RunError(f"{self.path}: can't be read ({type(error).__name__}); restore it") from None
-
-    def _opening(self, purpose: str, place: list[Any], names: Sequence[str], openings: Mapping[int, int]) -> None:
-        times = {self.names[client]: number for client, number in openings.items()}
-        with writing(self.path):
-            said = {**self._opened(), purpose: {"place": place, "members": list(names), "openings": times}}
-            write_text(self.path, json.dumps(said), private=True)
+            taken.reason = f"the round's sum is lost, as {said} masked and did not open it"
+            LOG.warning("round %d: %s", round, taken.reason)
+            return taken
+        by_name = {self.names[client]: masked for client, masked in arrived.items()}
+        opened = {self.names[client]: opening for client, opening in openings.items()}
+        taken.total, taken.weights = unmask(by_name, opened, asked.context(about)), weights
+        return taken
 
     def _why_none(self, weights: Mapping[int, float], weighed: bool, of: int | None = None) -> str:
         """Return why no sum over clients with these weights is allowed; empty if one is."""
-        if len(weights) < self.least:
-            there = f"{len(weights)} of {of} answered" if of is not None else f"there are {len(weights)}"
-            return f"a masked sum is over {self.least} sites at least, and {there}"
-        if not weighed:
-            return ""
-        whole, largest = sum(weights.values()), max(weights.values())
-        if not whole > 0:
-            return "none of the sites that are there has a weight"
-        if largest > (self.limit + ROUNDING) * whole:
-            return (
-                f"one of the sites that are there has {largest / whole:.3g} of the weight; sites allow {self.limit:g}"
-            )
-        return over_few([weight / whole for weight in weights.values()], self.least)
+        return why_no_sum(weights.values(), self.least, self.limit if weighed else None, of)
 
     def _ask(
         self,
@@ -277,6 +229,7 @@ class MaskedSums:
         clients = {node: client for client, node in nodes.items()}
         answers = exchange(self.grid, questions, kind, self.timeout, str(asked.round)).by(clients)
         taken.failed.update(answers.failures)
+        taken.opened.update(client for client, reason in answers.failures.items() if reason.startswith(HAS_OPENED))
         taken.silent.update(answers.silent)
         for client, reason in answers.failures.items():
             LOG.warning("round %d: %s failed: %s", asked.round, self.names[client], reason)

@@ -6,10 +6,14 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
+from threading import Lock
 from typing import ClassVar
 
 import httpx
+import psutil
+from flwr.supercore.error import ApiErrorCode, FlowerError
 from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
 from flwr.supernode import fleet_http_connection
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
@@ -19,23 +23,43 @@ from fedskew.deploy._log import LOG
 from fedskew.deploy._server_check import UnreachableError, check_server, server_of
 from fedskew.errors import RunError
 
+REFUSED = 2
+"""Exit status of a site that the server refuses; Flower's would be 0, or 1 and a traceback."""
+
 
 class _Signer(NodeAuthHttpInterceptor):
-    """Flower's signer of requests, which says why the server refuses them; Flower then stops as if it were told to."""
+    """Flower's signer of requests, which ends the process with a line where the server refuses them."""
 
-    refused: ClassVar[Callable[[], None]]
+    refused: ClassVar[Callable[[str], None]]
 
     def intercept(self, context: ProtobufRequestContext, call_next: ProtobufCall) -> httpx.Response:
         response = super().intercept(context, call_next)
         if response.status_code == httpx.codes.UNAUTHORIZED:
-            type(self).refused()
+            type(self).refused(
+                "no longer accepts this site's key: it was revoked there, or the server has lost its registrations "
+                "(register.sh)"
+            )
+        elif _is_activation(response):
+            type(self).refused(
+                "does not accept this site's key: it is not registered there (register.sh), or was revoked; or this "
+                "site was killed less than a minute ago, and is still taken to be connected: start it again then"
+            )
         return response
+
+
+def _is_activation(response: httpx.Response) -> bool:
+    """Return whether a response says that this site can't begin."""
+    if response.is_success:
+        return False
+    error = FlowerError.from_json(response.text)
+    return error is not None and error.code == ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED
 
 
 def run_supernode(data: Path, arguments: Sequence[str]) -> None:
     """Run `flower-supernode` for a site's folder until it ends.
 
-    The folder has `ca.crt` and `key` beside `data.toml`. A server that can't be reached is waited for.
+    The folder has `ca.crt` and `key` beside `data.toml`. A server that can't be reached is waited for; where it refuses
+    the site later, the process ends with a line in its log and status 2.
 
     Args:
         data: The site's `data.toml`, which names the server.
@@ -44,7 +68,6 @@ def run_supernode(data: Path, arguments: Sequence[str]) -> None:
     Raises:
         ConfigError: The file names no server.
         RunError: The server refuses this machine's clock.
-        SystemExit: The server refuses the site later; the log says why.
     """
     from flwr.supernode.cli.flower_supernode import flower_supernode
 
@@ -53,19 +76,16 @@ def run_supernode(data: Path, arguments: Sequence[str]) -> None:
     authority = folder / "ca.crt"
     if (refusal := _refusal(server, authority)) is not None:
         raise RunError(refusal)
-    stopped = False
 
-    def refused() -> None:
-        nonlocal stopped
-        if stopped:
-            return
-        stopped = True
-        LOG.error(
-            "%s",
-            _refusal(server, authority)
-            or f"{server} no longer accepts this site's key: it was revoked there, or the server has lost its "
-            "registrations (register.sh)",
-        )
+    ending = Lock()
+
+    def refused(why: str) -> None:
+        ending.acquire()  # for good: one thread says it
+        LOG.error("%s", _refusal(server, authority) or f"{server} {why}")
+        for process in psutil.Process().children(recursive=True):  # an answer of theirs would be refused, too
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        os._exit(REFUSED)  # Flower's threads would go on to tell what they make of the refusal
 
     run_agreed_only(data)
     os.chdir(folder)
@@ -79,11 +99,7 @@ def run_supernode(data: Path, arguments: Sequence[str]) -> None:
         *("--node-config", f"data={json.dumps(str(data))}"),
         *arguments,
     ]
-    try:
-        flower_supernode()
-    finally:
-        if stopped:  # Flower would exit with status 0
-            sys.exit(2)
+    flower_supernode()
 
 
 def _refusal(server: str, authority: Path) -> str | None:

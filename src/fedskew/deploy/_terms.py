@@ -23,6 +23,7 @@ from fedskew.errors import ConfigError, RunError, nearest
 from fedskew.experiment import read_tree
 from fedskew.files import private_folder, write_text, writing
 from fedskew.parameters import Count, Positive
+from fedskew.sums import LEAST
 
 if TYPE_CHECKING:
     from fedskew.deploy._agreement import Agreement
@@ -40,7 +41,8 @@ EVALUATED_AGAIN = 10
 
 ABOUT = """\
 # What this site agreed to, as `fedskew deploy site --check data.toml` showed it. The site refuses what goes beyond it.
-# Smaller numbers may be written here at any time, and hold from the next message on; for everything else, check again.
+# Smaller numbers, and a larger sum_sites, may be written here at any time, and hold from the next message on; for
+# everything else, check again.
 """
 
 
@@ -62,8 +64,9 @@ class Terms(BaseModel):
         rounds: Most models that the site trains, and, plus one and `EVALUATED_AGAIN`, that it evaluates. The same
             question again is the same answer, and is not counted twice.
         epochs: Most local epochs in a round.
-        bytes: Largest reply, in bytes.
+        bytes: Largest reply, in bytes; 0 while that is unknown, which is never written.
         updates: "masked": the site's updates and evaluations leave it in masked sums only.
+        sum_sites: Fewest sites that such a sum may be over.
         updates_epsilon: Largest epsilon of all sums together that its updates are in, with noise; the site opens no sum
             beyond that. None: its updates have no noise.
         updates_delta: The delta that it goes with.
@@ -73,7 +76,7 @@ class Terms(BaseModel):
         neighbours: What both protect (see `Agreement`).
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     schema_: Literal[1] = Field(1, alias="schema")
     agreed: str
@@ -87,8 +90,9 @@ class Terms(BaseModel):
     most_questions: Annotated[int, Field(ge=0)] = 0
     rounds: Count
     epochs: Positive
-    bytes: Count
+    bytes: Annotated[int, Field(ge=0)]
     updates: Literal["plain", "masked"] = "plain"
+    sum_sites: Annotated[int, Field(ge=LEAST)] = LEAST
     updates_epsilon: Positive | None = None
     updates_delta: Annotated[float, Field(gt=0, lt=1)] | None = None
     data: str
@@ -117,11 +121,12 @@ class Terms(BaseModel):
         Args:
             path: The file to write.
         """
+        assert self.bytes, "worked out before it is agreed to"
         tree = self.model_dump(mode="json", by_alias=True, exclude_none=True)
         if self.epsilon is None:
             del tree["neighbours"]
         if self.updates == "plain":
-            del tree["updates"]
+            del tree["updates"], tree["sum_sites"]
         if not self.finish:
             del tree["finish"], tree["questions"]
         if not self.most_questions:
@@ -209,9 +214,8 @@ _KINDS = {
     "counts": "questions about sums of label counts",
     "announced": "announcement of sums of label counts",
     "models": "models of a finish",
-    "masked": "answers that it masked",
-    "opened": "sums that it opened",
-    "reopened": "answers that it masked after it had opened a sum of their round",
+    "masked": "the last answer of each purpose that it masked",
+    "opened": "rounds of which it opened a sum",
 }
 
 
@@ -219,7 +223,8 @@ class Used:
     """The questions that a site has answered since it agreed, in a file in the folder of its terms (`Terms.folder`).
 
     A question is known by the hash of what the answer depends on. A server that was killed asks the questions of a
-    round once more, and gets the same answers; only the model that it then has evaluated may be another.
+    round once more, and gets the same answers; only the model that it then has evaluated may be another. A round of
+    which a sum is opened is over.
     """
 
     def __init__(self, state: Path, terms: Terms) -> None:
@@ -256,63 +261,62 @@ class Used:
                 )
             used[kind].append(question)
 
-    def masked(self, purpose: str, round: int, model: str, most: int) -> None:
-        """Write down that an answer is masked, before it is.
-
-        A site masks its training of one model in a round, and goes back to a round only for that model: of a model that
-        differs a little, it would train nearly the same update. Once it has opened a sum of a round, it masks `most`
-        less one more.
+    def check_closed(self, purpose: str, round: int) -> None:
+        """Refuse a round of which a sum for this purpose is opened.
 
         Args:
             purpose: What is summed.
             round: Number of the round.
-            model: Hash of the model, and of what was sent beside it.
-            most: Most sums of a round that the site opens.
 
         Raises:
-            NotAgreedError: It is more than that.
-            RunError: The file can't be read or written.
+            NotAgreedError: It is.
+            RunError: The file can't be read.
         """
-        with self._changing() as used:
-            before = [entry.split() for entry in used["masked"]]
-            rounds = [int(entry[1]) for entry in before if entry[0] == purpose]
-            if purpose == "train" and round <= max(rounds, default=0) and [purpose, str(round), model] not in before:
-                raise NotAgreedError(
-                    "rounds",
-                    f"rounds: asked to train another model in round {round}, and this site has masked its training of "
-                    f"round {max(rounds)} already; to begin anew, agree once more: fedskew deploy site --check "
-                    "data.toml",
-                )
-            opened = f"{purpose} {round}"
-            if opened in used["opened"]:
-                if used["reopened"].count(opened) >= most - 1:
-                    raise NotAgreedError(
-                        "attempts",
-                        f"attempts: this site agreed to open {most} sums of a round, and masks no more for it",
-                    )
-                used["reopened"].append(opened)
-            if (entry := f"{purpose} {round} {model}") not in used["masked"]:
-                used["masked"].append(entry)
+        _check_closed(self._read(), purpose, round)
 
-    def opened(self, purpose: str, round: int, most: int) -> None:
-        """Write down that the site opens a sum, before the answer leaves.
+    def masked(self, purpose: str, round: int, sum: str, answer: str, among: str) -> None:
+        """Write down which answer is masked for which sum, before it is; the site opens no earlier one then.
 
         Args:
             purpose: What is summed.
             round: Number of the round.
-            most: Most sums of a round that the site opens.
+            sum: Hash that names the sum.
+            answer: Hash of the answer.
+            among: Hash of the sites and weights of the sum.
 
         Raises:
-            NotAgreedError: It has opened so many.
+            NotAgreedError: See `check_closed`.
             RunError: The file can't be read or written.
         """
         with self._changing() as used:
-            sum = f"{purpose} {round}"
-            if used["opened"].count(sum) >= most:
-                raise NotAgreedError(
-                    "attempts", f"attempts: this site agreed to open {most} sums of a round, and has done so"
-                )
-            used["opened"].append(sum)
+            _check_closed(used, purpose, round)
+            others = [entry for entry in used["masked"] if entry.split()[0] != purpose]
+            used["masked"] = [*others, f"{purpose} {sum} {answer} {among}"]
+
+    def opened(self, purpose: str, round: int, sum: str) -> tuple[str, str]:
+        """Write down that the site opens a sum, before the answer leaves: one of each round and purpose.
+
+        Args:
+            purpose: What is summed.
+            round: Number of the round.
+            sum: Hash that names the sum.
+
+        Returns:
+            Hashes of the answer, and of the sites and weights, as `masked` was told.
+
+        Raises:
+            NotAgreedError: It has opened it, or it has masked another answer since.
+            RunError: The file can't be read or written.
+        """
+        with self._changing() as used:
+            for entry in used["masked"]:
+                if entry.split()[:2] == [purpose, sum]:
+                    used["masked"].remove(entry)
+                    used["opened"].append(f"{purpose} {round}")
+                    return entry.split()[2], entry.split()[3]
+            raise NotAgreedError(
+                "opened", "opened: asked to open a sum, and this site has masked for another one since"
+            )
 
     def rounds(self) -> int:
         """Return the number of rounds that the site has trained in since it agreed."""
@@ -343,3 +347,12 @@ class Used:
                 f"{self._path}: can't be read ({type(error).__name__}); restore it, or delete it and agree once "
                 "more: fedskew deploy site --check data.toml"
             ) from None
+
+
+def _check_closed(used: dict[str, list[str]], purpose: str, round: int) -> None:
+    if f"{purpose} {round}" in used["opened"]:
+        raise NotAgreedError(
+            "opened",
+            f"opened: this site has opened a sum to {purpose} of round {round}, and opens one of a round; to begin a "
+            "run anew, agree once more: fedskew deploy site --check data.toml",
+        )

@@ -14,6 +14,7 @@ import statistics
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -168,6 +169,25 @@ def to_leave_out(suspects: Collection[int], active: Collection[int], lengths: ND
     if 2 * (len(active) - len(suspects)) >= len(active):
         return suspects
     return [max(suspects, key=lambda client: lengths[client])] if len(active) > 1 else []
+
+
+def remedy(notes: Mapping[str, Any], folder: Path) -> str:
+    """Say what the operator can do about the sites that a round was without.
+
+    Args:
+        notes: What the round's record says of its sites.
+        folder: The run folder.
+    """
+    away, out, wrong = (
+        ", ".join(sorted({name for kind in kinds for name in notes[kind]}))
+        for kinds in (("offline", "silent", "skipped"), ("left_out",), ("failed", "refused"))
+    )
+    todo = (
+        away and f"bring back {away}",
+        out and f"look at {out}, and give fedskew deploy readmit {folder} NAME",
+        wrong and f"see to {wrong}, whose own log says more",
+    )
+    return "; ".join(filter(None, todo)) or "mend what that names"
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from fedskew.engine._federation import (
     hooked,
     run_round_together,
 )
-from fedskew.engine._finish import answer, check_finish, finish_model
+from fedskew.engine._finish import FinishedModel, answer, check_finish, finish_model
 from fedskew.engine._finite import stilled
 from fedskew.engine._local_work import ClientData, ClientSamples, LocalWork, PartitionedData
 from fedskew.engine._masked import (
@@ -63,6 +63,7 @@ __all__ = [
     "FedConcatRunner",
     "FedConcatState",
     "Federation",
+    "FinishedModel",
     "LocalTraining",
     "LocalWork",
     "Observer",

@@ -145,6 +145,11 @@ class Update(NamedTuple):
     observed: Any = None
 
 
+def tensor_bytes(tensors: Mapping[str, Tensor]) -> int:
+    """Return the bytes that named tensors take."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
+
 Observer = Callable[[int, int, nn.Module], Any]
 """A function that is called with the round, a client and the client's model right after its local training. It returns
 plain values or None, which become `Update.observed`. It is pickled if clients train in other processes."""

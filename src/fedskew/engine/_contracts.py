@@ -254,17 +254,25 @@ def checked_parameters(slot: str, component: Any, made: Any, parameters: Tensor,
     return made
 
 
-def checked_step(component: Any, stepped: Any, parameters: Tensor) -> tuple[Tensor, Tensor | None]:
+def checked_step(
+    component: Any, stepped: Any, parameters: Tensor, function: str = "step"
+) -> tuple[Tensor, Tensor | None]:
     """Return the next parameters that a local step returned, and what it carries; the values are not looked at.
 
     Args:
         component: The local step.
         stepped: What `step` returned.
         parameters: The parameters that it was given, `(parameters,)`.
+        function: Name of the function; of what `init` returned, `stepped` has the parameters before it.
 
     Raises:
         ComponentError: They are not parameters of that shape and a tensor or None.
     """
+    if function == "init" and not (stepped[1] is None or isinstance(stepped[1], Tensor)):
+        raise ComponentError(
+            f"{name_in('local_step', component)}: init() must return what the first step is given as carried, a tensor "
+            f"or None, not {_what(stepped[1])}"
+        )
     if not _is_pair(stepped, parameters) or not (stepped[1] is None or isinstance(stepped[1], Tensor)):
         raise ComponentError(
             f"{name_in('local_step', component)}: step() must return (next parameters, what it carries or None), the "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, Protocol
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedskew import components, metrics
 from fedskew.aggregation import Mean
-from fedskew.engine._backend import Assignment, Backend, Sent, Update
+from fedskew.engine._backend import Assignment, Backend, Sent, Update, tensor_bytes
 from fedskew.engine._clients import ClientStates
 from fedskew.engine._contracts import (
     calling,
@@ -202,6 +202,7 @@ class Federation:
             counts.
         protection: How updates are clipped and noise is added to them, for differential privacy; only where `masked`.
             None: they are not.
+        constant_bytes: Bytes of the model that training does not change, and that therefore need not travel.
 
     Raises:
         ArgumentError: The weighting needs a target label mix and there is none, the selection can't work with the
@@ -225,6 +226,7 @@ class Federation:
     masked: bool = False
     protection: Protection | None = None
     announced: Facts | None = None
+    constant_bytes: int = 0
 
     def __post_init__(self) -> None:
         if self.masked:
@@ -242,7 +244,7 @@ class Federation:
             )
         if self.cohort_size < self.method.aggregation.least:
             raise ArgumentError(
-                f"aggregation: {self._short_of(self.cohort_size)}; let more clients take part "
+                f"aggregation: {self.shortage(self.cohort_size)}; let more clients take part "
                 "(training.participation), or take geometric_median, which any number will do for"
             )
         try:
@@ -252,7 +254,10 @@ class Federation:
         object.__setattr__(self, "method", replace(self.method, server_update=server_update))
         check = getattr(self.method.selection, "check", None)  # a user's own selection may have none
         if check is not None:
-            check(self._seen, self.cohort_size)
+            try:
+                check(self._seen, self.cohort_size)
+            except ArgumentError as error:
+                raise ArgumentError(f"method.selection.{error}") from None
 
     @property
     def cohort_size(self) -> int:
@@ -418,7 +423,7 @@ class Federation:
         weighting, fallback = self._weighting(state.target)
         weights, cut = self._weigh(weighting, answered, counts, cohort.quotas, state)
         held = answered[cut].tolist()
-        unmoved = self._short_of(len(updates)) if 0 < len(weights) < self.method.aggregation.least else None
+        unmoved = self.shortage(len(updates)) if 0 < len(weights) < self.method.aggregation.least else None
         if unmoved is not None:
             weights = weights[:0]
 
@@ -431,9 +436,9 @@ class Federation:
         for update in updates:
             self.clients.put(update.client, state.round, update.state)
 
-        model_bytes = _bytes(state.model._asdict())
-        up = sum(model_bytes + _bytes(update.reply) for update in replies)
-        down = (model_bytes + _bytes(sent.broadcast)) * len(cohort.ids)
+        model_bytes = tensor_bytes(state.model._asdict()) - self.constant_bytes
+        up = sum(model_bytes + tensor_bytes(update.reply) for update in replies)
+        down = (model_bytes + tensor_bytes(sent.broadcast)) * len(cohort.ids)
         return following, RoundOutcome(arrived, updates, counts, weights, drift, up, down, held, unmoved, fallback)
 
     def ask(self, state: ServerState, cohort: Cohort) -> Asked:
@@ -469,7 +474,7 @@ class Federation:
         clients: Sequence[int],
         totals: Integers,
         closed: str | None = None,
-        openings: Mapping[int, int] | None = None,
+        opened_by: Collection[int] | None = None,
     ) -> tuple[ServerState, RoundOutcome]:
         """Move the model by sums over clients; `aggregate` does so in a simulation whose updates are masked.
 
@@ -481,8 +486,8 @@ class Federation:
             clients: Those of them that the sums are over, in the order of the cohort.
             totals: Sums of what these clients encoded by `encode_update`; empty if nothing was opened.
             closed: Why nothing was opened; None: it was, or nobody replied.
-            openings: With differential privacy: how many sums that each client was in were opened, or may have been.
-                None: one of each client's, if anything was opened.
+            opened_by: With differential privacy: clients that were in a sum that was opened, or may have been. None:
+                these clients, if anything was opened.
 
         Returns:
             The state after the round, and the round's outcome, without updates.
@@ -492,7 +497,8 @@ class Federation:
         counts, weights = members.counts[fine], asked.weights[fine] if len(asked.weights) else np.zeros(0)
         whole = whole_weight(totals, float(weights.sum()))
         following, opened = state, None
-        openings = dict.fromkeys(clients if totals else (), 1) if openings is None else openings
+        if opened_by is None:
+            opened_by = clients if totals else ()
         if totals and whole > 0:
             opened = decode_sums(totals, whole, size, len(clients), state.model)
             moved = self._move_by_sums(state, opened, members.ids[fine])
@@ -502,10 +508,10 @@ class Federation:
                 following = moved
         privacy = None
         if self.protection is not None:
-            following, privacy = self._account(self.protection, state, following, cohort, openings)
+            following, privacy = self._account(self.protection, state, following, cohort, opened_by)
         weights = weights[:0] if opened is None else weights / whole
         known = Summed(list(clients)) if opened is None else Summed(list(clients), opened.loss, opened.steps)
-        model_bytes = _bytes(state.model._asdict())
+        model_bytes = tensor_bytes(state.model._asdict()) - self.constant_bytes
         return following, RoundOutcome(
             replied=list(clients),
             updates=[],
@@ -513,7 +519,7 @@ class Federation:
             weights=weights,
             drift=None,
             bytes_up=bytes_of(totals, size, len(clients)) * len(clients),
-            bytes_down=(model_bytes + _bytes(sent.broadcast)) * len(cohort.ids),
+            bytes_down=(model_bytes + tensor_bytes(sent.broadcast)) * len(cohort.ids),
             limited=members.ids[fine & asked.limited].tolist(),
             unmoved=closed,
             fallback=asked.fallback,
@@ -645,9 +651,8 @@ class Federation:
                 for update in updates
             )
         following, outcome = self.aggregate_sums(state, cohort, sent, asked, clients, totals, closed)
-        for reply, update in zip(replies, updates, strict=False):
-            if update is reply:
-                self.clients.put(update.client, state.round, update.state)
+        for reply in finite(replies):
+            self.clients.put(reply.client, state.round, reply.state)
         return following, outcome._replace(replied=arrived, updates=updates if len(outcome.weights) else [])
 
     def _why_closed(self, weights: FloatArray, clients: int) -> str | None:
@@ -679,12 +684,11 @@ class Federation:
         state: ServerState,
         following: ServerState,
         cohort: Cohort,
-        openings: Mapping[int, int],
+        opened_by: Collection[int],
     ) -> tuple[ServerState, dict[str, Any]]:
         """Count the sums that were opened for the clients that were in them; return the state and the record's part."""
         taken = state.hooks[_PRIVACY][_TAKEN].clone()
-        for client, times in openings.items():
-            taken[client] += times
+        taken[list(opened_by)] += 1
         most = int(taken.max())
         said = {
             "epsilon": protection.spent(most),
@@ -695,8 +699,12 @@ class Federation:
         }
         return replace(following, hooks={**following.hooks, _PRIVACY: {_TAKEN: taken}}), said
 
-    def _short_of(self, clients: int) -> str:
-        """In words: the aggregation needs more clients than there are."""
+    def shortage(self, clients: int) -> str:
+        """Say that the aggregation needs more clients than there are.
+
+        Args:
+            clients: How many there are.
+        """
         aggregation = self.method.aggregation
         name = name_in("aggregation", aggregation).removeprefix("aggregation ")
         return f"{name} needs {aggregation.least} clients, and there are {clients}"
@@ -796,7 +804,7 @@ class Federation:
     def _aggregate_buffers(self, sent: Tensor, updates: Sequence[Update], weights: FloatArray, where: str) -> Tensor:
         """Return the next buffers."""
         aggregation, buffers = self.method.aggregation, [update.buffers for update in updates]
-        if isinstance(aggregation, Mean) or not sent.numel():
+        if type(aggregation) is Mean or not sent.numel():
             return _average(buffers, weights)
         changes = torch.stack(buffers) - sent
         with calling("aggregation", aggregation, "combine_buffers", where):
@@ -887,10 +895,6 @@ def adapting(method: Method) -> list[Hooks]:
         The components.
     """
     return [component for _, component in sorted(hooked(method).items(), key=lambda item: item[0] == "objective")]
-
-
-def _bytes(tensors: Mapping[str, Tensor]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 
 def _average(rows: Sequence[Tensor], weights: FloatArray) -> Tensor:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from fedskew.engine._backend import tensor_bytes
 from fedskew.engine._contracts import calling, checked_finished, checked_sums, name_in
 from fedskew.engine._local_work import ClientSamples
 from fedskew.errors import ArgumentError, FinishError, RunError
@@ -19,6 +21,25 @@ BATCH = 1000
 
 AskHolders = Callable[[Source, Mapping[str, Tensor]], Iterable[Mapping[str, Tensor]]]
 """Asks all holders of some samples a question, and yields their answers in order; each is added up as it comes."""
+
+
+@dataclass(frozen=True)
+class FinishedModel:
+    """What a finish made of a trained model.
+
+    Attributes:
+        state: The model.
+        notes: What the component says of it, in plain values.
+        clients: Number of holders whose answers it is made of, of the question that most answered.
+        bytes_up: Bytes of these answers.
+        bytes_down: Bytes of the questions, each with the trained model.
+    """
+
+    state: ModelState
+    notes: dict[str, Any]
+    clients: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
 
 
 @torch.no_grad()
@@ -80,7 +101,7 @@ def check_finish(component: Finish, module: nn.Module, samples: Tensor, known: K
 
 def finish_model(
     component: Finish, model: FlatModel, state: ModelState, samples: Tensor, answers: AskHolders, known: Known
-) -> tuple[ModelState, dict[str, Any]]:
+) -> FinishedModel:
     """Finish a trained model.
 
     Args:
@@ -92,7 +113,7 @@ def finish_model(
         known: What the server knows.
 
     Returns:
-        The finished model, and what the component says of it, in plain values.
+        The finished model.
 
     Raises:
         FinishError: The network or the answers don't allow it.
@@ -106,11 +127,21 @@ def finish_model(
         raise FinishError(str(error)) from None
     names = {id(parameter): name for name, parameter in model.module.named_parameters()}
     head = Head(layer.weight.detach().double().cpu(), layer.bias.detach().double().cpu())
+    answered: list[list[int]] = []  # bytes of every holder's answer to each question
+    bytes_down = 0
+
+    def weighed(source: Source, question: Mapping[str, Tensor]) -> Iterator[Mapping[str, Tensor]]:
+        nonlocal bytes_down
+        answered.append([])
+        for given in answers(source, question):
+            answered[-1].append(tensor_bytes(given))
+            bytes_down += tensor_bytes(state._asdict()) + tensor_bytes(question)
+            yield given
 
     def ask(source: Source, **question: Tensor) -> dict[str, Tensor]:
         if source not in known.sources:
             raise ArgumentError(f"there are no samples ({source}) to ask for")
-        given = iter(answers(source, question))
+        given = weighed(source, question)
         if (first := next(given, None)) is None:  # of sites, which may answer when the run is started again
             name = type(component).__name__
             raise RunError(f"method.finish: {name}: there are no samples ({source}) to ask for; nobody answers")
@@ -126,4 +157,10 @@ def finish_model(
     with torch.no_grad():
         for old, new in zip((layer.weight, layer.bias), finished.head, strict=True):
             views[names[id(old)]].copy_(new)
-    return state._replace(parameters=parameters), dict(finished.notes)
+    return FinishedModel(
+        state._replace(parameters=parameters),
+        dict(finished.notes),
+        clients=max(map(len, answered), default=0),
+        bytes_up=sum(map(sum, answered)),
+        bytes_down=bytes_down,
+    )

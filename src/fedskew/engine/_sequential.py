@@ -18,7 +18,7 @@ from fedskew.engine._local_work import ClientSamples, LocalWork, Schedule, train
 from fedskew.engine._update_buffer import UpdateBuffer
 from fedskew.errors import ComponentError, RunError
 from fedskew.hooks import LocalEnd
-from fedskew.local_steps import InPlace, StepSettings
+from fedskew.local_steps import StepSettings, steps_in_place
 from fedskew.models import Dropout, FlatModel, ModelState, Outputs, with_features
 from fedskew.objectives import Batch, Context
 from fedskew.randomness import Purpose, fold, mix, stream_key
@@ -231,8 +231,10 @@ class SequentialBackend(Backend):
         step, parameters = work.local_step, settings.start
         with calling("local_step", step, "init", f"round {round}, client {client}: "):
             carried = setup.state[MOMENTUM].clone() if MOMENTUM in setup.state else step.init(settings)
+            checked_step(step, (settings.start, carried), settings.start, "init")
         carried_parts = [] if carried is None else self.model.parts(carried)
-        if isinstance(step, InPlace):
+        in_place = steps_in_place(step)
+        if in_place is not None:
             parameters = self.model.vector
         dropout_key = stream_key(work.seed, Purpose.DROPOUT_LAYER, round, client)
         augmentation_key = stream_key(work.seed, Purpose.AUGMENTATION, round, client)
@@ -247,14 +249,19 @@ class SequentialBackend(Backend):
                 x = work.augment(x, mix(torch.arange(len(rows), device=x.device), augmentation_key, steps))
             objective = _BatchObjective(self, x, y, setup.context, previous)
             try:
-                if isinstance(step, InPlace):
-                    step.step_in_place(self.model, objective.value, carried_parts, settings)
+                if in_place is not None:
+                    in_place.step_in_place(self.model, objective.value, carried_parts, settings)
                 else:
                     stepped = step.step(parameters, objective.gradient, carried, settings)
                     parameters, carried = checked_step(step, stepped, parameters)
             except Exception as error:
                 where = f"round {round}, client {client}, step {steps} ({len(rows)} samples)"
                 raise training_failed(where, error) from error
+            if not objective.is_evaluated:
+                raise ComponentError(
+                    f"round {round}, client {client}: {type(step).__name__}.step() never called gradient(parameters); "
+                    "call it once at least, as it computes the loss too"
+                )
             for name, hooks in work.hooks.items():
                 gathered[name] = hooks.gather(gathered[name], objective.batch, schedule.in_last_epoch(steps))
             total += objective.first * len(rows)
@@ -321,7 +328,7 @@ class _BatchObjective:
             teacher=backend._teacher(x) if backend._teacher is not None else None,
             previous=previous(x) if previous is not None else None,
         )
-        self._evaluated = False
+        self.is_evaluated = False
 
     def gradient(self, parameters: Tensor) -> Tensor:
         """Compute the gradient, `(parameters,)`, in the model's own vector, which the next call overwrites."""
@@ -335,8 +342,8 @@ class _BatchObjective:
         features, logits = self._backend._network(self._x)
         batch = Batch(features, logits, self._y)
         value = self._backend.work.objective.value(batch, self._context)
-        if not self._evaluated:
-            self.first, self._seen, self._evaluated = value.detach(), batch, True
+        if not self.is_evaluated:
+            self.first, self._seen, self.is_evaluated = value.detach(), batch, True
         return value
 
     @property

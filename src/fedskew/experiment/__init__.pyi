@@ -7,10 +7,12 @@ from ._adapt import load_adapted as load_adapted
 from ._adapt import read_labelled as read_labelled
 from ._adapt import save_adaptation as save_adaptation
 from ._backends import describe_backend as describe_backend
+from ._compared import read_compared as read_compared
 from ._config import Config as Config
 from ._config import ModelSection as ModelSection
 from ._config import cores as cores
 from ._config import line_of as line_of
+from ._config import outline as outline
 from ._config import parse_change as parse_change
 from ._config import read as read
 from ._config import resolve as resolve
@@ -38,6 +40,7 @@ from ._loop import Progress as Progress
 from ._loop import TrainingLoop as TrainingLoop
 from ._loop import run_in_step as run_in_step
 from ._model_info import ModelInfo as ModelInfo
+from ._nearest import check_resumable as check_resumable
 from ._notes import label_notes as label_notes
 from ._notes import notes_of as notes_of
 from ._progress import SECONDS_BETWEEN_LINES as SECONDS_BETWEEN_LINES
@@ -50,6 +53,7 @@ from ._reference import tables as tables
 from ._result import Result as Result
 from ._setup import make_task as make_task
 from ._setup import make_training_loop as make_training_loop
+from ._simulate import check_runs as check_runs
 from ._simulate import run_folder as run_folder
 from ._simulate import simulate as simulate
 from ._simulate import simulate_together as simulate_together

@@ -20,13 +20,14 @@ from scipy.special import ndtri
 from torch import Tensor, nn
 
 from fedskew.data import Inputs, take
-from fedskew.errors import ArgumentError, DataError, RunError
+from fedskew.errors import ArgumentError, DataError, RunError, in_one_line
 from fedskew.experiment._config import read
 from fedskew.experiment._folder import FINISHED
+from fedskew.experiment._identity import set_aside
 from fedskew.experiment._setup import held_out_rows, make_task
 from fedskew.experiment._trained import TrainedModel, load
 from fedskew.files import load_tensors, save_tensors
-from fedskew.finish import offsets
+from fedskew.finish import LEAST_SAMPLES, offsets
 from fedskew.labels import (
     EDGES,
     Calibration,
@@ -83,6 +84,7 @@ class Adaptation:
         adapted: The same after the move.
         gains: What the move changes in these shares, with 95 % interval ends: `(classes, 3)`.
         held_out: Held-out samples of each class, `(classes,)`.
+        samples: Number of the target's samples.
     """
 
     model: TrainedModel
@@ -92,6 +94,7 @@ class Adaptation:
     adapted: FloatArray
     gains: FloatArray
     held_out: NDArray[np.int64]
+    samples: int
 
     def expected(self) -> tuple[float, float, float, float]:
         """Estimate what the move gains on the target.
@@ -105,12 +108,33 @@ class Adaptation:
         """
         mix = self.estimate.mix
         known = self.held_out > 0
-        gains, shares = self.gains[known, 0], mix[known]
-        errors = (self.gains[known, 2] - self.gains[known, 1]) / (2 * ndtri(0.975))
-        variance = (shares * errors) @ (shares * errors)
-        variance += gains @ self.estimate.covariance[np.ix_(known, known)] @ gains
-        gain, reach = float(shares @ gains), float(ndtri(0.975) * np.sqrt(variance))
-        return float(shares @ self.plain[known]), gain, gain - reach, gain + reach
+        gain = float(mix[known] @ self.gains[known, 0])
+        own = np.linalg.norm(mix[known] * (self.gains[known, 2] - self.gains[known, 1]) / 2)
+        below, above = self.estimate.reach(self.gains[:, 0])
+        low, high = max(-1.0, float(gain - np.hypot(own, below))), min(1.0, float(gain + np.hypot(own, above)))
+        return float(mix[known] @ self.plain[known]), gain, low, high
+
+    def accuracy_interval(self) -> tuple[float, float]:
+        """Return the 95 % interval of the trained model's expected accuracy on the target."""
+        mix, known = self.estimate.mix, self.held_out > 0
+        sizes, plain = self.held_out[known] + 2, self.plain[known]
+        middle = (plain * (sizes - 2) + 1) / sizes  # one more right and one more wrong: no class is certain
+        own = ndtri(0.975) * np.linalg.norm(mix[known] * np.sqrt(middle * (1 - middle) / sizes))
+        mean = mix[known] @ plain
+        below, above = self.estimate.reach(self.plain)
+        return max(0.0, float(mean - np.hypot(own, below))), min(1.0, float(mean + np.hypot(own, above)))
+
+    @property
+    def doubt(self) -> str | None:
+        """Why the move is not to be used; None: nothing speaks against it."""
+        if self.samples < LEAST_SAMPLES:
+            return f"{self.samples} samples of the target are too few to move a model by; give {LEAST_SAMPLES} or more"
+        gain = self.expected()[1]
+        if gain < 0:
+            return (
+                f"the moved model is expected to get {-100 * gain:.1f} points less right; use the one that was trained"
+            )
+        return None
 
 
 def adaptation(
@@ -161,27 +185,32 @@ def adaptation(
         reach = ndtri(0.975) * np.sqrt(((squares - mean**2) * sizes + 2) / (sizes + 2) / (sizes + 2))
     gains = np.stack([mean, (mean - reach).clip(-1, 1), (mean + reach).clip(-1, 1)], axis=1)
     adapted = _moved(model, calibration.temperature, calibration.biases, estimate.mix)
-    return Adaptation(adapted, calibration, estimate, plain, plain + mean, gains, sizes)
+    return Adaptation(adapted, calibration, estimate, plain, plain + mean, gains, sizes, len(theirs))
 
 
 def _moved(model: TrainedModel, temperature: float, biases: FloatArray, mix: FloatArray) -> TrainedModel:
     return replace(model, network=Adapted(model.network, temperature, offsets(biases, mix)).eval())
 
 
-def save_adaptation(found: Adaptation) -> Path:
+def save_adaptation(found: Adaptation, *, fresh: bool = False) -> Path:
     """Write `adapted.safetensors` beside the model's file: temperature, biases and mix.
 
     Args:
         found: The adaptation.
+        fresh: Whether one that is there is moved to `earlier/` beside it.
 
     Returns:
         The file.
 
     Raises:
-        RunError: It can't be written.
+        RunError: There is one already, or it can't be written.
     """
     model = found.model
     path = model.file.with_name(ADAPTED)
+    if fresh:
+        set_aside(path)
+    elif path.exists():
+        raise RunError(f"{path}: is there already; add --fresh to make it anew, which keeps the old one in earlier/")
     tensors = {
         "temperature": torch.tensor(found.calibration.temperature, dtype=torch.float64),
         "biases": torch.from_numpy(found.calibration.biases.copy()),
@@ -192,17 +221,18 @@ def save_adaptation(found: Adaptation) -> Path:
     return path
 
 
-def load_adapted(run: str | Path, *, seed: int | None = None) -> TrainedModel:
+def load_adapted(run: str | Path, *, seed: int | None = None, trust_code: bool = False) -> TrainedModel:
     """Read the model that `fedskew adapt` made of a run's: its probabilities are those under the target's label mix.
 
     Args:
         run: The run folder.
         seed: The seed whose model it is to be; None: the first.
+        trust_code: As for `load`.
 
     Raises:
         RunError: There is no such model, or it was made of other weights.
     """
-    plain = load(run, seed=seed)
+    plain = load(run, seed=seed, trust_code=trust_code)
     path = plain.file.with_name(ADAPTED)
     try:
         tensors, notes = load_tensors(path)
@@ -269,10 +299,13 @@ def read_labelled(path: Path, model: TrainedModel) -> tuple[Tensor, NDArray[np.i
                 labels += [model.classes.index(folder.name)] * len(some.names)
         return torch.cat(parts), np.array(labels)
     inputs = torch.cat([some.inputs for some in unlabelled([path], model.in_shape)])
-    with np.load(path, allow_pickle=False) as arrays:
-        if "y" not in arrays:
-            raise DataError(f"{path}: has no array 'y' with the class of each sample")
-        given = arrays["y"]
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            given = arrays["y"]
+    except KeyError:
+        raise DataError(f"{path}: has no array 'y' with the class of each sample") from None
+    except Exception as error:  # a damaged array can raise almost anything
+        raise DataError(f"{path}: array 'y' can't be read: {in_one_line(error)}") from None
     if given.shape != (len(inputs),):
         raise DataError(f"{path}: y has the shape {given.shape}, expected ({len(inputs)},), a class for each sample")
     by_number = given.dtype.kind in "iu" and not all(name.isdecimal() for name in model.classes)

@@ -11,10 +11,10 @@ import json
 import math
 import os
 import re
-import sys
 import tomllib
 import typing
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from types import FunctionType
 from typing import Annotated, Any, Literal
@@ -25,17 +25,18 @@ import tomli_w
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
-from fedskew import components, data, methods, models, partition
+from fedskew import components, data, methods, models, own_code, partition
 from fedskew.errors import ArgumentError, ConfigError, FedskewError, nearest
 from fedskew.experiment._given import digest_of_code, given_network
-from fedskew.experiment._toml import put, read_tree
+from fedskew.experiment._toml import DEEPEST, is_deep, put, read_tree
 from fedskew.files import write_text
-from fedskew.labels import MixMethod, as_target
+from fedskew.labels import MixMethod, as_target, check_shares
+from fedskew.parameters import plain as plain_number
 from fedskew.privacy import most_rounds, noise_for
 
 FloatArray = NDArray[np.float64]
 
-IDENTITY, CODE = "identity.json", "code"
+IDENTITY = "identity.json"
 """Where a run was made, and from what, as its folder records it: see `_identity.py`."""
 
 ESTIMATES = ("unlabelled", "warmup", "every", "estimator", "bins", "on_misfit", "ask")
@@ -48,13 +49,15 @@ Positive = Annotated[float, Field(gt=0.0)]
 class Section(BaseModel):
     """A table of a config; an unknown key is an error."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, ser_json_inf_nan="constants")
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, ser_json_inf_nan="constants"
+    )
 
 
 class Named(BaseModel):
     """A table that names a component; its further keys are parameters, checked when the component is made."""
 
-    model_config = ConfigDict(extra="allow", frozen=True, ser_json_inf_nan="constants")
+    model_config = ConfigDict(extra="allow", frozen=True, strict=True, ser_json_inf_nan="constants")
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -166,10 +169,10 @@ class TargetSection(Section):
     """The label mix that the model is trained for.
 
     Attributes:
-        mix: Shares by class; "uniform"; "pooled": that of all clients that train; "client": that of the partition's
-            target client; "data": the one that the data set defines; "truth": `truth`; "estimate": estimated in the
-            run, from the target's unlabelled samples and those that clients hold out (`data.held_out`); None: "client"
-            or "data", whichever there is.
+        mix: Shares by class, sum 1, or percentages, or counts; "uniform"; "pooled": that of all clients that train;
+            "client": that of the partition's target client; "data": the one that the data set defines; "truth":
+            `truth`; "estimate": estimated in the run, from the target's unlabelled samples and those that clients hold
+            out (`data.held_out`); None: "client" or "data", whichever there is.
         truth: The mix by which accuracy on the target is measured, where the server is told another or estimates it;
             None: `mix`, or where that is estimated, the target client's. With "estimate" and no target client,
             unlabelled samples of this mix are drawn from the validation samples.
@@ -258,11 +261,15 @@ class EvaluationSection(Section):
         every: Rounds from one evaluation to the next; the last round is always evaluated.
         clients: Also evaluate each client's model after its local training.
         patience: Stop after so many evaluations without a better validation accuracy; 0: never.
+        summary: What stands for a run in tables, on pages and in tests of differences. "final": the model after the
+            last round. "last 10": the mean over the evaluations of the last 10 rounds. "best on validation": the model
+            that is best on the validation samples. Beside it stands the mean over the last tenth of the rounds.
     """
 
     every: Annotated[int, Field(ge=1)] = 1
     clients: bool = False
     patience: Annotated[int, Field(ge=0)] = 0
+    summary: Literal["final", "last 10", "best on validation"] = "final"
 
 
 class TuneSection(Section):
@@ -348,8 +355,6 @@ class Origin:
     def of_folder(cls, folder: Path) -> Origin | None:
         """Return the origin that a run folder names; None where it is no run folder, or of a federation of real sites.
 
-        The source of its own components is then importable, after everything else.
-
         Args:
             folder: The folder of a run, of one seed or several.
         """
@@ -359,10 +364,8 @@ class Origin:
             try:
                 said = json.loads(path.read_text(encoding="utf-8"))
                 origin = cls(Path(said["directory"]), None if said["data_root"] is None else Path(said["data_root"]))
-            except (OSError, ValueError, KeyError, TypeError):
+            except (OSError, ValueError, KeyError, TypeError, RecursionError):
                 continue
-            if (code := str(path.with_name(CODE).absolute())) not in sys.path:
-                sys.path.append(code)
             return origin
         return None
 
@@ -443,6 +446,7 @@ class Config(Section):
     def hash(self) -> str:
         """Eight hex digits that differ whenever the run's model or records can differ, but for `smallest_batch`."""
         tree = {key: value for key, value in self.tree().items() if key not in {"name", "output"}}
+        del tree["evaluation"]["summary"]  # what is said of a run changes nothing in it
         tree["training"]["smallest_batch"] = 1  # its change is the cure of a run that can't go on (see `_batches`)
         if tree["method"].get("aggregation") == methods.DEFAULTS["aggregation"]:  # as before there were others
             del tree["method"]["aggregation"]
@@ -523,13 +527,14 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def read(path: Path, changes: Mapping[str, Any] | None = None, quick: bool = False) -> Config:
+def read(path: Path, changes: Mapping[str, Any] | None = None, quick: bool = False, trust_code: bool = False) -> Config:
     """Read a config from a TOML file.
 
     Args:
         path: The file.
         changes: Values for dotted keys, in place of the file's.
         quick: First apply the file's own `[quick]` table, of dotted keys for a short run.
+        trust_code: If it is the config of a run folder: import the code that the folder brings, too.
 
     Returns:
         The resolved config.
@@ -542,11 +547,32 @@ def read(path: Path, changes: Mapping[str, Any] | None = None, quick: bool = Fal
         raise ConfigError(f"{path}: this file is a sweep of many runs; use: fedskew sweep {path}")
     origin = Origin.of_folder(path.parent) if path.name == "config.toml" and "data.root" not in changed else None
     try:
-        return resolve(tree).of(origin)
+        with own_code.of_run(path.parent, trust_code) if own_code.is_run(path) else nullcontext():
+            return resolve(tree).of(origin)
     except ConfigError as error:
         key = str(error).split(":", 1)[0]
         line = None if key in changed else line_of(text, key)
-        raise type(error)(f"{path}{'' if line is None else f', line {line}'}: {error}") from None
+        where = ", as the command line changes it" if key in changed else "" if line is None else f", line {line}"
+        raise type(error)(f"{path}{where}: {error}") from None
+
+
+def outline(path: Path) -> Config:
+    """Read the keys of a config that is only looked at: nothing that it names is imported, opened or checked.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The config, whose methods and parameters stand as they are written.
+
+    Raises:
+        ConfigError: The file can't be read, or a key or value is wrong.
+    """
+    tree, _, _ = read_tree(path, "config", None, False)
+    try:
+        return Config.model_validate(tree)
+    except pydantic.ValidationError as error:
+        raise ConfigError(f"{path}: {_message(error)}") from None
 
 
 def write(config: Config, path: Path) -> None:
@@ -594,7 +620,7 @@ def _with_rule_defaults(section: PartitionSection) -> PartitionSection:
         raise ConfigError("partition.clients: missing")
     index = {**partition.INDEX, "file": None}
     components.find(index, section.rule, "partition.rule")
-    rule = components.make_component(partition.INDEX, {"name": section.rule, **section.parameters}, "partition")
+    rule = components.make_component(partition.INDEX, {"name": section.rule, **section.parameters}, "partition", "rule")
     return PartitionSection(
         rule=section.rule, clients=section.clients, seed=section.seed, oracle=section.oracle, **dataclasses.asdict(rule)
     )
@@ -629,7 +655,10 @@ def target_mix(
         raise ConfigError(f"{key}: {mix!r} {unknown[mix]}")
     amounts = np.ones(classes) if mix == "uniform" else known[mix] if isinstance(mix, str) else np.array(mix, float)
     try:
-        return as_target(amounts, classes, key)
+        found = as_target(amounts, classes, key)
+        if isinstance(mix, list):
+            check_shares(amounts, key)
+        return found
     except ArgumentError as error:
         raise ConfigError(str(error)) from None
 
@@ -650,9 +679,14 @@ def parse_change(text: str) -> tuple[str, Any]:
     if not separator or not re.fullmatch(r"[\w-]+(\.[\w-]+)*", key):
         raise ConfigError(f"--set {text!r}: expected key=value with a dotted key, such as training.lr=0.1")
     try:
-        return key, tomllib.loads(f"value = {value}")["value"]
+        parsed = tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
         return key, value
+    except RecursionError:
+        parsed = None
+    if parsed is None or is_deep(parsed):
+        raise ConfigError(f"--set {key}: lists and tables in its value are nested more than {DEEPEST} deep")
+    return key, parsed
 
 
 def line_of(text: str, key: str) -> int | None:
@@ -686,9 +720,13 @@ def _check(config: Config) -> None:
     ):
         if getattr(config.engine, key) and backend != "cohort":
             raise ConfigError(f"engine.{key}: {reason}; set engine.backend to 'cohort' (it is {backend!r})")
-    validated = config.tune is not None or config.evaluation.patience > 0
-    if validated and config.data.validation == 0:
-        key = "tune.key" if config.tune is not None else "evaluation.patience"
+    validated = {
+        "tune.key": config.tune is not None,
+        "evaluation.patience": config.evaluation.patience > 0,
+        "evaluation.summary": config.evaluation.summary == "best on validation",
+    }
+    if any(validated.values()) and config.data.validation == 0:
+        key = next(key for key, asks in validated.items() if asks)
         raise ConfigError(f"{key}: there is no validation set; set data.validation to a share such as 0.1")
     training = config.training
     if training.steps is not None and training.epochs != 1:
@@ -787,7 +825,7 @@ def _check_privacy(config: Config, section: PrivacySection, method: methods.Meth
 
 def _named(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Return the tree with classes, functions and components that were given from Python replaced by their names."""
-    plain = {key: dict(value) if _is_table(value) else value for key, value in tree.items()}
+    plain = {key: _plain(dict(value)) if _is_table(value) else _plain(value) for key, value in tree.items()}
     for section, key in (("data", "name"), ("partition", "rule"), ("model", "name")):
         table = plain.get(section)
         if section in tree and not _is_table(table):
@@ -803,6 +841,14 @@ def _named(tree: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(plain.get("seeds"), int):
         plain["seeds"] = [plain["seeds"]]
     return plain
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as TOML has it: Python's numbers for NumPy's, a list for a tuple or a range."""
+    value = list(value) if isinstance(value, tuple | range) and not hasattr(value, "_fields") else value
+    if type(value) is dict:
+        return {key: _plain(one) for key, one in value.items()}
+    return [_plain(one) for one in value] if type(value) is list else plain_number(value)
 
 
 def _is_table(value: Any) -> bool:

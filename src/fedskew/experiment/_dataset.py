@@ -14,7 +14,7 @@ from pathlib import Path
 
 from fedskew import components, data
 from fedskew.data import Dataset
-from fedskew.errors import ConfigError
+from fedskew.errors import ArgumentError, ConfigError
 from fedskew.experiment._config import Config
 from fedskew.experiment._identity import Content, Present, changed_since, checksum, files_of, own_target
 from fedskew.randomness import Purpose, generator
@@ -143,7 +143,10 @@ def _load(config: Config, seed: int) -> Dataset:
     load = components.find(data.INDEX, config.data.name, "data.name")
     options, rng = config.data.parameters, generator(seed, Purpose.DATA)
     if ":" not in config.data.name:
-        return data.load(config.data.name, _data_root(config), rng=rng, **options)
+        try:
+            return data.load(config.data.name, _data_root(config), rng=rng, **options)
+        except ArgumentError as error:
+            raise ConfigError(f"data.{error}") from None
     dataset = components.call(load, config.data.name, "data", {"rng": rng}, options)
     if not isinstance(dataset, Dataset):
         raise ConfigError(

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedskew.engine import ClientSamples, EstimatedMix, answer, check_finish, finish_model
+from fedskew.engine import ClientSamples, EstimatedMix, FinishedModel, answer, check_finish, finish_model
 from fedskew.errors import ArgumentError, ConfigError
 from fedskew.finish import Finish, Known, Source
 from fedskew.models import FlatModel, ModelState
@@ -54,7 +54,7 @@ class LocalFinisher:
         sources = frozenset(source for source, held in self.holders.items() if held)
         return Known(sources, mix, self.is_estimated, generator(self.seed, Purpose.FINISH))
 
-    def __call__(self, model: ModelState, server: Any) -> tuple[ModelState, dict[str, Any]]:
+    def __call__(self, model: ModelState, server: Any) -> FinishedModel:
         """Finish a model; the same one gives the same bits, however its rounds were played."""
         return finish_model(self.component, self.model, model, self.samples, self._answers, self._known(server))
 

@@ -91,7 +91,7 @@ class RunFolder:
         path = self.path / "summary.json"
         try:
             return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
-        except (OSError, ValueError, TypeError) as error:
+        except (OSError, ValueError, TypeError, RecursionError) as error:
             raise RunError(f"{path}: damaged ({error}); start over with --fresh, which keeps the old folder") from None
 
     def open(self, config: Config, task: TaskInfo, resume: bool) -> None:
@@ -109,13 +109,9 @@ class RunFolder:
                 folder can't be written.
         """
         path = self.path
-        there = path.exists() and any(file.name != LOCK for file in path.iterdir())
-        if there and not resume:
-            raise RunError(
-                f"{path}: this run is there already; add --resume to go on with it (a finished one is only read), "
-                "--fresh to start over, which keeps the old folder, or write elsewhere with --out"
-            )
-        if there and self._rounds.exists() and self._identity is not None:
+        if not resume:
+            check_empty(path)
+        elif self._rounds.exists() and self._identity is not None:
             self._check(config)
         if self.summary is not None:
             return
@@ -263,6 +259,20 @@ class RunFolder:
         self._content.update(content)
         self._size += len(content)
         self._marks[round] = Mark(self._size, self._content.hexdigest())
+
+
+def is_begun(path: Path) -> bool:
+    """Return whether there is a run in a folder already."""
+    return path.exists() and any(file.name != LOCK for file in path.iterdir())
+
+
+def check_empty(path: Path) -> None:
+    """Raise RunError where there is a run in a folder already."""
+    if is_begun(path):
+        raise RunError(
+            f"{path}: this run is there already; add --resume to go on with it (a finished one is only read), "
+            "--fresh to start over, which keeps the old folder, or write elsewhere with --out"
+        )
 
 
 def read_runs(path: Path, label: str | None = None) -> list[SeedRun]:

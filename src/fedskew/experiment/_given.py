@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import re
 import warnings
 from collections.abc import Callable
 from functools import partial
-from types import FunctionType
+from types import FunctionType, MethodType
 from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from fedskew import components
+from fedskew import components, models
 from fedskew.errors import ConfigError, DataWarning
 
 _ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+")
@@ -35,10 +34,10 @@ def given_network(value: Any) -> str:
     if isinstance(value, nn.Module):
         label = type(value).__name__
         try:
-            kept = copy.deepcopy(value).cpu()
+            kept = models.copied(value).cpu()
         except Exception as error:
             raise ConfigError(f"model.name: {label} can't be copied: {error}; give a function that makes it") from None
-        return components.keep(partial(copy.deepcopy, kept), label, _digest_of_network(kept))
+        return components.keep(partial(models.copied, kept), label, _digest_of_network(kept))
     if callable(value):
         label = getattr(value, "__name__", type(value).__name__).strip("<>")
         return components.keep(value, label, digest_of_code(value))
@@ -53,21 +52,27 @@ def digest_of_code(function: Callable[..., Any]) -> str:
     return hashlib.sha256("\n".join(_parts(function)).encode()).hexdigest()[:8]
 
 
-def _parts(value: Any) -> list[str]:
+def _parts(value: Any, around: tuple[int, ...] = ()) -> list[str]:
+    def text(part: Any) -> str:
+        return _text(part, around)
+
     if isinstance(value, partial):
-        return [*_parts(value.func), _text(value.args), _text(value.keywords)]
+        return [*_parts(value.func, around), text(value.args), text(value.keywords)]
+    if isinstance(value, MethodType):
+        return [*_parts(value.__func__, around), text(value.__self__)]
     if isinstance(value, staticmethod | classmethod):
-        return _parts(value.__func__)
+        return _parts(value.__func__, around)
     if isinstance(value, type):
-        return [value.__qualname__, *(part for one in vars(value).values() if callable(one) for part in _parts(one))]
+        functions = [one for one in vars(value).values() if callable(one)]
+        return [value.__qualname__, *(part for one in functions for part in _parts(one, around))]
     if isinstance(value, FunctionType):
         code = value.__code__
         cells = [cell.cell_contents for cell in value.__closure__ or ()]
-        inner = [_text(constant) for constant in code.co_consts if not hasattr(constant, "co_code")]
+        inner = [text(constant) for constant in code.co_consts if not hasattr(constant, "co_code")]
         nested = [constant.co_code.hex() for constant in code.co_consts if hasattr(constant, "co_code")]
-        return [value.__qualname__, code.co_code.hex(), str(code.co_names), *inner, *nested, *map(_text, cells),
-                _text(value.__defaults__), _text(value.__kwdefaults__)]  # fmt: skip
-    return [_text(value)]
+        return [value.__qualname__, code.co_code.hex(), str(code.co_names), *inner, *nested, *map(text, cells),
+                text(value.__defaults__), text(value.__kwdefaults__)]  # fmt: skip
+    return [text(value)]
 
 
 def _text(value: Any, around: tuple[int, ...] = ()) -> str:
@@ -81,7 +86,7 @@ def _text(value: Any, around: tuple[int, ...] = ()) -> str:
         return type(value).__qualname__
     inside = (*around, id(value))
     if isinstance(value, nn.Module):
-        return _digest_of_network(value)
+        return _digest_of_network(value, inside)
     if isinstance(value, Tensor | np.ndarray):
         array = value.detach().cpu().numpy() if isinstance(value, Tensor) else value
         return f"{array.dtype}{array.shape}{hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()}"
@@ -94,8 +99,8 @@ def _text(value: Any, around: tuple[int, ...] = ()) -> str:
         return f"({', '.join(_text(one, inside) for one in value)}{',' * (len(value) == 1)})"
     if type(value) is dict:
         return f"{{{', '.join(f'{_text(key, inside)}: {_text(one, inside)}' for key, one in value.items())}}}"
-    if isinstance(value, partial | staticmethod | classmethod | type | FunctionType):
-        return "\n".join(_parts(value))
+    if isinstance(value, partial | staticmethod | classmethod | type | FunctionType | MethodType):
+        return "\n".join(_parts(value, inside))
     if not (found := _ADDRESS.search(text := repr(value))):
         return text
     if state := getattr(value, "__dict__", None):
@@ -109,11 +114,13 @@ def _text(value: Any, around: tuple[int, ...] = ()) -> str:
     return _ADDRESS.sub("", text)
 
 
-def _digest_of_network(module: nn.Module) -> str:
-    """Hex digits that change with a network's layers and with the values of its tensors."""
+def _digest_of_network(module: nn.Module, around: tuple[int, ...] = ()) -> str:
+    """Hex digits that change with a network's layers, its hooks, and the values of its tensors."""
     digest = hashlib.sha256(repr(module).encode())
     for name, value in module.state_dict().items():
         digest.update(name.encode())
         if not is_lazy(value):
             digest.update(value.detach().cpu().contiguous().numpy().tobytes())
+    for hooked in models.hooks_of(module):
+        digest.update(_text(hooked, around).encode())
     return digest.hexdigest()[:8]

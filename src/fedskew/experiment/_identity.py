@@ -27,9 +27,10 @@ from torch import Tensor
 
 from fedskew.data import OWN, ByteImages, Dataset
 from fedskew.errors import RunError
-from fedskew.experiment._config import CODE, IDENTITY, Config, Origin
+from fedskew.experiment._config import IDENTITY, Config, Origin
 from fedskew.experiment._sources import changed_sources, own_sources
 from fedskew.files import write_text, writing
+from fedskew.own_code import CODE
 
 _ROWS = 256
 """How many rows stand for the inputs of a data set that is read from files batch by batch."""
@@ -158,7 +159,7 @@ class Identity:
         """
         try:
             said = json.loads((folder / IDENTITY).read_text(encoding="utf-8"))
-            sources = {name: (folder / CODE / name).read_text(encoding="utf-8") for name in said["code"]}
+            sources = {name: _within(folder / CODE, name).read_text(encoding="utf-8") for name in said["code"]}
             root = said["data_root"]
             origin = Origin(Path(said["directory"]), None if root is None else Path(root))
             return cls(str(said["fedskew"]), sources, Content(str(said["data"]), said["files"]), origin)
@@ -167,7 +168,7 @@ class Identity:
                 f"{error.filename}: missing, so it can't be told whether code and data are still those of this run; "
                 "start over with --fresh, which keeps the old folder"
             ) from None
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise RunError(
                 f"{folder / IDENTITY}: damaged ({type(error).__name__}: {error}); start over with --fresh, which keeps "
                 "the old folder"
@@ -191,10 +192,10 @@ def changed_since(folder: Path, config: Config, data: Callable[[], str], present
 
 
 def set_aside(folder: Path) -> Path | None:
-    """Move a run folder to `earlier/` beside it, so that the run can start over and nothing is lost.
+    """Move a run folder, or a file, to `earlier/` beside it, so that it can be made anew and nothing is lost.
 
     Args:
-        folder: The run folder.
+        folder: The run folder or file.
 
     Returns:
         Where it is now; None where there was none.
@@ -284,6 +285,14 @@ def own_target(config: Config) -> Path | None:
     given = config.target.unlabelled
     own = config.target.is_estimated and isinstance(given, str)
     return Path(config.place(str(given))).expanduser().absolute() if own else None
+
+
+def _within(folder: Path, name: str) -> Path:
+    """Return a file of a folder; ValueError if its name leads out of it."""
+    path = (folder / name).resolve()
+    if not path.is_relative_to(folder.resolve()):
+        raise ValueError(f"{name!r} is outside {CODE}/")
+    return path
 
 
 def _names(tree: Any) -> list[str]:

@@ -15,13 +15,21 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fedskew import methods
-from fedskew.engine import ClientStates, Evaluation, FedConcatState, RoundRecord, RoundRunner, ServerState
+from fedskew.engine import (
+    ClientStates,
+    Evaluation,
+    FedConcatState,
+    FinishedModel,
+    RoundRecord,
+    RoundRunner,
+    ServerState,
+)
 from fedskew.errors import ComponentError, ConfigError, FinishError, RunError
 from fedskew.experiment._backends import describe_backend
 from fedskew.experiment._config import Config
 from fedskew.experiment._folder import FINISHED, RunFolder, TaskInfo, check_summary
 from fedskew.experiment._model_info import ModelInfo
-from fedskew.experiment._summary import summarise, surroundings
+from fedskew.experiment._summary import headline, summarise, surroundings
 from fedskew.experiment._trackers import Tracker, make_trackers
 from fedskew.models import FlatModel, ModelState
 from fedskew.report import SeedRun
@@ -46,8 +54,8 @@ class Evaluator(Protocol):
 class Finisher(Protocol):
     """Finishes the model of the last round."""
 
-    def __call__(self, model: ModelState, server: Any, /) -> tuple[ModelState, dict[str, Any]]:
-        """Return what becomes of a model and the server's last state: the finished model, and plain values about it."""
+    def __call__(self, model: ModelState, server: Any, /) -> FinishedModel:
+        """Return what becomes of a model and the server's last state."""
 
 
 class Watch(Protocol):
@@ -251,10 +259,12 @@ class TrainingLoop:
             folder.check_model("model.safetensors", self.model.state_dict())
             if self._finisher is not None and "failed" not in self._finished["finished"]:
                 self.finished = self._finished_state(folder, final)
-            return self._run(self._finished)
+            return self._run(self._finished | headline(self._finished, self.config.evaluation.summary))
         best_round = state.best_round if state.best_round >= 0 else None
         device = self.model.vector.device
-        summary = summarise(self.records, best_round) | surroundings(self.config.engine.threads, device)
+        summary = summarise(self.records, best_round, self.config.evaluation.summary) | surroundings(
+            self.config.engine.threads, device
+        )
         summary["backend"] = describe_backend(self.runner)
         summary["objective"] = methods.objective_in_words(self.config.method)
         if folder is not None and best_round is not None:
@@ -294,11 +304,12 @@ class TrainingLoop:
         """
         name, began = self.config.method["finish"]["name"], time.perf_counter()
         try:
-            self.finished, notes = finisher(final, self.server)
+            made = finisher(final, self.server)
         except (ComponentError, FinishError) as error:
             self.model.write_state(final)
             return {"name": name, "failed": str(error), "evaluation": None}
         seconds = time.perf_counter() - began
+        self.finished = made.state
         evaluation, _ = self._evaluate(self.server.round, self.finished)
         if self._folder is not None:
             self.model.write_state(self.finished)
@@ -307,7 +318,10 @@ class TrainingLoop:
         return {
             "name": name,
             "evaluation": None if evaluation is None else dict(vars(evaluation)),
-            "notes": notes,
+            "notes": made.notes,
+            "clients": made.clients,
+            "bytes_up": made.bytes_up,
+            "bytes_down": made.bytes_down,
             "seconds": seconds,
         }
 

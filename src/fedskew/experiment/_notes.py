@@ -17,7 +17,11 @@ from fedskew.weighting import BySums
 
 
 def label_notes(
-    method: Method, counts: NDArray[np.float64], class_names: tuple[str, ...], target: NDArray[np.float64] | None
+    method: Method,
+    counts: NDArray[np.float64],
+    class_names: tuple[str, ...],
+    target: NDArray[np.float64] | None,
+    test: NDArray[np.int64],
 ) -> tuple[str, ...]:
     """Say what can't be learnt from these labels, whatever the training, or not by this method.
 
@@ -26,11 +30,21 @@ def label_notes(
         counts: Label counts of the clients that train, shape `(clients, classes)`.
         class_names: Names of the classes.
         target: Target label mix, shape `(classes,)`; None: there is none.
+        test: Label counts of the test part, which counts where there is no target, shape `(classes,)`.
 
     Returns:
         Sentences; none where nothing is to be said.
     """
-    notes = [] if target is None else [unheld_in_words(counts, target, class_names)]
+    notes = []
+    if target is not None:
+        notes.append(unheld_in_words(counts, target, class_names))
+    elif test.any():
+        notes.append(unheld_in_words(counts, test, class_names, "test part"))
+    if len(held := np.flatnonzero(counts.any(axis=0))) == 1:
+        notes.append(
+            f"All samples of the clients are of class {class_names[held[0]]}: there is nothing to tell apart, and an "
+            "accuracy says nothing of the method."
+        )
     relying = [
         key_of(slot, component).partition(".")[2]
         for slot, component in method.components()

@@ -16,7 +16,7 @@ from fedskew.engine import Evaluation, RoundRecord
 from fedskew.errors import ArgumentError, MissingPackageError, nearest
 from fedskew.experiment._config import Config
 from fedskew.experiment._summary import FIGURES, figures, over_seeds
-from fedskew.report import SeedRun, averaged_over
+from fedskew.report import MOMENTS, SeedRun, headline_in_words
 from fedskew.tables import Spread, counted
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from fedskew.labels import MixMethod
 
 HEADLINE = {"accuracy": "accuracy", "worst_class": "worst class", "target_accuracy": "target mix"}
-"""The figures that a reader looks for first, means over the last rounds, and what they are called."""
+"""The figures that a reader looks for first, and what they are called."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -60,12 +60,12 @@ class Result:
     def headline(self) -> dict[str, Spread]:
         """Return the figures that a reader looks for first, over the seeds.
 
-        They are means over the last rounds; `report.averaged_over` says over which.
+        They are of what `evaluation.summary` names, the final model unless it is set.
 
         Returns:
             Mean and standard deviation (shares) of accuracy, worst class and, with a target, accuracy on its mix.
         """
-        return self._headline("last10")
+        return self._headline(MOMENTS[self.config.evaluation.summary])
 
     def last_round(self) -> dict[str, Spread]:
         """Return the same figures of the last round's model alone, as it was trained."""
@@ -228,7 +228,7 @@ class Result:
     def __repr__(self) -> str:
         found = [f"{heading} {value.text(scale=100)} %" for heading, value in self.headline().items()]
         basis = (
-            [f"{averaged_over(self.runs)}, {counted(len(self.runs), 'seed')}"]
+            [f"{headline_in_words(self.runs)}, {counted(len(self.runs), 'seed')}"]
             if found
             else [counted(len(self.runs), "seed")]
         )
@@ -251,7 +251,7 @@ class Result:
         )
         spread = "; mean ± standard deviation over seeds" if len(self.runs) > 1 else ""
         facts = [
-            f"test set, {averaged_over(self.runs)}{spread}",
+            f"test set, {headline_in_words(self.runs)}{spread}",
             f"{counted(len(self.runs), 'seed')}, {counted(max(run.rounds[-1].round for run in self.runs), 'round')}, "
             f"{counted(len(first.client_names), 'client')}, {counted(len(first.class_names), 'class', 'classes')}, "
             f"{sum(run.summary['seconds'] for run in self.runs):,.1f} s of training",

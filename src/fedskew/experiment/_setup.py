@@ -178,7 +178,9 @@ def make_training_loop(config: Config, seed: int, folder: Path | None = None, ta
             "elsewhere with --out"
         )
     method = methods.build(config.method, config.training.momentum)
-    notes = label_notes(method, task.counts, dataset.classes, task.target) + network_notes(method, model.module)
+    tested = np.bincount(dataset.test_targets[dataset.test_targets >= 0].numpy(), minlength=dataset.num_classes)
+    notes = label_notes(method, task.counts, dataset.classes, task.target, tested)
+    notes += network_notes(method, model.module)
     notes += sums_notes(config, method)
     info = TaskInfo(task.counts.astype(np.int64), task.client_names, dataset.classes, task.target, notes)
     files = None
@@ -344,6 +346,7 @@ def _make_runner(
         masked=config.engine.updates == "masked",
         protection=make_protection(config, model, len(task.counts)),
         announced=_announced(config, method, task.counts if weighed is None else weighed, target),
+        constant_bytes=model.constant_bytes(some.to(device)),
     )
     if method.pipeline is not None:
         runner = _fedconcat(method.pipeline, config, federation, model, work, observe)
@@ -391,6 +394,7 @@ def _fedconcat(
         epochs=pipeline.batches,  # even a client with a single batch can take all its steps
         steps=pipeline.batches,
         conditions=replace(federation.conditions, stragglers=0.0),
+        constant_bytes=0,  # its encoders' buffers are no part of the state
     )
     return FedConcatRunner(
         pipeline=pipeline,
@@ -486,7 +490,8 @@ def _divide(
     rule = components.make_component(partition.INDEX, {"name": section.rule, **section.parameters}, "partition")
     rng = generator(seed, Purpose.PARTITION)
     names = tuple(map(str, range(section.clients)))
-    if isinstance(rule, partition.DomainRule) and dataset.domains is not None:
+    by_domain = isinstance(rule, partition.DomainRule) and components.covers(rule, "split_domains", "split")
+    if by_domain and dataset.domains is not None:
         shares = rule.split_domains(labels[kept], dataset.domains[kept], section.clients, rng, num_classes=classes)
     else:
         shares = rule.split(labels[kept], section.clients, rng, num_classes=classes)

@@ -20,7 +20,7 @@ from fedskew.engine import Federation, RoundRunner, from_the_first, run_round_to
 from fedskew.errors import ConfigError, FedskewError
 from fedskew.experiment._config import Config, OutputSection, read, resolve, write
 from fedskew.experiment._dataset import shared_data
-from fedskew.experiment._folder import plain_json
+from fedskew.experiment._folder import check_empty, plain_json
 from fedskew.experiment._identity import set_aside
 from fedskew.experiment._loop import PlayedRound, Progress, TrainingLoop, run_in_step
 from fedskew.experiment._progress import watched
@@ -116,6 +116,28 @@ def simulate_together(configs: Sequence[Config]) -> list[Result | FedskewError]:
                 summary = runs[0].summary if len(runs) == 1 else over_seeds([run.summary for run in runs])
                 results[at] = Result(configs[at], runs, own[0].model.module, summary, None, own[0].finished_network())
     return [results[at] for at in range(len(configs))]
+
+
+def check_runs(configs: Sequence[Config], out: Path, anew: bool) -> None:
+    """Set up the first seed of every config, so that nothing is trained where one of them can't be.
+
+    Args:
+        configs: The configs.
+        out: The folder that the run folders are in.
+        anew: Whether every run begins with its first round, so that there may be none yet.
+
+    Raises:
+        FedskewError: One of them can't be run; the message names it.
+    """
+    for config in configs:
+        folder = run_folder(config, out)
+        try:
+            if anew:
+                check_empty(folder)
+            value = config if config.tune is None else _with_value(config, config.tune.values[0])
+            try_out(value, config.seeds[0], folder.with_name(f"{folder.name}.new"))
+        except FedskewError as error:
+            raise type(error)(f"run {config.name!r}: {error}") from None
 
 
 def run_config(

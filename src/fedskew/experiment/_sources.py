@@ -10,13 +10,10 @@ from __future__ import annotations
 
 import ast
 import linecache
-import re
 import sys
-import sysconfig
 import tokenize
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cache, partial
-from importlib.machinery import PathFinder
+from functools import partial
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -24,29 +21,18 @@ from typing import Any
 from torch import nn
 
 from fedskew.components import given_in
-
-_NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
-_SCRIPT = "__main__"
-
-
-def own_names(tree: Any) -> set[str]:
-    """Return every `module:attribute` that a config's tree names."""
-    if isinstance(tree, Mapping):
-        return set().union(*map(own_names, tree.values()))
-    if isinstance(tree, list | tuple):
-        return set().union(*map(own_names, tree))
-    return {tree} if isinstance(tree, str) and _NAME.fullmatch(tree) else set()
+from fedskew.own_code import SCRIPT, file_of, names_in, origin_of
 
 
 def own_sources(tree: Any) -> dict[str, str]:
     """Return the source of what a config names, by file name as in a folder of sys.path (`package/module.py`)."""
-    named = {name.partition(":")[::2] for name in own_names(tree)}
+    named = {name.partition(":")[::2] for name in names_in(tree).values()}
     found: dict[str, str] = {}
-    modules = {module for module, _ in named if module in sys.modules and module != _SCRIPT}
+    modules = {module for module, _ in named if module in sys.modules and module != SCRIPT}
     tops = frozenset(module.partition(".")[0] for module in modules)
     used = set().union(*map(_used, given_in(tree)))
-    modules |= {module for module, _ in used if module in sys.modules and module != _SCRIPT}
-    if script := {attribute for module, attribute in named | used if module == _SCRIPT}:
+    modules |= {module for module, _ in used if module in sys.modules and module != SCRIPT}
+    if script := {attribute for module, attribute in named | used if module == SCRIPT}:
         text, imported = _of_script(script)
         found["__main__.py"] = text
         modules |= imported
@@ -54,8 +40,8 @@ def own_sources(tree: Any) -> dict[str, str]:
     seen = set(modules)
     while waiting:
         module = waiting.pop()
-        path = _file(module)
-        if path is None or not _is_own(path, module, tops):
+        path = _file(module, tops)
+        if path is None:
             continue
         text = _read(path)
         found[_place(module, path)] = text
@@ -73,9 +59,9 @@ def _used(value: Any) -> set[tuple[str, str]]:
         return set().union(*(_used(kind) for kind in {type(layer) for layer in value.modules()}))
     if not isinstance(value, type | FunctionType):
         return set()
-    if isinstance(value, FunctionType) and value.__module__ == _SCRIPT and not value.__qualname__.isidentifier():
+    if isinstance(value, FunctionType) and value.__module__ == SCRIPT and not value.__qualname__.isidentifier():
         cells = [cell.cell_contents for cell in value.__closure__ or ()]  # of a lambda or a function inside another
-        return {(_SCRIPT, name) for name in _globals_of(value.__code__)}.union(*map(_used, cells))
+        return {(SCRIPT, name) for name in _globals_of(value.__code__)}.union(*map(_used, cells))
     return {(value.__module__, value.__qualname__.partition(".")[0])}
 
 
@@ -113,40 +99,12 @@ def _place(module: str, path: Path) -> str:
     return f"{place}/__init__.py" if path.name == "__init__.py" else f"{place}.py"
 
 
-def _file(module: str) -> Path | None:
-    """Return the Python file of a module, without importing it; None where it has none or does not exist."""
-    loaded = sys.modules.get(module)
-    if loaded is not None:
-        file = getattr(loaded, "__file__", None)
-    else:
-        package, _, _ = module.rpartition(".")
-        search = getattr(sys.modules.get(package), "__path__", None) if package else None
-        if package and search is None:
-            parent = _file(package)
-            search = None if parent is None else [str(parent.parent)]
-            if search is None:
-                return None
-        try:
-            spec = PathFinder.find_spec(module, search)
-        except (ImportError, ValueError):
-            return None
-        file = None if spec is None else spec.origin
-    return Path(file) if file and file.endswith(".py") else None
-
-
-@cache
-def _installed() -> tuple[Path, ...]:
-    places = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib")}
-    return (*(Path(place).resolve() for place in places if place), Path(__file__).resolve().parents[1])
-
-
-def _is_own(path: Path, module: str, tops: frozenset[str]) -> bool:
-    path = path.resolve()
-    if module.partition(".")[0] in tops - {"fedskew"}:
-        return True
-    if {"site-packages", "dist-packages"} & set(path.parts):
-        return False
-    return not any(path.is_relative_to(place) for place in _installed())
+def _file(module: str, tops: frozenset[str]) -> Path | None:
+    """Return the Python file of a module that is the user's own or of `tops`; else None."""
+    if origin_of(module) != "own" and module.partition(".")[0] not in tops - {"fedskew"}:
+        return None
+    path = file_of(module)
+    return path if path is not None and path.suffix == ".py" else None
 
 
 def _imports(text: str, module: str, is_package: bool) -> Iterator[str]:
@@ -172,7 +130,7 @@ def _imports(text: str, module: str, is_package: bool) -> Iterator[str]:
 
 def _of_script(names: Iterable[str]) -> tuple[str, set[str]]:
     """Return the definitions of `__main__` that these names use, and the modules that they come from or use."""
-    script, found, modules, waiting = vars(sys.modules[_SCRIPT]), dict[str, str](), set[str](), sorted(names)
+    script, found, modules, waiting = vars(sys.modules[SCRIPT]), dict[str, str](), set[str](), sorted(names)
     while waiting:
         name = waiting.pop()
         if name in found or name not in script:
@@ -181,7 +139,7 @@ def _of_script(names: Iterable[str]) -> tuple[str, set[str]]:
         if isinstance(value, ModuleType):
             modules.add(value.__name__)
             continue
-        elsewhere = hasattr(value, "__qualname__") and value.__module__ not in (None, _SCRIPT)
+        elsewhere = hasattr(value, "__qualname__") and value.__module__ not in (None, SCRIPT)
         if elsewhere:
             modules.add(str(value.__module__))
         found[name] = text = _definition(name, value, [] if elsewhere else _files_of(value))
@@ -193,7 +151,7 @@ def _definition(name: str, value: Any, files: Iterable[str]) -> str:
     """Return what a script or a notebook's newest cell that binds a name binds it to; of a plain value, what it is."""
     if _is_plain(value):
         return f"{name} = {value!r}"
-    main = getattr(sys.modules[_SCRIPT], "__file__", None)
+    main = getattr(sys.modules[SCRIPT], "__file__", None)
     for file in [*files, *([main] if main else _cells())]:
         try:
             statements = ast.parse("".join(linecache.getlines(file)))

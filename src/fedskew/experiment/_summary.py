@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import torch
 
 from fedskew.engine import Evaluation, RoundRecord
 from fedskew.privacy import COVERED
-from fedskew.report import last_evaluated
+from fedskew.report import LAST, MOMENTS, last_evaluated
 from fedskew.tables import Spread
 
 FIGURES = ("accuracy", "balanced_accuracy", "macro_f1", "worst_class", "target_accuracy", "loss")
@@ -31,37 +32,55 @@ def figures(evaluation: Evaluation) -> dict[str, float | None]:
     return {name: getattr(evaluation, name) for name in FIGURES}
 
 
-def summarise(rounds: Sequence[RoundRecord], best_round: int | None) -> dict[str, Any]:
+def summarise(rounds: Sequence[RoundRecord], best_round: int | None, summary: str) -> dict[str, Any]:
     """Summarise a run's records.
 
     `final` is the last evaluation, `last10` the mean over the evaluations of the last 10 rounds, without the untrained
-    model, and their number `evaluations`, `best_by_validation` the round that validation chose, and `max` each figure's
-    best over all evaluations on the test set (the lowest loss), which is optimistic. None: not evaluated. `privacy`,
-    with differential privacy alone, is what the run spent (see `RoundRecord.privacy`), and of what.
+    model, and their number `evaluations`, `last_tenth` the same of the last tenth of the rounds, `best_by_validation`
+    the round that validation chose, and `max` each figure's best over all evaluations on the test set (the lowest
+    loss), which is optimistic. None: not evaluated. `headline` are the figures of one of these, and `of` says which.
+    `privacy`, with differential privacy alone, is what the run spent (see `RoundRecord.privacy`), and of what.
 
     Args:
         rounds: The records.
         best_round: The round that validation chose; None: none was.
+        summary: The config's `evaluation.summary`.
     """
+
+    def mean(last: int) -> dict[str, Any]:
+        found = [figures(record.evaluation) for record in last_evaluated(rounds, last) if record.evaluation is not None]
+        return {name: Spread.of(_known(found, name)).mean for name in FIGURES} | {"evaluations": len(found)}
+
     evaluated = [(record.round, figures(record.evaluation)) for record in rounds if record.evaluation is not None]
-    last = [figures(record.evaluation) for record in last_evaluated(rounds) if record.evaluation is not None]
     chosen = next((values for round, values in evaluated if round == best_round), None)
     spent = rounds[-1].privacy
-    return {
+    moments: dict[str, Any] = {
         "final": evaluated[-1][1] if evaluated else None,
-        "last10": {name: Spread.of(_known(last, name)).mean for name in FIGURES} | {"evaluations": len(last)},
+        "last10": mean(LAST),
+        "last_tenth": mean(math.ceil(rounds[-1].round / 10)),
         "best_by_validation": None if chosen is None else {**chosen, "round": best_round},
         "max": {name: _best([values for _, values in evaluated], name) for name in FIGURES} if evaluated else None,
+    }
+    counted: dict[str, Any] = {
         "rounds": rounds[-1].round,
         "seconds": sum(record.seconds for record in rounds),
         "bytes_up": sum(record.bytes_up for record in rounds),
         "bytes_down": sum(record.bytes_down for record in rounds),
         "diverged": sum(len(record.diverged) for record in rounds),
-    } | (
-        {}
-        if spent is None
-        else {"privacy": {**{key: spent[key] for key in ("epsilon", "delta", "rounds")}, "of": COVERED}}
-    )
+    }
+    if spent is not None:
+        counted["privacy"] = {**{key: spent[key] for key in ("epsilon", "delta", "rounds")}, "of": COVERED}
+    return moments | headline(moments, summary) | counted
+
+
+def headline(moments: Mapping[str, Any], summary: str) -> dict[str, Any]:
+    """Return a summary's `headline`, alone: the figures that stand for the run, and `of` what they are.
+
+    Args:
+        moments: The summary.
+        summary: The config's `evaluation.summary`.
+    """
+    return {"headline": {"of": summary, **(moments[MOMENTS[summary]] or {})}}
 
 
 def _known(evaluations: Sequence[dict[str, float | None]], name: str) -> list[float]:
@@ -83,14 +102,14 @@ def over_seeds(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
         does not have.
     """
     together: dict[str, Any] = {"seeds": len(summaries)}
-    for kind in ("final", "last10", "best_by_validation", "max"):
-        if any(summary[kind] is None for summary in summaries):
+    for kind in ("headline", "final", "last10", "last_tenth", "best_by_validation", "max"):
+        known = [summary[kind] for summary in summaries if summary[kind] is not None]
+        if len(known) < len(summaries) or any(FIGURES[0] not in one for one in known):
             together[kind] = None
             continue
-        together[kind] = {
-            name: asdict(Spread.of(summary[kind][name] for summary in summaries if summary[kind][name] is not None))
-            for name in FIGURES
-        }
+        together[kind] = {name: asdict(Spread.of(_known(known, name))) for name in FIGURES}
+        if kind == "headline":
+            together[kind]["of"] = known[0]["of"]
     finished = [values for summary in summaries if (values := finished_figures(summary)) is not None]
     if len(finished) == len(summaries):
         together["finished"] = {name: asdict(Spread.of(_known(finished, name))) for name in FIGURES}

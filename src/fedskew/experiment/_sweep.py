@@ -6,7 +6,7 @@ import itertools
 import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -107,12 +107,13 @@ class SweepProgress(Protocol):
             accuracy: Test accuracy, a share; None where the round was not evaluated.
         """
 
-    def ended(self, job: Job, failure: str | None) -> None:
+    def ended(self, job: Job, failure: str | None, accuracy: float | None) -> None:
         """Called after each run.
 
         Args:
             job: The run.
             failure: Why it failed; None if it didn't.
+            accuracy: The accuracy that stands for it, as in the table; None where there is none.
         """
 
 
@@ -240,7 +241,7 @@ def _run_all(
         if failure is not None:
             reasons[number] = failure
         if progress is not None:
-            progress.ended(jobs[number], failure)
+            progress.ended(jobs[number], failure, None if failure is not None else _accuracy_of(jobs[number], out))
 
     configs = [job.config for job in jobs]
     if executor is not None:
@@ -248,6 +249,19 @@ def _run_all(
     else:
         run_all(configs, out, processes or _default_processes(configs), round_ended, run_ended)
     return {jobs[number].key: reasons[number] for number in sorted(reasons)}
+
+
+def _runs_of(job: Job, out: Path) -> list[SeedRun]:
+    """Read a finished run, whose headline figures are those that the sweep asks for now."""
+    found = read_runs(job.folder(out), job.cell.label)
+    return [report.as_summarised(run, job.config.evaluation.summary) for run in found]
+
+
+def _accuracy_of(job: Job, out: Path) -> float | None:
+    """Return the accuracy that stands for a finished run; None where there is none, or it can't be read."""
+    with suppress(FedskewError):
+        return next((report.headline(run).get("accuracy") for run in _runs_of(job, out)), None)
+    return None
 
 
 def _write(
@@ -262,7 +276,7 @@ def _write(
     for job in jobs:
         if job.is_finished(out):
             try:
-                runs += read_runs(job.folder(out), job.cell.label)
+                runs += _runs_of(job, out)
             except FedskewError as error:
                 failed[job.key] = str(error)
     rows = tuple(

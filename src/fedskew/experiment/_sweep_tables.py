@@ -17,30 +17,36 @@ from fedskew.report import (
     SeedRun,
     as_trained,
     finish_in_words,
-    last_evaluated,
+    headline,
+    headline_in_words,
+    last_tenth,
     machine_notes,
     rounds_to,
     with_finished,
 )
 from fedskew.tables import Spread, csv_text, markdown_table
 
-FIGURES = ("accuracy", "worst_class", "target_accuracy", "rounds_to_accuracy", "megabytes", "seconds")
-_SHARES = {"accuracy", "worst_class", "target_accuracy"}
+FIGURES = (
+    "accuracy", "worst_class", "target_accuracy", "last_tenth", "rounds_to_accuracy", "megabytes", "seconds",
+)  # fmt: skip
+_SHARES = {"accuracy", "worst_class", "target_accuracy", "last_tenth"}
 
 
 @dataclass(frozen=True)
 class CellResult:
     """The numbers of one cell of a sweep.
 
-    `accuracy`, `worst_class` and `target_accuracy` are shares, means over the last 10 rounds, of which `evaluations`
-    were evaluated; `rounds_to_accuracy` is
-    the first evaluated round with the sweep's accuracy; `megabytes` (10**6 bytes) are up and down together; `seconds`.
+    `accuracy`, `worst_class` and `target_accuracy` are shares, of what the cell's `evaluation.summary` names.
+    `last_tenth` is the mean over the last tenth of the rounds, of `target_accuracy` where that is known, else of
+    `accuracy`. `rounds_to_accuracy` is the first evaluated round with the sweep's accuracy; `megabytes` (10**6 bytes)
+    are up and down together; `seconds`.
 
     Attributes:
         cell: The cell.
         seeds: The numbers by name, for each seed; a seed whose run failed is absent.
         failures: Why runs failed, by seed.
         refused: Why runs were not begun, by seed.
+        shown: What the accuracies are of, in words.
         again: Whether the same runs have an earlier row, so that what failed has been said.
     """
 
@@ -48,6 +54,7 @@ class CellResult:
     seeds: dict[int, dict[str, float | None]]
     failures: Mapping[int, str] = field(default_factory=dict)
     refused: Mapping[int, str] = field(default_factory=dict)
+    shown: str = ""
     again: bool = False
 
     @classmethod
@@ -68,7 +75,8 @@ class CellResult:
             failures: Why other runs of it failed, by seed.
             refused: Why others were not begun, by seed.
         """
-        return cls(cell, {run.seed: _figures(run, accuracy) for run in runs}, failures or {}, refused or {})
+        figures = {run.seed: _figures(run, accuracy) for run in runs}
+        return cls(cell, figures, failures or {}, refused or {}, headline_in_words(runs))
 
     def values(self, figure: str) -> list[float]:
         """Return the known values of one number, in order of the seeds.
@@ -136,6 +144,7 @@ def text_table(sweep: Sweep, rows: Sequence[CellResult]) -> tuple[list[str], lis
         "accuracy": "accuracy",
         "worst_class": "worst class",
         "target_accuracy": "target mix",
+        "last_tenth": "last tenth",
         "rounds_to_accuracy": f"rounds to {100 * (sweep.accuracy or 0):g} %",
         "megabytes": "MB",
         "seconds": "seconds",
@@ -153,15 +162,17 @@ def sweep_notes(sweep: Sweep, rows: Sequence[CellResult]) -> list[str]:
         rows: The results of its cells.
     """
     most = max(len(row.seeds) for row in rows)
-    evaluations = sorted({int(number) for row in rows for number in row.values("evaluations")})
-    number = " to ".join(map(str, dict.fromkeys((evaluations[0], evaluations[-1])))) if evaluations else "no"
+    shown = " or ".join(dict.fromkeys(row.shown for row in rows if row.seeds))
     lines = [
-        f"Accuracies in %, of the test set, means over the {number} evaluation{'s' * (number != '1')} of the last 10 "
-        "rounds; "
+        f"Accuracies in %, of the test set, {shown or 'no run is finished'}; "
         + ("mean ± standard deviation over seeds (ddof = 1)." if most > 1 else "one seed, so no spread is known.")
     ]
     if any(row.values("target_accuracy") for row in rows):
         lines.append("Target mix: per-class accuracies averaged with the target's shares.")
+    if any(row.values("last_tenth") for row in rows):
+        lines.append(
+            "Last tenth: mean of the evaluations in the last tenth of the rounds, on the target mix where there is one."
+        )
     if sweep.accuracy is not None:
         lines.append(
             f"Rounds to {100 * sweep.accuracy:g} %: the first evaluated round with this test accuracy, over the seeds "
@@ -246,12 +257,11 @@ def write_tables(sweep: Sweep, rows: Sequence[CellResult], runs: Sequence[SeedRu
 
 
 def _figures(run: SeedRun, accuracy: float | None) -> dict[str, float | None]:
-    last = run.summary["last10"]
+    figures, tenth = headline(run), last_tenth(run)
+    over = tenth.get("target_accuracy")
     return {
-        "accuracy": last["accuracy"],
-        "worst_class": last["worst_class"],
-        "target_accuracy": last["target_accuracy"],
-        "evaluations": float(len(last_evaluated(run.rounds))),
+        **{name: figures.get(name) for name in ("accuracy", "worst_class", "target_accuracy")},
+        "last_tenth": tenth.get("accuracy") if over is None else over,
         "rounds_to_accuracy": None if accuracy is None else rounds_to(run, accuracy),
         "megabytes": (run.summary["bytes_up"] + run.summary["bytes_down"]) / 1e6,
         "seconds": run.summary["seconds"],

@@ -9,6 +9,8 @@ from typing import Any
 
 from fedskew.errors import ConfigError
 
+DEEPEST = 32
+
 
 def read_tree(
     path: Path, what: str, changes: Mapping[str, Any] | None, quick: bool
@@ -36,6 +38,10 @@ def read_tree(
         tree = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from None
+    except RecursionError:
+        tree = None
+    if tree is None or is_deep(tree):
+        raise ConfigError(f"{path}: the {what} can't be read: its tables or lists are nested more than {DEEPEST} deep")
     smaller = tree.pop("quick", None)
     if quick and not isinstance(smaller, dict):
         raise ConfigError(
@@ -45,6 +51,19 @@ def read_tree(
     for key, value in changed.items():
         put(tree, key, value)
     return tree, text, set(changed)
+
+
+def is_deep(tree: Any) -> bool:
+    """Return whether tables and lists are nested deeper than any that fedskew reads.
+
+    Args:
+        tree: Plain values.
+    """
+    level = [tree]
+    for _ in range(DEEPEST):
+        inner = [part.values() if isinstance(part, dict) else part for part in level if isinstance(part, dict | list)]
+        level = [one for parts in inner for one in parts]
+    return bool(level)
 
 
 def put(tree: dict[str, Any], key: str, value: Any) -> None:

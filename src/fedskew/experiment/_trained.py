@@ -22,6 +22,7 @@ from fedskew.experiment._folder import FINISHED
 from fedskew.experiment._model_info import ModelInfo
 from fedskew.experiment._work import make_network
 from fedskew.files import load_tensors
+from fedskew.own_code import of_run
 from fedskew.tables import counted
 
 BATCH = 256
@@ -137,7 +138,14 @@ class TrainedModel:
                 yield batch
 
 
-def load(run: str | Path, *, seed: int | None = None, best: bool = False, finished: bool = False) -> TrainedModel:
+def load(
+    run: str | Path,
+    *,
+    seed: int | None = None,
+    best: bool = False,
+    finished: bool = False,
+    trust_code: bool = False,
+) -> TrainedModel:
     """Read the model of a finished run, to use it.
 
         model = fedskew.load("runs/my-1a2b3c4d")
@@ -149,6 +157,8 @@ def load(run: str | Path, *, seed: int | None = None, best: bool = False, finish
         seed: The seed whose model it is to be; None: the first.
         best: The model that was best on the validation samples, in place of the final one.
         finished: The model that the method's finish made of the final one.
+        trust_code: Import the code that the run folder brings, which then runs with your rights. Without it a network
+            of one's own has to be importable from your own files.
 
     Returns:
         The model, on the CPU.
@@ -156,11 +166,11 @@ def load(run: str | Path, *, seed: int | None = None, best: bool = False, finish
     Raises:
         ArgumentError: Both `best` and `finished`.
         RunError: There is no such run or model, or it can't be read.
-        ConfigError: Its network can't be built, as where a class of one's own isn't importable here.
+        ConfigError: Its network can't be built, as where a class of one's own isn't importable here, or came with it.
     """
     if best and finished:
         raise ArgumentError("finished: it is made of the final model, not of the best one; leave out best")
-    folder = _of_seed(Path(run), seed)
+    folder = _of_seed(Path(run), seed, trust_code)
     config = read(folder / "config.toml")
     path = folder / ("best.safetensors" if best else FINISHED if finished else "model.safetensors")
     if not path.exists():
@@ -192,25 +202,28 @@ def _finish_failed(folder: Path) -> str | None:
     try:
         summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
         return str(summary["finished"]["failed"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 
-def _of_seed(run: Path, seed: int | None) -> Path:
+def _of_seed(run: Path, seed: int | None, trust_code: bool) -> Path:
     """Return the folder of one seed (and of the value that validation chose, where several were tried)."""
     if not (run / "config.toml").exists():
         raise RunError(f"{run}: not a run folder (it has no config.toml)")
-    seeds = read(run / "config.toml").seeds
+    with of_run(run, trust_code):
+        seeds = read(run / "config.toml").seeds
     if seed is not None and seed not in seeds:
         raise RunError(f"{run}: has no seed {seed}; its seeds: {', '.join(map(str, seeds))}")
     if (run / "rounds.jsonl").exists():
         return run
     try:
         parts: list[Any] = json.loads((run / "summary.json").read_text(encoding="utf-8"))["parts"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         raise RunError(f"{run}: no model yet; finish the run: {_command(run)} --resume") from None
-    chosen = parts[0 if seed is None or len(parts) == 1 else seeds.index(seed)]
-    return _of_seed(run / str(chosen), seed)
+    chosen = str(parts[0 if seed is None or len(parts) == 1 else seeds.index(seed)])
+    if chosen != Path(chosen).name or chosen == "..":
+        raise RunError(f"{run / 'summary.json'}: damaged: parts names {chosen!r}, which is no folder of this run")
+    return _of_seed(run / chosen, seed, trust_code)
 
 
 def _command(folder: Path) -> str:

@@ -157,7 +157,8 @@ def _network(
                 config.model.name, num_classes, in_shape, generator=torch.Generator().manual_seed(key), **options
             )
         except ArgumentError as error:
-            raise ConfigError(f"model: {error}") from None
+            option = str(error).partition(":")[0]
+            raise ConfigError(f"model{'.' if option in options else ': '}{error}") from None
     known = {"num_classes": num_classes, "in_shape": in_shape}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(key)

@@ -5,7 +5,7 @@ last layer from them; all other weights stay. It goes with every other component
 before it. The trained model is kept too, and both are evaluated.
 """
 
-from fedskew.finish._adapt import Adapt, moved, offsets
+from fedskew.finish._adapt import LEAST_SAMPLES, Adapt, moved, offsets
 from fedskew.finish._ccvr import CCVR
 from fedskew.finish._protocol import NEVER, Ask, Finish, Finished, Head, Known, Observed, Source
 
@@ -17,6 +17,7 @@ INDEX: dict[str, type] = {
 __all__ = [
     "CCVR",
     "INDEX",
+    "LEAST_SAMPLES",
     "NEVER",
     "Adapt",
     "Ask",

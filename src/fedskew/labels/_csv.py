@@ -29,6 +29,7 @@ from fedskew.names import CLASS_WORDS, CLIENT_WORDS, COUNT_WORDS, plain, separat
 FloatArray: TypeAlias = NDArray[np.float64]
 
 LONG = ("client", "class", "count")
+_ROUNDED = 0.005
 _EXAMPLES = "a wide header such as client,cat,dog, or client,class,count"
 Row: TypeAlias = tuple[int, list[str]]
 """A row: its line number in the file, and its cells."""
@@ -111,7 +112,7 @@ def read_target(path: str | Path, classes: Sequence[str], decimal: Decimal | Non
     """Read a target label mix from a file, comma-separated or as spreadsheets write them (see `LabelCounts.read_csv`).
 
     The file has the columns `class` and `share`, one row per class, or one row of shares under a header of class names.
-    Shares may be percentages or counts: they are divided by their sum.
+    Shares sum to 1; percentages, which sum to 100, and counts are divided by their sum.
 
     Args:
         path: The file.
@@ -162,8 +163,27 @@ def read_target(path: str | Path, classes: Sequence[str], decimal: Decimal | Non
     shares = np.array([found[name] for name in classes])
     if not 0 < shares.sum() < np.inf:
         raise ArgumentError(f"{path}: the shares must have a positive sum, not {shares.sum()}")
+    check_shares(shares, str(path))
     mix: FloatArray = shares / shares.sum()
     return mix
+
+
+def check_shares(amounts: FloatArray, name: str) -> None:
+    """Refuse amounts of classes that a user wrote as shares and that don't add up.
+
+    Args:
+        amounts: What was written, shape `(classes,)`.
+        name: Where, for error messages.
+
+    Raises:
+        ArgumentError: They are no whole numbers, and sum neither to 1 nor to 100, but for rounding.
+    """
+    total = float(amounts.sum())
+    whole = bool((amounts == np.floor(amounts)).all())
+    if not whole and abs(total - 1) > _ROUNDED and abs(total / 100 - 1) > _ROUNDED:
+        raise ArgumentError(
+            f"{name}: the shares sum to {total:.6g}; give shares that sum to 1, percentages that sum to 100, or counts"
+        )
 
 
 def _client_column(path: Path, line: int, header: list[str], client: str | None, lines: _Lines) -> int:

@@ -382,13 +382,14 @@ def _target(report: SkewReport) -> Iterator[str]:
     )
 
 
-def unheld_in_words(counts: CountsLike, target: ArrayLike, class_names: tuple[str, ...]) -> str:
+def unheld_in_words(counts: CountsLike, target: ArrayLike, class_names: tuple[str, ...], where: str = "target") -> str:
     """Say what it means that no client holds some of a target's classes; empty where there are none.
 
     Args:
         counts: Label counts, shape `(clients, classes)`.
         target: Label mix, shape `(classes,)`.
         class_names: Names of the classes.
+        where: What has that label mix.
 
     Raises:
         ArgumentError: The target has a wrong shape or values.
@@ -398,8 +399,8 @@ def unheld_in_words(counts: CountsLike, target: ArrayLike, class_names: tuple[st
         return ""
     share = float(mix[missing].sum())
     return (
-        f"No client holds {_listed(class_names, missing)}, {_percent(share)} of the target: no method learns what "
-        f"nobody has, so expect at most {1 - share:.1%} accuracy on the target's mix."
+        f"No client holds {_listed(class_names, missing)}, {_percent(share)} of the {where}: no method learns what "
+        f"nobody has, so expect at most {1 - share:.1%} accuracy on the {where}'s mix."
     )
 
 

@@ -15,7 +15,7 @@ regulariser that its theory asks for it returned nearly the pooled mix at 2,000 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import get_args
 
 import numpy as np
@@ -26,12 +26,15 @@ from scipy.special import chdtrc, ndtri
 
 from fedskew.errors import ArgumentError
 from fedskew.labels._counts import FloatArray, as_floats, check_amounts
+from fedskew.labels._mix_interval import UNSEEN, FewSamples
 from fedskew.labels._outcomes import MixMethod
 
 _REWEIGHTINGS = 6
 _LEAST_IN_A_CELL = 30
-_UNSEEN = 0.25
-"""Added to each cell's count in its variance: with it the test at 5 % rejects about 5 % (benchmarks/target_mix.py)."""
+_FEW, _FEW_OF_A_CLASS = 500, 300
+"""Up to so many samples of a target, or below so many held-out ones of a class, intervals come from tests."""
+_COUNTED = 2000
+"""Most samples of a target that these count; with few held-out ones more would change little."""
 _LARGEST_ERROR, _LARGEST_SUM = 0.06, 0.6
 _LEVEL = 0.01
 _EXCESS = 0.03
@@ -57,6 +60,8 @@ class MixEstimate:
         p_value: How often label shift alone would give a larger statistic; NaN where there is nothing to test.
         excess: Total variation between the target's cells and the mix of classes beyond what chance explains.
         unseen: Ids of the classes without a held-out sample. The cells can't tell whether the target has them.
+        few: What intervals are made of where the target has at most 500 samples, or a class fewer than 300 held-out
+            ones; None: they are normal.
     """
 
     mix: FloatArray
@@ -67,6 +72,7 @@ class MixEstimate:
     p_value: float
     excess: float
     unseen: tuple[int, ...]
+    few: FewSamples | None = field(default=None, repr=False, compare=False)
 
     @property
     def misfit(self) -> bool:
@@ -91,7 +97,10 @@ class MixEstimate:
         return errors
 
     def interval(self, level: float = 0.95) -> FloatArray:
-        """Return a normal confidence interval of each class's share, within [0, 1].
+        """Return a confidence interval of each class's share, within [0, 1].
+
+        From at most 500 samples of the target, or fewer than 300 held-out ones of a class, it holds every share that a
+        test would not reject; else those within a normal distribution's reach.
 
         Args:
             level: How often it holds the truth, between 0 and 1.
@@ -106,8 +115,37 @@ class MixEstimate:
             raise ArgumentError(f"level: must be between 0 and 1, not {level}")
         reach = ndtri((1 + level) / 2) * self.upper_errors
         ends = np.stack([self.mix - reach, self.mix + reach], axis=1).clip(0.0, 1.0)
+        if self.few is not None:
+            ends[np.setdiff1d(np.arange(len(ends)), self.unseen)] = self.few.interval(level)
         ends[list(self.unseen)] = 0.0, 1.0
         return ends
+
+    def reach(self, values: ArrayLike, level: float = 0.95) -> tuple[float, float]:
+        """Return how far below and above `mix @ values` the mean of a value over the target may lie.
+
+        From few samples the classes' intervals are combined as Zou and Donner do (Statistics in Medicine 2008), with
+        the correlations of a multinomial; for two classes that is the interval of either share.
+
+        Args:
+            values: One for each class, shape `(classes,)`; those of classes without held-out samples don't count.
+            level: See `interval`.
+
+        Returns:
+            Two lengths, at least 0.
+        """
+        seen = np.setdiff1d(np.arange(len(self.mix)), self.unseen)
+        mix, amounts = self.mix[seen], as_floats(values, "values")[seen]
+        if self.few is None:
+            length = float(ndtri((1 + level) / 2) * np.sqrt(amounts @ self.covariance[np.ix_(seen, seen)] @ amounts))
+            return length, length
+        odds = np.sqrt((self.few.samples * mix + 0.5) / (self.few.samples * (1 - mix) + 0.5 * (len(mix) - 1)))
+        correlation = -np.outer(odds, odds)
+        np.fill_diagonal(correlation, 1.0)
+        apart = amounts - mix @ amounts
+        low, high = self.interval(level)[seen].T
+        lengths = [np.where(apart > 0, *sides) * apart for sides in ((mix - low, high - mix), (high - mix, mix - low))]
+        below, above = (float(np.sqrt(max(length @ correlation @ length, 0.0))) for length in lengths)
+        return below, above
 
 
 def estimate_mix(tables: ArrayLike, cells: ArrayLike, method: MixMethod = "gls") -> MixEstimate:
@@ -147,6 +185,9 @@ def estimate_mix(tables: ArrayLike, cells: ArrayLike, method: MixMethod = "gls")
         if len(lost):
             raise ArgumentError(f"cells: sample {lost[0]} has no probability of any class with held-out samples")
         mix, information = _by_samples(target[:, held])
+        profiles = (target[:, held] / (target[:, held] @ mix)[:, None]).T
+        profiles /= np.maximum(profiles.sum(axis=1, keepdims=True), _NONE)
+        few = FewSamples(profiles, None, np.full(len(target), 1 / len(target)), len(target), mix)
         uncertain = _Uncertainty(information, information)
         fit = _Fit(np.nan, 0, np.nan, 0.0)
     else:
@@ -154,6 +195,9 @@ def estimate_mix(tables: ArrayLike, cells: ArrayLike, method: MixMethod = "gls")
         sample = _Cells.of(held_out[held], target, bins)
         mix, weight = _SOLVERS[method](sample)
         noise = sample.noise(mix)
+        few = FewSamples(
+            sample.profiles, sample.sizes, sample.shares, min(_COUNTED, max(1, round(sample.samples))), mix
+        )
         pull = sample.profiles @ weight
         uncertain = _Uncertainty(pull @ sample.profiles.T, pull @ noise @ pull.T)
         fit = _fit(mix, sample, noise)
@@ -166,7 +210,10 @@ def estimate_mix(tables: ArrayLike, cells: ArrayLike, method: MixMethod = "gls")
     found = np.zeros(classes)
     found[held] = mix
     unseen = tuple(np.flatnonzero(sizes == 0).tolist())
-    return MixEstimate(found, covariance, upper, fit.statistic, fit.dof, fit.p_value, fit.excess, unseen)
+    return MixEstimate(
+        found, covariance, upper, fit.statistic, fit.dof, fit.p_value, fit.excess, unseen,
+        few if few.samples <= _FEW or (few.sizes is not None and few.sizes.min() < _FEW_OF_A_CLASS) else None,
+    )  # fmt: skip
 
 
 def _checked(tables: ArrayLike, cells: ArrayLike, method: str) -> tuple[FloatArray, FloatArray]:
@@ -227,7 +274,7 @@ class _Cells:
         """Covariance of `shares - mix @ profiles`, shape `(cells, cells)`; both samples are random."""
         spread = _multinomial(mix @ self.profiles) / self.samples
         for share, profile, size in zip(mix, self.profiles, self.sizes, strict=True):
-            counts = profile * size + _UNSEEN  # else a cell that a class is never seen in would be known for certain
+            counts = profile * size + UNSEEN
             spread += share**2 / size * counts.sum() / size * _multinomial(counts / counts.sum())
         return spread
 

@@ -7,10 +7,11 @@ and, mapped, a whole cohort.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, cast
 
 from torch import Tensor
 
+from fedskew.components import covers
 from fedskew.models import FlatModel
 
 Gradient = Callable[[Tensor], Tensor]
@@ -70,7 +71,6 @@ class LocalStep(Protocol):
         """
 
 
-@runtime_checkable
 class InPlace(Protocol):
     """A local step that can also update the model in place, because it needs one gradient, at its own parameters.
 
@@ -88,3 +88,12 @@ class InPlace(Protocol):
             carried: What `init` returned as `FlatModel.parts`, updated in place; empty where that was None.
             settings: As for `step`.
         """
+
+
+def steps_in_place(step: Any) -> InPlace | None:
+    """Return a local step as one that updates the model in place; None if it can't, or overrides `step` alone.
+
+    Args:
+        step: The local step.
+    """
+    return cast(InPlace, step) if covers(step, "step_in_place", "step") else None

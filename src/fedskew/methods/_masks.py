@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedskew.components import has, needs_label_counts
+from fedskew.components import covers, has, needs_label_counts
 from fedskew.hooks import Hooks
 from fedskew.methods._slots import Method, key_of, name_of_key
 from fedskew.server_updates import reads_sums
@@ -35,7 +35,7 @@ def masks_refused(method: Method) -> str | None:
                 f"{name} says on how many samples of each class a client trains, so that the server could choose whose "
                 f'update is nothing, and the sum would show the others\'; take another {slot}, or updates = "plain"'
             )
-        if slot == "aggregation" and not has(component, "adds_up"):
+        if slot == "aggregation" and not (has(component, "adds_up") and covers(component, "adds_up", "combine")):
             return (
                 f"{name} works on each client's update, and masks hide them; take the "
                 'aggregation mean, or updates = "plain"'
@@ -47,7 +47,7 @@ def masks_refused(method: Method) -> str | None:
             )
         if slot == "server_update" and has(component, "reads_each_update") and not reads_sums(component):
             return f'{name} reads each client\'s update, and masks hide them; take plain, or updates = "plain"'
-        if _reads_replies(component) and not has(component, "adds_up"):
+        if _reads_replies(component) and not _adds_up(component):
             return (
                 f"{name} reads what each client returned by itself (it does not declare adds_up), and masks show only "
                 f'sums; take another {slot}, or updates = "plain"'
@@ -72,7 +72,7 @@ def summed_counts_refused(method: Method, participation: float) -> str | None:
         return f"{name} selects clients by their label counts, and nobody tells these; take uniform"
     weighting = method.weighting
     name = name_of_key(key_of("weighting", weighting))
-    if not isinstance(weighting, BySums):
+    if not isinstance(weighting, BySums) or not covers(weighting, "own_weight", "weigh"):
         return f"{name} weighs by each client's label counts, and nobody tells these; take fedavg, fedla or fedpals"
     if (reason := weighting.why_no_sums()) is not None:
         return f"{name}: {reason}"
@@ -109,6 +109,11 @@ def noise_refused(method: Method) -> str | None:
                 f"noise; take another {slot}"
             )
     return None
+
+
+def _adds_up(component: Any) -> bool:
+    """Return whether a component declares that sums will do for the hooks that it has, not for those of its parent."""
+    return has(component, "adds_up") and all(covers(component, "adds_up", hook) for hook in ("end_round", "next_model"))
 
 
 def _reads_replies(component: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fedskew.models._added import added_to, copied, hooks_of
 from fedskew.models._build import INDEX, build, check_outputs, note
 from fedskew.models._cnn import CNNW2, VGG11, CNNMnist, FedLACifar, LeNet5
 from fedskew.models._cosine import CosineHead, OnPrototypes, OnSimplex, simplex
@@ -47,9 +48,12 @@ __all__ = [
     "ResNet18",
     "ResNet32",
     "ResNet50",
+    "added_to",
     "build",
     "check_outputs",
+    "copied",
     "dropout_keys",
+    "hooks_of",
     "last_layer",
     "note",
     "simplex",

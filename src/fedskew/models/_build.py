@@ -17,6 +17,7 @@ from fedskew.models._dropout import swap_dropout
 from fedskew.models._mobilenetv2 import MobileNetV2
 from fedskew.models._network import Network
 from fedskew.models._resnet import ResNet18, ResNet32, ResNet50
+from fedskew.parameters import plain
 
 INDEX: dict[str, type[Network]] = {
     "logistic": Logistic,
@@ -147,9 +148,11 @@ def note(name: str, options: Mapping[str, Any]) -> str:
 
 def _checked(network: type[Network], name: str, option: str, value: Any) -> Any:
     known = get_type_hints(network.__init__)
+    own = known.keys() - {"num_classes", "in_shape", "return"}
     if option not in known:
-        raise ArgumentError(f"{option}: model {name!r} has no such option{nearest(option, known)}")
+        hint = nearest(option, own) if own else " (it has none)"
+        raise ArgumentError(f"{option}: model {name!r} has no such option{hint}")
     try:
-        return pydantic.TypeAdapter(known[option]).validate_python(value)
+        return pydantic.TypeAdapter(known[option]).validate_python(plain(value), strict=True)
     except pydantic.ValidationError as error:
         raise ArgumentError(f"{option}: {error.errors()[0]['msg']} (got {value!r})") from None

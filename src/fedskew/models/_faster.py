@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, fx, nn
 
 from fedskew.errors import in_one_line
+from fedskew.models._added import has_global_hooks, is_plain
 from fedskew.models._dense import MLP3, FastText, Logistic
-from fedskew.models._graph import UnreadableError, is_plain, read_graph
+from fedskew.models._graph import UnreadableError, read_graph
 from fedskew.models._rewrite import rewrite
 
 SAMPLES = 2
@@ -68,6 +69,8 @@ class Faster(nn.Module):
         Args:
             x: Samples by which the graph is compared with the network where this has not been done, `(batch, ...)`.
         """
+        if has_global_hooks():
+            return Program(None, {"as_written": "PyTorch has a hook of all modules"})
         modes = torch.is_grad_enabled(), *[layer.training for layer in self._layers]
         known = self._programs.get(modes)
         if known is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from fedskew.errors import ArgumentError
+from fedskew.models._added import check_added, parameter_hooks
 from fedskew.models._faster import Faster
 from fedskew.models._wide_linear import Product, gradients, wide_layers
 
@@ -94,7 +96,8 @@ class FlatModel:
 
     Raises:
         ArgumentError: There is no trainable parameter; or a trainable parameter or floating-point buffer is not
-            float32, has no values yet, or is on another device than the rest.
+            float32, has no values yet, or is on another device than the rest; or a parameter has a hook for accumulated
+            gradients.
     """
 
     def __init__(self, module: nn.Module, *, channels_last: bool = True, buffers: bool = True) -> None:
@@ -105,6 +108,7 @@ class FlatModel:
         held = {name: b for name, b in module.named_buffers() if name in state}
         floating = {name: b for name, b in held.items() if b.is_floating_point() or b.is_complex()}
         _check({**parameters, **floating})
+        check_added(module)
         self.module = module
         self.network = Faster(module)
         self._options: dict[str, Any] = {"channels_last": channels_last, "buffers": buffers}
@@ -125,8 +129,14 @@ class FlatModel:
         self._addresses = [place.addresses() for place in self._places]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the module and the options of the layout."""
-        return partial(FlatModel, **self._options), (self.module,)
+        """Pickle the module, the options of the layout, and the hooks of parameters, which PyTorch leaves out."""
+        return partial(FlatModel, **self._options), (self.module,), [parameter_hooks(own) for own in self._parameters]
+
+    def __setstate__(self, hooks: list[list[Any]]) -> None:
+        """Register the hooks of the parameters."""
+        for parameter, own in zip(self._parameters, hooks, strict=True):
+            for hook in own:
+                parameter.register_hook(hook)  # type: ignore[no-untyped-call]
 
     def read(self) -> Tensor:
         """Return a copy of `vector`; raise ArgumentError if the module is detached from it."""
@@ -281,6 +291,28 @@ class FlatModel:
         return {part.name: part.of(buffers) for part in self._buffer_slices} | {
             part.name: part.of(integers) for part in whole
         }
+
+    def constant_bytes(self, samples: Tensor) -> int:
+        """Return the bytes of those buffers of the state that a pass in training mode leaves as they are.
+
+        Such as a table of positions: every client has it with the network, so it need not travel.
+
+        Args:
+            samples: Some samples, `(batch, ...)`.
+        """
+        held = {part.name: 4 * part.shape.numel() for part in self._buffer_slices}
+        held |= {name: 8 * buffer.numel() for name, buffer in self.integer_buffers.items()}
+        if not held:
+            return 0
+        try:
+            tried = copy.deepcopy(self.module).train()
+            before = {name: buffer.clone() for name, buffer in tried.named_buffers() if name in held}
+            with torch.no_grad():
+                tried(samples)
+        except Exception:  # what can't be tried may change
+            return 0
+        after = dict(tried.named_buffers())
+        return sum(held[name] for name, buffer in before.items() if torch.equal(buffer, after[name]))
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return a contiguous copy of the module's state dict, with frozen parameters and integer buffers."""

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, fx, nn
 
+from fedskew.models._added import layer_hooks
 from fedskew.models._dropout import Dropout, count_anew
 
 
@@ -76,11 +77,6 @@ def read_graph(module: nn.Module) -> fx.GraphModule:
     return program
 
 
-def is_plain(layer: nn.Module) -> bool:
-    """Return whether a layer is only what its class says: without hooks, and without a `forward` of its own."""
-    return not _hooks(layer) and "forward" not in vars(layer)
-
-
 class _Reader(fx.Tracer):
     """A tracer that takes buffers for tensors of the graph, and our dropout for a layer.
 
@@ -102,7 +98,7 @@ class _Reader(fx.Tracer):
     def call_module(self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = self.path_of_module(m)
         if not self.is_leaf_module(m, name):
-            hooks = _hooks(m)
+            hooks = layer_hooks(m)
             if hooks == [count_anew] and name not in self.counting:
                 self.counting.append(name)
             elif hooks:
@@ -123,11 +119,6 @@ class _CountAnew:
 
     def __call__(self, program: nn.Module, inputs: tuple[Any, ...]) -> None:
         count_anew(self._module, inputs)
-
-
-def _hooks(layer: nn.Module) -> list[Any]:
-    kinds = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)
-    return [hook for hooks in kinds for hook in hooks.values()]
 
 
 def _modes() -> tuple[bool, ...]:

@@ -17,7 +17,7 @@ import torch
 from torch import fx, nn
 from torch.nn import functional
 
-from fedskew.models._graph import is_plain
+from fedskew.models._added import is_plain
 from fedskew.models.conv_pool import ConvPoolReLU, is_poolable
 
 _POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)

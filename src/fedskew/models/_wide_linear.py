@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fedskew.models._graph import is_plain
+from fedskew.models._added import is_plain
 
 WIDE = 2**20
 """Weights from which on a layer is wide: 4 MB, more than a core's own caches hold."""

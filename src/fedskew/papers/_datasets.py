@@ -20,6 +20,7 @@ class DatasetFacts:
         train: Number of training samples, for the same.
         test: Number of test samples, for the same.
         classes: Number of classes.
+        tokens: Whether samples are texts, as token ids.
     """
 
     title: str
@@ -28,6 +29,7 @@ class DatasetFacts:
     train: int
     test: int
     classes: int
+    tokens: bool = False
 
 
 _MNIST = ("MNIST/raw/train-images-idx3-ubyte*", "MNIST/raw/t10k-images-idx3-ubyte*")
@@ -90,13 +92,15 @@ DATASETS: dict[str, DatasetFacts] = {
         7,
     ),
     "iwildcam": DatasetFacts("iWildCam", ("iwildcam_v2.0/metadata.csv",), (3, 448, 448), 129_809, 42_791, 182),
-    "ag_news": DatasetFacts("AG News", ("ag_news_csv/train.csv", _AG_NEWS), (200,), 120_000, 7_600, 4),
+    "ag_news": DatasetFacts("AG News", ("ag_news_csv/train.csv", _AG_NEWS), (200,), 120_000, 7_600, 4, tokens=True),
     "digits": DatasetFacts("digits", (), (1, 8, 8), 1_352, 445, 10),
     "synthetic": DatasetFacts("synthetic (drawn)", (), (2,), 58, 2_000, 3),
 }
 """The data sets by the name that a config gives them."""
 
-_SUBSET = DatasetFacts("AG News subset", ("ag_news_csv/train-subset.csv", _AG_NEWS), (200,), 8_815, 7_600, 4)
+_SUBSET = DatasetFacts(
+    "AG News subset", ("ag_news_csv/train-subset.csv", _AG_NEWS), (200,), 8_815, 7_600, 4, tokens=True
+)
 
 
 def facts_of(table: Mapping[str, Any]) -> DatasetFacts:

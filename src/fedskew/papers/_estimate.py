@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedskew import methods
+from fedskew import components, methods
 from fedskew.data import Dataset
+from fedskew.errors import in_one_line
 from fedskew.experiment import Config, load_dataset, simulate
 from fedskew.papers._datasets import DATASETS, DatasetFacts, facts_of
 from fedskew.papers._recipe import RecipeRow
@@ -40,22 +41,32 @@ def estimate(rows: Iterable[RecipeRow]) -> float:
     return sum(_estimated(row.config(), facts_of(row.tree["data"])) for row in rows)
 
 
-def estimate_run(config: Config) -> float | None:
+def estimate_run(config: Config) -> float | str:
     """Estimate the seconds that a config's seeds take, one after another; see `estimate`.
 
-    Data whose size is not known are loaded for it.
+    Data whose size is not known are loaded for it. What else goes wrong makes the time unknown, and stops no run.
 
     Args:
         config: The config.
 
     Returns:
-        The seconds; 0 where so few steps are taken that measuring them would take as long; None where a GPU trains, as
-        steps are measured on the CPU.
+        The seconds, 0 where so few steps are taken that measuring them would take as long; or why they are not known.
+
+    Raises:
+        FedskewError: The data can't be loaded.
     """
     if torch.cuda.is_available() and config.engine.device != "cpu":
-        return None
+        return "a GPU trains, and steps are measured on the CPU"
     known = config.data.name in DATASETS
     facts = facts_of(config.tree()["data"]) if known else _facts(load_dataset(config, config.seeds[0]))
+    try:
+        return _of_seeds(config, facts)
+    except Exception as error:
+        return f"measuring a few steps failed: {in_one_line(error)}"
+
+
+def _of_seeds(config: Config, facts: DatasetFacts) -> float:
+    """Return the seconds of a config's seeds; 0 where there are few steps."""
     clients, samples = _clients_and_samples(config, facts)
     passes = min(config.training.participation * clients, clients) / clients * samples * config.training.epochs
     steps = passes / config.training.batch_size * config.training.rounds * len(config.seeds)
@@ -67,7 +78,8 @@ def estimate_run(config: Config) -> float | None:
 
 def _facts(dataset: Dataset) -> DatasetFacts:
     train, test = len(dataset.targets), len(dataset.test_targets)
-    return DatasetFacts(dataset.name, (), dataset.in_shape, train, test, dataset.num_classes)
+    tokens = isinstance(dataset.inputs, torch.Tensor) and not dataset.inputs.is_floating_point()
+    return DatasetFacts(dataset.name, (), dataset.in_shape, train, test, dataset.num_classes, tokens)
 
 
 def _clients_and_samples(config: Config, facts: DatasetFacts) -> tuple[int, float]:
@@ -94,6 +106,7 @@ def _estimated(config: Config, facts: DatasetFacts) -> float:
         json.dumps(config.model.parameters, sort_keys=True),
         facts.shape,
         facts.classes,
+        facts.tokens,
         training.batch_size,
         training.augmentation,
         config.engine.threads,
@@ -120,6 +133,7 @@ def _measured(
     options: str,
     shape: tuple[int, ...],
     classes: int,
+    tokens: bool,
     batch_size: int,
     augmentation: str | None,
     threads: int,
@@ -131,9 +145,10 @@ def _measured(
     simulate(
         {
             "data": {
-                "name": "fedskew.papers._estimate:random_samples",
+                "name": components.keep(random_samples, "noise", "estimate"),
                 "shape": list(shape),
                 "classes": classes,
+                "tokens": tokens,
                 "samples": steps * batch,
             },
             "partition": {"rule": "natural"},
@@ -148,17 +163,18 @@ def _measured(
     return step * batch_size / batch, max(after - before - last["seconds"], 0.0) / (steps * batch)
 
 
-def random_samples(shape: list[int], classes: int, samples: int) -> Dataset:
-    """Return noise in the shape of another data set, all at one client; token ids where the shape is one large number.
+def random_samples(shape: list[int], classes: int, tokens: bool, samples: int) -> Dataset:
+    """Return noise in the shape of another data set, all at one client.
 
     Args:
         shape: Shape of a sample.
         classes: Number of classes.
+        tokens: Whether samples are token ids.
         samples: Number of samples.
     """
     rng = np.random.Generator(np.random.Philox(0))
     size = (samples, *shape)
-    if len(shape) == 1 and shape[0] > 2:
+    if tokens:
         inputs = torch.from_numpy(rng.integers(1, 90_000, size))
     else:
         inputs = torch.from_numpy(rng.standard_normal(size, dtype=np.float32))

@@ -47,6 +47,7 @@ from fedskew.errors import ConfigError, FedskewError, nearest
 from fedskew.experiment import Config, put, resolve
 from fedskew.methods import DEFAULTS
 from fedskew.papers._datasets import facts_of
+from fedskew.report import MOMENTS
 from fedskew.tables import flatten
 
 Labels = dict[str, str]
@@ -385,6 +386,8 @@ def _tree(labels: Labels, settings: dict[str, Any], own: dict[str, Any]) -> dict
                 known = [*table.get("values", {}).get(axis, {}), *own_values.get(axis, {})]
                 raise ConfigError(f"axes.{axis}: {label!r} has no entry in [values]{nearest(label, known)}")
         changes += [rule["set"] for rule in table.get("where", []) if _matches(_listed(rule, "set"), labels)]
+    moment = own["measure"].partition(".")[0]  # a run's own tables show what the paper's table does
+    changes = [{"evaluation.summary": kind} for kind, named in MOMENTS.items() if named == moment] + changes
     tree: dict[str, Any] = {}
     for change in changes:
         for key, value in flatten(change).items():

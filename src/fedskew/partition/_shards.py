@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedskew.errors import ArgumentError, PartitionError
-from fedskew.parameters import Count, component
+from fedskew.parameters import Count, Finite, component
 from fedskew.partition._rule import IntArray, check_samples, deal
 
 
@@ -69,8 +69,8 @@ class PairedShards:
     target_client: ClassVar[bool] = False
 
     classes_per_client: Count
-    low: float = 1 / 20
-    high: float = 1 / 2
+    low: Finite = 1 / 20
+    high: Finite = 1 / 2
 
     def __post_init__(self) -> None:
         if not 0 <= self.low < self.high <= 1:

@@ -13,6 +13,7 @@ from fedskew.drawing import Curve, FloatArray
 from fedskew.engine import RoundRecord
 from fedskew.report import _charts
 from fedskew.report._groups import Group, listed, number, seeds_of, together
+from fedskew.report._imbalance import most_frequent
 from fedskew.report._panel import Panel
 from fedskew.report._runs import SeedRun
 
@@ -41,6 +42,7 @@ class CurvePanel:
             jumps from round to round, so that only its level can be read: fewer points show it better.
         most: The highest possible value for a number of classes, drawn as a dashed line.
         most_caption: What this line is.
+        uneven: Whether it is shown only where the test set's classes are uneven (see `most_frequent`).
     """
 
     section: str
@@ -51,9 +53,10 @@ class CurvePanel:
     points: int = 200
     most: Callable[[int], float] | None = None
     most_caption: str = ""
+    uneven: bool = False
 
 
-def _of(name: Literal["accuracy", "target_accuracy", "worst_class"]) -> Value:
+def _of(name: Literal["accuracy", "balanced_accuracy", "target_accuracy", "worst_class"]) -> Value:
     return lambda record: None if record.evaluation is None else getattr(record.evaluation, name)
 
 
@@ -72,6 +75,15 @@ _LOCAL_MODEL = (
 )
 
 CURVES = (
+    CurvePanel(
+        GOOD,
+        "Balanced accuracy on the test set",
+        _of("balanced_accuracy"),
+        "Share of the test samples of a class that the model gets right, mean over the classes: rare ones count as "
+        "much as frequent ones.",
+        unit="%",
+        uneven=True,
+    ),
     CurvePanel(
         GOOD,
         "Accuracy on the test set",
@@ -169,8 +181,9 @@ CURVES = (
 
 def curve_panels(groups: list[Group], section: str) -> Iterator[Panel]:
     """Return the figures of a section's curves, for the runs that recorded them."""
+    is_even = most_frequent(run for group in groups for run in group.seeds) is None
     for panel in CURVES:
-        if panel.section == section:
+        if panel.section == section and not (panel.uneven and is_even):
             yield from _curve(groups, panel)
 
 

@@ -22,12 +22,21 @@ from fedskew.names import visible
 from fedskew.privacy import COVERED
 from fedskew.report import _classes, _clients, _curves
 from fedskew.report._groups import Group, alike, listed, same_data, same_test
+from fedskew.report._imbalance import most_frequent
 from fedskew.report._notes import Note, label_notes
 from fedskew.report._panel import Panel
 from fedskew.report._ranking import Ranking, ranking
-from fedskew.report._runs import SeedRun, averaged_over, with_finished
+from fedskew.report._runs import (
+    MOMENTS,
+    SeedRun,
+    averaged_over,
+    headline_in_words,
+    last_tenth,
+    summary_of,
+    with_finished,
+)
 from fedskew.report._script import plotly_script, shared_script
-from fedskew.report._sites import site_activity, site_rows, undone_rounds
+from fedskew.report._sites import site_activity, site_rows, still_rounds, undone_rounds
 from fedskew.report._target import target_panels
 from fedskew.tables import Spread, flatten
 
@@ -81,6 +90,7 @@ def write_report(
     comparison = len(groups) > 1
     ranked = ranking(groups, axes or {}, accuracy) if comparison else None
     sections = _sections(groups)
+    trivial = most_frequent(run for group in groups for run in group.seeds)
     try:
         library = None if scripts is None else os.path.relpath(shared_script(scripts), path.parent)
     except OSError as error:
@@ -90,12 +100,12 @@ def write_report(
         groups=groups,
         comparison=comparison,
         several_seeds=any(len(group.seeds) > 1 for group in groups),
-        measured=averaged_over(run for group in groups for run in group.seeds),
+        measured=headline_in_words(run for group in groups for run in group.seeds),
         headlines=[_headline(group) for group in groups],
         facts=_facts(groups),
         warnings=[*map(Note, _warnings(groups)), *label_notes(groups)],
         ranked=ranked,
-        notes=notes,
+        notes=[*notes, *([] if trivial is None else [str(trivial)])],
         sections=sections,
         tables=_tables(groups),
         federations=_federations(groups),
@@ -220,7 +230,10 @@ def _grouped(runs: Sequence[SeedRun]) -> list[Group]:
     by_label: dict[str, list[SeedRun]] = {}
     for run in runs:
         if any(run.seed == other.seed for other in by_label.setdefault(run.label, [])):
-            raise ArgumentError(f"runs: {run.label!r} has seed {run.seed} twice; give each configuration its own label")
+            raise ArgumentError(
+                f"runs: {run.label!r} has seed {run.seed} twice; give each configuration its own label (fedskew report "
+                "LABEL=RUN ...)"
+            )
         by_label[run.label].append(run)
     return [
         Group(label, style, sorted(seeds, key=lambda run: run.seed))
@@ -251,11 +264,17 @@ def _last_round(run: SeedRun) -> int:
 
 
 def _headline(group: Group) -> list[tuple[str, str]]:
-    """Return the few numbers that a reader looks for first."""
+    """Return the few numbers that a reader looks for first, of which the first is the largest on the page."""
+    named = [("accuracy", "accuracy"), ("worst class", "worst_class"), ("target mix", "target_accuracy")]
+    if most_frequent(group.seeds) is not None:
+        named = [("balanced accuracy", "balanced_accuracy"), *named]
+    shown = [(name, MOMENTS[summary_of(group.seeds[0])], key) for name, key in named]
+    if any(last_tenth(run) for run in group.seeds):
+        shown += [(f"{name}, last tenth of the rounds", "last_tenth", key) for name, key in (named[0], named[-1])]
     return [
-        (name, _statistic(group, 1, "last10", key, scale=100, unit=" %"))
-        for name, key in (("accuracy", "accuracy"), ("worst class", "worst_class"), ("target mix", "target_accuracy"))
-        if any(_entry(run.summary, "last10", key) is not None for run in group.seeds)
+        (name, _statistic(group, 1, moment, key, scale=100, unit=" %"))
+        for name, moment, key in shown
+        if any(_entry(run.summary, moment, key) is not None for run in group.seeds)
     ]
 
 
@@ -263,9 +282,13 @@ def _tables(groups: list[Group]) -> list[_Table]:
     moments = {
         "final": "Final",
         "last10": averaged_over(run for group in groups for run in group.seeds).capitalize(),
+        "last_tenth": "Mean of the last tenth",
         "best_by_validation": "Best by validation",
         "max": "Max on the test set",
     }
+
+    if not any(last_tenth(run) for group in groups for run in group.seeds):
+        del moments["last_tenth"]
 
     def table(title: str, note: str, columns: dict[str, Callable[[Group], str]]) -> _Table:
         return _Table(
@@ -332,7 +355,7 @@ def _federations(groups: list[Group]) -> list[tuple[str, list[str], list[list[st
             if not sites:
                 continue
             known = [site.accuracy for site in sites if site.accuracy is not None and site.quarantine is None]
-            notes = undone_rounds(run)
+            notes = [*undone_rounds(run), *still_rounds(run)]
             if known:
                 notes.append(
                     f"Median over sites of the accuracy on their own test samples: {100 * np.median(known):.1f} %, "

@@ -7,7 +7,7 @@ whatever the differences. The p-values of a column are corrected for their numbe
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,11 +16,12 @@ from numpy.typing import NDArray
 
 from fedskew.drawing import FloatArray
 from fedskew.report._groups import Group, same_split, same_target
-from fedskew.report._runs import SeedRun, rounds_to
+from fedskew.report._imbalance import most_frequent
+from fedskew.report._runs import SeedRun, headline, last_tenth, rounds_to
 from fedskew.tables import Spread
 
 _MOST_REFERENCES = 60
-_COMPARED = ("target_accuracy", "accuracy", "worst_class")
+_COMPARED = ("target_accuracy", "balanced_accuracy", "accuracy", "worst_class")
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,11 @@ class Measure:
     digits: int
     most: bool
 
+    @property
+    def is_share(self) -> bool:
+        """Whether it is a share of test samples, whose differences are tested."""
+        return self.key in _COMPARED
+
     def means(self) -> list[float | None]:
         """Return the mean of each label over its seeds."""
         return [Spread.of(row[np.isfinite(row)].tolist()).mean for row in self.values]
@@ -170,7 +176,7 @@ class Ranking:
                     "key": measure.key,
                     "name": measure.name,
                     "values": [[number(value) for value in row] for row in measure.values.tolist()],
-                    "share": measure.key in _COMPARED,
+                    "share": measure.is_share or measure.key == "last_tenth",
                 }
                 for measure in self.measures
             ],
@@ -190,6 +196,8 @@ class Ranking:
 def ranking(groups: list[Group], axes: Mapping[str, Mapping[str, str]], accuracy: float | None) -> Ranking:
     """Rank labels by their accuracy on the target mix, or on the test set where there is none.
 
+    Where the test set's classes are uneven (see `most_frequent`), that is balanced accuracy.
+
     Args:
         groups: The labels.
         axes: The value of each label on each axis of a grid, by the label; empty without a grid.
@@ -199,7 +207,7 @@ def ranking(groups: list[Group], axes: Mapping[str, Mapping[str, str]], accuracy
     names = list(next(iter(axes.values()))) if axes else []
     places = {name: [axes[group.label][name] for group in groups] for name in names}
     references = _references(groups, places)
-    first = [key for key in _COMPARED if any(measure.key == key for measure in measures)]
+    first = [measure.key for measure in measures if measure.is_share]
     tests = {
         name: {
             measure.key: paired_differences(measure.values, _reference_values(measure, others, groups))
@@ -226,9 +234,9 @@ def _measures(groups: list[Group], accuracy: float | None) -> list[Measure]:
                 table[row, seeds.index(run.seed)] = np.nan if value is None else value
         return table
 
-    def last(key: str) -> Any:
+    def share(key: str, figures: Callable[[SeedRun], Mapping[str, Any]] = headline) -> Any:
         def figure(run: SeedRun) -> float | None:
-            value = (run.summary.get("last10") or {}).get(key)
+            value = figures(run).get(key)
             return None if value is None else 100 * value
 
         return figure
@@ -236,10 +244,17 @@ def _measures(groups: list[Group], accuracy: float | None) -> list[Measure]:
     def megabytes(run: SeedRun) -> float | None:
         return (run.summary["bytes_up"] + run.summary["bytes_down"]) / 1e6 if run.summary else None
 
+    runs = [run for group in groups for run in group.seeds]
+    targets = any(headline(run).get("target_accuracy") is not None for run in runs)
+    uneven = most_frequent(runs) is not None
+    judged = "target_accuracy" if targets else "balanced_accuracy" if uneven else "accuracy"
+    balanced = [Measure("balanced_accuracy", "Balanced accuracy", values(share("balanced_accuracy")), 1, True)]
     found = [
-        Measure("target_accuracy", "Target mix", values(last("target_accuracy")), 1, True),
-        Measure("accuracy", "Accuracy", values(last("accuracy")), 1, True),
-        Measure("worst_class", "Worst class", values(last("worst_class")), 1, True),
+        Measure("target_accuracy", "Target mix", values(share("target_accuracy")), 1, True),
+        *(balanced if uneven else []),
+        Measure("accuracy", "Accuracy", values(share("accuracy")), 1, True),
+        Measure("worst_class", "Worst class", values(share("worst_class")), 1, True),
+        Measure("last_tenth", "Last tenth", values(share(judged, last_tenth)), 1, True),
         Measure("megabytes", "MB", values(megabytes), 1, False),
         Measure("seconds", "Seconds", values(lambda run: run.summary.get("seconds")), 1, False),
     ]
@@ -247,7 +262,7 @@ def _measures(groups: list[Group], accuracy: float | None) -> list[Measure]:
         rounds = Measure(
             "rounds", f"Rounds to {100 * accuracy:g} %", values(lambda run: rounds_to(run, accuracy)), 1, False
         )
-        found.insert(3, rounds)
+        found.insert(-2, rounds)
     return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 
 LAST = 10
-"""How many rounds at the end the headline figures are a mean of."""
+"""How many rounds at the end `last10` of a summary is a mean of."""
+
+MOMENTS: Mapping[str, str] = {"final": "final", "last 10": "last10", "best on validation": "best_by_validation"}
+"""The entry of a summary that a value of `evaluation.summary` names."""
 
 WORSE = 0.01
 """How much accuracy a finish may cost before that is said."""
@@ -54,7 +57,8 @@ def with_finished(runs: Iterable[SeedRun]) -> list[SeedRun]:
     """Return the runs, and after each whose method has a finish the finished model as a run of its own.
 
     The two are labelled `as_trained` and `after_finish`, and both are judged by one evaluation, of the last round's
-    model: beside a mean over rounds the finish would seem to do what the last rounds did.
+    model: beside a mean over rounds the finish would seem to do what the last rounds did. Bytes and seconds of the
+    second include the finish's.
 
     Args:
         runs: The runs.
@@ -65,8 +69,8 @@ def with_finished(runs: Iterable[SeedRun]) -> list[SeedRun]:
         if said.get("evaluation") is None and "failed" not in said:
             found.append(run)
             continue
-        last = {**run.summary["final"], "evaluations": 1}
-        found.append(replace(run, label=as_trained(run.label), summary=run.summary | {"last10": last}))
+        run = as_summarised(run, "final")
+        found.append(replace(run, label=as_trained(run.label)))
         if "failed" not in said:
             found.append(_finished(run, said["evaluation"]))
     return found
@@ -116,30 +120,86 @@ def _finished(run: SeedRun, values: dict[str, Any]) -> SeedRun:
 
     rounds = [replace(record, evaluation=None, validation=None) for record in run.rounds]
     evaluation = Evaluation.from_dict(values)
-    rounds[-1] = replace(rounds[-1], evaluation=evaluation)
     figures = {name: getattr(evaluation, name) for name in run.summary["final"]}
+    finish = run.summary["finished"]
+    costs = {key: finish.get(key, 0) for key in ("bytes_up", "bytes_down", "seconds")}
+    last = {key: getattr(rounds[-1], key) + cost for key, cost in costs.items()}
+    rounds[-1] = replace(rounds[-1], evaluation=evaluation, **last)
     return replace(
         run,
-        label=after_finish(run.label, run.summary["finished"]["name"]),
+        label=after_finish(run.label, finish["name"]),
         rounds=rounds,
         summary=run.summary
+        | {key: run.summary[key] + cost for key, cost in costs.items()}
         | {
             "final": figures,
             "last10": {**figures, "evaluations": 1},
+            "last_tenth": None,
             "best_by_validation": None,
             "max": figures,
-            "seconds": run.summary["seconds"] + run.summary["finished"]["seconds"],
         },
     )
 
 
-def last_evaluated(rounds: Sequence[RoundRecord]) -> list[RoundRecord]:
-    """Return the evaluated records of the last rounds: at most 10, never the untrained model's.
+def as_summarised(run: SeedRun, summary: str) -> SeedRun:
+    """Return a run whose headline figures are others.
+
+    Args:
+        run: The run.
+        summary: A value of `evaluation.summary`.
+    """
+    return replace(run, config=run.config | {"evaluation": {**run.config.get("evaluation", {}), "summary": summary}})
+
+
+def headline(run: SeedRun) -> Mapping[str, Any]:
+    """Return the figures that stand for a run, as its config's `evaluation.summary` says; empty where there are none.
+
+    Args:
+        run: The run.
+    """
+    return run.summary.get(MOMENTS[summary_of(run)]) or {}
+
+
+def last_tenth(run: SeedRun) -> Mapping[str, Any]:
+    """Return the means over the last tenth of the rounds; empty where these have a single evaluation, or none.
+
+    Args:
+        run: The run.
+    """
+    found = run.summary.get("last_tenth") or {}
+    return found if found.get("evaluations", 0) > 1 else {}
+
+
+def headline_in_words(runs: Iterable[SeedRun]) -> str:
+    """Say in words what the headline figures of some runs are of, such as "the final model".
+
+    Args:
+        runs: The runs.
+    """
+    by_kind: dict[str, list[SeedRun]] = {}
+    for run in runs:
+        by_kind.setdefault(summary_of(run), []).append(run)
+    said = {
+        "final": "the final model",
+        "last 10": averaged_over(by_kind.get("last 10", [])),
+        "best on validation": "the model that is best on validation",
+    }
+    return " or ".join(said[kind] for kind in by_kind)
+
+
+def summary_of(run: SeedRun) -> str:
+    """Return what stands for a run: its config's `evaluation.summary`."""
+    return str(run.config.get("evaluation", {}).get("summary", "final"))
+
+
+def last_evaluated(rounds: Sequence[RoundRecord], last: int = LAST) -> list[RoundRecord]:
+    """Return the evaluated records of the last rounds, never the untrained model's.
 
     Args:
         rounds: All records of a run.
+        last: How many rounds these are.
     """
-    return [record for record in rounds if record.evaluation is not None and record.round > _first(rounds)]
+    return [record for record in rounds if record.evaluation is not None and record.round > _first(rounds, last)]
 
 
 def averaged_over(runs: Iterable[SeedRun]) -> str:
@@ -161,9 +221,9 @@ def averaged_over(runs: Iterable[SeedRun]) -> str:
     return f"mean of {_from_to(evaluations)} evaluations in the last {which}"
 
 
-def _first(rounds: Sequence[RoundRecord]) -> int:
+def _first(rounds: Sequence[RoundRecord], last: int = LAST) -> int:
     """Return the round before the last ones."""
-    return max(rounds[-1].round - LAST, 0) if rounds else 0
+    return max(rounds[-1].round - last, 0) if rounds else 0
 
 
 def _from_to(numbers: Sequence[int]) -> str:

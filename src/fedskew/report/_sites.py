@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fedskew.report._groups import listed
 from fedskew.report._runs import SeedRun
+
+if TYPE_CHECKING:
+    from fedskew.engine import RoundRecord
 
 
 class Trouble(NamedTuple):
@@ -40,7 +44,7 @@ class SiteActivity:
         silent: Rounds in which it did not reply in time.
         skipped: Rounds in which it was not asked, as it did not answer before.
         left_out: Rounds in which it was not asked, as a round that it took part in was undone.
-        out_of_line: Rounds in which its update was out of line.
+        out_of_line: Rounds in which its update was out of line, or contrary to those of sites with its labels.
         last_counted: The last round in which its update moved the model, and when that ended.
         quarantine: The undone round for which it is left out at present; None if it takes part.
         accuracy: The last model's accuracy on its own test samples, as it said.
@@ -98,6 +102,9 @@ def site_activity(run: SeedRun) -> list[SiteActivity]:
             for name in notes.get(kind, ()):
                 if name in sites:
                     setattr(sites[name], kind, getattr(sites[name], kind) + 1)
+        for name in notes.get("contrary", ()):
+            if name in sites:
+                sites[name].out_of_line += 1
         for name, said in notes.get("evaluations", {}).items():
             if name in sites:
                 sites[name].accuracy, sites[name].test_samples = said["accuracy"], said["samples"]
@@ -113,21 +120,23 @@ def site_rows(sites: Sequence[SiteActivity]) -> tuple[list[str], list[list[str]]
     Args:
         sites: What each site did.
     """
-    headings = ["site", "asked", "counted", "refused", "failed", "offline", "silent", "skipped", "out of line"]
-    headings += ["left out", "last counted (UTC)", "own test accuracy", "test samples"]
+    headings = ["site", "counted", "not counted", "last counted (UTC)", "own test accuracy"]
     rows = []
     for site in sites:
-        numbers = (site.asked, site.counted, site.refused, site.failed, site.offline, site.silent, site.skipped)
-        out = f"{site.left_out} rounds" if site.left_out else "0"
+        kinds = ("refused", "failed", "offline", "silent", "skipped", "left_out")
+        problems = [f"{number} {kind.replace('_', ' ')}" for kind in kinds if (number := getattr(site, kind))]
+        if site.quarantine is not None:
+            problems = [*(one for one in problems if "left out" not in one), f"left out since round {site.quarantine}"]
+        if site.out_of_line:
+            problems.append(f"{site.out_of_line} out of line")
         round, when = site.last_counted or (0, "")
         rows.append(
             [
                 site.name,
-                *map(str, (*numbers, site.out_of_line)),
-                out if site.quarantine is None else f"since round {site.quarantine}",
-                f"round {round}, {when.removesuffix('+00:00')}" if round else "never",
-                "\u2013" if site.accuracy is None else f"{100 * site.accuracy:.1f} %",
-                "\u2013" if site.test_samples is None else str(site.test_samples),
+                f"{site.counted} of {site.asked}",
+                ", ".join(problems) or "\u2013",
+                f"round {round}, {when[:16].replace('T', ' ')}" if round else "never",
+                "\u2013" if site.accuracy is None else f"{100 * site.accuracy:.1f} % of {site.test_samples}",
             ]
         )
     return headings, rows
@@ -152,6 +161,45 @@ def undone_rounds(run: SeedRun) -> list[str]:
     return lines
 
 
+def stands_still(record: RoundRecord) -> bool:
+    """Return whether a round of real sites left the model as it was, other than by being undone.
+
+    Args:
+        record: The round.
+    """
+    notes = record.deployment
+    return record.round > 0 and notes is not None and "undone" not in notes and not record.answered
+
+
+def why_still(record: RoundRecord) -> str:
+    """Say why a round left the model as it was, and what is the matter with each site.
+
+    Args:
+        record: The round.
+    """
+    notes = record.deployment or {}
+    said = dict.fromkeys(notes.get("skipped", ()), "skipped, as it did not answer before")
+    said |= dict.fromkeys(notes.get("left_out", ()), "left out") | dict(_troubles(notes))
+    sites = ", ".join(f"{name} ({what})" for name, what in sorted(said.items()))
+    return "; ".join(filter(None, (record.unmoved, sites))) or "no update counted"
+
+
+def still_rounds(run: SeedRun) -> list[str]:
+    """Return a line for the rounds that left the model as it was, one for all with the same reason.
+
+    Args:
+        run: The run.
+    """
+    rounds: dict[str, list[int]] = {}
+    for record in run.rounds:
+        if stands_still(record):
+            rounds.setdefault(why_still(record), []).append(record.round)
+    return [
+        f"Round{'' if len(found) == 1 else 's'} {listed(found)} left the model as it was: {why}"
+        for why, found in rounds.items()
+    ]
+
+
 def _troubles(notes: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Return what went wrong in a round, by site; the gravest of a site last."""
     for kind, said in (("offline", "not connected"), ("silent", "no reply in time")):
@@ -161,6 +209,8 @@ def _troubles(notes: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield name, f"no evaluation: {reason}"
     for name, times in notes.get("out_of_line", {}).items():
         yield name, f"out of line: {times:.3g} times as large as is likely"
+    for name, mean in notes.get("contrary", {}).items():
+        yield name, f"out of line: goes against the updates of sites with its labels ({mean:.2f})"
     for kind in ("failed", "refused"):
         for name, reason in notes.get(kind, {}).items():
             yield name, f"{kind}: {reason}"

@@ -101,7 +101,9 @@ class FedEntOpt:
         if capacity + size > clients:
             raise ArgumentError(
                 f"buffer: {self.buffer:g} keeps {capacity} of {clients} clients out, which leaves fewer than the "
-                f"cohort of {size}; the largest that works is {(clients - size) / clients:.12g}"
+                f"cohort of {size}; the largest that works is {(clients - size) / clients:.12g}; or let at most "
+                f"{clients - capacity} clients take part in a round, training.participation = "
+                f"{(clients - capacity) / clients:.12g}"
             )
         if self.candidates is not None and self.candidates < size:
             raise ArgumentError(f"candidates: {self.candidates} are fewer than the cohort of {size}")

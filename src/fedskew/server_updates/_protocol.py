@@ -9,6 +9,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from fedskew.components import covers
 from fedskew.errors import ArgumentError
 
 FloatArray = NDArray[np.float64]
@@ -80,12 +81,12 @@ class SummedUpdate(Protocol):
 
 
 def reads_sums(update: Any) -> bool:
-    """Return whether a server update, or its class, has the functions of `SummedUpdate`.
+    """Return whether a server update, or its class, has the functions of `SummedUpdate`, for its own `update`.
 
     Args:
         update: The server update, or its class.
     """
-    return all(callable(getattr(update, name, None)) for name in ("share", "update_from_sums"))
+    return all(covers(update, name, "update") for name in ("share", "update_from_sums"))
 
 
 def weighted_sum(updates: Tensor, weights: FloatArray) -> Tensor:

@@ -10,8 +10,8 @@ exact.
     site    i:  Memory.answer(context, arrived) -> Opening, once
     server   :  unmask(those Masked, their Openings, context) -> the sum over `arrived`
 
-A member that does not arrive, or does not open its own mask, costs an attempt: the server asks the others anew
-(`attempt + 1`) without it. What was sent stays hidden by the masks that nobody opened.
+A member that does not arrive costs an attempt: the server asks the others anew (`attempt + 1`) without it. One that
+does not open its own mask costs the sum: what was sent stays hidden by the mask that nobody opened.
 
 The functions `answer` and `unmask` also open a sum without members that did not arrive: the others reveal the masks
 that they share with them. This is safe only if sites make sure, without trusting the server, that all were told the

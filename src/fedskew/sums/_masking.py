@@ -7,7 +7,7 @@ integers,
 
 The sum over U, the members that arrived, is the sum over U of y_i, minus PRG(b_i) for all i in U, minus the PRG(s_ij)
 with j outside of U. (Bonawitz et al., CCS 2017, without secret sharing: a member that arrives and does not open costs
-a new attempt.)
+the sum.)
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ def unmask(masked: Mapping[str, Masked], openings: Mapping[str, Opening], contex
         arrays by name.
 
     Raises:
-        SumsError: A site has not answered (ask anew without it), its answer is not what it committed to or is about
+        SumsError: A site has not answered, its answer is not what it committed to or is about
             other members, two sites' masks do not cancel, or the sites' arrays differ in names, types or shapes.
         ArgumentError: There is nothing to sum, or a site is no member.
     """
@@ -229,7 +229,7 @@ def unmask(masked: Mapping[str, Masked], openings: Mapping[str, Opening], contex
     if strangers := sorted(set(there) - set(context.members)):
         raise ArgumentError(f"{what}: {', '.join(strangers)}: not asked for values")
     if silent := sorted(set(there) - set(openings)):
-        raise SumsError(f"{what}: {', '.join(silent)} did not open its mask, so nothing opens; ask again without it")
+        raise SumsError(f"{what}: {', '.join(silent)} did not open its mask, so nothing opens")
     for one, other in disagreements(masked, context):
         raise SumsError(
             f"{what}: the masks of {one} and {other} do not cancel: they have other keys, or were told other members"
@@ -245,7 +245,7 @@ def unmask(masked: Mapping[str, Masked], openings: Mapping[str, Opening], contex
 
 
 def check_opening_of(site: str, masked: Mapping[str, Masked], opening: Opening, context: SumContext) -> None:
-    """Check one site's opening: without a site whose opening is false, another attempt can be made.
+    """Check one site's opening.
 
     Args:
         site: The site.

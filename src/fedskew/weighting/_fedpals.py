@@ -31,7 +31,14 @@ from fedskew.errors import ArgumentError
 from fedskew.labels import CountsLike, as_counts, as_sizes, as_target, effective_sample_size
 from fedskew.mixing import Programme, Solution
 from fedskew.parameters import Share, component
-from fedskew.weighting._from_sums import LEAST_CLIENTS, Question, fedpals_answer, fedpals_from_sums, fedpals_weight
+from fedskew.weighting._from_sums import (
+    LEAST_CLIENTS,
+    MOST_QUESTIONS,
+    Question,
+    fedpals_answer,
+    fedpals_from_sums,
+    fedpals_weight,
+)
 from fedskew.weighting._protocol import Answered, Facts, FloatArray
 
 SMALLEST, LARGEST, SPREAD, MET = 1e-15, 1e18, 1e-9, 1e-13
@@ -137,7 +144,7 @@ class FedPALS:
     needs_target: ClassVar[bool] = True
     paper: ClassVar[str] = "Listo Zec et al., arXiv 2411.03799"
     needs_label_counts: ClassVar[bool] = True
-    most_questions: ClassVar[int] = 200
+    most_questions: ClassVar[int] = MOST_QUESTIONS
     least_clients: ClassVar[int] = LEAST_CLIENTS
     reveals: ClassVar[str | None] = (
         "its sums tell a server that only computes the exact label counts of a site that alone holds a class, or alone "
@@ -171,7 +178,7 @@ class FedPALS:
     def announce(
         self, ask: Callable[[Facts], FloatArray], target: FloatArray | None, clients: int
     ) -> dict[str, FloatArray]:
-        """Solve the programme of all clients, in 5 to 40 questions; see `BySums.announce`."""
+        """Solve the programme of all clients, in 2 to `MOST_QUESTIONS` questions; see `BySums.announce`."""
         if target is None:
             raise ArgumentError("target: FedPALS weighs clients towards a target label mix, and none is given")
 

@@ -8,9 +8,12 @@ W_i / sum W. Where the classes are balanced overall and all S_c are alike, W_i i
     a_i = (p_i / kappa) max(0, S~_i . z),      z = argmax  (T, 1) . z - ||u||^2 / 2 - v / 2,      z = (u, m)
     v   = sum_i a_i S~_i . z,                  gradient (T, 1) - (u, 0) - sum_i a_i S~_i
 
-so an exchange of classes + 2 sums (of a_i S~_i and of a_i S~_i . z) gives value and gradient. The first exchange is of
-N and of the second moments sum_i n_i S~_i S~_i', whose ridge solution is where BFGS starts, in the coordinates in which
-that problem is round.
+so an exchange of classes + 1 sums, of a_i S~_i, gives the gradient. The first exchange is of N and of the second
+moments sum_i n_i S~_i S~_i'. With those of the clients whose weight is above 0, M, the solution is that of (I0 + M /
+strength) z = (T, 1), where I0 is the identity but for the last 0. M is corrected after each exchange by what it should
+have predicted (SR1, exact where one client comes or goes), while kappa falls from where nearly all clients have weight.
+As kappa falls S~_i . z gets as small, a difference of numbers that don't: z is therefore told in two parts, the second
+far below the first.
 
 FedPALS's sums do not hide everybody, however many clients there are, and real sites take part in them with noisy counts
 alone (`reveals`). The moments have a row for each class, sum_i n_ic S~_i: of a class that one client alone holds it is
@@ -25,6 +28,7 @@ and never over a cohort, and is refused for fewer than ten; weights of a cohort 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import ClassVar, NamedTuple
 
@@ -38,25 +42,38 @@ from fedskew.weighting._protocol import Facts, FloatArray
 LEAST_CLIENTS = 10
 """Fewest clients whose sums are asked for."""
 
+MOST_QUESTIONS = 200
+"""Most questions of FedPALS, after which it takes the weights that it has."""
+
+EASY, FAR, NEAR = 0.1, 100.0, 2.0
+"""The kappa to begin with, and by what it is divided where no client came or went, and where one did."""
+
+ROUGH, NOISE = 1e-2, 1e-9
+"""The error of the weights before the last kappa, and what is too small to correct moments by."""
+
 
 class Question(NamedTuple):
     """A question to all clients, whose answers (`fedpals_answer`) the server gets as one sum.
 
     Attributes:
         direction: z, shape `(classes + 1,)`; None in the first exchange.
+        rest: What rounding takes from the direction, same shape.
         kappa: The strength divided by the number of samples of all; 0 in the first exchange.
         samples: The number of samples of all, N; 0 in the first exchange.
     """
 
     direction: FloatArray | None = None
+    rest: FloatArray | None = None
     kappa: float = 0.0
     samples: float = 0.0
 
     def facts(self) -> dict[str, FloatArray]:
         """Return a later question as named numbers."""
         assert self.direction is not None, "the first question says nothing"
+        assert self.rest is not None, "of the direction"
         return {
             "direction": self.direction,
+            "rest": self.rest,
             "kappa": np.array([self.kappa]),
             "samples": np.array([self.samples]),
         }
@@ -70,7 +87,7 @@ class Question(NamedTuple):
         """
         if not facts:
             return cls()
-        return cls(facts["direction"], float(facts["kappa"][0]), float(facts["samples"][0]))
+        return cls(facts["direction"], facts["rest"], float(facts["kappa"][0]), float(facts["samples"][0]))
 
 
 class FromSums(NamedTuple):
@@ -143,8 +160,8 @@ def fedpals_answer(counts: ArrayLike, question: Question) -> FloatArray:
         question: What the server asked.
 
     Returns:
-        n S~ S~', shape `(classes + 1, classes + 1)`, to the first question; else a S~ and a S~ . z, shape `(classes +
-        2,)`. Zeros without samples.
+        n S~ S~', shape `(classes + 1, classes + 1)`, to the first question; else a S~, shape `(classes + 1,)`. Zeros
+        without samples.
 
     Raises:
         ArgumentError: Wrong shapes or values.
@@ -154,8 +171,7 @@ def fedpals_answer(counts: ArrayLike, question: Question) -> FloatArray:
     if question.direction is None:
         moments: FloatArray = own.sum() * np.outer(mix, mix)
         return moments
-    weight = fedpals_weight(own, question)
-    return weight * np.append(mix, mix @ question.direction)
+    return fedpals_weight(own, question) * mix
 
 
 def fedpals_weight(counts: ArrayLike, question: Question) -> float:
@@ -172,9 +188,15 @@ def fedpals_weight(counts: ArrayLike, question: Question) -> float:
         ArgumentError: Wrong shapes or values.
     """
     own = _counts(counts, "counts")
-    if question.direction is None or question.direction.shape != (own.size + 1,):
-        raise ArgumentError(f"question: expected a direction of shape ({own.size + 1},)")
-    return float(own.sum() / (question.samples * question.kappa) * max(0.0, _mix(own) @ question.direction))
+    direction, rest = question.direction, question.rest
+    if direction is None or rest is None or not direction.shape == rest.shape == (own.size + 1,):
+        raise ArgumentError(f"question: expected a direction and its rest of shape ({own.size + 1},)")
+    amounts = np.append(own, own.sum())
+    product = amounts * direction
+    (high, low), (of_high, of_low) = _halves(amounts), _halves(direction)
+    lost = ((high * of_high - product) + high * of_low + low * of_high) + low * of_low  # by rounding (Dekker)
+    along = math.fsum([*product, *lost, *(amounts * rest)])
+    return max(0.0, along) / (question.samples * question.kappa)
 
 
 def fedpals_from_sums(
@@ -182,7 +204,7 @@ def fedpals_from_sums(
     target: ArrayLike,
     strength: float,
     clients: int,
-    tolerance: float = 1e-8,
+    tolerance: float = 1e-7,
 ) -> FromSums:
     """Solve FedPALS's programme from sums over clients.
 
@@ -191,7 +213,7 @@ def fedpals_from_sums(
         target: Label mix, shape `(classes,)`; normalised here.
         strength: The paper's lambda, in samples, above 0.
         clients: Number of clients that the sums are over.
-        tolerance: The gradient's largest component to stop at, in the problem's own scale.
+        tolerance: The error of the weights to stop at, as the sum of their differences.
 
     Returns:
         The solution.
@@ -200,8 +222,6 @@ def fedpals_from_sums(
         ArgumentError: There are fewer than ten clients, the strength is not above 0 and finite, no client holds a
             sample, or the target is not valid.
     """
-    from scipy.optimize import minimize
-
     _check_enough(clients, LEAST_CLIENTS)
     if not 0 < strength < np.inf:
         raise ArgumentError(
@@ -211,23 +231,70 @@ def fedpals_from_sums(
     classes, samples = len(moments) - 1, float(moments[-1, -1])
     if not samples > 0:
         raise ArgumentError("counts: no client holds a sample")
-    kappa, exchanges = strength / samples, 1
-    aim = np.append(as_target(target, classes), 1.0)
-    held = np.append(np.ones(classes), 0.0)
-    factor = np.linalg.cholesky(np.diag(held) + moments / strength + 1e-12 * np.eye(classes + 1))
+    aim, held = np.append(as_target(target, classes), 1.0), np.append(np.ones(classes), 0.0)
+    last, moments, exchanges = strength / samples, moments / samples, 1
+    kappa = max(last, EASY)
+    direction, rest = _newton(np.diag(held) + moments / kappa, aim), np.zeros(classes + 1)
 
-    def missing(scaled: FloatArray) -> tuple[float, FloatArray]:
-        nonlocal exchanges
+    before = np.zeros(classes + 1), np.zeros(classes + 1)
+
+    def gradient() -> FloatArray:
+        """Ask, and correct the moments of the clients that have weight: by this answer, and by what changed."""
+        nonlocal before, exchanges, moments
         exchanges += 1
-        direction = np.linalg.solve(factor.T, scaled)
-        answer = ask(Question(direction, kappa, samples))
-        value = (held * direction) @ direction / 2 + answer[-1] / 2 - aim @ direction
-        gradient = held * direction + answer[:-1] - aim
-        return float(value), np.linalg.solve(factor, gradient)
+        answer = ask(Question(direction, rest, kappa, samples))
+        now = direction + rest, kappa * answer
+        for along, told in (now, (now[0] - before[0], now[1] - before[1])):
+            missing = told - moments @ along
+            if abs(missing @ along) > NOISE * np.linalg.norm(missing) * np.linalg.norm(along):
+                moments = moments + np.outer(missing, missing) / (missing @ along)
+        before = now
+        found: FloatArray = (held * direction - aim + answer) + held * rest
+        return found
 
-    start = np.linalg.solve(factor, aim)
-    found = minimize(missing, start, jac=True, method="BFGS", options={"gtol": tolerance, "maxiter": 200})
-    return FromSums(Question(np.linalg.solve(factor.T, found.x), kappa, samples), exchanges)
+    def move(step: FloatArray) -> None:
+        nonlocal direction, rest
+        moved = direction + step
+        lost = (direction - (moved - (moved - direction))) + (step - (moved - direction)) + rest
+        direction = moved + lost
+        rest = lost - (direction - moved)
+
+    while True:
+        now, calm = gradient(), True
+        while exchanges < MOST_QUESTIONS:
+            step = _newton(np.diag(held) + moments / kappa, -now)
+            fall = -float(now @ step)
+            if fall <= (tolerance if kappa == last else ROUGH) ** 2 * kappa:
+                break
+            move(step)
+            now, calm, taken = gradient(), False, 1.0
+            while now @ step > 0.9 * fall and exchanges < MOST_QUESTIONS:  # too far: back to where the slope is 0
+                shorter = taken * fall / (fall + float(now @ step))
+                move((shorter - taken) * step)
+                now, taken = gradient(), shorter
+        if kappa == last or exchanges >= MOST_QUESTIONS:
+            return FromSums(Question(direction, rest, last, samples), exchanges)
+        kappa = max(last, kappa / (FAR if calm else NEAR))
+        move(
+            _newton(
+                np.diag(held) + moments / kappa, aim - held * (direction + rest) - moments @ (direction + rest) / kappa
+            )
+        )
+
+
+def _newton(curvature: FloatArray, slope: FloatArray) -> FloatArray:
+    """Solve with a symmetric matrix, as if none of its eigenvalues were below 0, or nearly 0."""
+    values, vectors = np.linalg.eigh(curvature)
+    values = np.maximum(np.abs(values), 1e-14 * np.abs(values).max())
+    found: FloatArray = vectors @ ((vectors.T @ slope) / values)
+    return found
+
+
+def _halves(values: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Split numbers into two of 26 bits each, whose products are exact (Veltkamp)."""
+    high = values * (2.0**27 + 1)
+    high = high - (high - values)
+    return high, values - high
 
 
 def _check_enough(clients: int, least: int) -> None:

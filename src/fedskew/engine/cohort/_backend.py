@@ -23,7 +23,7 @@ from fedskew.engine.cohort._stack import StackedClient, StackTrainer
 from fedskew.engine.cohort._step import Networks, Step
 from fedskew.engine.cohort.capture import CapturedTrainer
 from fedskew.errors import BackendWarning, ComponentError, RunError
-from fedskew.models import FlatModel
+from fedskew.models import FlatModel, added_to
 
 
 @dataclass
@@ -55,6 +55,12 @@ class CohortBackend(Backend):
     def __post_init__(self) -> None:
         self.not_mapped: str | None = None
         self.sequential = SequentialBackend(self.model, self.work, self.observe)
+        if (added := added_to(self.model.module)) is not None:
+            _train_alone([self], f"{added}, which can't be mapped over clients")
+
+    @cached_property
+    def trainer(self) -> StackTrainer:
+        """What trains a stack of clients."""
         reads, batch_statistics = self.work.objective.reads, self.work.training.teacher_train_mode
         networks = Networks(
             train=MappedNetwork(self.model, train=True),
@@ -62,7 +68,7 @@ class CohortBackend(Backend):
             previous=MappedNetwork(self.model, False) if "previous" in reads else None,
         )
         step = Step(networks, self.work)
-        self.trainer = CapturedTrainer(step) if self.capture else StackTrainer(step)
+        return CapturedTrainer(step) if self.capture else StackTrainer(step)
 
     def train(self, round: int, cohort: Sequence[Assignment], sent: Sent) -> list[Update]:
         """See `Backend.train`."""
@@ -153,14 +159,16 @@ def _train_group(requests: Sequence[CohortRequest]) -> list[list[Update]]:
             why = _why_not_mapped(error)
             if why is None:
                 raise
-        for request in requests:
-            request.backend.not_mapped = why
-        warnings.warn(
-            f"engine.backend: clients are trained one after another, not as one cohort: {why}",
-            BackendWarning,
-            stacklevel=2,
-        )
+        _train_alone([request.backend for request in requests], why)
     return [request.backend.sequential.train(request.round, request.cohort, request.sent) for request in requests]
+
+
+def _train_alone(backends: Sequence[CohortBackend], why: str) -> None:
+    """Let backends train one client after another from now on, and say why."""
+    for backend in backends:
+        backend.not_mapped = why
+    said = f"engine.backend: clients are trained one after another, not as one cohort: {why}"
+    warnings.warn(said, BackendWarning, stacklevel=3)
 
 
 def _why_not_mapped(error: RunError) -> str | None:

@@ -6,6 +6,7 @@ const numbers = page.groups.map((_, at) => at);
 const state = {
   shown: new Set(page.shown), // runs that are switched on
   matching: new Set(numbers), // runs that the filters leave
+  printed: false,
   smoothing: 0,
   along: "round",
   measure: ranking?.measures[0]?.key,
@@ -25,6 +26,7 @@ const escaped = (name) => name.replace(/&/g, "&amp;").replace(/</g, "&lt;").repl
 const DASHES = ["solid", "dash", "dot", "dashdot"];
 const NARROW = 480; // pixels of a figure
 const LONG = 12; // letters of a name, there
+const PAPER = 600; // pixels of a figure in print: A4 and Letter have room for it
 const SYMBOLS = ["circle", "square", "diamond", "triangle-up", "triangle-down", "cross"];
 const color = (look) => css(`--series-${look % 6}`);
 const dash = (look) => DASHES[Math.floor(look / 6) % 4];
@@ -42,6 +44,7 @@ function themed(layout, element, revision) {
     margin: { l: 46, r: 14, t: above ? 58 : 28, b: above ? 12 : 40 }, // the buttons stand in the one on top
     showlegend: false,
     height: element.clientHeight,
+    ...(state.printed && { width: PAPER }),
     dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom", // a finger scrolls the page
     hoverlabel: { bgcolor: card, bordercolor: grid, font: { ...font, color: ink }, namelength: -1 },
     modebar: { bgcolor: "rgba(0,0,0,0)", color: muted, activecolor: ink },
@@ -169,7 +172,7 @@ function draw(element) {
 function show(element, data, layout, revision) {
   const icons = ["select2d", "lasso2d", "zoomIn2d", "zoomOut2d", "autoScale2d", "toggleSpikelines"];
   const config = { responsive: true, displaylogo: false, modeBarButtonsToRemove: icons, doubleClick: "reset" };
-  const narrow = element.clientWidth < NARROW;
+  const narrow = !state.printed && element.clientWidth < NARROW;
   const drawn = narrow ? data.map(withBarOnTop) : data;
   const finished = themed(layout, element, revision);
   if (narrow) shortenNames(data, finished);
@@ -409,7 +412,13 @@ function listen() {
   one("#filter")?.addEventListener("input", filter);
   all("[data-axis]").forEach((menu) => menu.addEventListener("change", filter));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", refresh);
-  addEventListener("beforeprint", () => { all(".chart").forEach((element) => seen.add(element)); drawSeen(); });
+  const print = (printed) => {
+    state.printed = printed;
+    if (printed) all(".chart").forEach((element) => seen.add(element));
+    refresh();
+  };
+  addEventListener("beforeprint", () => print(true));
+  addEventListener("afterprint", () => print(false));
 }
 
 async function unpack(packed) {

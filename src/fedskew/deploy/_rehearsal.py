@@ -1,0 +1,151 @@
+"""A federation played on paper before it runs: what it would refuse, what its weight limit does, and what a loss stops.
+
+Nothing is trained: rounds are selected and weighed with label counts of a run before, or made-up ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedskew import methods
+from fedskew.deploy._agreement import Agreement
+from fedskew.deploy._assembly import Assembly, FloatArray, assemble
+from fedskew.deploy._lies import example_counts
+from fedskew.deploy._sum_messages import even, over_few, why_no_sum
+from fedskew.engine import Assignment, Backend, ClientStates, Cohort, Federation, Sent, ServerState, Update
+from fedskew.experiment import Config
+
+ROUNDS = 20
+
+
+class Loss(NamedTuple):
+    """What becomes of a federation that loses a site.
+
+    Attributes:
+        site: The site's name.
+        rounds: Share of the rounds that stand still.
+        reason: Why, the first time; empty if none does.
+    """
+
+    site: str
+    rounds: float
+    reason: str
+
+
+class Rehearsal(NamedTuple):
+    """A federation on paper.
+
+    Attributes:
+        made: Its parts.
+        federation: What plays its rounds.
+        losses: The loss of each site.
+    """
+
+    made: Assembly
+    federation: Federation
+    losses: tuple[Loss, ...]
+
+
+def rehearse(
+    config: Config, agreement: Agreement, target: Path | None = None, counts: FloatArray | None = None
+) -> Rehearsal:
+    """Make a federation as its server will, and play the loss of each of its sites.
+
+    Args:
+        config: The config, which `check_config` has found to fit.
+        agreement: What server and sites agree on.
+        target: A file with the target mix; None: the config's target.
+        counts: The sites' label counts; None: made-up ones.
+
+    Raises:
+        ConfigError: The run would be refused.
+    """
+    if counts is None:
+        counts = example_counts(len(agreement.names), len(agreement.classes))
+    made = assemble(config, agreement, target)
+    federation = made.federation(_Nobody(), counts, ClientStates())
+    losses = [_loss(made, federation, client) for client in range(len(agreement.names))]
+    return Rehearsal(made, federation, tuple(losses))
+
+
+def limit_in_words(rehearsal: Rehearsal) -> str:
+    """Say what the weight limit does in this federation, in one line."""
+    federation, masked = rehearsal.federation, rehearsal.federation.masked
+    limit, cohort, of = federation.weight_limit, federation.cohort_size, len(federation.counts)
+    if limit is None:
+        return "training.weight_limit: none; one site may have all of the weight"
+    if limit * cohort <= 1 + 1e-9:
+        name = methods.key_of("weighting", federation.method.weighting).removeprefix("weighting.")
+        return (
+            f"training.weight_limit = {limit:g} makes all weights equal, as {cohort} of {of} sites take part in a "
+            f"round: {name} never acts; take one above {1 / cohort:.3g}{'' if masked else ', or none'}"
+        )
+    whose, most = "an honest site" if masked else "a site", int(1 / limit + 1e-9)
+    said = f"training.weight_limit = {limit:g}: the largest share of the weight that {whose} can have"
+    fewest = rehearsal.made.fewest
+    if masked and over_few([*[limit] * most, max(0.0, 1 - most * limit)], fewest):
+        said += (
+            ". Where sites have so much, a sum can be in effect one over too few, and its round stands still; up to "
+            f"{even(fewest):.3g} it never is"
+        )
+    return said
+
+
+def losses_in_words(rehearsal: Rehearsal, harmless: bool = True) -> list[str]:
+    """Say what the loss of each site does, a line for all sites with the same outcome; the graver first.
+
+    Args:
+        rehearsal: The federation on paper.
+        harmless: Whether to name sites without which rounds go on.
+    """
+    agreement, found = rehearsal.made.agreement, []
+    if agreement.label_counts == "summed":
+        found.append("training begins once label counts are summed over all sites: until then none may be lost")
+    elif agreement.min_sites == len(agreement.sites):
+        found.append(f"training begins once all sites are there (min_sites = {agreement.min_sites} in deploy.toml)")
+    lines: dict[tuple[float, str], list[str]] = {}
+    for loss in sorted(rehearsal.losses, key=lambda loss: -loss.rounds):
+        if harmless or loss.reason:
+            lines.setdefault((loss.rounds, loss.reason), []).append(loss.site)
+    for (share, reason), names in lines.items():
+        whom = f"any of {', '.join(names)}" if len(names) > 1 else names[0]
+        rounds = "every round stands still" if share == 1 else f"{share:.0%} of the rounds stand still"
+        found.append(f"without {whom}: {f'{rounds}, as {reason}' if reason else 'rounds go on with the others'}")
+    return found
+
+
+def _loss(made: Assembly, federation: Federation, client: int) -> Loss:
+    """Play rounds without a site."""
+    state, reasons = federation.start(made.model.read_state()), []
+    for _ in range(ROUNDS):
+        cohort, state = federation.select_participants(state)
+        reasons.append(_why_still(made, federation, state, cohort, cohort.ids != client))
+    still = [reason for reason in reasons if reason]
+    return Loss(made.agreement.names[client], len(still) / ROUNDS, still[0] if still else "")
+
+
+def _why_still(
+    made: Assembly, federation: Federation, state: ServerState, cohort: Cohort, there: NDArray[np.bool_]
+) -> str:
+    """Return why a round of the sites that are there would move nothing; empty if it would."""
+    number = int(there.sum())
+    if federation.masked:
+        weighed = number >= made.fewest and made.agreement.label_counts != "summed"  # else each site weighs itself
+        weights = federation.ask(state, cohort.take(there)).weights.tolist() if weighed else [0.0] * number
+        return why_no_sum(weights, made.fewest, federation.weight_limit if weighed else None, len(cohort.ids))
+    if not number:
+        return "nobody else takes part in them"
+    return "" if number >= federation.method.aggregation.least else federation.shortage(number)
+
+
+class _Nobody(Backend):
+    """A backend of sites that are not asked."""
+
+    def train(self, round: int, cohort: Sequence[Assignment], sent: Sent) -> list[Update]:
+        """See `Backend.train`."""
+        return []

@@ -1,0 +1,303 @@
+"""Masked sums tell sums, once: one opening of a round at each site, and no answer in sums over different sites."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from federated import Federated, LocalGrid
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from test_masked import FOUR, a_round_of, asked_directly, kinds, last, masked, outcome, silent_at
+
+from fedskew.deploy import NotAgreedError, OpenedSums, Used, agree, read_terms
+from fedskew.errors import ConfigError, StandstillError
+from fedskew.sums import Masked, Opening, SumContext, unmask
+
+EVALUATED: dict[str, Any] = {"evaluation": "confusion"}
+AGAIN = "not agreed: opened; its own log says more"
+OTHERS = "not agreed: members; its own log says more"
+WHOLE_BATCH: dict[str, Any] = {"rounds": 3, "batch_size": 512}
+"""A site's training of one model is then the same in every round."""
+
+
+def later(round: int, **entries: Any) -> dict[str, Any]:
+    return {"server-round": round, "fedskew-session": f"later.{round}", **entries}
+
+
+class Deaf(LocalGrid):
+    """A server that was killed before it asked sites to open."""
+
+    def _answer(self, message: Message) -> Message | None:
+        return None if message.metadata.message_type == "query.unmask" else super()._answer(message)
+
+
+def over(members: tuple[str, ...], weights: tuple[float, ...] = ()) -> dict[str, Any]:
+    return {"fedskew-members": list(members)} | ({"fedskew-weights": list(weights)} if weights else {})
+
+
+def opened(
+    federation: Federated, grid: LocalGrid, kind: str, members: tuple[str, ...], entries: dict[str, Any]
+) -> dict[str, np.ndarray] | str:
+    """The sum that a server gets which has sites mask, and then open; or the first refusal."""
+    said = {**last(grid, kind, federation).content["config"], "fedskew-purpose": kind, **entries}
+    context = SumContext(said["fedskew-session"], said["server-round"], said["fedskew-attempt"], kind, members)
+    masks, openings = {}, {}
+    for step, name in itertools.product((kind, "query.unmask"), members):
+        question = last(grid, kind, federation, name)
+        config = ConfigRecord({**question.content["config"], "fedskew-purpose": kind, **entries})
+        content = {**question.content, "config": config} if step == kind else {"config": config}
+        message = Message(RecordDict(content), federation.node(name), step)
+        message.metadata.__dict__["_message_id"] = "again"
+        answer = asked_directly(federation, message, name)
+        if answer.has_error():
+            return str(answer.error.reason)
+        if step == kind:
+            arrays = {key: array.numpy() for key, array in answer.content["sums"].items()}
+            masks[name] = Masked(arrays, dict(answer.content["commitments"]))
+        else:
+            openings[name] = Opening(answer.content["opening"]["own"], {})
+    found: dict[str, np.ndarray] = unmask(masks, openings, context)
+    return found
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[Federated, LocalGrid]:
+    """A federation of four after the first of nine rounds."""
+    federation = masked(tmp_path_factory.mktemp("played"), "fedavg", training={"rounds": 9}, **EVALUATED)
+    grid = federation.grid()
+    a_round_of(federation.run(grid))
+    return federation, grid
+
+
+@pytest.mark.parametrize("attempt", [2, 3])
+@pytest.mark.parametrize("session", ["the same", "other.1"])
+@pytest.mark.parametrize("kind", ["train", "query.again"])
+def test_no_second_sum_of_a_round_opens_with_permuted_weights_or_over_others(
+    played: tuple[Federated, LocalGrid], kind: str, session: str, attempt: int
+) -> None:
+    """Three such sums of three sites, or four over triples of four, are equations for every single update."""
+    federation, grid = played
+    entries: dict[str, Any] = {"fedskew-attempt": attempt, "fedskew-purpose": "train"}
+    entries |= {} if session == "the same" else {"fedskew-session": session}
+    trained = Used(federation.folder / "ash" / "state", read_terms(federation.folder / "ash" / "agreed.toml")).rounds()
+
+    for members, weights in ((FOUR, (0.3, 0.2, 0.3, 0.2)), (FOUR[:3], (0.4, 0.3, 0.3)), (FOUR[:3], (0.3, 0.4, 0.3))):
+        question = last(grid, "train", federation)
+        assert (
+            outcome(federation, question, kind, **entries, **over(members, weights), **{"fedskew-counted": 1}) == AGAIN
+        )
+
+    after = Used(federation.folder / "ash" / "state", read_terms(federation.folder / "ash" / "agreed.toml")).rounds()
+    assert after == trained  # nothing was trained, either
+
+
+def test_of_two_sums_that_are_masked_only_the_last_opens(tmp_path: Path) -> None:
+    federation = masked(tmp_path, "fedavg", training={"rounds": 3})
+    grid = federation.grid()
+    a_round_of(federation.run(grid))
+    question = last(grid, "train", federation)
+    four = later(2, **{"fedskew-session": "a.1", "fedskew-purpose": "train"})
+    three = {**four, "fedskew-session": "b.1", **over(FOUR[:3], (0.4, 0.3, 0.3))}
+    assert outcome(federation, question, "train", **four) == ""
+    assert outcome(federation, question, "train", **three) == ""
+
+    assert outcome(federation, question, "query.unmask", **four) == AGAIN
+    assert outcome(federation, question, "query.unmask", **three) == ""
+    for entries in (four, three):
+        assert outcome(federation, question, "query.again", **entries, **{"fedskew-attempt": 2}) == AGAIN
+
+
+def test_what_is_opened_is_written_down_before_and_once(tmp_path: Path) -> None:
+    federation = masked(tmp_path)
+    used = Used(tmp_path / "state", read_terms(federation.folder / "ash" / "agreed.toml"))
+    used.masked("train", 1, "first", "answer", "all")
+    used.masked("evaluate", 1, "tables", "table", "all")
+    used.masked("train", 1, "second", "answer", "three")
+
+    with pytest.raises(NotAgreedError, match="has masked for another one since"):
+        used.opened("train", 1, "first")
+    assert used.opened("train", 1, "second") == ("answer", "three")
+    for again in (lambda: used.opened("train", 1, "second"), lambda: used.masked("train", 1, "third", "x", "y")):
+        with pytest.raises(NotAgreedError, match="opened"):
+            again()
+    assert used.opened("evaluate", 1, "tables") == ("table", "all")
+
+
+def test_an_answer_is_in_sums_over_the_same_sites_alone(tmp_path: Path) -> None:
+    sums = OpenedSums(tmp_path / "state")
+    sums.add("answer", "all")
+    sums.add("answer", "all")
+
+    with pytest.raises(NotAgreedError, match="two such sums would tell single sites' parts"):
+        sums.add("answer", "three")
+    OpenedSums(tmp_path / "state").check("another", "three")
+    assert (tmp_path / "state" / "opened.json").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.slow
+def test_a_round_is_lost_with_a_site_that_masks_and_does_not_open(tmp_path: Path) -> None:
+    federation = masked(tmp_path, training={"rounds": 2})
+    grid = federation.grid()
+    grid.tamper[federation.node("birch")] = silent_at("query.unmask")
+    loop = federation.run(grid)
+    state, first = a_round_of(loop)
+    _, second = loop.runner.run_round(loop.server)
+
+    assert first.unmoved == "the round's sum is lost, as birch masked and did not open it"
+    assert (first.answered, state.model) == ([], loop.untrained)
+    assert first.deployment is not None
+    assert first.deployment["silent"] == ["birch"]
+    assert kinds(grid, "ash", federation).count("query.again") == 0
+    assert sorted(second.answered) == [0, 2, 3]  # other batches, so that it is another training
+
+
+@pytest.mark.slow
+def test_a_server_that_was_killed_before_the_opening_plays_its_round_again(tmp_path: Path) -> None:
+    federation = masked(tmp_path, "fedavg")
+    loop = federation.run(Deaf(federation.grid().apps))
+    state = loop.runner.start(loop.untrained)
+    loop.runner.run_round(state)
+
+    _, record = federation.run(federation.grid()).runner.run_round(state)
+
+    assert sorted(record.answered) == [0, 1, 2, 3]
+
+
+@pytest.mark.slow
+def test_a_server_that_was_killed_after_the_opening_goes_on_with_the_next_round(tmp_path: Path) -> None:
+    federation = masked(tmp_path, training={"rounds": 3})
+    loop = federation.run(federation.grid())
+    state = loop.runner.start(loop.untrained)
+    loop.runner.run_round(state)  # and is killed before it writes that down
+    grid = federation.grid()
+
+    again = federation.run(grid).runner
+    following, lost = again.run_round(state)
+    _, second = again.run_round(following)
+
+    assert lost.unmoved == (
+        "a masked sum is over 3 sites at least, and 0 of 4 answered; ash, birch, cedar, dogwood opened a sum of this "
+        "round before"
+    )
+    assert (lost.answered, following.model, following.round) == ([], state.model, 1)
+    assert kinds(grid, "ash", federation) == ["train", "train", "query.unmask"]
+    assert sorted(second.answered) == [0, 1, 2, 3]
+
+
+@pytest.mark.slow
+def test_an_update_that_is_the_same_in_every_round_is_in_sums_over_the_same_sites_alone(tmp_path: Path) -> None:
+    """Where one batch holds all samples, two rounds on one model would tell the update of the site that was lost."""
+    federation = masked(tmp_path, "fedavg", training=WHOLE_BATCH)
+    grid = federation.grid()
+    grid.tamper[federation.node("birch")] = silent_at("query.unmask")
+
+    with pytest.raises(StandstillError, match="rounds 1 and 2 left the model as it was"):
+        federation.run(grid).run(resume=True)
+    _, lost, without, with_birch = federation.run(grid).run(resume=True).rounds
+
+    assert "birch masked and did not open" in str(lost.unmoved)
+    assert without.deployment is not None
+    assert without.deployment["failed"] == dict.fromkeys(("ash", "cedar", "dogwood"), OTHERS)
+    assert sorted(with_birch.answered) == [0, 1, 2, 3]  # it is back, and the sum is the one that was lost
+    assert kinds(grid, "ash", federation).count("query.unmask") == 2  # in the second round nothing was masked
+
+
+@pytest.mark.slow
+def test_one_evaluation_of_a_model_whoever_agrees_to_it_again(tmp_path: Path) -> None:
+    federation = masked(tmp_path, "fedavg", training={"rounds": 4}, **EVALUATED)
+    grid = federation.grid()
+    a_round_of(federation.run(grid))
+    fewer, all_four = over(FOUR[:3]), over(FOUR)
+
+    assert opened(federation, grid, "evaluate", FOUR[:3], {**later(2), **fewer}) == OTHERS
+    whole = opened(federation, grid, "evaluate", FOUR, {**later(3), **all_four})
+    assert not isinstance(whole, str)
+    assert whole["counts"].sum() == 445  # the same sum again tells nothing more
+    for name in FOUR:
+        agree(federation.data_of(name), federation.app)
+    assert opened(federation, grid, "evaluate", FOUR[:3], {**later(4), **fewer}) == OTHERS
+
+
+@pytest.mark.slow
+def test_a_server_asks_for_one_evaluation_of_a_model(tmp_path: Path) -> None:
+    federation = masked(tmp_path, "fedavg", training={"rounds": 2}, **EVALUATED)
+    grid = federation.grid()
+    grid.tamper[federation.node("birch")] = silent_at("query.unmask")
+    untrained, lost, _ = federation.run(grid).run(resume=True).rounds
+
+    assert lost.unmoved is not None
+    assert kinds(grid, "ash", federation).count("evaluate") == 2
+    assert lost.evaluation == untrained.evaluation
+
+
+@pytest.mark.parametrize(
+    ("kind", "entries"),
+    [
+        ("train", {"server-round": 10}),
+        ("train", {"server-round": 10**15}),
+        ("train", {"server-round": 0}),
+        ("evaluate", {"server-round": 10}),
+    ],
+)
+@pytest.mark.parametrize("updates", ["masked", "plain"])
+def test_a_site_takes_part_in_the_rounds_of_the_config(
+    tmp_path_factory: pytest.TempPathFactory, played: Any, updates: str, kind: str, entries: dict[str, Any]
+) -> None:
+    federation, grid = played
+    if updates == "plain":
+        federation, grid = plain(tmp_path_factory)
+    assert outcome_of(federation, grid, kind, entries) == "not agreed: rounds; its own log says more"
+
+
+def plain(factory: pytest.TempPathFactory) -> tuple[Federated, LocalGrid]:
+    federation = masked(factory.mktemp("plain"), "fedavg", training={"rounds": 9}, updates="plain", **EVALUATED)
+    grid = federation.grid()
+    a_round_of(federation.run(grid))
+    return federation, grid
+
+
+def outcome_of(federation: Federated, grid: LocalGrid, kind: str, entries: dict[str, Any]) -> str:
+    question = last(grid, kind, federation)
+    content = RecordDict({**question.content, "config": ConfigRecord({**question.content["config"], **entries})})
+    message = Message(content, question.metadata.dst_node_id, kind)
+    message.metadata.__dict__["_message_id"] = "again"
+    answer = asked_directly(federation, message, "ash")
+    return str(answer.error.reason) if answer.has_error() else ""
+
+
+@pytest.mark.slow
+def test_a_model_is_evaluated_after_the_rounds_that_the_config_says(tmp_path: Path) -> None:
+    federation = masked(tmp_path, "fedavg", training={"rounds": 4}, evaluation="confusion", every=3)
+    grid = federation.grid()
+    a_round_of(federation.run(grid))
+    question = last(grid, "evaluate", federation)
+    arrays = {name: Array(array.numpy() * (1 + 1e-6)) for name, array in question.content["arrays"].items()}
+    question.content["arrays"] = ArrayRecord(arrays)
+
+    said = {round: outcome_of(federation, grid, "evaluate", later(round)) for round in range(5)}
+
+    never = "not agreed: rounds; its own log says more"
+    assert said == {0: AGAIN, 1: never, 2: never, 3: "", 4: ""}
+
+
+@pytest.mark.slow
+def test_a_site_may_ask_for_larger_sums(tmp_path: Path) -> None:
+    federation = masked(tmp_path, "fedavg", training={"rounds": 2})
+    path = federation.folder / "ash" / "agreed.toml"
+    text = path.read_text()
+    assert "sum_sites = 3" in text
+    path.write_text(text.replace("sum_sites = 3", "sum_sites = 4"))
+    grid = federation.grid()
+    grid.tamper[federation.node("cedar")] = silent_at("train")
+    loop = federation.run(grid)
+
+    _, record = loop.runner.run_round(loop.runner.start(loop.untrained))
+
+    assert record.unmoved == "a masked sum is over 3 sites at least, and 2 of 3 answered"
+    assert agree(federation.data_of("ash"), federation.app).sum_sites == 4
+    path.write_text(text.replace("sum_sites = 3", "sum_sites = 2"))
+    with pytest.raises(ConfigError, match="sum_sites: .* greater than or equal to 3"):
+        read_terms(path)

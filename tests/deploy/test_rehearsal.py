@@ -1,0 +1,202 @@
+"""What `deploy init`, `local` and `check` say is what the run does: defaults, refusals, and the loss of each site."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tomli_w
+from federated import federate, fedskew, tree
+
+from fedskew.deploy import Agreement, draft, even, losses_in_words, over_few, read_agreement, rehearse, with_defences
+from fedskew.deploy import limit_in_words as limit_of
+from fedskew.errors import ConfigError
+from fedskew.experiment import Config, read, resolve
+from fedskew.weighting import limited
+
+SAMPLES = {"classes": ["a", "b", "c"], "shape": [1, 4, 4]}
+NAMES = tuple("abcdefghij")
+
+
+def config(method: Any = "fedavg", clients: int = 3, **more: Any) -> Config:
+    training = {"rounds": 2, **more.pop("training", {})}
+    return resolve(
+        {
+            "name": "paper",
+            "seeds": [0],
+            "data": {"name": "digits", "rows": 60},
+            "partition": {"rule": "iid", "clients": clients},
+            "model": "logistic",
+            "method": {"preset": method} if isinstance(method, str) else method,
+            "training": training,
+            **more,
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("sites", "participation", "plain", "masked"),
+    [
+        (2, 1.0, None, None),
+        (3, 0.67, None, None),  # two a round: a limit would make their weights equal
+        (3, 1.0, 0.5, 0.4),
+        (4, 1.0, 0.5, 0.4),
+        (5, 1.0, 0.4, 0.4),
+        (10, 0.5, 0.4, 0.4),
+        (10, 1.0, 0.2, 0.2),
+        (3000, 1.0, 0.000667, 0.000667),
+    ],
+)
+def test_the_limit_follows_from_how_many_take_part(
+    sites: int, participation: float, plain: float | None, masked: float | None
+) -> None:
+    one = config(training={"participation": participation})
+    other = one.with_value("engine.updates", "masked")
+    assert with_defences(one, sites).training.weight_limit == plain
+    assert with_defences(other, sites).training.weight_limit == masked
+    own = one.with_value("training.weight_limit", 0.9)
+    assert with_defences(own, sites).training.weight_limit == 0.9
+
+
+@pytest.mark.parametrize("fewest", [3, 4, 7])
+def test_with_its_limit_no_sum_is_in_effect_one_over_too_few(fewest: int) -> None:
+    rng = np.random.default_rng(0)
+    for members in (fewest, fewest + 1, 3 * fewest):
+        for _ in range(50):
+            raw = rng.dirichlet(np.full(members, 0.05))
+            weights = limited(raw, even(fewest), np.ones(members))
+            assert over_few(weights.tolist(), fewest) == ""
+
+
+def agreed(sites: int, **more: Any) -> Agreement:
+    return Agreement.resolve({"sites": list(NAMES[:sites]), **SAMPLES, **more})
+
+
+@pytest.mark.parametrize(
+    ("method", "sites", "training", "reason"),
+    [
+        ({"preset": "fedentopt", "selection": {"buffer": 0.9}}, 3, {"participation": 0.67}, "buffer: 0.9 keeps 2 of 3"),
+        ({"preset": "fedavg", "aggregation": {"name": "krum"}}, 4, {}, "aggregation: krum needs 5 clients"),
+        ("fedpals", 3, {}, "target"),
+    ],
+)
+def test_check_refuses_what_the_run_would_refuse_after_the_sites_were_asked(
+    method: Any, sites: int, training: dict[str, Any], reason: str
+) -> None:
+    made = config(method, clients=10, training=training)
+    with pytest.raises(ConfigError, match=reason):
+        rehearse(made, agreed(sites))
+
+
+@pytest.mark.slow
+def test_check_and_server_refuse_with_the_same_words(tmp_path: Path) -> None:
+    method = {"preset": "fedentopt", "selection": {"buffer": 0.9}}
+    federation = federate(tmp_path, tree(method, participation=0.67))
+    said = []
+    for play in (
+        lambda: federation.run(federation.grid()),
+        lambda: rehearse(federation.config, federation.agreement),
+    ):
+        with pytest.raises(ConfigError) as error:
+            play()
+        said.append(str(error.value))
+    assert said[0] == said[1]
+
+
+def lines(made: Config, agreement: Agreement, counts: Any = None) -> str:
+    return "\n".join(losses_in_words(rehearse(made, agreement, counts=counts)))
+
+
+def test_check_plays_the_loss_of_each_site() -> None:
+    assert lines(config(), agreed(3)) == "without any of a, b, c: rounds go on with the others"
+    krum = config({"preset": "fedavg", "aggregation": {"name": "krum"}}, clients=5)
+    said = "every round stands still, as krum needs 5 clients, and there are 4"
+    assert lines(krum, agreed(5)) == f"without any of a, b, c, d, e: {said}"
+    alone = config(training={"participation": 0.34})  # one of three a round
+    assert "% of the rounds stand still, as nobody else takes part in them" in lines(alone, agreed(3))
+    assert "training begins once all sites are there (min_sites = 3" in lines(config(), agreed(3, min_sites=3))
+
+
+def test_check_plays_it_for_sums_too_with_the_label_counts_there_are() -> None:
+    made = draft(config(), NAMES[:4], SAMPLES, updates="masked")
+    wide = made.config.with_value("training.weight_limit", 0.5)
+    counts = np.array([[150.0, 0, 0], [4, 0, 0], [0, 210, 0], [0, 0, 120]])
+    assert lines(made.config, made.agreement, counts) == "without any of a, b, c, d: rounds go on with the others"
+    assert (
+        "without d: every round stands still, as with these weights a sum over 3 sites is in effect one over 2.05"
+        in (lines(wide, made.agreement, counts))
+    )
+    assert "up to 0.4 it never is" in limit_of(rehearse(wide, made.agreement))
+    assert "never is" not in limit_of(rehearse(made.config, made.agreement))
+    three = draft(config(), NAMES[:3], SAMPLES, updates="masked")
+    assert "without any of a, b, c: every round stands still, as a masked sum is over 3 sites at least" in (
+        lines(three.config, three.agreement)
+    )
+
+
+def test_check_says_when_the_limit_decides_all_weights() -> None:
+    two = config("fedla", training={"participation": 0.67, "weight_limit": 0.5})
+    said = limit_of(rehearse(two, agreed(3)))
+    assert "makes all weights equal, as 2 of 3 sites take part in a round: fedla never acts; take one above 0.5" in said
+    more = two.with_value("training.weight_limit", 0.6)
+    assert limit_of(rehearse(more, agreed(3))).endswith("the largest share of the weight that a site can have")
+
+
+def write(folder: Path, **more: Any) -> Path:
+    (folder / "run.toml").write_text(tomli_w.dumps(config(**more).tree()))
+    return folder / "run.toml"
+
+
+PRIVATE: dict[str, Any] = {
+    "method": "fedavg",
+    "clients": 4,
+    "training": {"weight_limit": 0.5},
+    "privacy": {"clip": 1.0, "noise": 1.0, "epsilon": 50.0, "delta": 0.01},
+    "engine": {"updates": "masked"},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("given", "options"),
+    [({}, ()), ({}, ("--updates", "masked")), (PRIVATE, ()), ({}, ("--label-counts", "withheld"))],
+    ids=["plain", "masked", "private", "withheld"],
+)
+def test_local_rehearses_what_init_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], options: tuple[str, ...]
+) -> None:
+    if given:
+        pytest.importorskip("dp_accounting")
+    monkeypatch.setenv("PATH", "")  # the folder is written, and then no process starts
+    path = write(tmp_path, **{"clients": 4, **given})
+    names = ",".join(f"site-{place}" for place in range(4))
+    status, said = fedskew("deploy", "init", tmp_path / "one", "--config", path, "--sites", names, *options)
+    assert status == 0, said
+    print(said)
+    fedskew("deploy", "local", tmp_path / "two", "--config", path, *options)
+    one, two = tmp_path / "one" / "app", tmp_path / "two" / "app"
+    assert read(one / "run.toml") == read(two / "run.toml")
+    ours, theirs = (read_agreement(app / "deploy.toml").tree() for app in (one, two))
+    assert ours.pop("keys", {}).keys() == theirs.pop("keys", {}).keys()
+    assert ours == theirs
+
+
+def test_init_says_plainly_that_the_loss_of_any_site_stops_rounds(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    status, said = fedskew(
+        "deploy", "init", tmp_path / "fed", "--config", path, "--sites", "a,b,c", "--updates", "masked"
+    )
+    assert status == 0
+    assert "note: without any of a, b, c: every round stands still, as a masked sum is over 3 sites at least" in said
+
+
+def test_a_passphrase_without_a_terminal_is_asked_of_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("FEDSKEW_PASSPHRASE", raising=False)
+    path = write(tmp_path)
+    status, said = fedskew("deploy", "init", tmp_path / "fed", "--config", path, "--sites", "a,b,c", "--keep-authority")
+    assert (status, "set FEDSKEW_PASSPHRASE in the environment" in said) == (2, True)
+    assert not (tmp_path / "fed").exists()
