@@ -174,8 +174,14 @@ def test_heat_maps_of_300_classes_with_long_names_have_room_on_a_phone(opened, p
     assert min(widths) > 0.5
 
 
-def lines(page: Any, chart: int = 0) -> int:
-    return page.evaluate(f"document.querySelector('[data-chart=\"{chart}\"]').data.filter((t) => t.name).length")
+FIRST = "document.querySelector('[data-chart=\"0\"]')"
+LINES = f"{FIRST}.data.filter((trace) => trace.name)"
+
+
+def wait_for(page: Any, said: str) -> None:
+    """Wait until the first figure is as said: a menu that is chosen comes into view, and what left it is drawn later."""
+    show(page.locator('[data-chart="0"]'))
+    page.wait_for_function(said)
 
 
 def order(page: Any) -> list[str]:
@@ -190,18 +196,18 @@ def test_a_sweeps_page_is_whole_and_its_runs_are_switched_smoothed_filtered_and_
     page = opened(pages["sweep"], 1280, height=2_000)
     show(page.locator('[data-chart="0"]'))
     assert order(page)[0] == "mine, beta=0.1"
-    assert lines(page) == 8
+    wait_for(page, f"{LINES}.length === 8")
     page.locator(".chip").nth(0).click()
-    assert lines(page) == 7
+    wait_for(page, f"{LINES}.length === 7")
     page.locator("#all").click()
-    assert lines(page) == 8
+    wait_for(page, f"{LINES}.length === 8")
 
-    last = "document.querySelector('[data-chart=\"0\"]').data.filter((t) => t.name)[0].y.at(-1)"
+    last = f"{LINES}[0].y.at(-1)"
     raw = page.evaluate(last)
     page.locator("#smoothing").fill("0.9")
-    assert page.evaluate(last) < raw, "accuracy rises, so its moving average lags"
+    wait_for(page, f"{last} < {raw}")  # accuracy rises, so its moving average lags
     page.locator("#smoothing").fill("0")
-    assert page.evaluate(last) == raw
+    wait_for(page, f"{last} === {raw}")
 
     page.select_option("[data-axis=beta]", "0.5")
     assert len(order(page)) == 4
@@ -209,7 +215,7 @@ def test_a_sweeps_page_is_whole_and_its_runs_are_switched_smoothed_filtered_and_
     assert order(page) == [f"{name}, beta=0.5" for name in ("fedvls", "fedprox", "fedavg")]
     page.locator("th[data-sort=label] button").click()
     assert order(page) == [f"{name}, beta=0.5" for name in ("fedavg", "fedprox", "fedvls")]
-    assert lines(page) == 3
+    wait_for(page, f"{LINES}.length === 3")
 
     page.select_option("#reference", "method = fedvls")
     assert page.locator("#ranked tbody tr:not([hidden]) .difference").last.text_content() == "reference"
@@ -234,14 +240,12 @@ def test_a_comparison_is_whole_and_orders_menus_and_the_time_of_day_change_a_fig
     assert shown != heat.locator(".chart").evaluate("(e) => e.data[0].y")
     show(page.locator('[data-chart="0"]'))
     page.select_option("#along", "megabytes")
-    assert page.evaluate("document.querySelector('[data-chart=\"0\"]').layout.xaxis.title.text") == "MB, up and down"
+    wait_for(page, f"{FIRST}.layout.xaxis.title.text === 'MB, up and down'")
 
-    line = "document.querySelector('[data-chart=\"0\"]').data.at(-1).line.color"
-    light, end = page.evaluate(line), time.monotonic() + 10
+    line = f"{FIRST}.data.at(-1).line.color"
+    light = page.evaluate(line)
     page.emulate_media(color_scheme="dark")
-    while page.evaluate(line) == light and time.monotonic() < end:
-        time.sleep(0.05)
-    assert page.evaluate(line) != light
+    wait_for(page, f"{line} !== '{light}'")
     grow(page, 390)
     assert_whole(page, 390, "dark")
 
