@@ -12,12 +12,13 @@ TEST = $(BIN)/python -m compileall -q src && PYTHONDONTWRITEBYTECODE= OMP_NUM_TH
 demo: .venv/ready
 	$(BIN)/fedskew demo
 
-# Style, imports (which package may know which) and types.
+# Style, imports (which package may know which), types, and how large the house is.
 lint: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	$(BIN)/mypy
+	$(BIN)/python tools/size.py
 
 # For the edit loop. Types are checked while the tests run.
 check: data
