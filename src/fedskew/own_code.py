@@ -158,7 +158,7 @@ def importable(folder: Path) -> Iterator[None]:
     finally:
         sys.dont_write_bytecode = wrote
         sys.path[:] = [path for path in sys.path if path != place]
-        for name, module in list(sys.modules.items()):
+        for name, module in sys.modules.copy().items():  # in one step: a collection may import in the midst of a list
             file = getattr(module, "__file__", None)
             if file is not None and _is_in(Path(file), {folder}):
                 del sys.modules[name]

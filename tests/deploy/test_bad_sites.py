@@ -219,7 +219,7 @@ def test_directions_are_not_compared_where_nothing_is_known(tmp_path: Path, lie:
 
 def holding(federation: Federated, held: dict[str, tuple[int, ...]]) -> Federated:
     """The federation, where these sites train on all samples of these classes."""
-    whole = np.load(federation.folder / "whole.npz")
+    whole = dict(np.load(federation.folder / "whole.npz"))
     for name, classes in held.items():
         rows = np.flatnonzero(np.isin(whole["y"], classes))
         path = federation.folder / name / "own.npz"

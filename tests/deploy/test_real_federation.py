@@ -290,7 +290,7 @@ def test_a_target_site_without_labels_answers_and_does_not_train(tmp_path: Path)
     config = config_of("fedavg", rounds=2) | {"target": {"mix": "estimate", "warmup": 1, "every": 1}}
     patient = {"start_timeout": 300.0, "round_timeout": 300.0}
     federation = federate(tmp_path, config, ("ash",), target_site="dogwood", **patient)
-    whole = np.load(tmp_path / "whole.npz")
+    whole = dict(np.load(tmp_path / "whole.npz"))
     np.savez(tmp_path / "new.npz", x=whole["x"][:70])
     with real(federation) as local:
         local.wait("run", local.run(), PATIENCE)

@@ -127,7 +127,7 @@ def test_a_site_that_lost_what_it_kept_begins_anew_and_says_so(
 def test_a_sites_data_gets_the_federations_class_ids_and_normalisation(tmp_path: Path) -> None:
     federation = federate(tmp_path, tree("fedavg"))
     site = load_site(federation.data_of("cedar"), federation.agreement)
-    raw = np.load(tmp_path / "cedar" / "own.npz")
+    raw = dict(np.load(tmp_path / "cedar" / "own.npz"))
     assert site.targets.tolist() == raw["y"].tolist()  # its own reader would call class 6 number 0
     assert site.counts[:6].sum() == 0
     mean, std = np.array(federation.agreement.mean), np.array(federation.agreement.std)

@@ -91,7 +91,7 @@ def test_sites_estimate_what_was_simulated(tmp_path: Path) -> None:
     shared = federation.config.with_value("data.held_out", 0.4)
     whole = shared.with_value("target.unlabelled", str(tmp_path / "dogwood" / "new.npz"))
     task = make_task(whole, 3)
-    held = np.load(tmp_path / "whole.npz")
+    held = dict(np.load(tmp_path / "whole.npz"))
     for place, name in enumerate(federation.names):  # what a client holds out is what its site tests with
         own, out = task.partition.indices[place], task.held_out[place]
         parts = {"x": held["x"][own], "y": held["y"][own], "x_test": held["x"][out], "y_test": held["y"][out]}

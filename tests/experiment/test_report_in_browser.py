@@ -179,7 +179,7 @@ LINES = f"{FIRST}.data.filter((trace) => trace.name)"
 
 
 def wait_for(page: Any, said: str) -> None:
-    """Wait until the first figure is as said: a menu that is chosen comes into view, and what left it is drawn later."""
+    """Wait until the first figure is as said: a menu comes into view when chosen, and what left it is drawn later."""
     show(page.locator('[data-chart="0"]'))
     page.wait_for_function(said)
 
