@@ -220,6 +220,12 @@ def test_it_says_where_a_config_may_not_learn(
     assert says is None or says in notes[0]
 
 
+def test_it_says_that_texts_learn_slowly(tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FEDSKEW_DATA", raising=False)
+    done = command("new", "a.toml", "--data", "ag_news", "--model", "fasttext", cwd=tmp_path)
+    assert "note: texts learn slowly with fasttext" in done.stdout
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("data", ["digits", "table"])
 def test_a_new_config_reaches_four_fifths_of_what_pooled_training_does(
