@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Everything that is measured on one GPU, in one call of under 10 minutes: W1 and W2 against hand-written loops and pfl,
-# then FedEntOpt's table I on CIFAR-10, projected; some cells first with captured steps, beside the same without.
+# then FedEntOpt's table I on CIFAR-10, projected.
 #
 #   bash benchmarks/gpu.sh                  on the machine with the GPU; no network is needed
 #   bash benchmarks/gpu.sh --wheels FOLDER  where there is a network: fills FOLDER (55 MB) for a bare machine
@@ -46,14 +46,6 @@ for workload in w1 w2; do
         echo "$workload failed"
     echo
 done
-# What may fail with captured steps fails in a process of its own.
-if [ "$device" = cuda ]; then
-    for options in --capture ""; do
-        "$python" benchmarks/table1.py --device $device --rounds 8 --seeds 1 --cells 'dir0.1,fedavg,fedlc,scaffold' \
-            --budget 30 $options || echo "cells ${options:-without capture} failed"
-        echo
-    done
-fi
 # Cells are begun until 9 minutes are over, so that the table is printed before the tenth is.
 "$python" benchmarks/table1.py --device $device "${table[@]}" --budget $((520 - SECONDS))
 echo

@@ -95,7 +95,6 @@ def contestants(device: str) -> list[Contestant]:
             Contestant("tuned", "by_hand", ("--tuned", *on), "1 process"),
             Contestant("fedskew", "by_fedskew", on, "1 process"),
             Contestant("fedskew-cohort", "by_fedskew", ("--backend", "cohort", *on), "1 process"),
-            Contestant("fedskew-captured", "by_fedskew", ("--backend", "cohort", "--capture", *on), "1 process"),
             Contestant("pfl", "by_pfl", on, "1 process", "pfl"),
         ]
     torchrun = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29577")

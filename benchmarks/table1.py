@@ -1,6 +1,6 @@
 """How long FedEntOpt's table I takes on CIFAR-10: 4 partitions x 10 methods x 3 seeds x 500 rounds, projected.
 
-    python benchmarks/table1.py [--device cuda] [--backend cohort] [--rounds 20] [--cells WORDS] [--capture]
+    python benchmarks/table1.py [--device cuda] [--backend cohort] [--rounds 20] [--cells WORDS]
                                 [--budget SECONDS]
 
 Every cell of the block, as its recipe has it (fedentopt-table1), plays one round that is not counted and `--rounds`
@@ -48,7 +48,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument("--backend", default="cohort")
-    parser.add_argument("--capture", action="store_true", help="steps captured as CUDA graphs")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--cells", default="CIFAR-10", help="labels of the table, such as 'cifar10,dir0.1,fedavg'")
     parser.add_argument("--samples", type=int, default=50_000)
@@ -85,7 +84,6 @@ def cell(row: RecipeRow, arguments: argparse.Namespace) -> dict[str, Any]:
         "seeds": list(range(arguments.seeds)),
         "evaluation.every": NEVER,
         "engine.backend": arguments.backend,
-        "engine.capture": arguments.capture,
         "engine.device": arguments.device,
     }
     if row.labels["method"] == "FedConcat":
@@ -125,7 +123,7 @@ def table(done: dict[tuple[str, str], dict[str, Any]], asked: int, arguments: ar
     partitions = list(dict.fromkeys(partition for partition, _ in done))
     name = torch.cuda.get_device_name() if torch.cuda.is_available() and arguments.device != "cpu" else "CPU"
     print(f"\nRounds per second, {arguments.seeds} seeds counted, median of {arguments.rounds} rounds; {name}, PyTorch "
-          f"{torch.__version__}, backend {arguments.backend}{', captured' if arguments.capture else ''}\n")  # fmt: skip
+          f"{torch.__version__}, backend {arguments.backend}\n")  # fmt: skip
     print("| method | " + " | ".join(partitions) + " |")
     print("| --- |" + " ---: |" * len(partitions))
     for method in dict.fromkeys(method for _, method in done):

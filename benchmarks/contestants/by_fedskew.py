@@ -60,7 +60,6 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--capture", action="store_true")
     parser.add_argument("--own", action="store_true", help="give an nn.Sequential in place of the network's name")
     arguments = parser.parse_args()
     os.environ[FOLDER] = arguments.folder
@@ -70,7 +69,6 @@ def main() -> None:
         "backend": arguments.backend,
         "threads": arguments.threads,
         "device": arguments.device,
-        "capture": arguments.capture,
     }
     if arguments.backend == "processes":
         engine["processes"] = arguments.processes

@@ -48,7 +48,7 @@ training = {rounds = 2}
         ("evaluation.every=true", "evaluation.every"),
         ("evaluation.clients=1", "evaluation.clients"),
         ("engine.threads='1'", "engine.threads"),
-        ("engine.capture='no'", "engine.capture"),
+        ("engine.seeds_together='no'", "engine.seeds_together"),
         ("output.checkpoint_every=true", "output.checkpoint_every"),
         ("method={local_step={name='fedprox', mu=true}}", "method.local_step.mu"),
     ],

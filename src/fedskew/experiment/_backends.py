@@ -32,12 +32,7 @@ def make_backend(
 
 def _local(engine: EngineSection, model: FlatModel, work: LocalWork, observe: Observer | None, clients: int) -> Backend:
     if engine.backend == "cohort" or (engine.backend == "auto" and faster_together(model, work, clients)):
-        if engine.capture and model.vector.device.type != "cuda":
-            raise ConfigError(
-                "engine.capture: training is on the CPU, and only a GPU runs captured steps; set engine.device to "
-                "'cuda', or engine.capture to false"
-            )
-        return CohortBackend(model, work, observe, engine.chunk, engine.capture)
+        return CohortBackend(model, work, observe, engine.chunk)
     if engine.backend == "processes":
         if model.vector.device.type != "cpu":
             raise ConfigError(
@@ -57,8 +52,7 @@ def describe_backend(runner: RoundRunner) -> dict[str, Any]:
     Returns:
         Its `name`; where clients are trained one after another, what was done to the `network` (see
         `models.Faster.said`); for a cohort how many clients are `stacked`, or why they are `not_mapped`, but trained
-        one after another; with capture whether steps were `captured`, or why
-        `not_captured`; under torchrun the number of `ranks`.
+        one after another; under torchrun the number of `ranks`.
     """
     backend = runner.encoders.backend if isinstance(runner, FedConcatRunner) else getattr(runner, "backend", None)
     if isinstance(backend, RankBackend):
@@ -74,8 +68,4 @@ def _named(backend: object) -> dict[str, Any]:
         if backend.not_mapped is not None:
             return record | {"not_mapped": backend.not_mapped}
         record["stacked"] = backend.stack_size
-        if backend.capture:
-            record["captured"] = backend.not_captured is None
-        if backend.not_captured is not None:
-            record["not_captured"] = backend.not_captured
     return record

@@ -294,8 +294,6 @@ class EngineSection(Section):
         chunk: How many clients the backend "cohort" stacks at a time, at most; None: as many as memory allows.
         seeds_together: With "cohort": the clients of all seeds train as one cohort; where a method draws a last layer
             that nobody trains, which differs between seeds, those of each seed.
-        capture: With "cohort" on a GPU: capture a training step as a CUDA graph; the summary says why where that was
-            not possible.
         processes: Number of processes of the backend "processes", which does not change the result; None: as many as
             the cores allow.
         device: "auto": a GPU where there is one.
@@ -313,7 +311,6 @@ class EngineSection(Section):
     backend: Literal["auto", "sequential", "processes", "cohort"] = "auto"
     chunk: Annotated[int, Field(ge=1)] | None = None
     seeds_together: bool = False
-    capture: bool = False
     processes: Annotated[int, Field(ge=1)] | None = None
     device: Literal["auto", "cpu", "cuda"] = "auto"
     updates: Literal["plain", "masked"] = "plain"
@@ -714,12 +711,11 @@ def line_of(text: str, key: str) -> int | None:
 def _check(config: Config) -> None:
     """Check what depends on several sections."""
     backend = config.engine.backend
-    for key, reason in (
-        ("seeds_together", "seeds train together as one cohort"),
-        ("capture", "a cohort's steps are captured"),
-    ):
-        if getattr(config.engine, key) and backend != "cohort":
-            raise ConfigError(f"engine.{key}: {reason}; set engine.backend to 'cohort' (it is {backend!r})")
+    if config.engine.seeds_together and backend != "cohort":
+        raise ConfigError(
+            f"engine.seeds_together: seeds train together as one cohort; set engine.backend to 'cohort' (it is "
+            f"{backend!r})"
+        )
     validated = {
         "tune.key": config.tune is not None,
         "evaluation.patience": config.evaluation.patience > 0,

@@ -276,7 +276,7 @@ def try_out(config: Config, seed: int, folder: Path, task: Task | None = None) -
     """
     choose_device(config.engine.device)
     make_trackers(config.output.trackers, folder)
-    engine = config.engine.model_copy(update={"device": "cpu", "capture": False})
+    engine = config.engine.model_copy(update={"device": "cpu"})
     loop = make_training_loop(config.model_copy(update={"engine": engine}), seed, folder, task)
     loop.runner.start(loop.untrained)  # where an optional package is missing, a component says so here
 

@@ -19,9 +19,8 @@ from fedskew.engine._local_work import LocalWork
 from fedskew.engine._sequential import ClientResult, SequentialBackend
 from fedskew.engine.cohort._layers import MappedNetwork
 from fedskew.engine.cohort._rules import stack_size
-from fedskew.engine.cohort._stack import StackedClient, StackTrainer
+from fedskew.engine.cohort._stack import Stack, StackedClient
 from fedskew.engine.cohort._step import Networks, Step
-from fedskew.engine.cohort.capture import CapturedTrainer
 from fedskew.errors import BackendWarning, ComponentError, RunError
 from fedskew.models import FlatModel, added_to
 
@@ -41,8 +40,6 @@ class CohortBackend(Backend):
         observe: Called with every client's model after its training.
         chunk: Largest number of clients in a stack; None: as many as fit into memory, estimated from tensor shapes.
         not_mapped: Why clients are trained one after another all the same; None if they are not.
-        capture: Capture steps as CUDA graphs where possible. On the CPU the same steps run without a graph, on the
-            tensors that a graph would use.
     """
 
     name: ClassVar[str] = "cohort"
@@ -50,7 +47,6 @@ class CohortBackend(Backend):
     work: LocalWork
     observe: Observer | None = None
     chunk: int | None = None
-    capture: bool = False
 
     def __post_init__(self) -> None:
         self.not_mapped: str | None = None
@@ -59,16 +55,15 @@ class CohortBackend(Backend):
             _train_alone([self], f"{added}, which can't be mapped over clients")
 
     @cached_property
-    def trainer(self) -> StackTrainer:
-        """What trains a stack of clients."""
+    def step(self) -> Step:
+        """The local step of stacked clients."""
         reads, batch_statistics = self.work.objective.reads, self.work.training.teacher_train_mode
         networks = Networks(
             train=MappedNetwork(self.model, train=True),
             teacher=MappedNetwork(self.model, False, batch_statistics) if "teacher" in reads else None,
             previous=MappedNetwork(self.model, False) if "previous" in reads else None,
         )
-        step = Step(networks, self.work)
-        return CapturedTrainer(step) if self.capture else StackTrainer(step)
+        return Step(networks, self.work)
 
     def train(self, round: int, cohort: Sequence[Assignment], sent: Sent) -> list[Update]:
         """See `Backend.train`."""
@@ -104,11 +99,6 @@ class CohortBackend(Backend):
         if not self.work.trains_like(other.work):
             return False
         return all(torch.equal(one, two) for one, two in zip(self.untrained, other.untrained, strict=True))
-
-    @property
-    def not_captured(self) -> str | None:
-        """Why steps are not captured although `capture` is set; None if they are, or before the first round."""
-        return self.trainer.not_captured
 
 
 class CohortRequest(NamedTuple):
@@ -198,7 +188,7 @@ def _train_mapped(requests: Sequence[CohortRequest]) -> list[list[Update]]:
         alike.sort(key=lambda client: -client.steps)
         for start in range(0, len(alike), first.stack_size):
             stacked = alike[start : start + first.stack_size]
-            results |= dict(zip(stacked, first.trainer.train(stacked), strict=True))
+            results |= dict(zip(stacked, Stack(first.step, stacked).train(), strict=True))
     remaining = iter(clients)
     return [
         [

@@ -64,24 +64,6 @@ class StackedClient:
         return stream_key(self.work.seed, purpose, self.setup.round, self.setup.task.client)
 
 
-class StackTrainer:
-    """Trains stacks of clients.
-
-    Attributes:
-        not_captured: Why steps are not captured although this was asked for; None if they are, or were not to be.
-        step: The local step of stacked clients.
-    """
-
-    not_captured: str | None = None
-
-    def __init__(self, step: Step) -> None:
-        self.step = step
-
-    def train(self, clients: Sequence[StackedClient]) -> list[ClientResult]:
-        """Take all steps of clients of one kind, given in the order of falling numbers of steps."""
-        return Stack(self.step, clients).train()
-
-
 class Stack:
     """The data and the schedule of clients of one kind.
 
@@ -90,7 +72,6 @@ class Stack:
     Args:
         step: The local step of stacked clients.
         clients: Clients of one kind, in the order of falling numbers of steps.
-        apart: Whether to copy the clients' samples out of the data set.
 
     Attributes:
         data: Data that stay the same during training.
@@ -102,10 +83,10 @@ class Stack:
         smallest: Number of real rows in the smallest batch.
     """
 
-    def __init__(self, step: Step, clients: Sequence[StackedClient], apart: bool = False) -> None:
+    def __init__(self, step: Step, clients: Sequence[StackedClient]) -> None:
         self.clients, self.settings = clients, clients[0].setup.settings
         self.work, self._step, self._device = step.work, step, self.settings.start.device
-        inputs, targets, rows = self._samples(apart)
+        inputs, targets, rows = self._samples()
         self.data = StackData(inputs, targets, clients[0].setup.sent, self._own(), self._augmentation())
         self._schedule(rows)
 
@@ -194,14 +175,14 @@ class Stack:
         keys = torch.tensor([client.key(Purpose.AUGMENTATION) for client in self.clients])
         return keys.unsqueeze(1).to(self._device)
 
-    def _samples(self, apart: bool) -> tuple[Inputs, Tensor, list[NDArray[np.int64]]]:
+    def _samples(self) -> tuple[Inputs, Tensor, list[NDArray[np.int64]]]:
         """Return inputs and targets with the samples of all clients, and each client's rows of them.
 
-        They are the data set itself if all clients share one and `apart` is False, else copies of the samples.
+        They are the data set itself if all clients share one, else copies of the samples.
         """
         samples = [client.setup.samples for client in self.clients]
         inputs, targets, _, _ = samples[0]
-        if not apart and all(one.inputs is inputs and one.targets is targets for one in samples):
+        if all(one.inputs is inputs and one.targets is targets for one in samples):
             return inputs, targets, [one.rows for one in samples]
         picked = [(one, torch.from_numpy(one.rows).to(one.targets.device)) for one in samples]
         ends = np.cumsum([len(one.rows) for one in samples])

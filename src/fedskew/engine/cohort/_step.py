@@ -59,7 +59,7 @@ class StepInputs(NamedTuple):
         dropout: Keys of the dropout layers, `(clients,)`; None without dropout.
     """
 
-    number: int | Tensor
+    number: int
     rows: Tensor
     mask: Tensor | None
     smallest: int
@@ -84,7 +84,7 @@ class StepResult(NamedTuple):
 
 @dataclass(frozen=True)
 class Step:
-    """A local step of stacked clients. Its operations depend on shapes, not on values, so that it can be captured."""
+    """A local step of stacked clients, whose operations depend on shapes only: it never waits for the device."""
 
     networks: Networks
     work: LocalWork
