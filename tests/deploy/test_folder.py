@@ -236,7 +236,7 @@ def test_of_three_sites_no_update_is_longer_than_the_median_unless_the_method_ta
 
 
 @pytest.mark.slow
-def test_check_says_what_bounds_a_liar_and_what_a_lie_gains(config, tmp_path, capsys):
+def test_check_says_what_bounds_a_liar(config, tmp_path, capsys):
     folder = init(config, tmp_path / "fed", "--set", "method.preset=fedavg")
     capsys.readouterr()
     deploy("check", folder)
@@ -244,7 +244,6 @@ def test_check_says_what_bounds_a_liar_and_what_a_lie_gains(config, tmp_path, ca
     assert "can be played, by 2 sites" in said
     assert "norm_action = leave_out" in said
     assert "training.weight_limit: none; one site may have all of the weight" in said
-    assert "10**9 samples, as many of each class 1.000 1.00" in said
     assert "made-up label counts" in said
 
 
@@ -257,7 +256,6 @@ def test_check_takes_the_label_counts_of_the_newest_run(config, tmp_path, capsys
     run.joinpath("deployment.json").write_text(json.dumps({"label_counts": [[3] * classes, [1] * classes]}))
     deploy("check", folder)
     said = " ".join(capsys.readouterr().out.split())
-    assert "the truth 0.250 1.00" in said
     assert "the label counts of shoes-1" in said
 
 

@@ -164,7 +164,7 @@ def init(
 @away_from_current_folder()
 def check_federation(folder: Annotated[Path, FOLDER], trust_code: TrustCode = False) -> None:
     """Check a federation's folder before it runs: that server and sites can play its config, what stands still where a
-    site is lost, what bounds a site that lies, and how much weight a lie about its own label counts gains it.
+    site is lost, and what bounds a site that lies.
 
     The label counts are those of the newest run, where there is one, else an example. Nothing that the folder's app
     names of its own is run, unless you trust it.
@@ -197,13 +197,9 @@ def check_federation(folder: Annotated[Path, FOLDER], trust_code: TrustCode = Fa
 
 def _check_federation(folder: Path) -> None:
     """Check the folder of a federation whose own code, if it has any, may run."""
-    import numpy as np
-
-    from fedskew.cli.tables import lies_table
     from fedskew.deploy import (
         check_config,
         check_target_file,
-        lies,
         limit_in_words,
         losses_in_words,
         noise_in_words,
@@ -221,7 +217,7 @@ def _check_federation(folder: Path) -> None:
     counts, whose = _paper_counts(folder, agreed)
     played = rehearse(config, agreed, place, counts)
     console = Console(soft_wrap=True, highlight=False)
-    console.print(f"{folder}: can be played, by {counted(len(agreed.sites), 'site')}", markup=False)
+    console.print(f"{folder}: can be played, by {counted(len(agreed.sites), 'site')}, with {whose}", markup=False)
     for line in (
         f"updates = masked: the server sees sums over {agreed.sum_sites} sites at least, one of a round, so that "
         "nothing bounds what a site that lies sends, and a round is lost with a site that masks and does not open"
@@ -238,12 +234,6 @@ def _check_federation(folder: Path) -> None:
         *target_site_in_words(config, agreed),
     ):
         console.print(line, markup=False)
-    mix, training = played.federation.target, config.training
-    if mix is None:
-        mix = np.full(counts.shape[1], 1 / counts.shape[1])
-        whose = f"{whose}, and a target of equal shares, as nobody knows its mix yet"
-    gains = lies(played.made.method, counts, mix, training.participation, training.weight_limit)
-    console.print(lies_table(gains, whose), soft_wrap=False)
 
 
 @app.command()

@@ -18,7 +18,7 @@ from fedskew.report import SiteActivity, after_finish, as_trained, headline_in_w
 from fedskew.tables import Spread, counted
 
 if TYPE_CHECKING:
-    from fedskew.deploy import Agreement, Disclosure, Lie, SiteData, Terms
+    from fedskew.deploy import Agreement, Disclosure, SiteData, Terms
     from fedskew.papers import Reproduction
 
 BAR = 24
@@ -116,23 +116,6 @@ def disclosure_table(things: Sequence[Disclosure], agreement: Agreement) -> Tabl
     table.caption = (
         f"Nothing else leaves it: never {', '.join(never)}. Flower learns the site's address, its key, and when it is "
         "connected. What a model may reveal of the samples that it was trained on: docs/privacy.md of fedskew."
-    )
-    return table
-
-
-def lies_table(lies: Sequence[Lie], whose: str) -> Table:
-    """Return a row for each lie: the share of the weight that it gains a site, and of the rounds."""
-    table = Table(
-        title="What a lie gains the smallest site", title_justify="left", caption_justify="left", box=box.SIMPLE
-    )
-    table.add_column("it says of itself", no_wrap=True)
-    for heading in ("share of the weight", "share of the rounds"):
-        table.add_column(heading, justify="right")
-    for lie in lies:
-        table.add_row(lie.what or "the truth", f"{lie.weight:.3f}", f"{lie.rounds:.2f}")
-    table.caption = (
-        f"Worked out with {whose}; the other sites tell the truth. What each lie gains under other methods, and what "
-        "stops it: docs/threats.md of fedskew."
     )
     return table
 

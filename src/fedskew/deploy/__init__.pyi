@@ -42,9 +42,6 @@ from ._ledger import Ledger as Ledger
 from ._ledger import NotAgreedError as NotAgreedError
 from ._ledger import Release as Release
 from ._ledger import converted as converted
-from ._lies import Lie as Lie
-from ._lies import example_counts as example_counts
-from ._lies import lies as lies
 from ._local import LocalFederation as LocalFederation
 from ._local import free_port as free_port
 from ._mask_keys import key_fingerprint as key_fingerprint
@@ -63,6 +60,7 @@ from ._registry import register as register
 from ._registry import revoke as revoke
 from ._rehearsal import Loss as Loss
 from ._rehearsal import Rehearsal as Rehearsal
+from ._rehearsal import example_counts as example_counts
 from ._rehearsal import limit_in_words as limit_in_words
 from ._rehearsal import losses_in_words as losses_in_words
 from ._rehearsal import rehearse as rehearse

@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 from fedskew import methods
 from fedskew.deploy._agreement import Agreement
 from fedskew.deploy._assembly import Assembly, FloatArray, assemble
-from fedskew.deploy._lies import example_counts
 from fedskew.deploy._sum_messages import even, over_few, why_no_sum
 from fedskew.engine import Assignment, Backend, ClientStates, Cohort, Federation, Sent, ServerState, Update
 from fedskew.experiment import Config
+from fedskew.partition import DirichletByClass
+from fedskew.randomness import Purpose, generator
 
 ROUNDS = 20
 
@@ -71,6 +72,14 @@ def rehearse(
     federation = made.federation(_Nobody(), counts, ClientStates())
     losses = [_loss(made, federation, client) for client in range(len(agreement.names))]
     return Rehearsal(made, federation, tuple(losses))
+
+
+def example_counts(sites: int, classes: int) -> FloatArray:
+    """Make label counts `(sites, classes)` of sites that hold few classes: a Dirichlet partition (beta 0.3) of 100
+    samples a site."""
+    labels = np.arange(100 * sites) % classes
+    rows = DirichletByClass(0.3, min_size=5).split(labels, sites, generator(0, Purpose.PARTITION), num_classes=classes)
+    return np.array([np.bincount(labels[own], minlength=classes) for own in rows], dtype=np.float64)
 
 
 def limit_in_words(rehearsal: Rehearsal) -> str:
