@@ -4,8 +4,8 @@
 
 RUNS is the folder given to `fedskew arena` with --out. Of its `arena-arena`, every run goes to
 `docs/measured/arena-runs.csv`, tables and figures to `docs/measured/arena*`. Of its `arena-advice`, every run goes to
-`docs/measured/advice-runs.csv`, the table of evidence and its validation into the package, and what they say to
-`docs/measured/advice.md`. Run it again, in the repository's folder, whenever there are more runs.
+`docs/measured/advice-runs.csv`, the table of evidence into the package, tables and figures to `docs/measured/advice*`.
+Run it again, in the repository's folder, whenever there are more runs.
 """
 
 from __future__ import annotations
@@ -15,13 +15,11 @@ import shutil
 import sys
 from pathlib import Path
 
-from fedskew import advice
 from fedskew.arena import ArenaState, read_arena, read_state, write_comparison
-from fedskew.errors import DataError
-from fedskew.tables import markdown_table
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 MEASURED = REPOSITORY / "docs" / "measured"
+EVIDENCE = REPOSITORY / "src" / "fedskew" / "arena" / "evidence.csv.gz"
 FIGURES = {"differences.png": "Differences from FedAvg", "ranks.png": "Average ranks"}
 
 
@@ -37,7 +35,7 @@ def state_of(name: str, runs: Path) -> ArenaState:
     return state
 
 
-def publish_page(name: str, runs: Path, more: str = "") -> None:
+def publish_page(name: str, runs: Path) -> None:
     """Copy runs, tables and figures of an arena to the documentation."""
     folder = runs / f"arena-{name}"
     shutil.copy(folder / "runs.csv", MEASURED / f"{name}-runs.csv")
@@ -45,7 +43,6 @@ def publish_page(name: str, runs: Path, more: str = "") -> None:
     lines = [
         f"# Measured: {name}",
         page,
-        more,
         f"Every run, those that tune among them: [{name}-runs.csv]({name}-runs.csv).",
     ]
     for file, alternative in FIGURES.items():
@@ -55,42 +52,12 @@ def publish_page(name: str, runs: Path, more: str = "") -> None:
     (MEASURED / f"{name}.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def publish_evidence(runs: Path) -> str:
-    """Ship the table of evidence and its validation, and return what the validation says."""
-    made = runs / "arena-advice" / "evidence.csv.gz"
-    evidence = advice.read_evidence(made)
-    try:
-        found = advice.validate(evidence)
-    except DataError as error:
-        return f"The table of evidence does not ship yet: {error}."
-    shutil.copy(made, advice.SHIPPED)
-    advice.SHIPPED_VALIDATION.write_text(advice.validation_text(found), encoding="utf-8")
-    names = ["left out", "predictor", "Spearman", "80 % holds", "advised", "rule", "best fixed", "oracle"]
-    rows = [
-        [
-            *(one.left_out, one.predictor, f"{one.spearman:.2f}", f"{one.coverage:.0%}"),
-            *(f"{value:+.1f}" for value in (one.advised, one.rule, one.best_fixed, one.oracle)),
-            *(f"{one.harmed:.0%}", f"{one.harmed_by_rule:.0%}", "yes" if one.accepted else "no"),
-        ]
-        for one in found
-    ]
-    return "\n".join(
-        [
-            f"## How good advice is, of {len(evidence):,} federations",
-            "",
-            "    fedskew advise --validate",
-            "",
-            markdown_table([*names, "harmed", "by rule", "accepted"], rows, labels=2),
-            "",
-        ]
-    )
-
-
 def main(runs: Path) -> None:
     """Publish the arenas that there are."""
     if (runs / "arena-advice" / "runs.csv").exists():
         state_of("advice", runs)
-        publish_page("advice", runs, publish_evidence(runs))
+        publish_page("advice", runs)
+        shutil.copy(runs / "arena-advice" / "evidence.csv.gz", EVIDENCE)
     if (runs / "arena-arena" / "runs.csv").exists():
         state_of("arena", runs)
         publish_page("arena", runs)

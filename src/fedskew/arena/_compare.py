@@ -20,7 +20,6 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedskew.advice import HARM
 from fedskew.arena._jobs import Line
 from fedskew.report import holm
 
@@ -31,6 +30,7 @@ VIEWS: tuple[View, ...] = ("rounds", "compute", "traffic")
 """What is equal when methods are compared: rounds; compute (local steps, one with a further pass counting for more); or
 traffic (bytes, up and down, those of a finish included)."""
 
+HARM = -1.0  # points behind the reference from which on a method does harm
 COLLAPSED = -20.0
 """Difference from the reference, in points, below which a run counts as collapsed."""
 

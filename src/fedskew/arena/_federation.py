@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from fedskew import advice, methods
+from fedskew import methods
+from fedskew.arena._advice import figures as figures_of
 from fedskew.errors import ArgumentError, BackendWarning, ConfigError, DataWarning, FedskewError, PartitionError
 from fedskew.experiment import Config, Result, keep_data, resolve, simulate, simulate_together
 from fedskew.report import SeedRun, with_finished
@@ -35,8 +36,7 @@ class Trained:
 
     Attributes:
         rows: The results of each seed, as texts by the names in `FIGURES`.
-        federation: Its data set and partition rule, and figures of its labels and of the setting (see
-            `advice.features`), as texts; empty where it could not be trained.
+        federation: The federation in words, and its figures; empty where it could not be trained.
         failed: Why it could not be trained this time: data are missing, or a run failed; empty if it was, or never can
             be. There are no rows then.
     """
@@ -103,11 +103,10 @@ def _trained(result: Result, last: int) -> Trained:
     rows = {run.seed: _row(config, run, last) for run in result.runs}
     first = result.runs[0]
     training = config.training
-    figures = advice.features(
+    figures = figures_of(
         first.counts, first.target, training.participation, training.epochs if training.steps is None else None
     )
-    names = {"task": config.data.name, "rule": config.partition.rule, "federation": _in_words(config)}
-    return Trained(rows, names | {name: f"{value:.6g}" for name, value in figures.items()})
+    return Trained(rows, {"federation": _in_words(config)} | {name: f"{value:.6g}" for name, value in figures.items()})
 
 
 def _in_words(config: Config) -> str:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-from fedskew.advice import evidence_bytes
+from fedskew.arena._advice import evidence_bytes
 from fedskew.arena._arena import Arena
 from fedskew.arena._compare import VIEWS, Part, Ranks, Scores, Standing, View, by_axis, ranks, scores, standings
-from fedskew.arena._evidence import evidence
+from fedskew.arena._files import OF_FEDERATION
 from fedskew.arena._run import ArenaState
 from fedskew.files import replacing, write_text, writing
 from fedskew.tables import counted, csv_text, markdown_table
@@ -20,8 +21,7 @@ _VIEW_WORDS: dict[View, str] = {
     "compute": "At equal compute: the local steps of the reference's last round, a further pass counting for a third",
     "traffic": "At equal traffic: the bytes, up and down, of the reference's last round, a finish's among them",
 }
-EVIDENCE = "evidence.csv.gz"
-"""Name of the table for `fedskew advise`."""
+EVIDENCE = "evidence.csv.gz"  # the table for `fedskew advise`
 
 _MOST_LABELS = 12
 _PARTS = "mean difference, median of runs (trainings; collapsed runs)"
@@ -53,16 +53,15 @@ def write_comparison(state: ArenaState, out: Path) -> list[Path]:
         "standings.csv": csv_text(_standing_lines(tables)),
         "choices.csv": csv_text(_choice_lines(state)),
     }
-    table = evidence(state)
+    evidence = _evidence(state, found["rounds"])
     with writing(folder):
         for name, text in files.items():
             write_text(folder / name, text)
-        if table is not None:
-            with replacing(folder / EVIDENCE) as part:
-                part.write_bytes(evidence_bytes(table))
+        with replacing(folder / EVIDENCE) as part:
+            part.write_bytes(evidence)
     _draw(arena, tables["rounds"], ranked, folder)
     drawn = [folder / "differences.png", *([folder / "ranks.png"] if ranked.methods else [])]
-    return [*(folder / name for name in files), *([] if table is None else [folder / EVIDENCE]), *drawn]
+    return [*(folder / name for name in files), folder / EVIDENCE, *drawn]
 
 
 def standing_table(rows: Sequence[Standing]) -> tuple[list[str], list[list[str]]]:
@@ -116,6 +115,21 @@ def comparison_notes(arena: Arena) -> list[str]:
         "Holm-corrected for the methods. Ahead, harmed: share of the trainings in which it is ahead, or more than a "
         "point behind. Collapsed: runs more than 20 points behind.",
     ]
+
+
+def _evidence(state: ArenaState, found: Scores) -> bytes:
+    """Return what every method gained over the reference in every federation, mean over seeds."""
+    gains: dict[tuple[str, ...], dict[str, float]] = {}
+    for method, own in found.values.items():
+        for (situation, partition), seeds in own.items():
+            known = [one.difference for one in seeds.values() if one.difference is not None]
+            if known and method != state.arena.reference:
+                gains.setdefault((*situation, partition), {})[method] = fmean(known)
+    federations = {
+        key: {name.removeprefix(OF_FEDERATION): value for name, value in line.items()}
+        for key, line in state.federations.items()
+    }
+    return evidence_bytes(federations, gains)
 
 
 def _page(state: ArenaState, found: dict[View, Scores], tables: dict[View, list[Standing]], ranked: Ranks) -> str:

@@ -14,7 +14,6 @@ import typer
 from rich.padding import Padding
 from rich.table import Table
 
-from fedskew.advice import is_shipped
 from fedskew.cli.advise import Epochs, Participation, advice_for, print_advice
 from fedskew.cli.console import Console
 from fedskew.cli.counts import (
@@ -107,8 +106,7 @@ def describe(
     _print_classes(console, report)
     heading(console, "Clients")
     _print_clients(console, report)
-    if is_shipped():
-        print_advice(console, advice_for(source, mix, participation, epochs))
+    print_advice(console, advice_for(source, mix, participation, epochs))
     if drawn is not None:
         console.print(f"\nWho holds what: {drawn}", soft_wrap=True, markup=False)
 

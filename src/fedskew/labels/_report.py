@@ -1,6 +1,6 @@
 """The skew report: what the labels look like, what it means for training, and which methods look at it.
 
-It says of a method only what follows from its formula; which one to take is for `fedskew.advice` to say, from evidence.
+It says of a method only what follows from its formula; what each gained in simulations `fedskew.arena` says.
 """
 
 from __future__ import annotations

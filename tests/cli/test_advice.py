@@ -1,0 +1,146 @@
+"""Advice from a table: the nearest federations and what methods gained there, by hand; the command; the mistakes."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.cli.conftest import Command
+
+from fedskew.arena import advise, evidence_bytes, figures
+from fedskew.errors import ArgumentError, DataError
+
+COUNTS = np.array([[50, 50, 0, 0], [0, 50, 50, 0], [0, 0, 50, 50], [50, 0, 0, 50]])
+HALF = [0.1] * 10 + [1.0] * 10
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Any:
+    """Writes a table of federations that are alike but for the participation and the target."""
+
+    def write(gains: Sequence[Sequence[float]], shares: Sequence[float], target: Sequence[Any] | None = None) -> Path:
+        federations, gained = {}, {}
+        for at, (row, share) in enumerate(zip(gains, shares, strict=True)):
+            found = figures(COUNTS, None if target is None else target[at], share, 1)
+            key = (str(at),)
+            federations[key] = {"federation": f"number {at}"} | {name: f"{value:.6g}" for name, value in found.items()}
+            gained[key] = {name: gain for name, gain in zip("abcdef", row, strict=False) if not math.isnan(gain)}
+        path = tmp_path / "evidence.csv.gz"
+        path.write_bytes(evidence_bytes(federations, gained))
+        return path
+
+    return write
+
+
+def test_figures_are_those_of_the_federation_and_never_nan() -> None:
+    found = figures(COUNTS, [3, 1, 1, 1], 0.5, 3)
+    assert found == {
+        "skew": pytest.approx(0.5),
+        "clients_log": pytest.approx(math.log(4)),
+        "classes_log": pytest.approx(math.log(4)),
+        "samples_per_client_log": pytest.approx(math.log(100)),
+        "participation": 0.5,
+        "epochs_log": pytest.approx(math.log(3)),
+        "target": 1.0,
+        "target_distance": pytest.approx(math.sqrt(0.25**2 + 3 * (1 / 12) ** 2)),
+    }
+    assert all(math.isfinite(value) for value in figures([[3, 0]], None, 1.0, None).values())
+
+
+def test_a_federation_is_compared_with_its_nearest(table) -> None:
+    path = table([[float(at), -1.0] for at in range(20)], HALF)
+    found = advise(COUNTS, None, 0.1, 1, table=path)
+    assert {one["federation"] for one in found.neighbours} == {f"number {at}" for at in range(10)}
+    first, second = found.methods
+    assert first == {"method": "a", "median": 4.5, "low": pytest.approx(0.9), "high": pytest.approx(8.1)} | {
+        "ahead": 9,
+        "of": 10,
+    }
+    assert (second["method"], second["median"], second["ahead"]) == ("b", -1.0, 0)
+    assert (found.neighbours[0]["best"], found.neighbours[3]["best"], found.neighbours[3]["gain"]) == ("fedavg", "a", 3)
+    assert (found.supported, found.method) == (True, "a")
+    assert "it was ahead of FedAvg in 9 of 10, by +4.5 points" in found.sentence()
+    rest = advise(COUNTS, None, 0.1, 1, without=["a"], table=path)
+    assert ([one["method"] for one in rest.methods], rest.method) == (["b"], "fedavg")
+
+
+def test_the_nearest_by_participation_come_first_of_those_where_not_all_take_part(table) -> None:
+    path = table([[float(at)] for at in range(24)], [*np.linspace(0.1, 0.9, 20), 1, 1, 1, 1])
+    found = advise(COUNTS, None, 0.9, 1, table=path)
+    assert [one["federation"] for one in found.neighbours] == [f"number {at}" for at in range(19, 9, -1)]
+    assert [one["federation"] for one in advise(COUNTS, table=path).neighbours] == [
+        f"number {at}" for at in range(20, 24)
+    ]
+
+
+def test_a_method_that_needs_a_target_is_named_only_where_there_is_one(table) -> None:
+    target = [1, 1, 1, 1]
+    path = table([[9.0, 1.0]] * 15 + [[math.nan, 1.0]] * 5, [0.1] * 20, [target] * 15 + [None] * 5)
+    without = advise(COUNTS, None, 0.1, 1, table=path)
+    assert (without.method, [one["method"] for one in without.methods]) == ("b", ["b"])
+    assert advise(COUNTS, target, 0.1, 1, table=path).method == "a"
+    assert advise(COUNTS, target, 1.0, 1, table=path).method is None  # nowhere do all take part
+
+
+def test_outside_the_table_no_method_is_named(table) -> None:
+    found = advise(np.full((300, 100), 7), None, 0.1, 1, table=table([[2.0, 1.0]] * 20, np.linspace(0.1, 0.9, 20)))
+    assert (found.supported, found.method, len(found.neighbours)) == (False, None, 10)
+    assert "unlike all simulated ones" in found.sentence()
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"participation": 0}, "participation: must be a share"),
+        ({"epochs": 0}, "epochs: must be above 0"),
+        ({"without": ["aa"]}, "without: the table has no method 'aa' (did you mean 'a'?)"),
+    ],
+)
+def test_wrong_arguments(table, more: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        advise(COUNTS, table=table([[1.0, 2.0]] * 12, [0.1] * 12), **more)
+    assert message in str(caught.value)
+
+
+def test_what_is_no_table_is_named(tmp_path: Path, table) -> None:
+    path = table([[1.0]], [0.1])
+    path.write_bytes(b"no table")
+    with pytest.raises(DataError, match="the table of evidence can't be read"):
+        advise(COUNTS, table=path)
+
+
+def test_the_table_that_ships_names_a_method() -> None:
+    rng = np.random.default_rng(0)
+    found = advise(rng.multinomial(60, np.full(10, 0.1), 20), None, 0.2)
+    assert found.supported
+    assert {"ccvr", "fedentopt"} <= {one["method"] for one in found.methods}
+
+
+def test_the_command_shows_methods_and_neighbours(tmp_path: Path, table, command: Command) -> None:
+    table([[2.0 + at % 3, -1.0] if at < 10 else [-2.0, 3.0] for at in range(20)], HALF)
+    lines = ["client,w,x,y,z", *(f"{at},{','.join(map(str, row))}" for at, row in enumerate(COUNTS.tolist()))]
+    (tmp_path / "counts.csv").write_text("\n".join(lines))
+    own = ("advise", "counts.csv", "--table", "evidence.csv.gz")
+    done = command(*own, "--participation", "0.1", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "Take a: of the 10 simulated federations" in done.stdout
+    assert "fedskew methods NAME says what a method asks of clients and reveals" in " ".join(done.stdout.split())
+    assert "number 9" in done.stdout or "number 0" in done.stdout
+    assert "Small networks, digits and clothes" in done.stdout
+    found = json.loads(command(*own, "--json", cwd=tmp_path).stdout)
+    assert (found["method"], found["supported"], len(found["neighbours"])) == ("b", True, 10)
+    assert found["methods"][0] == {"method": "b", "median": 3.0, "low": 3.0, "high": 3.0, "ahead": 10, "of": 10}
+    assert "Take FedAvg" in command(*own, "--without", "b", cwd=tmp_path).stdout
+    for words, message in {
+        ("--participation", "0"): "participation: must be a share above 0",
+        ("--without", "bb"): "the table has no method 'bb'",
+        ("--table", "counts.csv"): "counts.csv: the table of evidence can't be read",
+    }.items():
+        wrong = command(*own, *words, cwd=tmp_path)
+        assert (wrong.returncode != 0, wrong.stderr.count("\n")) == (True, 1)
+        assert message in wrong.stderr
