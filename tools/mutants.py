@@ -159,6 +159,8 @@ def noticed(change: dict[str, str], measured: coverage.CoverageData) -> str | No
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "src"
         shutil.copytree(ROOT / "src", copy, ignore=shutil.ignore_patterns("__pycache__"))
+        for beside in ("recipes", "docs", "examples"):  # found from the package's place
+            (Path(folder) / beside).symlink_to(ROOT / beside)
         path = copy / "fedskew" / file.relative_to(SOURCE)
         lines = path.read_text(encoding="utf-8").splitlines()
         indent = lines[number - 1][: len(lines[number - 1]) - len(lines[number - 1].lstrip())]
