@@ -15,7 +15,6 @@ from torch.nn.parameter import is_lazy
 from fedskew.errors import ArgumentError
 from fedskew.models._added import check_added, parameter_hooks
 from fedskew.models._faster import Faster
-from fedskew.models._wide_linear import Product, gradients, wide_layers
 
 
 @dataclass(frozen=True)
@@ -124,7 +123,6 @@ class FlatModel:
         self._gradients = self.parts(self.gradient)
         for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
             parameter.grad = gradient
-        self._wide = wide_layers(module)
         self._places = [_place(module, name) for name in (*parameters, *floating)]
         self._addresses = [place.addresses() for place in self._places]
 
@@ -222,9 +220,7 @@ class FlatModel:
     ) -> None:
         """Take one step of SGD on the model's own parameters, in place, like `torch.optim.SGD`.
 
-        The gradient is not assembled into one vector. If a linear layer of `wide` is used once, on inputs `(batch,
-        in)`, and nothing else reads its weight, the gradient of its weight is not even computed, and the step of this
-        weight is rounded differently.
+        The gradient is not assembled into one vector.
 
         Args:
             objective: Computes the value to minimise, 0-d, at the module's current parameters.
@@ -233,27 +229,18 @@ class FlatModel:
             momentum: Momentum, in [0, 1).
             weight_decay: L2 penalty.
         """
-        parameters: list[Tensor] = []
-        buffers: list[Tensor] = []
-        directions: list[Tensor] = []
-        for place, gradient in enumerate(gradients(objective, self._parameters, self._wide)):
-            own, buffer = self._own[place], velocity[place] if velocity else None
-            if isinstance(gradient, Product):
-                gradient.descend(own, buffer, lr, momentum, weight_decay)
-                continue
-            parameters.append(own)
-            directions.append(gradient)
-            if buffer is not None:
-                buffers.append(buffer)
-        if not parameters:  # PyTorch's operations on lists refuse empty lists
-            return
+        found = torch.autograd.grad(objective(), self._parameters, allow_unused=True)
+        directions = [
+            torch.zeros_like(own) if gradient is None else gradient
+            for own, gradient in zip(self._own, found, strict=True)
+        ]
         if weight_decay:
-            directions = list(torch._foreach_add(directions, parameters, alpha=weight_decay))
-        if buffers:
-            torch._foreach_mul_(buffers, momentum)
-            torch._foreach_add_(buffers, directions)
-            directions = buffers
-        torch._foreach_sub_(parameters, directions, alpha=lr)
+            directions = list(torch._foreach_add(directions, self._own, alpha=weight_decay))
+        if velocity:
+            torch._foreach_mul_(velocity, momentum)
+            torch._foreach_add_(velocity, directions)
+            directions = list(velocity)
+        torch._foreach_sub_(self._own, directions, alpha=lr)
 
     def parts(self, vector: Tensor) -> list[Tensor]:
         """Split a vector into views, one for each parameter, in the order of `names`.
