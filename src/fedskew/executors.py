@@ -13,58 +13,50 @@ from multiprocessing.connection import Connection
 from queue import Empty, SimpleQueue
 from typing import Any, ParamSpec, TypeVar
 
-from fedskew.children import Child, Reply
+from fedskew.children import Child, Reply, hear_interrupts
 from fedskew.errors import MissingPackageError, RunError
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _SECONDS = 10
 _LOST_WORKERS = 3
+_parent: Connection | None = None  # of a child process
 
 
 class Processes(Executor):
-    """Runs calls in child processes of this one.
+    """Runs calls in child processes of this one, which end with it even if it is killed.
 
-    Unlike those of `ProcessPoolExecutor`, they end with this process even if it is killed, and when one of them is
-    killed, only its own call fails; the next call starts another.
+    When one of them is killed, only its own call fails; the next call starts another.
 
     Args:
         number: Largest number of processes at a time.
+        hear: Called, in a thread, with what a call passes to `report` before it ends.
     """
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, hear: Callable[[Any], None] = lambda value: None) -> None:
         self._threads = ThreadPoolExecutor(number)  # each waits for a child's reply
         self._idle: SimpleQueue[Child] = SimpleQueue()
         self._children: set[Child] = set()
+        self._hear = hear
         self._ended = False
 
     def submit(self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[_T]:
-        """Call a function in a child process; the function and its arguments are pickled.
-
-        Args:
-            fn: The function, importable from a module.
-            *args: Its arguments.
-            **kwargs: Its keyword arguments.
-
-        Returns:
-            The call's future.
-        """
+        """Call a function, importable from a module, in a child process."""
         return self._threads.submit(self._call, fn, args, kwargs)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """End the processes.
-
-        Args:
-            wait: Whether to let running calls end; otherwise they are killed.
-            cancel_futures: Whether to cancel calls that have not begun.
-        """
+        """End the processes; without `wait`, interrupt running calls, as Ctrl-C does; a second Ctrl-C kills."""
         self._threads.shutdown(wait=wait, cancel_futures=cancel_futures)
         self._ended = True
-        for child in list(self._children):
-            child.process.kill()  # its thread gets an EOFError, and closes the connection
-        self._threads.shutdown(wait=True)
-        for child in list(self._children):
-            child.kill()
+        try:
+            for child in list(self._children):
+                child.interrupt()
+            self._threads.shutdown()
+            for child in list(self._children):
+                child.process.join()
+        finally:
+            for child in list(self._children):
+                child.kill()
 
     def _call(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         try:
@@ -76,7 +68,8 @@ class Processes(Executor):
             if self._ended:
                 raise RunError("stopped")
             child.send((fn, args, kwargs))
-            reply = child.receive()
+            while not (reply := child.receive()).done:
+                self._hear(reply.value)
         except (EOFError, ConnectionError):
             said = child.how_it_ended()
             self._children.discard(child)
@@ -89,9 +82,19 @@ class Processes(Executor):
         raise value
 
 
+def report(value: Any) -> bool:
+    """Tell `hear` of the process that made this call something; return whether it can hear it."""
+    if _parent is not None:
+        _parent.send(Reply(value, done=False))
+    return _parent is not None
+
+
 def _serve(connection: Connection) -> None:
     """Answer calls until the connection ends."""
-    with suppress(EOFError):
+    global _parent
+    _parent = connection
+    with suppress(EOFError, KeyboardInterrupt):
+        hear_interrupts()
         while True:
             fn, args, kwargs = connection.recv()
             try:
@@ -102,12 +105,15 @@ def _serve(connection: Connection) -> None:
 
 
 @contextmanager
-def executor(processes: int, on: str | None = None) -> Iterator[tuple[Executor, int]]:
+def executor(
+    processes: int, on: str | None = None, hear: Callable[[Any], None] = lambda value: None
+) -> Iterator[tuple[Executor, int]]:
     """Open an executor, and end it with the block; at once if the block raises an error.
 
     Args:
         processes: Number of processes on this machine.
         on: Address of a Dask scheduler, such as `tcp://10.0.0.1:8786`, whose workers are used instead.
+        hear: See `Processes`; workers of a cluster report nothing.
 
     Yields:
         The executor, and the number of calls that it can run at a time.
@@ -116,15 +122,13 @@ def executor(processes: int, on: str | None = None) -> Iterator[tuple[Executor, 
         MissingPackageError: Dask is not installed.
         RunError: No Dask scheduler answers at that address, or it has no workers.
     """
-    with _dask(on) if on is not None else _processes(processes) as opened:
-        yield opened
-
-
-@contextmanager
-def _processes(number: int) -> Iterator[tuple[Executor, int]]:
-    pool = Processes(number)
+    if on is not None:
+        with _dask(on) as opened:
+            yield opened
+        return
+    pool = Processes(processes, hear)
     try:
-        yield pool, number
+        yield pool, processes
     except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)
         raise
@@ -137,18 +141,17 @@ def _dask(address: str) -> Iterator[tuple[Executor, int]]:
         from distributed import Client
     except ImportError:
         raise MissingPackageError("--on: needs Dask: pip install 'fedskew[dask]'") from None
+    start = f"dask worker {address} --nthreads 1"
     try:
         client = Client(address, timeout=_SECONDS, set_as_default=False)
     except (OSError, ValueError, TimeoutError):
         raise RunError(
             f"--on {address}: no Dask scheduler answers there; start one with: dask scheduler, and on each machine: "
-            f"dask worker {address} --nthreads 1"
+            f"{start}"
         ) from None
     with client:
         at_once = sum(client.ncores().values())
         if not at_once:
-            raise RunError(
-                f"--on {address}: the scheduler has no workers; start some: dask worker {address} --nthreads 1"
-            )
+            raise RunError(f"--on {address}: the scheduler has no workers; start some: {start}")
         # A call whose worker is lost is given to another worker, so many times.
         yield client.get_executor(pure=False, retries=_LOST_WORKERS), at_once

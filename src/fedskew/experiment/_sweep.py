@@ -23,7 +23,7 @@ from fedskew.experiment._identity import Present, changed_since, set_aside
 from fedskew.experiment._setup import choose_device, make_task, try_out
 from fedskew.experiment._simulate import is_finished, run_folder
 from fedskew.experiment._sweep_tables import CellResult, rows_of, table_notes, write_tables
-from fedskew.experiment._workers import run_all, run_on
+from fedskew.experiment._workers import run_all
 from fedskew.files import locked
 from fedskew.report import SeedRun
 
@@ -244,10 +244,7 @@ def _run_all(
             progress.ended(jobs[number], failure, None if failure is not None else _accuracy_of(jobs[number], out))
 
     configs = [job.config for job in jobs]
-    if executor is not None:
-        run_on(executor, configs, out, round_ended, run_ended)
-    else:
-        run_all(configs, out, processes or _default_processes(configs), round_ended, run_ended)
+    run_all(configs, out, executor, processes or _default_processes(configs), round_ended, run_ended)
     return {jobs[number].key: reasons[number] for number in sorted(reasons)}
 
 
