@@ -12,13 +12,13 @@ The same types check a config, where the error names the key in the file instead
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Any, TypeVar, dataclass_transform
+from typing import Annotated, Any, TypeVar, dataclass_transform, get_args
 
 import numpy as np
 import pydantic
 from pydantic import ConfigDict, Field
 
-from fedskew.errors import ArgumentError, FedskewError
+from fedskew.errors import ArgumentError, FedskewError, nearest
 
 Finite = Annotated[float, Field(allow_inf_nan=False, strict=True)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
@@ -65,11 +65,7 @@ def component(cls: type[T]) -> type[T]:
 
 
 def plain(value: Any) -> Any:
-    """Return NumPy scalars, also in a list, tuple or table, as the Python numbers that they stand for.
-
-    Args:
-        value: The value.
-    """
+    """Return NumPy scalars, also in a list, tuple or table, as the Python numbers that they stand for."""
     if type(value) in (list, tuple):
         return type(value)(map(plain, value))
     if type(value) is dict:
@@ -77,19 +73,47 @@ def plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def first_mistake(error: pydantic.ValidationError, prefix: str = "") -> str:
-    """Describe the first mistake that pydantic found: the dotted key after `prefix`, what is wrong, the value.
+def first_mistake(
+    error: pydantic.ValidationError, prefix: str = "", fields: type[pydantic.BaseModel] | None = None
+) -> str:
+    """Return one line for the first mistake that pydantic found: the dotted key, what is wrong, the value.
+
+    Unknown keys come first, as they often explain the others.
 
     Args:
         error: pydantic's error.
         prefix: What stands before the key.
+        fields: The table that was read, whose keys are known; None: a component, which names its own parameters.
     """
-    first = error.errors()[0]
+    errors = error.errors()
+    first = next((entry for entry in errors if entry["type"] in _UNKNOWN), errors[0])
+    path, known = _place(first["loc"], fields)
+    key = prefix + ".".join(path)
     if first["type"] == "value_error":  # the class's own check, which names the parameter itself
-        return prefix + str(first["ctx"]["error"])
-    key = prefix + ".".join(map(str, first["loc"]))
+        said = str(first["ctx"]["error"])
+        return f"{key}: {said}" if fields is not None and key else prefix + said
+    if first["type"] in _UNKNOWN:
+        return f"{key}: no such {'parameter' if fields is None else f'key{nearest(path[-1], known)}'}"
     if first["type"] in ("missing", "missing_argument"):
         return f"{key}: missing"
-    if first["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
-        return f"{key}: no such parameter"
     return f"{key}: {first['msg'][0].lower()}{first['msg'][1:]} (got {first['input']!r})"
+
+
+_UNKNOWN = ("unexpected_keyword_argument", "extra_forbidden")
+
+
+def _place(loc: tuple[int | str, ...], table: type[pydantic.BaseModel] | None) -> tuple[list[str], list[str]]:
+    """Return where a mistake is, down to a table's key (pydantic goes on into unions), and the keys of that table."""
+    path: list[str] = []
+    known: list[str] = []
+    for part in map(str, loc):
+        path.append(part)
+        if table is None:
+            continue
+        fields = {field.alias or name: field for name, field in table.model_fields.items()}
+        known = list(fields)
+        kinds = [fields[part].annotation, *get_args(fields[part].annotation)] if part in fields else []
+        table = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, pydantic.BaseModel)), None)
+        if table is None:
+            break
+    return path, known

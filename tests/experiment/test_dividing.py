@@ -156,25 +156,3 @@ def test_a_target_client_holds_nothing_out():
     rule = {"rule": "sparsity", "labels_per_client": 3, "clients": 5}
     made = make_task(resolve(DIGITS | {"data": {"name": "digits", "held_out": 0.5}, "partition": rule}), 0)
     assert len(made.held_out) == len(made.counts) == 4
-
-
-def test_a_config_that_holds_nothing_out_keeps_its_hash():
-    def hashed(**data):
-        tree = DIGITS | {"partition": {"rule": "iid", "clients": 5}}
-        return resolve(tree | {"data": {"name": "digits"} | data}).hash
-
-    assert hashed() == hashed(held_out=0.0) != hashed(held_out=0.2)
-
-
-def test_runs_from_before_a_sparsity_could_be_covered_keep_their_names():
-    partition = {"rule": "sparsity", "clients": 10, "labels_per_client": 3}
-    tree = {"name": "task", "data": "digits", "model": "logistic", "training": {"rounds": 2}}
-    assert resolve(tree | {"partition": partition}).hash == "70da15b7"  # of commit 8a37b9f, where it was no key
-    assert resolve(tree | {"partition": partition | {"covered": True}}).hash != "70da15b7"
-
-
-def test_an_oracle_is_another_run_than_it_was_before_it_was_dealt_from_free_rows():
-    partition = {"rule": "iid", "clients": 10, "oracle": True}
-    tree = {"name": "task", "data": "digits", "model": "logistic", "training": {"rounds": 2}}
-    again = resolve(tree | {"partition": partition, "target": {"mix": "uniform"}})
-    assert again.hash != "d1e98a83"  # of commit 8a37b9f

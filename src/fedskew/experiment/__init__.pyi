@@ -9,11 +9,7 @@ from ._adapt import save_adaptation as save_adaptation
 from ._backends import describe_backend as describe_backend
 from ._compared import read_compared as read_compared
 from ._config import Config as Config
-from ._config import ModelSection as ModelSection
-from ._config import cores as cores
-from ._config import line_of as line_of
 from ._config import outline as outline
-from ._config import parse_change as parse_change
 from ._config import read as read
 from ._config import resolve as resolve
 from ._config import target_mix as target_mix
@@ -51,6 +47,7 @@ from ._reference import choices as choices
 from ._reference import json_schema as json_schema
 from ._reference import tables as tables
 from ._result import Result as Result
+from ._sections import cores as cores
 from ._setup import make_task as make_task
 from ._setup import make_training_loop as make_training_loop
 from ._simulate import check_runs as check_runs
@@ -72,6 +69,8 @@ from ._sweep_tables import text_table as text_table
 from ._sweep_tables import write_tables as write_tables
 from ._target import make_estimation as make_estimation
 from ._target_samples import target_in_words as target_in_words
+from ._toml import line_of as line_of
+from ._toml import parse_change as parse_change
 from ._toml import put as put
 from ._toml import read_tree as read_tree
 from ._trackers import make_trackers as make_trackers

@@ -18,7 +18,7 @@ from fedskew.engine import (
     faster_together,
 )
 from fedskew.errors import ConfigError
-from fedskew.experiment._config import EngineSection
+from fedskew.experiment._sections import EngineSection
 from fedskew.models import FlatModel
 
 

@@ -20,7 +20,8 @@ from torch import Tensor, nn
 
 from fedskew import components, methods
 from fedskew.errors import ConfigError, FedskewError
-from fedskew.experiment._config import Config, TrainingSection
+from fedskew.experiment._config import Config
+from fedskew.experiment._sections import TrainingSection
 from fedskew.partition import Partition
 
 _BatchNorm = nn.modules.batchnorm._BatchNorm

@@ -1,11 +1,12 @@
-"""Networks and functions that are given to `simulate` as objects, and have no name that a config could import."""
+"""Objects in place of names: what `simulate` is given from Python, and the names that a config has for it."""
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import FunctionType, MethodType
 from typing import Any
@@ -14,23 +15,69 @@ import numpy as np
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from fedskew import components, models
+from fedskew import components, data, methods, models
 from fedskew.errors import ConfigError, DataWarning
+from fedskew.parameters import plain as plain_number
 
 _ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+")
 _DEEP = 8  # objects inside objects
 
 
-def given_network(value: Any) -> str:
-    """Name a network, or a function that makes one, for a config of this process.
-
-    Args:
-        value: An `nn.Module`, whose weights every seed starts from; or something that is called with those of
-            `num_classes` and `in_shape` that it takes.
+def with_names(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config's tree with names in place of classes, functions, networks and data that were given from Python.
 
     Raises:
-        ConfigError: It is neither.
+        ConfigError: What stands in place of a name can have none.
     """
+    plain = {key: _plain(dict(value)) if _is_table(value) else _plain(value) for key, value in tree.items()}
+    for section, key in (("data", "name"), ("partition", "rule"), ("model", "name")):
+        table = plain.get(section)
+        if section in tree and not _is_table(table):
+            table = plain[section] = {key: table}
+        if isinstance(table, dict) and table.get(key) is not None and not isinstance(table[key], str):
+            plain[section] = _with_name(section, key, table)
+    if isinstance(method := plain.get("method"), str):
+        plain["method"] = {"preset": method}
+    elif dataclasses.is_dataclass(method):
+        filled = {place: getattr(method, place) for place in methods.PLACES}
+        plain["method"] = {place: component for place, component in filled.items() if component is not None}
+    if isinstance(plain.get("seeds"), int):
+        plain["seeds"] = [plain["seeds"]]
+    return plain
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as TOML has it: Python's numbers for NumPy's, a list for a tuple or a range."""
+    value = list(value) if isinstance(value, tuple | range) and not hasattr(value, "_fields") else value
+    if type(value) is dict:
+        return {key: _plain(one) for key, one in value.items()}
+    return [_plain(one) for one in value] if type(value) is list else plain_number(value)
+
+
+def _is_table(value: Any) -> bool:
+    """Return whether it is a table of a config; a `DatasetDict` of the package `datasets` is a mapping too."""
+    return isinstance(value, Mapping) and type(value).__module__.partition(".")[0] != "datasets"
+
+
+def _with_name(section: str, key: str, table: dict[str, Any]) -> dict[str, Any]:
+    """Return the table with a name in place of an object, and of a test part that is one."""
+    value = table[key]
+    if isinstance(value, type | FunctionType) and value.__qualname__.isidentifier():
+        return table | {key: components.name_of(value, f"{section}.{key}")}
+    if section == "model":
+        return table | {key: _network_name(value)}
+    if section == "partition" or isinstance(value, bool | int | float):
+        return table if not callable(value) else table | {key: components.name_of(value, f"{section}.{key}")}
+    if isinstance(value, type | FunctionType):
+        return table | {key: components.keep(value, value.__name__.strip("<>"), _digest_of_code(value))}
+    given = data.from_object(value, table.get("test"))
+    return {name: part for name, part in table.items() if name != "test"} | {
+        key: components.keep(given.read, given.label, given.digest)
+    }
+
+
+def _network_name(value: Any) -> str:
+    """Name an `nn.Module`, whose weights every seed starts from, or a function that makes one."""
     if isinstance(value, nn.Module):
         label = type(value).__name__
         try:
@@ -40,14 +87,14 @@ def given_network(value: Any) -> str:
         return components.keep(partial(models.copied, kept), label, _digest_of_network(kept))
     if callable(value):
         label = getattr(value, "__name__", type(value).__name__).strip("<>")
-        return components.keep(value, label, digest_of_code(value))
+        return components.keep(value, label, _digest_of_code(value))
     raise ConfigError(
         f"model.name: {type(value).__name__} {value!r} is no network; give a name, an nn.Module, or a function that "
         "makes one"
     )
 
 
-def digest_of_code(function: Callable[..., Any]) -> str:
+def _digest_of_code(function: Callable[..., Any]) -> str:
     """Hex digits that change with a function's or class's code, and with what it has closed over."""
     return hashlib.sha256("\n".join(_parts(function)).encode()).hexdigest()[:8]
 
@@ -76,12 +123,7 @@ def _parts(value: Any, around: tuple[int, ...] = ()) -> list[str]:
 
 
 def _text(value: Any, around: tuple[int, ...] = ()) -> str:
-    """Describe a value, the same in every process: like its repr, but sets are sorted and no address is shown.
-
-    Args:
-        value: The value.
-        around: The objects that it is part of, by id.
-    """
+    """Describe a value inside others, the same in every process: like its repr, but sorted and without an address."""
     if id(value) in around or len(around) > _DEEP:
         return type(value).__qualname__
     inside = (*around, id(value))

@@ -47,8 +47,8 @@ from typing import Any
 
 from fedskew import methods
 from fedskew.errors import CombinationError, ConfigError, FedskewError, nearest
-from fedskew.experiment._config import Config, line_of, resolve
-from fedskew.experiment._toml import put, read_tree
+from fedskew.experiment._config import Config, resolve
+from fedskew.experiment._toml import line_of, put, read_tree
 from fedskew.tables import flatten
 
 _KEYS = ("methods", "grid", "accuracy")

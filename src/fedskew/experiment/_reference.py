@@ -55,13 +55,7 @@ class Key:
 
 @dataclass(frozen=True)
 class Entry:
-    """A table, or what a name in a table stands for.
-
-    Attributes:
-        name: The table's key, or the name.
-        summary: One sentence.
-        keys: Its own keys.
-    """
+    """A table of a config, or a name that a key may have: its summary in one sentence, and its own keys."""
 
     name: str
     summary: str
@@ -71,35 +65,20 @@ class Entry:
 @cache
 def tables() -> tuple[Entry, ...]:
     """Return the tables of a config, in order; the first, without a name, are the keys at its top."""
-    found, top = [], []
+    top = {key.name: key for key in _of_section(Config)}
+    found = [Entry("method", top.pop("method").meaning, ())]
     for name, field in Config.model_fields.items():
-        section = _section(field.annotation)
-        key = field.alias or name
-        if section is not None:
-            found.append(Entry(key, _summary(section), tuple(_of_section(section))))
-        elif key == "method":
-            found.append(Entry(key, _meanings(Config)["method"], ()))
-        else:
-            top.append(key)
-    whole = {key.name: key for key in _of_section(Config)}
-    return (Entry("", _summary(Config), tuple(whole[name] for name in top)), *found)
-
-
-def _section(annotation: Any) -> type[pydantic.BaseModel] | None:
-    """Return the table that a key's annotation names."""
-    for kind in (annotation, *typing.get_args(annotation)):
-        if isinstance(kind, type) and issubclass(kind, pydantic.BaseModel):
-            return kind
-    return None
+        for kind in (field.annotation, *typing.get_args(field.annotation)):
+            if isinstance(kind, type) and issubclass(kind, pydantic.BaseModel):
+                del top[name]
+                found.append(Entry(name, _summary(kind), tuple(_of_section(kind))))
+    order = list(Config.model_fields)
+    return (Entry("", _summary(Config), tuple(top.values())), *sorted(found, key=lambda entry: order.index(entry.name)))
 
 
 @cache
 def choices() -> Mapping[str, tuple[Entry, ...]]:
-    """List the names that a key of a config takes: `data.name`, `partition.rule` and so on.
-
-    Returns:
-        The names with their keys, by that key of a config.
-    """
+    """Return the names that a key of a config takes, by that key: `data.name`, `partition.rule` and so on."""
     found: dict[str, Mapping[str, Any]] = {
         "data.name": data.INDEX,
         "partition.rule": partition.INDEX,
@@ -128,7 +107,7 @@ def json_schema() -> dict[str, Any]:
         slots[slot] = {"anyOf": [{"type": "string"}, filled]}
     presets = {"type": "string", "examples": list(methods.PRESETS)}
     whole["properties"]["method"] = {
-        "description": _meanings(Config)["method"],
+        "description": whole["properties"]["method"]["description"],
         "anyOf": [presets, {"type": "object", "properties": {"preset": presets, **slots}}],
     }
     for name, meaning in (
@@ -136,9 +115,8 @@ def json_schema() -> dict[str, Any]:
         ("quick", "Dotted keys that --quick applies."),
     ):
         whole["properties"][name] = {"type": "object", "description": meaning}
-    for section in whole["$defs"].values():
+    for section in (whole, *whole["$defs"].values()):
         section["description"] = section.get("description", "").split("\n")[0]
-    whole["description"] = whole["description"].split("\n")[0]
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "fedskew config", **whole}
 
 
@@ -147,8 +125,7 @@ def _definition(whole: dict[str, Any], table: str) -> dict[str, Any]:
     if not table:
         return whole
     place = whole["properties"][table]
-    kinds = [place, *place.get("anyOf", [])]
-    reference = next((kind["$ref"] for kind in kinds if "$ref" in kind), "")
+    reference = next((kind["$ref"] for kind in (place, *place.get("anyOf", [])) if "$ref" in kind), "")
     found: dict[str, Any] = whole["$defs"].get(reference.removeprefix("#/$defs/"), {"properties": {}})
     return found
 
@@ -173,11 +150,11 @@ def _offer(table: dict[str, Any], key: str, entries: tuple[Entry, ...]) -> dict[
 
 def _of_section(section: type[pydantic.BaseModel]) -> Iterator[Key]:
     whole = section.model_json_schema(by_alias=True)
-    meanings = _meanings(section)
     for name, field in section.model_fields.items():
         key = field.alias or name
         default = None if field.is_required() else field.get_default()
-        yield Key(key, whole["properties"][key], field.is_required(), default, meanings.get(name, ""))
+        meaning = " ".join((field.description or "").split())
+        yield Key(key, whole["properties"][key], field.is_required(), default, meaning)
 
 
 def _entry(place: str, name: str, kind: Any) -> Entry:
@@ -191,12 +168,10 @@ def _keys(kind: Any) -> Iterator[Key]:
     meanings = _meanings(data.from_huggingface if kind is data.INDEX["huggingface"] else kind)
     if dataclasses.is_dataclass(kind):
         whole = pydantic.TypeAdapter(kind).json_schema()
-        for field in dataclasses.fields(kind):
-            if not field.init:
-                continue
-            required = field.name in whole.get("required", [])
-            schema = {key: value for key, value in whole["properties"][field.name].items() if key != "title"}
-            yield Key(field.name, schema, required, schema.get("default"), meanings.get(field.name, ""))
+        for name, schema in whole["properties"].items():
+            schema = {key: value for key, value in schema.items() if key != "title"}
+            required = name in whole.get("required", [])
+            yield Key(name, schema, required, schema.get("default"), meanings.get(name, ""))
         return
     function: Callable[..., Any] = inspect.getattr_static(kind, "__init__") if isinstance(kind, type) else kind
     hints = typing.get_type_hints(function)
@@ -204,11 +179,11 @@ def _keys(kind: Any) -> Iterator[Key]:
         if parameter.name in _NOT_SET or parameter.name not in hints:
             continue
         required = parameter.default is parameter.empty
-        default = None if required else parameter.default
         try:
             schema = pydantic.TypeAdapter(hints[parameter.name]).json_schema()
         except pydantic.PydanticUserError:
             schema = {}
+        default = None if required else parameter.default
         yield Key(parameter.name, schema, required, default, meanings.get(parameter.name, ""))
 
 
@@ -218,20 +193,13 @@ def _summary(kind: Any) -> str:
 
 
 def _meanings(kind: Any) -> dict[str, str]:
-    """Descriptions by name from the sections "Args" and "Attributes" of docstrings, those of base classes included."""
+    """Return what docstrings (sections "Args" and "Attributes") say of parameters, those of base classes included."""
     found: dict[str, str] = {}
     for part in reversed(kind.__mro__) if isinstance(kind, type) else [kind]:
-        section, name = False, ""
-        for line in inspect.cleandoc(part.__doc__ or "").splitlines():
-            if re.fullmatch(r"(Args|Attributes):", line):
-                section = True
-            elif line and not line.startswith(" "):
-                section = False
-            elif section and (start := re.match(r"    (\w+): (.*)", line)):
-                name, found[start[1]] = start[1], start[2]
-            elif section and line.strip() and name:
-                found[name] += " " + line.strip()
-    return {name: text.replace("None: ", "without it: ") for name, text in found.items()}  # TOML knows no None
+        sections = re.split(r"^\w+:\n", inspect.cleandoc(part.__doc__ or ""), flags=re.MULTILINE)[1:]
+        for name, text in re.findall(r"^    (\w+): (.*(?:\n     .*)*)", "\n".join(sections), re.MULTILINE):
+            found[name] = " ".join(text.split()).replace("None: ", "without it: ")  # TOML knows no None
+    return found
 
 
 def _in_words(schema: Mapping[str, Any]) -> str:

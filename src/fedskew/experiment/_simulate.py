@@ -18,13 +18,14 @@ from torch import nn
 from fedskew import torchrun
 from fedskew.engine import Federation, RoundRunner, from_the_first, run_round_together
 from fedskew.errors import ConfigError, FedskewError
-from fedskew.experiment._config import Config, OutputSection, read, resolve, write
+from fedskew.experiment._config import Config, read, resolve, write
 from fedskew.experiment._dataset import shared_data
 from fedskew.experiment._folder import check_empty, plain_json
 from fedskew.experiment._identity import set_aside
 from fedskew.experiment._loop import PlayedRound, Progress, TrainingLoop, run_in_step
 from fedskew.experiment._progress import watched
 from fedskew.experiment._result import Result
+from fedskew.experiment._sections import OutputSection
 from fedskew.experiment._setup import make_training_loop, try_out
 from fedskew.experiment._summary import over_seeds
 from fedskew.files import locked, write_text, writing

@@ -14,8 +14,9 @@ from torch import Tensor
 from fedskew import components, methods, partition
 from fedskew.data import Dataset, Inputs, take, unlabelled
 from fedskew.errors import ArgumentError, ConfigError, DataError
-from fedskew.experiment._config import Config, TargetSection, target_mix
+from fedskew.experiment._config import Config, target_mix
 from fedskew.experiment._model_info import ModelInfo
+from fedskew.experiment._sections import TargetSection
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +14,7 @@ DEEPEST = 32
 
 
 def read_tree(
-    path: Path, what: str, changes: Mapping[str, Any] | None, quick: bool
+    path: Path, what: str, changes: Mapping[str, Any] | None = None, quick: bool = False
 ) -> tuple[dict[str, Any], str, set[str]]:
     """Read a TOML file as a tree.
 
@@ -31,16 +32,15 @@ def read_tree(
     """
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise ConfigError(f"{path}: the {what} can't be read: {reason}") from None
-    try:
         tree = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ConfigError(f"{path}: the {what} can't be read: {reason}") from None
     except RecursionError:
         tree = None
-    if tree is None or is_deep(tree):
+    if tree is None or _is_deep(tree):
         raise ConfigError(f"{path}: the {what} can't be read: its tables or lists are nested more than {DEEPEST} deep")
     smaller = tree.pop("quick", None)
     if quick and not isinstance(smaller, dict):
@@ -53,26 +53,8 @@ def read_tree(
     return tree, text, set(changed)
 
 
-def is_deep(tree: Any) -> bool:
-    """Return whether tables and lists are nested deeper than any that fedskew reads.
-
-    Args:
-        tree: Plain values.
-    """
-    level = [tree]
-    for _ in range(DEEPEST):
-        inner = [part.values() if isinstance(part, dict) else part for part in level if isinstance(part, dict | list)]
-        level = [one for parts in inner for one in parts]
-    return bool(level)
-
-
 def put(tree: dict[str, Any], key: str, value: Any) -> None:
-    """Set a dotted key of a tree, in place.
-
-    Args:
-        tree: The tree.
-        key: The dotted key; missing tables on the way are added.
-        value: The value.
+    """Set a dotted key of a tree, in place; tables on the way that are missing are added.
 
     Raises:
         ConfigError: A part of the key that must be a table is a plain value.
@@ -83,3 +65,46 @@ def put(tree: dict[str, Any], key: str, value: Any) -> None:
         if not isinstance(tree, dict):
             raise ConfigError(f"{key}: {name!r} is a value, not a table")
     tree[last] = value
+
+
+def parse_change(text: str) -> tuple[str, Any]:
+    """Read a change given on the command line: `a.b=value`, whose value is TOML, or a plain string where it is not.
+
+    Raises:
+        ConfigError: The text has another form.
+    """
+    key, separator, value = text.partition("=")
+    if not separator or not re.fullmatch(r"[\w-]+(\.[\w-]+)*", key):
+        raise ConfigError(f"--set {text!r}: expected key=value with a dotted key, such as training.lr=0.1")
+    try:
+        parsed = tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key, value
+    except RecursionError:
+        parsed = None
+    if parsed is None or _is_deep(parsed):
+        raise ConfigError(f"--set {key}: lists and tables in its value are nested more than {DEEPEST} deep")
+    return key, parsed
+
+
+def line_of(text: str, key: str) -> int | None:
+    """Return the line of a dotted key in TOML text, from 1; its table's where there is no such key; else None."""
+    parts = re.sub(r"\[\d+\]", "", key).split(".")
+    table, found = "", None
+    for number, line in enumerate(text.splitlines(), start=1):
+        if header := re.match(r"\s*\[\[?([^\]]+)\]", line):
+            table = header[1].strip()
+            if key == table or key.startswith(table + "."):
+                found = number
+        elif (entry := re.match(r"\s*([\w.-]+)\s*=", line)) and f"{table}.{entry[1]}".strip(".") == ".".join(parts):
+            return number
+    return found
+
+
+def _is_deep(tree: Any) -> bool:
+    """Return whether tables and lists are nested deeper than any that fedskew reads."""
+    level = [tree]
+    for _ in range(DEEPEST):
+        inner = [part.values() if isinstance(part, dict) else part for part in level if isinstance(part, dict | list)]
+        level = [one for parts in inner for one in parts]
+    return bool(level)

@@ -1,0 +1,281 @@
+"""The tables of a config, and what each key means, as `fedskew list keys`, new configs and editors show it."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated, Any, Literal
+
+import pydantic
+from pydantic import BaseModel, ConfigDict, Field
+
+from fedskew.labels import MixMethod
+
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
+Positive = Annotated[float, Field(gt=0.0)]
+
+
+class Section(BaseModel):
+    """A table of a config; an unknown key is an error."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        allow_inf_nan=False,
+        ser_json_inf_nan="constants",
+        use_attribute_docstrings=True,
+    )
+
+
+class Named(BaseModel):
+    """A table that names a component; its further keys are parameters, checked when the component is made."""
+
+    model_config = ConfigDict(
+        extra="allow", frozen=True, strict=True, ser_json_inf_nan="constants", use_attribute_docstrings=True
+    )
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The parameters of the named component."""
+        return dict(self.model_extra or {})
+
+
+class DataSection(Named):
+    """The data set, with the parameters of its reader."""
+
+    name: str
+    """Name of a reader, or `module:function` for one of your own."""
+    root: str | None = None
+    """Folder of its files; without it: the environment variable `FEDSKEW_DATA`."""
+    validation: Annotated[float, Field(ge=0.0, lt=1.0)] | Literal["own"] = 0.0
+    """Share of the training samples of each class that is held out, for early stopping and for choosing values; "own":
+    the samples that the data set itself sets aside, which are never trained on in any case."""
+    held_out: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    """Share of each client's samples that it does not train on, drawn at random by class: it calibrates on them, and
+    with them the label mix of a target is estimated. Label counts are those of the other samples."""
+    rows: Annotated[int, Field(ge=1)] | None = None
+    """Use only so many of the training samples, drawn at random with the same share of every class (and the validation
+    samples among them); without it: all."""
+
+
+class PartitionSection(Named):
+    """How the training samples are divided among clients, with the rule's parameters."""
+
+    rule: str
+    """A partition rule; "natural": the data set's own clients; "file": a saved partition, whose parameters are `path`
+    and `target_client`, whether its last client is the target."""
+    clients: Annotated[int, Field(ge=1)] | None = None
+    """Number of clients, including a target client where the rule has one. "natural" merges whole clients until so many
+    are left (without it: it keeps all); "file" has its own number."""
+    seed: Annotated[int, Field(ge=0)] | None = None
+    """Seed of all that decides who holds what: samples that are held out or left out, and the rule's draws. With it,
+    runs of different `seeds` train on one and the same federation; without it: a run's own seed."""
+    oracle: bool = False
+    """Deal the clients that train as many samples once more, from all training samples but a target client's, so that
+    each has the target mix (the Oracle of FedPALS)."""
+
+
+class ModelSection(Named):
+    """The network, with its options."""
+
+    name: str
+    """Name of a network, or `module:function` for one of your own."""
+
+
+class TrainingSection(Section):
+    """Rounds, and the local training of each client in a round."""
+
+    rounds: Annotated[int, Field(ge=0)]
+    """Number of rounds."""
+    participation: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    """Share of the clients that is selected in each round."""
+    weight_limit: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
+    """No client's update counts for more than this share, whatever the weighting says; what is cut off goes to the
+    others by their weights. Without it: no limit."""
+    epochs: Annotated[int | Annotated[float, Field(allow_inf_nan=False)], Field(ge=0)] = 1
+    """Local epochs; a fraction such as 0.5 trains on as many of an epoch's batches, at least one."""
+    steps: Annotated[int, Field(ge=1)] | None = None
+    """Local steps, the same at every client, in place of `epochs`; without it: as `epochs` says."""
+    batch_size: Annotated[int, Field(ge=1)] = 64
+    """Samples in a batch."""
+    smallest_batch: Annotated[int, Field(ge=1)] = 1
+    """A last batch of an epoch with fewer samples is left out."""
+    lr: Positive = 0.01
+    """Learning rate of the first round."""
+    lr_decay: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    """Factor of the learning rate from round to round."""
+    momentum: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    """Momentum of SGD."""
+    weight_decay: Annotated[float, Field(ge=0.0)] = 0.0
+    """L2 penalty, added to the gradient."""
+    persist_momentum: bool = False
+    """Each client keeps its momentum buffer between participations, as FedVLS's public code does for its baselines."""
+    teacher_train_mode: bool = False
+    """The teacher's batch norm uses batch statistics, as FedVLS's public code does for itself."""
+    augmentation: str | None = None
+    """Random changes of a batch's inputs, by name; without it: none."""
+
+    @pydantic.field_validator("epochs")
+    @classmethod
+    def _whole(cls, epochs: float) -> float:
+        """Return a whole number of epochs as one, so that 5.0 and 5 are the same config."""
+        return int(epochs) if epochs == int(epochs) else epochs
+
+    @property
+    def most_epochs(self) -> float:
+        """Local epochs, or more than a client can need for `steps`."""
+        return self.epochs if self.steps is None else self.steps
+
+
+class TargetSection(Section):
+    """The label mix that the model is trained for."""
+
+    mix: Literal["uniform", "pooled", "client", "data", "truth", "estimate"] | list[float] | None = None
+    """Shares by class, sum 1, or percentages, or counts; "uniform"; "pooled": that of all clients that train; "client":
+    that of the partition's target client; "data": the one that the data set defines; "truth": `truth`; "estimate":
+    estimated in the run, from the target's unlabelled samples and those that clients hold out (`data.held_out`);
+    without it: "client" or "data", whichever there is."""
+    truth: Literal["uniform", "pooled", "data"] | list[float] | None = None
+    """The mix by which accuracy on the target is measured, where the server is told another or estimates it; without
+    it: `mix`, or where that is estimated, the target client's. With "estimate" and no target client, unlabelled samples
+    of this mix are drawn from the validation samples."""
+    unlabelled: Annotated[int, Field(ge=1)] | Annotated[str, Field(min_length=1)] = 1000
+    """Number of unlabelled samples of a simulated target; fewer are drawn where a class runs short. Or where your own
+    unlabelled samples of the target are: a folder of images, or an .npz file with an array x; `truth` may then be left
+    out."""
+    noise: Annotated[float, Field(ge=0.0)] = 0.0
+    """The server is given the mix plus noise * max(0, a standard normal draw) in each class, normalised (FedPALS,
+    appendix A.4); accuracy on the target is measured with the exact mix."""
+    warmup: Annotated[int, Field(ge=0)] = 10
+    """With "estimate": the round after which the first estimate is made. Until then, and while none is sure enough,
+    weightings that need a target give way to FedAvg's."""
+    every: Annotated[int, Field(ge=1)] = 5
+    """With "estimate": rounds from one estimate to the next; the newest that is sure enough is used."""
+    estimator: MixMethod = "gls"
+    """How the mix is estimated (see `fedskew.labels.estimate_mix`)."""
+    bins: Annotated[int, Field(ge=1, le=4)] = 4
+    """Confidence classes into which the samples of a predicted class are divided. With 1 nothing tests whether the
+    target looks like a mix of the clients' classes."""
+    on_misfit: Literal["warn", "fedavg", "stop"] = "fedavg"
+    """What to do where the target looks like no mix of the clients' classes: "fedavg", weigh as FedAvg until another
+    estimate fits; "warn", use the estimate in spite of that; "stop" the run."""
+    ask: Annotated[int, Field(ge=1)] = 10_000
+    """Held-out samples that an estimate is made from, about; where clients hold more, some clients are asked, drawn
+    anew for each estimate."""
+
+    @property
+    def is_estimated(self) -> bool:
+        """Whether the mix is estimated in the run."""
+        return self.mix == "estimate"
+
+
+class ConditionsSection(Section):
+    """Clients that drop out or do less work, and noise on the label counts."""
+
+    dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    """Share of each cohort that drops out after selection."""
+    dropout_rule: Literal["exact", "bernoulli"] = "exact"
+    """"exact": that share, rounded down, and never the whole cohort; "bernoulli": each client on its own with this
+    probability."""
+    stragglers: Share = 0.0
+    """Share of the clients that do fewer local epochs: from 1 to `epochs`, drawn once."""
+    count_epsilon: Positive | None = None
+    """Label counts carry Laplace noise of scale 1 / epsilon, drawn once; without it: they are exact. Numbers of samples
+    stay exact."""
+    count_use: Literal["selection", "all"] = "selection"
+    """What noisy counts are used for: "selection", which includes FedConcat's clusters, or "all", weights too."""
+
+
+class PrivacySection(Section):
+    """Differential privacy of what clients send in training; it needs masked updates (`engine.updates`).
+
+    It protects a client with all of its samples (see `fedskew.privacy`). Label counts are apart:
+    `conditions.count_epsilon`.
+    """
+
+    clip: Annotated[float, Field(gt=0.0, le=8.0)]
+    """Largest Euclidean norm of an update; longer ones are scaled down."""
+    noise: Positive
+    """Noise multiplier: standard deviation of the noise in the weighted sum of a round, divided by the most that one
+    client can change that sum, which is about `training.weight_limit` times `clip`."""
+    epsilon: Positive
+    """What a client may spend over the whole run. It takes part in no round beyond that."""
+    delta: Annotated[float, Field(gt=0.0, lt=1.0)] = 1e-5
+    """The delta that epsilon goes with; below 1 divided by the number of clients."""
+    answers: Annotated[int, Field(ge=3)] | None = None
+    """Number of clients whose shares of noise are that of a round; with fewer the model stays as it was, and with more
+    the noise is larger, so that the others may tell theirs to the server. Without it: those that reply."""
+
+
+class EvaluationSection(Section):
+    """When and what to evaluate."""
+
+    every: Annotated[int, Field(ge=1)] = 1
+    """Rounds from one evaluation to the next; the last round is always evaluated."""
+    clients: bool = False
+    """Also evaluate each client's model after its local training."""
+    patience: Annotated[int, Field(ge=0)] = 0
+    """Stop after so many evaluations without a better validation accuracy; 0: never."""
+    summary: Literal["final", "last 10", "best on validation"] = "final"
+    """What stands for a run in tables, on pages and in tests of differences. "final": the model after the last round.
+    "last 10": the mean over the evaluations of the last 10 rounds. "best on validation": the model that is best on the
+    validation samples. Beside it stands the mean over the last tenth of the rounds."""
+
+
+class TuneSection(Section):
+    """A key whose value is chosen by validation accuracy."""
+
+    key: str
+    """The dotted key."""
+    values: Annotated[list[Any], Field(min_length=1)]
+    """The values to try."""
+
+
+class EngineSection(Section):
+    """Where and how a cohort trains."""
+
+    backend: Literal["auto", "sequential", "processes", "cohort"] = "auto"
+    """"sequential": one client after another. "processes": several at a time, with the same bits. "cohort": all at
+    once, equal to floating-point tolerance. "auto": "cohort" where that is known to be faster
+    (`engine.faster_together`), else "sequential". The run's summary names the backend."""
+    chunk: Annotated[int, Field(ge=1)] | None = None
+    """How many clients the backend "cohort" stacks at a time, at most; without it: as many as memory allows."""
+    seeds_together: bool = False
+    """With "cohort": the clients of all seeds train as one cohort; where a method draws a last layer that nobody
+    trains, which differs between seeds, those of each seed."""
+    processes: Annotated[int, Field(ge=1)] | None = None
+    """Number of processes of the backend "processes", which does not change the result; without it: as many as the
+    cores allow."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """"auto": a GPU where there is one."""
+    updates: Literal["plain", "masked"] = "plain"
+    """"plain": the server gets each client's update. "masked": it gets sums over the clients of a round, in fixed point
+    and clipped, as where masks hide each update on real sites (`fedskew.sums`); the bits are those of real sites.
+    Clients' weights are then those of the whole cohort, renormalised over the clients that replied."""
+    label_counts: Literal["reported", "summed"] = "reported"
+    """With masked updates: "reported": the server gets each client's label counts, exact or noisy
+    (`conditions.count_epsilon`). "summed": it gets sums over all clients only, once before the first round, and each
+    client computes its own weight from these (FedAvg, uniform, FedLA, FedPALS); with `conditions.count_epsilon` from
+    noisy counts."""
+    threads: Annotated[int, Field(ge=1)] = 1
+    """Threads of every process. They are part of the result, as sums inside a convolution depend on them."""
+
+    def number_of_processes(self) -> int:
+        """Return the number of clients that train at a time: 1, except with the backend "processes"."""
+        if self.backend != "processes":
+            return 1
+        return self.processes or max(1, cores() // self.threads)
+
+
+class OutputSection(Section):
+    """Files that a run writes in addition to its records."""
+
+    checkpoint_every: Annotated[int, Field(ge=1)] = 1
+    """Rounds from one checkpoint to the next."""
+    trackers: list[Literal["tensorboard", "mlflow", "wandb"]] = []
+    """Experiment trackers that get every record."""
+
+
+def cores() -> int:
+    """Return the processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
