@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 import unicodedata
 import warnings
 from collections.abc import Iterable
-from pathlib import Path
 
-from fedskew.errors import ArgumentError, DataWarning
+from fedskew.errors import DataWarning
 
 SYSTEM_FOLDERS = frozenset({"__MACOSX", "@eaDir", "$RECYCLE.BIN", "System Volume Information", "lost+found"})
 """Folders that operating systems, archives and file servers add; no class or client is called so."""
@@ -24,7 +22,6 @@ CLASS_WORDS = frozenset({"class", "label", "target", "category", "diagnosis", "d
 COUNT_WORDS = frozenset({"count", "counts", "n", "number", "samples", "size", "amount", "frequency", "images", "cases"})
 """Names of a column of counts."""
 
-_SEPARATORS = ",;\t|"
 _JOINERS = "\u200c\u200d"  # zero width, but letters of Arabic and Indic scripts need them
 _UNSEEN = ("Cc", "Cf", "Cs", "Zl", "Zp")  # Unicode's categories
 
@@ -58,33 +55,6 @@ def visible(text: str, keep: str = "") -> str:
         ascii(letter)[1:-1] if unicodedata.category(letter) in _UNSEEN and letter not in _JOINERS + keep else letter
         for letter in text
     )
-
-
-def separator_of(text: str, path: Path) -> str:
-    """Find what stands between the columns of a table: what Excel's `sep=` says, or what its header has most of.
-
-    Args:
-        text: The table.
-        path: Its file, for messages.
-
-    Returns:
-        The separator, one character.
-
-    Raises:
-        ArgumentError: The header has as many of one separator as of another.
-    """
-    if re.match(rf"sep=[{_SEPARATORS}]", text[:5], re.IGNORECASE):
-        return text[4]
-    header = next((line for line in text.splitlines() if line.strip()), "")
-    bare = re.sub(r'"[^"]*"', "", header)
-    weight = {sign: ("client" in map(plain, bare.split(sign)), bare.count(sign)) for sign in _SEPARATORS}
-    best = [sign for sign in _SEPARATORS if sign in bare and weight[sign] == max(weight.values())]
-    if len(best) > 1:
-        raise ArgumentError(
-            f"{path}: columns may be apart by {' or '.join(map(repr, best))}; put names that hold one of them in "
-            "quotes, or call the clients' column 'client'"
-        )
-    return best[0] if best else ","
 
 
 def look_alikes(names: Iterable[str]) -> list[tuple[str, ...]]:

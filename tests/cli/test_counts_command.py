@@ -147,10 +147,10 @@ def test_a_note_on_data_that_a_run_loads_for_every_seed_is_printed_once(tmp_path
     ("content", "words", "message"),
     [
         (None, (), "t.csv: can't be read: No such file or directory"),
-        ("a,b\n1,2\n", ("--label", "c"), "t.csv: no column 'c' for label"),
+        ("a,b\n1,2\n", ("--label", "c"), "t.csv, line 1: no column 'c' for label"),
         ("a,b\n1,2\n", ("--label", "a", "--client", "z"), "no column 'z' for client"),
-        ("label,client\nx,a\n,a\n", (), "t.csv: sample 2 has no label"),
-        ("label,client\nx,a\ny\n", (), "t.csv: sample 2 has 1 cells under 2 columns"),
+        ("label,client\nx,a\n,a\n", (), "t.csv, line 3, column 'label': empty"),
+        ("label,client\nx,a\ny\n", (), "t.csv, line 3: 1 cells where the header has 2"),
         ("diagnosis,disease\nx,a\n", (), "several columns may be the label (diagnosis, disease); say by --label"),
         ("client,x\na,one\n", (), "line 2, column 'x': 'one', expected a number"),
     ],

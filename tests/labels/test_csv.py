@@ -101,7 +101,7 @@ def test_a_spreadsheets_ways_are_understood(tmp_path: Path, text: str | bytes) -
         ("ort,art,x\na,b,1\n", "no column 'client' in the header: say by client", {"client": "ort"}, None),
         ("id,x,y\n1,2,3\n", "no column 'client' in the header: say by client", {"client": "id"}, [2, 3]),
         ("|flu, mild\na|0,21\n", "columns may be apart by ',' or '|'", {"client": "x"}, False),
-        ("site,hospital,x\n1,a,3\n", "no column 'client' in the header", {"client": "site"}, None),
+        ("site,hospital,x\n1,a,3\n", "several columns may be the client (site, hospital)", {"client": "site"}, None),
         (
             "client,x,y,total\na,1,2,3\nb,1,1,9\n",
             "the column 'total' is called a total and is not the sum of the others (9 where they have 2); say by",
@@ -191,7 +191,7 @@ def test_a_long_table_of_clients_by_number_is_not_read_by_its_classes(tmp_path: 
     assert (record.clients, record.classes) == (("7",), ("flu", "cold"))
 
 
-@pytest.mark.parametrize("name", ["SUM", "Summe", "Total cases", "total", "Grand Total", "all", "Gesamt", "合計"])
+@pytest.mark.parametrize("name", ["SUM", "Summe", "Total cases", "total", "Grand Total", "all", "Gesamt"])
 def test_totals_have_many_names(name: str, tmp_path: Path) -> None:
     with pytest.warns(DataWarning, match="is a total, and was left out"):
         assert LabelCounts.read_csv(written(tmp_path, f"client,x,y\na,1,2\n{name},1,2\n")).clients == ("a",)
@@ -236,7 +236,7 @@ def test_whole_counts_are_written_without_a_point(tmp_path: Path) -> None:
         ("\n\n", "the file is empty"),
         ("a,3,4\nb,1,2\n", "line 1: no column 'client' in the header"),
         ("client\na\n", "line 1: no column for any class"),
-        ("client,cat\n", "no client below the header"),
+        ("client,cat\n", "nothing below the header"),
         ("client,class,count\n", "nothing below the header"),
         ("client,cat,cat\na,1,2\n", "line 1: the column 'cat' occurs twice"),
         ("client,cat,\na,1,2\n", "line 1: column 3 has no name"),

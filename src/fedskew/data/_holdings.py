@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from fedskew.data._folder import is_image, tree
 from fedskew.data._huggingface import datasets_package
-from fedskew.data._npz import read_arrays
 from fedskew.data._own import ordered
-from fedskew.errors import DataError, nearest
-from fedskew.names import CLASS_WORDS, CLIENT_WORDS, plain, separator_of, warn_of_look_alikes
+from fedskew.data._tables import read_arrays
+from fedskew.errors import ArgumentError, DataError
+from fedskew.names import CLASS_WORDS, CLIENT_WORDS, warn_of_look_alikes
+from fedskew.sheets import Sheet, find_column
 
 EVERYONE = "all"
 """The one client where data name none."""
@@ -95,44 +95,12 @@ def _of_arrays(path: Path) -> Holdings:
 
 
 def _of_table(path: Path, label: str | None, client: str | None) -> Holdings:
-    header, *rows = _rows(path)
-    place = _column(path, header, label, CLASS_WORDS, "label")
-    owner = _column(path, header, client, CLIENT_WORDS, "client")
+    sheet = Sheet(path, "a header line, then one sample a line", error=DataError)
+    place, owner = sheet.column("label", CLASS_WORDS, label), sheet.column("client", CLIENT_WORDS, client)
     if place is None:
-        raise DataError(f"{path}: no column of labels; say by --label which it is (it has: {', '.join(header)})")
-    for line, row in enumerate(rows, start=2):
-        if len(row) != len(header):
-            raise DataError(f"{path}: sample {line - 1} has {len(row)} cells under {len(header)} columns")
-        if not row[place] or (owner is not None and not row[owner]):
-            raise DataError(f"{path}: sample {line - 1} has no {'client' if row[place] else 'label'}")
-    return _made(path, [row[place] for row in rows], None if owner is None else [row[owner] for row in rows])
-
-
-def _column(path: Path, header: list[str], name: str | None, words: frozenset[str], what: str) -> int | None:
-    if name is not None:
-        if name not in header:
-            raise DataError(f"{path}: no column {name!r} for {what}{nearest(name, header)}")
-        return header.index(name)
-    found = [column for column, title in enumerate(header) if plain(title) in words]
-    exact = [column for column in found if header[column] == what]
-    if len(exact or found) > 1:
-        names = ", ".join(header[column] for column in found)
-        raise DataError(f"{path}: several columns may be the {what} ({names}); say by --{what} which it is")
-    return next(iter(exact or found), None)
-
-
-def _rows(path: Path) -> list[list[str]]:
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-        rows = csv.reader(text.splitlines(keepends=True), delimiter=separator_of(text, path), strict=True)
-        stripped = [[cell.strip() for cell in row] for row in rows]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise DataError(f"{path}: can't be read as a CSV file: {reason}") from None
-    found = [row for row in stripped if any(row)]
-    if not found:
-        raise DataError(f"{path}: the file is empty")
-    return found
+        listed = ", ".join(sheet.header)
+        sheet.fail(sheet.line, f"no column of labels; say by --label which it is (it has: {listed})")
+    return _made(path, sheet.texts(place, "class"), None if owner is None else sheet.texts(owner, "client"))
 
 
 def _of_huggingface(path: Path, label: str | None, client: str | None) -> Holdings:
@@ -142,8 +110,11 @@ def _of_huggingface(path: Path, label: str | None, client: str | None) -> Holdin
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: is no folder that save_to_disk of datasets wrote ({error})") from None
     part = table["train"] if isinstance(table, package.DatasetDict) and "train" in table else table
-    place = _column(path, part.column_names, label, CLASS_WORDS, "label")
-    owner = _column(path, part.column_names, client, CLIENT_WORDS, "client")
+    try:
+        place = find_column(part.column_names, "label", CLASS_WORDS, label)
+        owner = find_column(part.column_names, "client", CLIENT_WORDS, client)
+    except ArgumentError as error:
+        raise DataError(f"{path}: {error}") from None
     if place is None:
         raise DataError(f"{path}: no column of labels; say by --label which it is")
     feature = part.features[part.column_names[place]]

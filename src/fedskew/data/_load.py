@@ -16,7 +16,6 @@ from fedskew.data._ag_news import ag_news
 from fedskew.data._builtin import digits, synthetic
 from fedskew.data._cifar import cifar10, cifar100
 from fedskew.data._cinic10 import cinic10
-from fedskew.data._csv import csv
 from fedskew.data._dataset import Dataset
 from fedskew.data._digit_domains import digit_domains
 from fedskew.data._fedvls_mnist import fedvls_mnist
@@ -25,8 +24,8 @@ from fedskew.data._huggingface import huggingface
 from fedskew.data._idx import emnist_balanced, fashion_mnist, mnist, mnist_and_fashion
 from fedskew.data._iwildcam import iwildcam
 from fedskew.data._mat import svhn, syn_digits
-from fedskew.data._npz import npz
 from fedskew.data._pacs import pacs
+from fedskew.data._tables import csv, npz
 from fedskew.data._tiny_imagenet import tiny_imagenet
 from fedskew.data._usps import usps
 from fedskew.errors import ArgumentError, DataError, nearest

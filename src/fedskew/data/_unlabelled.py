@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedskew.data._folder import is_image
 from fedskew.data._images import as_floats, opened
-from fedskew.data._npz import read_inputs
+from fedskew.data._tables import read_inputs
 from fedskew.errors import DataError
 from fedskew.names import SYSTEM_FOLDERS
 

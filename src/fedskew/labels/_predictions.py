@@ -10,18 +10,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedskew.errors import ArgumentError
-from fedskew.labels._amounts import Decimal
 from fedskew.labels._calibration import calibrate
 from fedskew.labels._counts import FloatArray
-from fedskew.labels._csv import Amounts, Row, check_header, check_width, fail, text_rows
 from fedskew.labels._outcomes import EDGES, MixMethod, outcome_cells, outcome_table
 from fedskew.labels._target_mix import MixEstimate, estimate_mix
-from fedskew.names import CLASS_WORDS, plain
+from fedskew.names import CLASS_WORDS
+from fedskew.sheets import Decimal, Sheet
 
 _PREDICTED = frozenset({"predicted", "prediction", "pred"})
 _CONFIDENCE = frozenset({"confidence", "probability", "score"})
@@ -92,152 +92,106 @@ def read_outcomes(
     cuts = np.asarray(edges, dtype=float)
     if cuts.ndim != 1 or not ((cuts > 0) & (cuts < 1)).all() or (np.diff(cuts) <= 0).any():
         raise ArgumentError(f"bins: must rise and lie between 0 and 1, such as 0.5,0.8,0.95, not {list(edges)}")
-    held_out, target = _Sheet.read(Path(tables), decimal), _Sheet.read(Path(predictions), decimal)
-    label = held_out.column(CLASS_WORDS)
+    held_out, target = (_sheet(Path(path), decimal) for path in (tables, predictions))
+    label = held_out.column("label", CLASS_WORDS)
     if label is None:
-        fail(held_out.path, held_out.first, "no column 'label' in the header: the true class of each held-out sample")
-    if held_out.column(_PREDICTED) is not None:
-        return _from_predicted(held_out, target, label, cuts)
-    others = [name for name in held_out.header if name != label]
-    values, labels = held_out.numbers(others), held_out.texts(label)
+        held_out.fail(held_out.line, "no column 'label' in the header: the true class of each held-out sample")
+    labels = held_out.texts(label, "class")
+    if held_out.column("predicted", _PREDICTED) is not None:
+        return _from_predicted(held_out, target, labels, cuts)
+    names = [name for column, name in enumerate(held_out.header) if column != label]
+    values = held_out.amounts([held_out.header.index(name) for name in names])
+    for name in names:
+        if name not in target.header:
+            target.fail(target.line, f"no column {name!r}, which {held_out.path} has")
+    new = target.amounts([target.header.index(name) for name in names])
     sums = values.sum(axis=1)
-    if np.abs(sums - 1).max() <= _ROUNDING:
-        return _from_probabilities(held_out, target, others, values, labels, cuts)
+    odd = np.abs(sums - 1) > _ROUNDING
+    if not odd.any():
+        return _from_probabilities(held_out, target, names, values, new, labels, cuts)
     if len(set(labels)) < len(labels):
-        odd = int(np.argmax(np.abs(sums - 1) > _ROUNDING))
-        fail(
-            held_out.path,
-            held_out.rows[odd][0],
-            f"the row sums to {sums[odd]:.6g}, so it holds no probabilities of all classes; and {_twice(labels)!r} "
+        row = int(np.argmax(odd))
+        twice = next(name for place, name in enumerate(labels) if name in labels[:place])
+        held_out.fail(
+            _line(held_out, row),
+            f"the row sums to {sums[row]:.6g}, so it holds no probabilities of all classes; and {twice!r} "
             "occurs in two rows, so they are no counts of a class each",
         )
-    return Outcomes(tuple(labels), values, _counts_of(target, others))
+    if len(new) > 1:
+        wrong = "a second row (expected one row of counts, as the other file holds counts)"
+        target.fail(_line(target, 1), wrong)
+    return Outcomes(tuple(labels), values, new[0])
 
 
-@dataclass(frozen=True)
-class _Sheet:
-    path: Path
-    first: int
-    header: list[str]
-    rows: list[Row]
-    decimal: Decimal | None
-
-    @classmethod
-    def read(cls, path: Path, decimal: Decimal | None) -> _Sheet:
-        rows = text_rows(path)
-        first, header = next(rows, (0, None))
-        if header is None:
-            raise ArgumentError(f"{path}: the file is empty (expected a header, such as predicted,confidence)")
-        check_header(path, first, header)
-        below = list(rows)
-        if not below:
-            fail(path, first, "nothing below the header (expected a row for each sample)")
-        for line, cells in below:
-            check_width(path, line, cells, header)
-        return cls(path, first, header, below, decimal)
-
-    def column(self, words: frozenset[str]) -> str | None:
-        found = [name for name in self.header if plain(name) in words]
-        if len(found) > 1:
-            fail(self.path, self.first, f"the columns {found[0]!r} and {found[1]!r} may both be meant; rename one")
-        return found[0] if found else None
-
-    def texts(self, name: str) -> list[str]:
-        at = self.header.index(name)
-        for line, cells in self.rows:
-            if not cells[at]:
-                fail(self.path, line, "empty, expected the name of a class", name)
-        return [cells[at] for _, cells in self.rows]
-
-    def numbers(self, names: Sequence[str]) -> FloatArray:
-        places = [self.header.index(name) for name in names]
-        amounts = Amounts(self.path, list(names), self.decimal)
-        for line, cells in self.rows:
-            amounts.add(line, [cells[place] for place in places])
-        return amounts.table()
-
-    def confidence(self, name: str | None) -> FloatArray | None:
-        if name is None:
-            return None
-        values = self.numbers([name])[:, 0]
-        if values.max() > 1:
-            row = int(values.argmax())
-            fail(self.path, self.rows[row][0], f"{values[row]:.6g}, expected a probability from 0 to 1", name)
-        return values
+def _sheet(path: Path, decimal: Decimal | None) -> Sheet:
+    sheet = Sheet(path, "a header, such as predicted,confidence, and a row for each sample", decimal)
+    sheet.check_header()
+    return sheet
 
 
-def _from_predicted(held_out: _Sheet, target: _Sheet, label: str, cuts: FloatArray) -> Outcomes:
-    names = [sheet.column(_PREDICTED) for sheet in (held_out, target)]
-    if names[1] is None:
-        fail(target.path, target.first, f"no column 'predicted' in the header, which {held_out.path} has")
-    predicted = [sheet.texts(str(name)) for sheet, name in zip((held_out, target), names, strict=True)]
-    labels = held_out.texts(label)
-    classes = _in_order({*labels, *predicted[0], *predicted[1]})
-    sure = [sheet.confidence(sheet.column(_CONFIDENCE)) for sheet in (held_out, target)]
-    if (sure[0] is None) != (sure[1] is None):
-        without = held_out if sure[0] is None else target
-        fail(without.path, without.first, "no column 'confidence' in the header, which the other file has")
+def _line(sheet: Sheet, row: int) -> int:
+    return [line for line, _ in sheet][row]
+
+
+def _from_predicted(held_out: Sheet, target: Sheet, labels: list[str], cuts: FloatArray) -> Outcomes:
+    sheets = held_out, target
+    columns = [sheet.column("predicted", _PREDICTED) for sheet in sheets]
+    if columns[1] is None:
+        target.fail(target.line, f"no column 'predicted' in the header, which {held_out.path} has")
+    predicted = [sheet.texts(column or 0, "class") for sheet, column in zip(sheets, columns, strict=True)]
+    names = {*labels, *predicted[0], *predicted[1]}
+    classes = sorted(names, key=int) if all(name.isdecimal() for name in names) else sorted(names)
+    confidences = [_confidences(sheet) for sheet in sheets]
+    for sheet, own, other in zip(sheets, confidences, reversed(confidences), strict=True):
+        if own is None and other is not None:
+            sheet.fail(sheet.line, "no column 'confidence' in the header, which the other file has")
     places = {name: place for place, name in enumerate(classes)}
-    true = np.array([places[name] for name in labels])
-    cells = [np.array([places[name] for name in said]) for said in predicted]
+    cells = [np.array([places[name] for name in column]) for column in predicted]
     bins = 1
-    if sure[0] is not None and sure[1] is not None:
-        cells = [outcome_cells(said, each, cuts) for said, each in zip(cells, (sure[0], sure[1]), strict=True)]
-        bins = len(cuts) + 1
-    return Outcomes(
-        tuple(classes), outcome_table(true, cells[0], len(classes), bins), _totals(cells[1], len(classes) * bins)
-    )
+    for place, sure in enumerate(confidences):
+        if sure is not None:
+            cells[place], bins = outcome_cells(cells[place], sure, cuts), len(cuts) + 1
+    return _outcomes(classes, np.array([places[name] for name in labels]), cells, bins)
+
+
+def _confidences(sheet: Sheet) -> FloatArray | None:
+    column = sheet.column("confidence", _CONFIDENCE)
+    if column is None:
+        return None
+    values = sheet.amounts([column])[:, 0]
+    if values.max() > 1:
+        row = int(values.argmax())
+        sheet.fail(_line(sheet, row), f"{values[row]:.6g}, expected a probability from 0 to 1", sheet.header[column])
+    return values
 
 
 def _from_probabilities(
-    held_out: _Sheet, target: _Sheet, classes: list[str], values: FloatArray, labels: list[str], cuts: FloatArray
+    held_out: Sheet,
+    target: Sheet,
+    classes: list[str],
+    values: FloatArray,
+    new: FloatArray,
+    labels: list[str],
+    cuts: FloatArray,
 ) -> Outcomes:
     places = {name: place for place, name in enumerate(classes)}
-    for (line, _), name in zip(held_out.rows, labels, strict=True):
+    for row, name in enumerate(labels):
         if name not in places:
-            fail(
-                held_out.path, line, f"the label {name!r} has no column of probabilities; columns: {', '.join(classes)}"
-            )
-    for name in classes:
-        if name not in target.header:
-            fail(target.path, target.first, f"no column {name!r}, which {held_out.path} has")
-    theirs = target.numbers(classes)
-    off = np.abs(theirs.sum(axis=1) - 1) > _ROUNDING
+            wrong = f"the label {name!r} has no column of probabilities; columns: {', '.join(classes)}"
+            held_out.fail(_line(held_out, row), wrong)
+    off = np.abs(new.sum(axis=1) - 1) > _ROUNDING
     if off.any():
         row = int(np.argmax(off))
-        fail(target.path, target.rows[row][0], f"the probabilities sum to {theirs[row].sum():.6g}, not to 1")
+        target.fail(_line(target, row), f"the probabilities sum to {new[row].sum():.6g}, not to 1")
     true = np.array([places[name] for name in labels])
-    outcomes = [outcome_cells(each.argmax(axis=1), each.max(axis=1), cuts) for each in (values, theirs)]
-    bins = len(cuts) + 1
-    return Outcomes(
-        tuple(classes),
-        outcome_table(true, outcomes[0], len(classes), bins),
-        _totals(outcomes[1], len(classes) * bins),
-        (values, true.astype(float)),
-        theirs,
-    )
+    cells = [outcome_cells(each.argmax(axis=1), each.max(axis=1), cuts) for each in (values, new)]
+    return _outcomes(classes, true, cells, len(cuts) + 1, (values, true.astype(float)), new)
 
 
-def _counts_of(target: _Sheet, cells: list[str]) -> FloatArray:
-    if len(target.rows) > 1:
-        fail(
-            target.path, target.rows[1][0], "a second row (expected one row of counts, as the other file holds counts)"
-        )
-    for name in cells:
-        if name not in target.header:
-            fail(target.path, target.first, f"no column {name!r}, which the other file has")
-    counts: FloatArray = target.numbers(cells)[0]
-    return counts
-
-
-def _totals(cells: NDArray[np.int64], number: int) -> FloatArray:
-    totals: FloatArray = np.bincount(cells, minlength=number).astype(float)
-    return totals
-
-
-def _in_order(names: set[str]) -> list[str]:
-    return sorted(names, key=int) if all(name.isdecimal() for name in names) else sorted(names)
-
-
-def _twice(names: list[str]) -> str:
-    return next(name for place, name in enumerate(names) if name in names[:place])
+def _outcomes(
+    classes: list[str], true: NDArray[np.int64], cells: list[NDArray[np.int64]], bins: int, *probabilities: Any
+) -> Outcomes:
+    """Count the outcome cells of held-out samples by class, and those of the target."""
+    tables = outcome_table(true, cells[0], len(classes), bins)
+    totals = np.bincount(cells[1], minlength=len(classes) * bins).astype(float)
+    return Outcomes(tuple(classes), tables, totals, *probabilities)

@@ -236,10 +236,10 @@ class FlatModel:
         ]
         if weight_decay:
             directions = list(torch._foreach_add(directions, self._own, alpha=weight_decay))
-        if velocity:
-            torch._foreach_mul_(velocity, momentum)
-            torch._foreach_add_(velocity, directions)
-            directions = list(velocity)
+        if buffers := list(velocity):
+            torch._foreach_mul_(buffers, momentum)
+            torch._foreach_add_(buffers, directions)
+            directions = buffers
         torch._foreach_sub_(self._own, directions, alpha=lr)
 
     def parts(self, vector: Tensor) -> list[Tensor]:

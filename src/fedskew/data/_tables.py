@@ -1,8 +1,9 @@
-"""A user's own arrays, in one .npz file."""
+"""A user's own samples in one file: a table of features in CSV, or arrays in .npz."""
 
 from __future__ import annotations
 
 import zipfile
+from array import array
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,77 @@ from torch import Tensor
 from fedskew.data._dataset import Dataset, names_clients
 from fedskew.data._own import RawSamples, make
 from fedskew.errors import DataError, in_one_line
+from fedskew.sheets import Sheet
 
 Array = np.ndarray[Any, Any]
+
+_NAMED = 40  # columns that a message names
+
+
+@names_clients
+def csv(
+    root: Path,
+    rng: np.random.Generator | None,
+    label: str = "label",
+    client: str | None = None,
+    test: str | None = None,
+    test_share: float = 0.2,
+) -> Dataset:
+    """Read a user's own table of features from a CSV file.
+
+    Features are standardised with mean and deviation of the training part.
+
+    Args:
+        root: The file: a header line, then one sample a line; columns apart by commas, semicolons or tabs, UTF-8.
+            Columns other than labels and clients must hold numbers, with a decimal point.
+        rng: Draws the samples to hold out.
+        label: Column of labels, any text.
+        client: Column of clients; a column called "client" by default, if there is one.
+        test: Name of a file beside it with the same columns, the test part.
+        test_share: Share of every class to hold out if there is no test file.
+    """
+    train, header = _of_table(root, label, client)
+    held = None
+    if test is not None:
+        path = root.parent / test
+        held, columns = _of_table(path, label, client)
+        if columns != header:
+            raise DataError(f"{path}, line 1: its columns are not those of {root}")
+    return make("csv", train, held, test_share, rng)
+
+
+def _of_table(path: Path, label: str, client: str | None) -> tuple[RawSamples, list[str]]:
+    """Return the samples of one file, and its header."""
+    sheet = Sheet(path, "a header line, then one sample a line", error=DataError)
+    sheet.check_header(unnamed=True)
+    header = sheet.header
+    for option, name in (("label", label), ("client", client)):
+        if name is not None and name not in header:
+            columns = ", ".join(header[:_NAMED]) + (", ..." if len(header) > _NAMED else "")
+            sheet.fail(
+                sheet.line, f"no column {name!r}; set data.{option} to the column of {option}s (columns: {columns})"
+            )
+    if client is None and "client" in header and label != "client":
+        client = "client"
+    features = [column for column, name in enumerate(header) if name not in (label, client)]
+    if not features:
+        sheet.fail(sheet.line, "no column is left for features")
+    labels = sheet.texts(header.index(label), "class")
+    clients = None if client is None else sheet.texts(header.index(client), "client")
+    values = array("d")
+    for line, cells in sheet:
+        for column in features:
+            try:
+                values.append(float(cells[column]))
+            except ValueError:
+                wrong = "not a number; only the columns of labels and clients (options label, client) may hold text"
+                sheet.fail(line, f"{cells[column]!r} is {wrong}", header[column])
+    table = np.frombuffer(values).reshape(len(labels), len(features))
+    if not np.isfinite(table).all():
+        row, column = np.argwhere(~np.isfinite(table))[0]
+        line = [line for line, _ in sheet][row]
+        sheet.fail(line, f"{table[row, column]} is not a finite number", header[features[column]])
+    return RawSamples(torch.from_numpy(table.copy()), labels, clients), header
 
 
 @names_clients
@@ -38,8 +108,8 @@ def npz(root: Path, rng: np.random.Generator | None, test_share: float = 0.2) ->
             raise DataError(f"{root}: has no array {name!r} (found: {', '.join(sorted(arrays)) or 'none'})")
     if ("x_test" in arrays) != ("y_test" in arrays):
         raise DataError(f"{root}: has only one of 'x_test' and 'y_test'; a test part needs both")
-    train = _read(root, arrays, "x", "y", "client")
-    test = _read(root, arrays, "x_test", "y_test", None) if "x_test" in arrays else None
+    train = _of_arrays(root, arrays, "x", "y", "client")
+    test = _of_arrays(root, arrays, "x_test", "y_test", None) if "x_test" in arrays else None
     if test is not None and test.inputs.shape[1:] != train.inputs.shape[1:]:
         raise DataError(
             f"{root}: samples of 'x_test' are {tuple(test.inputs.shape[1:])}, "
@@ -67,7 +137,7 @@ def read_arrays(path: Path, names: Collection[str] | None = None) -> dict[str, A
         raise DataError(f"{path}: can't be read as an .npz file of plain arrays: {reason}") from None
 
 
-def _read(path: Path, arrays: dict[str, Array], x: str, y: str, client: str | None) -> RawSamples:
+def _of_arrays(path: Path, arrays: dict[str, Array], x: str, y: str, client: str | None) -> RawSamples:
     inputs = _inputs(path, x, arrays[x])
     clients = _names(path, client, arrays[client], len(inputs)) if client in arrays and client else None
     return RawSamples(inputs, _names(path, y, arrays[y], len(inputs)), clients)
