@@ -6,7 +6,6 @@ from ._adapt import held_out_of as held_out_of
 from ._adapt import load_adapted as load_adapted
 from ._adapt import read_labelled as read_labelled
 from ._adapt import save_adaptation as save_adaptation
-from ._backends import describe_backend as describe_backend
 from ._compared import read_compared as read_compared
 from ._config import Config as Config
 from ._config import outline as outline
@@ -18,9 +17,9 @@ from ._dataset import changes_since as changes_since
 from ._dataset import keep_data as keep_data
 from ._dataset import load_dataset as load_dataset
 from ._dataset import shared_data as shared_data
-from ._export import EXPORTS as EXPORTS
 from ._folder import RunFolder as RunFolder
 from ._folder import TaskInfo as TaskInfo
+from ._folder import notes_of as notes_of
 from ._folder import plain_json as plain_json
 from ._folder import read_records as read_records
 from ._folder import read_runs as read_runs
@@ -35,10 +34,9 @@ from ._loop import Evaluator as Evaluator
 from ._loop import Progress as Progress
 from ._loop import TrainingLoop as TrainingLoop
 from ._loop import run_in_step as run_in_step
+from ._model_info import EXPORTS as EXPORTS
 from ._model_info import ModelInfo as ModelInfo
-from ._nearest import check_resumable as check_resumable
-from ._notes import label_notes as label_notes
-from ._notes import notes_of as notes_of
+from ._preflight import label_notes as label_notes
 from ._progress import SECONDS_BETWEEN_LINES as SECONDS_BETWEEN_LINES
 from ._progress import rounds_of as rounds_of
 from ._reference import Entry as Entry
@@ -48,8 +46,8 @@ from ._reference import json_schema as json_schema
 from ._reference import tables as tables
 from ._result import Result as Result
 from ._sections import cores as cores
-from ._setup import make_task as make_task
 from ._setup import make_training_loop as make_training_loop
+from ._simulate import check_resumable as check_resumable
 from ._simulate import check_runs as check_runs
 from ._simulate import run_folder as run_folder
 from ._simulate import simulate as simulate
@@ -68,7 +66,8 @@ from ._sweep_tables import sweep_notes as sweep_notes
 from ._sweep_tables import text_table as text_table
 from ._sweep_tables import write_tables as write_tables
 from ._target import make_estimation as make_estimation
-from ._target_samples import target_in_words as target_in_words
+from ._task import make_task as make_task
+from ._task import target_in_words as target_in_words
 from ._toml import line_of as line_of
 from ._toml import parse_change as parse_change
 from ._toml import put as put

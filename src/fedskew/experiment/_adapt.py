@@ -24,7 +24,7 @@ from fedskew.errors import ArgumentError, DataError, RunError, in_one_line
 from fedskew.experiment._config import read
 from fedskew.experiment._folder import FINISHED
 from fedskew.experiment._identity import set_aside
-from fedskew.experiment._setup import held_out_rows, make_task
+from fedskew.experiment._task import held_out_rows, make_task
 from fedskew.experiment._trained import TrainedModel, load
 from fedskew.files import load_tensors, save_tensors
 from fedskew.finish import LEAST_SAMPLES, offsets

@@ -130,6 +130,8 @@ class Config(Section):
         tree = {key: value for key, value in self.tree().items() if key not in {"name", "output"}}
         del tree["evaluation"]["summary"]  # what is said of a run changes nothing in it
         tree["training"]["smallest_batch"] = 1  # its change is the cure of a run that can't go on (see `_preflight`)
+        if not self.target.is_estimated:  # how an estimate would be made changes nothing
+            tree["target"] = {key: tree["target"][key] for key in ("mix", "truth", "noise") if key in tree["target"]}
         tree["engine"].pop("processes", None)
         if tree["engine"]["backend"] == "processes":  # the same bits as "sequential"
             tree["engine"]["backend"] = "sequential"

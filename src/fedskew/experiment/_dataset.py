@@ -35,11 +35,7 @@ _last: ContextVar[_Last | None] = ContextVar("_last", default=None)
 
 @contextmanager
 def shared_data() -> Iterator[None]:
-    """Keep the data set that was loaded last while the block runs, for the next that needs the same one.
-
-    Yields:
-        Nothing.
-    """
+    """Keep the data set that was loaded last while the block runs, for the next that needs the same one."""
     token = _last.set(_last.get() or _Last())
     try:
         yield
@@ -48,33 +44,18 @@ def shared_data() -> Iterator[None]:
 
 
 def keep_data() -> None:
-    """From now on, keep the data set that was loaded last in this thread, for a process that only works through runs.
-
-    What `shared_data` does inside a block.
-    """
+    """Keep the data set that was loaded last from now on, in a process that only works through runs."""
     if _last.get() is None:
         _last.set(_Last())
 
 
 def data_seed(config: Config, seed: int) -> int:
-    """Return the seed of data set and partition: the config's `partition.seed`, else that of the run.
-
-    Args:
-        config: The config.
-        seed: The run's seed.
-    """
+    """Return the seed of data set and partition: the config's `partition.seed`, else that of the run."""
     return seed if config.partition.seed is None else config.partition.seed
 
 
 def load_dataset(config: Config, seed: int) -> Dataset:
-    """Load the data set of a config.
-
-    Args:
-        config: The config.
-        seed: The seed, for data sets that are drawn at random (see `data_seed`).
-
-    Returns:
-        The data set.
+    """Load the data set of a config, with a seed for those that are drawn at random (see `data_seed`).
 
     Raises:
         DataError: The data can't be loaded.
@@ -91,15 +72,7 @@ def load_dataset(config: Config, seed: int) -> Dataset:
 
 
 def content_of(config: Config, dataset: Dataset) -> Content:
-    """Describe the data that a run of a config is made from.
-
-    Args:
-        config: The config.
-        dataset: Its data set, as `load_dataset` returned it.
-
-    Returns:
-        The content, with its checksum.
-    """
+    """Return what the data are that a run of a config is made from; `dataset` is as `load_dataset` returned it."""
     last = _last.get()
     more = config.partition.rule == "file" or own_target(config) is not None
     if last is None or last.dataset is not dataset or more:
@@ -110,14 +83,9 @@ def content_of(config: Config, dataset: Dataset) -> Content:
 
 
 def changes_since(folder: Path, config: Config) -> list[str]:
-    """List what has changed since the run in a folder was made: its code, its data or fedskew.
+    """List what has changed since the run in a folder was made, a line each: its code, its data or fedskew.
 
-    Args:
-        folder: The run folder.
-        config: The config of that run, whose components have been imported.
-
-    Returns:
-        The changes, a line each.
+    The config is that run's, and its components have been imported.
     """
     parts = {seed: folder / f"seed-{seed}" for seed in config.seeds}
     if not parts[config.seeds[0]].exists():

@@ -13,35 +13,46 @@
 
 A folder of several seeds (or of several values that are tried) holds one such folder for each, and its own config,
 summary and report.
+
+The server's state is a tree of frozen dataclasses, named tuples, tensors, arrays and plain values, in one safetensors
+file: tensors and arrays become its tensors, plain values a JSON text in its header.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 import xxhash
 from numpy.typing import NDArray
 from torch import Tensor
 
 from fedskew.engine import RoundRecord
-from fedskew.errors import FedskewError, RunError
-from fedskew.experiment import _checkpoint
-from fedskew.experiment._checkpoint import Mark
+from fedskew.errors import ComponentError, FedskewError, RunError
 from fedskew.experiment._config import Config, write
-from fedskew.experiment._identity import Identity, Present
+from fedskew.experiment._identity import ANEW, Identity, Present
 from fedskew.experiment._model_info import ModelInfo
-from fedskew.files import LOCK, append, load_tensors, save_tensors, write_text, writing
+from fedskew.files import LOCK, append, load_tensors, read_notes, save_tensors, write_text, writing
 from fedskew.partition import Partition
 from fedskew.report import SeedRun
 
 FINISHED = "finished.safetensors"
+CHECKPOINT = "checkpoint/state.safetensors"
+
+
+class Mark(NamedTuple):
+    """How far `rounds.jsonl` was when a round was over: its length in bytes, and its content's checksum."""
+
+    size: int
+    checksum: str
 
 
 @dataclass(frozen=True)
@@ -83,16 +94,12 @@ class RunFolder:
 
     @property
     def summary(self) -> dict[str, Any] | None:
-        """The summary of a run that is finished; None while it isn't.
-
-        Raises:
-            RunError: It can't be read.
-        """
+        """The summary of a run that is finished; None while it isn't. RunError where it can't be read."""
         path = self.path / "summary.json"
         try:
             return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
         except (OSError, ValueError, TypeError, RecursionError) as error:
-            raise RunError(f"{path}: damaged ({error}); start over with --fresh, which keeps the old folder") from None
+            raise RunError(f"{path}: damaged ({error}); {ANEW}") from None
 
     def open(self, config: Config, task: TaskInfo, resume: bool) -> None:
         """Make the folder, or check that the run in it is of this config, code and data.
@@ -112,7 +119,7 @@ class RunFolder:
         if not resume:
             check_empty(path)
         elif self._rounds.exists() and self._identity is not None:
-            self._check(config)
+            self._check(config, self._identity)
         if self.summary is not None:
             return
         with writing(path):
@@ -128,14 +135,7 @@ class RunFolder:
             self._identity.write(path)
 
     def append(self, record: RoundRecord) -> None:
-        """Add a line to `rounds.jsonl`; it is on the disk when this returns.
-
-        Args:
-            record: The round's record.
-
-        Raises:
-            RunError: It can't be written.
-        """
+        """Add a line to `rounds.jsonl`; it is on the disk when this returns. RunError where it can't be written."""
         line = (json.dumps(record.to_dict(), allow_nan=False) + "\n").encode()
         with writing(self._rounds):
             append(self._rounds, line)
@@ -153,13 +153,13 @@ class RunFolder:
         Raises:
             RunError: Checkpoint or records are damaged, or do not belong together. Nothing is changed then.
         """
-        read = _checkpoint.load(self.path, template)
+        read = _load_checkpoint(self.path / CHECKPOINT, template)
         content = self._rounds.read_bytes() if self._rounds.exists() else b""
         if read is None:
             if self.summary is not None or content.count(b"\n") > 1:  # the untrained model's, at most
                 raise RunError(
                     f"{self.path}: its checkpoint is missing, so it can't be gone on with; fedskew report shows what "
-                    "is there; start over with --fresh, which keeps the old folder"
+                    f"is there; {ANEW}"
                 )
             with writing(self._rounds):
                 self._rounds.unlink(missing_ok=True)
@@ -174,86 +174,46 @@ class RunFolder:
         return state, records
 
     def save_checkpoint(self, state: Any, round: int) -> None:
-        """Replace the checkpoint.
-
-        Args:
-            state: A tree of frozen dataclasses, named tuples, dicts, tensors, arrays and plain values.
-            round: The round that it is of, whose record has been added.
-
-        Raises:
-            RunError: It can't be written.
-        """
-        _checkpoint.save(self.path, state, self._marks[round])
+        """Replace the checkpoint by a state, of a round whose record has been added."""
+        tensors: dict[str, Tensor] = {}
+        values: dict[str, Any] = {}
+        _flatten("", state, tensors, values)
+        path = self.path / CHECKPOINT
+        with writing(path):
+            path.parent.mkdir(exist_ok=True)
+        save_tensors(path, tensors, {"values": json.dumps(values), "records": json.dumps(self._marks[round])})
 
     def save_model(self, name: str, tensors: Mapping[str, Tensor], info: ModelInfo) -> None:
-        """Write a model.
-
-        Args:
-            name: Name of the file.
-            tensors: The model's state dict.
-            info: Its classes, shape and normalisation, for the file's notes.
-        """
+        """Write a model's state dict to a file of this name, with its notes."""
         save_tensors(self.path / name, {key: value.detach().cpu() for key, value in tensors.items()}, info.plain())
 
     def check_model(self, name: str, tensors: Mapping[str, Tensor]) -> None:
-        """Check that a model that was written is still these tensors.
-
-        Args:
-            name: Name of the file.
-            tensors: The model's state dict.
-
-        Raises:
-            RunError: It is missing or another.
-        """
-        path, there = self.path / name, self.read_model(name)
+        """Check that a model that was written is still this state dict; RunError if it is missing or another."""
+        there = self.read_model(name)
         if there.keys() != tensors.keys() or not all(there[key].equal(value.cpu()) for key, value in tensors.items()):
-            raise RunError(
-                f"{path}: is not the model of the checkpoint beside it; start over with --fresh, which keeps the old "
-                "folder"
-            )
+            raise RunError(f"{self.path / name}: is not the model of the checkpoint beside it; {ANEW}")
 
     def read_model(self, name: str) -> dict[str, Tensor]:
-        """Read a model that was written.
-
-        Args:
-            name: Name of the file.
-
-        Returns:
-            The model's state dict.
-
-        Raises:
-            RunError: It is missing or damaged.
-        """
+        """Read the state dict of a model that was written; RunError if it is missing or damaged."""
         path = self.path / name
         try:
             return load_tensors(path)[0]
         except RunError as error:
-            raise RunError(
-                f"{path}: can't be read ({error}); start over with --fresh, which keeps the old folder"
-            ) from None
+            raise RunError(f"{path}: can't be read ({error}); {ANEW}") from None
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Write `summary.json`.
-
-        Args:
-            summary: The summary, in plain values.
-        """
+        """Write `summary.json`, in plain values."""
         with writing(self.path / "summary.json"):
             write_text(self.path / "summary.json", plain_json(summary))
 
-    def _check(self, config: Config) -> None:
+    def _check(self, config: Config, identity: Identity) -> None:
         """Raise RunError where the run in the folder was made of something else."""
-        assert self._identity is not None, "asked for simulations only"
-        data = self._identity.content.checksum
-        found = Identity.read(self.path).changes(config, lambda: data, Present())
+        found = Identity.read(self.path).changes(config, lambda: identity.content.checksum, Present())
         stored = self.path / "partition.npz"
         if not found and self._partition is not None and Partition.load(stored).hash != self._partition.hash:
             found = [f"{stored} is not the partition that this config makes now"]
         if found:
-            raise RunError(
-                f"{self.path}: since this run, {' and '.join(found)}; start over with --fresh, which keeps the old "
-                "folder, or write elsewhere with --out"
-            )
+            raise RunError(f"{self.path}: since this run, {' and '.join(found)}; {ANEW}, or write elsewhere with --out")
 
     def _mark(self, round: int, content: bytes) -> None:
         self._content.update(content)
@@ -316,7 +276,7 @@ def _read_run(path: Path, label: str | None) -> SeedRun:
         label=label or config["name"],
         seed=config["seeds"][0],
         config=config,
-        rounds=read_records(path / "rounds.jsonl", _checkpoint.mark(path)),
+        rounds=read_records(path / "rounds.jsonl", _mark_of(path / CHECKPOINT)),
         counts=counts[: len(task["clients"])],
         client_names=tuple(task["clients"]),
         class_names=tuple(task["classes"]),
@@ -331,16 +291,7 @@ def _read_run(path: Path, label: str | None) -> SeedRun:
 
 
 def check_summary(path: Path, summary: Mapping[str, Any], rounds: Sequence[RoundRecord]) -> None:
-    """Check that a summary is of these records.
-
-    Args:
-        path: The summary's file, for the message.
-        summary: The summary; empty for a run that has not ended.
-        rounds: The records.
-
-    Raises:
-        RunError: It is of others.
-    """
+    """Raise RunError where a summary (empty for a run that has not ended) is not of these records."""
     evaluated = [record.evaluation.accuracy for record in rounds if record.evaluation is not None]
     said = (summary.get("final") or {}).get("accuracy")
     if summary and (summary["rounds"] != rounds[-1].round or said != (evaluated[-1] if evaluated else None)):
@@ -370,22 +321,89 @@ def read_records(path: Path, mark: Mark | None = None) -> list[RoundRecord]:
     return records
 
 
-def _check_content(path: Path, content: bytes, mark: Mark) -> None:
-    if len(content) < mark.size or xxhash.xxh3_128(content[: mark.size]).hexdigest() != mark.checksum:
-        what = "has been cut" if len(content) < mark.size else "has been changed"
-        raise RunError(
-            f"{path}: {what} since its checkpoint was written; put the file back, or start over with --fresh, which "
-            "keeps the old folder"
-        )
+def notes_of(folder: Path, seed: int) -> list[str]:
+    """Return the notes of a seed's run, from its run folder, of one seed or several."""
+    places = [folder / "task.json", *sorted((folder / f"seed-{seed}").rglob("task.json"))]
+    for path in places:
+        if path.exists():
+            return list(json.loads(path.read_text(encoding="utf-8")).get("notes", []))
+    return []
 
 
 def plain_json(value: Any) -> str:
-    """Format as indented JSON with sorted keys.
-
-    Args:
-        value: Plain values.
-
-    Returns:
-        The text.
-    """
+    """Return plain values as indented JSON with sorted keys."""
     return json.dumps(value, indent=1, sort_keys=True) + "\n"
+
+
+def _check_content(path: Path, content: bytes, mark: Mark) -> None:
+    if len(content) < mark.size or xxhash.xxh3_128(content[: mark.size]).hexdigest() != mark.checksum:
+        what = "has been cut" if len(content) < mark.size else "has been changed"
+        raise RunError(f"{path}: {what} since its checkpoint was written; put the file back, or {ANEW}")
+
+
+def _load_checkpoint(path: Path, template: Any) -> tuple[Any, Mark] | None:
+    """Read a checkpoint in the shape of a template, on its devices; None if there is none yet."""
+    if not path.exists():
+        return None
+    try:
+        tensors, notes = load_tensors(path)
+        state = _restore("", template, tensors, json.loads(notes["values"]))
+        return state, Mark(*json.loads(notes["records"]))
+    except (RunError, KeyError, ValueError, TypeError) as error:
+        said = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        raise RunError(f"{path}: the checkpoint can't be read ({said}); {ANEW}") from None
+
+
+def _mark_of(path: Path) -> Mark | None:
+    """Read how far `rounds.jsonl` was at a checkpoint; None if there is none."""
+    if not path.exists():
+        return None
+    try:
+        return Mark(*json.loads(read_notes(path)["records"]))
+    except (RunError, KeyError, ValueError, TypeError) as error:
+        raise RunError(f"{path}: the checkpoint can't be read ({error})") from None
+
+
+def _flatten(name: str, value: Any, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+    if isinstance(value, Tensor):
+        tensors[name] = value.detach().cpu().clone(memory_format=torch.contiguous_format)
+    elif isinstance(value, np.ndarray):
+        tensors[name] = torch.from_numpy(value.copy())  # safetensors writes no memory twice
+    elif (parts := _parts(value)) is not None:
+        for key, part in parts.items():
+            _flatten(f"{name}.{key}" if name else key, part, tensors, values)
+    elif _is_plain(value):
+        values[name] = value
+    else:
+        raise ComponentError(
+            f"{name} in the run's state is a {type(value).__name__} that can't be saved; what a component keeps "
+            "between rounds is a frozen dataclass of tensors, arrays and plain values, or None"
+        )
+
+
+def _is_plain(value: Any) -> bool:
+    """Return whether JSON holds it."""
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def _restore(name: str, template: Any, tensors: dict[str, Tensor], values: dict[str, Any]) -> Any:
+    if isinstance(template, Tensor):
+        return tensors[name].to(template.device)
+    if isinstance(template, np.ndarray):
+        return tensors[name].numpy()
+    if (parts := _parts(template)) is not None:
+        made = {key: _restore(f"{name}.{key}" if name else key, part, tensors, values) for key, part in parts.items()}
+        return made if isinstance(template, dict) else type(template)(**made)
+    return values[name]
+
+
+def _parts(value: Any) -> dict[str, Any] | None:
+    """Return the named parts of a dataclass, a named tuple or a dict; None for a leaf."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        parts: dict[str, Any] = value._asdict()
+        return parts
+    return value if isinstance(value, dict) else None

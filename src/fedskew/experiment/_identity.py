@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
@@ -31,6 +31,9 @@ from fedskew.experiment._config import IDENTITY, Config, Origin
 from fedskew.experiment._sources import changed_sources, own_sources
 from fedskew.files import write_text, writing
 from fedskew.own_code import CODE
+
+ANEW = "start over with --fresh, which keeps the old folder"
+"""What a message about a run that can't be gone on with advises."""
 
 _ROWS = 256
 """How many rows stand for the inputs of a data set that is read from files batch by batch."""
@@ -56,7 +59,7 @@ class Content:
 
 
 class Present:
-    """Code, data and version as they are now; what several configs name is read once."""
+    """Code and data as they are now; what several configs name is read once."""
 
     def __init__(self) -> None:
         self._sources: dict[str, dict[str, str]] = {}
@@ -71,9 +74,9 @@ class Present:
         return self._sources[key]
 
     def files(self, config: Config) -> Mapping[str, str] | None:
-        """Size and time of the user's files that a config's data are read from (see `Content`)."""
+        """Return size and time of the user's files that a config's data are read from (see `Content`)."""
         tree = config.tree()
-        key = json.dumps([tree["data"], tree["partition"], str(config.origin)])
+        key = json.dumps([tree["data"], tree["partition"], tree["target"], str(config.origin)])
         if key not in self._files:
             self._files[key] = files_of(config)
         return self._files[key]
@@ -97,12 +100,7 @@ class Identity:
 
     @classmethod
     def of(cls, config: Config, content: Content) -> Identity:
-        """Make the identity that a run of this config has now.
-
-        Args:
-            config: The config.
-            content: What its data are, as loaded.
-        """
+        """Return the identity that a run of this config has now, whose data are loaded."""
         return cls(_version(), own_sources(config.tree()), content, _origin(config))
 
     def changes(self, config: Config, data: Callable[[], str], present: Present) -> list[str]:
@@ -124,14 +122,7 @@ class Identity:
         return found
 
     def write(self, folder: Path) -> None:
-        """Write it into a run folder.
-
-        Args:
-            folder: The run folder.
-
-        Raises:
-            RunError: It can't be written.
-        """
+        """Write it into a run folder. RunError where that is not possible."""
         said = {
             "fedskew": self.version,
             "code": sorted(self.sources),
@@ -149,43 +140,25 @@ class Identity:
 
     @classmethod
     def read(cls, folder: Path) -> Identity:
-        """Read that of a run folder.
-
-        Args:
-            folder: The run folder.
-
-        Raises:
-            RunError: It is missing or damaged.
-        """
+        """Read that of a run folder. RunError where it is missing or damaged."""
         try:
             said = json.loads((folder / IDENTITY).read_text(encoding="utf-8"))
             sources = {name: _within(folder / CODE, name).read_text(encoding="utf-8") for name in said["code"]}
-            root = said["data_root"]
-            origin = Origin(Path(said["directory"]), None if root is None else Path(root))
-            return cls(str(said["fedskew"]), sources, Content(str(said["data"]), said["files"]), origin)
+            content = Content(str(said["data"]), said["files"])
+            return cls(str(said["fedskew"]), sources, content, Origin.of_notes(said))
         except FileNotFoundError as error:
             raise RunError(
                 f"{error.filename}: missing, so it can't be told whether code and data are still those of this run; "
-                "start over with --fresh, which keeps the old folder"
+                f"{ANEW}"
             ) from None
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            raise RunError(
-                f"{folder / IDENTITY}: damaged ({type(error).__name__}: {error}); start over with --fresh, which keeps "
-                "the old folder"
-            ) from None
+            raise RunError(f"{folder / IDENTITY}: damaged ({type(error).__name__}: {error}); {ANEW}") from None
 
 
 def changed_since(folder: Path, config: Config, data: Callable[[], str], present: Present) -> list[str]:
-    """List what has changed since the runs in a folder were made, in words.
-
-    Args:
-        folder: The run folder of one seed.
-        config: The config of that seed.
-        data: Computes the checksum of the data now; called only where that may have changed.
-        present: What there is now.
-    """
-    try:
-        made = [Identity.read(path.parent) for path in _leaves(folder)]
+    """List what has changed since the runs in a seed's folder were made, in words (see `Identity.changes`)."""
+    try:  # one for each `rounds.jsonl`, of which there are several where a key is tuned
+        made = [Identity.read(path.parent) for path in sorted(folder.rglob("rounds.jsonl"))]
     except RunError as error:
         return [str(error).partition(";")[0]]
     return list(dict.fromkeys(change for each in made for change in each.changes(config, data, present)))
@@ -193,9 +166,6 @@ def changed_since(folder: Path, config: Config, data: Callable[[], str], present
 
 def set_aside(folder: Path) -> Path | None:
     """Move a run folder, or a file, to `earlier/` beside it, so that it can be made anew and nothing is lost.
-
-    Args:
-        folder: The run folder or file.
 
     Returns:
         Where it is now; None where there was none.
@@ -219,10 +189,6 @@ def checksum(config: Config, dataset: Dataset) -> str:
     """Checksum of a data set's content, and of the partition's file and unlabelled samples that the config names.
 
     Of inputs that are read batch by batch from files, shape and 256 rows count, evenly spread.
-
-    Args:
-        config: The config.
-        dataset: Its data set.
     """
     found = xxhash.xxh3_128()
     if config.partition.rule == "file":
@@ -250,17 +216,8 @@ def checksum(config: Config, dataset: Dataset) -> str:
     return str(found.hexdigest())
 
 
-def _leaves(folder: Path) -> Iterator[Path]:
-    """Return where a folder's identities belong: one for each `rounds.jsonl` (several where a key is tuned)."""
-    return (path.with_name(IDENTITY) for path in sorted(folder.rglob("rounds.jsonl")))
-
-
 def files_of(config: Config) -> dict[str, str] | None:
-    """Size and time of the user's files that a config's data are read from (see `Content`).
-
-    Args:
-        config: The config.
-    """
+    """Return size and time of the user's files that a config's data are read from (see `Content`)."""
     if ":" in config.data.name:
         return None
     paths = []
@@ -277,11 +234,7 @@ def files_of(config: Config) -> dict[str, str] | None:
 
 
 def own_target(config: Config) -> Path | None:
-    """Return where the target's unlabelled samples are, where these are the user's own.
-
-    Args:
-        config: The config.
-    """
+    """Return where the target's unlabelled samples are, if these are the user's own."""
     given = config.target.unlabelled
     own = config.target.is_estimated and isinstance(given, str)
     return Path(config.place(str(given))).expanduser().absolute() if own else None

@@ -14,18 +14,22 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from fedskew import methods
+from fedskew import methods, torchrun
 from fedskew.engine import (
     ClientStates,
+    CohortBackend,
     Evaluation,
+    FedConcatRunner,
     FedConcatState,
     FinishedModel,
+    ProcessBackend,
+    RankBackend,
     RoundRecord,
     RoundRunner,
+    SequentialBackend,
     ServerState,
 )
 from fedskew.errors import ComponentError, ConfigError, FinishError, RunError
-from fedskew.experiment._backends import describe_backend
 from fedskew.experiment._config import Config
 from fedskew.experiment._folder import FINISHED, RunFolder, TaskInfo, check_summary
 from fedskew.experiment._model_info import ModelInfo
@@ -265,7 +269,7 @@ class TrainingLoop:
         summary = summarise(self.records, best_round, self.config.evaluation.summary) | surroundings(
             self.config.engine.threads, device
         )
-        summary["backend"] = describe_backend(self.runner)
+        summary["backend"] = _backend_notes(self.runner)
         summary["objective"] = methods.objective_in_words(self.config.method)
         if folder is not None and best_round is not None:
             self.model.write_state(state.best)
@@ -374,6 +378,25 @@ class TrainingLoop:
         if self._folder is not None:
             self._folder.append(record)
         return state
+
+
+def _backend_notes(runner: RoundRunner) -> dict[str, Any]:
+    """Describe a run's backend for its summary.
+
+    Its `name`; where clients are trained one after another, what was done to the `network` (see `models.Faster.said`);
+    for a cohort how many clients are `stacked`, or why they are `not_mapped`; under torchrun the number of `ranks`.
+    """
+    backend: Any = runner.encoders.backend if isinstance(runner, FedConcatRunner) else getattr(runner, "backend", None)
+    notes: dict[str, Any] = {}
+    if isinstance(backend, RankBackend):
+        backend, notes = backend.local, {"ranks": torchrun.ranks()}
+    notes["name"] = getattr(backend, "name", type(backend).__name__.lower())
+    if isinstance(backend, SequentialBackend | ProcessBackend):
+        notes["network"] = dict(backend.model.network.said)
+    elif isinstance(backend, CohortBackend):
+        stacked = {"stacked": backend.stack_size} if backend.not_mapped is None else {"not_mapped": backend.not_mapped}
+        notes |= stacked
+    return notes
 
 
 def one_after_another(runners: Sequence[RoundRunner], states: Sequence[Any]) -> list[PlayedRound]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -20,7 +21,7 @@ from fedskew.engine import Federation, RoundRunner, from_the_first, run_round_to
 from fedskew.errors import ConfigError, FedskewError
 from fedskew.experiment._config import Config, read, resolve, write
 from fedskew.experiment._dataset import shared_data
-from fedskew.experiment._folder import check_empty, plain_json
+from fedskew.experiment._folder import check_empty, is_begun, plain_json
 from fedskew.experiment._identity import set_aside
 from fedskew.experiment._loop import PlayedRound, Progress, TrainingLoop, run_in_step
 from fedskew.experiment._progress import watched
@@ -30,6 +31,10 @@ from fedskew.experiment._setup import make_training_loop, try_out
 from fedskew.experiment._summary import over_seeds
 from fedskew.files import locked, write_text, writing
 from fedskew.report import SeedRun, write_report
+from fedskew.tables import counted, flatten
+
+DIFFERENCES = 3
+"""How many are shown of the nearest run, where there is none to go on with."""
 
 
 def simulate(
@@ -139,6 +144,37 @@ def check_runs(configs: Sequence[Config], out: Path, anew: bool) -> None:
             try_out(value, config.seeds[0], folder.with_name(f"{folder.name}.new"))
         except FedskewError as error:
             raise type(error)(f"run {config.name!r}: {error}") from None
+
+
+def check_resumable(configs: Sequence[Config], out: Path) -> None:
+    """Raise ConfigError where no config of a command has a run to go on with, and name the nearest that is there."""
+    if any(is_begun(run_folder(config, out)) for config in configs):
+        return
+    differences = {
+        path.parent: found for path in sorted(out.glob("*/config.toml")) if (found := _differences(path, configs[0]))
+    }
+    said = "leave out --resume to start a new run"
+    if differences:
+        nearest = min(differences, key=lambda folder: len(differences[folder]))
+        found = differences[nearest]
+        more = f" and {counted(len(found) - DIFFERENCES, 'key')} more" if len(found) > DIFFERENCES else ""
+        said = f"{nearest} differs in {', '.join(found[:DIFFERENCES])}{more}; change that back, or {said}"
+    raise ConfigError(f"--resume: {out} has no run of this config to go on with; {said}")
+
+
+def _differences(path: Path, config: Config) -> list[str]:
+    """Return in which keys the config of a run folder differs; empty where it can't be read."""
+    try:
+        there = flatten(tomllib.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return []
+    here = flatten(config.tree())
+    missing: Any = "none"
+    return [
+        f"{key} ({there.get(key, missing)!r} there, {here.get(key, missing)!r} here)"
+        for key in dict.fromkeys([*here, *there])
+        if there.get(key, missing) != here.get(key, missing) and key.split(".")[0] not in ("name", "output")
+    ]
 
 
 def run_config(

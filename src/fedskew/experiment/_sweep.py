@@ -14,16 +14,17 @@ from typing import Protocol
 
 from fedskew import report
 from fedskew.errors import ArgumentError, ConfigError, FedskewError, PartitionError, RunError
-from fedskew.experiment._batches import changed_batches
 from fedskew.experiment._config import Config
 from fedskew.experiment._dataset import content_of, data_seed, load_dataset, shared_data
 from fedskew.experiment._folder import read_runs
 from fedskew.experiment._grid import Cell, Sweep
 from fedskew.experiment._identity import Present, changed_since, set_aside
+from fedskew.experiment._preflight import changed_batches
 from fedskew.experiment._sections import cores
-from fedskew.experiment._setup import choose_device, make_task, try_out
+from fedskew.experiment._setup import choose_device, try_out
 from fedskew.experiment._simulate import is_finished, run_folder
 from fedskew.experiment._sweep_tables import CellResult, rows_of, table_notes, write_tables
+from fedskew.experiment._task import make_task
 from fedskew.experiment._workers import run_all
 from fedskew.files import locked
 from fedskew.report import SeedRun

@@ -1,45 +1,69 @@
-"""In a simulation: the target's label mix is estimated after some rounds, and the server's state gets it."""
+"""In a simulation: the target's label mix is estimated after some rounds, and a finish moves the last model to it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from fedskew import labels, torchrun
+from fedskew import labels, methods, torchrun
 from fedskew.data import Inputs
 from fedskew.engine import (
+    ClientSamples,
     EstimatedMix,
     Estimation,
     Federation,
+    FinishedModel,
     PartitionedData,
     RoundRecord,
+    RoundRunner,
     ServerState,
+    answer,
+    check_finish,
+    finish_model,
     from_the_first,
     logits_of,
 )
-from fedskew.errors import ArgumentError
+from fedskew.errors import ArgumentError, ConfigError
 from fedskew.experiment._config import Config
+from fedskew.experiment._task import Task, held_out_data, held_out_rows
+from fedskew.finish import Finish, Known, Source
 from fedskew.labels import outcome_table
-from fedskew.models import FlatModel
+from fedskew.models import FlatModel, ModelState
 from fedskew.randomness import Purpose, generator
+
+FloatArray = NDArray[np.float64]
 
 
 def make_estimation(config: Config, classes: int) -> Estimation | None:
-    """Return how a config's target mix is estimated; None where it is not.
-
-    Args:
-        config: The config.
-        classes: Number of classes.
-    """
+    """Return how a config's target mix is estimated; None where it is not."""
     section = config.target
     if not section.is_estimated:
         return None
     rules = {field.name: getattr(section, field.name) for field in fields(Estimation) if field.name != "classes"}
     return Estimation(classes, **rules)
+
+
+def noisy_target(target: FloatArray | None, noise: float, seed: int) -> FloatArray | None:
+    """Return the target mix that the server is given (see `TargetSection.noise`)."""
+    if target is None or noise == 0:
+        return target
+    noisy = target + noise * np.maximum(generator(seed, Purpose.TARGET).standard_normal(len(target)), 0)
+    shares: FloatArray = noisy / noisy.sum()
+    return shares
+
+
+def make_watch(seed: int, runner: RoundRunner, model: FlatModel, task: Task) -> TargetWatch | None:
+    """Make the watch that estimates the target's mix after a round; None if it is not estimated."""
+    if task.unlabelled is None:
+        return None
+    assert isinstance(runner, Federation), "the config has been checked"
+    return TargetWatch(runner, model, held_out_data(task), task.unlabelled, seed)
 
 
 @dataclass(frozen=True)
@@ -135,3 +159,101 @@ class _Tables(Mapping[int, NDArray[np.float64]]):
 
     def __len__(self) -> int:
         return len(self._places)
+
+
+def make_finisher(config: Config, seed: int, task: Task, model: FlatModel) -> LocalFinisher | None:
+    """Make the finisher of the trained model; None if the method has no finish."""
+    component = methods.build(config.method, config.training.momentum).finish
+    if component is None:
+        return None
+    dataset, clients, rows = task.dataset, len(task.counts), task.partition.indices
+    if "held_out" in component.asks:
+        _check_held_out_classes(task, config.method["finish"]["name"])
+
+    def held_by(some: Sequence[NDArray[np.int64]]) -> list[ClientSamples]:
+        unused = np.zeros(dataset.num_classes)  # counts, of which a finish has its own
+        return [ClientSamples(dataset.inputs, dataset.targets, own, unused) for own in some if len(own)]
+
+    target = held_by(rows[clients:])
+    if task.unlabelled is not None:
+        size = len(task.unlabelled)
+        none = torch.zeros(size, dtype=torch.int64)
+        target = [ClientSamples(task.unlabelled, none, np.arange(size), np.zeros(dataset.num_classes))]
+    return LocalFinisher(
+        component=component,
+        model=model,
+        holders={
+            "training": held_by(rows[:clients]),
+            "held_out": held_by(held_out_rows(task)),
+            "target": target,
+        },
+        samples=dataset.inputs.index_select(0, torch.zeros(2, dtype=torch.int64)),
+        target=noisy_target(task.server_target, config.target.noise, seed),
+        is_estimated=config.target.is_estimated,
+        seed=seed,
+    )
+
+
+def _check_held_out_classes(task: Task, name: str) -> None:
+    """Refuse a finish whose held-out samples can't tell it anything; that there are some is checked elsewhere."""
+    held = held_out_rows(task)
+    if not held:
+        return
+    classes = np.unique(task.dataset.targets.numpy()[np.concatenate(held)])
+    if len(classes) < 2:
+        raise ConfigError(
+            f"method.finish: {name} compares classes, and all samples that are held out are of class {classes[0]}; set "
+            "a larger data.held_out or data.validation"
+        )
+    has_samples = task.unlabelled is not None or len(task.partition.indices) > len(task.counts)
+    if task.server_target is not None and not has_samples and not task.server_target[classes].any():
+        raise ConfigError(
+            f"method.finish: {name} moves the model to target.mix, which has no share of a class that is held out; set "
+            "a larger data.held_out or data.validation, or another mix"
+        )
+
+
+@dataclass(frozen=True)
+class LocalFinisher:
+    """Finishes models on this machine (see `Finisher`).
+
+    Attributes:
+        component: The finish.
+        model: The network that states are written into.
+        holders: Who holds samples, by their kind: each holder's samples, one at least.
+        samples: Some samples, `(batch, ...)`, by which the last layer is found.
+        target: Target label mix that the server knows, `(classes,)`, or None.
+        is_estimated: Whether the server estimates the mix.
+        seed: The run's seed.
+
+    Raises:
+        ConfigError: The component needs samples that there aren't, or can't be applied to the network.
+    """
+
+    component: Finish
+    model: FlatModel
+    holders: Mapping[Source, Sequence[ClientSamples]]
+    samples: Tensor
+    target: NDArray[np.float64] | None
+    is_estimated: bool
+    seed: int
+
+    def __post_init__(self) -> None:
+        try:
+            check_finish(self.component, self.model.module, self.samples, self._known(None))
+        except ArgumentError as error:
+            raise ConfigError(str(error)) from None
+
+    def _known(self, server: Any) -> Known:
+        estimated = getattr(server, "target", None)
+        mix = estimated.used if isinstance(estimated, EstimatedMix) else self.target
+        sources = frozenset(source for source, held in self.holders.items() if held)
+        return Known(sources, mix, self.is_estimated, generator(self.seed, Purpose.FINISH))
+
+    def __call__(self, model: ModelState, server: Any) -> FinishedModel:
+        """Finish a model; the same one gives the same bits, however its rounds were played."""
+        return finish_model(self.component, self.model, model, self.samples, self._answers, self._known(server))
+
+    def _answers(self, source: Source, question: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+        for samples in self.holders[source]:
+            yield answer(self.component, self.model.module, samples, question, labelled=source != "target")

@@ -17,9 +17,8 @@ from fedskew import methods, models
 from fedskew.data import Stored
 from fedskew.errors import ArgumentError, RunError
 from fedskew.experiment._config import Config, read
-from fedskew.experiment._export import export
 from fedskew.experiment._folder import FINISHED
-from fedskew.experiment._model_info import ModelInfo
+from fedskew.experiment._model_info import ModelInfo, export
 from fedskew.experiment._work import make_network
 from fedskew.files import load_tensors
 from fedskew.own_code import of_run
@@ -84,18 +83,7 @@ class TrainedModel:
 
     @torch.inference_mode()
     def logits(self, inputs: ArrayLike | Tensor | Stored, *, normalised: bool = False) -> NDArray[np.float64]:
-        """Return what the network says of each class before it becomes a probability.
-
-        Args:
-            inputs: As `predict` takes them.
-            normalised: Likewise.
-
-        Returns:
-            Logits, `(samples, classes)`.
-
-        Raises:
-            ArgumentError: As `predict` does.
-        """
+        """Return logits, `(samples, classes)`, of samples as `predict` takes them."""
         return self._outputs(inputs, normalised).cpu().numpy()
 
     def _outputs(self, inputs: ArrayLike | Tensor | Stored, normalised: bool) -> Tensor:
@@ -114,9 +102,6 @@ class TrainedModel:
         Args:
             path: The file to write.
             kind: "onnx", which needs `pip install 'fedskew[onnx]'`, or "torchscript" for `torch.jit.load`.
-
-        Returns:
-            Its path.
 
         Raises:
             MissingPackageError: A package that the exporter needs is not installed.

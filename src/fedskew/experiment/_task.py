@@ -1,0 +1,373 @@
+"""The task of a run: data, partition, label counts, and the target with its mix and its unlabelled samples."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedskew import components, data, methods, partition
+from fedskew.data import Dataset, Inputs, take
+from fedskew.engine import PartitionedData
+from fedskew.errors import ArgumentError, ConfigError, DataError
+from fedskew.experiment._config import Config, target_mix
+from fedskew.experiment._dataset import data_seed, load_dataset
+from fedskew.experiment._model_info import ModelInfo
+from fedskew.experiment._sections import TargetSection
+from fedskew.partition import Partition
+from fedskew.randomness import Purpose, generator
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+_NAMED = 10
+_MIXES = {
+    "uniform": "all classes alike",
+    "pooled": "the label mix of all clients together",
+    "client": "the label mix of the partition's target client",
+    "data": "the label mix that the data set defines",
+}
+
+
+@dataclass(frozen=True)
+class Task:
+    """The partitioned data of one run, which do not depend on the method.
+
+    Attributes:
+        dataset: The data set.
+        partition: The rows of every client; a target client is the last.
+        counts: Label counts of the clients that train, `(clients, classes)`.
+        client_names: Their names.
+        target: Target label mix, `(classes,)`, sum 1, or None: what accuracy on the target is measured with.
+        server_target: The mix that the server knows, `(classes,)`; None: there is none, or it is estimated.
+        validation: Rows of the training data that are held out.
+        held_out: Rows that each client which trains holds and does not train on; none of them are in `partition`.
+        unlabelled: The target's samples, whose labels nobody knows; None where its mix is not estimated.
+    """
+
+    dataset: Dataset
+    partition: Partition
+    counts: FloatArray
+    client_names: tuple[str, ...]
+    target: FloatArray | None
+    server_target: FloatArray | None
+    validation: IntArray
+    held_out: tuple[IntArray, ...]
+    unlabelled: Inputs | None
+
+
+def make_task(config: Config, seed: int) -> Task:
+    """Load the data of a config and partition them, with a seed in place of the config's.
+
+    Raises:
+        DataError: The data can't be loaded.
+        PartitionError: The rule can't divide them.
+        ConfigError: The config does not fit the data.
+    """
+    seed = data_seed(config, seed)
+    dataset = load_dataset(config, seed)
+    labels = dataset.targets.numpy()
+    usable = _usable(dataset, config.data.rows, generator(seed, Purpose.ROWS))
+    kept, validation = _hold_out(dataset, usable, config.data.validation, generator(seed, Purpose.VALIDATION))
+    divided, names, has_target_client = _divide(config, dataset, labels, kept, seed)
+    target, server_target = _targets(config.target, dataset, divided.counts.astype(np.float64), has_target_client)
+    if config.partition.oracle:
+        divided = _oracle(divided, kept, labels, target, has_target_client, generator(seed, Purpose.ORACLE))
+    divided, held_out = _hold_out_of_clients(divided, labels, config.data.held_out, has_target_client, seed)
+    counts = divided.counts.astype(np.float64)
+    if has_target_client:
+        counts, names = counts[:-1], names[:-1]
+    if counts.sum() == 0:
+        raise ConfigError("partition.clients: no client that trains has a sample; set fewer clients")
+    unlabelled = None
+    if config.target.is_estimated:
+        _check_held_out(config.data.held_out, held_out)
+        last = divided.indices[-1] if has_target_client else None
+        unlabelled = _unlabelled(config, dataset, last, validation, target, generator(seed, Purpose.UNLABELLED))
+    return Task(dataset, divided, counts, names, target, server_target, validation, held_out, unlabelled)
+
+
+def model_info(dataset: Dataset) -> ModelInfo:
+    """Return what is stored with a model of a data set; whole numbers in memory are token ids."""
+    tokens = isinstance(dataset.inputs, Tensor) and not dataset.inputs.is_floating_point()
+    return ModelInfo(dataset.classes, dataset.in_shape, tokens, dataset.mean, dataset.std)
+
+
+def held_out_rows(task: Task) -> list[IntArray]:
+    """Return the labelled samples that nobody trains on, by holder: the clients' own, else the validation samples."""
+    own = [rows for rows in task.held_out if len(rows)]
+    return own or [rows for rows in [task.validation] if len(rows)]
+
+
+def held_out_data(task: Task) -> PartitionedData:
+    """Return the samples that clients hold and do not train on, as engines take the data of clients."""
+    rows, dataset = task.held_out, task.dataset
+    labels = dataset.targets.numpy()
+    counts = np.array([np.bincount(labels[own], minlength=dataset.num_classes) for own in rows], dtype=np.float64)
+    return PartitionedData(dataset.inputs, dataset.targets, rows, counts)
+
+
+def target_in_words(config: Config) -> str | None:
+    """Say which target a config has; None where it names none."""
+    section, weighting = config.target, methods.build(config.method, config.training.momentum).weighting
+    reads = components.has(weighting, "needs_target")
+    if section.is_estimated:
+        said = (
+            f"target: its label mix is estimated from unlabelled samples, after round {section.warmup} and every "
+            f"{section.every} rounds"
+        )
+        until = "; until an estimate is sure enough, clients are weighed as FedAvg does"
+        return said + (until if reads else "; the weighting does not use it")
+    mix = section.truth if section.mix == "truth" else section.mix
+    if mix is None and _has_target_client(config):
+        mix = "client"
+    if mix is None:
+        return None
+    if isinstance(mix, list):
+        shares = np.array(mix) / max(sum(mix), 1e-12)
+        said = "target: shares of " + ", ".join(f"{share:.3g}" for share in shares[:_NAMED])
+        said += f" and {len(mix) - _NAMED} more classes" if len(mix) > _NAMED else ""
+    else:
+        said = f"target: {_MIXES[mix]}"
+    switch = " (weighting.target = false)" if getattr(weighting, "target", True) is False else ""
+    return said if reads else f"{said}; the weighting does not use it{switch}"
+
+
+def _has_target_client(config: Config) -> bool:
+    section = config.partition
+    if section.rule in ("file", "natural"):
+        return bool(section.parameters.get("target_client", False))
+    rule = components.make_component(partition.INDEX, {"name": section.rule, **section.parameters}, "partition")
+    return bool(rule.target_client)
+
+
+def _usable(dataset: Dataset, size: int | None, rng: np.random.Generator) -> IntArray:
+    """Return the training rows that a config uses, without those that the data set itself sets aside."""
+    labels = dataset.targets.numpy()
+    rows = np.arange(len(labels))
+    free = rows if dataset.validation is None else np.setdiff1d(rows, dataset.validation)
+    if size is None:
+        return free
+    if size > len(free):
+        raise ConfigError(f"data.rows: {size:,} are more than the {len(free):,} training samples of {dataset.name!r}")
+    return free[partition.stratified(labels[free], size, rng)]
+
+
+def _hold_out(
+    dataset: Dataset, free: IntArray, share: float | Literal["own"], rng: np.random.Generator
+) -> tuple[IntArray, IntArray]:
+    """Rows to train on and rows held out: the data set's own, or the same share of every class, rounded down."""
+    own, labels = dataset.validation, dataset.targets.numpy()
+    if share == "own":
+        if own is None:
+            raise ConfigError(
+                f"data.validation: data set {dataset.name!r} has no validation samples; give a share, as 0.1"
+            )
+        return free, np.sort(own)
+    held = [np.empty(0, dtype=np.int64)]
+    if share > 0:
+        for label in np.unique(labels[free]):
+            rows = free[labels[free] == label]
+            held.append(rng.permutation(rows)[: int(share * len(rows))])
+    validation = np.sort(np.concatenate(held))
+    return np.setdiff1d(free, validation), validation
+
+
+def _hold_out_of_clients(
+    divided: Partition, labels: IntArray, share: float, has_target_client: bool, seed: int
+) -> tuple[Partition, tuple[IntArray, ...]]:
+    """Return the partition without what clients don't train on, and that; a target client holds out nothing."""
+    training = len(divided.indices) - has_target_client
+    if not share:
+        return divided, (np.empty(0, dtype=np.int64),) * training
+    parts = [
+        partition.hold_out(rows, labels, share, generator(seed, Purpose.HELD_OUT, 0, client))
+        for client, rows in enumerate(divided.indices[:training])
+    ]
+    kept = [*(own for own, _ in parts), *divided.indices[training:]]
+    rule = f"{divided.rule}, without the {share:.3g} of each client's samples that are held out"
+    return Partition.of(kept, labels, divided.num_classes, rule), tuple(held for _, held in parts)
+
+
+def _divide(
+    config: Config, dataset: Dataset, labels: IntArray, kept: IntArray, seed: int
+) -> tuple[Partition, tuple[str, ...], bool]:
+    """Return the partition of the kept rows (of the data set), client names, whether the last is a target client."""
+    section, classes = config.partition, dataset.num_classes
+    if section.rule == "file":
+        stored = Partition.load(config.place(section.parameters["path"]))
+        stored.check(labels)
+        if not np.isin(np.concatenate(stored.indices), kept).all():
+            raise ConfigError(
+                "partition.path: some of its samples are held out or left out; set data.validation to 0, no data.rows"
+            )
+        names = tuple(map(str, range(len(stored.indices))))
+        return stored, names, bool(section.parameters.get("target_client", False))
+    if section.rule == "natural":
+        if dataset.clients is None:
+            raise ConfigError(f"partition.rule: data set {dataset.name!r} defines no clients; choose another rule")
+        names = dataset.client_names
+        shares = partition.natural_split(dataset.clients[kept], len(names))
+        if section.clients not in (None, len(names)):
+            shares, names = partition.grouped(shares, section.clients), tuple(map(str, range(section.clients)))
+        return Partition.of([kept[rows] for rows in shares], labels, classes, "natural"), names, False
+    assert section.clients is not None, "the config has been checked"
+    rule = components.make_component(partition.INDEX, {"name": section.rule, **section.parameters}, "partition")
+    rng = generator(seed, Purpose.PARTITION)
+    names = tuple(map(str, range(section.clients)))
+    by_domain = isinstance(rule, partition.DomainRule) and components.covers(rule, "split_domains", "split")
+    if by_domain and dataset.domains is not None:
+        shares = rule.split_domains(labels[kept], dataset.domains[kept], section.clients, rng, num_classes=classes)
+    else:
+        shares = rule.split(labels[kept], section.clients, rng, num_classes=classes)
+    return Partition.of([kept[rows] for rows in shares], labels, classes, rule), names, rule.target_client
+
+
+def _oracle(
+    divided: Partition,
+    kept: IntArray,
+    labels: IntArray,
+    target: FloatArray | None,
+    has_target_client: bool,
+    rng: np.random.Generator,
+) -> Partition:
+    """Return the partition with the target mix at every client that trains, dealt from `kept` but a target client's."""
+    if target is None:
+        raise ConfigError("partition.oracle: clients get the target mix, and there is none; set target.mix")
+    training = len(divided.indices) - has_target_client
+    sizes = [len(rows) for rows in divided.indices[:training]]
+    free = np.setdiff1d(kept, divided.indices[-1]) if has_target_client else kept
+    dealt = partition.oracle(sizes, free, labels, target, rng)
+    rule = f"{divided.rule}, dealt again with the target's mix"
+    return Partition.of([*dealt, *divided.indices[training:]], labels, divided.num_classes, rule)
+
+
+def _targets(
+    section: TargetSection, dataset: Dataset, counts: FloatArray, has_target_client: bool
+) -> tuple[FloatArray | None, FloatArray | None]:
+    """Return the target's label mix, `(classes,)`, and the mix that the server knows; None where there is none."""
+    if not section.is_estimated:
+        if section.mix == "truth" and section.truth is None:
+            raise ConfigError(
+                "target.mix: 'truth' tells the server target.truth, which is not set; set it, or give shares"
+            )
+        mix = section.truth if section.mix == "truth" else section.mix
+        truth = server_target = _target(mix, "target.mix", dataset, counts, has_target_client)
+        if section.truth is not None:
+            truth = _target(section.truth, "target.truth", dataset, counts, has_target_client)
+        return truth, server_target
+    own = isinstance(section.unlabelled, str)
+    if has_target_client and (own or section.truth is not None):
+        key, what = ("unlabelled", "whose samples are the unlabelled ones") if own else ("truth", "whose mix it is")
+        raise ConfigError(f"target.{key}: the partition has a target client, {what}; leave it out")
+    if not has_target_client and section.truth is None:
+        if own:
+            return None, None
+        raise ConfigError(
+            "target.mix: 'estimate' needs a target's unlabelled samples: say where yours are (target.unlabelled), take "
+            "a partition rule with a target client, such as sparsity, or simulate a target by its shares "
+            "(target.truth, and data.validation = 0.1)"
+        )
+    return _target(section.truth, "target.truth", dataset, counts, has_target_client), None
+
+
+def _target(
+    mix: str | list[float] | None, key: str, dataset: Dataset, counts: FloatArray, has_target_client: bool
+) -> FloatArray | None:
+    """Return the target label mix that a key stands for, `(classes,)`, sum 1; None where the task has none."""
+    if mix is None:
+        mix = "client" if has_target_client else "data" if dataset.target is not None else None
+    if mix == "data" and dataset.target is not None:
+        return dataset.target
+    return target_mix(
+        mix,
+        dataset.num_classes,
+        known={"client": counts[-1], "pooled": counts[:-1].sum(axis=0)}
+        if has_target_client
+        else {"pooled": counts.sum(axis=0)},
+        unknown={
+            "client": "needs a partition rule with a target client, such as sparsity",
+            "data": f"is the data set's own mix, and {dataset.name!r} defines no target; give the shares as a list",
+        },
+        key=key,
+    )
+
+
+def _check_held_out(share: float, held_out: Sequence[IntArray]) -> None:
+    """Refuse to estimate a mix where clients hold no sample out."""
+    if not share:
+        raise ConfigError(
+            "data.held_out: the target's mix is estimated by labelled samples that clients don't train on, and none "
+            "are held out; set it to a share such as 0.2"
+        )
+    if not sum(map(len, held_out)):
+        raise ConfigError(f"data.held_out: {share:g} of each client is not one sample; set a larger share")
+
+
+def _unlabelled(
+    config: Config,
+    dataset: Dataset,
+    target_client: IntArray | None,
+    validation: IntArray,
+    mix: FloatArray | None,
+    rng: np.random.Generator,
+) -> Inputs:
+    """Return the samples of a target whose mix is estimated, as networks take them."""
+    given = config.target.unlabelled
+    if isinstance(given, str):
+        return _own_samples(config.place(given), dataset)
+    rows = target_client
+    if rows is None:
+        assert mix is not None, "checked by `_targets`"
+        rows = _draw_target(dataset.targets.numpy(), validation, mix, given, rng)
+    return take(dataset.inputs, torch.from_numpy(rows))
+
+
+def _own_samples(path: str, dataset: Dataset) -> Tensor:
+    info = model_info(dataset)
+    try:
+        read = torch.cat([some.inputs for some in data.unlabelled([Path(path).expanduser()], dataset.in_shape)])
+    except DataError as error:
+        raise DataError(f"target.unlabelled: {error}") from None
+    try:
+        return info.normalise(read)
+    except ArgumentError as error:
+        raise ConfigError(f"target.unlabelled: {path}: {error}") from None
+
+
+def _draw_target(
+    labels: IntArray,
+    free: IntArray,
+    mix: FloatArray,
+    size: int,
+    rng: np.random.Generator,
+) -> IntArray:
+    """Draw samples with a label mix from `free` ones, ascending; fewer than `size` where a class runs short."""
+    if not len(free):
+        raise ConfigError(
+            "target.truth: unlabelled samples of the target are drawn from the validation samples, and there are none; "
+            "set data.validation to a share such as 0.1"
+        )
+    held = np.bincount(labels[free], minlength=len(mix))
+    wanted = mix > 0
+    if (missing := np.flatnonzero(wanted & (held == 0))).size:
+        raise ConfigError(
+            f"target.truth: no validation sample is of class {missing[0]}; set a larger data.validation, or its share "
+            "to 0"
+        )
+    most = min(size, math.floor((held[wanted] / mix[wanted]).min()))
+    counts = np.minimum(np.rint(most * mix).astype(np.int64), held)
+    drawn = [rng.permutation(free[labels[free] == label])[:count] for label, count in enumerate(counts)]
+    rows = np.sort(np.concatenate(drawn))
+    if not len(rows):
+        raise ConfigError(
+            "target.unlabelled: not one sample can be drawn in these shares; set a larger data.validation"
+        )
+    return rows
