@@ -19,20 +19,11 @@ from fedskew.hooks import LocalEnd, RoundEnd
 from fedskew.local_steps import FedBABU, FedDyn, StepSettings
 from fedskew.models import FlatModel
 from fedskew.objectives import CrossEntropy, FedNH, Objective
-from fedskew.objectives.functional import (
-    balanced_cross_entropy,
-    classifier_variance,
-    cross_entropy,
-    feddecorr,
-    fedgela,
-    fedlc,
-    fedrs,
-    moon,
-    uniformity,
-)
+from fedskew.objectives.functional import cross_entropy, fedlc, fedrs, moon
 from fedskew.server_updates import FedACG, FedAdagrad, FedAdam, FedYogi, fedexp_step
 from fedskew.server_updates import FedDyn as FedDynServer
 from fedskew.weighting import feddisco
+from losses import balanced_cross_entropy, classifier_variance, feddecorr, fedgela, uniformity
 
 ONES = np.ones(2, dtype=np.int64)
 

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from fedskew.errors import ArgumentError
-from fedskew.objectives import FedRS
 from fedskew.objectives.functional import cross_entropy, fedrs
 
 
@@ -43,4 +42,4 @@ def test_at_alpha_1_it_is_cross_entropy_and_at_alpha_0_a_missing_class_still_cou
 @pytest.mark.parametrize("alpha", [-0.1, 1.1, math.nan])
 def test_an_alpha_out_of_range_is_refused_by_name(alpha):
     with pytest.raises(ArgumentError, match=r"^alpha: input should be (greater|less) than or equal to [01]"):
-        FedRS(alpha=alpha)
+        fedrs(torch.zeros(1, 2), torch.tensor([0]), torch.ones(2), alpha)

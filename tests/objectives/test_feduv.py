@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedskew.errors import ArgumentError
-from fedskew.objectives.functional import classifier_variance, uniformity
+from losses import classifier_variance, uniformity
 
 RNG = np.random.default_rng(6)
 
@@ -98,9 +97,3 @@ def test_batches_whose_medians_lie_at_other_places_are_mapped_at_once():
     alone = [torch.func.grad_and_value(uniformity)(*one) for one in zip(rows, masks, strict=True)]
     torch.testing.assert_close(together[1], torch.stack([value for _, value in alone]))
     torch.testing.assert_close(together[0], torch.stack([gradient for gradient, _ in alone]))
-
-
-@pytest.mark.parametrize(("function", "name"), [(classifier_variance, "logits"), (uniformity, "features")])
-def test_tensors_that_are_no_matrix_are_refused_by_name(function, name):
-    with pytest.raises(ArgumentError, match=rf"^{name}: expected a non-empty float tensor"):
-        function(torch.zeros(3))

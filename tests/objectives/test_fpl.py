@@ -165,6 +165,31 @@ def test_the_server_makes_the_means_of_a_class_s_clusters_its_prototypes():
     np.testing.assert_allclose(made[VALUES][1:], [points[:2].mean(axis=0), points[2:].mean(axis=0)], atol=1e-7)
 
 
+@pytest.mark.parametrize(
+    ("angles", "clusters"),
+    [
+        # Neighbours 0-1, 2-3. The two means are each other's neighbours: one cluster, which isn't a partition.
+        ((0, 10, 90, 105), [{0, 1}, {2, 3}]),
+        # Eight points in four pairs; their means at 5, 35, 125 and 155 degrees make two.
+        ((0, 10, 30, 40, 120, 130, 150, 160), [{0, 1, 2, 3}, {4, 5, 6, 7}]),
+        ((0, 30, 50, 60), [{0, 1, 2, 3}]),  # a chain: 0's neighbour is 1, 1's is 2, 2's is 3 and back
+        ((20,), [{0}]),
+        ((0, 170), [{0, 1}]),
+        ((7, 7, 7), [{0, 1, 2}]),
+    ],
+)
+@pytest.mark.parametrize("lengths", [(1.0,), (1.0, 5.0, 0.1, 30.0)])
+def test_clusters_are_finchs_whatever_the_lengths(angles, clusters, lengths):
+    points = np.array(unit(*angles)) * np.resize(lengths, (len(angles), 1))
+    made = prototypes_of(*(of_class(2, point.tolist()) for point in points))
+    expected = [points[list(cluster)].mean(axis=0) for cluster in clusters]
+    np.testing.assert_allclose(sorted(made[VALUES].tolist()), sorted(np.array(expected).tolist()), rtol=1e-5, atol=1e-6)
+
+
+def test_clients_whose_features_are_all_0_make_one_prototype():
+    assert prototypes_of(*[of_class(2, [0.0, 0.0])] * 3)[VALUES].tolist() == [[0, 0]]
+
+
 def test_a_client_counts_once_however_many_samples_it_has():
     made = prototypes_of(of_class(1, *unit(0) * 50), of_class(1, *unit(20)))
     np.testing.assert_allclose(made[VALUES], np.mean(unit(0, 20), axis=0, keepdims=True), atol=1e-6)

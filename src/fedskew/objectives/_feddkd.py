@@ -20,58 +20,13 @@ import torch
 from torch import Tensor
 
 from fedskew.hooks import Batch
-from fedskew.objectives._fedntd import not_true_distillation
-from fedskew.objectives._protocol import Context
-from fedskew.objectives._tensors import (
-    check_non_negative,
-    divergence,
-    is_target,
-    logsumexp_over,
-    real_rows,
-    row_mean,
-    teacher_logits,
-)
+from fedskew.objectives._protocol import Context, Distillation
+from fedskew.objectives._tensors import distilled, divergence, is_target, logsumexp_over, not_true, real_rows, row_mean
 from fedskew.parameters import NonNegative, Positive, component
 
 
-def decoupled_distillation(
-    logits: Tensor,
-    targets: Tensor,
-    teacher_logits: Tensor,
-    temperature: float = 1.0,
-    target_weight: float = 1.0,
-    rest_weight: float = 1.0,
-    mask: Tensor | None = None,
-) -> Tensor:
-    """DKD's two terms, weighted, without cross-entropy.
-
-    Args:
-        logits: Logits, shape `(batch, classes)`.
-        targets: Class ids, shape `(batch,)`, int64.
-        teacher_logits: The teacher's logits, shape `(batch, classes)`; they get no gradient.
-        temperature: Divides both models' logits.
-        target_weight: The paper's alpha.
-        rest_weight: The paper's beta.
-        mask: True at real rows, shape `(batch,)`, bool.
-
-    Returns:
-        The mean over the real rows, 0-d.
-
-    Raises:
-        ArgumentError: A wrong shape or dtype, a temperature not above 0, or a negative weight.
-    """
-    check_non_negative("target_weight", target_weight)
-    check_non_negative("rest_weight", rest_weight)
-    rest = not_true_distillation(logits, targets, teacher_logits, temperature, mask)
-    targets = real_rows(targets, mask)
-    log_teacher = _against_the_rest(real_rows(teacher_logits.detach(), mask) / temperature, targets)
-    log_student = _against_the_rest(real_rows(logits, mask) / temperature, targets)
-    target = temperature**2 * row_mean(divergence(log_teacher, log_student), mask)
-    return target_weight * target + rest_weight * rest
-
-
 @component
-class FedDKD:
+class FedDKD(Distillation):
     """DKD's two terms from the sent model. The FedVLS comparison has the outer weight 0.1.
 
     Attributes:
@@ -84,25 +39,21 @@ class FedDKD:
     target_weight: NonNegative = 1.0
     rest_weight: NonNegative = 1.0
 
-    role: ClassVar[str] = "term"
-    reads: ClassVar[frozenset[str]] = frozenset({"teacher"})
     paper: ClassVar[str] = "Zhao et al., CVPR 2022"
-    default_weight: ClassVar[float] = 0.1
     warns: ClassVar[Mapping[str, str]] = {
         "objective.fedntd": "FedNTD's term is the second half of FedDKD's, so it would count twice; raise rest_weight"
     }
 
     def value(self, batch: Batch, context: Context) -> Tensor:
-        """`decoupled_distillation` of the batch."""
-        return decoupled_distillation(
-            batch.logits,
-            batch.targets,
-            teacher_logits(context),
-            self.temperature,
-            self.target_weight,
-            self.rest_weight,
-            mask=batch.mask,
+        """See `Loss.value`."""
+        teacher = context.sent.logits
+        rest = distilled(batch, teacher, not_true(batch), self.temperature)
+        log_teacher, log_student = (
+            _against_the_rest(real_rows(logits, batch.mask) / self.temperature, real_rows(batch.targets, batch.mask))
+            for logits in (teacher.detach(), batch.logits)
         )
+        target = self.temperature**2 * row_mean(divergence(log_teacher, log_student), batch.mask)
+        return self.target_weight * target + self.rest_weight * rest
 
 
 def _against_the_rest(logits: Tensor, targets: Tensor) -> Tensor:

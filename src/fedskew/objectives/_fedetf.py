@@ -23,13 +23,13 @@ from torch import Generator, Tensor, nn
 
 from fedskew.hooks import Batch, Hooks
 from fedskew.models import OnSimplex
-from fedskew.objectives._fedrod import balanced_cross_entropy
-from fedskew.objectives._protocol import Context
+from fedskew.objectives._protocol import Classification, Context
+from fedskew.objectives._tensors import balanced_cross_entropy
 from fedskew.parameters import NonNegative, Positive, component
 
 
 @component
-class FedETF(Hooks):
+class FedETF(Classification, Hooks):
     """Balanced cross-entropy on a network whose last layer is a fixed simplex.
 
     Attributes:
@@ -42,15 +42,13 @@ class FedETF(Hooks):
     scale: Positive = 1.0
     least: NonNegative = 1.0
 
-    role: ClassVar[str] = "classification"
-    reads: ClassVar[frozenset[str]] = frozenset()
     paper: ClassVar[str] = "Li et al., ICCV 2023"
     keeps_state: ClassVar[bool] = False
     fixes_last_layer: ClassVar[bool] = True
 
     def value(self, batch: Batch, context: Context) -> Tensor:
-        """`balanced_cross_entropy` of the batch."""
-        return balanced_cross_entropy(batch.logits, batch.targets, context.counts, self.least, mask=batch.mask)
+        """See `Loss.value`."""
+        return balanced_cross_entropy(batch, context.counts, self.least)
 
     def adapt(self, module: nn.Module, generator: Generator) -> nn.Module:
         """Return the network with a fixed simplex behind its outputs; ArgumentError where it has no head."""

@@ -23,36 +23,13 @@ from torch import Generator, Tensor, nn
 
 from fedskew.hooks import Batch, Hooks
 from fedskew.models import OnSimplex
-from fedskew.objectives._cross_entropy import cross_entropy
-from fedskew.objectives._protocol import Context
-from fedskew.objectives._tensors import check_counts, check_outputs, check_targets
+from fedskew.objectives._protocol import Classification, Context
+from fedskew.objectives._tensors import mean_cross_entropy
 from fedskew.parameters import Positive, component
 
 
-def fedgela(logits: Tensor, targets: Tensor, counts: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Cross-entropy on logits that are multiplied by the client's label counts, relative to even ones.
-
-    Args:
-        logits: Logits, shape `(batch, classes)`.
-        targets: Class ids, shape `(batch,)`, int64.
-        counts: The client's label counts, shape `(classes,)`, in the logits' dtype.
-        mask: True at real rows, shape `(batch,)`, bool.
-
-    Returns:
-        The mean over the real rows, 0-d.
-
-    Raises:
-        ArgumentError: A wrong shape or dtype.
-    """
-    check_outputs("logits", logits, mask)
-    check_targets(targets, logits, "logits")
-    check_counts(counts, logits)
-    share = counts / counts.sum().clamp(min=torch.finfo(counts.dtype).tiny)  # zeros for an empty client
-    return cross_entropy(logits * (len(counts) * share), targets, mask)
-
-
 @component
-class FedGELA(Hooks):
+class FedGELA(Classification, Hooks):
     """Cross-entropy on a network whose last layer is a fixed simplex, stretched by the client's label counts.
 
     Attributes:
@@ -61,15 +38,15 @@ class FedGELA(Hooks):
 
     scale: Positive = 5.0
 
-    role: ClassVar[str] = "classification"
-    reads: ClassVar[frozenset[str]] = frozenset()
     paper: ClassVar[str] = "Fan et al., NeurIPS 2023"
     keeps_state: ClassVar[bool] = False
     fixes_last_layer: ClassVar[bool] = True
 
     def value(self, batch: Batch, context: Context) -> Tensor:
-        """`fedgela` of the batch."""
-        return fedgela(batch.logits, batch.targets, context.counts, mask=batch.mask)
+        """See `Loss.value`."""
+        counts = context.counts
+        share = counts / counts.sum().clamp(min=torch.finfo(counts.dtype).tiny)  # zeros for an empty client
+        return mean_cross_entropy(batch.logits * (len(counts) * share), batch.targets, batch.mask)
 
     def adapt(self, module: nn.Module, generator: Generator) -> nn.Module:
         """Return the network with a fixed simplex behind its outputs; ArgumentError where it has no head."""

@@ -17,76 +17,35 @@ import torch
 from torch import Tensor
 
 from fedskew.hooks import Batch
-from fedskew.objectives._protocol import Context
-from fedskew.objectives._tensors import (
-    check_counts,
-    check_non_negative,
-    check_outputs,
-    check_targets,
-    cross_entropy_over,
-    is_target,
-    logsumexp_over,
-    real_rows,
-    row_mean,
-)
+from fedskew.objectives._protocol import Classification, Context
+from fedskew.objectives._tensors import cross_entropy_over, logsumexp_over, not_true, real_rows, row_mean
 from fedskew.parameters import NonNegative, component
 
 
-def fedlc(
-    logits: Tensor,
-    targets: Tensor,
-    counts: Tensor,
-    tau: float = 1.0,
-    exclude_target: bool = False,
-    mask: Tensor | None = None,
-) -> Tensor:
-    """FedLC's calibrated cross-entropy.
-
-    Args:
-        logits: Logits, shape `(batch, classes)`.
-        targets: Class ids, shape `(batch,)`, int64, of classes with a positive count (else the loss is infinite).
-        counts: The client's label counts, shape `(classes,)`, in the logits' dtype.
-        tau: Strength of the margin.
-        exclude_target: Leave the true class out of the denominator; 0 where the client has no other class.
-        mask: True at real rows, shape `(batch,)`, bool.
-
-    Returns:
-        The mean over the real rows, 0-d.
-
-    Raises:
-        ArgumentError: A wrong shape or dtype, or a negative `tau`.
-    """
-    check_outputs("logits", logits, mask)
-    check_targets(targets, logits, "logits")
-    check_counts(counts, logits)
-    check_non_negative("tau", tau)
-    observed = counts > 0
-    calibrated = logits - tau * torch.where(observed, counts, 1).pow(-0.25)
-    if not exclude_target:
-        return cross_entropy_over(calibrated, targets, observed, mask)
-    calibrated, targets = real_rows(calibrated, mask), real_rows(targets, mask)
-    others = observed & ~is_target(targets, logits.shape[1])
-    own = calibrated.gather(1, targets.unsqueeze(1)).squeeze(1)
-    return row_mean(torch.where(others.any(dim=1), logsumexp_over(calibrated, others, dim=1) - own, 0), mask)
-
-
 @component
-class FedLC:
+class FedLC(Classification):
     """FedLC's calibrated cross-entropy.
 
     Attributes:
         tau: Strength of the margin; 1 in the FedEntOpt paper, 0.5 in FedVLS's.
-        exclude_target: Leave the true class out of the denominator, as the paper prints it.
+        exclude_target: Leave the true class out of the denominator, as the paper prints it; 0 where the client has no
+            other class.
     """
 
     tau: NonNegative = 1.0
     exclude_target: bool = False
 
-    role: ClassVar[str] = "classification"
-    reads: ClassVar[frozenset[str]] = frozenset()
     needs_colocation: ClassVar[bool] = True
     paper: ClassVar[str] = "Zhang et al., ICML 2022"
 
     def value(self, batch: Batch, context: Context) -> Tensor:
-        """`fedlc` of the batch."""
-        return fedlc(batch.logits, batch.targets, context.counts, self.tau, self.exclude_target, mask=batch.mask)
+        """See `Loss.value`."""
+        observed = context.counts > 0
+        calibrated = batch.logits - self.tau * torch.where(observed, context.counts, 1).pow(-0.25)
+        if not self.exclude_target:
+            return cross_entropy_over(calibrated, batch.targets, observed, batch.mask)
+        calibrated, targets = real_rows(calibrated, batch.mask), real_rows(batch.targets, batch.mask)
+        others = observed & not_true(batch)
+        own = calibrated.gather(1, targets.unsqueeze(1)).squeeze(1)
+        margin = logsumexp_over(calibrated, others, dim=1) - own
+        return row_mean(torch.where(others.any(dim=1), margin, 0), batch.mask)

@@ -31,9 +31,8 @@ from fedskew.components import Cost
 from fedskew.hooks import Batch, Hooks, LocalEnd, Named, Returned, RoundEnd
 from fedskew.mixing import limited
 from fedskew.models import OnPrototypes, unit_rows
-from fedskew.objectives._class_means import ClassMeans
-from fedskew.objectives._cross_entropy import cross_entropy
-from fedskew.objectives._protocol import Context
+from fedskew.objectives._protocol import Classification, Context
+from fedskew.objectives._tensors import ClassMeans, mean_cross_entropy
 from fedskew.parameters import Positive, Share, component
 
 SUMS, MEANS, COUNTS = "fednh.sums", "fednh.means", "fednh.counts"
@@ -43,7 +42,7 @@ _ROUNDING = 1e-3
 
 
 @component
-class FedNH(Hooks):
+class FedNH(Classification, Hooks):
     """Cross-entropy on cosines of the features with prototypes, which the server moves towards the classes' features.
 
     Attributes:
@@ -54,8 +53,6 @@ class FedNH(Hooks):
     smoothing: Share = 0.9
     scale: Positive = 1.0
 
-    role: ClassVar[str] = "classification"
-    reads: ClassVar[frozenset[str]] = frozenset()
     paper: ClassVar[str] = "Dai et al., AAAI 2023"
     reveals_label_counts: ClassVar[bool] = True
     fixes_last_layer: ClassVar[bool] = True
@@ -63,8 +60,8 @@ class FedNH(Hooks):
     cost: ClassVar[Cost] = Cost(numbers=("C features up", "C up"))
 
     def value(self, batch: Batch, context: Context) -> Tensor:
-        """`cross_entropy` of the batch."""
-        return cross_entropy(batch.logits, batch.targets, mask=batch.mask)
+        """See `Loss.value`."""
+        return mean_cross_entropy(batch.logits, batch.targets, batch.mask)
 
     def adapt(self, module: nn.Module, generator: Generator) -> nn.Module:
         """Return the network with prototypes in place of its head; ArgumentError where it has none."""

@@ -16,53 +16,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedskew.errors import ArgumentError
 from fedskew.hooks import Batch
-from fedskew.objectives._cross_entropy import cross_entropy
-from fedskew.objectives._protocol import Context
-from fedskew.objectives._tensors import check_counts, check_outputs, check_targets
+from fedskew.objectives._protocol import Classification, Context
+from fedskew.objectives._tensors import mean_cross_entropy
 from fedskew.parameters import Share, component
 
 
-def fedrs(
-    logits: Tensor,
-    targets: Tensor,
-    counts: Tensor,
-    alpha: float = 0.5,
-    graded: bool = False,
-    mask: Tensor | None = None,
-) -> Tensor:
-    """FedRS's restricted cross-entropy.
-
-    Args:
-        logits: Logits, shape `(batch, classes)`.
-        targets: Class ids, shape `(batch,)`, int64.
-        counts: The client's label counts, shape `(classes,)`, in the logits' dtype.
-        alpha: Scale of a missing class's logit, in [0, 1].
-        graded: Use the scale of the authors' code, which grows with the count.
-        mask: True at real rows, shape `(batch,)`, bool.
-
-    Returns:
-        The mean over the real rows, 0-d.
-
-    Raises:
-        ArgumentError: A wrong shape or dtype, or an `alpha` out of range.
-    """
-    check_outputs("logits", logits, mask)
-    check_targets(targets, logits, "logits")
-    check_counts(counts, logits)
-    if not 0 <= alpha <= 1:
-        raise ArgumentError(f"alpha: must be in [0, 1], got {alpha}")
-    if graded:
-        largest = counts.max()
-        scale = alpha + (1 - alpha) * counts / torch.where(largest > 0, largest, 1)
-    else:
-        scale = torch.where(counts > 0, torch.ones_like(counts), alpha)
-    return cross_entropy(logits * scale, targets, mask)
-
-
 @component
-class FedRS:
+class FedRS(Classification):
     """FedRS's restricted cross-entropy.
 
     Attributes:
@@ -73,10 +34,14 @@ class FedRS:
     alpha: Share = 0.5
     graded: bool = False
 
-    role: ClassVar[str] = "classification"
-    reads: ClassVar[frozenset[str]] = frozenset()
     paper: ClassVar[str] = "Li & Zhan, KDD 2021"
 
     def value(self, batch: Batch, context: Context) -> Tensor:
-        """`fedrs` of the batch."""
-        return fedrs(batch.logits, batch.targets, context.counts, self.alpha, self.graded, mask=batch.mask)
+        """See `Loss.value`."""
+        counts = context.counts
+        if self.graded:
+            largest = counts.max()
+            scale = self.alpha + (1 - self.alpha) * counts / torch.where(largest > 0, largest, 1)
+        else:
+            scale = torch.where(counts > 0, torch.ones_like(counts), self.alpha)
+        return mean_cross_entropy(batch.logits * scale, batch.targets, batch.mask)

@@ -15,7 +15,7 @@ of its clusters. Every round has the prototypes of the cohort before it, and the
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import numpy as np
@@ -24,20 +24,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedskew.components import Cost
-from fedskew.errors import ArgumentError, MissingPackageError
+from fedskew.errors import MissingPackageError
 from fedskew.hooks import Batch, Hooks, LocalEnd, Named, Returned, RoundEnd
 from fedskew.models import unit_rows
-from fedskew.objectives._class_means import ClassMeans
-from fedskew.objectives._protocol import Context
-from fedskew.objectives._tensors import (
-    check_columns,
-    check_outputs,
-    check_positive,
-    check_targets,
-    logsumexp_over,
-    real_rows,
-    row_mean,
-)
+from fedskew.objectives._protocol import Context, Term
+from fedskew.objectives._tensors import ClassMeans, logsumexp_over, real_rows, row_mean
 from fedskew.parameters import Positive, component
 
 VALUES, CLASSES = "fpl.prototypes", "fpl.classes"
@@ -45,69 +36,8 @@ SUMS, MEANS, COUNTS = "fpl.sums", "fpl.means", "fpl.counts"
 _CLASS_MEANS = ClassMeans(SUMS, MEANS, COUNTS)
 
 
-def fpl(
-    features: Tensor,
-    targets: Tensor,
-    prototypes: Mapping[int, Tensor],
-    temperature: float = 0.02,
-    mask: Tensor | None = None,
-) -> Tensor:
-    """FPL's two terms, InfoNCE and squared distance, without cross-entropy.
-
-    Args:
-        features: Input of the last linear layer, shape `(batch, dim)`.
-        targets: Class ids, shape `(batch,)`, int64.
-        prototypes: Prototypes by class id, shape `(count, dim)` each, in the features' dtype; they get no gradient.
-        temperature: Divides the cosines.
-        mask: True at real rows, shape `(batch,)`, bool.
-
-    Returns:
-        The mean over the real rows, 0-d; 0 where there is no prototype.
-
-    Raises:
-        ArgumentError: A wrong shape or dtype, a negative class id, or a temperature not above 0.
-    """
-    check_outputs("features", features, mask)
-    known = sorted(prototypes)
-    for label in known:
-        of_class = prototypes[label]
-        if label < 0:
-            raise ArgumentError(f"prototypes: expected class ids, 0 or above, as keys, got {label}")
-        check_columns(f"prototypes[{label}]", of_class, features, "features")
-    values = torch.cat([features.new_zeros(1, features.shape[1]), *(prototypes[label] for label in known)])
-    sizes = [1, *(len(prototypes[label]) for label in known)]
-    classes = torch.tensor([-1, *known]).repeat_interleave(torch.tensor(sizes)).to(features.device)
-    return _flat(features, targets, values, classes, temperature, mask)
-
-
-def _flat(
-    features: Tensor,
-    targets: Tensor,
-    values: Tensor,
-    classes: Tensor,
-    temperature: float = 0.02,
-    mask: Tensor | None = None,
-) -> Tensor:
-    """`fpl` with the prototypes as one matrix, `(prototypes, dim)`, and their class ids, `(prototypes,)` int64.
-
-    A class id of -1 marks a row of padding. At least one row is needed, which may be padding.
-    """
-    check_outputs("features", features, mask)
-    check_targets(targets, features, "features")
-    check_positive("temperature", temperature)
-    features, targets, values = real_rows(features, mask), real_rows(targets, mask), values.detach()
-    own = targets.unsqueeze(1) == classes
-    known = own.any(dim=1)
-    closeness = unit_rows(features) @ unit_rows(values).T / temperature
-    everyone = (classes >= 0).expand_as(own)
-    contrast = logsumexp_over(closeness, everyone, dim=1) - logsumexp_over(closeness, own, dim=1)
-    mean = own.to(values.dtype) @ values / own.sum(dim=1, keepdim=True).clamp(min=1)
-    distance = (features - mean).square().mean(dim=1)
-    return row_mean(torch.where(known, contrast + distance, 0), mask)
-
-
 @component
-class FPL(Hooks):
+class FPL(Term, Hooks):
     """FPL's two terms, which pull features towards their class's prototypes. The authors' code has weight 1.
 
     It needs the extra `fpl`.
@@ -118,7 +48,6 @@ class FPL(Hooks):
 
     temperature: Positive = 0.02
 
-    role: ClassVar[str] = "term"
     shapes_features: ClassVar[bool] = True
     reads: ClassVar[frozenset[str]] = frozenset({"broadcast"})
     paper: ClassVar[str] = "Huang et al., CVPR 2023"
@@ -127,11 +56,18 @@ class FPL(Hooks):
     cost: ClassVar[Cost] = Cost(numbers=("C features up", "C features or more down"))
 
     def value(self, batch: Batch, context: Context) -> Tensor:
-        """`fpl` of the batch and the prototypes that were sent; 0 if there are none."""
+        """See `Loss.value`; 0 without prototypes. A class id of -1 marks a row of padding among the prototypes."""
         if VALUES not in context.broadcast:
             return batch.features[:0].sum()
-        values, classes = context.broadcast[VALUES], context.broadcast[CLASSES]
-        return _flat(batch.features, batch.targets, values, classes, self.temperature, mask=batch.mask)
+        values, classes = context.broadcast[VALUES].detach(), context.broadcast[CLASSES]
+        features, targets = real_rows(batch.features, batch.mask), real_rows(batch.targets, batch.mask)
+        own = targets.unsqueeze(1) == classes
+        closeness = unit_rows(features) @ unit_rows(values).T / self.temperature
+        everyone = (classes >= 0).expand_as(own)
+        contrast = logsumexp_over(closeness, everyone, dim=1) - logsumexp_over(closeness, own, dim=1)
+        mean = own.to(values.dtype) @ values / own.sum(dim=1, keepdim=True).clamp(min=1)
+        distance = (features - mean).square().mean(dim=1)
+        return row_mean(torch.where(own.any(dim=1), contrast + distance, 0), batch.mask)
 
     def init_server(self, parameters: Tensor, clients: int) -> dict[str, Tensor]:
         """Return no prototypes. Raises MissingPackageError where the extra isn't installed."""
@@ -187,17 +123,10 @@ def finch() -> Callable[..., Any]:
 
 
 def coarsest_clusters(points: NDArray[np.float32]) -> NDArray[np.int64]:
-    """Cluster points by FINCH (Sarfraz et al., CVPR 2019) with cosine distance.
+    """Cluster points, `(points, dim)`, by FINCH (Sarfraz et al., CVPR 2019) with cosine distance.
 
     Points are linked with their nearest neighbours, linked points make a cluster, and the clusters' means are clustered
-    again until one is left.
-
-    Args:
-        points: Shape `(points, dim)`, at least one.
-
-    Returns:
-        A cluster id from 0 for each point, shape `(points,)`: the last partition that is not one cluster; one cluster
-        where the first partition is that already.
+    again until one is left: the last partition that is not one cluster, as a cluster id from 0 for each point.
     """
     if len(points) == 1:
         return np.zeros(1, dtype=np.int64)

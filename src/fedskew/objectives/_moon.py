@@ -20,48 +20,13 @@ from torch import Generator, Tensor, nn
 
 from fedskew.hooks import Batch, Hooks, LocalEnd
 from fedskew.models import unit_rows, with_projection
-from fedskew.objectives._protocol import Context
-from fedskew.objectives._tensors import (
-    check_outputs,
-    check_positive,
-    check_same,
-    real_rows,
-    row_mean,
-    teacher_outputs,
-)
+from fedskew.objectives._protocol import Context, Term
+from fedskew.objectives._tensors import real_rows, row_mean
 from fedskew.parameters import Positive, component
 
 
-def moon(
-    z: Tensor, z_global: Tensor, z_previous: Tensor, temperature: float = 0.5, mask: Tensor | None = None
-) -> Tensor:
-    """MOON's model-contrastive term, without cross-entropy.
-
-    A zero vector has cosine 0 with everything.
-
-    Args:
-        z: Output of the projection head of the client's model, shape `(batch, dim)`.
-        z_global: The same of the sent model; it gets no gradient.
-        z_previous: The same of the client's previous model; it gets no gradient.
-        temperature: Divides the cosines (tau).
-        mask: True at real rows, shape `(batch,)`, bool.
-
-    Returns:
-        The mean over the real rows, 0-d.
-
-    Raises:
-        ArgumentError: A wrong shape or dtype, or a temperature not above 0.
-    """
-    check_outputs("z", z, mask)
-    check_same("z_global", z_global, z)
-    check_same("z_previous", z_previous, z)
-    check_positive("temperature", temperature)
-    ours, sent, previous = (unit_rows(real_rows(rows, mask)) for rows in (z, z_global.detach(), z_previous.detach()))
-    return row_mean(F.softplus(((previous - sent) * ours).sum(dim=1) / temperature), mask)
-
-
 @component
-class MOON(Hooks):
+class MOON(Term, Hooks):
     """MOON's term, on a network with a projection head.
 
     The weight is the paper's mu, 5 for CIFAR-10 and 1 for CIFAR-100 and TinyImageNet; the FedVLS comparison has 0.01.
@@ -73,17 +38,19 @@ class MOON(Hooks):
 
     temperature: Positive = 0.5
 
-    role: ClassVar[str] = "term"
     reads: ClassVar[frozenset[str]] = frozenset({"teacher", "previous"})
     paper: ClassVar[str] = "Li et al., CVPR 2021"
     default_weight: ClassVar[float] = 5.0
 
     def value(self, batch: Batch, context: Context) -> Tensor:
-        """`moon` of the batch's features; 0 where the client has no previous model."""
+        """See `Loss.value`; 0 where the client has no previous model. A zero vector has cosine 0 with everything."""
         if context.previous is None:
             return batch.features[:0].sum()
-        sent, previous = teacher_outputs(context).features, context.previous.features
-        return moon(batch.features, sent, previous, self.temperature, mask=batch.mask)
+        own, sent, previous = (
+            unit_rows(real_rows(rows, batch.mask))
+            for rows in (batch.features, context.sent.features.detach(), context.previous.features.detach())
+        )
+        return row_mean(F.softplus(((previous - sent) * own).sum(dim=1) / self.temperature), batch.mask)
 
     def adapt(self, module: nn.Module, generator: Generator) -> nn.Module:
         """Return the network with a projection before its head; ArgumentError where it has no features and head."""

@@ -8,7 +8,7 @@ from typing import ClassVar, NamedTuple, Protocol
 
 from torch import Tensor
 
-from fedskew.errors import ComponentError
+from fedskew.errors import ArgumentError, ComponentError
 from fedskew.hooks import Batch
 from fedskew.models import Outputs
 
@@ -28,6 +28,15 @@ class Context(NamedTuple):
     teacher: Outputs | None = None
     previous: Outputs | None = None
     broadcast: Mapping[str, Tensor] = {}
+
+    @property
+    def sent(self) -> Outputs:
+        """The teacher's outputs; ArgumentError if the caller gave none."""
+        if self.teacher is None:
+            raise ArgumentError(
+                "context.teacher: this loss reads the outputs of the sent model on the same rows, got None"
+            )
+        return self.teacher
 
 
 class Loss(Protocol):
@@ -51,6 +60,27 @@ class Loss(Protocol):
         Returns:
             The mean over the real rows, 0-d, without the weight that an objective gives a term.
         """
+
+
+class Classification:
+    """Base class of classification losses that read the batch and the counts alone."""
+
+    role: ClassVar[str] = "classification"
+    reads: ClassVar[frozenset[str]] = frozenset()
+
+
+class Term:
+    """Base class of terms that read the batch and the counts alone."""
+
+    role: ClassVar[str] = "term"
+    reads: ClassVar[frozenset[str]] = frozenset()
+
+
+class Distillation(Term):
+    """Base class of terms that compare with the sent model's outputs on the same rows."""
+
+    reads: ClassVar[frozenset[str]] = frozenset({"teacher"})
+    default_weight: ClassVar[float] = 0.1
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,4 @@
-"""Shared by the losses: checks of their arguments, and reductions over part of a tensor.
-
-Checks read shapes and dtypes of tensors, and ranges of plain numbers. Values inside tensors are checked once, where
-data and counts enter; reading them here would cost a synchronisation per step.
+"""What the losses share: reductions over part of a tensor, divergences, correlations, and sums by class.
 
 Reductions are finite in value and in gradient where the part is empty. The part is a bool tensor, never an index, so
 that every client of a mapped cohort runs the same operations. What is left out is replaced before the operation as well
@@ -12,86 +9,13 @@ back through the gradient as 0 * inf.
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedskew.errors import ArgumentError
-from fedskew.models import Outputs
-from fedskew.objectives._protocol import Context
-
-
-def check_outputs(name: str, outputs: Tensor, mask: Tensor | None) -> None:
-    """Check for a float matrix of at least one row and column, `(batch, columns)`, and its mask, `(batch,)` bool."""
-    if not isinstance(outputs, Tensor) or outputs.ndim != 2 or not outputs.is_floating_point() or 0 in outputs.shape:
-        raise ArgumentError(
-            f"{name}: expected a non-empty float tensor of shape (batch, columns), got {_kind(outputs)}"
-        )
-    if mask is not None:
-        _check_rows("mask", mask, outputs, name, torch.bool)
-
-
-def check_targets(targets: Tensor, outputs: Tensor, name: str) -> None:
-    """Check for one int64 class id per row of `outputs`, which the caller calls `name`."""
-    _check_rows("targets", targets, outputs, name, torch.int64)
-
-
-def check_counts(counts: Tensor, logits: Tensor) -> None:
-    """Check for one client's label counts, `(classes,)`, in the logits' dtype."""
-    if not isinstance(counts, Tensor) or counts.shape != logits.shape[1:] or counts.dtype != logits.dtype:
-        raise ArgumentError(
-            f"counts: expected one client's counts, shape {tuple(logits.shape[1:])} and dtype {logits.dtype} "
-            f"as the logits have, got {_kind(counts)}"
-        )
-
-
-def check_same(name: str, other: Tensor, outputs: Tensor) -> None:
-    """Raise ArgumentError unless a tensor has the shape and dtype of `outputs`."""
-    if not isinstance(other, Tensor) or other.shape != outputs.shape or other.dtype != outputs.dtype:
-        raise ArgumentError(f"{name}: expected {_kind(outputs)} as the first argument is, got {_kind(other)}")
-
-
-def check_columns(name: str, rows: Tensor, outputs: Tensor, of: str) -> None:
-    """Raise ArgumentError unless rows have the width and dtype of `outputs`, which the caller knows as `of`."""
-    width = outputs.shape[1]
-    if not isinstance(rows, Tensor) or rows.ndim != 2 or rows.shape[1] != width or rows.dtype != outputs.dtype:
-        raise ArgumentError(f"{name}: expected {outputs.dtype} (rows, {width}) as {of} are, got {_kind(rows)}")
-
-
-def check_positive(name: str, value: float) -> None:
-    """Check for a finite number above 0."""
-    if not (math.isfinite(value) and value > 0):
-        raise ArgumentError(f"{name}: must be above 0 and finite, got {value}")
-
-
-def check_non_negative(name: str, value: float) -> None:
-    """Check for a finite number, 0 or above."""
-    if not (math.isfinite(value) and value >= 0):
-        raise ArgumentError(f"{name}: must be 0 or above and finite, got {value}")
-
-
-def teacher_outputs(context: Context) -> Outputs:
-    """Return the outputs of the model that the server sent; raise ArgumentError if the caller gave none."""
-    if context.teacher is None:
-        raise ArgumentError("context.teacher: this loss reads the outputs of the sent model on the same rows, got None")
-    return context.teacher
-
-
-def teacher_logits(context: Context) -> Tensor:
-    """Return the logits of the model that the server sent; raise ArgumentError if the caller gave none."""
-    return teacher_outputs(context).logits
-
-
-def _check_rows(name: str, values: Tensor, outputs: Tensor, of: str, dtype: torch.dtype) -> None:
-    if not isinstance(values, Tensor) or values.shape != outputs.shape[:1] or values.dtype != dtype:
-        raise ArgumentError(
-            f"{name}: expected one {dtype} for each row of {of}, shape ({outputs.shape[0]},), got {_kind(values)}"
-        )
-
-
-def _kind(value: object) -> str:
-    return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+from fedskew.hooks import Batch, Named, Returned
 
 
 def real_rows(values: Tensor, mask: Tensor | None) -> Tensor:
@@ -131,9 +55,11 @@ def logsumexp_over(values: Tensor, keep: Tensor, dim: int) -> Tensor:
     return torch.where(empty.squeeze(dim), 0, total)
 
 
-def divergence(log_teacher: Tensor, log_student: Tensor) -> Tensor:
-    """Return KL(teacher || student) of each row, `(batch,)`; both log-probabilities must be 0 at classes left out."""
-    return (log_teacher.exp() * (log_teacher - log_student)).sum(dim=-1)
+def mean_cross_entropy(logits: Tensor, targets: Tensor, mask: Tensor | None) -> Tensor:
+    """Return the mean cross-entropy over real rows."""
+    if mask is None:
+        return F.cross_entropy(logits, targets)
+    return row_mean(F.cross_entropy(real_rows(logits, mask), real_rows(targets, mask), reduction="none"), mask)
 
 
 def cross_entropy_over(logits: Tensor, targets: Tensor, keep: Tensor, mask: Tensor | None) -> Tensor:
@@ -141,7 +67,101 @@ def cross_entropy_over(logits: Tensor, targets: Tensor, keep: Tensor, mask: Tens
 
     An empty client keeps no class; its rows are all padding, and only need to stay finite.
     """
-    restricted = torch.where(keep | ~keep.any(), real_rows(logits, mask), -math.inf)
-    if mask is None:
-        return F.cross_entropy(restricted, targets)
-    return row_mean(F.cross_entropy(restricted, real_rows(targets, mask), reduction="none"), mask)
+    return mean_cross_entropy(torch.where(keep | ~keep.any(), logits, -math.inf), targets, mask)
+
+
+def balanced_cross_entropy(batch: Batch, counts: Tensor, least: float) -> Tensor:
+    """Return the mean cross-entropy of logits to which the logs of counts, at least `least` each, are added."""
+    raised = counts.clamp(min=least)
+    possible = raised > 0
+    return cross_entropy_over(
+        batch.logits + torch.where(possible, raised, 1).log(), batch.targets, possible, batch.mask
+    )
+
+
+def divergence(log_teacher: Tensor, log_student: Tensor) -> Tensor:
+    """Return KL(teacher || student) of each row, `(batch,)`; both log-probabilities must be 0 at classes left out."""
+    return (log_teacher.exp() * (log_teacher - log_student)).sum(dim=-1)
+
+
+def distilled(
+    batch: Batch, teacher: Tensor, among: Tensor, temperature: float = 1.0, taught: Tensor | None = None
+) -> Tensor:
+    """Return T^2 times the mean KL of the teacher over the classes `taught` from the student over `among`.
+
+    Both are masks, `(classes,)` or `(batch, classes)`; `taught` is `among` unless given.
+    """
+    taught = among if taught is None else taught
+    log_teacher = log_softmax_over(real_rows(teacher.detach(), batch.mask) / temperature, taught)
+    log_student = log_softmax_over(real_rows(batch.logits, batch.mask) / temperature, among)
+    if taught is not among:
+        log_student = torch.where(taught, log_student, 0)
+    return temperature**2 * row_mean(divergence(log_teacher, log_student), batch.mask)
+
+
+def not_true(batch: Batch) -> Tensor:
+    """Return a `(batch, classes)` mask of every class but each row's own."""
+    return ~is_target(real_rows(batch.targets, batch.mask), batch.logits.shape[1])
+
+
+def squared_correlations(features: Tensor, same: Tensor) -> Tensor:
+    """Return the mean square of the off-diagonal entries of X^T X, summed over groups, by the number of rows used.
+
+    X holds a group's features, centred and divided by sqrt(unbiased variance + 1e-8); a group of one row is not used.
+    X^T X isn't divided by the number of rows. `features` are `(batch, dim)` with zeros in rows of padding; `same` tells
+    whether two rows are of one group, `(batch, batch)`, and is False where one of them is padding.
+    """
+    dim = features.shape[1]
+    # Sums over a row's group are products with this matrix: no list of groups, which would differ from batch to batch.
+    of_group = same.to(features.dtype)
+    size = of_group.sum(dim=1, keepdim=True)
+    used = size >= 2
+    centred = torch.where(used, features - of_group @ features / size.clamp(min=1), 0)
+    variance = of_group @ centred.square() / (size - 1).clamp(min=1)
+    scaled = centred / (variance + 1e-8).sqrt()
+    # The squares of all entries of X^T X sum to those of X X^T; each group's diagonal is seen once by each of its rows.
+    squares = ((scaled @ scaled.T) * of_group).square().sum()
+    diagonals = ((of_group @ scaled.square()).square() / size.clamp(min=1)).sum()
+    return (squares - diagonals) / max(dim * (dim - 1), 1) / used.sum().clamp(min=1)
+
+
+class ClassMeans(NamedTuple):
+    """Mean vectors of a client's classes over its last local epoch: the names under which a component has them.
+
+    Attributes:
+        sums: Sums of vectors by class, `(classes, dim)`; gathered.
+        means: Mean vectors by class, `(classes, dim)`, zeros where there is none; returned.
+        counts: Numbers of samples, `(classes,)`; gathered and returned.
+    """
+
+    sums: str
+    means: str
+    counts: str
+
+    def gather(self, gathered: Named, batch: Batch, vectors: Tensor) -> Named:
+        """Add a batch's vectors, `(batch, dim)`, to the sums, and its samples to the counts."""
+        of_class = is_target(batch.targets, batch.logits.shape[1]).to(vectors.dtype)
+        of_class = real_rows(of_class, batch.mask)
+        sums, counts = of_class.T @ real_rows(vectors, batch.mask), of_class.sum(dim=0)
+        if gathered:
+            sums, counts = sums + gathered[self.sums], counts + gathered[self.counts]
+        return {self.sums: sums, self.counts: counts}
+
+    def reply(self, gathered: Named) -> dict[str, Tensor]:
+        """Return the means and counts of what was gathered; nothing where nothing was."""
+        if not gathered:
+            return {}
+        counts = gathered[self.counts]
+        return {self.means: gathered[self.sums] / counts.clamp(min=1).unsqueeze(1), self.counts: counts}
+
+    def refuse(self, returned: Named, seen: Returned) -> str | None:
+        """Return a reason if the numbers of samples can't be, or a class without a sample has a mean."""
+        if self.counts not in returned:
+            return None
+        counts = returned[self.counts]
+        whole = bool((counts >= 0).all()) and bool((counts == counts.round()).all())
+        if not whole or float(counts.sum()) > seen.samples:
+            return f"the numbers of samples with its class means are not whole, or above {seen.samples} together"
+        if bool(returned[self.means][counts == 0].any()):
+            return "it returns the mean of a class of which it says that it saw no sample"
+        return None
