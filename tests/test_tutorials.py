@@ -30,7 +30,7 @@ BLOCK = re.compile(MARK + r'```(\w+)(?: title="([^"]+)")?\n(.*?)```', re.DOTALL)
 @pytest.mark.parametrize(
     ("page", "written"),
     [
-        pytest.param("own-data.md", ["who.svg", "runs/clinics.html", "runs/sweep-*/table.md"], marks=pytest.mark.slow),
+        pytest.param("own-data.md", ["who.html", "runs/clinics.html", "runs/sweep-*/table.md"], marks=pytest.mark.slow),
         pytest.param(
             "own-method.md", ["runs/own-*/report.html", "runs/own-*/finished.safetensors"], marks=pytest.mark.slow
         ),

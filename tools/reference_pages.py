@@ -49,7 +49,7 @@ ORDER = (
     "fedskew.deploy",
     "fedskew.engine",
     "fedskew.report",
-    "fedskew.drawing",
+    "fedskew.report.drawing",
     "fedskew.papers",
 )
 KEYS = "<!-- every key -->"

@@ -21,9 +21,9 @@ from example_runs import CIFAR, example_run, rare_run
 
 import fedskew
 from fedskew.data import Dataset
-from fedskew.drawing import Curve
 from fedskew.errors import ArgumentError, RunError
 from fedskew.report import SeedRun, effective_mix, paired_differences, write_report
+from fedskew.report.drawing import Curve
 
 
 class Page(HTMLParser):

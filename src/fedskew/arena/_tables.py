@@ -230,7 +230,7 @@ def _choice_lines(state: ArenaState) -> Iterable[list[Any]]:
 def _draw(arena: Arena, rows: Sequence[Standing], ranked: Ranks, folder: Path) -> None:
     from matplotlib.figure import Figure
 
-    from fedskew import drawing
+    from fedskew.report import drawing
 
     with drawing.styled():
         if rows:

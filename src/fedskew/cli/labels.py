@@ -32,7 +32,6 @@ from fedskew.cli.page import bullet, empty_table, escaped, heading, print_json, 
 from fedskew.components import covers, has, make_component
 from fedskew.errors import ArgumentError, ConfigError
 from fedskew.labels import (
-    FEW_TOGETHER,
     GROUPS,
     LabelCounts,
     SkewReport,
@@ -48,7 +47,7 @@ from fedskew.weighting import INDEX, Answered, Solver, Weighting, fedavg
 CLASSES_SHOWN = 20
 CLASSES_NAMED = 4
 CLIENTS_SHOWN = 12
-DEFAULT_FIGURE = Path("who-holds-what.png")
+DEFAULT_FIGURE = Path("who-holds-what.html")
 
 
 def describe(
@@ -63,7 +62,7 @@ def describe(
         Path | None,
         typer.Option(
             "--picture",
-            help=f"Where to draw who holds what (.png, .svg, .pdf).  [default: {DEFAULT_FIGURE}; none with --json]",
+            help=f"The page that shows who holds what (.html).  [default: {DEFAULT_FIGURE}; none with --json]",
         ),
     ] = None,
     no_picture: Annotated[bool, typer.Option("--no-picture", help="Draw nothing.")] = False,
@@ -80,7 +79,7 @@ def describe(
 
     Examples:
 
-        fedskew describe counts.csv --target target.csv --picture who.svg
+        fedskew describe counts.csv --target target.csv --picture who.html
 
         fedskew describe my.toml
     """
@@ -166,17 +165,15 @@ def weights(
 
 
 def _draw(report: SkewReport, target: np.ndarray | None, path: Path) -> None:
-    """Draw who holds what, and the pairs of classes where clients hold some of them hardly together."""
-    from fedskew import drawing
+    """Write the page that shows who holds what, and which pairs of classes."""
+    from fedskew.report import SeedRun, write_report
 
+    if path.suffix != ".html":
+        raise ArgumentError(f"--picture: {path}: the picture is a page to look at in a browser; name it .html")
     counts = report.counts
-    together = report.pairs.together if len(counts) > 1 and len(report.pairs.under(FEW_TOGETHER)) else None
-    with drawing.styled():
-        figure = drawing.holdings_panel(*counts.counts.shape, beside=True, pairs=together is not None)
-        drawing.who_holds_what(
-            figure, counts.counts, counts.clients, counts.classes, beside=True, target=target, together=together
-        )
-        drawing.save(figure, path)
+    mix = None if target is None else target / target.sum()
+    run = SeedRun("label counts", 0, {}, [], counts.counts, counts.clients, counts.classes, mix, {})
+    write_report([run], path, "Who holds what")
 
 
 @dataclass(frozen=True)

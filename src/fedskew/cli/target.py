@@ -234,10 +234,10 @@ def _write(path: Path, outcomes: Outcomes, estimate: MixEstimate) -> None:
 def _draw(outcomes: Outcomes, estimate: MixEstimate, path: Path) -> None:
     from matplotlib.figure import Figure
 
-    from fedskew import drawing
+    from fedskew.report import drawing
 
     with drawing.styled():
-        figure = Figure(figsize=(2 * drawing.WIDTH / 72, 0.9 * drawing.WIDTH / 72), layout="constrained")
+        figure = Figure(figsize=(11, 5), layout="constrained")
         drawing.mix_with_intervals(
             figure.add_subplot(), estimate.mix, estimate.interval(), _held_out(outcomes), outcomes.classes
         )

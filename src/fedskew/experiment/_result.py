@@ -192,7 +192,7 @@ class Result:
         """
         from matplotlib import pyplot
 
-        from fedskew import drawing
+        from fedskew.report import drawing
 
         of_seeds = [_series(run, figure) for run in self.runs]
         series = [points for points in of_seeds if points]

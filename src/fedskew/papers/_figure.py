@@ -8,16 +8,14 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fedskew import drawing
-from fedskew.drawing import FloatArray
 from fedskew.papers._measures import unit_of, value_of
 from fedskew.papers._paired import repetitions
 from fedskew.papers._recipe import FigurePart, Kind, Recipe, RecipeRow
-from fedskew.report import SeedRun, label_shares, mean_weights
+from fedskew.report import SeedRun, drawing, label_shares, mean_weights
+from fedskew.report.drawing import FloatArray
 
 Runs = list[tuple[RecipeRow, Sequence[SeedRun]]]
 
@@ -153,8 +151,7 @@ def _bars(axes: Axes, part: FigurePart, rows: Runs, styles: dict[str, int]) -> N
         mean[at] = values.mean()
         if len(values) > 1:
             std[at] = values.std(ddof=1)
-    series = [drawing.Values(style, mean[style], std[style], label) for label, style in styles.items()]
-    drawing.bars(axes, series, groups)
+    drawing.bars(axes, {label: (mean[style], std[style]) for label, style in styles.items()}, groups)
     axes.set_ylabel(_name(part.value))
 
 
@@ -171,11 +168,10 @@ def _classes(axes: Axes, part: FigurePart, rows: Runs, _: dict[str, int]) -> Non
         model = evaluated[-2 if part.clients else -1].evaluation
         assert model is not None
         sent_or_merged.append(_numbers(model.per_class))
-    first = drawing.Values(
-        0, 100 * np.mean(sent_or_merged, axis=0), label="model sent" if part.clients else "aggregated"
-    )
-    second = drawing.Values(1, 100 * np.mean(local, axis=0), label="after local training")
-    drawing.bars(axes, [first, second], None)
+    before = 100 * np.mean(sent_or_merged, axis=0)
+    after = 100 * np.mean(local, axis=0)
+    first = "model sent" if part.clients else "aggregated"
+    drawing.bars(axes, {first: (before, None), "after local training": (after, None)})
     axes.set_ylim(0, 100)
     axes.set_xlabel("class")
     axes.set_ylabel("accuracy, %")
@@ -186,7 +182,7 @@ def _confusion(axes: Axes, part: FigurePart, rows: Runs, _: dict[str, int]) -> N
     run = rows[0][1][0]
     last = [record for record in run.rounds if record.clients][-1]
     matrix = next(client.confusion for client in last.clients or [] if _is_shown(client.client, part))
-    drawing.heat_map(axes, label_shares(np.array(matrix)), Normalize(0, 1), run.class_names)
+    drawing.heat_map(axes, label_shares(np.array(matrix)), run.class_names)
     axes.set_xlabel("predicted")
     axes.set_ylabel("true")
 
@@ -196,7 +192,7 @@ def _weights(axes: Axes, part: FigurePart, rows: Runs, styles: dict[str, int]) -
     clouds = []
     for row, seeds in rows:
         found, label = mean_weights(seeds[0]), row.labels.get(part.lines, "")
-        clouds.append(drawing.ClientWeights(styles[label], found.fedavg, found.given, label))
+        clouds.append((styles[label], label, found.fedavg, found.given))
     drawing.weights_against_fedavg(axes, clouds)
     axes.set_ylabel("mean weight given, %")
 
@@ -207,7 +203,7 @@ def _mixes(axes: Axes, _: FigurePart, rows: Runs, styles: dict[str, int]) -> Non
     mixes, names = label_shares(run.counts), [*run.client_names]
     if run.target is not None:
         mixes, names = np.vstack([mixes, run.target]), [*names, "target"]
-    drawing.heat_map(axes, np.ma.masked_equal(mixes.T, 0), Normalize(0, mixes.max()), run.class_names)
+    drawing.heat_map(axes, np.ma.masked_equal(mixes.T, 0), run.class_names, mixes.max())
     axes.set_xticks(range(len(names)), names, rotation=90, fontsize=9)
     axes.set_xlabel("client")
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedskew.drawing import FloatArray
 from fedskew.papers._recipe import Labels
+from fedskew.report.drawing import FloatArray
 
 BASELINE = "FedAvg"
 DRAWN = "federation"

@@ -7,13 +7,13 @@ from collections.abc import Hashable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from fedskew.drawing import Curve, FloatArray
 from fedskew.engine import Evaluation
 from fedskew.report import _charts
 from fedskew.report._charts import Chart, Trace, categories, numbers, text
 from fedskew.report._groups import Group, alike, mean_and_std, number, one_seed, seeds_of, titled
 from fedskew.report._panel import Panel
 from fedskew.report._runs import SeedRun, effective_mix, label_shares
+from fedskew.report.drawing import Curve, FloatArray
 
 _CELLS = 300_000  # of all heat maps of classes by rounds together; a page stays small and quick with so many
 _MOST_ROUNDS = 120
@@ -398,8 +398,9 @@ def _mixes(members: list[Group], groups: list[Group]) -> Iterator[Panel]:
         if mixes:
             dots.append(_dots(group, axis, rows, 100 * np.mean(mixes, axis=0), None))
             shown.append((group, len(mixes)))
-    if not dots:
+    if not dots and any(group.first.rounds for group in members):
         return
+    shown = shown or [(group, len(group.seeds)) for group in members]
     pooled = np.mean([label_shares(run.counts.sum(axis=0)) for group in members for run in group.seeds], axis=0)
     targets = [run.target for group in members for run in group.seeds if run.target is not None]
 
@@ -420,14 +421,17 @@ def _mixes(members: list[Group], groups: list[Group]) -> Iterator[Panel]:
         }
 
     traces = [bars("all clients together", pooled, "line")]
-    title = titled("The label mix that trained the model", members, groups)
-    caption = (
-        "Markers: the labels of the clients that trained, counted with the weight of their update; mean over rounds "
-        "and seeds. Outlined: the labels of all clients together."
-    )
+    title = titled("The label mix that trained the model" if dots else "The label mix", members, groups)
+    caption = "Outlined: the labels of all clients together."
+    if dots:
+        caption = (
+            "Markers: the labels of the clients that trained, counted with the weight of their update; mean over "
+            f"rounds and seeds. {caption}"
+        )
     if targets:  # a target client's mix differs between seeds
         traces.insert(0, bars("target", np.mean(targets, axis=0), "area"))
-        caption += " Grey: the target mix; where the markers lie at its edge, training saw the target's mix."
+        caption += " Grey: the target mix"
+        caption += "; where the markers lie at its edge, training saw the target's mix." if dots else "."
     layout = layout | {"hovermode": f"{axis} unified", "barmode": "overlay", "bargap": 0.15}
     if axis == "y":
         layout["yaxis"] = layout["yaxis"] | {"autorange": "reversed"}

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from fedskew.drawing import FloatArray
+from fedskew.labels import FEW_TOGETHER, ClassPairs
 from fedskew.report._charts import MANY, Chart, Trace, categories, numbers, text
 from fedskew.report._groups import (
     Group,
@@ -22,6 +22,7 @@ from fedskew.report._groups import (
 )
 from fedskew.report._panel import Panel
 from fedskew.report._runs import mean_weights
+from fedskew.report.drawing import FloatArray
 
 _CELLS = 120_000
 _MOST_BARS = 200
@@ -38,10 +39,11 @@ def holdings_panels(groups: list[Group]) -> Iterator[Panel]:
 def _holdings(members: list[Group], groups: list[Group]) -> Panel:
     run = members[0].first
     counts, names = run.counts, run.class_names
+    digits = 2 if np.any(counts % 1) else 0
     title = titled("Who holds what", members, groups)
     held = np.count_nonzero(counts, axis=1)
     finding = (
-        f"{len(counts):,} clients, {counts.sum():,} samples, {len(names)} classes; a client holds {held.min()} to "
+        f"{len(counts):,} clients, {counts.sum():,.12g} samples, {len(names)} classes; a client holds {held.min()} to "
         f"{held.max()} of the classes, {np.median(held):g} in the median."
     )
     columns, cells = categories(run.client_names, "client"), counts.astype(np.float64)
@@ -57,7 +59,7 @@ def _holdings(members: list[Group], groups: list[Group]) -> Panel:
             "type": "heatmap",
             "x": columns,
             "y": categories(names, "class"),
-            "z": [[value or None for value in row] for row in numbers(cells.T, 0 if each == 1 else 1)],
+            "z": [[value or None for value in row] for row in numbers(cells.T, digits if each == 1 else 1)],
             "hovertemplate": "%{x}, %{y}: %{customdata:,} samples<extra></extra>",
             "meta": {"kind": "count"},
             "colorbar": {"thickness": 12, "outlinewidth": 0},
@@ -65,7 +67,7 @@ def _holdings(members: list[Group], groups: list[Group]) -> Panel:
         {
             "type": "bar",
             "x": columns,
-            "y": numbers(sizes, 0 if each == 1 else 1),
+            "y": numbers(sizes, digits if each == 1 else 1),
             "yaxis": "y2",
             "hovertemplate": "%{x}: %{y:,} samples<extra></extra>",
             "meta": {"ink": "area"},
@@ -88,6 +90,40 @@ def _holdings(members: list[Group], groups: list[Group]) -> Panel:
         caption += f" Clients stand by their largest class, {each} to a column, which shows their mean."
     chart = Chart(traces, layout, tall + _BARS + 112, "x" if orders else "", orders)
     return Panel(title, chart, f"{title}: {finding}", caption, one_seed(members), [finding], wide=True)
+
+
+_PAIRED = 60  # classes whose pairs are drawn
+
+
+def pair_panels(groups: list[Group]) -> Iterator[Panel]:
+    """Return how many samples clients have for telling two classes apart, where some pair has few."""
+    for members in alike(groups, same_data):
+        run = members[0].first
+        pairs = ClassPairs.of(run.counts) if run.counts.any() else None
+        if pairs is None or len(run.counts) < 2 or not len(pairs.under(FEW_TOGETHER)) or len(pairs.together) > _PAIRED:
+            continue
+        rows = categories(run.class_names, "class")
+        occurs = np.diagonal(pairs.together) > 0
+        shown = np.where(np.tril(np.outer(occurs, occurs), -1), pairs.together, np.nan)
+        trace: Trace = {
+            "type": "heatmap",
+            "x": rows,
+            "y": rows,
+            "z": numbers(shown, 2 if np.any(pairs.together % 1) else 0),
+            "hovertemplate": "%{y} and %{x}: %{customdata:,} samples<extra></extra>",
+            "meta": {"kind": "count"},
+            "colorbar": {"thickness": 12, "outlinewidth": 0},
+        }
+        names = {"type": "category", "automargin": True}
+        layout = {"xaxis": names, "yaxis": names | {"autorange": "reversed"}}
+        title = titled("Classes that clients hold together", members, groups)
+        caption = (
+            "One cell a pair of classes: the smaller of a client's two counts, summed over clients. Losses that "
+            "compare the classes of one client tell two classes apart by these samples; blank, or pale, is hardly ever."
+        )
+        finding = pairs.in_words(run.class_names)
+        yield Panel(title, Chart([trace], layout, 420), f"{title}: {len(rows)} classes.", caption, one_seed(members),
+                    [finding] if finding else [])  # fmt: skip
 
 
 def _client_orders(counts: NDArray[np.int64]) -> dict[str, NDArray[np.int64]]:

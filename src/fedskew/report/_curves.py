@@ -9,13 +9,13 @@ from typing import Literal
 
 import numpy as np
 
-from fedskew.drawing import Curve, FloatArray
 from fedskew.engine import RoundRecord
 from fedskew.report import _charts
 from fedskew.report._groups import Group, listed, number, seeds_of, together
 from fedskew.report._imbalance import most_frequent
 from fedskew.report._panel import Panel
 from fedskew.report._runs import SeedRun
+from fedskew.report.drawing import Curve, FloatArray
 
 Value = Callable[[RoundRecord], float | None]
 

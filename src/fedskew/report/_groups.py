@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from fedskew.drawing import FloatArray
 from fedskew.report._runs import SeedRun
+from fedskew.report.drawing import FloatArray
 
 _NOT_TESTED = ("root", "validation", "held_out")  # keys of `[data]` that don't change the test set
 

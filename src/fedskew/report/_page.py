@@ -99,6 +99,7 @@ def write_report(
         title=title,
         groups=groups,
         comparison=comparison,
+        trained=any(run.rounds or run.config for group in groups for run in group.seeds),
         several_seeds=any(len(group.seeds) > 1 for group in groups),
         measured=headline_in_words(run for group in groups for run in group.seeds),
         headlines=[_headline(group) for group in groups],
@@ -133,6 +134,7 @@ def _sections(groups: list[Group]) -> list[tuple[str, list[Panel]]]:
         _curves.CLASSES: list(_classes.class_panels(groups)),
         _curves.DATA: [
             *_clients.holdings_panels(groups),
+            *_clients.pair_panels(groups),
             *_clients.participation_panels(groups),
             *_clients.weight_panels(groups),
             *_classes.mix_panels(groups),
@@ -256,6 +258,8 @@ def _facts(groups: list[Group]) -> list[tuple[str, str]]:
     if spent:
         epsilon, delta = max(found["epsilon"] for found in spent), max(found["delta"] for found in spent)
         facts.append(("differential privacy", f"\u03b5 {epsilon:.2f} at most, \u03b4 {delta:.0e}, of {COVERED}"))
+    if not any(run.rounds or run.config for run in runs):
+        return facts[2:]
     return facts if len(groups) == 1 else [("runs, each with", str(len(groups))), *facts]
 
 

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedskew.drawing import FloatArray
 from fedskew.report._groups import Group, same_split, same_target
 from fedskew.report._imbalance import most_frequent
 from fedskew.report._runs import SeedRun, headline, last_tenth, rounds_to
+from fedskew.report.drawing import FloatArray
 from fedskew.tables import Spread
 
 _MOST_REFERENCES = 60

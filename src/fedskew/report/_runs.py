@@ -45,7 +45,7 @@ class SeedRun:
     seed: int
     config: dict[str, Any]
     rounds: list[RoundRecord]
-    counts: NDArray[np.int64]
+    counts: NDArray[Any]
     client_names: tuple[str, ...]
     class_names: tuple[str, ...]
     target: NDArray[np.float64] | None

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from fedskew.drawing import FloatArray
 from fedskew.report import _charts
 from fedskew.report._charts import Chart, Trace
 from fedskew.report._groups import Group, alike, listed, one_seed, titled
 from fedskew.report._panel import Panel
 from fedskew.report._runs import SeedRun
+from fedskew.report.drawing import FloatArray
 from fedskew.tables import counted
 
 _SHOWN = 30  # classes in the menu; those with the largest shares where there are more

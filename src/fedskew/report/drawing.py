@@ -1,0 +1,305 @@
+"""Figures as files, drawn with matplotlib: functions from arrays to Axes, in one style.
+
+They know nothing of runs or records. matplotlib is imported when something is drawn.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedskew.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = [
+    "Curve",
+    "bars",
+    "critical_differences",
+    "curves",
+    "differences",
+    "heat_map",
+    "mix_with_intervals",
+    "save",
+    "styled",
+    "weights_against_fedavg",
+]
+
+FloatArray = NDArray[np.float64]
+
+# The palette of Okabe and Ito, which the common kinds of colour blindness can tell apart; dashes and markers repeat it.
+_SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+_DASHES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)))
+_MARKERS = "osD^vP"
+_INK, _MUTED, _GRID = "#1b1f24", "#5b6470", "#dde1e6"
+_REFERENCE: Any = (0, (4, 3))  # the dashes of a reference line
+_MANY = 20  # names of so many classes stand beside an axis
+_RC = {
+    "svg.fonttype": "none",
+    "font.size": 12,
+    "text.parse_math": False,
+    "text.color": _INK,
+    "axes.edgecolor": _MUTED,
+    "axes.labelcolor": _MUTED,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.formatter.useoffset": False,
+    "axes.titlesize": 12,
+    "axes.titlelocation": "left",
+    "axes.titlecolor": _MUTED,
+    "grid.color": _GRID,
+    "xtick.color": _MUTED,
+    "ytick.color": _MUTED,
+}
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The line of one series.
+
+    Attributes:
+        style: Number of the series: its colour, dashes and marker.
+        x: Where the points are, shape `(points,)`.
+        mean: Mean over seeds, shape `(points,)`.
+        std: Standard deviation over seeds, NaN where it is unknown; None for a single seed.
+        complete: Whether every seed has a value there; elsewhere the line is thin.
+        label: Name in the legend.
+        block: How many recorded rounds one point is the mean of.
+    """
+
+    style: int
+    x: FloatArray
+    mean: FloatArray
+    std: FloatArray | None
+    complete: NDArray[np.bool_]
+    label: str = ""
+    block: int = 1
+
+    @classmethod
+    def over_seeds(
+        cls, style: int, series: Sequence[Mapping[int, float]], most: int | None = None, label: str = ""
+    ) -> Curve:
+        """Return the mean and the standard deviation (ddof 1) of several seeds.
+
+        A round counts where each seed that has not yet stopped has a value, so that the line does not jump at a round
+        that only some seeds evaluated. `series` has the values by round, a mapping for each seed, none of them empty;
+        a line of more than `most` points becomes the means of equal blocks of rounds.
+        """
+        ends = [max(points) for points in series]
+        rows = []
+        for number in sorted(set().union(*series)):
+            values = [points[number] for points in series if number in points]
+            if len(values) == sum(end >= number for end in ends):
+                std = float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
+                rows.append((number, float(np.mean(values)), std, len(values) == len(series)))
+        block = 1 if most is None else math.ceil(len(rows) / most)
+        blocks = [np.array(rows[start : start + block], dtype=np.float64) for start in range(0, len(rows), block)]
+        x, mean, std_, complete = np.array([part.mean(axis=0) for part in blocks]).T
+        return cls(style, x, mean, std_ if len(series) > 1 else None, complete == 1, label, block)
+
+
+@contextmanager
+def styled() -> Iterator[None]:
+    """Apply the style of all figures inside a `with` block, whatever the user has set in matplotlib.
+
+    Both the creation of a figure and its export belong inside. Warnings about glyphs that the font lacks are silenced.
+    """
+    import matplotlib.style
+
+    with matplotlib.style.context(["default", _RC]), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")
+        yield
+
+
+def save(figure: Figure, path: str | Path) -> None:
+    """Write a figure, drawn inside `styled`, to a file; its suffix chooses the format (.png, .svg, .pdf).
+
+    Raises:
+        ArgumentError: The suffix is unknown or the file can't be written.
+    """
+    metadata = {"Date": None} if Path(path).suffix == ".svg" else None
+    try:
+        figure.savefig(path, dpi=150, facecolor="white", metadata=metadata)
+    except (OSError, ValueError) as error:
+        raise ArgumentError(f"{path}: the figure can't be written: {error}") from None
+
+
+def curves(
+    axes: Axes, lines: Sequence[Curve], *, unit: str = "", reference: float | None = None, x_label: str = "round"
+) -> None:
+    """Draw lines with a band of one standard deviation to each side.
+
+    Lines of at most 25 points have markers; the unit "%" keeps bands and axis within 0 and 100; `reference` is a level
+    drawn as a dashed line.
+    """
+    for line in lines:
+        color = _color(line.style)
+        thin = np.where(line.complete, np.nan, line.mean)
+        # the thin part begins where the complete one ends
+        thin[:-1] = np.where(line.complete[:-1] & ~line.complete[1:], line.mean[:-1], thin[:-1])
+        axes.plot(line.x, thin, color=color, linewidth=0.8)
+        if line.std is not None:
+            low, high = line.mean - line.std, line.mean + line.std
+            if unit == "%":
+                low, high = np.maximum(low, 0), np.minimum(high, 100)
+            axes.fill_between(line.x, low, high, color=color, alpha=0.18, linewidth=0)
+        few = np.count_nonzero(np.isfinite(line.mean)) <= 25
+        axes.plot(
+            line.x,
+            np.where(line.complete, line.mean, np.nan),
+            color=color,
+            linestyle=_DASHES[line.style // len(_SERIES) % len(_DASHES)],
+            linewidth=1.9,
+            marker=_MARKERS[line.style % len(_MARKERS)] if few else "",
+            markersize=4,
+            label=line.label or None,
+        )
+    if reference is not None:
+        axes.axhline(reference, color=_MUTED, linewidth=1, linestyle=_REFERENCE)
+    axes.set_xlabel(x_label)
+    axes.locator_params("x", nbins=6, integer=True)
+    axes.locator_params("y", nbins=5)
+    axes.grid(axis="y")
+    axes.margins(x=0.02)
+    if unit == "%":
+        low_end, high_end = axes.get_ylim()
+        # 101 shows a line at 100 in its full width; 5 shows that a line at 0 is low
+        axes.set_ylim(max(low_end, 0), min(max(high_end, 5), 101))
+
+
+def bars(
+    axes: Axes, series: Mapping[str, tuple[FloatArray, FloatArray | None]], names: Sequence[str] | None = None
+) -> None:
+    """Draw groups of bars, in each a bar for every series, with whiskers of one standard deviation.
+
+    `series` has means and standard deviations, a value for each group, by label; NaN leaves a bar out. Groups without
+    names are numbered.
+    """
+    wide = 0.84 / len(series)
+    for at, (label, (mean, std)) in enumerate(series.items()):
+        place = np.arange(len(mean)) + (at - (len(series) - 1) / 2) * wide
+        known = np.isfinite(mean)
+        whiskers = None if std is None or not np.isfinite(std).any() else std[known]
+        hatch = "//" if at >= len(_SERIES) else None
+        axes.bar(place[known], mean[known], wide, yerr=whiskers, color=_color(at), hatch=hatch, label=label or None)
+    if names is None:
+        axes.locator_params("x", nbins=10, integer=True)
+    else:
+        axes.set_xticks(range(len(names)), [_cut(name, 14) for name in names])
+    axes.grid(axis="y")
+
+
+def heat_map(axes: Axes, values: FloatArray, class_names: Sequence[str], top: float = 1.0) -> None:
+    """Draw a matrix `(classes, columns)`, a row for each class, from 0 (light) to `top`; masked cells stay blank."""
+    axes.imshow(values, cmap="YlGnBu", vmin=0, vmax=top, aspect="auto", interpolation="none")
+    if len(class_names) <= _MANY:
+        axes.set_yticks(np.arange(len(class_names)), [_cut(name, 14) for name in class_names])
+    else:
+        axes.locator_params("y", nbins=6, integer=True)
+        axes.set_ylabel("class")
+
+
+def weights_against_fedavg(axes: Axes, runs: Sequence[tuple[int, str, FloatArray, FloatArray]]) -> None:
+    """Draw each client's weight, in percent, against what FedAvg would have given it; the diagonal is FedAvg.
+
+    A run is the number of its series, its label, FedAvg's weights and its own, shares of shape `(clients,)`.
+    """
+    top = 0.0
+    for style, label, fedavg, own in runs:
+        marker = _MARKERS[style % len(_MARKERS)]
+        axes.plot(100 * fedavg, 100 * own, marker, color=_color(style), ms=5, alpha=0.7, mew=0, label=label or None)
+        top = max(top, 100 * float(fedavg.max(initial=0.0)))
+    axes.axline((0, 0), (top or 1, top or 1), color=_MUTED, linewidth=1, linestyle=_REFERENCE)
+    axes.set_xlabel("mean weight that FedAvg would give, %")
+    axes.set_xlim(left=0)
+    axes.set_ylim(bottom=0)
+    axes.locator_params(nbins=6)
+    axes.grid()
+
+
+def mix_with_intervals(
+    axes: Axes, mix: FloatArray, interval: FloatArray, held_out: FloatArray, names: Sequence[str]
+) -> None:
+    """Draw the estimated share of each class, beside its share of the held-out samples.
+
+    `mix` and `held_out` are `(classes,)`; `interval` has the ends, `(classes, 2)`.
+    """
+    places = np.arange(len(mix))
+    reach = np.abs(interval - mix[:, None]).T
+    axes.errorbar(places, mix, reach, fmt="o", color=_color(0), capsize=3, label="target, estimated (95 %)")
+    axes.plot(places, held_out, "_", color="0.45", markersize=12, markeredgewidth=2, label="held-out samples")
+    axes.set_ylim(bottom=0)
+    axes.set_ylabel("share of the samples")
+    axes.yaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
+    if len(mix) <= _MANY:
+        turned = max(map(len, names)) * len(names) > 60
+        axes.set_xticks(places, [_cut(name, 14) for name in names])
+        axes.tick_params("x", rotation=45 if turned else 0)
+    else:
+        axes.set_xlabel("class")
+    axes.grid(axis="y")
+    axes.legend()
+
+
+def critical_differences(
+    axes: Axes, names: Sequence[str], ranks: Sequence[float], critical: float, groups: Sequence[tuple[int, int]]
+) -> None:
+    """Draw average ranks as dots, best on top; a bar joins methods that the critical difference does not tell apart.
+
+    `groups` has the first and last position of each such run of methods.
+    """
+    rows = _rows(axes, names, "average rank (1 is best)", below=1.2)
+    for at, (first, last) in enumerate(groups):
+        place = max(ranks) + (at + 1) * (max(ranks) - min(ranks) + 1) / 25
+        axes.plot([place, place], [first, last], color=_INK, linewidth=3, solid_capstyle="round")
+    axes.hlines(rows, 1, ranks, color=_color(0), linewidth=1)
+    axes.plot(ranks, rows, "o", color=_color(0))
+    if np.isfinite(critical):
+        axes.plot([1, 1 + critical], [len(names), len(names)], color=_MUTED, linewidth=3)
+        axes.text(1, len(names) + 0.35, f"critical difference {critical:.2f}", color=_MUTED, va="top", fontsize=10)
+    axes.set_xlim(left=1)
+
+
+def differences(
+    axes: Axes,
+    names: Sequence[str],
+    means: Sequence[float],
+    intervals: Sequence[tuple[float, float] | None],
+    reference: str,
+) -> None:
+    """Draw mean differences from a reference, in points, with their intervals where known, the largest on top."""
+    rows = _rows(axes, names, f"points ahead of {reference}, with intervals of 95 %")
+    for row, interval in zip(rows, intervals, strict=True):
+        if interval is not None:
+            axes.plot(interval, [row, row], color=_color(0), linewidth=2)
+    axes.plot(means, rows, "o", color=_color(0))
+    axes.axvline(0, color=_MUTED, linestyle=_REFERENCE, linewidth=1)
+
+
+def _rows(axes: Axes, names: Sequence[str], x_label: str, below: float = -0.4) -> range:
+    """Name a row for each name, the first on top; return the places of the rows."""
+    axes.set_yticks(range(len(names)), [_cut(name, 28) for name in names])
+    axes.set_ylim(len(names) + below, -0.7)
+    axes.set_xlabel(x_label)
+    axes.grid(axis="x")
+    return range(len(names))
+
+
+def _color(style: int) -> str:
+    return _SERIES[style % len(_SERIES)]
+
+
+def _cut(name: str, most: int) -> str:
+    name = " ".join(name.split())
+    return name if len(name) <= most else name[: most - 1] + "\N{HORIZONTAL ELLIPSIS}"

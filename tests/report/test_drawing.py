@@ -1,0 +1,50 @@
+"""Figures as files: what is drawn stands in the file, and what can't be written is one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from fedskew.errors import ArgumentError
+from fedskew.report import drawing
+
+MIX = np.array([0.25, 0.75])
+LONG = ["one", "a name that is much too long"]
+FLAT = np.ones(2, dtype=bool)
+
+
+def draw(kind: str, path: Path, *what: object, **more: object) -> str:
+    with drawing.styled():
+        figure = Figure()
+        getattr(drawing, kind)(figure.subplots(), *what, **more)
+        drawing.save(figure, path)
+    return path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("kind", "what", "says"),
+    [
+        ("curves", ([drawing.Curve(7, MIX, 99 * MIX, MIX, ~FLAT, "a$b_c")],), ["round"]),
+        ("bars", ({"a": (MIX, None), "b": (np.array([np.nan, 1]), MIX)}, LONG), ["one", "a name that i…"]),
+        ("bars", ({"a": (MIX, None)},), []),
+        ("heat_map", (np.ma.masked_equal(np.eye(2), 0), ["猫", "dog"]), ["猫", "dog"]),
+        ("heat_map", (np.eye(30), [str(at) for at in range(30)]), ["class"]),
+        ("weights_against_fedavg", ([(0, "mine", MIX, MIX), (1, "", MIX[:0], MIX[:0])],), ["mean weight that FedAvg"]),
+        ("mix_with_intervals", (MIX, np.array([[0.2, 0.3], [0.7, 0.8]]), MIX, LONG), ["one", "estimated (95 %)"]),
+        ("critical_differences", (["a", "b"], [1.0, 2.0], 0.5, [(0, 1)]), ["critical difference 0.50", "average rank"]),
+        ("differences", (["a", "b"], [1.0, -1.0], [(0.5, 1.5), None], "fedavg"), ["points ahead of fedavg"]),
+    ],
+)  # fmt: skip
+def test_a_figure_is_drawn_with_its_words(tmp_path: Path, kind: str, what: tuple, says: list[str]) -> None:
+    text = draw(kind, tmp_path / "figure.svg", *what)
+    assert [words for words in says if words not in text] == []
+
+
+@pytest.mark.parametrize("name", ["who.xyz", "none/who.png"])
+def test_a_figure_that_cannot_be_written_is_one_line(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ArgumentError, match="the figure can't be written") as caught:
+        draw("bars", tmp_path / name, {"a": (MIX, None)})
+    assert "\n" not in str(caught.value)
