@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from statistics import fmean
 
 import numpy as np
 import pytest
 
-from fedskew.arena import by_axis, ranks, scores, standings
+from fedskew.arena import ranks, scores, standings
 
 
 def line(method: str, place: str, partition: int, seed: int, score: float, **more: str) -> dict[str, str]:
@@ -42,9 +43,12 @@ def test_differences_are_paired_on_partition_and_seed_and_trainings_count_alike(
     assert (own.ahead, own.harmed) == (0.5, 0.5)
     assert own.interval is None  # of two situations
     assert math.isnan(own.p)
-    table = by_axis(found, "fedavg", "place")["mine"]
-    assert (table["a"].difference, table["a"].trainings) == (pytest.approx(1), 1)
-    assert (table["b"].difference, table["b"].trainings) == (pytest.approx(-5), 1)
+    for place, gain in {"a": 1, "b": -5}.items():
+        (part,) = standings(found, "fedavg", {"place": place})
+        assert (part.difference, part.trainings, part.interval) == (pytest.approx(gain), 1, None)
+
+
+MIXES = ("even", "9:1")
 
 
 def test_situations_that_are_one_training_count_once() -> None:
@@ -69,12 +73,11 @@ def test_situations_that_are_one_training_count_once() -> None:
         "fedavg": pytest.approx((2 + 2 + 1) / 3),
         "other": pytest.approx((3 + 3 + 2) / 3),
     }
-    table = by_axis(found, "fedavg", "mix")["mine"]
-    assert [(table[mix].difference, table[mix].trainings, table[mix].collapsed) for mix in ("even", "9:1")] == [
-        (pytest.approx((1 + 4 - 30) / 3), 3, 1),
-        (pytest.approx((3 + 0) / 2), 2, 0),
+    parts = [next(row for row in standings(found, "fedavg", {"mix": mix}) if row.method == "mine") for mix in MIXES]
+    assert [(part.difference, part.trainings, part.collapsed, part.median) for part in parts] == [
+        (pytest.approx((1 + 4 - 30) / 3), 3, 1, pytest.approx(1)),
+        (pytest.approx((3 + 0) / 2), 2, 0, pytest.approx(1.5)),
     ]
-    assert table["even"].median == pytest.approx(1)
     alone = standings(scores(lines, ["place", "mix"], "fedavg"), "fedavg")
     assert [row.trainings for row in alone if row.method != "half"] == [5, 5]
 
@@ -126,8 +129,8 @@ def test_p_values_are_corrected_for_the_number_of_methods() -> None:
 
 
 def of(found, method: str) -> float:
-    (score,) = found.scores(method).values()
-    return score
+    (seeds,) = found.values[method].values()
+    return fmean(scored.score for scored in seeds.values())
 
 
 def test_at_equal_compute_or_traffic_a_method_stops_where_the_reference_has_spent_as_much() -> None:

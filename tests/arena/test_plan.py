@@ -166,7 +166,7 @@ def test_situations_come_one_after_another_and_a_choice_of_them_has_the_same_run
         ("own = {method.local_step.mu = [0.5, 2.0]}", "own = {}", "sweep.methods[1].own: expected one key"),
         ("rates = [0.01, 0.1, 1.0]", "rates = [0.1]", "a single rate leaves nothing to tune"),
         ("[arena]", "[arena]\nreference = 'fedvag'", "no method is labelled 'fedvag' (did you mean 'fedavg'?)"),
-        ("budget = 5", "budget = 5\ntogether = 0", "arena.together: expected at least 1 (got 0)"),
+        ("budget = 5", "budget = 5\ntogether = 0", "arena.together: input should be greater than 0 (got 0)"),
         ("[arena]", "[areno]", "an arena needs a table [arena]"),
         ("partitions = [0, 1]", "partitions = [0, 0]", "expected different seeds"),
     ],
@@ -240,7 +240,7 @@ def test_a_method_with_a_finish_trains_once_more_for_as_many_rounds_fewer_as_tha
     assert (paying.stage, paying.config.training.rounds, paying.config.training.lr) == ("traffic", 14, 0.1)
     book |= noted([paying], [0.0])
     assert plan.missing(book) == []
-    assert plan.compared(book) == [compared, paying]
+    assert plan.jobs(book)[-2:] == [compared, paying]
 
     (untrained,) = plans["none"].missing({})  # there is no rate to choose, and no round to save
     assert untrained.stage == "run"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 from collections.abc import Sequence
@@ -12,44 +13,62 @@ import numpy as np
 import pytest
 from tests.cli.conftest import Command
 
-from fedskew.arena import advise, evidence_bytes, figures
+from fedskew.arena import advise
 from fedskew.errors import ArgumentError, DataError
+from fedskew.tables import csv_text
 
 COUNTS = np.array([[50, 50, 0, 0], [0, 50, 50, 0], [0, 0, 50, 50], [50, 0, 0, 50]])
 HALF = [0.1] * 10 + [1.0] * 10
 
 
+FIGURES = {  # of COUNTS, by hand
+    "skew": 0.5,
+    "clients_log": math.log(4),
+    "classes_log": math.log(4),
+    "samples_per_client_log": math.log(100),
+    "epochs_log": 0.0,
+}
+TARGET = [3, 1, 1, 1]
+DISTANCE = math.sqrt(0.25**2 + 3 * (1 / 12) ** 2)
+
+
 @pytest.fixture
 def table(tmp_path: Path) -> Any:
-    """Writes a table of federations that are alike but for the participation and the target."""
+    """Writes a table of federations that are alike but for the participation and whether there is a target."""
 
-    def write(gains: Sequence[Sequence[float]], shares: Sequence[float], target: Sequence[Any] | None = None) -> Path:
-        federations, gained = {}, {}
+    def write(
+        gains: Sequence[Sequence[float]], shares: Sequence[float], target: Sequence[bool] = (False,) * 99
+    ) -> Path:
+        names = [f"gain:{method}" for method in "abcdef"[: len(gains[0])]]
+        lines = [["federation", *FIGURES, "participation", "target", "target_distance", *names]]
         for at, (row, share) in enumerate(zip(gains, shares, strict=True)):
-            found = figures(COUNTS, None if target is None else target[at], share, 1)
-            key = (str(at),)
-            federations[key] = {"federation": f"number {at}"} | {name: f"{value:.6g}" for name, value in found.items()}
-            gained[key] = {name: gain for name, gain in zip("abcdef", row, strict=False) if not math.isnan(gain)}
+            setting = [share, float(target[at]), DISTANCE if target[at] else 0.0]
+            lines.append(
+                [f"number {at}", *FIGURES.values(), *setting, *("" if math.isnan(gain) else gain for gain in row)]
+            )
         path = tmp_path / "evidence.csv.gz"
-        path.write_bytes(evidence_bytes(federations, gained))
+        path.write_bytes(gzip.compress(csv_text(lines).encode()))
         return path
 
     return write
 
 
-def test_figures_are_those_of_the_federation_and_never_nan() -> None:
-    found = figures(COUNTS, [3, 1, 1, 1], 0.5, 3)
-    assert found == {
-        "skew": pytest.approx(0.5),
-        "clients_log": pytest.approx(math.log(4)),
-        "classes_log": pytest.approx(math.log(4)),
-        "samples_per_client_log": pytest.approx(math.log(100)),
-        "participation": 0.5,
-        "epochs_log": pytest.approx(math.log(3)),
-        "target": 1.0,
-        "target_distance": pytest.approx(math.sqrt(0.25**2 + 3 * (1 / 12) ** 2)),
-    }
-    assert all(math.isfinite(value) for value in figures([[3, 0]], None, 1.0, None).values())
+@pytest.mark.parametrize(
+    ("words", "distance"),
+    [
+        ({}, 0),
+        ({"target": TARGET}, 0),
+        ({"epochs": math.e}, 1),  # figures that never vary in a table are compared as they are
+        ({"counts": COUNTS * 10}, math.log(10)),
+        ({"counts": np.eye(4) * 100}, 0.5),
+        ({"counts": np.vstack([COUNTS, COUNTS])}, math.log(2)),
+        ({"target": [1, 1, 1, 1]}, 2),  # which varies: in standard deviations
+    ],
+)
+def test_federations_are_compared_by_their_figures(table, words: dict[str, Any], distance: float) -> None:
+    path = table([[1.0]] * 12, [0.5] * 12, [True, False] * 6)
+    found = advise(**{"counts": COUNTS, "participation": 0.5, "table": path} | words)
+    assert found.neighbours[0]["distance"] == pytest.approx(distance / math.sqrt(8), abs=1e-6)
 
 
 def test_a_federation_is_compared_with_its_nearest(table) -> None:
@@ -79,12 +98,11 @@ def test_the_nearest_by_participation_come_first_of_those_where_not_all_take_par
 
 
 def test_a_method_that_needs_a_target_is_named_only_where_there_is_one(table) -> None:
-    target = [1, 1, 1, 1]
-    path = table([[9.0, 1.0]] * 15 + [[math.nan, 1.0]] * 5, [0.1] * 20, [target] * 15 + [None] * 5)
+    path = table([[9.0, 1.0]] * 15 + [[math.nan, 1.0]] * 5, [0.1] * 20, [True] * 15 + [False] * 5)
     without = advise(COUNTS, None, 0.1, 1, table=path)
     assert (without.method, [one["method"] for one in without.methods]) == ("b", ["b"])
-    assert advise(COUNTS, target, 0.1, 1, table=path).method == "a"
-    assert advise(COUNTS, target, 1.0, 1, table=path).method is None  # nowhere do all take part
+    assert advise(COUNTS, TARGET, 0.1, 1, table=path).method == "a"
+    assert advise(COUNTS, TARGET, 1.0, 1, table=path).method is None  # nowhere do all take part
 
 
 def test_outside_the_table_no_method_is_named(table) -> None:

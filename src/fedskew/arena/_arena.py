@@ -16,47 +16,109 @@ The file is a sweep with one more table; its grid holds the situations.
     ]
 
 `own` names one parameter of the method and the values to try besides its default; without it, the rest of the budget
-goes to learning rates near the best one. Situations may be drawn at random instead (see `_draw.py`).
+goes to learning rates near the best one.
+
+Situations may be drawn at random instead: evenly spread points (Sobol) of a box of settings; drawing more keeps the
+first ones.
+
+    [arena.draw]
+    points = 256
+    seed = 0
+
+    [arena.draw.set]
+    training.participation = {low = 0.1, high = 1.0}
+    training.epochs = {low = 1, high = 5, whole = true}
+    training.lr = {low = 0.01, high = 0.3, log = true}
+    task = {one_of = [{data.name = "digits"}, {data.name = "mnist", data.rows = 2_000}]}
+
+A table with `low` and `high` stands for a number between them, `one_of` for one of several values, which may hold such
+tables in turn. A key that is no table of a config, such as `task` here, is a label only: the keys in its value are set.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fedskew.arena._draw import draw
+import numpy as np
+import pydantic
+from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
+
 from fedskew.errors import ConfigError, FedskewError, nearest
 from fedskew.experiment import Config, command_line, read_tree, sweep_of
+from fedskew.parameters import first_mistake
 from fedskew.tables import flatten
 
-_KEYS = ("partitions", "rates", "budget", "last", "reference", "together", "draw")
 TUNING_SEED = 1_000_003
 """Seed of the tuning runs and of the partition that they train on; no compared run has it."""
+_DIGITS = 3  # significant digits of a drawn number, which people read and compare
+
+
+class _Table(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class _Draw(_Table):
+    points: PositiveInt
+    seed: NonNegativeInt = 0
+    set: dict[str, Any] = pydantic.Field(min_length=1)
+
+
+class _Number(_Table):
+    low: float
+    high: float
+    log: bool = False
+    whole: bool = False
+
+
+class Settings(_Table):
+    """The table `[arena]`; `reference` is the label of the method that the others are compared with."""
+
+    partitions: list[NonNegativeInt] = pydantic.Field([0], min_length=1)
+    rates: list[PositiveFloat] = []
+    budget: NonNegativeInt = 0
+    last: PositiveInt = 5
+    reference: str = "fedavg"
+    together: PositiveInt = 32
+    draw: _Draw | None = None
+
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> Settings:
+        if len(set(self.partitions)) < len(self.partitions):
+            raise ValueError(f"partitions: expected different seeds, such as [0, 1] (got {self.partitions})")
+        if sorted(set(self.rates)) != self.rates:
+            raise ValueError(f"rates: expected learning rates, rising, such as [0.01, 0.1] (got {self.rates})")
+        if len(self.rates) == 1:
+            raise ValueError("rates: a single rate leaves nothing to tune; give two or more, or set training.lr")
+        if self.budget < len(self.rates) or (self.budget and not self.rates):
+            raise ValueError(
+                f"budget: {self.budget} runs for {len(self.rates)} rates: expected some arena.rates, and a run for each"
+            )
+        return self
 
 
 @dataclass(frozen=True)
 class ArenaEntry:
-    """A method in one situation.
-
-    Attributes:
-        situation: The label of the situation on each axis.
-        method: Label of the method.
-        config: The config, with the training seeds; `partition.seed` and the tuned values are yet to be set.
-        own: Values of the method's own parameter to try, each as a key of the config and the value.
-    """
+    """A method in one situation, which is the label on each axis; `own` holds values of the method's own to try."""
 
     situation: dict[str, str]
     method: str
-    config: Config
+    config: Config  # `partition.seed` and the tuned values are yet to be set
     own: tuple[tuple[str, Any], ...] = ()
+
+    def label(self, axis: str) -> str | None:
+        """Return its label on an axis or as `method`; None: there is no such axis."""
+        return self.method if axis == "method" else self.situation.get(axis)
 
     @property
     def name(self) -> str:
         """Name in messages."""
-        return f"{self.method} in {in_words(self.situation)}"
+        place = ", ".join(f"{axis}={label}" for axis, label in self.situation.items())
+        return f"{self.method} in {place or 'the one situation'}"
 
 
 @dataclass(frozen=True)
@@ -66,40 +128,25 @@ class Arena:
     Attributes:
         name: Its name.
         axes: Names of what situations differ in.
-        methods: Labels of the methods.
         entries: Every method in every situation, one situation after another.
-        partitions: Partition seeds.
-        rates: Learning rates that every method tries; empty: nothing is tuned.
-        budget: Runs that every method may spend on its tuning.
-        last: Number of evaluations at the end of a run whose mean is its score.
-        reference: Label of the method that the others are compared with.
-        together: Number of runs that train at a time, as one cohort where they can; those of one config always do.
+        settings: Its table `[arena]`.
         command: The command line that runs it.
         refused: Combinations that make no sense, and why, a line each.
     """
 
     name: str
     axes: tuple[str, ...]
-    methods: tuple[str, ...]
     entries: tuple[ArenaEntry, ...]
-    partitions: tuple[int, ...]
-    rates: tuple[float, ...]
-    budget: int
-    last: int
-    reference: str
-    together: int
+    settings: Settings
     command: str
     refused: tuple[str, ...]
 
     @cached_property
     def trainings(self) -> dict[tuple[str, ...], str]:
-        """For each situation, a name that it shares with those whose models are trained alike and scored otherwise.
-
-        Such situations differ in the target's label mix alone.
-        """
+        """For each situation, a name that it shares with those that differ from it in the target's label mix alone."""
         found = {}
         for entry in self.entries:
-            if entry.method == self.reference:
+            if entry.method == self.settings.reference:
                 config = entry.config
                 if not config.target.is_estimated:
                     config = config.model_copy(update={"target": config.target.model_copy(update={"mix": None})})
@@ -107,21 +154,8 @@ class Arena:
         return found
 
     def folder(self, out: Path) -> Path:
-        """Return the arena's folder, which stays the same when methods or situations are added.
-
-        Args:
-            out: The folder of all runs, such as `runs`.
-        """
+        """Return the arena's folder, which stays the same when methods or situations are added."""
         return out / f"arena-{self.name}"
-
-
-def in_words(situation: Mapping[str, str]) -> str:
-    """Name a situation.
-
-    Args:
-        situation: Its label on each axis.
-    """
-    return ", ".join(f"{axis}={label}" for axis, label in situation.items()) or "the one situation"
 
 
 def read_arena(
@@ -135,14 +169,11 @@ def read_arena(
         quick: Whether the `[quick]` table of the file applies.
         only: Labels by axis (or `method`), several joined by `|`: keep only the entries that have one of them.
 
-    Returns:
-        The arena.
-
     Raises:
         ConfigError: Something is wrong; the message names file, line and key.
         CombinationError: None of its combinations makes sense.
     """
-    changes = dict(changes or {})
+    changes, only = dict(changes or {}), only or {}
     tree, text, changed = read_tree(path, "arena", changes, quick)
     section, sweep = tree.pop("arena", None), tree.get("sweep")
     if not isinstance(section, dict) or not isinstance(sweep, dict) or "methods" not in sweep:
@@ -150,140 +181,78 @@ def read_arena(
             f"{path}: an arena needs a table [arena], and a table [sweep] with methods; see fedskew arena --help"
         )
     try:
-        settings = _Settings.of(section)
+        settings = _settings(section)
         own = _own(sweep)
-        if "draw" in section:
+        if settings.draw is not None:
             grid = sweep.setdefault("grid", {})
             if not isinstance(grid, dict) or "point" in grid:
                 raise ConfigError("sweep.grid.point: the points of [arena.draw] go there; leave it out")
-            grid["point"] = draw(section["draw"])
+            grid["point"] = _points(settings.draw)
     except ConfigError as error:
         raise type(error)(f"{path}: {error}") from None
     whole = sweep_of(tree, path, text, changed, command_line("arena", path, changes, quick))
     axes = tuple(axis for axis in whole.axes if axis != "method")
-    entries = [
-        ArenaEntry(
-            {axis: cell.values[axis] for axis in axes},
-            cell.values["method"],
-            cell.config,
-            own.get(cell.values["method"], ()),
-        )
-        for cell in whole.cells
-    ]
-    methods = tuple(dict.fromkeys(entry.method for entry in entries))
-    settings.check(path, entries, methods)
-    chosen = _only(entries, only or {}, path)
+    by_situation: dict[tuple[str, ...], list[ArenaEntry]] = {}  # one that is stopped early has complete comparisons
+    for cell in whole.cells:
+        situation, method = {axis: cell.values[axis] for axis in axes}, cell.values["method"]
+        entry = ArenaEntry(situation, method, cell.config, own.get(method, ()))
+        by_situation.setdefault(tuple(situation.values()), []).append(entry)
+    entries = [entry for group in by_situation.values() for entry in group]
+    _check(path, settings, entries)
     return Arena(
         name=whole.name,
         axes=axes,
-        methods=methods,
-        entries=tuple(by_situation(chosen)),
-        partitions=settings.partitions,
-        rates=settings.rates,
-        budget=settings.budget,
-        last=settings.last,
-        reference=settings.reference,
-        together=settings.together,
-        command=" ".join([whole.command, *(f"--only {axis}={label}" for axis, label in (only or {}).items())]),
+        entries=tuple(_only(entries, only, path)),
+        settings=settings,
+        command=" ".join([whole.command, *(f"--only {axis}={label}" for axis, label in only.items())]),
         refused=tuple(f"{cell.label}: {cell.reason}" for cell in whole.refused),
     )
 
 
-def by_situation(entries: Sequence[ArenaEntry]) -> list[ArenaEntry]:
-    """Order entries by situation, so that an arena that is stopped early has complete comparisons."""
-    order: dict[str, list[ArenaEntry]] = {}
-    for entry in entries:
-        order.setdefault(in_words(entry.situation), []).append(entry)
-    return [entry for group in order.values() for entry in group]
+def _settings(section: dict[str, Any]) -> Settings:
+    for key in section:
+        if key not in Settings.model_fields:
+            raise ConfigError(f"arena.{key}: no such key{nearest(key, Settings.model_fields)}")
+    rates = section.get("rates")
+    try:
+        return Settings(**{"budget": len(rates) if isinstance(rates, list) else 0} | section)
+    except pydantic.ValidationError as error:
+        raise ConfigError(first_mistake(error, "arena.")) from None
 
 
-@dataclass(frozen=True)
-class _Settings:
-    """The table `[arena]`."""
-
-    partitions: tuple[int, ...]
-    rates: tuple[float, ...]
-    budget: int
-    last: int
-    reference: str
-    together: int
-
-    @classmethod
-    def of(cls, section: Mapping[str, Any]) -> _Settings:
-        for key in section:
-            if key not in _KEYS:
-                raise ConfigError(f"arena.{key}: no such key{nearest(key, _KEYS)}")
-        partitions = _numbers(section, "partitions", [0], int)
-        rates = _numbers(section, "rates", [], float)
-        if len(set(partitions)) < len(partitions) or not partitions or min(partitions) < 0:
-            raise ConfigError(f"arena.partitions: expected different seeds, such as [0, 1] (got {partitions})")
-        if sorted(set(rates)) != rates or (rates and rates[0] <= 0):
-            raise ConfigError(f"arena.rates: expected learning rates, rising, such as [0.01, 0.1] (got {rates})")
-        budget = _whole(section, "budget", len(rates))
-        if budget < len(rates) or (budget and not rates):
+def _check(path: Path, settings: Settings, entries: list[ArenaEntry]) -> None:
+    first = {entry.method: entry for entry in reversed(entries)}
+    if settings.reference not in first:
+        similar = nearest(settings.reference, first)
+        raise ConfigError(f"{path}: arena.reference: no method is labelled {settings.reference!r}{similar}")
+    for entry in first.values():
+        where = f"{path}: own values of {entry.method}"
+        for key, value in entry.own:
+            try:
+                entry.config.with_value(key, value)
+            except FedskewError as error:
+                raise ConfigError(f"{where}: {error}") from None
+        if settings.rates and entry.config.data.validation == 0:
+            raise ConfigError(f"{path}: data.validation: is 0, and rates are chosen on validation samples; set 0.2")
+        if entry.config.tune is not None:
+            raise ConfigError(f"{path}: tune: an arena tunes by arena.rates and own; leave it out")
+        if settings.rates and len(settings.rates) + len(entry.own) > settings.budget:
             raise ConfigError(
-                f"arena.budget: {budget} runs for {len(rates)} rates: expected some arena.rates, and a run for each"
+                f"{where}: {len(entry.own)} and {len(settings.rates)} rates are more than arena.budget = "
+                f"{settings.budget}"
             )
-        if len(rates) == 1:
-            raise ConfigError(
-                "arena.rates: a single rate leaves nothing to tune; give two or more, or set training.lr instead"
-            )
-        reference = str(section.get("reference", "fedavg"))
-        last = _whole(section, "last", 5)
-        if last < 1:
-            raise ConfigError(f"arena.last: expected at least 1 (got {last})")
-        together = _whole(section, "together", 32)
-        if together < 1:
-            raise ConfigError(f"arena.together: expected at least 1 (got {together})")
-        return cls(tuple(partitions), tuple(rates), budget, last, reference, together)
-
-    def check(self, path: Path, entries: Sequence[ArenaEntry], methods: Collection[str]) -> None:
-        if self.reference not in methods:
-            raise ConfigError(
-                f"{path}: arena.reference: no method is labelled {self.reference!r}{nearest(self.reference, methods)}"
-            )
-        first = {entry.method: entry for entry in reversed(entries)}
-        for entry in first.values():
-            for key, value in entry.own:
-                try:
-                    entry.config.with_value(key, value)
-                except FedskewError as error:
-                    raise ConfigError(f"{path}: own values of {entry.method}: {error}") from None
-            if self.rates and entry.config.data.validation == 0:
-                raise ConfigError(f"{path}: data.validation: is 0, and rates are chosen on validation samples; set 0.2")
-            if entry.config.tune is not None:
-                raise ConfigError(f"{path}: tune: an arena tunes by arena.rates and own; leave it out")
-            if self.rates and len(self.rates) + len(entry.own) > self.budget:
-                raise ConfigError(
-                    f"{path}: own values of {entry.method}: {len(entry.own)} and {len(self.rates)} rates are more "
-                    f"than arena.budget = {self.budget}"
-                )
-
-
-def _numbers(section: Mapping[str, Any], key: str, default: list[Any], kind: type) -> list[Any]:
-    values = section.get(key, default)
-    right = int if kind is int else (int, float)
-    if not isinstance(values, list) or any(isinstance(one, bool) or not isinstance(one, right) for one in values):
-        raise ConfigError(f"arena.{key}: expected a list of numbers (got {values!r})")
-    return [kind(value) for value in values]
-
-
-def _whole(section: Mapping[str, Any], key: str, default: int) -> int:
-    value = section.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ConfigError(f"arena.{key}: expected a whole number (got {value!r})")
-    return value
 
 
 def _own(sweep: dict[str, Any]) -> dict[str, tuple[tuple[str, Any], ...]]:
     """Remove `own` from the methods of a sweep, and return the values to try by the method's label."""
     found: dict[str, tuple[tuple[str, Any], ...]] = {}
-    entries = sweep["methods"] if isinstance(sweep["methods"], list) else []
-    for at, entry in enumerate(entries):
+    if not isinstance(sweep["methods"], list):
+        return found
+    sweep["methods"] = [dict(entry) if isinstance(entry, dict) else entry for entry in sweep["methods"]]
+    for at, entry in enumerate(sweep["methods"]):
         if not isinstance(entry, dict) or "own" not in entry:
             continue
-        where = f"sweep.methods[{at}].own"
-        table = entry["own"]
+        where, table = f"sweep.methods[{at}].own", entry.pop("own")
         flat = flatten(table) if isinstance(table, dict) else {}
         if len(flat) != 1 or not isinstance(values := next(iter(flat.values())), list) or not values:
             raise ConfigError(f"{where}: expected one key with values to try, such as {{method.local_step.mu = [0.1]}}")
@@ -291,29 +260,71 @@ def _own(sweep: dict[str, Any]) -> dict[str, tuple[tuple[str, Any], ...]]:
         if key.split(".")[0] not in {"method", "training"} or key == "training.lr":
             raise ConfigError(f"{where}.{key}: not a parameter of the method's own, such as method.local_step.mu")
         found[str(entry.get("label"))] = tuple((key, value) for value in values)
-    sweep["methods"] = [
-        {key: value for key, value in entry.items() if key != "own"} if isinstance(entry, dict) else entry
-        for entry in entries
-    ] or sweep["methods"]
     return found
 
 
-def _only(entries: Sequence[ArenaEntry], only: Mapping[str, str], path: Path) -> list[ArenaEntry]:
-    chosen = list(entries)
+def _only(entries: list[ArenaEntry], only: Mapping[str, str], path: Path) -> list[ArenaEntry]:
+    chosen = entries
     for axis, labels in only.items():
         wanted = {label.strip() for label in labels.split("|")}
-        known = {_label(entry, axis) for entry in entries}
-        if None in known:
-            axes = ["method", *entries[0].situation]
-            raise ConfigError(f"--only {axis}: {path} has no such axis{nearest(axis, axes)}")
+        known = {label for entry in entries if (label := entry.label(axis)) is not None}
+        if not known:
+            raise ConfigError(
+                f"--only {axis}: {path} has no such axis{nearest(axis, ['method', *entries[0].situation])}"
+            )
         for label in wanted - known:
-            names = [name for name in known if name is not None]
-            raise ConfigError(f"--only {axis}={label}: no such label{nearest(label, names)}")
-        chosen = [entry for entry in chosen if _label(entry, axis) in wanted]
+            raise ConfigError(f"--only {axis}={label}: no such label{nearest(label, known)}")
+        chosen = [entry for entry in chosen if entry.label(axis) in wanted]
     if not chosen:
         raise ConfigError("--only: nothing is left")
     return chosen
 
 
-def _label(entry: ArenaEntry, axis: str) -> str | None:
-    return entry.method if axis == "method" else entry.situation.get(axis)
+def _points(section: _Draw) -> list[dict[str, Any]]:
+    """Draw points, each as a value of a sweep's axis: a label and the keys that it sets."""
+    from scipy.stats import qmc
+
+    coordinates = itertools.count()
+    _point(section.set, (0.0 for _ in coordinates))  # how many a point takes
+    sampler = qmc.Sobol(max(next(coordinates), 1), seed=np.random.default_rng(section.seed))
+    rows = sampler.random_base2(max(section.points - 1, 1).bit_length())[: section.points]
+    return [{"label": f"{at:05d}", "set": _point(section.set, iter(row.tolist()))} for at, row in enumerate(rows)]
+
+
+def _point(box: Mapping[str, Any], coordinates: Iterator[float]) -> dict[str, Any]:
+    """Return the keys that one point sets."""
+    found: dict[str, Any] = {}
+    for key, value in box.items():
+        drawn = _drawn(value, coordinates, f"arena.draw.set.{key}")
+        for section, table in ({key: drawn} if key in Config.model_fields else drawn).items():
+            found[section] = {**found.get(section, {}), **table} if isinstance(table, dict) else table
+    return found
+
+
+def _drawn(value: Any, coordinates: Iterator[float], where: str) -> Any:
+    if not isinstance(value, dict):
+        return value
+    if "one_of" in value:
+        options = value["one_of"]
+        if set(value) != {"one_of"} or not isinstance(options, list) or not options:
+            raise ConfigError(f"{where}: expected one_of = [...] with the values to choose from, and nothing beside it")
+        share = next(coordinates)
+        drawn = [_drawn(option, coordinates, f"{where}.one_of[{at}]") for at, option in enumerate(options)]
+        return drawn[min(int(share * len(options)), len(options) - 1)]  # each takes its coordinates
+    if value.keys() & {"low", "high"}:
+        return _number(value, next(coordinates), where)
+    return {key: _drawn(own, coordinates, f"{where}.{key}") for key, own in value.items()}
+
+
+def _number(value: dict[str, Any], share: float, where: str) -> float:
+    try:
+        ends = _Number(**value)
+    except pydantic.ValidationError as error:
+        raise ConfigError(first_mistake(error, f"{where}.")) from None
+    low, high = ends.low, ends.high
+    if low > high or (ends.log and low <= 0):
+        raise ConfigError(f"{where}: expected low and high, in this order (with log = true, above 0); got {value}")
+    if ends.whole:
+        low, high = low - 0.5, high + 0.5
+    number = low * (high / low) ** share if ends.log else low + (high - low) * share
+    return int(min(max(round(number), ends.low), ends.high)) if ends.whole else float(f"{number:.{_DIGITS}g}")

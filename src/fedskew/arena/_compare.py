@@ -12,7 +12,7 @@ reference's of the same round, whatever the number of evaluations that other sco
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import Literal, NamedTuple
@@ -20,7 +20,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedskew.arena._jobs import Line
+from fedskew.arena._plan import Line
 from fedskew.report import holm
 
 FloatArray = NDArray[np.float64]
@@ -30,10 +30,8 @@ VIEWS: tuple[View, ...] = ("rounds", "compute", "traffic")
 """What is equal when methods are compared: rounds; compute (local steps, one with a further pass counting for more); or
 traffic (bytes, up and down, those of a finish included)."""
 
-HARM = -1.0  # points behind the reference from which on a method does harm
-COLLAPSED = -20.0
-"""Difference from the reference, in points, below which a run counts as collapsed."""
-
+HARM, COLLAPSED = -1.0, -20.0
+"""Points from which on a method does harm, or a run counts as collapsed."""
 LEVEL = 0.95
 _RESAMPLES = 10_000
 _FEWEST = 3  # trainings from which an interval is given
@@ -43,26 +41,19 @@ _SPENT: dict[View, str] = {"compute": "steps", "traffic": "megabytes"}
 
 Situation = tuple[str, ...]
 """A situation's label on each axis."""
+Runs = dict[tuple[Hashable, str, str], float]
+"""Values by training, partition and seed."""
 
 
 @dataclass(frozen=True)
 class Standing:
-    """How a method stands against the reference, over all trainings in which both have runs.
+    """How a method stands against the reference, over the trainings in which both have runs.
 
-    Attributes:
-        method: Its label.
-        trainings: Number of these trainings.
-        federations: Number of federations in them: trainings times partitions.
-        score: Mean score over the trainings in percent.
-        difference: Mean difference from the reference in points.
-        interval: Interval of 95 % of that mean, by bootstrap over trainings; None for fewer than three.
-        median: Median of the differences of the runs, which a few that collapsed don't move.
-        p: P-value of Wilcoxon's signed-rank test over trainings, corrected for the number of methods by Holm's method;
-            NaN where there is no test.
-        ahead: Share of the trainings in which it is ahead.
-        harmed: Share of the trainings in which it is more than a point behind.
-        collapsed: Number of runs that are more than 20 points behind.
-        runs: Number of runs.
+    `federations` are trainings times partitions; `score` (percent) and `difference` (points) are means over trainings;
+    `interval` is that of 95 % of the mean difference, by bootstrap over trainings, None for fewer than three; `median`
+    is over runs, which a few that collapsed don't move. `p`: Wilcoxon's signed-rank test over trainings, corrected for
+    the number of methods by Holm's method; NaN where there is no test. `ahead` and `harmed` are shares of the
+    trainings, `collapsed` is a number of runs.
     """
 
     method: str
@@ -80,34 +71,12 @@ class Standing:
 
 
 @dataclass(frozen=True)
-class Part:
-    """How a method stands against the reference in some of the trainings.
-
-    Attributes:
-        difference: Mean difference in points.
-        median: Median over runs.
-        trainings: Number of the trainings.
-        collapsed: Number of runs that are more than 20 points behind.
-    """
-
-    difference: float
-    median: float
-    trainings: int
-    collapsed: int
-
-
-@dataclass(frozen=True)
 class Ranks:
     """The average ranks of methods over trainings that all of them have, by their differences from the reference.
 
-    Attributes:
-        methods: Their labels, best first.
-        ranks: Their average ranks; 1 is the best.
-        trainings: Number of these trainings.
-        critical: Smallest difference of average ranks that is significant at 5 %, corrected for all pairs (Nemenyi);
-            NaN for fewer than two trainings.
-        p: P-value of Friedman's test that all methods are alike; NaN where there is none.
-        left_out: Methods that lack some of the situations.
+    `methods` are their labels, best first, and `ranks` theirs, 1 the best. `critical` is the smallest difference of
+    average ranks that is significant at 5 %, corrected for all pairs (Nemenyi), NaN for fewer than two trainings; `p`
+    is that of Friedman's test that all methods are alike. `left_out` lack some of the situations.
     """
 
     methods: tuple[str, ...]
@@ -150,45 +119,24 @@ class Scores:
     values: Mapping[str, Mapping[tuple[Situation, str], Mapping[str, Scored]]]
     trainings: Mapping[Situation, Hashable]
 
-    def differences(
-        self, method: str, within: Mapping[str, str] | None = None
-    ) -> dict[tuple[Hashable, str, str], float]:
-        """Return a method's difference from the reference on every training, partition and seed.
+    def pairs(self, method: str, within: Mapping[str, str] | None = None) -> tuple[Runs, Runs]:
+        """Return a method's scores and differences where the reference has the seed, too, and labels as `within`.
 
-        Args:
-            method: Label of the method.
-            within: Labels by axis that a situation must have to count.
+        Both are means over the situations of a training.
         """
-        return self._means(method, within, lambda one: one.difference)
-
-    def scores(self, method: str) -> dict[tuple[Hashable, str, str], float]:
-        """Return a method's score on every training, partition and seed that the reference has, too.
-
-        Args:
-            method: Label of the method.
-        """
-        return self._means(method, None, lambda one: None if one.difference is None else one.score)
-
-    def _means(
-        self, method: str, within: Mapping[str, str] | None, read: Callable[[Scored], float | None]
-    ) -> dict[tuple[Hashable, str, str], float]:
-        """Means over the situations of a training."""
-        found: dict[tuple[Hashable, str, str], list[float]] = {}
+        found: dict[tuple[Hashable, str, str], list[tuple[float, float]]] = {}
         for (situation, partition), seeds in self.values.get(method, {}).items():
-            if within is None or within.items() <= dict(zip(self.axes, situation, strict=True)).items():
+            if (within or {}).items() <= dict(zip(self.axes, situation, strict=True)).items():
                 for seed, scored in seeds.items():
-                    if (value := read(scored)) is not None:
+                    if scored.difference is not None:
                         training = self.trainings.get(situation, situation)
-                        found.setdefault((training, partition, seed), []).append(value)
-        return {key: fmean(values) for key, values in found.items()}
+                        found.setdefault((training, partition, seed), []).append((scored.score, scored.difference))
+        means = {key: [fmean(column) for column in zip(*values, strict=True)] for key, values in found.items()}
+        return {key: score for key, (score, _) in means.items()}, {key: gain for key, (_, gain) in means.items()}
 
 
-def by_training(values: Mapping[tuple[Hashable, str, str], float]) -> dict[Hashable, float]:
-    """Return the mean over the partitions of each training, of the means over the seeds of each partition.
-
-    Args:
-        values: By training, partition and seed.
-    """
+def _by_training(values: Runs) -> dict[Hashable, float]:
+    """Return the mean over the partitions of each training, of the means over the seeds of each partition."""
     partitions: dict[tuple[Hashable, str], list[float]] = {}
     for (training, partition, _), value in values.items():
         partitions.setdefault((training, partition), []).append(value)
@@ -228,8 +176,7 @@ def scores(
         for key, seeds in federations.items():
             for seed, line in seeds.items():
                 other = of.get(reference, {}).get(key, {}).get(seed)
-                scored = _scored(line, other, view, last)
-                if scored is not None:
+                if (scored := _scored(line, other, view, last)) is not None:
                     values.setdefault(method, {}).setdefault(key, {})[seed] = scored
     return Scores(tuple(axes), values, trainings or {})
 
@@ -261,47 +208,45 @@ def _mean(line: Line, last: int, share: float = 1.0) -> float | None:
     return fmean(np.interp(at, range(1, len(curve) + 1), curve).tolist()) if at else None
 
 
-def standings(found: Scores, reference: str) -> list[Standing]:
+def standings(found: Scores, reference: str, within: Mapping[str, str] | None = None) -> list[Standing]:
     """Compare every method with the reference.
 
     Args:
         found: The scores.
         reference: Label of the reference.
+        within: Labels by axis that a situation must have to count; there are no intervals and tests then.
 
     Returns:
-        The methods, the largest difference first.
+        The methods, the largest difference first; with `within`, in the order of the scores.
     """
     from scipy import stats
 
     rows, tests = [], []
     for method in found.values:
-        runs = found.differences(method)
+        percent, runs = found.pairs(method, within)
         if method == reference or not runs:
             continue
-        units = np.array([*by_training(runs).values()])
+        units = np.array([*_by_training(runs).values()])
         row = Standing(
             method=method,
             trainings=len(units),
             federations=len({(training, partition) for training, partition, _ in runs}),
-            score=fmean(by_training(found.scores(method)).values()),
+            score=fmean(_by_training(percent).values()),
             difference=float(units.mean()),
-            interval=_interval(units),
+            interval=None if within else _interval(units),
             median=median(runs.values()),
             p=math.nan,
             ahead=float((units > 0).mean()),
             harmed=float((units < HARM).mean()),
-            collapsed=_collapsed(runs),
+            collapsed=sum(value < COLLAPSED for value in runs.values()),
             runs=len(runs),
         )
         rows.append(row)
         tests.append(float(stats.wilcoxon(units).pvalue) if len(units) >= _FEWEST and units.any() else math.nan)
-    corrected = holm(np.array(tests, dtype=np.float64))
-    with_tests = [replace(row, p=p) for row, p in zip(rows, corrected.tolist(), strict=True)]
-    return sorted(with_tests, key=lambda row: -row.difference)
-
-
-def _collapsed(runs: Mapping[tuple[Hashable, str, str], float]) -> int:
-    return sum(value < COLLAPSED for value in runs.values())
+    if within:
+        return rows
+    corrected = holm(np.array(tests, dtype=np.float64)).tolist()
+    return sorted((replace(row, p=p) for row, p in zip(rows, corrected, strict=True)), key=lambda row: -row.difference)
 
 
 def _interval(units: FloatArray) -> tuple[float, float] | None:
@@ -328,16 +273,10 @@ def ranks(found: Scores) -> Ranks:
 
     A method that lacks more than a tenth of the situations is left out; so is a training that one of the remaining
     methods lacks.
-
-    Args:
-        found: The scores.
-
-    Returns:
-        The average ranks.
     """
     from scipy import stats
 
-    means = {method: by_training(found.differences(method)) for method in found.values}
+    means = {method: _by_training(found.pairs(method)[1]) for method in found.values}
     trainings = list(dict.fromkeys(training for own in means.values() for training in own))
     situations = {method: {situation for situation, _ in own} for method, own in found.values.items()}
     most = len(set().union(*situations.values()))
@@ -356,27 +295,5 @@ def ranks(found: Scores) -> Ranks:
         critical = quantile / math.sqrt(2) * math.sqrt(size * (size + 1) / (6 * number))
         p = float(stats.friedmanchisquare(*table.T).pvalue) if size > 2 else math.nan
     order = np.argsort(average, kind="stable").tolist()
-    return Ranks(
-        tuple(methods[at] for at in order), tuple(float(average[at]) for at in order), number, critical, p, left_out
-    )
-
-
-def by_axis(found: Scores, reference: str, axis: str) -> dict[str, dict[str, Part]]:
-    """Return how each method stands for every label of an axis.
-
-    Args:
-        found: The scores.
-        reference: Label of the reference.
-        axis: Name of the axis.
-    """
-    at = found.axes.index(axis)
-    table: dict[str, dict[str, Part]] = {}
-    for method, own in found.values.items():
-        if method == reference:
-            continue
-        table[method] = {}
-        for label in dict.fromkeys(situation[at] for situation, _ in own):
-            if runs := found.differences(method, {axis: label}):
-                units = [*by_training(runs).values()]
-                table[method][label] = Part(fmean(units), median(runs.values()), len(units), _collapsed(runs))
-    return table
+    best = tuple(methods[at] for at in order)
+    return Ranks(best, tuple(average[order].tolist()), number, critical, p, left_out)

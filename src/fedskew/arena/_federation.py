@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from fedskew import methods
-from fedskew.arena._advice import figures as figures_of
+from fedskew.arena._advice import figures
 from fedskew.errors import ArgumentError, BackendWarning, ConfigError, DataWarning, FedskewError, PartitionError
 from fedskew.experiment import Config, Result, keep_data, resolve, simulate, simulate_together
 from fedskew.report import SeedRun, with_finished
@@ -32,13 +32,9 @@ the last round's model. `made`: version and revision of fedskew.
 
 @dataclass(frozen=True)
 class Trained:
-    """What became of one config.
+    """What became of one config, as texts: its rows by seed, and the federation's figures.
 
-    Attributes:
-        rows: The results of each seed, as texts by the names in `FIGURES`.
-        federation: The federation in words, and its figures; empty where it could not be trained.
-        failed: Why it could not be trained this time: data are missing, or a run failed; empty if it was, or never can
-            be. There are no rows then.
+    Where it could not be trained this time there are no rows, and `failed` says why.
     """
 
     rows: dict[int, dict[str, str]]
@@ -49,14 +45,8 @@ class Trained:
 def train(trees: Sequence[Mapping[str, Any]], last: int) -> list[Trained]:
     """Train the seeds of some configs, and return their results; nothing is written.
 
-    Several configs train as one cohort where they can; where one of them fails in training, each is trained alone.
-
-    Args:
-        trees: The configs in plain values; several have `engine.seeds_together`.
-        last: Number of evaluations at the end whose mean is the result.
-
-    Returns:
-        The results, by config.
+    Several configs, which have `engine.seeds_together`, train as one cohort where they can; where one of them fails in
+    training, each is trained alone. A result is the mean of the `last` evaluations.
     """
     keep_data()
     with warnings.catch_warnings():
@@ -65,48 +55,42 @@ def train(trees: Sequence[Mapping[str, Any]], last: int) -> list[Trained]:
         if len(trees) > 1:
             try:
                 configs = [resolve(tree) for tree in trees]
-                trained = simulate_together(configs)
+                results = simulate_together(configs)
             except Exception as error:
                 logging.getLogger(__name__).debug("trained one after another, as one of them failed: %s", error)
             else:
-                return [_outcome(config, result, last) for config, result in zip(configs, trained, strict=True)]
+                return [_outcome(config, result, last) for config, result in zip(configs, results, strict=True)]
         return [_train_alone(tree, last) for tree in trees]
 
 
 def _train_alone(tree: Mapping[str, Any], last: int) -> Trained:
-    """Train the seeds of one config."""
     try:
         config = resolve(tree)
     except FedskewError as error:
         return Trained({}, {}, str(error))
     try:
-        return _trained(simulate(config, progress=False), last)
-    except FedskewError as error:
+        return _outcome(config, simulate(config, progress=False), last)
+    except Exception as error:
         return _outcome(config, error, last)
-    except Exception as error:  # from a user's own component
-        return Trained({}, {}, f"{type(error).__name__}: {' '.join(str(error).split())}")
 
 
-def _outcome(config: Config, result: Result | FedskewError, last: int) -> Trained:
-    """Return what became of a config that was trained, or whose training ended with an error."""
+def _outcome(config: Config, result: Result | Exception, last: int) -> Trained:
     if isinstance(result, Result):
-        return _trained(result, last)
+        first, training = result.runs[0], config.training
+        epochs = training.epochs if training.steps is None else None
+        found = figures(first.counts, first.target, training.participation, epochs)
+        federation = {"federation": _in_words(config)} | {name: f"{value:.6g}" for name, value in found.items()}
+        return Trained({run.seed: _row(config, run, last) for run in result.runs}, federation)
     if isinstance(result, (PartitionError, ConfigError, ArgumentError)):  # it would fail again
         nothing = dict.fromkeys(FIGURES, "")
         return Trained({seed: nothing | {"failure": f"refused: {result}"} for seed in config.seeds}, {})
-    return Trained({}, {}, str(result))
+    return Trained({}, {}, reason_of(result))
 
 
-def _trained(result: Result, last: int) -> Trained:
-    """Return the rows and the figures of a federation that was trained."""
-    config = result.config
-    rows = {run.seed: _row(config, run, last) for run in result.runs}
-    first = result.runs[0]
-    training = config.training
-    figures = figures_of(
-        first.counts, first.target, training.participation, training.epochs if training.steps is None else None
-    )
-    return Trained(rows, {"federation": _in_words(config)} | {name: f"{value:.6g}" for name, value in figures.items()})
+def reason_of(error: BaseException) -> str:
+    """Return why something failed, in one line."""
+    said = " ".join(str(error).split())
+    return said if isinstance(error, FedskewError) else f"{type(error).__name__}: {said}"
 
 
 def _in_words(config: Config) -> str:
@@ -120,16 +104,14 @@ def _in_words(config: Config) -> str:
 
 
 def _row(config: Config, trained: SeedRun, last: int) -> dict[str, str]:
-    run = with_finished([trained])[-1]
-    said = trained.summary.get("finished") or {}
+    run, summary = with_finished([trained])[-1], trained.summary
+    said = summary.get("finished") or {}
     finish = said if said.get("evaluation") else {}  # one that failed made no other model
     evaluations = [one.evaluation for one in run.rounds if (one.round or finish) and one.evaluation is not None]
     validations = [record.validation for record in trained.rounds if record.round and record.validation is not None]
     end = evaluations[-last:]
     cost = methods.cost(methods.build(config.method, config.training.momentum))
     steps = sum(sum(record.steps) for record in run.rounds) * (3 + cost.forward + 2 * cost.backward) / 3
-    summary = trained.summary
-    made = [summary["versions"]["fedskew"], (summary["revision"] or "")[:7]]
     return {
         "score": _mean(one.score for one in end),
         "accuracy": _mean(one.accuracy for one in end),
@@ -143,7 +125,7 @@ def _row(config: Config, trained: SeedRun, last: int) -> dict[str, str]:
         "finish_clients": str(finish.get("clients", "")),
         "seconds": f"{summary['seconds']:.2f}",
         "diverged": str(summary["diverged"]),
-        "made": "+".join(filter(None, made)),
+        "made": "+".join(filter(None, [summary["versions"]["fedskew"], (summary["revision"] or "")[:7]])),
         "failure": "",
     }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,7 +27,7 @@ from fedskew.errors import ArgumentError
 from fedskew.tables import counted
 
 if TYPE_CHECKING:
-    from fedskew.arena import Arena, ArenaJob
+    from fedskew.arena import ArenaJob
 
 _SHOWN = 5
 
@@ -84,7 +84,7 @@ def arena(
 
         fedskew arena @arena --on tcp://10.0.0.1:8786
     """
-    from fedskew.arena import missing_jobs, read_arena, read_state, run_arena, write_comparison
+    from fedskew.arena import comparison, read_arena, read_state, run_arena, write_comparison
     from fedskew.cli.progress import ArenaProgressBar
     from fedskew.executors import executor
     from fedskew.experiment import cores
@@ -96,10 +96,9 @@ def arena(
     changed = changed_keys(changes, seeds, None, data_root)
     whole = read_arena(path, changed, quick, _labels(only))
     console = Console()
-    if tables:
-        state = read_state(whole, out)
-    else:
-        print_time(console, missing_jobs(whole, out), only=estimate)
+    state = read_state(whole, out)
+    if not tables:
+        _print_time(console, state.missing, only=estimate)
         if estimate:
             return
         for line in whole.refused[:_SHOWN]:
@@ -115,14 +114,24 @@ def arena(
                 console.print("stopped; run the same command again to continue")
                 raise typer.Exit(130) from None
     files = write_comparison(state, out)
-    _print(console, whole, state.compared)
+    headings, body, notes = comparison(state)
+    if body:
+        table = empty_table((headings[0], "left"), *((name, "right") for name in headings[1:]))
+        for cells in body:
+            table.add_row(*cells)
+        wide = console if console.is_terminal else Console(width=160)
+        wide.print(table)
+        for note in notes:
+            wide.print(note, markup=False, highlight=False)
+    else:
+        console.print(f"Nothing can be compared with {whole.settings.reference} yet.")
     if quick:
         console.print(quick_note(path, changed), style="yellow", highlight=False)
     errors = Console(stderr=True, soft_wrap=True)
     for line in state.failures:
         errors.print(f"failed: {line}", markup=False, highlight=False, style="red")
     console.print(
-        f"{state.finished:,} of {counted(state.number, 'run')}: {whole.folder(out) / 'runs.csv'}"
+        f"{len(state.runs):,} of {counted(state.number, 'run')}: {whole.folder(out) / 'runs.csv'}"
         + (f"; {', '.join(file.name for file in files)}" if files else ""),
         soft_wrap=True,
         markup=False,
@@ -132,14 +141,8 @@ def arena(
         raise typer.Exit(1)
 
 
-def print_time(console: Console, missing: list[tuple[ArenaJob, int]], only: bool) -> None:
-    """Print how long the missing runs take.
-
-    Args:
-        console: Where to print.
-        missing: Jobs, each an example of so many missing runs (see `arena.missing_jobs`).
-        only: Whether nothing else follows, so that a short time gets a line, too.
-    """
+def _print_time(console: Console, missing: Sequence[tuple[ArenaJob, int]], only: bool) -> None:
+    """Print how long the missing runs take; `only`: nothing else follows, so that a short time gets a line, too."""
     from fedskew.experiment import shared_data
     from fedskew.papers import estimate_run, in_words
 
@@ -162,24 +165,6 @@ def print_time(console: Console, missing: list[tuple[ArenaJob, int]], only: bool
         )
     elif only:
         console.print("Time: nothing is missing." if not missing else "Time: some minutes at most.")
-
-
-def _print(console: Console, whole: Arena, compared: tuple[Mapping[str, str], ...]) -> None:
-    from fedskew.arena import comparison_notes, scores, standing_table, standings
-
-    found = scores(compared, whole.axes, whole.reference, last=whole.last, trainings=whole.trainings)
-    rows = standings(found, whole.reference)
-    if not rows:
-        console.print(f"Nothing can be compared with {whole.reference} yet.")
-        return
-    headings, body = standing_table(rows)
-    table = empty_table((headings[0], "left"), *((name, "right") for name in headings[1:]))
-    for cells in body:
-        table.add_row(*cells)
-    wide = console if console.is_terminal else Console(width=160)
-    wide.print(table)
-    for note in comparison_notes(whole):
-        wide.print(note, markup=False, highlight=False)
 
 
 def _labels(only: list[str] | None) -> dict[str, str]:
