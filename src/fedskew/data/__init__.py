@@ -7,8 +7,8 @@ from fedskew.data._dataset import Dataset
 from fedskew.data._given import GivenData, from_object
 from fedskew.data._holdings import Holdings, holdings
 from fedskew.data._huggingface import from_huggingface
-from fedskew.data._image_files import ImageFiles
 from fedskew.data._load import INDEX, OWN, WITH_CLIENTS, Reader, load
+from fedskew.data._published import ImageFiles
 from fedskew.data._stored import ByteImages, Inputs, MappedImages, Stored, take
 from fedskew.data._unlabelled import Unlabelled, unlabelled
 from fedskew.data.autoaugment import AutoAugment, CropFlipAutoAugment

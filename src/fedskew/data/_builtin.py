@@ -31,14 +31,7 @@ def digits() -> Dataset:
     test = torch.zeros(len(targets), dtype=torch.bool)
     for label in range(10):
         test[torch.nonzero(targets == label).flatten()[3::4]] = True
-    return Dataset(
-        name="digits",
-        inputs=inputs[~test],
-        targets=targets[~test],
-        test_inputs=inputs[test],
-        test_targets=targets[test],
-        classes=tuple("0123456789"),
-    )
+    return Dataset("digits", inputs[~test], targets[~test], inputs[test], targets[test], classes=tuple("0123456789"))
 
 
 @cache
@@ -70,11 +63,7 @@ def synthetic(rng: np.random.Generator | None, delta: float = 0.5) -> Dataset:
     normalised.
 
     Args:
-        rng: Draws the samples.
         delta: In [0, 1].
-
-    Raises:
-        ArgumentError: No `rng`, or `delta` is outside [0, 1].
     """
     if rng is None:
         raise ArgumentError("rng: the synthetic task is drawn at random; pass a numpy Generator")
@@ -86,11 +75,11 @@ def synthetic(rng: np.random.Generator | None, delta: float = 0.5) -> Dataset:
     targets = np.repeat(labels, counts)
     test_targets = rng.choice(3, size=_TEST, p=target)
     return Dataset(
-        name="synthetic",
-        inputs=_draw(targets, rng),
-        targets=torch.from_numpy(targets),
-        test_inputs=_draw(test_targets, rng),
-        test_targets=torch.from_numpy(test_targets),
+        "synthetic",
+        _draw(targets, rng),
+        torch.from_numpy(targets),
+        _draw(test_targets, rng),
+        torch.from_numpy(test_targets),
         classes=("0", "1", "2"),
         clients=np.repeat(clients, counts),
         client_names=("S1", "S2"),

@@ -15,93 +15,70 @@ import torch
 from torch import Tensor
 
 from fedskew.data._dataset import Dataset
-from fedskew.data._files import damaged, read_checked
-from fedskew.data._images import normalised
+from fedskew.data._images import of_bytes
+from fedskew.data._published import damaged, read_checked
 from fedskew.errors import DataError
 
 _PAGE = "https://www.cs.toronto.edu/~kriz/cifar.html"
 
-_CIFAR10_TRAIN = {
+_CIFAR10 = {
+    "batches.meta": "5ff9c542aee3614f3951f8cda6e48888",
     "data_batch_1": "c99cafc152244af753f735de768cd75f",
     "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
     "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
     "data_batch_4": "634d18415352ddfa80567beed471001a",
     "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
+    "test_batch": "40351d587109b95175f43aff81a1287e",
 }
-_CIFAR10_TEST = {"test_batch": "40351d587109b95175f43aff81a1287e"}
-_CIFAR10_META = {"batches.meta": "5ff9c542aee3614f3951f8cda6e48888"}
-_CIFAR10_MEAN, _CIFAR10_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+_CIFAR10_NORMAL = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 
 _CIFAR100 = {
     "meta": "7973b15100ade9c7d40fb424638fde48",
     "test": "f0ef6b0ae62326f3e7ffdfab6717acfc",
     "train": "16019d7e3df5f24257cddd939b257f8d",
 }
-_CIFAR100_MEAN, _CIFAR100_STD = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
+_CIFAR100_NORMAL = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
 
 
 def cifar10(root: Path, verify: bool = True) -> Dataset:
     """Read CIFAR-10: 50,000 and 10,000 colour images of 32 x 32 in ten classes.
 
-    Normalised by channel with means 0.4914, 0.4822, 0.4465 and deviations 0.2470, 0.2435, 0.2616, those of the training
-    pixels.
+    From `cifar-10-batches-py/`. Normalised by channel with means 0.4914, 0.4822, 0.4465 and deviations 0.2470, 0.2435,
+    0.2616, those of the training pixels.
 
     Args:
-        root: Holds `cifar-10-batches-py/`.
         verify: Check files against their published MD5; False accepts other files in this format too.
     """
     folder = root / "cifar-10-batches-py"
-    ((meta, md5),) = _CIFAR10_META.items()
-    names = _entry(_unpickle(folder / meta, md5 if verify else None), folder / meta, "label_names")
-    inputs, targets = _read(folder, _CIFAR10_TRAIN, verify)
-    test_inputs, test_targets = _read(folder, _CIFAR10_TEST, verify)
-    return Dataset(
-        name="cifar10",
-        inputs=inputs,
-        targets=targets,
-        test_inputs=test_inputs,
-        test_targets=test_targets,
-        classes=tuple(names),
-        mean=_CIFAR10_MEAN,
-        std=_CIFAR10_STD,
-    )
+    read = {file: _unpickle(folder / file, md5 if verify else None) for file, md5 in _CIFAR10.items()}
+    names = _entry(read.pop("batches.meta"), folder / "batches.meta", "label_names")
+    pixels = [_images(batch, folder / file) for file, batch in read.items()]
+    labels = [
+        _labels(batch, folder / file, "labels", len(own))
+        for (file, batch), own in zip(read.items(), pixels, strict=True)
+    ]
+    arrays = torch.cat(pixels[:-1]), torch.cat(labels[:-1]), pixels[-1], labels[-1]
+    return of_bytes("cifar10", arrays, tuple(names), *_CIFAR10_NORMAL)
 
 
 def cifar100(root: Path, superclasses: bool = False, verify: bool = True) -> Dataset:
     """Read CIFAR-100: 50,000 and 10,000 colour images of 32 x 32 in 100 classes, or in 20 superclasses of five each.
 
-    Normalised by channel with means 0.5071, 0.4865, 0.4409 and deviations 0.2673, 0.2564, 0.2762, those of the training
-    pixels.
+    From `cifar-100-python/`. Normalised by channel with means 0.5071, 0.4865, 0.4409 and deviations 0.2673, 0.2564,
+    0.2762, those of the training pixels.
 
     Args:
-        root: Holds `cifar-100-python/`.
         superclasses: Use the 20 superclasses as classes.
         verify: Check files against their published MD5; False accepts other files in this format too.
     """
     folder, level = root / "cifar-100-python", "coarse" if superclasses else "fine"
     read = {file: _unpickle(folder / file, md5 if verify else None) for file, md5 in _CIFAR100.items()}
-    inputs, test_inputs = (_images(read[part], folder / part) for part in ("train", "test"))
-    return Dataset(
-        name="cifar100",
-        inputs=normalised(inputs, _CIFAR100_MEAN, _CIFAR100_STD),
-        targets=_labels(read["train"], folder / "train", f"{level}_labels", len(inputs)),
-        test_inputs=normalised(test_inputs, _CIFAR100_MEAN, _CIFAR100_STD),
-        test_targets=_labels(read["test"], folder / "test", f"{level}_labels", len(test_inputs)),
-        classes=tuple(_entry(read["meta"], folder / "meta", f"{level}_label_names")),
-        mean=_CIFAR100_MEAN,
-        std=_CIFAR100_STD,
-    )
-
-
-def _read(folder: Path, files: dict[str, str], verify: bool) -> tuple[Tensor, Tensor]:
-    """Return normalised images and labels of some files, one after another."""
-    pixels, targets = [], []
-    for file, md5 in files.items():
-        path = folder / file
-        batch = _unpickle(path, md5 if verify else None)
-        pixels.append(_images(batch, path))
-        targets.append(_labels(batch, path, "labels", len(pixels[-1])))
-    return normalised(torch.cat(pixels), _CIFAR10_MEAN, _CIFAR10_STD), torch.cat(targets)
+    arrays: list[Tensor] = []
+    for part in ("train", "test"):
+        arrays.append(_images(read[part], folder / part))
+        arrays.append(_labels(read[part], folder / part, f"{level}_labels", len(arrays[-1])))
+    names = _entry(read["meta"], folder / "meta", f"{level}_label_names")
+    return of_bytes("cifar100", (arrays[0], arrays[1], arrays[2], arrays[3]), tuple(names), *_CIFAR100_NORMAL)
 
 
 def _unpickle(path: Path, md5: str | None) -> dict[str, Any]:

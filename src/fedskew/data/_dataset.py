@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -13,6 +13,9 @@ from torch import Tensor
 
 from fedskew.data._stored import Inputs
 from fedskew.errors import ArgumentError
+
+Arrays = tuple[Tensor, Tensor, Tensor, Tensor]
+"""Inputs and int64 labels of the training part, then of the test part."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,13 +120,6 @@ class Dataset:
                 raise ArgumentError(f"{one}_names: there is none, but {name} has ids; give the name of every {one}")
             if ids is not None:
                 _check_ids(name, torch.as_tensor(ids), size, len(names))
-
-
-def label_mix(labels: Sequence[int], classes: int) -> NDArray[np.float64]:
-    """Return the share of each class among labels, `(classes,)`, which a data set gives as its target."""
-    counts = np.bincount(labels, minlength=classes).astype(np.float64)
-    mix: NDArray[np.float64] = counts / max(counts.sum(), 1.0)
-    return mix
 
 
 def _check_tensor(name: str, inputs: Tensor) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from fedskew.data._dataset import Dataset, names_clients
 from fedskew.data._images import as_floats, common_shape, sides
 from fedskew.data._own import RawSamples, hold_out, make
-from fedskew.data._words import token_ids, vocabulary
+from fedskew.data._text import token_ids, vocabulary
 from fedskew.errors import ArgumentError, DataError, MissingPackageError, nearest
 
 Table = Any

@@ -1,7 +1,7 @@
 """MNIST, Fashion-MNIST and EMNIST, in the IDX format (LeCun, Cortes, Burges).
 
 An IDX file is a big-endian header (a magic number whose last byte is the number of dimensions, then one 32-bit size
-each), then uint8 values in row order.
+each), then uint8 values in row order. Where a file `.gz` is read, the same without `.gz` will do.
 """
 
 from __future__ import annotations
@@ -10,14 +10,16 @@ import math
 import struct
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
-from fedskew.data._dataset import Dataset
-from fedskew.data._files import damaged, read_checked, unpacked
-from fedskew.data._images import normalised, statistics
+from fedskew.data._dataset import Arrays, Dataset, names_clients
+from fedskew.data._images import of_bytes, statistics
+from fedskew.data._published import damaged, read_checked, unpacked
+from fedskew.errors import ArgumentError
 
 # For each file: the MD5 of the gzip file as published, and that of its content, for files that were unpacked.
 _MNIST = {
@@ -39,44 +41,42 @@ _EMNIST = {
     for kind in ("images-idx3", "labels-idx1")
 }
 _MNIST_PAGE = "http://yann.lecun.com/exdb/mnist/"
+_FASHION_PAGE = "https://github.com/zalandoresearch/fashion-mnist"
 _EMNIST_PAGE = "https://www.nist.gov/itl/products-and-services/emnist-dataset"
 _DIGITS = tuple("0123456789")
 _GARMENTS = (
     "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
 )  # fmt: skip
 _CHARACTERS = tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabdefghnqrt")
-
-Arrays = tuple[Tensor, Tensor, Tensor, Tensor]
-"""Images, `(samples, 1, height, width)` uint8, and int64 labels, of the training part, then of the test part."""
+_MOST_TRIES = 10_000
 
 
 def mnist(root: Path, verify: bool = True) -> Dataset:
     """Read MNIST (LeCun, Bottou, Bengio, Haffner 1998): 60,000 and 10,000 grey images of 28 x 28, digits 0 to 9.
 
-    Normalised by mean 0.1307 and deviation 0.3081, those of the training pixels.
+    From `MNIST/raw/*-ubyte.gz`. Normalised by mean 0.1307 and deviation 0.3081, those of the training pixels.
 
     Args:
-        root: Holds `MNIST/raw/*-ubyte.gz`, or the same without `.gz`.
         verify: Check files against their published MD5; False accepts other files in this format too.
     """
-    return _dataset("mnist", mnist_arrays(root, verify), _DIGITS, (0.1307,), (0.3081,))
+    return of_bytes("mnist", mnist_arrays(root, verify), _DIGITS, (0.1307,), (0.3081,))
 
 
 def mnist_arrays(root: Path, verify: bool = True) -> Arrays:
-    """Return MNIST's images and labels as they are in its files."""
+    """Return MNIST's images, `(samples, 1, 28, 28)` uint8, and labels as they are in its files."""
     return _read(root / "MNIST" / "raw", _MNIST, _MNIST_PAGE, verify)
 
 
 def fashion_mnist(root: Path, verify: bool = True) -> Dataset:
     """Read Fashion-MNIST (Xiao, Rasul, Vollgraf 2017): 60,000 and 10,000 grey images of 28 x 28, ten garments.
 
-    Normalised by mean 0.2860 and deviation 0.3530, those of the training pixels.
+    From `FashionMNIST/raw/*-ubyte.gz`. Normalised by mean 0.2860 and deviation 0.3530, those of the training pixels.
 
     Args:
-        root: Holds `FashionMNIST/raw/*-ubyte.gz`, or the same without `.gz`.
         verify: Check files against their published MD5; False accepts other files in this format too.
     """
-    return _dataset("fashion_mnist", _fashion_mnist_arrays(root, verify), _GARMENTS, (0.2860,), (0.3530,))
+    arrays = _read(root / "FashionMNIST" / "raw", _FASHION_MNIST, _FASHION_PAGE, verify)
+    return of_bytes("fashion_mnist", arrays, _GARMENTS, (0.2860,), (0.3530,))
 
 
 def mnist_and_fashion(root: Path, verify: bool = True) -> Dataset:
@@ -86,58 +86,99 @@ def mnist_and_fashion(root: Path, verify: bool = True) -> Dataset:
     the files.
 
     Args:
-        root: Holds the files of `mnist` and `fashion_mnist`.
-        verify: As in these.
+        verify: As in `mnist`.
     """
-    digits, garments = mnist_arrays(root, verify), _fashion_mnist_arrays(root, verify)
-    shifted = garments[0], garments[1] + len(_DIGITS), garments[2], garments[3] + len(_DIGITS)
-    train, train_labels, test, test_labels = (torch.cat(pair) for pair in zip(digits, shifted, strict=True))
-    arrays = train, train_labels, test, test_labels
-    return _dataset("mnist_and_fashion", arrays, _DIGITS + _GARMENTS, *statistics(train))
+    digits = mnist_arrays(root, verify)
+    garments = _read(root / "FashionMNIST" / "raw", _FASHION_MNIST, _FASHION_PAGE, verify)
+    train, test = (torch.cat([digits[part], garments[part]]) for part in (0, 2))
+    labels, test_labels = (torch.cat([digits[part], garments[part] + len(_DIGITS)]) for part in (1, 3))
+    arrays = train, labels, test, test_labels
+    return of_bytes("mnist_and_fashion", arrays, _DIGITS + _GARMENTS, *statistics(train))
 
 
 def emnist_balanced(root: Path, verify: bool = True) -> Dataset:
     """Read EMNIST, balanced (Cohen, Afshar, Tapson, van Schaik 2017): 112,800 and 18,800 grey images of 28 x 28.
 
-    47 classes of 2,400 and 400: digits, upper-case letters, and the eleven lower-case letters that don't look like
-    them. The files store images column by column; they are transposed here so that characters stand upright (much
-    public code leaves them lying). Normalised by mean and deviation of the training pixels, computed from the files.
+    From `EMNIST/raw/emnist-balanced-*-ubyte.gz`, as in the authors' gzip.zip. 47 classes of 2,400 and 400: digits,
+    upper-case letters, and the eleven lower-case letters that don't look like them. The files store images column by
+    column; they are transposed here so that characters stand upright (much public code leaves them lying). Normalised
+    by mean and deviation of the training pixels, computed from the files.
 
     Args:
-        root: Holds `EMNIST/raw/emnist-balanced-*-ubyte.gz`, or the same without `.gz`, as in the authors' gzip.zip.
         verify: Check the files against the published sizes (single files have no published checksum).
     """
     folder = root / "EMNIST" / "raw"
-    train, train_labels, test, test_labels = _read(folder, _EMNIST, _EMNIST_PAGE, verify)
-    if verify:
-        for part, labels, each in (("train", train_labels, 2400), ("test", test_labels, 400)):
-            if labels.bincount().tolist() != [each] * len(_CHARACTERS):
-                path = folder / f"emnist-balanced-{part}-labels-idx1-ubyte"
-                raise damaged(
-                    path, f"it does not hold {each} labels of each of {len(_CHARACTERS)} classes", _EMNIST_PAGE
-                )
-    arrays = train.transpose(2, 3).contiguous(), train_labels, test.transpose(2, 3).contiguous(), test_labels
-    return _dataset("emnist_balanced", arrays, _CHARACTERS, *statistics(arrays[0]))
+    train, labels, test, test_labels = _read(folder, _EMNIST, _EMNIST_PAGE, verify)
+    for part, found, each in (("train", labels, 2400), ("test", test_labels, 400)):
+        if verify and found.bincount().tolist() != [each] * len(_CHARACTERS):
+            what = f"it does not hold {each} labels of each of {len(_CHARACTERS)} classes"
+            raise damaged(folder / f"emnist-balanced-{part}-labels-idx1-ubyte", what, _EMNIST_PAGE)
+    arrays = train.transpose(2, 3).contiguous(), labels, test.transpose(2, 3).contiguous(), test_labels
+    return of_bytes("emnist_balanced", arrays, _CHARACTERS, *statistics(arrays[0]))
 
 
-def _fashion_mnist_arrays(root: Path, verify: bool) -> Arrays:
-    page = "https://github.com/zalandoresearch/fashion-mnist"
-    return _read(root / "FashionMNIST" / "raw", _FASHION_MNIST, page, verify)
-
-
-def _dataset(
-    name: str, arrays: Arrays, classes: tuple[str, ...], mean: tuple[float, ...], std: tuple[float, ...]
+@names_clients
+def fedvls_mnist(
+    root: Path,
+    beta: float = 0.05,
+    clients: int = 10,
+    measured: Literal["training", "held-out"] = "training",
+    smallest: int = 256,
+    seed: int = 1,
+    verify: bool = True,
 ) -> Dataset:
-    inputs, targets, test_inputs, test_targets = arrays
-    return Dataset(
-        name=name,
-        inputs=normalised(inputs, mean, std),
-        targets=targets,
-        test_inputs=normalised(test_inputs, mean, std),
-        test_targets=test_targets,
-        classes=classes,
-        mean=mean,
-        std=std,
+    """Read MNIST in the division of FedVLS's public code, which names the clients: partition rule "natural".
+
+    As krumpguo/FedVLS, system/data/generate_mnist.py: all 70,000 images are pooled, and a quarter of them is set aside;
+    each class of the rest is divided among the clients by Dir(beta), with the balance rule, until every client holds
+    `smallest` images. All draws are NumPy's legacy ones, in the code's order, so that `seed` 1 gives its clients.
+    Pixels are in [-1, 1] (mean and deviation 0.5).
+
+    Args:
+        beta: Concentration of the Dirichlet distribution.
+        clients: Number of clients.
+        measured: What the test part is: "training", all clients' own images, which the code hands to its test; or
+            "held-out", the quarter that no client has.
+        smallest: Images that every client must hold: 64 / 0.25 in the code.
+        seed: Seed of the draws: 1 in the code.
+        verify: As in `mnist`.
+    """
+    if not beta > 0:
+        raise ArgumentError(f"beta: must be above 0, got {beta}")
+    if clients < 1:
+        raise ArgumentError(f"clients: must be at least 1, got {clients}")
+    arrays = mnist_arrays(root, verify)
+    pixels, labels = torch.cat(arrays[::2]), torch.cat(arrays[1::2])
+    rng = np.random.RandomState(seed)
+    order = rng.permutation(len(labels))  # scikit-learn's train_test_split(train_size=0.75)
+    held_out, training = np.split(order, [len(labels) - int(0.75 * len(labels))])
+    owner = _owners(labels.numpy()[training], beta, clients, smallest, rng)
+    test = training if measured == "training" else held_out
+    arrays = pixels[training], labels[training], pixels[test], labels[test]
+    names = tuple(map(str, range(clients)))
+    return of_bytes("fedvls_mnist", arrays, _DIGITS, (0.5,), (0.5,), clients=owner, client_names=names)
+
+
+def _owners(
+    labels: NDArray[np.int64], beta: float, clients: int, smallest: int, rng: np.random.RandomState
+) -> NDArray[np.int64]:
+    """Return the client of each image, drawn as the code draws it."""
+    fair = len(labels) / clients
+    for _ in range(_MOST_TRIES):
+        owner = np.empty(len(labels), dtype=np.int64)
+        held = np.zeros(clients, dtype=np.int64)
+        for label in range(len(_DIGITS)):
+            rows = np.flatnonzero(labels == label)
+            rng.shuffle(rows)
+            shares = rng.dirichlet(np.full(clients, beta)) * (held < fair)
+            cuts = (np.cumsum(shares / shares.sum()) * len(rows)).astype(np.int64)[:-1]
+            for client, own in enumerate(np.split(rows, cuts)):
+                owner[own] = client
+                held[client] += len(own)
+        if held.min() >= smallest:
+            return owner
+    raise ArgumentError(
+        f"smallest: none of {_MOST_TRIES:,} draws gave {smallest} images to each of {clients} clients; lower it"
     )
 
 

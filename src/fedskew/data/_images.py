@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
+from fedskew.data._dataset import Arrays, Dataset
 from fedskew.errors import ArgumentError, DataError, in_one_line
 
 _GREY = {"1", "L", "LA", "La"}
@@ -86,6 +88,15 @@ def normalised(pixels: Tensor, mean: Sequence[float], std: Sequence[float]) -> T
     """Scale uint8 images, `(samples, channels, height, width)`, to [0, 1], then normalise them by channel."""
     shift, scale = (torch.tensor(list(values)).view(-1, 1, 1) for values in (mean, std))
     return pixels.float().div_(255).sub_(shift).div_(scale)
+
+
+def of_bytes(
+    name: str, arrays: Arrays, classes: tuple[str, ...], mean: Sequence[float], std: Sequence[float], **more: Any
+) -> Dataset:
+    """Return a data set of uint8 images, normalised."""
+    pixels, labels, test_pixels, test_labels = arrays
+    inputs, test_inputs = normalised(pixels, mean, std), normalised(test_pixels, mean, std)
+    return Dataset(name, inputs, labels, test_inputs, test_labels, classes, tuple(mean), tuple(std), **more)
 
 
 def statistics(pixels: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:

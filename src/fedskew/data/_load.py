@@ -12,22 +12,16 @@ from typing import Any
 import numpy as np
 import pydantic
 
-from fedskew.data._ag_news import ag_news
 from fedskew.data._builtin import digits, synthetic
 from fedskew.data._cifar import cifar10, cifar100
-from fedskew.data._cinic10 import cinic10
 from fedskew.data._dataset import Dataset
-from fedskew.data._digit_domains import digit_domains
-from fedskew.data._fedvls_mnist import fedvls_mnist
+from fedskew.data._digits import digit_domains, svhn, syn_digits, usps
 from fedskew.data._folder import folder
 from fedskew.data._huggingface import huggingface
-from fedskew.data._idx import emnist_balanced, fashion_mnist, mnist, mnist_and_fashion
-from fedskew.data._iwildcam import iwildcam
-from fedskew.data._mat import svhn, syn_digits
-from fedskew.data._pacs import pacs
+from fedskew.data._idx import emnist_balanced, fashion_mnist, fedvls_mnist, mnist, mnist_and_fashion
+from fedskew.data._image_sets import cinic10, iwildcam, pacs, tiny_imagenet
 from fedskew.data._tables import csv, npz
-from fedskew.data._tiny_imagenet import tiny_imagenet
-from fedskew.data._usps import usps
+from fedskew.data._text import ag_news
 from fedskew.errors import ArgumentError, DataError, nearest
 from fedskew.parameters import plain
 

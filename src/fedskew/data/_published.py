@@ -1,12 +1,17 @@
-"""Image files of a published data set, decoded batch by batch or once into one file of bytes."""
+"""Shared by the readers of published data sets: files held against their checksums, and image files.
+
+An error says what is expected of a file, and where its authors publish it.
+"""
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import os
+import zlib
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,17 +20,59 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from fedskew.data._files import damaged, missing
 from fedskew.data._images import normalised
 from fedskew.data._stored import MappedImages
 from fedskew.errors import DataError
 from fedskew.files import replacing
 
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+"""Means and deviations by channel."""
 
 _SUFFIXES = (".png", ".jpg", ".jpeg")
 _ROWS_AT_ONCE = 1000
 _CPU = torch.device("cpu")
+
+
+def read(path: Path, expected: str, page: str) -> bytes:
+    """Read a file of which no checksum is known."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise missing(path, expected, page) from None
+    except OSError as error:
+        raise DataError(f"{path} can't be read: {error.strerror}") from None
+
+
+def read_checked(path: Path, md5: str | None, page: str) -> bytes:
+    """Read a file whose MD5 must be as published; with `md5` None, any file."""
+    if md5 is None:
+        return read(path, "a file with any checksum", page)
+    content = read(path, f"MD5 {md5}", page)
+    found = hashlib.md5(content, usedforsecurity=False).hexdigest()
+    if found != md5:
+        raise damaged(path, f"its MD5 is {found}, expected MD5 {md5}", page)
+    return content
+
+
+def unpacked(path: Path, content: bytes, expected: str, page: str) -> bytes:
+    """Gunzip what must be a complete gzip file, and not empty."""
+    try:
+        if plain := gzip.decompress(content):
+            return plain
+        reason = "it is empty"
+    except (OSError, EOFError, zlib.error) as error:
+        reason = str(error)
+    raise damaged(path, f"{reason}; expected {expected}", page)
+
+
+def missing(path: Path, expected: str, page: str) -> DataError:
+    """Return the error for a file or folder that does not exist."""
+    return DataError(f"{path} is missing (expected {expected}); its authors publish it at {page}")
+
+
+def damaged(path: Path, what: str, page: str) -> DataError:
+    """Return the error for a file whose content is wrong."""
+    return DataError(f"{path} is damaged: {what}; its authors publish it at {page}")
 
 
 @dataclass(frozen=True)
@@ -36,13 +83,10 @@ class ImageFiles:
     A file that is missing or damaged raises DataError.
 
     Attributes:
-        root: The folder.
         names: Paths of the files below `root`.
         size: Height and width of a sample.
-        mean: Means by channel to normalise with.
-        std: Deviations by channel to normalise with.
+        mean: Means by channel to normalise with; `std`, deviations.
         page: Where the authors publish the files; named in errors.
-        device: Device of the batches.
     """
 
     root: Path
@@ -68,23 +112,18 @@ class ImageFiles:
 
     def to(self, device: torch.device | str, /) -> ImageFiles:
         """See `Stored.to`."""
-        return ImageFiles(self.root, self.names, self.size, self.mean, self.std, self.page, torch.device(device))
+        return replace(self, device=torch.device(device))
 
     def decode(self, rows: Iterable[int]) -> NDArray[np.uint8]:
-        """Return the pixels of some files, shape `(rows, 3, height, width)`, uint8."""
+        """Return the pixels of some files, `(rows, 3, height, width)` uint8."""
         paths = [self.root / self.names[row] for row in rows]
         pixels = np.empty((len(paths), 3, *self.size), dtype=np.uint8)
 
         def read(place: int) -> None:
             pixels[place] = _decoded(paths[place], self.size, self.page).transpose(2, 0, 1)
 
-        workers = min(torch.get_num_threads(), len(paths))
-        if workers > 1:
-            with ThreadPoolExecutor(workers) as pool:
-                list(pool.map(read, range(len(paths))))
-        else:
-            for place in range(len(paths)):
-                read(place)
+        with ThreadPoolExecutor(max(1, min(torch.get_num_threads(), len(paths)))) as pool:
+            list(pool.map(read, range(len(paths))))
         return pixels
 
     def pack(self, part: str) -> MappedImages:
@@ -92,13 +131,7 @@ class ImageFiles:
 
         The file lies in `.packed/` below `root`, or in the folder that the environment variable FEDSKEW_CACHE names.
         Its name has `part`, the size and a hash of the images' names and sizes in bytes, so that it never serves other
-        images. It is written atomically.
-
-        Args:
-            part: The part of the data set, for the file's name.
-
-        Returns:
-            The images in that file.
+        images.
 
         Raises:
             DataError: The file can't be written or read, or an image is missing or damaged.
@@ -142,7 +175,7 @@ def _hash(images: ImageFiles) -> str:
 
 
 def listed(root: Path, folder: str, page: str) -> list[str]:
-    """List the image files of one folder as sorted paths below `root`; raise DataError if it is missing."""
+    """List the image files of one folder as sorted paths below `root`."""
     path = root / folder
     if not path.is_dir():
         raise missing(path, "a folder of images", page)
@@ -154,10 +187,7 @@ def listed(root: Path, folder: str, page: str) -> list[str]:
 def class_folders(
     root: Path, folders: Sequence[str], page: str, each: int | None = None
 ) -> tuple[list[str], list[int]]:
-    """Return the image files of class folders, one folder per class, and their class ids.
-
-    `each` is the number of files that every folder must hold; None for no check.
-    """
+    """Return the image files of class folders, each of which must hold `each` (None: any number), and class ids."""
     names: list[str] = []
     labels: list[int] = []
     for label, folder in enumerate(folders):
@@ -170,7 +200,7 @@ def class_folders(
 
 
 def check_count(path: Path, found: int, expected: int, page: str) -> None:
-    """Raise DataError if a part of a data set is not as large as published."""
+    """Refuse a part of a data set that is not as large as published."""
     if found != expected:
         raise damaged(path, f"it holds {found:,} images, expected {expected:,}", page)
 

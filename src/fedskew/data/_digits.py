@@ -1,0 +1,220 @@
+"""Digits: SVHN, SYN and USPS, and all of these with MNIST as one data set of several domains.
+
+SVHN and SYN are MATLAB files of one layout: `X`, (32, 32, 3, samples) uint8, and `y`, (samples, 1).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+from fedskew.data._dataset import Arrays, Dataset
+from fedskew.data._idx import mnist_arrays
+from fedskew.data._images import statistics
+from fedskew.data._published import IMAGENET, damaged, read, read_checked, unpacked
+from fedskew.data._stored import ByteImages
+from fedskew.errors import ArgumentError
+
+_DIGITS = tuple("0123456789")
+_SVHN_PAGE = "http://ufldl.stanford.edu/housenumbers/"
+_SVHN = {
+    "train_32x32.mat": "e26dedcc434d2e4c54c9b2d4a06d8373",
+    "test_32x32.mat": "eb5a983be6a315427106f1b164d9cef3",
+    "extra_32x32.mat": "a93ce644f1a588dc4d68dda5feec44a7",
+}
+_SYN_PAGE = "http://yaroslav.ganin.net/"
+_SYN = {"synth_train_32x32.mat": 479_400, "synth_test_32x32.mat": 9_553}
+_USPS_PAGE = "https://hastie.su.domains/ElemStatLearn/data.html"
+# For each file of USPS: its SHA-256, and that of its values.
+_USPS = {
+    "zip.train.gz": (
+        "ce03cd1b0eaa9ebffefb68780ccc947e6fd4ac92e2271c084ef1f57678ac49d3",
+        "0a5472119740d8405dcdce0737f9bf57b1f04e315a50daa4cd7fb073538f0bf0",
+    ),
+    "zip.test.gz": (
+        "0445c6fd1dc8f39a2db1a160228ba5855b891e862f89597bff97a3b9ff095bab",
+        "90b61e7a2da087423377cb80e7feda5bfd2afca9de8534a24ee9983de428aa61",
+    ),
+}
+
+
+def svhn(root: Path, extra: bool = False, verify: bool = True) -> Dataset:
+    """Read Street View House Numbers (Netzer et al. 2011), cropped digits: 73,257 and 26,032 colour images of 32 x 32.
+
+    From `svhn/train_32x32.mat` and `test_32x32.mat`; their label 10 is digit 0. Kept as bytes in memory, and normalised
+    by channel with mean and deviation of the training pixels, computed from the files.
+
+    Args:
+        extra: Add the 531,131 easier training samples of `extra_32x32.mat`.
+        verify: Check files against their published MD5; False accepts other files in this format too.
+    """
+    pixels, labels, *test = _svhn(root, verify)
+    if extra:
+        more = _matlab(root, "extra_32x32.mat", verify)
+        pixels, labels = torch.cat([pixels, more[0]]), torch.cat([labels, more[1]])
+    return _of_bytes("svhn", (pixels, labels, test[0], test[1]))
+
+
+def syn_digits(root: Path, verify: bool = True) -> Dataset:
+    """Read SYN digits (Ganin, Lempitsky 2015), drawn from fonts: 479,400 and 9,553 colour images of 32 x 32.
+
+    From `syn/synth_train_32x32.mat` and `synth_test_32x32.mat`. Kept as bytes in memory (1.5 GB), and normalised by
+    channel with mean and deviation of the training pixels, computed from the files.
+
+    Args:
+        verify: Check the files against the published sizes (there is no published checksum).
+    """
+    return _of_bytes("syn_digits", _syn(root, verify))
+
+
+def usps(root: Path, verify: bool = True) -> Dataset:
+    """Read USPS (Hull 1994; LeCun et al. 1989): 7,291 and 2,007 grey images of 16 x 16, digits 0 to 9.
+
+    From `usps/zip.train.gz` and `zip.test.gz`, as of "The Elements of Statistical Learning". Values are in [-1, 1] as
+    published (mean and deviation 0.5).
+
+    Args:
+        verify: Check the values against those published (not the archives' checksums: copies are compressed
+            differently); False accepts other files in this format too.
+    """
+    return Dataset("usps", *_usps(root, verify), _DIGITS, (0.5,), (0.5,))
+
+
+def digit_domains(
+    root: Path,
+    rng: np.random.Generator | None,
+    domains: tuple[str, ...] = ("mnist", "usps", "svhn", "syn"),
+    share: float = 1.0,
+    verify: bool = True,
+) -> Dataset:
+    """Read MNIST, USPS, SVHN and SYN digits as one data set of ten classes and several domains.
+
+    As in FPL (Huang et al., "Rethinking Federated Learning with Domain Shift", CVPR 2023) and its code: all images
+    become 3 x 32 x 32 bytes, resized (bilinear), grey in all three channels, normalised by ImageNet's means 0.485,
+    0.456, 0.406 and deviations 0.229, 0.224, 0.225.
+
+    Args:
+        domains: Sources, in this order.
+        share: Share of each source's training samples to use, drawn at random and rounded down (FPL's code gives a
+            client 0.01); the test parts stay whole.
+        verify: As in the four readers.
+    """
+    if not domains or len(set(domains)) != len(domains) or not set(domains) <= set(_SOURCES):
+        raise ArgumentError(f"domains: expected some of {', '.join(_SOURCES)}, each once; got {list(domains)}")
+    if not 0.0 < share <= 1.0:
+        raise ArgumentError(f"share: must be above 0 and at most 1, got {share}")
+    parts: list[Arrays] = []
+    for name in domains:
+        pixels, labels, test_pixels, test_labels = _SOURCES[name](root, verify)
+        rows = _drawn(len(labels), share, rng)
+        parts.append((_common(pixels[rows]), labels[rows], _common(test_pixels), test_labels))
+    inputs, targets, test_inputs, test_targets = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
+    ids = np.arange(len(domains))
+    return Dataset(
+        "digit_domains",
+        ByteImages(inputs, *IMAGENET),
+        targets,
+        ByteImages(test_inputs, *IMAGENET),
+        test_targets,
+        _DIGITS,
+        *IMAGENET,
+        domains=np.repeat(ids, [len(part[1]) for part in parts]),
+        test_domains=np.repeat(ids, [len(part[3]) for part in parts]),
+        domain_names=tuple(domains),
+    )
+
+
+def _drawn(samples: int, share: float, rng: np.random.Generator | None) -> Tensor:
+    """Return ascending rows."""
+    if share == 1.0:
+        return torch.arange(samples)
+    if rng is None:
+        raise ArgumentError("rng: a share of the samples is drawn at random; pass a numpy Generator")
+    return torch.from_numpy(np.sort(rng.permutation(samples)[: int(share * samples)]))
+
+
+def _common(pixels: Tensor) -> Tensor:
+    """Return uint8 images of any size and 1 or 3 channels as `(samples, 3, 32, 32)`."""
+    if pixels.shape[2:] != (32, 32):
+        parts = [interpolate(part, (32, 32), mode="bilinear", antialias=True) for part in torch.split(pixels, 10_000)]
+        pixels = torch.cat(parts) if parts else pixels.new_empty(0, pixels.shape[1], 32, 32)
+    return pixels.expand(-1, 3, -1, -1)
+
+
+def _of_bytes(name: str, arrays: Arrays) -> Dataset:
+    pixels, labels, test_pixels, test_labels = arrays
+    mean, std = statistics(pixels)
+    inputs, test_inputs = ByteImages(pixels, mean, std), ByteImages(test_pixels, mean, std)
+    return Dataset(name, inputs, labels, test_inputs, test_labels, _DIGITS, mean, std)
+
+
+def _svhn(root: Path, verify: bool) -> Arrays:
+    return *_matlab(root, "train_32x32.mat", verify), *_matlab(root, "test_32x32.mat", verify)
+
+
+def _syn(root: Path, verify: bool) -> Arrays:
+    train, test = (_matlab(root, name, verify) for name in _SYN)
+    return *train, *test
+
+
+def _matlab(root: Path, name: str, verify: bool) -> tuple[Tensor, Tensor]:
+    """Return images, `(samples, 3, 32, 32)` uint8, and int64 labels of a file of SVHN or SYN."""
+    from scipy.io import loadmat
+
+    page, path = (_SYN_PAGE, root / "syn" / name) if name in _SYN else (_SVHN_PAGE, root / "svhn" / name)
+    content = read_checked(path, _SVHN.get(name) if verify else None, page)
+    try:
+        found = loadmat(io.BytesIO(content), variable_names=("X", "y"))
+    except Exception as error:  # a damaged file can raise almost anything
+        raise damaged(path, f"it can't be read as a MATLAB file ({' '.join(str(error).split())})", page) from None
+    pixels, labels = (np.asarray(found.get(name)) for name in ("X", "y"))
+    if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[:3] != (32, 32, 3):
+        raise damaged(path, f"X is {pixels.dtype} {pixels.shape}, expected uint8 (32, 32, 3, samples)", page)
+    if labels.size != pixels.shape[3] or labels.dtype.kind not in "iuf" or not np.isin(labels, range(11)).all():
+        raise damaged(path, "y does not hold one label from 0 to 10 for each image", page)
+    if verify and labels.size != _SYN.get(name, labels.size):
+        raise damaged(path, f"it holds {labels.size} samples, expected {_SYN[name]}", page)
+    images = torch.from_numpy(np.ascontiguousarray(pixels.transpose(3, 2, 0, 1)))
+    return images, torch.from_numpy(labels.ravel().astype(np.int64) % 10)
+
+
+def _usps(root: Path, verify: bool) -> Arrays:
+    """Return images, `(samples, 1, 16, 16)` float32 in [-1, 1], and labels."""
+    arrays: list[Tensor] = []
+    for file, (sha256, digest) in _USPS.items():
+        path, expected = root / "usps" / file, f"sha256 {sha256}, or the same values compressed anew"
+        content = unpacked(path, read(path, expected, _USPS_PAGE), expected, _USPS_PAGE)
+        try:
+            table = np.loadtxt(io.BytesIO(content), dtype=np.float32, ndmin=2)
+        except ValueError as error:
+            raise damaged(path, f"{error}; expected {expected}", _USPS_PAGE) from None
+        if verify and hashlib.sha256(table.tobytes()).hexdigest() != digest:
+            raise damaged(path, f"its values are not those published; expected {expected}", _USPS_PAGE)
+        if table.shape[1] != 257:
+            raise damaged(path, f"a line holds {table.shape[1]} values, not a digit and 256", _USPS_PAGE)
+        arrays.append(torch.from_numpy(table[:, 1:].copy()).view(-1, 1, 16, 16))
+        arrays.append(torch.from_numpy(table[:, 0].astype(np.int64)))
+    train, labels, test, test_labels = arrays
+    return train, labels, test, test_labels
+
+
+def _usps_bytes(root: Path, verify: bool) -> Arrays:
+    """Return values in [-1, 1] as levels from 0 to 255."""
+    train, labels, test, test_labels = _usps(root, verify)
+    levels = [part.add(1).mul_(127.5).round_().to(torch.uint8) for part in (train, test)]
+    return levels[0], labels, levels[1], test_labels
+
+
+_SOURCES: dict[str, Callable[[Path, bool], Arrays]] = {
+    "mnist": mnist_arrays,
+    "usps": _usps_bytes,
+    "svhn": _svhn,
+    "syn": _syn,
+}

@@ -1,0 +1,322 @@
+"""Data sets that are published as image files: CINIC-10, Tiny ImageNet, PACS and iWildCam."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedskew.data._dataset import Dataset, names_clients
+from fedskew.data._published import IMAGENET, ImageFiles, check_count, class_folders, damaged, read
+from fedskew.data._stored import Stored
+from fedskew.errors import ArgumentError
+
+_CINIC_PAGE = "https://datashare.ed.ac.uk/handle/10283/3192"
+_CINIC_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+_CINIC_EACH = 9_000
+_CINIC = (0.47889522, 0.47227842, 0.43047404), (0.24205776, 0.23828046, 0.25874835)
+
+_TINY_PAGE = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
+_TINY_CLASSES, _TINY_EACH, _TINY_TEST = 200, 500, 10_000
+
+_PACS_PAGE = "https://domaingeneralization.github.io"
+_PACS_DOMAINS = {"art_painting": 2_048, "cartoon": 2_344, "photo": 1_670, "sketch": 3_929}
+_PACS_CLASSES = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
+
+_WILD_PAGE = "https://wilds.stanford.edu/datasets/#iwildcam"
+_WILD_SPLITS = {"train": 129_809, "val": 14_961, "test": 42_791, "id_val": 7_314, "id_test": 8_154}
+_WILD_CLASSES = 182
+
+
+def cinic10(
+    root: Path, valid: Literal["unused", "train", "own"] = "unused", packed: bool = True, verify: bool = True
+) -> Dataset:
+    """Read CINIC-10: 90,000 colour images of 32 x 32 for training and 90,000 for test, in CIFAR-10's ten classes.
+
+    Darlow, Crowley, Antoniou, Storkey, "CINIC-10 Is Not ImageNet or CIFAR-10", 2018. From
+    `cinic-10/train/CLASS/*.png`, `test/` and `valid/`. Normalised by channel with the authors' means 0.4789, 0.4723,
+    0.4305 and deviations 0.2421, 0.2383, 0.2587 (to eight decimals).
+
+    Args:
+        valid: What to do with the 90,000 images of `valid/`: ignore them, train on them too ("train"), or set them
+            aside as the data set's own validation part ("own").
+        packed: Decode once into one file (see `ImageFiles.pack`), 280 MB a part; else batch by batch.
+        verify: Check the folders against the published numbers of images.
+    """
+    folder = root / "cinic-10"
+    train, more, test = (
+        class_folders(
+            folder,
+            [f"{part}/{label}" for label in _CINIC_CLASSES],
+            _CINIC_PAGE,
+            _CINIC_EACH if verify else None,
+        )
+        if part != "valid" or valid != "unused"
+        else ([], [])
+        for part in ("train", "valid", "test")
+    )
+
+    def images(names: list[str], part: str) -> Stored:
+        files = ImageFiles(folder, tuple(names), (32, 32), *_CINIC, _CINIC_PAGE)
+        return files.pack(part) if packed else files
+
+    return Dataset(
+        "cinic10",
+        images(train[0] + more[0], "train" if valid == "unused" else "train+valid"),
+        torch.tensor(train[1] + more[1]),
+        images(test[0], "test"),
+        torch.tensor(test[1]),
+        _CINIC_CLASSES,
+        *_CINIC,
+        validation=np.arange(len(train[0]), len(train[0] + more[0])) if valid == "own" else None,
+    )
+
+
+def tiny_imagenet(root: Path, packed: bool = True, verify: bool = True) -> Dataset:
+    """Read Tiny ImageNet (Stanford's CS231n): 100,000 colour images of 64 x 64, 500 a class, and 10,000 for test.
+
+    From `tiny-imagenet-200/` with `wnids.txt`, `words.txt`, `train/WNID/images/*.JPEG`, `val/val_annotations.txt` and
+    `val/images/*.JPEG`. The test part is the published `val` (the labels of `test/` are not public). Class ids follow
+    the sorted WordNet ids, as torchvision's ImageFolder numbers them. Normalised by ImageNet's means 0.485, 0.456,
+    0.406 and deviations 0.229, 0.224, 0.225.
+
+    Args:
+        packed: Decode once into one file (see `ImageFiles.pack`), 1.2 GB; else batch by batch.
+        verify: Check the folders against the published numbers of images.
+    """
+    folder = root / "tiny-imagenet-200"
+    annotations = folder / "val" / "val_annotations.txt"
+    ids = sorted(_text(folder / "wnids.txt", _TINY_PAGE).split())
+    if verify and len(ids) != _TINY_CLASSES:
+        raise damaged(folder / "wnids.txt", f"it names {len(ids)} classes, expected {_TINY_CLASSES}", _TINY_PAGE)
+    folders = [f"train/{wnid}/images" for wnid in ids]
+    names, targets = class_folders(folder, folders, _TINY_PAGE, _TINY_EACH if verify else None)
+    number = {wnid: index for index, wnid in enumerate(ids)}
+    test_names, test_targets = [], []
+    for line, row in enumerate(_text(annotations, _TINY_PAGE).splitlines(), start=1):
+        file, wnid, *_ = [*row.split("\t"), ""]  # and a box
+        if wnid not in number:
+            raise damaged(annotations, f"line {line} names no image and class", _TINY_PAGE)
+        test_names.append(f"val/images/{file}")
+        test_targets.append(number[wnid])
+    if verify:
+        check_count(folder / "val", len(test_names), _TINY_TEST, _TINY_PAGE)
+    words = dict(row.split("\t", 1) for row in _text(folder / "words.txt", _TINY_PAGE).splitlines() if "\t" in row)
+    return Dataset(
+        "tiny_imagenet",
+        _images(folder, names, 64, _TINY_PAGE, "train" if packed else None),
+        torch.tensor(targets),
+        _images(folder, test_names, 64, _TINY_PAGE, "val" if packed else None),
+        torch.tensor(test_targets),
+        tuple(words.get(wnid, wnid).split(",")[0] for wnid in ids),
+        *IMAGENET,
+    )
+
+
+class _Part:
+    """Images with their labels and their sources: domains, or cameras."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.labels: list[int] = []
+        self.sources: list[int] = []
+
+    def add(self, name: str, label: int, source: int) -> None:
+        self.names.append(name)
+        self.labels.append(label)
+        self.sources.append(source)
+
+
+def pacs(
+    root: Path,
+    train: tuple[str, ...] = ("sketch", "cartoon"),
+    validation_domain: str | None = "art_painting",
+    test: str = "photo",
+    leave_out: tuple[str, ...] = (),
+    kfold: bool = False,
+    size: int = 224,
+    packed: bool = False,
+    verify: bool = True,
+) -> Dataset:
+    """Read PACS: 9,991 images of seven classes from four domains: art_painting, cartoon, photo, sketch.
+
+    Li, Yang, Song, Hospedales, "Deeper, Broader and Artier Domain Generalization", ICCV 2017. From
+    `PACS/DOMAIN/CLASS/`. The label mix of the test part is the target. Images are normalised by ImageNet's means 0.485,
+    0.456, 0.406 and deviations 0.229, 0.224, 0.225.
+
+    Args:
+        train: Domains of the training samples; the defaults of the domains are FedPALS's choice.
+        validation_domain: Domain that the data set itself sets aside; None for none.
+        test: Domain of the test part.
+        leave_out: Classes to remove from the validation and test parts (FedPALS: giraffe).
+        kfold: Use the authors' division: train on the images of `PACS/DOMAIN_train_kfold.txt`, test on those of
+            `DOMAIN_test_kfold.txt`, and without a validation domain set aside those of the training domains'
+            `DOMAIN_crossval_kfold.txt`.
+        size: Side in pixels to which images are resized.
+        packed: Decode once into one file (see `ImageFiles.pack`), 1.5 GB; else batch by batch.
+        verify: Check the folders against the published numbers of images.
+    """
+    used = [*train, *([validation_domain] if validation_domain is not None else []), test]
+    if not train or len(set(used)) != len(used) or not set(used) <= set(_PACS_DOMAINS):
+        raise ArgumentError(
+            f"train, validation_domain, test: expected domains among {', '.join(_PACS_DOMAINS)}, each once; got {used}"
+        )
+    if unknown := set(leave_out) - set(_PACS_CLASSES):
+        raise ArgumentError(f"leave_out: got {unknown.pop()!r}, expected class names among {', '.join(_PACS_CLASSES)}")
+    if size < 1:
+        raise ArgumentError(f"size: got {size}, expected a side in pixels")
+    folder = root / "PACS"
+    whole, tested = _Part(), _Part()
+    _add_domains(whole, folder, train, "train" if kfold else None, verify)
+    trained = len(whole.names)
+    if validation_domain is not None:
+        _add_domains(whole, folder, [validation_domain], None, verify, leave_out)
+    elif kfold:
+        _add_domains(whole, folder, train, "crossval", verify, leave_out)
+    _add_domains(tested, folder, [test], "test" if kfold else None, verify, leave_out)
+    return Dataset(
+        "pacs",
+        _images(folder, whole.names, size, _PACS_PAGE, "train" if packed else None),
+        torch.tensor(whole.labels),
+        _images(folder, tested.names, size, _PACS_PAGE, "test" if packed else None),
+        torch.tensor(tested.labels),
+        _PACS_CLASSES,
+        *IMAGENET,
+        target=_label_mix(tested.labels, len(_PACS_CLASSES)),
+        domains=np.array(whole.sources),
+        test_domains=np.array(tested.sources),
+        domain_names=tuple(_PACS_DOMAINS),
+        validation=np.arange(trained, len(whole.names)) if len(whole.names) > trained else None,
+    )
+
+
+def _add_domains(
+    part: _Part, folder: Path, domains: Sequence[str], fold: str | None, verify: bool, leave_out: Sequence[str] = ()
+) -> None:
+    """Add all images of some domains, or the images that one of the domains' fold files lists."""
+    for domain in domains:
+        if fold is None:
+            names, labels = class_folders(folder, [f"{domain}/{name}" for name in _PACS_CLASSES], _PACS_PAGE)
+            if verify:
+                check_count(folder / domain, len(names), _PACS_DOMAINS[domain], _PACS_PAGE)
+        else:
+            names, labels = _fold(folder / f"{domain}_{fold}_kfold.txt")
+        for name, label in zip(names, labels, strict=True):
+            if _PACS_CLASSES[label] not in leave_out:
+                part.add(name, label, list(_PACS_DOMAINS).index(domain))
+
+
+def _fold(path: Path) -> tuple[list[str], list[int]]:
+    """Read a fold file: a line is a path below the folder and a label from 1."""
+    names, labels = [], []
+    for line, row in enumerate(_text(path, _PACS_PAGE).splitlines(), start=1):
+        name, _, label = row.strip().rpartition(" ")
+        if label not in tuple("1234567") or not name:
+            raise damaged(path, f"line {line} is no image and label from 1 to 7", _PACS_PAGE)
+        names.append(name)
+        labels.append(int(label) - 1)
+    return names, labels
+
+
+@names_clients
+def iwildcam(
+    root: Path,
+    validation_split: Literal["val", "id_val"] | None = "val",
+    test: Literal["test", "id_test"] = "test",
+    size: int = 448,
+    packed: bool = False,
+    verify: bool = True,
+) -> Dataset:
+    """Read iWildCam: colour images from camera traps, 182 classes (one is "empty"), 129,809 images for training.
+
+    iWildCam 2020 (Beery et al.) as WILDS divides it (Koh et al., ICML 2021), version 2.0. From `iwildcam_v2.0/` with
+    `metadata.csv`, optionally `categories.csv` for class names, and all images in `train/`. Each of the 243 training
+    cameras (`location_remapped`) is a natural client. The label mix of the test part is the target. Images are
+    normalised by ImageNet's means 0.485, 0.456, 0.406 and deviations 0.229, 0.224, 0.225.
+
+    Args:
+        validation_split: Split that the data set itself sets aside: 14,961 images of 32 other cameras ("val"), 7,314 of
+            the training cameras ("id_val"), or None.
+        test: Test part: 42,791 images of 48 other cameras ("test"), or 8,154 of the training cameras ("id_test").
+        size: Side in pixels to which images are resized (WILDS: 448).
+        packed: Decode once into one file (see `ImageFiles.pack`), which at 448 takes 112 GB; else batch by batch.
+        verify: Check the splits against their published sizes.
+    """
+    if size < 1:
+        raise ArgumentError(f"size: must be a side in pixels, got {size}")
+    folder = root / "iwildcam_v2.0"
+    metadata = folder / "metadata.csv"
+    splits = _splits(metadata)
+    if verify:
+        for split, expected in _WILD_SPLITS.items():
+            check_count(folder, len(splits[split].names), expected, _WILD_PAGE)
+    trained, tested = splits["train"], splits[test]
+    held = _Part() if validation_split is None else splits[validation_split]
+    if not trained.names or not tested.names:
+        raise damaged(metadata, "it has no row of split train, or none of the test split", _WILD_PAGE)
+    cameras, owners = np.unique(trained.sources, return_inverse=True)
+    classes = max(max(part.labels, default=0) for part in splits.values()) + 1
+    if verify and classes != _WILD_CLASSES:
+        raise damaged(metadata, f"it has {classes} classes, expected {_WILD_CLASSES}", _WILD_PAGE)
+    categories = folder / "categories.csv"
+    rows = _table(categories) if categories.exists() else []
+    names = {row.get("y"): row.get("name") for row in rows}
+    samples = len(trained.names), len(trained.names + held.names)
+    return Dataset(
+        "iwildcam",
+        _images(folder, trained.names + held.names, size, _WILD_PAGE, "train" if packed else None),
+        torch.tensor(trained.labels + held.labels),
+        _images(folder, tested.names, size, _WILD_PAGE, test if packed else None),
+        torch.tensor(tested.labels),
+        tuple(names.get(str(label)) or str(label) for label in range(classes)),
+        *IMAGENET,
+        clients=np.append(owners, [-1] * len(held.names)).astype(np.int64),
+        client_names=tuple(f"camera {camera}" for camera in cameras.tolist()),
+        target=_label_mix(tested.labels, classes),
+        validation=np.arange(*samples) if held.names else None,
+    )
+
+
+def _splits(path: Path) -> dict[str, _Part]:
+    """Return the images of each split, with their cameras."""
+    splits = {split: _Part() for split in _WILD_SPLITS}
+    for line, row in enumerate(_table(path), start=2):
+        try:
+            split, camera, label, file = row["split"], int(row["location_remapped"]), int(row["y"]), row["filename"]
+        except (KeyError, TypeError, ValueError):
+            columns = "split, location_remapped, y, filename"
+            raise damaged(path, f"line {line} lacks one of {columns}, or holds no number", _WILD_PAGE) from None
+        if label < 0 or not file:
+            raise damaged(path, f"line {line} has label {label} and file {file!r}", _WILD_PAGE)
+        splits.setdefault(split, _Part()).add(f"train/{file}", label, camera)
+    return splits
+
+
+def _table(path: Path) -> list[dict[str, str]]:
+    try:
+        return list(csv.DictReader(io.StringIO(_text(path, _WILD_PAGE), newline="")))
+    except csv.Error as error:
+        raise damaged(path, f"it can't be read as CSV ({error})", _WILD_PAGE) from None
+
+
+def _images(folder: Path, names: Sequence[str], size: int, page: str, part: str | None) -> Stored:
+    """Return images as ImageNet's are normalised, decoded once where `part` names them."""
+    files = ImageFiles(folder, tuple(names), (size, size), *IMAGENET, page)
+    return files if part is None else files.pack(part)
+
+
+def _label_mix(labels: Sequence[int], classes: int) -> NDArray[np.float64]:
+    """Return the share of each class among labels, `(classes,)`."""
+    counts = np.bincount(labels, minlength=classes).astype(np.float64)
+    mix: NDArray[np.float64] = counts / max(counts.sum(), 1.0)
+    return mix
+
+
+def _text(path: Path, page: str) -> str:
+    return read(path, "a text file", page).decode("utf-8", "replace")
