@@ -295,36 +295,6 @@ def test_what_labels_do_not_allow_is_said_of_the_run_and_in_its_report(tmp_path)
     assert "notes" not in json.loads((plain.folder / "task.json").read_text())
 
 
-def test_strengths_that_weigh_alike_are_trained_once(tmp_path):
-    result = fedskew.simulate(
-        data={"name": "digits", "validation": 0.1},
-        partition={"rule": "sparsity", "clients": 6, "labels_per_client": 3},
-        model="logistic",
-        method="fedpals",
-        training={"rounds": 1, "batch_size": 64},
-        # The best match has more than a thousandth of the effective samples; all of them is FedAvg.
-        tune={"key": "method.weighting.ess", "values": [0.0, 0.001, 1.0]},
-        out=tmp_path,
-    )
-    seed = result.folder / "seed-0"
-    assert sorted(path.name for path in seed.iterdir() if path.is_dir()) == ["ess-0.0", "ess-1.0"]
-    assert json.loads((seed / "summary.json").read_text())["same"] == {"ess-0.001": "ess-0.0"}
-    assert fedskew.simulate(result.config, out=tmp_path, resume=True).summary == result.summary
-
-
-def test_strengths_that_weigh_part_of_the_clients_are_all_trained(tmp_path):
-    result = fedskew.simulate(
-        data={"name": "digits", "validation": 0.1},
-        partition={"rule": "sparsity", "clients": 6, "labels_per_client": 3},
-        model="logistic",
-        method="fedpals",
-        training={"rounds": 1, "batch_size": 64, "participation": 0.5},
-        tune={"key": "method.weighting.ess", "values": [0.0, 0.001]},
-        out=tmp_path,
-    )
-    assert "same" not in json.loads((result.folder / "seed-0" / "summary.json").read_text())
-
-
 @dataclass(frozen=True)
 class Fails:
     """A weighting of one's own with a mistake in it."""

@@ -10,8 +10,10 @@ across clients with different labels does to a model, its preference for some cl
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtri
 from torch import Tensor, nn
 
-from fedskew.data import Inputs, take
+from fedskew.data import Inputs, take, unlabelled
 from fedskew.errors import ArgumentError, DataError, RunError, in_one_line
 from fedskew.experiment._config import read
 from fedskew.experiment._folder import FINISHED
@@ -45,13 +47,7 @@ ADAPTED = "adapted.safetensors"
 
 
 class Adapted(nn.Module):
-    """A network whose outputs are log-probabilities under a target's label mix.
-
-    Args:
-        network: The trained network.
-        temperature: Of its logits.
-        offsets: Added to each class's logit, `(classes,)`: bias plus the logarithm of the class's share.
-    """
+    """A network whose outputs are log-probabilities under a target's label mix: of z / temperature + offsets."""
 
     temperature: Tensor
     offsets: Tensor
@@ -63,11 +59,7 @@ class Adapted(nn.Module):
         self.register_buffer("offsets", torch.from_numpy(offsets).float())
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return log-probabilities, `(samples, classes)`.
-
-        Args:
-            inputs: Samples, `(samples, ...)`.
-        """
+        """Return log-probabilities, `(samples, classes)`, of `(samples, ...)`."""
         outputs: Tensor = (self.network(inputs) / self.temperature + self.offsets).log_softmax(dim=1)
         return outputs
 
@@ -199,9 +191,6 @@ def save_adaptation(found: Adaptation, *, fresh: bool = False) -> Path:
         found: The adaptation.
         fresh: Whether one that is there is moved to `earlier/` beside it.
 
-    Returns:
-        The file.
-
     Raises:
         RunError: There is one already, or it can't be written.
     """
@@ -246,15 +235,9 @@ def load_adapted(run: str | Path, *, seed: int | None = None, trust_code: bool =
 
 
 def held_out_of(model: TrainedModel) -> tuple[Inputs, NDArray[np.int64]]:
-    """Return the samples that a model's run held out, normalised, and their classes.
+    """Return the samples that a model's run held out, normalised, and their classes; RunError if there are none.
 
     They are the clients' own (`data.held_out`) where there are such, else the validation samples.
-
-    Args:
-        model: The model.
-
-    Raises:
-        RunError: The run held none out.
     """
     config = read(model.file.with_name("config.toml"))
     if not config.data.validation and not config.data.held_out:
@@ -272,33 +255,30 @@ def held_out_of(model: TrainedModel) -> tuple[Inputs, NDArray[np.int64]]:
 def read_labelled(path: Path, model: TrainedModel) -> tuple[Tensor, NDArray[np.int64]]:
     """Read labelled samples in the model's own shape: a folder of a folder for each class, or an .npz file of x and y.
 
-    Args:
-        path: The folder or file.
-        model: The model, whose classes the folders are named by.
-
     Returns:
         Samples in their own units, and their classes.
 
     Raises:
         DataError: It holds no samples, or of a class that the model doesn't know.
     """
-    from fedskew.data import unlabelled
+    if not path.is_dir():
+        inputs = torch.cat([some.inputs for some in unlabelled([path], model.in_shape)])
+        return inputs, _labels_in(path, len(inputs), model.classes)
+    folders = sorted(part for part in path.iterdir() if part.is_dir() and not part.name.startswith((".", "__")))
+    if not folders:
+        raise DataError(f"{path}: holds no folder; expected one for each class: {', '.join(model.classes[:4])}, ...")
+    parts, labels = [], []
+    for folder in folders:
+        if folder.name not in model.classes:
+            raise _no_class(folder, folder.name, model.classes)
+        for some in unlabelled([folder], model.in_shape):
+            parts.append(some.inputs)
+            labels += [model.classes.index(folder.name)] * len(some.names)
+    return torch.cat(parts), np.array(labels)
 
-    if path.is_dir():
-        folders = sorted(part for part in path.iterdir() if part.is_dir() and not part.name.startswith((".", "__")))
-        if not folders:
-            raise DataError(
-                f"{path}: holds no folder; expected one for each class: {', '.join(model.classes[:4])}, ..."
-            )
-        parts, labels = [], []
-        for folder in folders:
-            if folder.name not in model.classes:
-                raise DataError(f"{folder}: the model has no class {folder.name!r}; it has {', '.join(model.classes)}")
-            for some in unlabelled([folder], model.in_shape):
-                parts.append(some.inputs)
-                labels += [model.classes.index(folder.name)] * len(some.names)
-        return torch.cat(parts), np.array(labels)
-    inputs = torch.cat([some.inputs for some in unlabelled([path], model.in_shape)])
+
+def _labels_in(path: Path, size: int, classes: Sequence[str]) -> NDArray[np.int64]:
+    """Return the class ids in the array y of an .npz file, which holds names or, unless names are numbers, ids."""
     try:
         with np.load(path, allow_pickle=False) as arrays:
             given = arrays["y"]
@@ -306,17 +286,19 @@ def read_labelled(path: Path, model: TrainedModel) -> tuple[Tensor, NDArray[np.i
         raise DataError(f"{path}: has no array 'y' with the class of each sample") from None
     except Exception as error:  # a damaged array can raise almost anything
         raise DataError(f"{path}: array 'y' can't be read: {in_one_line(error)}") from None
-    if given.shape != (len(inputs),):
-        raise DataError(f"{path}: y has the shape {given.shape}, expected ({len(inputs)},), a class for each sample")
-    by_number = given.dtype.kind in "iu" and not all(name.isdecimal() for name in model.classes)
-    known = {place if by_number else name: place for place, name in enumerate(model.classes)}
-    labels = []
-    for label in given.tolist():
-        key = label if by_number else str(label)
-        if key not in known:
-            raise DataError(f"{path}: the model has no class {label!r}; it has {', '.join(model.classes)}")
-        labels.append(known[key])
-    return inputs, np.array(labels)
+    if given.shape != (size,):
+        raise DataError(f"{path}: y has the shape {given.shape}, expected ({size},), a class for each sample")
+    by_number = given.dtype.kind in "iu" and not all(name.isdecimal() for name in classes)
+    known = {place if by_number else name: place for place, name in enumerate(classes)}
+    labels = [(label, known.get(label if by_number else str(label))) for label in given.tolist()]
+    for label, place in labels:
+        if place is None:
+            raise _no_class(path, label, classes)
+    return np.array([place for _, place in labels])
+
+
+def _no_class(where: Path, label: Any, classes: Sequence[str]) -> DataError:
+    return DataError(f"{where}: the model has no class {label!r}; it has {', '.join(classes)}")
 
 
 def _digest(path: Path) -> str:

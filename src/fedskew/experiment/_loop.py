@@ -45,7 +45,6 @@ PlayedRound = tuple[Any, RoundRecord]
 """The server's state after a round, and the round's record without evaluations."""
 
 RunRounds = Callable[[Sequence[RoundRunner], Sequence[Any]], Sequence[PlayedRound]]
-"""Plays the next round of each runner from its state."""
 
 
 class Evaluator(Protocol):
@@ -66,22 +65,10 @@ class Watch(Protocol):
     """Judges each round once it is evaluated, and may go back to an earlier state."""
 
     def review(self, server: Any, record: RoundRecord, /) -> Any:
-        """Return the state that the run continues from after a round.
-
-        Args:
-            server: The server's state after the round.
-            record: The round's record, complete but for what this adds.
-        """
+        """Return the state that the run continues from after a round, whose record this may complete."""
 
     def check(self, server: Any, /) -> None:
-        """Check that the run may go on from a state, which is saved.
-
-        Args:
-            server: The state.
-
-        Raises:
-            RunError: The run must not go on.
-        """
+        """Raise RunError where the run must not go on from a state, which is saved."""
 
 
 @dataclass(frozen=True)
@@ -167,17 +154,10 @@ class TrainingLoop:
         self._state: RunState
 
     def run(self, resume: bool = False, progress: Progress | None = None) -> SeedRun:
-        """Train to the end.
+        """Train to the end, from the folder's checkpoint where `resume` says so.
 
         An interrupt, or a client that can't be trained, leaves a checkpoint: of the last whole round, or of the one
-        before it.
-
-        Args:
-            resume: Whether to go on from the folder's checkpoint.
-            progress: Called with every record, those of a resumed run included.
-
-        Returns:
-            The finished run.
+        before it. `progress` is called with every record, those of a resumed run included.
         """
         return run_in_step([self], resume=resume, progress=progress)[0]
 
@@ -193,12 +173,7 @@ class TrainingLoop:
         return self.server.round >= self.config.training.rounds or 0 < patience <= self._state.stale
 
     def begin(self, resume: bool = False, progress: Progress | None = None) -> None:
-        """Load the state to start from: the folder's checkpoint, or the untrained model, which is evaluated.
-
-        Args:
-            resume: See `run`.
-            progress: See `run`.
-        """
+        """Load the state to start from: the folder's checkpoint, or the untrained model, which is evaluated."""
         self._progress = progress
         server = self.runner.start(self.untrained)
         nobody = np.zeros((0, 2), dtype=np.int64)
@@ -224,12 +199,7 @@ class TrainingLoop:
         self._check()
 
     def advance(self, server: Any, record: RoundRecord) -> None:
-        """Take over a round that was played: evaluate, record, report, and save a checkpoint where these are due.
-
-        Args:
-            server: The server's state after the round.
-            record: The round's record, without evaluations.
-        """
+        """Take over a round that was played: evaluate, record, report, and save a checkpoint where these are due."""
         self._state = self._evaluated(replace(self._state, server=server), record)
         if server.round % self.config.output.checkpoint_every == 0 or self.is_over:
             self.save()
@@ -249,11 +219,7 @@ class TrainingLoop:
             self._clients.drop_stale()
 
     def finish(self) -> SeedRun:
-        """Write the summary and the models; the final one is then in `model`. A finished run is only read.
-
-        Returns:
-            The finished run.
-        """
+        """Write the summary and the models; the final one is then in `model`. A finished run is only read."""
         final = self.runner.evaluated_model(self.server)
         assert final is not None, "a run ends with a model"
         state, folder = self._state, self._folder
@@ -412,14 +378,7 @@ def run_in_step(
 ) -> list[SeedRun]:
     """Train several loops to the end, a round of all at a time; after an interrupt, those behind catch up first.
 
-    Args:
-        loops: The loops; the first one's config says how many threads compute.
-        run_rounds: Plays one round of several runners.
-        resume: See `TrainingLoop.run`.
-        progress: See `TrainingLoop.run`.
-
-    Returns:
-        The finished runs.
+    The first one's config says how many threads compute, and `run_rounds` plays one round of several runners.
     """
     finished: dict[TrainingLoop, SeedRun] = {}
     with compute_threads(loops[0].config.engine.threads), ExitStack() as stack:

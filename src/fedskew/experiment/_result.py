@@ -58,12 +58,9 @@ class Result:
         return [record.to_dict() for run in self.runs for record in run.rounds]
 
     def headline(self) -> dict[str, Spread]:
-        """Return the figures that a reader looks for first, over the seeds.
+        """Return the figures that a reader looks for first, as shares over the seeds.
 
-        They are of what `evaluation.summary` names, the final model unless it is set.
-
-        Returns:
-            Mean and standard deviation (shares) of accuracy, worst class and, with a target, accuracy on its mix.
+        They are accuracy, worst class and, with a target, accuracy on its mix, of what `evaluation.summary` names.
         """
         return self._headline(MOMENTS[self.config.evaluation.summary])
 
@@ -90,8 +87,7 @@ class Result:
         as `evaluation.accuracy` and so on, and those on validation samples as `validation.accuracy` and so on. What a
         record has more than one number of (cohort, weights) stands in `rounds`.
 
-        Raises:
-            MissingPackageError: pandas is not installed.
+        It needs pandas.
         """
         rows = [
             {"run": self.config.name, "seed": record.seed, **_numbers(record)}
@@ -162,7 +158,7 @@ class Result:
             ArgumentError: The run has no folder, or the model can't take the samples.
             RunError: The run held no validation samples out.
         """
-        from fedskew.experiment import _adapt
+        from fedskew.experiment._adapt import adaptation, held_out_of
         from fedskew.experiment._trained import load
 
         if self.folder is None:
@@ -170,8 +166,8 @@ class Result:
                 "adapt: takes the model from the run's folder, and this run has none; simulate with out="
             )
         model = load(self.folder)
-        labelled = _adapt.held_out_of(model) if held_out is None else held_out
-        return _adapt.adaptation(model, target, labelled, method, normalised=(False, held_out is None))
+        labelled = held_out_of(model) if held_out is None else held_out
+        return adaptation(model, target, labelled, method, normalised=(False, held_out is None))
 
     def plot(self, figure: str = "accuracy", ax: Axes | None = None) -> Axes:
         """Draw a number of each round: the mean over seeds, with a band of one standard deviation.
@@ -215,14 +211,7 @@ class Result:
         return ax
 
     def report(self, path: str | Path) -> Path:
-        """Write the report page of these runs.
-
-        Args:
-            path: The HTML file.
-
-        Returns:
-            Its path.
-        """
+        """Write the report page of these runs to an HTML file, and return its path."""
         return report.write_report(self.runs, Path(path), self.config.name)
 
     def __repr__(self) -> str:

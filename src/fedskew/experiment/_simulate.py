@@ -12,8 +12,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import nn
 
 from fedskew import torchrun
@@ -32,6 +30,9 @@ from fedskew.experiment._summary import over_seeds
 from fedskew.files import locked, write_text, writing
 from fedskew.report import SeedRun, write_report
 from fedskew.tables import counted, flatten
+
+Trained = tuple[SeedRun, nn.Module, nn.Module | None]
+"""A run, the network with its final model, and the one with its finished model, if its method has a finish."""
 
 DIFFERENCES = 3
 """How many are shown of the nearest run, where there is none to go on with."""
@@ -140,8 +141,7 @@ def check_runs(configs: Sequence[Config], out: Path, anew: bool) -> None:
         try:
             if anew:
                 check_empty(folder)
-            value = config if config.tune is None else _with_value(config, config.tune.values[0])
-            try_out(value, config.seeds[0], folder.with_name(f"{folder.name}.new"))
+            _try_out(config, folder)
         except FedskewError as error:
             raise type(error)(f"run {config.name!r}: {error}") from None
 
@@ -186,46 +186,29 @@ def run_config(
     progress: Progress | bool | None = None,
     scripts: Path | None = None,
 ) -> Result:
-    """Train a federation: see `simulate`.
-
-    Args:
-        resolved: The config.
-        folder: The run folder.
-        resume: See `simulate`.
-        fresh: See `simulate`.
-        progress: See `simulate`.
-        scripts: See `report.write_report`.
-    """
+    """Train a federation in its run folder: see `simulate`, and `report.write_report` for `scripts`."""
     alone = folder if torchrun.rank() == 0 else None
     with shared_data():
         if fresh and alone is not None:
-            _make_room(resolved, alone)
+            with locked(alone):
+                pass  # no other process writes there
+            if alone.exists() and not torchrun.launched():
+                _try_out(resolved, alone)  # nothing is moved before it is known that the config can be run
+            set_aside(alone)
         with watched(resolved, progress) as listen, nullcontext() if alone is None else locked(alone):
             return _simulate(resolved, folder, resume, listen, scripts)
 
 
-def _make_room(config: Config, folder: Path) -> None:
-    """Move the run that is in a folder aside, once it is known that the config can be run in its place."""
-    with locked(folder):
-        pass  # no other process writes there
-    if folder.exists() and not torchrun.launched():
-        value = config if config.tune is None else _with_value(config, config.tune.values[0])
-        try_out(value, config.seeds[0], folder.with_name(f"{folder.name}.new"))
-    set_aside(folder)
-
-
-def _with_value(config: Config, value: Any) -> Config:
-    """Return the config with one value of the tuned key."""
-    assert config.tune is not None, "it has such a key"
-    return config.model_copy(update={"tune": None}).with_value(config.tune.key, value)
+def _try_out(config: Config, folder: Path) -> None:
+    """Set up a config's first seed, and the first value that is tried, without writing."""
+    first = config if config.tune is None else config.tuned(config.tune.values[0])
+    try_out(first, config.seeds[0], folder.with_name(f"{folder.name}.new"))
 
 
 def _simulate(
     resolved: Config, folder: Path | None, resume: bool, progress: Progress | None, scripts: Path | None
 ) -> Result:
-    runs: list[SeedRun] = []
-    model: nn.Module | None = None
-    finished: nn.Module | None = None
+    trained: list[Trained] = []
     single = len(resolved.seeds) == 1 and resolved.tune is None
     with _of_this_rank(resolved, folder, resume) as (own, place):
         parts = {seed: place if single or place is None else place / f"seed-{seed}" for seed in own.seeds}
@@ -233,44 +216,30 @@ def _simulate(
         if own.engine.seeds_together and not torchrun.launched():
             loops = [make_training_loop(own, seed, part) for seed, part in parts.items()]
             begin()
-            runs, model = run_in_step(loops, _rounds_together, resume, progress), loops[0].model.module
-            finished = loops[0].finished_network()
+            runs = run_in_step(loops, _rounds_together, resume, progress)
+            trained = [(run, loops[0].model.module, loops[0].finished_network()) for run in runs]
         else:
             for seed, part in parts.items():
-                run, network, after = _run_seed(own, seed, part, resume, progress, begin)
-                runs.append(run)
-                if model is None:
-                    model, finished = network, after
-    assert model is not None
+                found = _run_seed(own, seed, part, resume, progress, begin)
+                trained.append(found if not trained else (found[0], *trained[0][1:]))  # one network is kept
+    runs = [run for run, _, _ in trained]
+    _, model, finished = trained[0]
     summary = runs[0].summary if single else over_seeds([run.summary for run in runs])
     result = Result(resolved, tuple(runs), model, summary, folder, finished)
     if folder is not None and torchrun.rank() == 0 and not (resume and is_finished(folder)):
         if not single:
-            names = [f"seed-{seed}" for seed in resolved.seeds]
-            _write_whole(folder, resolved, summary | {"parts": names})
+            _write_whole(folder, resolved, summary | {"parts": [f"seed-{seed}" for seed in resolved.seeds]})
         write_report(runs, folder / "report.html", resolved.name, scripts=scripts)
     return result
 
 
 def run_folder(config: Config, out: Path) -> Path:
-    """Return the run folder of a config.
-
-    Args:
-        config: The config.
-        out: The folder that it is in.
-    """
+    """Return the run folder of a config in the folder of all run folders."""
     return out / f"{config.name}-{config.hash}"
 
 
 def is_finished(folder: Path) -> bool:
-    """Find whether the run in a folder is finished: the report is the last file that it writes.
-
-    Args:
-        folder: The run folder.
-
-    Returns:
-        Whether it is.
-    """
+    """Return whether the run in a folder is finished: the report is the last file that it writes."""
     return all((folder / file).exists() for file in ("summary.json", "report.html"))
 
 
@@ -289,66 +258,33 @@ def _run_seed(
     resume: bool,
     progress: Progress | None,
     begin: Callable[[], None],
-) -> tuple[SeedRun, nn.Module, nn.Module | None]:
+) -> Trained:
     """Run one seed; where a key is tuned, run every value and choose the one with the best validation score.
 
-    A value of the weighting that gives the same weights as an earlier one in every round is not trained again.
-
-    Args:
-        config: The config.
-        seed: The seed.
-        folder: Its folder.
-        resume: See `simulate`.
-        progress: See `simulate`.
-        begin: Called when all is set up, before anything is trained.
-
-    Returns:
-        The run, its network with the final model, and the network with the finished model (None: there is no finish).
+    `begin` is called when all is set up, before anything is trained.
     """
-    if config.tune is None:
+
+    def run(config: Config, folder: Path | None) -> Trained:
         loop = make_training_loop(config, seed, folder)
         begin()
         return loop.run(resume, progress), loop.model.module, loop.finished_network()
+
+    if config.tune is None:
+        return run(config, folder)
     scores: dict[str, float] = {}
-    diverged: set[str] = set()
-    chosen: tuple[str, SeedRun, nn.Module, nn.Module | None] | None = None  # nothing else is kept of the values
-    weighed: dict[str, NDArray[np.float64]] = {}
-    same: dict[str, str] = {}
+    best: tuple[str, Trained] | None = None
     for value in config.tune.values:
-        part = f"{config.tune.key.rpartition('.')[2]}-{value}"
-        loop = make_training_loop(
-            _with_value(config, value),
-            seed,
-            None if folder is None else folder / part,
-        )
-        weights = _constant_weights(config.tune.key, loop)
-        if weights is not None:
-            twin = next((other for other, found in weighed.items() if np.array_equal(found, weights)), None)
-            if twin is not None and twin not in diverged:
-                same[part] = twin
-                continue
-            weighed.setdefault(part, weights)
-        begin()
-        finished = loop.run(resume, progress)
-        scores[part] = max(record.validation.score for record in finished.rounds if record.validation is not None)
-        if finished.summary["diverged"]:
-            diverged.add(part)
-        if chosen is None or scores[part] > scores[chosen[0]]:
-            chosen = part, finished, loop.model.module, loop.finished_network()
-    assert chosen is not None, "there are values"
-    name, run, model, after = chosen
+        name = f"{config.tune.key.rpartition('.')[2]}-{value}"
+        trained = run(config.tuned(value), None if folder is None else folder / name)
+        scores[name] = max(record.validation.score for record in trained[0].rounds if record.validation is not None)
+        if best is None or scores[name] > scores[best[0]]:
+            best = name, trained
+        del trained  # only the best is kept
+    assert best is not None, "there are values"
     if folder is not None and not (folder / "summary.json").exists():
-        notes = {"parts": [name], "validation": scores, "chosen": name} | ({"same": same} if same else {})
+        notes = {"parts": [best[0]], "validation": scores, "chosen": best[0]}
         _write_whole(folder, config.for_seed(seed), notes)
-    return run, model, after
-
-
-def _constant_weights(key: str, loop: TrainingLoop) -> NDArray[np.float64] | None:
-    """Return the weights of all clients in every round, where the weighting is tuned and knows them before."""
-    weighs = key.startswith("method.weighting.") and not loop.config.target.is_estimated
-    if not weighs or not isinstance(loop.runner, Federation):
-        return None
-    return loop.runner.constant_weights()
+    return best[1]
 
 
 def _begin_whole(config: Config, folder: Path | None) -> None:

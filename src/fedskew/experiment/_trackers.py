@@ -33,37 +33,20 @@ class Tracker(Protocol):
     """A service that a run reports to. `start` is called once, before any round, also when a run is resumed."""
 
     def start(self, config: Mapping[str, Any]) -> None:
-        """Open the run and store its config.
-
-        Args:
-            config: The config, resolved and with one seed.
-        """
+        """Open the run and store its config, which is resolved and has one seed."""
 
     def log(self, record: RoundRecord) -> None:
-        """Store the scalars of one round, at step `record.round`.
-
-        Args:
-            record: The round's record.
-        """
+        """Store the scalars of one round, at step `record.round`."""
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Store the final figures and close the run.
-
-        Args:
-            summary: The run's summary.
-        """
+        """Store the final figures and close the run."""
 
 
 def scalars(record: RoundRecord) -> dict[str, float]:
-    """Return the numbers in a round's record and its evaluations.
+    """Return the numbers in a round's record and its evaluations by name, shares in [0, 1].
 
-    Args:
-        record: The record.
-
-    Returns:
-        Numbers by name, shares in [0, 1]. The loss on the test set is `test_loss`, figures on the validation set begin
-        with `validation_`, and `diverged` is the number of clients that diverged. Values that are None or not finite
-        are left out.
+    The loss on the test set is `test_loss`, figures on the validation set begin with `validation_`, and `diverged` is
+    the number of clients that diverged. Values that are None or not finite are left out.
     """
     values = {**vars(record), "diverged": len(record.diverged)}
     for name in ("seed", "round"):
@@ -191,11 +174,7 @@ TRACKERS: dict[str, Callable[[Path], Tracker]] = {"tensorboard": TensorBoard, "m
 
 
 def make_trackers(names: Sequence[str], folder: Path) -> list[Tracker]:
-    """Make the trackers of one seed.
-
-    Args:
-        names: Names of trackers.
-        folder: What they write locally goes below this folder.
+    """Make the trackers of one seed, which write below a folder.
 
     Raises:
         ConfigError: There is no tracker of such a name.
