@@ -10,10 +10,13 @@ import pytest
 import torch
 from PIL import Image, ImageEnhance, ImageOps
 
-from fedskew.data import AutoAugment, CropFlip, CropFlipAutoAugment
+from fedskew.data import AUGMENTATIONS
 from fedskew.data.autoaugment import PROBABILITIES, ROWS, operate, operation_row
 from fedskew.errors import ArgumentError
 from fedskew.randomness import mix
+
+AutoAugment, CropFlip = AUGMENTATIONS["autoaugment"], AUGMENTATIONS["crop_flip"]
+CropFlipAutoAugment = AUGMENTATIONS["crop_flip_autoaugment"]
 
 # Cubuk et al., table 7, with the levels that it prints for operations without a strength too.
 PUBLISHED = """

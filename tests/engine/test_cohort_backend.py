@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import pytest
@@ -327,7 +328,7 @@ def test_convolutions_channel_dropout_and_augmentation_are_each_clients_own(name
     flat = data()
     inputs = torch.from_numpy(np.random.default_rng(5).random((ROWS, *shape)).astype(np.float32))
     divided = PartitionedData(inputs, flat.targets, flat.rows, flat.counts)
-    augment = None if augmentation is None else AUGMENTATIONS[augmentation]().bind((), ())
+    augment = None if augmentation is None else partial(AUGMENTATIONS[augmentation]().apply, mean=(), std=())
     module = build(name, CLASSES, shape)
     alone, together, model = backends(built(objective=TEACHING), module, divided, augment=augment)
     asked = [Assignment(client, 2) for client in (1, 2, 5)]

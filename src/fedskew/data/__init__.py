@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from fedskew.data._augmentation import Augmentation, Augmenter, CropFlip, JitterFlipGrey
 from fedskew.data._dataset import Dataset
-from fedskew.data._given import GivenData, from_object
-from fedskew.data._holdings import Holdings, holdings
+from fedskew.data._holdings import holdings
 from fedskew.data._huggingface import from_huggingface
-from fedskew.data._load import INDEX, OWN, WITH_CLIENTS, Reader, load
+from fedskew.data._load import INDEX, OWN, WITH_CLIENTS, load
+from fedskew.data._objects import from_object
 from fedskew.data._published import ImageFiles
-from fedskew.data._stored import ByteImages, Inputs, MappedImages, Stored, take
-from fedskew.data._unlabelled import Unlabelled, unlabelled
+from fedskew.data._stored import ByteImages, Inputs, Stored, take
+from fedskew.data._unlabelled import unlabelled
 from fedskew.data.autoaugment import AutoAugment, CropFlipAutoAugment
 
 AUGMENTATIONS: dict[str, type[Augmenter]] = {
@@ -27,21 +27,11 @@ __all__ = [
     "OWN",
     "WITH_CLIENTS",
     "Augmentation",
-    "Augmenter",
-    "AutoAugment",
     "ByteImages",
-    "CropFlip",
-    "CropFlipAutoAugment",
     "Dataset",
-    "GivenData",
-    "Holdings",
     "ImageFiles",
     "Inputs",
-    "JitterFlipGrey",
-    "MappedImages",
-    "Reader",
     "Stored",
-    "Unlabelled",
     "from_huggingface",
     "from_object",
     "holdings",

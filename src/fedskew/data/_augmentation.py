@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -28,27 +27,10 @@ class Augmenter(Protocol):
     """
 
     def apply(self, batch: Tensor, keys: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
-        """Change a batch.
+        """Return the changed batch, by one int64 key a sample.
 
-        Args:
-            batch: Normalised images, shape `(batch, channels, height, width)`.
-            keys: What each sample's random draws are made from, shape `(batch,)`, int64.
-            mean: The means by channel that the batch was normalised with; empty if it was not.
-            std: The deviations, likewise.
-
-        Returns:
-            The changed images, same shape.
-        """
-
-    def bind(self, mean: tuple[float, ...], std: tuple[float, ...]) -> Augmentation:
-        """Fix the normalisation.
-
-        Args:
-            mean: As for `apply`.
-            std: As for `apply`.
-
-        Returns:
-            `apply` for data normalised so.
+        The batch, `(batch, channels, height, width)`, was normalised with these means and deviations by channel; they
+        are empty if it was not.
         """
 
 
@@ -67,7 +49,7 @@ class CropFlip:
     flip: Share = 0.5
 
     def apply(self, batch: Tensor, keys: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
-        """Return the augmented batch; `mean` and `std` are those by channel that it was normalised with, or empty."""
+        """Return the changed batch."""
         check(batch, keys, "crop_flip")
         size, channels, height, width = batch.shape
         black = -per_channel(mean, batch, 0.0) / per_channel(std, batch, 1.0)
@@ -86,10 +68,6 @@ class CropFlip:
         starts = rows * wide + right.view(-1, 1, 1)
         windows = padded.flatten().unfold(0, width, 1)
         return windows.index_select(0, starts.flatten()).view(batch.shape)
-
-    def bind(self, mean: tuple[float, ...], std: tuple[float, ...]) -> Augmentation:
-        """Return `apply` for data normalised with these means and deviations."""
-        return functools.partial(self.apply, mean=mean, std=std)
 
 
 @component
@@ -119,7 +97,7 @@ class JitterFlipGrey:
     greyscale: Share = 0.1
 
     def apply(self, batch: Tensor, keys: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
-        """Return the augmented batch; `mean` and `std` are those by channel that it was normalised with, or empty."""
+        """Return the changed batch."""
         check(batch, keys, "fedentopt")
         shift, scale = per_channel(mean, batch, 0.0), per_channel(std, batch, 1.0)
         draws = uniform(keys.unsqueeze(1), torch.arange(5, device=keys.device)).to(batch.dtype)
@@ -143,10 +121,6 @@ class JitterFlipGrey:
             hardtanh_(x.mul_(saturation).add_(grey.mul_(1 - saturation)), 0, 1)
         return x.sub_(shift).div_(scale)
 
-    def bind(self, mean: tuple[float, ...], std: tuple[float, ...]) -> Augmentation:
-        """Return `apply` for data normalised with these means and deviations."""
-        return functools.partial(self.apply, mean=mean, std=std)
-
 
 def _grey(x: Tensor) -> Tensor:
     """Convert images to grey levels, `(batch, 1, ...)`."""
@@ -157,10 +131,7 @@ def _grey(x: Tensor) -> Tensor:
 
 
 def per_channel(values: Sequence[float], batch: Tensor, default: float) -> Tensor:
-    """Return one value per channel as a `(channels, 1, 1)` tensor on the device of `batch`; all `default` where empty.
-
-    Filled on the device: a copy from the host would make every step wait.
-    """
+    """Return one value per channel, `(channels, 1, 1)`, filled on the device: a copy would make every step wait."""
     channels = batch.shape[-3]
     if values and len(values) != channels:
         raise ArgumentError(f"batch: has {channels} channels, but the data set was normalised with {len(values)}")

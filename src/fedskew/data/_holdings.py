@@ -7,27 +7,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedskew.data._folder import is_image, tree
-from fedskew.data._huggingface import datasets_package
+from fedskew.data._huggingface import saved_table
 from fedskew.data._own import ordered
 from fedskew.data._tables import read_arrays
 from fedskew.errors import ArgumentError, DataError
 from fedskew.names import CLASS_WORDS, CLIENT_WORDS, warn_of_look_alikes
 from fedskew.sheets import Sheet, find_column
 
-EVERYONE = "all"
-"""The one client where data name none."""
+_EVERYONE = "all"
 
 
 @dataclass(frozen=True)
 class Holdings:
-    """The label of every sample, and the client that holds it; a test part does not count.
-
-    Attributes:
-        labels: Class name of each sample.
-        clients: Client name of each sample; None where the data name no clients.
-        class_names: All class names, in order, also of classes without a sample.
-        client_names: All client names, in order.
-    """
+    """The label of every sample, and the client that holds it (None: the data name none); all names, in order."""
 
     labels: Sequence[str]
     clients: Sequence[str] | None
@@ -37,6 +29,8 @@ class Holdings:
 
 def holdings(path: Path, label: str | None = None, client: str | None = None) -> Holdings:
     """Read who holds which labels: a folder of images, an `.npz` file, a CSV file or a folder of Hugging Face.
+
+    A test part does not count.
 
     Args:
         path: The folder or file, as the readers "folder", "npz", "csv" and "huggingface" take it. In a folder of images
@@ -65,7 +59,7 @@ def _made(
     if not labels:
         raise DataError(f"{path}: holds no samples")
     classes = tuple(class_names) or ordered(labels)
-    owners = (EVERYONE,) if clients is None else ordered({*clients, *client_names})
+    owners = (_EVERYONE,) if clients is None else ordered({*clients, *client_names})
     warn_of_look_alikes(classes, "classes", path)
     warn_of_look_alikes(owners, "clients", path)
     return Holdings(labels, clients, classes, owners)
@@ -104,12 +98,8 @@ def _of_table(path: Path, label: str | None, client: str | None) -> Holdings:
 
 
 def _of_huggingface(path: Path, label: str | None, client: str | None) -> Holdings:
-    package = datasets_package()
-    try:
-        table = package.load_from_disk(str(path))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: is no folder that save_to_disk of datasets wrote ({error})") from None
-    part = table["train"] if isinstance(table, package.DatasetDict) and "train" in table else table
+    table = saved_table(path)
+    part = table["train"] if isinstance(table, dict) and "train" in table else table  # a DatasetDict
     try:
         place = find_column(part.column_names, "label", CLASS_WORDS, label)
         owner = find_column(part.column_names, "client", CLIENT_WORDS, client)

@@ -24,40 +24,8 @@ _NUMBERS = ("int", "uint", "float", "bool", "double")
 
 
 @names_clients
-def huggingface(
-    root: Path,
-    rng: np.random.Generator | None,
-    inputs: str | None = None,
-    label: str = "label",
-    client: str | None = None,
-    test: str = "test",
-    test_share: float = 0.2,
-    size: int | tuple[int, int] | None = None,
-    vocabulary_size: int = 98_635,
-    length: int = 200,
-) -> Dataset:
-    """Read a folder that `save_to_disk` of the package `datasets` wrote; arguments as for `from_huggingface`."""
-    package = datasets_package()
-    try:
-        table = package.load_from_disk(str(root))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{root}: is no folder that save_to_disk of datasets wrote ({error})") from None
-    return from_huggingface(
-        table,
-        inputs=inputs,
-        label=label,
-        client=client,
-        test=test,
-        test_share=test_share,
-        size=size,
-        vocabulary_size=vocabulary_size,
-        length=length,
-        rng=rng,
-    )
-
-
 def from_huggingface(
-    table: Any,
+    root: Any,
     *,
     inputs: str | None = None,
     label: str = "label",
@@ -76,11 +44,12 @@ def from_huggingface(
     of the training part. Text becomes token ids, `(samples, length)`, by a vocabulary of the training text, as for
     `ag_news`. Classes keep the ids of a `ClassLabel`.
 
-    To train on it, let a function at the top level of a module return it, and give that function as the data's name; or
-    save the table with `save_to_disk` and name "huggingface" and the folder as root.
+    To train on it, pass it as the data of `simulate`; or save the table with `save_to_disk` and name "huggingface" and
+    the folder as root.
 
     Args:
-        table: A `datasets.Dataset`, or a `DatasetDict` whose parts are "train" and, optionally, `test`.
+        root: A `datasets.Dataset`, or a `DatasetDict` whose parts are "train" and, optionally, `test`; or a folder that
+            `save_to_disk` wrote.
         inputs: Column to learn from: images, text, an array, or a number. By default the only column of images, else
             the only one of text, else the only one of arrays, else all columns of numbers together.
         label: Column of labels.
@@ -92,15 +61,13 @@ def from_huggingface(
         length: Number of words kept of each text.
         rng: Draws the samples to hold out.
 
-    Returns:
-        The data set.
-
     Raises:
         MissingPackageError: The package `datasets` is not installed.
         DataError: The table does not fit.
         ArgumentError: A wrong argument; the message names it.
     """
     package = datasets_package()
+    table = saved_table(root) if isinstance(root, Path) else root
     parts = dict(table) if isinstance(table, package.DatasetDict) else {"train": table}
     if "train" not in parts:
         raise DataError(f"table: has no part 'train' (found: {', '.join(parts)})")
@@ -135,6 +102,14 @@ def datasets_package() -> Any:
         return import_module("datasets")
     except ImportError:
         raise MissingPackageError("data set 'huggingface' needs datasets: pip install 'fedskew[hf]'") from None
+
+
+def saved_table(folder: Path) -> Any:
+    """Read a folder that `save_to_disk` of the package `datasets` wrote."""
+    try:
+        return datasets_package().load_from_disk(str(folder))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{folder}: is no folder that save_to_disk of datasets wrote ({error})") from None
 
 
 def _kind(feature: Any) -> str:

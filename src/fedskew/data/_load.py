@@ -17,7 +17,7 @@ from fedskew.data._cifar import cifar10, cifar100
 from fedskew.data._dataset import Dataset
 from fedskew.data._digits import digit_domains, svhn, syn_digits, usps
 from fedskew.data._folder import folder
-from fedskew.data._huggingface import huggingface
+from fedskew.data._huggingface import from_huggingface
 from fedskew.data._idx import emnist_balanced, fashion_mnist, fedvls_mnist, mnist, mnist_and_fashion
 from fedskew.data._image_sets import cinic10, iwildcam, pacs, tiny_imagenet
 from fedskew.data._tables import csv, npz
@@ -28,30 +28,11 @@ from fedskew.parameters import plain
 Reader = Callable[..., Dataset]
 """A function with options as keywords; with `root` if it reads files, and `rng` if it draws random numbers."""
 
-INDEX: dict[str, Reader] = {
-    "digits": digits,
-    "mnist": mnist,
-    "fashion_mnist": fashion_mnist,
-    "mnist_and_fashion": mnist_and_fashion,
-    "fedvls_mnist": fedvls_mnist,
-    "emnist_balanced": emnist_balanced,
-    "cifar10": cifar10,
-    "cifar100": cifar100,
-    "cinic10": cinic10,
-    "tiny_imagenet": tiny_imagenet,
-    "usps": usps,
-    "svhn": svhn,
-    "syn_digits": syn_digits,
-    "digit_domains": digit_domains,
-    "pacs": pacs,
-    "iwildcam": iwildcam,
-    "ag_news": ag_news,
-    "synthetic": synthetic,
-    "folder": folder,
-    "npz": npz,
-    "csv": csv,
-    "huggingface": huggingface,
-}
+_READERS = (
+    digits, mnist, fashion_mnist, mnist_and_fashion, fedvls_mnist, emnist_balanced, cifar10, cifar100, cinic10,
+    tiny_imagenet, usps, svhn, syn_digits, digit_domains, pacs, iwildcam, ag_news, synthetic, folder, npz, csv,
+)  # fmt: skip
+INDEX: dict[str, Reader] = {reader.__name__: reader for reader in _READERS} | {"huggingface": from_huggingface}
 """Readers by the names that configs use."""
 
 OWN = ("folder", "npz", "csv", "huggingface")

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import hardtanh_
 
-from fedskew.data._augmentation import Augmentation, CropFlip, check, per_channel
-from fedskew.parameters import Share, Size, component
+from fedskew.data._augmentation import CropFlip, check, per_channel
+from fedskew.parameters import component
 from fedskew.randomness import uniform
 
 POLICY = (
@@ -102,7 +102,7 @@ class AutoAugment:
     """The policy alone: two operations on each image, drawn by its key. Pixels are rounded to 256 levels."""
 
     def apply(self, batch: Tensor, keys: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
-        """Return the augmented batch; `mean` and `std` are those by channel that it was normalised with, or empty."""
+        """Return the changed batch."""
         check(batch, keys, "autoaugment")
         shift, scale = per_channel(mean, batch, 0.0), per_channel(std, batch, 1.0)
         rows, probabilities = _policy_on(batch.device)
@@ -116,30 +116,14 @@ class AutoAugment:
             x = operate(x, rows[row[:, turn]], sign[:, turn])
         return x.mul_(1 / 255).sub_(shift).div_(scale)
 
-    def bind(self, mean: tuple[float, ...], std: tuple[float, ...]) -> Augmentation:
-        """Return `apply` for data normalised with these means and deviations."""
-        return functools.partial(self.apply, mean=mean, std=std)
-
 
 @component
-class CropFlipAutoAugment:
-    """`CropFlip`, then `AutoAugment`: what FedVLS trains with on CIFAR.
-
-    Attributes:
-        pad: As in `CropFlip`.
-        flip: As in `CropFlip`.
-    """
-
-    pad: Size = 4
-    flip: Share = 0.5
+class CropFlipAutoAugment(CropFlip):
+    """`CropFlip`, then `AutoAugment`: what FedVLS trains with on CIFAR."""
 
     def apply(self, batch: Tensor, keys: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
-        """Return the augmented batch; `mean` and `std` are those by channel that it was normalised with, or empty."""
-        return AutoAugment().apply(CropFlip(self.pad, self.flip).apply(batch, keys, mean, std), keys, mean, std)
-
-    def bind(self, mean: tuple[float, ...], std: tuple[float, ...]) -> Augmentation:
-        """Return `apply` for data normalised with these means and deviations."""
-        return functools.partial(self.apply, mean=mean, std=std)
+        """Return the changed batch."""
+        return AutoAugment().apply(super().apply(batch, keys, mean, std), keys, mean, std)
 
 
 @functools.cache
@@ -151,15 +135,8 @@ def _policy_on(device: torch.device) -> tuple[Tensor, Tensor]:
 def operate(x: Tensor, rows: Tensor, sign: Tensor) -> Tensor:
     """Apply one operation to each image, with Pillow's result to the grey level.
 
-    Every kind of operation is computed for every image, so that no shape depends on which one an image gets.
-
-    Args:
-        x: Images, shape `(batch, 1 or 3, height, width)`, whole numbers from 0 to 255 as floats.
-        rows: Operation of each image as `operation_row` gives it, shape `(batch, columns)`, float64.
-        sign: Direction of signed operations, 1 or -1, shape `(batch,)`.
-
-    Returns:
-        The changed images, same shape.
+    Every kind of operation is computed for every image, so that no shape depends on which one an image gets. Images are
+    whole numbers from 0 to 255, as floats; rows are as `operation_row` gives them; signs are 1 or -1.
     """
     signed = rows[:, : len(_SIGNED)] * sign.unsqueeze(1)
     signed[:, -1] += 1  # before rounding to the image's precision, as Pillow

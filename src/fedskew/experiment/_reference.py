@@ -165,7 +165,7 @@ def _entry(place: str, name: str, kind: Any) -> Entry:
 
 def _keys(kind: Any) -> Iterator[Key]:
     """Yield the parameters of a component, network or reader."""
-    meanings = _meanings(data.from_huggingface if kind is data.INDEX["huggingface"] else kind)
+    meanings = _meanings(kind)
     if dataclasses.is_dataclass(kind):
         whole = pydantic.TypeAdapter(kind).json_schema()
         for name, schema in whole["properties"].items():

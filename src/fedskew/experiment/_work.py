@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -78,7 +79,7 @@ def make_work(
     augment = None
     if training.augmentation is not None:
         augmentation = components.find(data.AUGMENTATIONS, training.augmentation, "training.augmentation")()
-        augment = augmentation.bind(mean, std)
+        augment = partial(augmentation.apply, mean=mean, std=std)
     return LocalWork(
         data=samples,
         objective=method.objective,

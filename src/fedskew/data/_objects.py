@@ -1,12 +1,13 @@
-"""Data given as an object from Python: a `Dataset` of ours, a table of Hugging Face's, a map-style one of PyTorch's."""
+"""Data that are an object of Python: a `Dataset` of ours, a table of Hugging Face's, a map-style one of PyTorch's."""
 
 from __future__ import annotations
 
 import hashlib
 import pickle
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import fields
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,22 +25,15 @@ Items = Any
 """A sequence of pairs (input, label), such as a map-style data set of PyTorch's."""
 
 
-@dataclass(frozen=True)
-class GivenData:
-    """An object that stands where the name of a data set may.
-
-    Attributes:
-        label: What it is called in a config.
-        digest: Hex digits that change with its content.
-        read: Makes the data set; takes `rng` and options.
-    """
+class ObjectData(NamedTuple):
+    """An object in place of a data set's name: its name in a config, a digest of its content, and its reader."""
 
     label: str
     digest: str
     read: Callable[..., Dataset]
 
 
-def from_object(value: Any, test: Any = None) -> GivenData:
+def from_object(value: Any, test: Any = None) -> ObjectData:
     """Take an object as the data of a run.
 
     Args:
@@ -48,16 +42,13 @@ def from_object(value: Any, test: Any = None) -> GivenData:
             and bytes are scaled to [0, 1], and everything but token ids is standardised by channel.
         test: The test part, of the same kind; None: the object's own, or a share of every class (`test_share`).
 
-    Returns:
-        The data, which are read at the beginning of a run.
-
     Raises:
         DataError: It is no such object, or its items don't fit.
     """
     if isinstance(value, Dataset):
         if test is not None:
             raise DataError("data.test: a fedskew.data.Dataset has a test part; leave this one out")
-        return GivenData(value.name, _digest(*(getattr(value, field.name) for field in fields(value))), lambda: value)
+        return ObjectData(value.name, _digest(*(getattr(value, field.name) for field in fields(value))), lambda: value)
     if type(value).__module__.partition(".")[0] == "datasets":
         return _table(value, test)
     train = _read(value, "data")
@@ -73,35 +64,19 @@ def from_object(value: Any, test: Any = None) -> GivenData:
         return make(label, parts[0], parts[1], test_share, rng, numbered=numbered)
 
     parts = [train.inputs, train.labels, *([] if held is None else [held.inputs, held.labels])]
-    return GivenData(label, _digest(*parts, numbered), read)
+    return ObjectData(label, _digest(*parts, numbered), read)
 
 
-def _table(value: Any, test: Any) -> GivenData:
+def _table(value: Any, test: Any) -> ObjectData:
     """Return a table of Hugging Face's, or a dict of tables."""
     if test is not None and not isinstance(test, str):
         import datasets
 
         value, test = datasets.DatasetDict({"train": value, "test": test}), None
     tables = dict(value) if isinstance(value, dict) else {"": value}
-    named = {} if test is None else {"test": test}
-
-    def read(
-        rng: np.random.Generator,
-        inputs: str | None = None,
-        label: str = "label",
-        client: str | None = None,
-        test_share: float = 0.2,
-        size: Any = None,
-        vocabulary_size: int = 98_635,
-        length: int = 200,
-    ) -> Dataset:
-        return from_huggingface(
-            value, inputs=inputs, label=label, client=client, test_share=test_share, size=size,
-            vocabulary_size=vocabulary_size, length=length, rng=rng, **named,
-        )  # fmt: skip
-
     prints = [(name, getattr(table, "_fingerprint", None)) for name, table in tables.items()]
-    return GivenData(type(value).__name__, _digest(*prints, test), read)
+    read = partial(from_huggingface, value, **({} if test is None else {"test": test}))
+    return ObjectData(type(value).__name__, _digest(*prints, test), read)
 
 
 def _read(items: Items, where: str) -> RawSamples:
