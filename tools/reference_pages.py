@@ -139,7 +139,7 @@ def _parameter(parameter: Any) -> str:
 def schema() -> str:
     """The JSON schema of a config, for editors."""
     sys.path.insert(0, str(SOURCE.parent))
-    from fedskew.experiment import json_schema
+    from fedskew.cli.config_keys import json_schema
 
     return json.dumps(json_schema(), indent=1, ensure_ascii=False)
 
@@ -147,7 +147,7 @@ def schema() -> str:
 def config_keys() -> str:
     """Every key of a config, table by table, and the keys that go with each name."""
     sys.path.insert(0, str(SOURCE.parent))
-    from fedskew.experiment import choices, tables
+    from fedskew.cli.config_keys import choices, tables
 
     parts = [_keys(f"[{entry.name}]" if entry.name else "Top of the file", entry) for entry in tables()]
     for place, entries in choices().items():

@@ -17,7 +17,8 @@ from fedskew.cli import main
 from fedskew.data import Dataset, unlabelled
 from fedskew.deploy import read_agreement, renamed_folders, write_images
 from fedskew.errors import ConfigError, DataError
-from fedskew.experiment import parse_change, read
+from fedskew.experiment import read
+from fedskew.trees import parse_change
 
 DEEP = "a = " + "[" * 100_000
 TERABYTES = (10**6, 10**7)

@@ -14,7 +14,8 @@ from tests.cli.conftest import Command
 
 import fedskew
 from fedskew import data, models, partition
-from fedskew.experiment import Config, choices, json_schema, read, resolve, tables
+from fedskew.cli.config_keys import choices, json_schema, tables
+from fedskew.experiment import Config, read, resolve
 
 
 def test_a_new_config_runs_and_replays_as_the_defaults(tmp_path: Path, command: Command) -> None:

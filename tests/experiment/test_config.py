@@ -8,7 +8,8 @@ import pytest
 
 from fedskew.arena import read_arena
 from fedskew.errors import CombinationError, ConfigError
-from fedskew.experiment import line_of, parse_change, read, read_sweep, resolve, write
+from fedskew.experiment import read, read_sweep, resolve, write
+from fedskew.trees import line_of, parse_change
 
 GOOD = """\
 schema = 1

@@ -8,7 +8,8 @@ import pytest
 from fedskew import data, models
 from fedskew.deploy import Agreement
 from fedskew.errors import ArgumentError, ConfigError, FedskewError
-from fedskew.experiment import parse_change, put, read, resolve
+from fedskew.experiment import read, resolve
+from fedskew.trees import parse_change, put
 
 TASK = """
 name = "task"

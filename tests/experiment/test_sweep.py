@@ -21,7 +21,6 @@ from fedskew.experiment import (
     configs_of,
     jobs_of,
     model_notes,
-    parse_change,
     read_runs,
     read_sweep,
     resolve,
@@ -34,6 +33,7 @@ from fedskew.experiment import (
     write_tables,
 )
 from fedskew.report import SeedRun
+from fedskew.trees import parse_change
 
 TASK = """\
 schema = 1

@@ -17,9 +17,11 @@ import tomli_w
 
 import fedskew
 from fedskew import methods
+from fedskew.cli.config_keys import choices, tables
 from fedskew.errors import FedskewError
-from fedskew.experiment import choices, put, read, resolve, tables, write
+from fedskew.experiment import read, resolve, write
 from fedskew.papers import config_file, config_names
+from fedskew.trees import put
 
 pytestmark = [pytest.mark.fuzz, pytest.mark.filterwarnings("ignore")]
 

@@ -49,9 +49,10 @@ import pydantic
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
 from fedskew.errors import ConfigError, FedskewError, nearest
-from fedskew.experiment import Config, command_line, read_tree, sweep_of
+from fedskew.experiment import Config, command_line, sweep_of
 from fedskew.parameters import first_mistake
 from fedskew.tables import flatten
+from fedskew.trees import read_tree
 
 TUNING_SEED = 1_000_003
 """Seed of the tuning runs and of the partition that they train on; no compared run has it."""

@@ -29,7 +29,7 @@ def check(
     """
     from fedskew import checks
     from fedskew.errors import ConfigError
-    from fedskew.experiment import parse_change
+    from fedskew.trees import parse_change
 
     found = checks.components_of(file)
     if not found:

@@ -396,7 +396,8 @@ def local(
         write_images,
     )
     from fedskew.errors import ConfigError, StandstillError
-    from fedskew.experiment import make_task, put, read, resolve
+    from fedskew.experiment import make_task, read, resolve
+    from fedskew.trees import put
 
     changed = changed_keys(changes, None, None, data_root)
     if config is not None:

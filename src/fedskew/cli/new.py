@@ -21,8 +21,8 @@ from fedskew.errors import ArgumentError, ConfigError, DataError
 from fedskew.tables import counted
 
 if TYPE_CHECKING:
+    from fedskew.cli.config_keys import Entry, Key
     from fedskew.data import Dataset
-    from fedskew.experiment import Entry, Key
 
 SCHEMA = "fedskew.schema.json"
 WIDTH = 110
@@ -80,8 +80,9 @@ def new(
         fedskew run my.toml
     """
     from fedskew import methods
+    from fedskew.cli.config_keys import choices, json_schema
     from fedskew.data import OWN, WITH_CLIENTS
-    from fedskew.experiment import choices, json_schema, resolve, shared_data
+    from fedskew.experiment import resolve, shared_data
 
     if path.exists() and not force:
         raise ConfigError(f"{path}: is there already; write elsewhere, or add --force to replace it")
@@ -197,7 +198,7 @@ def _typical(size: _Size) -> dict[str, Any]:
 
 def _change(chosen: dict[str, Any], changes: list[str] | None) -> None:
     """Apply `--set`."""
-    from fedskew.experiment import parse_change, put
+    from fedskew.trees import parse_change, put
 
     for key, value in map(parse_change, changes or []):
         put(chosen, key, value)
@@ -295,7 +296,7 @@ def _run_name(path: Path) -> str:
 
 def _text(chosen: Mapping[str, Any], schema: bool) -> str:
     """Return the file: keys that were chosen, and all others behind a comment sign, each with its meaning."""
-    from fedskew.experiment import choices, tables
+    from fedskew.cli.config_keys import choices, tables
 
     lines = [f"#:schema ./{SCHEMA}"] if schema else []
     lines += ["# A config of fedskew, for `fedskew run`. A key behind # has the value that is shown; behind ..., none."]

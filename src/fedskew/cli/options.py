@@ -80,7 +80,7 @@ def quick_note(path: Path, changes: Mapping[str, Any]) -> str:
         path: The TOML file.
         changes: Values for dotted keys that were changed besides.
     """
-    from fedskew.experiment import read_tree
+    from fedskew.trees import read_tree
 
     whole, small = (read_tree(path, "config", changes, quick)[0] for quick in (False, True))
     rounds, fewer = (tree.get("training", {}).get("rounds", 0) for tree in (whole, small))
@@ -102,7 +102,7 @@ def changed_keys(
     Raises:
         ConfigError: One of them can't be read; the message names the option.
     """
-    from fedskew.experiment import parse_change
+    from fedskew.trees import parse_change
 
     changed = dict(parse_change(change) for change in changes or [])
     if seeds is not None:

@@ -15,7 +15,7 @@ from fedskew.cli.console import Console
 from fedskew.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
-    from fedskew.experiment import Entry, Key
+    from fedskew.cli.config_keys import Entry, Key
 
 
 class What(StrEnum):
@@ -59,7 +59,7 @@ def listing(
 
         fedskew list schema > fedskew.schema.json      (for editors; see `fedskew new`)
     """
-    from fedskew.experiment import choices, json_schema, tables
+    from fedskew.cli.config_keys import choices, json_schema, tables
 
     if what is What.SCHEMA:
         typer.echo(json.dumps(json_schema(), indent=1, ensure_ascii=False))

@@ -14,9 +14,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from fedskew import components, methods
 from fedskew.errors import ArgumentError, ConfigError, nearest
-from fedskew.experiment import Config, read_tree, target_mix
+from fedskew.experiment import Config, target_mix
 from fedskew.parameters import Count, Finite, Positive
 from fedskew.sums import LEAST
+from fedskew.trees import read_tree
 from fedskew.weighting import BySums
 
 UNSEEN = {"norm_limit", "norm_action", "loss_limit", "undone_limit"}

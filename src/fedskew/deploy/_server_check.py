@@ -17,7 +17,7 @@ from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE
 
 from fedskew.deploy._tls import SOON
 from fedskew.errors import ConfigError, RunError
-from fedskew.experiment import read_tree
+from fedskew.trees import read_tree
 
 MOST_AHEAD = float(SYSTEM_TIME_TOLERANCE)
 """Seconds by which a site's clock may be ahead of the server's."""

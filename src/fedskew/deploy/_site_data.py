@@ -40,9 +40,10 @@ from fedskew.deploy._agreement import Agreement
 from fedskew.deploy._log import LOG
 from fedskew.engine import ClientSamples
 from fedskew.errors import ArgumentError, ConfigError, DataError, nearest
-from fedskew.experiment import ModelInfo, read_tree
+from fedskew.experiment import ModelInfo
 from fedskew.files import private_folder, replacing
 from fedskew.randomness import Purpose, generator
+from fedskew.trees import read_tree
 
 
 @dataclass(frozen=True, eq=False)

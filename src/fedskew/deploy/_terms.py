@@ -20,10 +20,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from fedskew.deploy._app_files import app_hash, read_app
 from fedskew.deploy._ledger import Budget, Neighbours, NotAgreedError, ReleaseMode
 from fedskew.errors import ConfigError, RunError, nearest
-from fedskew.experiment import read_tree
 from fedskew.files import private_folder, write_text, writing
 from fedskew.parameters import Count, Positive
 from fedskew.sums import LEAST
+from fedskew.trees import read_tree
 
 if TYPE_CHECKING:
     from fedskew.deploy._agreement import Agreement

@@ -39,11 +39,6 @@ from ._model_info import ModelInfo as ModelInfo
 from ._preflight import label_notes as label_notes
 from ._progress import SECONDS_BETWEEN_LINES as SECONDS_BETWEEN_LINES
 from ._progress import rounds_of as rounds_of
-from ._reference import Entry as Entry
-from ._reference import Key as Key
-from ._reference import choices as choices
-from ._reference import json_schema as json_schema
-from ._reference import tables as tables
 from ._result import Result as Result
 from ._sections import cores as cores
 from ._setup import make_training_loop as make_training_loop
@@ -68,10 +63,7 @@ from ._sweep_tables import write_tables as write_tables
 from ._target import make_estimation as make_estimation
 from ._task import make_task as make_task
 from ._task import target_in_words as target_in_words
-from ._toml import line_of as line_of
-from ._toml import parse_change as parse_change
-from ._toml import put as put
-from ._toml import read_tree as read_tree
+from ._trackers import TRACKERS as TRACKERS
 from ._trackers import make_trackers as make_trackers
 from ._trackers import scalars as scalars
 from ._trained import TrainedModel as TrainedModel

@@ -37,11 +37,11 @@ from fedskew.experiment._sections import (
     TrainingSection,
     TuneSection,
 )
-from fedskew.experiment._toml import line_of, put, read_tree
 from fedskew.files import write_text
 from fedskew.labels import as_target, check_shares
 from fedskew.parameters import first_mistake
 from fedskew.privacy import most_rounds, noise_for
+from fedskew.trees import line_of, put, read_tree
 
 FloatArray = NDArray[np.float64]
 

@@ -48,8 +48,8 @@ from typing import Any
 from fedskew import methods
 from fedskew.errors import CombinationError, ConfigError, FedskewError, nearest
 from fedskew.experiment._config import Config, resolve
-from fedskew.experiment._toml import line_of, put, read_tree
 from fedskew.tables import flatten
+from fedskew.trees import line_of, put, read_tree
 
 _KEYS = ("methods", "grid", "accuracy")
 _NO_AXIS = {

@@ -44,11 +44,12 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from fedskew.errors import ConfigError, FedskewError, nearest
-from fedskew.experiment import Config, put, resolve
+from fedskew.experiment import Config, resolve
 from fedskew.methods import DEFAULTS
 from fedskew.papers._datasets import facts_of
 from fedskew.report import MOMENTS
 from fedskew.tables import flatten
+from fedskew.trees import put
 
 Labels = dict[str, str]
 """A row's label on each axis."""

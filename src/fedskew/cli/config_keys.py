@@ -15,8 +15,7 @@ from typing import Any
 import pydantic
 
 from fedskew import data, methods, models, partition
-from fedskew.experiment._config import Config
-from fedskew.experiment._trackers import TRACKERS
+from fedskew.experiment import TRACKERS, Config
 
 _NOT_SET = ("root", "rng", "num_classes", "in_shape", "self", "return")
 """Parameters of readers and networks that are no keys of their table."""
