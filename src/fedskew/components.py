@@ -104,13 +104,9 @@ class Cost:
 
 
 def has(component: Any, name: str) -> bool:
-    """Return whether a component, or a class of components, declares a property.
+    """Return whether a component, or its class, declares a property.
 
     What a component's parameters decide (FedDisco's `target`) its class does not declare.
-
-    Args:
-        component: The component, or its class.
-        name: Name of the property.
     """
     value = getattr(component, name, False)
     return value is True or (isinstance(value, frozenset) and bool(value))
@@ -121,11 +117,6 @@ def covers(component: Any, short: str, plain: str) -> bool:
 
     A class that overrides the plain function does not want what it inherits beside it: the short cut counts only where
     it is defined in the same class as the plain function, or in one that inherits from that.
-
-    Args:
-        component: The component, or its class.
-        short: Name of the short cut: a faster function, or a property that allows one, such as `adds_up`.
-        plain: Name of the function that defines what the component does.
     """
     kind = component if isinstance(component, type) else type(component)
     defined = [[name in vars(part) for part in kind.__mro__] for name in (short, plain)]
@@ -133,18 +124,7 @@ def covers(component: Any, short: str, plain: str) -> bool:
 
 
 def with_clients(component: Any, clients: int) -> Any:
-    """Fill in the number of all clients, where a component has a parameter `clients` for it.
-
-    Args:
-        component: The component.
-        clients: The number.
-
-    Returns:
-        The component with the number; the same object where it has no such parameter.
-
-    Raises:
-        ArgumentError: The parameter has another value.
-    """
+    """Fill in the number of all clients, where a component has a parameter `clients`; ArgumentError if it differs."""
     named = [field.name for field in dataclasses.fields(component)] if dataclasses.is_dataclass(component) else []
     if "clients" not in named or component.clients == clients:
         return component
@@ -157,20 +137,12 @@ def with_clients(component: Any, clients: int) -> Any:
 
 
 def paper(component: Any) -> str:
-    """Return the paper of a component or its class; empty if it names none.
-
-    Args:
-        component: The component, or its class.
-    """
+    """Return the paper of a component or its class; empty if it names none."""
     return str(getattr(component, "paper", ""))
 
 
 def default_weight(term: Any) -> float:
-    """Return the weight of an objective's term for a config that gives none.
-
-    Args:
-        term: The term, or its class.
-    """
+    """Return the weight of an objective's term for a config that gives none."""
     return float(getattr(term, "default_weight", 1.0))
 
 
@@ -178,10 +150,6 @@ def needs_label_counts(slot: str, component: Any) -> bool:
     """Return whether a component needs the clients' label counts at the server.
 
     Selections and weightings are given the counts, so they are taken to need them unless they declare otherwise.
-
-    Args:
-        slot: Its slot.
-        component: The component, or its class.
     """
     kind = component if isinstance(component, type) else type(component)
     return bool(getattr(kind, "needs_label_counts", slot in ("selection", "weighting")))
@@ -193,12 +161,6 @@ def cost(*components: Any) -> Cost:
     Beside each component's own `cost`: label counts travel once where a component declares that it needs them; losses
     that read the outputs of the sent model share one more forward pass, and those that read the client's previous model
     another, and that model is kept.
-
-    Args:
-        *components: The components, or their classes.
-
-    Returns:
-        Their cost.
     """
     reads = frozenset().union(*(getattr(component, "reads", frozenset()) for component in components))
     total = Cost()
@@ -214,19 +176,9 @@ def cost(*components: Any) -> Cost:
 
 
 def make_component(index: Mapping[str, type], table: Mapping[str, Any], where: str, key: str = "name") -> Any:
-    """Make one component from a table of its `name` and parameters.
+    """Make a component from a table of its `name` and parameters; the ConfigError of a mistake begins with its key.
 
-    Args:
-        index: The components by name.
-        table: `name` (one in the index, or `module:Class` of a user's own) and parameters.
-        where: The table's key in the config, for messages.
-        key: The key of the name in the config, for messages.
-
-    Returns:
-        The component.
-
-    Raises:
-        ConfigError: A name or parameter is unknown, missing or out of range; the message begins with its key.
+    `where` is the table's key in the config, and `key` that of the name. A name is in the index, or `module:Class`.
     """
     if "name" not in table:
         raise ConfigError(f"{where}.{key}: missing (known: {', '.join(sorted(index))})")
@@ -256,19 +208,7 @@ def _no_component(kind: Any) -> str:
 
 
 def find(index: Mapping[str, Any], name: str, where: str) -> Any:
-    """Look up what a name in a config stands for.
-
-    Args:
-        index: Entries by name.
-        name: One of them, or `module:attribute` of a user's own.
-        where: The name's key in the config, for messages.
-
-    Returns:
-        The entry, or the imported attribute.
-
-    Raises:
-        ConfigError: The name is unknown, can't be imported, or is not to be (see `own_code`).
-    """
+    """Return what a name at `where` in a config stands for: an entry of `index`, or the imported `module:attribute`."""
     if ":" not in name:
         if name not in index:
             raise ConfigError(f"{where}: unknown name {name!r}{nearest(name, index)}")
@@ -285,30 +225,14 @@ def find(index: Mapping[str, Any], name: str, where: str) -> Any:
 
 
 def keep(value: Any, label: str, digest: str) -> str:
-    """Name an object that a config can't import, for as long as this process runs.
-
-    Args:
-        value: The object.
-        label: What it is called.
-        digest: Hex digits that change with its content.
-
-    Returns:
-        A name that `find` knows in this process, and that tells in another what is missing.
-    """
+    """Return a name for an object that a config can't import, which `find` knows for as long as this process runs."""
     name = f"{GIVEN}:{label}-{digest}"
     _given[name] = value
     return name
 
 
 def given_in(tree: Any) -> list[Any]:
-    """Find the objects given from Python that a config's tree names, as far as this process has them.
-
-    Args:
-        tree: The config's tree.
-
-    Returns:
-        The objects.
-    """
+    """Return the objects from Python that a config's tree names, as far as this process has them."""
     if isinstance(tree, Mapping):
         return [value for part in tree.values() for value in given_in(part)]
     if isinstance(tree, list | tuple):
@@ -317,20 +241,9 @@ def given_in(tree: Any) -> list[Any]:
 
 
 def call(function: Any, name: str, section: str, known: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
-    """Call a user's own class or function.
+    """Call a user's own class or function by its `name` in a config's `section`, with the section's other keys.
 
-    Args:
-        function: The class or function.
-        name: Its name in the config.
-        section: The section that names it.
-        known: What it may take by these names, and need not.
-        options: The section's other keys.
-
-    Returns:
-        What it returns.
-
-    Raises:
-        ConfigError: It does not take the options, needs others, or fails; the message names the key.
+    It may take those of `known` that it has parameters for. A mistake is a ConfigError that names the key.
     """
     try:
         parameters = dict(inspect.signature(function).parameters)
@@ -358,15 +271,7 @@ def call(function: Any, name: str, section: str, known: Mapping[str, Any], optio
 
 
 def name_of(value: Any, where: str) -> str:
-    """Return the `module:attribute` of a user's own class or function, by which a config can name it.
-
-    Args:
-        value: The class or function.
-        where: Where it was given, for messages.
-
-    Raises:
-        ConfigError: The class or function is not defined at the top level of a module.
-    """
+    """Return the `module:attribute` of a user's own class or function, by which a config can name it."""
     module, qualname = getattr(value, "__module__", None), getattr(value, "__qualname__", "<locals>")
     if module is None or not qualname.isidentifier():
         raise ConfigError(f"{where}: {value!r} can't be named in a config; define it at the top level of a module")

@@ -41,9 +41,6 @@ def component(cls: type[T]) -> type[T]:
     """Make a class a frozen dataclass whose fields are checked against their annotated types on construction.
 
     A check over several fields goes into `__post_init__`, which raises ArgumentError as everywhere.
-
-    Raises (on construction):
-        ArgumentError: A value does not fit its field's type or range; the message names the field.
     """
     config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
     made: Any = pydantic.dataclasses.dataclass(frozen=True, config=config)(cls)
@@ -79,11 +76,6 @@ def first_mistake(
     """Return one line for the first mistake that pydantic found: the dotted key, what is wrong, the value.
 
     Unknown keys come first, as they often explain the others.
-
-    Args:
-        error: pydantic's error.
-        prefix: What stands before the key.
-        fields: The table that was read, whose keys are known; None: a component, which names its own parameters.
     """
     errors = error.errors()
     first = next((entry for entry in errors if entry["type"] in _UNKNOWN), errors[0])

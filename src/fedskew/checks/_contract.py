@@ -54,15 +54,7 @@ class Finding(NamedTuple):
 
 
 def check(found: FoundComponent, parameters: Mapping[str, Any]) -> list[Finding]:
-    """Run the contract tests on a component.
-
-    Args:
-        found: The component's class.
-        parameters: Its parameters, in place of defaults.
-
-    Returns:
-        A finding for each test; if the component can't be made, only that finding.
-    """
+    """Run the contract tests on a component with these parameters: the finding of each test."""
     table = {"name": found.name, **parameters}
     made: list[Any] = []
 

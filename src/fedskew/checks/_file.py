@@ -28,18 +28,9 @@ class FoundComponent:
 
 
 def components_of(path: Path) -> list[FoundComponent]:
-    """Import a file, and find the components that it defines.
+    """Import a file, and return the components that it defines: classes that have the main function of a slot.
 
     The file's folder is put in front of Python's search path, so that the file can import its neighbours.
-
-    Args:
-        path: The Python file.
-
-    Returns:
-        The components in the order of the file: the classes that have the main function of a slot.
-
-    Raises:
-        ConfigError: There is no such file, or it can't be imported.
     """
     if path.suffix != ".py" or not path.is_file():
         raise ConfigError(f"{path}: is no Python file; give the file that defines your components, such as own.py")
@@ -59,5 +50,5 @@ def components_of(path: Path) -> list[FoundComponent]:
         FoundComponent(slot, f"{module.__name__}:{kind.__qualname__}", kind)
         for kind in own
         for slot in (*methods.SLOTS, "finish")
-        if callable(getattr(kind, methods.FUNCTIONS[slot][0], None)) and not inspect.isabstract(kind)
+        if methods.fills(slot, kind) and not inspect.isabstract(kind)
     ]

@@ -43,16 +43,7 @@ def tiny_data() -> Dataset:
 
 
 def train(method: dict[str, Any], backend: str = "sequential", stop: bool = False) -> tuple[SeedRun, Tensor]:
-    """Train the tiny federation for three rounds.
-
-    Args:
-        method: The `[method]` of a config.
-        backend: The engine's backend.
-        stop: Whether to stop it after the second round and resume from its checkpoint.
-
-    Returns:
-        The run and its final parameters.
-    """
+    """Train the tiny federation for three rounds by a `[method]`; `stop`: after the second round, and resume."""
     config = resolve(
         {
             "data": tiny_data(),

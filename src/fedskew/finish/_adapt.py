@@ -173,32 +173,16 @@ class Adapt(Finish):
 
 
 def moved(head: Head, slope: float, biases: FloatArray, mix: FloatArray) -> Head:
-    """Fold a calibration and a label mix into a last layer.
+    """Return the layer whose softmax is `softmax(slope * logits + biases)` times the mix, normalised.
 
-    Args:
-        head: The layer.
-        slope: 1 / temperature.
-        biases: Biases of the calibration, `(classes,)`; -inf for a class that is not known.
-        mix: The target's label mix, `(classes,)`.
-
-    Returns:
-        The layer whose softmax is `softmax(slope * logits + biases)` times the mix, normalised. A class without a share
-        is never predicted.
+    A bias of -inf is that of an unknown class. A class without a share of the mix is never predicted.
     """
     added = _tensor(offsets(biases, mix)).to(head.bias)
     return Head(head.weight * slope, torch.where(added > NEVER, head.bias * slope + added, added))
 
 
 def offsets(biases: FloatArray, mix: FloatArray) -> FloatArray:
-    """Compute what is added to scaled logits: the calibration's bias plus the logarithm of the class's share.
-
-    Args:
-        biases: Biases of the calibration, `(classes,)`; -inf for a class that is not known.
-        mix: The target's label mix, `(classes,)`.
-
-    Returns:
-        The sums, `(classes,)`; `NEVER` for a class whose share is 0.
-    """
+    """Compute what is added to scaled logits: the calibration's bias plus the logarithm of the class's share."""
     logarithms = np.log(mix, out=np.full(len(mix), -np.inf), where=mix > 0)
     return np.maximum(biases + logarithms, NEVER)
 

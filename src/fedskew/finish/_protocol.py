@@ -85,15 +85,7 @@ class Ask(Protocol):
     """Asks all holders of some samples for sums."""
 
     def __call__(self, source: Source, **question: Tensor) -> dict[str, Tensor]:
-        """Return `Finish.statistics` of every holder, added up in their order.
-
-        Args:
-            source: The samples that it is about.
-            **question: What is sent to them, as tensors by name.
-
-        Returns:
-            The sums by name, float64.
-        """
+        """Return `Finish.statistics` of every holder of such samples, added up in their order, as float64."""
 
 
 _LACKS: Mapping[Source, str] = {
@@ -104,11 +96,9 @@ _LACKS: Mapping[Source, str] = {
 
 
 def not_counts(values: Tensor, expected: FloatArray | None) -> str | None:
-    """Check that values are numbers of samples; return what is wrong, or None.
+    """Return why values, `(classes,)` or `(classes, outcomes)`, are no numbers of samples; None if they are.
 
-    Args:
-        values: Numbers of samples by class, `(classes,)`, or by class and outcome, `(classes, outcomes)`.
-        expected: Number of samples of each class, `(classes,)`; None if that is not known.
+    `expected` are the samples of each class, where known.
     """
     counts = values.double().cpu().numpy()
     if (counts < 0).any() or (counts > LARGEST_COUNT).any() or (counts != np.floor(counts)).any():
@@ -137,11 +127,7 @@ class Finish:
     most_questions: ClassVar[int] = 64
 
     def lacks(self, known: Known) -> str | None:
-        """Return what this finish needs that the run lacks, and how to provide it; None if nothing is missing.
-
-        Args:
-            known: What the server knows before the first round.
-        """
+        """Return what this finish needs that the run lacks, and how to provide it; None if nothing is missing."""
         return next((_LACKS[source] for source in sorted(self.asks - known.sources)), None)
 
     def statistics(self, question: Mapping[str, Tensor], observed: Observed) -> dict[str, Tensor]:
@@ -175,17 +161,5 @@ class Finish:
         return None
 
     def finish(self, head: Head, ask: Ask, known: Known) -> Finished:
-        """Make the new last layer.
-
-        Args:
-            head: The trained model's last layer.
-            ask: Asks all holders a question; each call is one exchange of messages.
-            known: What the server knows.
-
-        Returns:
-            The new layer, and notes for the summary.
-
-        Raises:
-            ArgumentError: No layer can be made from the answers.
-        """
+        """Make the new last layer; each call of `ask` is one exchange of messages. ArgumentError: none can be made."""
         raise NotImplementedError

@@ -9,7 +9,7 @@ from typing import Any
 
 from fedskew.components import default_weight, find, make_component, name_of
 from fedskew.errors import ConfigError, nearest
-from fedskew.methods._compatibility import FUNCTIONS, check, check_functions
+from fedskew.methods._compatibility import check, check_functions, fills
 from fedskew.methods._presets import compose
 from fedskew.methods._slots import DEFAULTS, PLACES, SLOTS, Method, Table
 from fedskew.objectives import Objective
@@ -27,10 +27,6 @@ def expand(tables: Mapping[str, Any]) -> dict[str, Table]:
 
     Returns:
         A table for each slot, and for the pipeline where there is one; the objective's `terms` are all of them.
-
-    Raises:
-        ConfigError: A name or key is unknown, or a value does not fit; the message begins with the key.
-        CombinationError: Components make no sense together.
     """
     for key in tables:
         if key != "preset" and key not in PLACES:
@@ -56,13 +52,6 @@ def build(whole: Mapping[str, Table], momentum: float | None = None) -> Method:
     Args:
         whole: What `expand` returns.
         momentum: The momentum of the clients' SGD, for a server update that depends on it (`local_momentum`).
-
-    Returns:
-        The method.
-
-    Raises:
-        ConfigError: A component does not fit its slot, or the config gives another momentum.
-        CombinationError: Components make no sense together.
     """
     filled = [slot for slot in PLACES if slot in SLOTS or slot in whole]
     made = {slot: make_component(PLACES[slot], whole[slot], f"method.{slot}") for slot in filled if slot != "objective"}
@@ -81,14 +70,7 @@ def build(whole: Mapping[str, Table], momentum: float | None = None) -> Method:
 
 
 def objective_in_words(whole: Mapping[str, Table]) -> str:
-    """Describe what a client minimises in one line: `fedlc(tau=0.5) + 0.1 vacant_distillation + 0.005 suppression`.
-
-    Args:
-        whole: What `expand` returns.
-
-    Returns:
-        The loss and every term with its weight, each with those parameters that are not at their default.
-    """
+    """Describe what a client minimises in one line: `fedlc(tau=0.5) + 0.1 vacant_distillation + 0.005 suppression`."""
     objective = whole["objective"]
     terms = [f"{term['weight']:g} {_in_words(_without(term, 'weight'))}" for term in objective["terms"]]
     return " + ".join([_in_words(_without(objective, "terms")), *terms])
@@ -117,7 +99,7 @@ def _as_table(value: Any, where: str, slot: str) -> Table:
     if dataclasses.is_dataclass(value):
         fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
         return {"name": _name(type(value), where, slot), **fields}
-    if hasattr(value, FUNCTIONS[slot][0]):
+    if fills(slot, value):
         name = type(value).__name__
         raise ConfigError(f"{where}: {name} is no component; write @dataclass(frozen=True) above class {name}")
     raise ConfigError(f"{where}: expected a table, a name or a component, got {value!r}")

@@ -15,50 +15,28 @@ from fedskew.objectives import Objective
 
 Verdict = Literal["refuses", "warns"]
 
-FUNCTIONS: Mapping[str, tuple[str, ...]] = {
-    "selection": ("select", "init"),
-    "objective": ("value",),
-    "local_step": ("step", "init"),
-    "weighting": ("weigh",),
-    "aggregation": ("combine", "combine_buffers"),
-    "server_update": ("update", "init"),
-    "finish": ("finish", "statistics"),
-    "pipeline": ("divide",),
+FUNCTIONS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "selection": {"select": ("state", "counts", "size", "rng"), "init": ("counts",)},
+    "objective": {"value": ("batch", "context")},
+    "local_step": {"step": ("parameters", "gradient", "carried", "settings"), "init": ("settings",)},
+    "weighting": {"weigh": ("answered",)},
+    "aggregation": {"combine": ("updates", "weights"), "combine_buffers": ("changes", "weights")},
+    "server_update": {"update": ("state", "parameters", "updates", "weights", "steps"), "init": ("parameters",)},
+    "finish": {"finish": ("head", "ask", "known"), "statistics": ("question", "observed")},
+    "pipeline": {"divide": ("counts", "rng")},
 }
-"""The functions that a component of each slot must have; by the first, its main function, a component is recognised."""
+"""The functions that a component of each slot must have, with the arguments that they are called with, by position."""
 
-_ARGUMENTS = {
-    "select": ("state", "counts", "size", "rng"),
-    "value": ("batch", "context"),
-    "step": ("parameters", "gradient", "carried", "settings"),
-    "weigh": ("answered",),
-    "combine": ("updates", "weights"),
-    "combine_buffers": ("changes", "weights"),
-    "update": ("state", "parameters", "updates", "weights", "steps"),
-    "finish": ("head", "ask", "known"),
-    "statistics": ("question", "observed"),
-    "divide": ("counts", "rng"),
-    "selection.init": ("counts",),
-    "local_step.init": ("settings",),
-    "server_update.init": ("parameters",),
-}
-"""The positional arguments that these functions are called with."""
+
+def fills(slot: str, component: Any) -> bool:
+    """Return whether a component, or its class, has the main function of a slot, the first of its `FUNCTIONS`."""
+    return callable(getattr(component, next(iter(FUNCTIONS[slot])), None))
 
 
 def check(method: Method) -> list[str]:
-    """Check that a method's components make sense together.
+    """Return warnings of pairs whose goals conflict; raise CombinationError for components that can't be combined.
 
     The rules are those that components declare in `refuses` and `warns`; see `docs/combinations.md`.
-
-    Args:
-        method: The method.
-
-    Returns:
-        Warnings, one line each: pairs that can be run although their goals conflict.
-
-    Raises:
-        CombinationError: Two components can't be combined; the message has the reason and the nearest that can.
-        ConfigError: A component does not fit its slot.
     """
     _check_slots(method)
     _check_objective(method.objective)
@@ -76,23 +54,12 @@ def check(method: Method) -> list[str]:
 
 
 def cost(method: Method) -> Cost:
-    """Return what a method costs beyond FedAvg.
-
-    Args:
-        method: The method.
-    """
+    """Return what a method costs beyond FedAvg."""
     return components.cost(*(component for _, component in method.components()))
 
 
 def exceptions(verdict: Verdict) -> dict[tuple[str, str], str]:
-    """Return the reasons why our components refuse or warn of others.
-
-    Args:
-        verdict: "refuses" or "warns".
-
-    Returns:
-        Reasons by the pair of both components, each as `slot.name`.
-    """
+    """Return why our components refuse or warn of others: reasons by the pair of both, each as `slot.name`."""
     keyed = [(f"{slot}.{name}", kind) for slot, index in PLACES.items() for name, kind in index.items()]
     found: dict[tuple[str, str], str] = {}
     for key, kind in keyed:
@@ -119,25 +86,19 @@ def _applies(rule: str, key: str, component: Any) -> bool:
 
 def _check_slots(method: Method) -> None:
     for slot, component in method.components():
-        if not hasattr(component, FUNCTIONS[slot][0]):
-            places = (place for place, functions in FUNCTIONS.items() if hasattr(component, functions[0]))
-            fits = next((f"; it goes into {place}" for place in places), "")
+        if not fills(slot, component):
+            fits = next((f"; it goes into {place}" for place in FUNCTIONS if fills(place, component)), "")
+            name = type(component).__name__
             raise ConfigError(
-                f"method.{slot}: {type(component).__name__} has no {FUNCTIONS[slot][0]}(), so it can't fill this slot"
-                f"{fits}"
+                f"method.{slot}: {name} has no {next(iter(FUNCTIONS[slot]))}(), so it can't fill this slot{fits}"
             )
 
 
 def check_functions(method: Method) -> None:
-    """Check that every component has the functions of its slot, and that they take what they are called with.
-
-    Raises:
-        ConfigError: One has not; the message names the slot, the class and the function.
-    """
+    """Raise ConfigError unless every component has the functions of its slot, which take what they are called with."""
     for slot, component in method.components():
         name = type(component).__name__
-        for function in FUNCTIONS[slot]:
-            arguments = _ARGUMENTS.get(f"{slot}.{function}") or _ARGUMENTS[function]
+        for function, arguments in FUNCTIONS[slot].items():
             called = f"{function}({', '.join(arguments)})"
             if not callable(getattr(component, function, None)):
                 raise ConfigError(f"method.{slot}: {name} has no {called}")

@@ -12,16 +12,10 @@ from fedskew.weighting import BySums
 
 
 def masks_refused(method: Method) -> str | None:
-    """Say why a method needs more of its clients than sums over them.
+    """Return why a method needs more of its clients than sums over them, and what to take instead; None if it doesn't.
 
     A component can do with sums if it declares `adds_up`, or reads nothing of single clients: no hook `end_round` or
     `next_model`, and for a server update, no `reads_each_update`, or functions of `server_updates.SummedUpdate`.
-
-    Args:
-        method: The method.
-
-    Returns:
-        The reason in one line, and what to take instead; None if it can do with sums.
     """
     if method.pipeline is not None:
         return (
@@ -56,15 +50,7 @@ def masks_refused(method: Method) -> str | None:
 
 
 def summed_counts_refused(method: Method, participation: float) -> str | None:
-    """Say why a method can't be trained where label counts are only ever summed over all clients.
-
-    Args:
-        method: The method.
-        participation: Share of the clients that take part in a round.
-
-    Returns:
-        The reason in one line, and what to take instead; None if it can be.
-    """
+    """Return why a method can't be trained where label counts are only ever summed over all clients; None if it can."""
     if (reason := masks_refused(method)) is not None:
         return reason
     if needs_label_counts("selection", method.selection):
@@ -85,14 +71,7 @@ def summed_counts_refused(method: Method, participation: float) -> str | None:
 
 
 def noise_refused(method: Method) -> str | None:
-    """Say why a method can't be trained with noise on clients' updates, for differential privacy.
-
-    Args:
-        method: The method.
-
-    Returns:
-        The reason in one line, and what to take instead; None if it can be.
-    """
+    """Return why a method can't be trained with noise on clients' updates, for differential privacy; None if it can."""
     if (reason := masks_refused(method)) is not None:
         return reason
     if reads_sums(method.server_update):

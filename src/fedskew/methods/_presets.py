@@ -76,14 +76,7 @@ def _requires_parameters(kind: type) -> bool:
 
 
 def brings(preset: Mapping[str, Table]) -> dict[str, Table]:
-    """List what a preset brings.
-
-    Args:
-        preset: The preset's tables.
-
-    Returns:
-        Tables by what they fill: a slot (of the objective: its loss), or a term as `objective.name`.
-    """
+    """Return tables by what a preset fills: a slot (of the objective: its loss), or a term as `objective.name`."""
     things: dict[str, Table] = {}
     for slot, table in preset.items():
         if "name" in table:

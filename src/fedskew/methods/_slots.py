@@ -77,12 +77,7 @@ DEFAULTS: dict[str, Table] = {
 
 
 def key_of(slot: str, component: Any) -> str:
-    """Return the `slot.name` of a component; a user's class that inherits from one of ours has the name of ours.
-
-    Args:
-        slot: The slot.
-        component: The component.
-    """
+    """Return the `slot.name` of a component; a user's class that inherits from one of ours has the name of ours."""
     for kind in type(component).__mro__:
         for name, known in PLACES[slot].items():
             if known is kind:

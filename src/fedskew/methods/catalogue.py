@@ -98,24 +98,13 @@ def listing() -> dict[str, Any]:
 
 
 def explanation(name: str) -> dict[str, Any]:
-    """Return a preset, a combination, or the components of one name as plain values for JSON.
-
-    Args:
-        name: The name.
-
-    Raises:
-        ConfigError: The name is unknown.
-    """
+    """Return a preset, a combination, or the components of one name as plain values for JSON."""
     preset = _preset(name) if _is_preset(name) else None
     return {"name": name, "preset": preset, "components": [_component(component) for component in _concerned(name)]}
 
 
 def print_listing(console: Console) -> None:
-    """Print tables of all presets and components.
-
-    Args:
-        console: Where to print.
-    """
+    """Print tables of all presets and components."""
     _say(console, "Presets. [method] preset = NAME in a config; joined by + they compose.", before=0)
     _print_table(console, ("preset", "brings"), [(name, _summary(name)) for name in PRESETS])
     _say(console, f"The papers' own combinations: {', '.join(COMBINATIONS)}.")
@@ -148,18 +137,7 @@ def print_listing(console: Console) -> None:
 
 
 def page(name: str) -> str:
-    """Explain a preset, a combination, or the components of one name in Markdown.
-
-    Args:
-        name: The name.
-
-    Returns:
-        The page.
-
-    Raises:
-        ConfigError: The name is unknown.
-        CombinationError: Presets joined by "+" make no sense together.
-    """
+    """Explain a preset, a combination, or the components of one name in Markdown."""
     concerned = _concerned(name)
     blocks = [f"# {name}"]
     if _is_preset(name):
@@ -180,12 +158,7 @@ def page(name: str) -> str:
 
 
 def print_page(console: Console, name: str) -> None:
-    """Print the `page` of a name, rendered for the console.
-
-    Args:
-        console: Where to print.
-        name: See `page`.
-    """
+    """Print the `page` of a name, rendered for the console."""
     console.print(Markdown(page(name), code_theme="bw"))
 
 

@@ -10,22 +10,11 @@ from fedskew.mixing._dual import FloatArray
 
 
 def limited(weights: ArrayLike, limit: float, sizes: ArrayLike) -> FloatArray:
-    """Weights of which none is above a limit.
+    """Weights, `(clients,)`, sum 1, of which none is above a limit from 0 (excluded) to 1.
 
     What is cut off goes to the other clients in proportion to their weights, again and again until none is above the
     limit. Where nobody else has weight, it goes in equal parts to those who hold a sample and have none. Where the
     limit can't hold, as there are fewer than 1 / limit clients with a sample, these have equal weights.
-
-    Args:
-        weights: Weights, shape `(clients,)`, sum 1.
-        limit: The limit, above 0 and up to 1.
-        sizes: Samples of each client, shape `(clients,)`.
-
-    Returns:
-        Weights, shape `(clients,)`, sum 1; the same ones if none is above the limit.
-
-    Raises:
-        ArgumentError: The limit is not in its range.
 
     Example:
         limited([0.8, 0.15, 0.05], 0.5, [80, 15, 5])    # [0.5, 0.375, 0.125]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from fedskew.selection._evenness import TIE, even_cohort
 from fedskew.selection._fedcbs import FedCBS, FedCBSState
 from fedskew.selection._fedentopt import FedEntOpt, FedEntOptState
-from fedskew.selection._function import Function, FunctionState
+from fedskew.selection._function import Function
 from fedskew.selection._greedy_kl import GreedyKL
 from fedskew.selection._protocol import Selection
-from fedskew.selection._recorded import Recorded, RecordedState
-from fedskew.selection._seol_kim import SeolKim, SeolKimState
+from fedskew.selection._recorded import Recorded
+from fedskew.selection._seol_kim import SeolKim
 from fedskew.selection._uniform import Uniform
 
 INDEX: dict[str, type] = {
@@ -31,13 +31,10 @@ __all__ = [
     "FedEntOpt",
     "FedEntOptState",
     "Function",
-    "FunctionState",
     "GreedyKL",
     "Recorded",
-    "RecordedState",
     "Selection",
     "SeolKim",
-    "SeolKimState",
     "Uniform",
     "even_cohort",
 ]

@@ -77,11 +77,7 @@ class FedEntOpt:
         rng: np.random.Generator,
         first: int | None = None,
     ) -> tuple[IntArray, FedEntOptState]:
-        """Choose a cohort; see `Selection.select`.
-
-        Raises:
-            ArgumentError: The buffer leaves fewer than `size` clients, or `first` is in the buffer.
-        """
+        """Choose a cohort; see `Selection.select`."""
         counts = as_counts(counts)
         check_round(len(counts), size, first)
         check_rng(rng)

@@ -66,11 +66,7 @@ class Function:
         rng: np.random.Generator,
         first: int | None = None,
     ) -> tuple[IntArray, FunctionState]:
-        """Return the function's cohort; see `Selection.select`.
-
-        Raises:
-            ArgumentError: The function returns no client ids, unknown ones, or one twice.
-        """
+        """Return the function's cohort; see `Selection.select`."""
         counts = as_counts(counts)
         check_round(len(counts), size, first)
         check_rng(rng)

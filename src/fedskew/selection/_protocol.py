@@ -30,26 +30,12 @@ class Selection(Protocol):
     """
 
     def init(self, counts: CountsLike) -> Any:
-        """Make the state before the first round.
-
-        Args:
-            counts: Label counts, shape `(clients, classes)`.
-
-        Returns:
-            A frozen dataclass of arrays and plain values, or None.
-        """
+        """Make the state before the first round, from label counts, `(clients, classes)`."""
 
     def check(self, counts: CountsLike, size: int) -> None:
-        """Check before a run, without drawing a cohort, that cohorts of `size` can be chosen.
+        """Raise ArgumentError unless cohorts of `size` can be chosen; called before a run, without drawing one.
 
         A user's own selection may omit this method; mistakes then show when its first cohort is chosen.
-
-        Args:
-            counts: Label counts, shape `(clients, classes)`.
-            size: Number of clients in a cohort.
-
-        Raises:
-            ArgumentError: Such cohorts can't be chosen; the message names the argument or parameter.
         """
 
     def select(
@@ -68,9 +54,6 @@ class Selection(Protocol):
         Returns:
             Client ids in the order of choice, and the next state. SeolKim may return fewer than `size`, if no other
             client makes the cohort more even.
-
-        Raises:
-            ArgumentError: A value is wrong, or there is no such cohort; the message names the argument.
         """
 
 

@@ -79,47 +79,27 @@ class SeolKim:
         """Choose at most `size` clients; the next state has their quotas. See `Selection.select`; `rng` is unused."""
         counts = as_counts(counts)
         check_round(len(counts), size, first)
-        waiting = np.argsort(-counts.sum(axis=1), kind="stable")
-        cohort = [int(waiting[0]) if first is None else int(first)]
+        order = np.argsort(-counts.sum(axis=1), kind="stable")
+        cohort = [int(order[0]) if first is None else int(first)]
         quotas = [counts[cohort[0]]]
         if not quotas[0].any():
             raise ArgumentError(f"counts: client {cohort[0]}, the first of the cohort, holds no sample")
-        used = quotas[0]
-        most = used.max()
-
-        waiting = waiting[waiting != cohort[0]]
-        place, joined = 0, 0
-        while not (len(cohort) == size or float(kl_to_uniform(used)) < self.threshold):
-            place = _next(counts, waiting, place, used, most)
-            if place < len(waiting):
-                client = waiting[place]
-                filled = np.minimum(used + counts[client], most)
-                cohort.append(int(client))
-                quotas.append(filled - used)
-                used = filled
-                waiting[place] = -1
-                place, joined = place + 1, joined + 1
-            elif joined:  # the next scan
-                waiting = waiting[waiting >= 0]
-                place, joined = 0, 0
-            else:
-                break
+        used, most, scanned = quotas[0], quotas[0].max(), 0
+        while not self._is_done(cohort, size, used) and scanned < len(cohort):  # until a scan adds no client
+            scanned, rarest = len(cohort), _rarest(used)
+            for client in np.setdiff1d(order, cohort, assume_unique=True):  # in this order
+                filled = np.minimum(used + counts[client], most) if counts[client, rarest] > 0 else used
+                if (filled > used).any():
+                    cohort.append(int(client))
+                    quotas.append(filled - used)
+                    used, rarest = filled, _rarest(filled)
+                    if self._is_done(cohort, size, used):
+                        break
         return np.array(cohort, dtype=np.int64), SeolKimState(np.stack(quotas))
 
+    def _is_done(self, cohort: list[int], size: int, used: FloatArray) -> bool:
+        return len(cohort) == size or float(kl_to_uniform(used)) < self.threshold
 
-def _next(counts: FloatArray, waiting: IntArray, start: int, used: FloatArray, most: np.float64) -> int:
-    """Find the first client from `start` on that holds the rarest class and would add a sample.
 
-    Clients are searched in growing blocks, since usually one of the next few qualifies. Returns the client's place in
-    `waiting`; the length of `waiting` if there is no such client.
-    """
-    rarest = np.argmax(used <= used.min() + TIE)
-    many = 16
-    while start < len(waiting):
-        ids = waiting[start : start + many]
-        holders = np.flatnonzero((ids >= 0) & (counts[ids, rarest] > 0))
-        adds = (np.minimum(used + counts[ids[holders]], most) > used).any(axis=1)
-        if adds.any():
-            return start + int(holders[np.argmax(adds)])
-        start, many = start + len(ids), min(4 * many, 1 << 14)
-    return len(waiting)
+def _rarest(used: FloatArray) -> int:
+    return int(np.argmax(used <= used.min() + TIE))

@@ -37,12 +37,6 @@ def afl_update(weights: ArrayLike, losses: ArrayLike, step_size: float) -> Float
         weights: Weights of all clients, shape `(clients,)`, not negative, sum 1.
         losses: Their losses, shape `(clients,)`; 0 for a client that did not reply.
         step_size: The paper's gamma.
-
-    Returns:
-        Weights, shape `(clients,)`, sum 1.
-
-    Raises:
-        ArgumentError: Wrong shapes or values; the message names the argument.
     """
     old, loss = _vector("weights", weights), _vector("losses", losses)
     if loss.shape != old.shape:

@@ -14,18 +14,7 @@ from fedskew.weighting._protocol import Answered, Facts, FloatArray
 
 
 def fedavg(counts: CountsLike, sizes: ArrayLike | None = None) -> FloatArray:
-    """FedAvg's weights: proportional to the number of samples.
-
-    Args:
-        counts: Label counts, shape `(clients, classes)`.
-        sizes: Samples of each client, shape `(clients,)`, where they are not the row sums of `counts` (noisy counts).
-
-    Returns:
-        Weights, shape `(clients,)`, sum 1.
-
-    Raises:
-        ArgumentError: Wrong shapes or values, or no client holds a sample.
-    """
+    """FedAvg's weights, `(clients,)`, sum 1: proportional to `sizes`, or else to the row sums of `counts`."""
     held = as_sizes(sizes, as_counts(counts))
     total = held.sum()
     if not total > 0:

@@ -54,9 +54,6 @@ def feddisco(
 
     Returns:
         Weights, shape `(clients,)`, sum 1; 0 for a client without samples or without label counts.
-
-    Raises:
-        ArgumentError: Wrong shapes or values, or no client holds a sample.
     """
     held = as_counts(counts)
     mix = as_target(np.ones(held.shape[1]) if target is None else target, held.shape[1])
@@ -107,11 +104,7 @@ class FedDisco:
         return self.target
 
     def weigh(self, answered: Answered) -> FloatArray:
-        """Return `feddisco` of the clients that replied.
-
-        Raises:
-            ArgumentError: It is to read the target mix, and none is given.
-        """
+        """Return `feddisco` of the clients that replied."""
         if self.target and answered.target is None:
             raise ArgumentError(
                 "target: FedDisco is to compare with a target label mix, and none is given; set [target] mix, or "

@@ -21,17 +21,7 @@ from fedskew.weighting._protocol import Answered, Facts, FloatArray
 
 
 def fedla(counts: CountsLike) -> FloatArray:
-    """FedLA's weights.
-
-    Args:
-        counts: Label counts of the participants, shape `(clients, classes)`.
-
-    Returns:
-        Weights, shape `(clients,)`, sum 1.
-
-    Raises:
-        ArgumentError: Wrong shapes or values, or no client holds a sample.
-    """
+    """FedLA's weights, `(clients,)`, sum 1, of label counts, `(clients, classes)`."""
     held = as_counts(counts)
     pooled = held.sum(axis=0)
     labels = np.count_nonzero(pooled)

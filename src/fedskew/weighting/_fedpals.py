@@ -64,9 +64,6 @@ def fedpals(
 
     Returns:
         Weights, shape `(clients,)`, sum 1; 0 for a client without samples.
-
-    Raises:
-        ArgumentError: Wrong shapes or values, or no client holds a sample.
     """
     return fedpals_solve(counts, target, strength, sizes, limit).weights
 
@@ -78,21 +75,7 @@ def fedpals_solve(
     sizes: ArrayLike | None = None,
     limit: float | None = None,
 ) -> Solution:
-    """FedPALS's weights with certificates of their optimality.
-
-    Args:
-        counts: As in `fedpals`.
-        target: As in `fedpals`.
-        strength: As in `fedpals`.
-        sizes: As in `fedpals`.
-        limit: As in `fedpals`.
-
-    Returns:
-        Weights, bounds on how far they are from optimal, effective sample size and distance to the target.
-
-    Raises:
-        ArgumentError: Wrong shapes or values, or no client holds a sample.
-    """
+    """FedPALS's weights with certificates of their optimality; arguments as in `fedpals`."""
     programme = _programme(counts, target, sizes, limit)
     return programme.solve(_as_strength(strength) / programme.samples)
 
@@ -100,23 +83,10 @@ def fedpals_solve(
 def fedpals_strength(
     counts: CountsLike, target: ArrayLike, ess_fraction: float, sizes: ArrayLike | None = None
 ) -> float:
-    """Return the smallest strength whose effective sample size reaches a share of all samples.
+    """Return the smallest strength whose effective sample size reaches a share of all samples, `ess_fraction`.
 
-    The effective sample size never falls as the strength grows, so a root is sought. FedPALS, appendix A.1, sets lambda
-    this way.
-
-    Args:
-        counts: As in `fedpals`.
-        target: As in `fedpals`.
-        ess_fraction: Share of all samples, from 0 to 1. 1 is FedAvg, at infinite strength unless a finite one gives the
-            same.
-        sizes: As in `fedpals`.
-
-    Returns:
-        The strength, to a relative accuracy of 1e-9 and never below the share; 0 if the limit reaches it already.
-
-    Raises:
-        ArgumentError: Wrong shapes or values, or no client holds a sample.
+    It is right to 1e-9 and never below the share; 0 if the limit reaches it, and infinite where only FedAvg's weights
+    do. The effective sample size never falls as the strength grows. FedPALS, appendix A.1, sets lambda this way.
     """
     programme = _programme(counts, target, sizes)
     return programme.kappa(_as_share(ess_fraction, "ess_fraction")) * programme.samples
@@ -160,11 +130,7 @@ class FedPALS:
             raise ArgumentError("ess: sets the strength itself; give one of the two")
 
     def weigh(self, answered: Answered) -> FloatArray:
-        """Return `fedpals` of the clients that replied.
-
-        Raises:
-            ArgumentError: No target mix is given.
-        """
+        """Return `fedpals` of the clients that replied."""
         return self.solve(answered)[0].weights
 
     def why_no_sums(self) -> str | None:
@@ -196,11 +162,7 @@ class FedPALS:
         return fedpals_weight(counts, Question.of(announced))
 
     def solve(self, answered: Answered) -> tuple[Solution, float]:
-        """Return the weights with certificates of their optimality, and the strength that they are for.
-
-        Raises:
-            ArgumentError: No target mix is given.
-        """
+        """Return the weights with certificates of their optimality, and the strength that they are for."""
         if answered.target is None:
             raise ArgumentError(
                 "target: FedPALS weighs clients towards a target label mix, and none is given; set [target] mix, or "

@@ -80,11 +80,7 @@ class Question(NamedTuple):
 
     @classmethod
     def of(cls, facts: Facts) -> Question:
-        """Read a question; no numbers are the first one.
-
-        Args:
-            facts: What `facts` returned.
-        """
+        """Read a question; no numbers are the first one."""
         if not facts:
             return cls()
         return cls(facts["direction"], facts["rest"], float(facts["kappa"][0]), float(facts["samples"][0]))
@@ -103,21 +99,7 @@ class FromSums(NamedTuple):
 
 
 def fedla_share(counts: ArrayLike, totals: ArrayLike) -> float:
-    """Compute FedLA's W of one client, from its own counts and the sums of all clients' counts.
-
-    Args:
-        counts: The client's label counts, shape `(classes,)`.
-        totals: Sums over all clients, shape `(classes,)`; none below the client's own.
-
-    Returns:
-        W: the sum over classes of the client's share of that class. All clients' sum is the number of classes held.
-
-    Raises:
-        ArgumentError: Wrong shapes or values.
-
-    Example:
-        share = fedla_share(own, totals)    # the client sends (share * update, share); both are only summed
-    """
+    """Compute FedLA's W of one client, from its counts, `(classes,)`, and the sums of all clients' counts."""
     own, pooled = _counts(counts, "counts"), _counts(totals, "totals")
     if own.shape != pooled.shape:
         raise ArgumentError(f"totals: expected shape {own.shape}, got {pooled.shape}")
@@ -153,19 +135,7 @@ class FromTotals:
 
 
 def fedpals_answer(counts: ArrayLike, question: Question) -> FloatArray:
-    """Compute one client's answer, which leaves the client only as part of a sum.
-
-    Args:
-        counts: The client's label counts, shape `(classes,)`.
-        question: What the server asked.
-
-    Returns:
-        n S~ S~', shape `(classes + 1, classes + 1)`, to the first question; else a S~, shape `(classes + 1,)`. Zeros
-        without samples.
-
-    Raises:
-        ArgumentError: Wrong shapes or values.
-    """
+    """Compute one client's answer, which leaves it only as part of a sum: n S~ S~' to the first question, else a S~."""
     own = _counts(counts, "counts")
     mix = _mix(own)
     if question.direction is None:
@@ -175,18 +145,7 @@ def fedpals_answer(counts: ArrayLike, question: Question) -> FloatArray:
 
 
 def fedpals_weight(counts: ArrayLike, question: Question) -> float:
-    """Compute one client's weight from a question.
-
-    Args:
-        counts: The client's label counts, shape `(classes,)`.
-        question: The question; that of `FromSums` for FedPALS's weights, which sum to 1 over all clients.
-
-    Returns:
-        The weight, a.
-
-    Raises:
-        ArgumentError: Wrong shapes or values.
-    """
+    """Compute one client's weight from a question: with that of `FromSums`, FedPALS's, which sum to 1."""
     own = _counts(counts, "counts")
     direction, rest = question.direction, question.rest
     if direction is None or rest is None or not direction.shape == rest.shape == (own.size + 1,):
@@ -214,13 +173,6 @@ def fedpals_from_sums(
         strength: The paper's lambda, in samples, above 0.
         clients: Number of clients that the sums are over.
         tolerance: The error of the weights to stop at, as the sum of their differences.
-
-    Returns:
-        The solution.
-
-    Raises:
-        ArgumentError: There are fewer than ten clients, the strength is not above 0 and finite, no client holds a
-            sample, or the target is not valid.
     """
     _check_enough(clients, LEAST_CLIENTS)
     if not 0 < strength < np.inf:

@@ -44,14 +44,7 @@ class Weighting(Protocol):
     """
 
     def weigh(self, answered: Answered) -> FloatArray:
-        """Weigh the clients of a round.
-
-        Args:
-            answered: The clients that replied, with their label counts and sizes, and the target mix if there is one.
-
-        Returns:
-            Their weights, shape `(answered,)`, none negative, sum 1.
-        """
+        """Return the weights of a round's clients, `(answered,)`, none negative, sum 1."""
 
 
 Facts = Mapping[str, FloatArray]
@@ -90,32 +83,13 @@ class BySums(Protocol):
             ask: Sends a question to all clients, and returns the sum of their answers.
             target: The label mix that the model is for, shape `(classes,)`, or None.
             clients: Number of clients.
-
-        Raises:
-            ArgumentError: The clients are too few, or none holds a sample.
         """
 
     def answer(self, counts: FloatArray, question: Facts) -> FloatArray:
-        """Answer a question; called at the client.
-
-        Args:
-            counts: The client's label counts, shape `(classes,)`.
-            question: The numbers that the server asks with.
-
-        Returns:
-            The numbers that enter the sums over all clients.
-        """
+        """Answer a question at the client, whose counts are `(classes,)`: the numbers that enter the sums."""
 
     def own_weight(self, counts: FloatArray, announced: Facts) -> float:
-        """Compute a client's share of all clients; called at the client.
-
-        Args:
-            counts: The client's label counts, shape `(classes,)`.
-            announced: What `announce` returned.
-
-        Returns:
-            Its share; the shares of all clients sum to 1.
-        """
+        """Compute a client's share of all clients from what was announced, at the client; those of all sum to 1."""
 
 
 @runtime_checkable
@@ -123,11 +97,4 @@ class Solver(Protocol):
     """A weighting that solves an optimisation problem, and can say how near its weights are to the optimum."""
 
     def solve(self, answered: Answered) -> tuple[Solution, float]:
-        """Solve for the weights of a round.
-
-        Args:
-            answered: The clients that replied, as for `weigh`.
-
-        Returns:
-            The weights with certificates of their optimality, and the strength (lambda) that they are for.
-        """
+        """Return the weights of a round with certificates of their optimality, and the strength that they are for."""

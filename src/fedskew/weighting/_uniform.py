@@ -14,17 +14,7 @@ from fedskew.weighting._protocol import Answered, Facts, FloatArray
 
 
 def uniform(counts: CountsLike) -> FloatArray:
-    """Return the same weight for every client that holds a sample.
-
-    Args:
-        counts: Label counts, shape `(clients, classes)`.
-
-    Returns:
-        Weights, shape `(clients,)`, sum 1.
-
-    Raises:
-        ArgumentError: Wrong shapes or values, or no client holds a sample.
-    """
+    """Return the same weight for every client that holds a sample, `(clients,)`, sum 1."""
     return _equal(as_counts(counts).sum(axis=1), "counts")
 
 
