@@ -24,10 +24,10 @@ from typing import Any
 import local_training
 import torch
 from local_training import BATCH, DECAY, EPOCHS, IMAGES, LR, MOMENTUM, by_hand, ours
-from torch import Tensor
+from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-from fedskew.models import LeNet5, build
+from fedskew.models import build
 from fedskew.models.conv_pool import FewInputChannels, FewOutputChannels
 
 STEPS = EPOCHS * -(-IMAGES // BATCH)
@@ -125,7 +125,7 @@ def work() -> tuple[int, int]:
     return operations, 4 * (BATCH * 4 * sum(activations) + 62_006 * 6)
 
 
-def floor(network: LeNet5, inputs: Tensor, targets: Tensor) -> Callable[[], None]:
+def floor(network: nn.Module, inputs: Tensor, targets: Tensor) -> Callable[[], None]:
     """Forward, backward and SGD of LeNet-5, written out."""
     layers = (network.conv1, network.conv2, network.fc1, network.fc2, network.head)
     weights = [[value.detach().clone() for value in (layer.weight, layer.bias)] for layer in layers]

@@ -6,11 +6,16 @@ import torch
 from torch import nn
 
 from fedskew.errors import ArgumentError
-from fedskew.models import OnSimplex, build, simplex, unit_rows, with_features
+from fedskew.models import OnSimplex, build, unit_rows, with_features
 
 
 def drawn(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
+
+
+def simplex(classes: int, generator: torch.Generator) -> torch.Tensor:
+    """The corners that a network of so many outputs is compared with."""
+    return OnSimplex(build("logistic", classes, (1,)), 1.0, learnt=False, generator=generator).head.weight.detach()
 
 
 @pytest.mark.parametrize("classes", [2, 3, 10, 200])

@@ -11,12 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from fedskew.errors import ArgumentError, in_one_line, nearest
-from fedskew.models._cnn import CNNW2, VGG11, CNNMnist, FedLACifar, LeNet5
-from fedskew.models._dense import MLP3, FastText, Logistic
 from fedskew.models._dropout import swap_dropout
-from fedskew.models._mobilenetv2 import MobileNetV2
 from fedskew.models._network import Network
-from fedskew.models._resnet import ResNet18, ResNet32, ResNet50
+from fedskew.models._networks import CNNW2, MLP3, VGG11, CNNMnist, FastText, FedLACifar, LeNet5, Logistic
+from fedskew.models._residual import MobileNetV2, ResNet18, ResNet32, ResNet50
 from fedskew.parameters import plain
 
 INDEX: dict[str, type[Network]] = {

@@ -11,9 +11,8 @@ from torch import Tensor, fx, nn
 
 from fedskew.errors import in_one_line
 from fedskew.models._added import has_global_hooks, is_plain
-from fedskew.models._dense import MLP3, FastText, Logistic
-from fedskew.models._graph import UnreadableError, read_graph
-from fedskew.models._rewrite import rewrite
+from fedskew.models._graph import UnreadableError, read_graph, rewrite
+from fedskew.models._networks import MLP3, FastText, Logistic
 
 SAMPLES = 2
 """Samples on which a graph is compared with the network."""

@@ -1,8 +1,9 @@
-"""Residual networks (He et al., "Deep residual learning for image recognition", 2016).
+"""Residual networks: `resnet18`, `resnet32`, `resnet50` and `mobilenetv2`.
 
-ResNet-18 (FedVLS) and ResNet-50 (FedPALS on PACS and iWildCam) have torchvision's layout: in the bottleneck the 3x3
-convolution has the stride ("v1.5"), and parameters have torchvision's names, except that the last layer is "head" here
-instead of "fc". ResNet-32 (FedVLS) is the network of He et al. for CIFAR.
+He et al., "Deep residual learning for image recognition", 2016: ResNet-18 (FedVLS) and ResNet-50 (FedPALS on PACS and
+iWildCam) have torchvision's layout: in the bottleneck the 3x3 convolution has the stride ("v1.5"), and parameters have
+torchvision's names, except that the last layer is "head" here instead of "fc". ResNet-32 (FedVLS) is the network of He
+et al. for CIFAR. MobileNetV2 is that of Sandler et al., 2018, for small images (FedVLS on CIFAR and Tiny ImageNet).
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from torch.nn.functional import max_pool2d, pad, relu
 
 from fedskew.errors import ArgumentError, DataError
 from fedskew.models._network import Network, draw_he_normal, image_size
+
+# Expansion, channels, blocks, stride of the first block: Sandler et al., 2018, table 2, except the second row's stride.
+_STAGES = ((1, 16, 1, 1), (6, 24, 2, 1), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
 
 Stem = Literal["imagenet", "cifar"]
 
@@ -105,8 +109,6 @@ class ResNet18(_ResNet):
     11,181,642 parameters for 10 classes, 11,173,962 with the CIFAR stem.
 
     Args:
-        num_classes: Number of classes.
-        in_shape: Shape of one image.
         stem: "imagenet" is torchvision's stem (7x7, stride 2, pooling), which FedVLS' code uses even for 32 x 32
             images; "cifar" (3x3, stride 1) is the usual one for such images.
     """
@@ -120,8 +122,6 @@ class ResNet50(_ResNet):
     """ResNet-50: sixteen bottleneck blocks, 256 to 2048 channels; 23,522,375 parameters for 7 classes.
 
     Args:
-        num_classes: Number of classes.
-        in_shape: Shape of one image.
         weights: A local file with torchvision's state dict, `.safetensors` or `.pth` (read without executing code in
             it). If its head has another number of classes, the head is drawn at random. Without a file all weights are
             random, and a run says so.
@@ -133,29 +133,14 @@ class ResNet50(_ResNet):
         self._weights = weights
 
     def draw(self, generator: torch.Generator) -> None:
-        """Draw all weights as torchvision does, then read the weights file, if one was given.
-
-        Args:
-            generator: The source of randomness.
-
-        Raises:
-            DataError: The file can't be read.
-            ArgumentError: The file holds weights of another network.
-        """
+        """Draw all weights as torchvision does, then read the weights file, if there is one."""
         super().draw(generator)
         if self._weights is not None:
             _read_pretrained(self, self._weights)
 
     @classmethod
     def note(cls, options: Mapping[str, Any]) -> str:
-        """Return where the weights come from.
-
-        Args:
-            options: The network's own arguments.
-
-        Returns:
-            A sentence.
-        """
+        """Return where the weights come from."""
         path = options.get("weights")
         if path is None:
             return "resnet50 starts from random weights, not from pre-trained ones (model.weights = a local file)"
@@ -214,6 +199,59 @@ class _PaddedBlock(nn.Module):
         return relu(out + x)
 
 
+class MobileNetV2(Network):
+    """MobileNetV2: seventeen inverted residual blocks, 1280 features, average pooling.
+
+    2,296,922 parameters for 10 classes. Three choices follow FedVLS' code: stride 1 in the stem and in the stage of 24
+    channels, so that 32 x 32 images end as 4 x 4; ReLU instead of the paper's ReLU6; and a 1x1 projection on the
+    shortcut of blocks that keep the size but change the width. (The paper's table shows the layout for 224 x 224.)
+    """
+
+    def __init__(self, num_classes: int, in_shape: tuple[int, ...]) -> None:
+        super().__init__()
+        channels, _, _ = image_size("mobilenetv2", in_shape, 8)
+        self.conv1 = nn.Conv2d(channels, 32, 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(32)
+        blocks, channels = [], 32
+        for expansion, out, count, stride in _STAGES:
+            for place in range(count):
+                blocks.append(_Inverted(channels, out, expansion, stride if place == 0 else 1))
+                channels = out
+        self.blocks = nn.Sequential(*blocks)
+        self.conv2 = nn.Conv2d(channels, 1280, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(1280)
+        self.head = nn.Linear(1280, num_classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        """Return the spatial mean of the last convolution after ReLU, `(batch, 1280)`."""
+        x = self.blocks(relu(self.bn1(self.conv1(x))))
+        return relu(self.bn2(self.conv2(x))).mean((-2, -1))
+
+
+class _Inverted(nn.Module):
+    """An inverted residual block: a 1x1 convolution to more channels, a depthwise 3x3 one, and a 1x1 one to fewer."""
+
+    def __init__(self, channels: int, out: int, expansion: int, stride: int) -> None:
+        super().__init__()
+        inner = expansion * channels
+        self.conv1 = nn.Conv2d(channels, inner, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(inner)
+        self.conv2 = nn.Conv2d(inner, inner, 3, stride=stride, padding=1, groups=inner, bias=False)
+        self.bn2 = nn.BatchNorm2d(inner)
+        self.conv3 = nn.Conv2d(inner, out, 1, bias=False)
+        self.bn3 = nn.BatchNorm2d(out)
+        self.shortcut: nn.Module | None = None
+        if stride == 1 and channels == out:
+            self.shortcut = nn.Identity()
+        elif stride == 1:
+            self.shortcut = nn.Sequential(nn.Conv2d(channels, out, 1, bias=False), nn.BatchNorm2d(out))
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = relu(self.bn2(self.conv2(relu(self.bn1(self.conv1(x))))))
+        out: Tensor = self.bn3(self.conv3(inner))
+        return out if self.shortcut is None else out + self.shortcut(x)
+
+
 def _projection(channels: int, out: int, stride: int) -> nn.Module:
     """Make a shortcut: the identity, or a 1x1 convolution if the shapes of input and output differ."""
     if stride == 1 and channels == out:
@@ -222,11 +260,7 @@ def _projection(channels: int, out: int, stride: int) -> nn.Module:
 
 
 def _read_pretrained(network: Network, path: str | Path) -> None:
-    """Set a network's weights and running statistics, in place, from a state dict with torchvision's names.
-
-    The file's last layer "fc" is written to `network.head`. If it has another number of classes, the head keeps its
-    weights.
-    """
+    """Set weights and running statistics, in place; the file's last layer "fc" is the head, if its classes fit."""
     state = {
         ("head." + name.removeprefix("fc.") if name.startswith("fc.") else name): value
         for name, value in _read(Path(path)).items()

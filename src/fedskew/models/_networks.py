@@ -1,10 +1,12 @@
-"""Convolutional networks: `cnn_mnist`, `lenet5`, `cnn_w2`, `vgg11` and `fedla_cifar`.
+"""Networks: `logistic`, `mlp3`, `fasttext`, `cnn_mnist`, `lenet5`, `cnn_w2`, `vgg11`, `fedla_cifar`.
 
 ReLU often follows max-pooling instead of preceding it, which gives the same function from a quarter of the values.
 They are written plainly; training computes them faster by a rewrite of any network's graph (`models.Faster`).
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +16,76 @@ from fedskew.errors import ArgumentError
 from fedskew.models._dropout import ChannelDropout, Dropout
 from fedskew.models._network import Network, draw_he_normal, image_size
 
+_PADDING, _UNKNOWN = 0, 1
 _POOL = 0
 _CONFIG_A = (64, _POOL, 128, _POOL, 256, 256, _POOL, 512, 512, _POOL, 512, 512, _POOL)
+
+
+class Logistic(Network):
+    """Multinomial logistic regression: one linear layer on the flattened input (FedPALS, synthetic task)."""
+
+    def __init__(self, num_classes: int, in_shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.head = nn.Linear(math.prod(in_shape), num_classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        """Return the flattened input, `(batch, inputs)`."""
+        return x.flatten(1)
+
+
+class MLP3(Network):
+    """Three fully connected layers with ReLU (FedVLS on MNIST): inputs-200-200-classes.
+
+    The paper gives no widths; these are the code's. 199,210 parameters on 28 x 28 images and 10 classes.
+
+    Args:
+        width: Units of each hidden layer.
+    """
+
+    def __init__(self, num_classes: int, in_shape: tuple[int, ...], width: int = 200) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(math.prod(in_shape), width)
+        self.fc2 = nn.Linear(width, width)
+        self.head = nn.Linear(width, num_classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        """Return the second hidden layer after ReLU, `(batch, width)`."""
+        return relu(self.fc2(relu(self.fc1(x.flatten(1)))))
+
+
+class FastText(Network):
+    """A small fastText classifier (FedVLS on AG News): the mean of the token embeddings, linear `dim`, linear classes.
+
+    Inputs are int64 token ids, `(batch, length)`. Padding (token 0) is left out of the mean. A token id outside the
+    vocabulary counts as the unknown word (token 1); with ids ordered from frequent to rare words, these are the rarest.
+
+    FedVLS does not publish its model for AG News, and its code keeps the defaults of PFLlib. This is PFLlib's
+    "fastText", with vocabulary 98,635 and `dim` 32: 3,157,508 parameters for 4 classes. PFLlib's mean includes the
+    padding, so that there the features of a text depend on its length.
+
+    Args:
+        vocabulary: Number of token ids.
+        dim: Size of the embeddings and of the hidden layer.
+    """
+
+    def __init__(self, num_classes: int, in_shape: tuple[int, ...], vocabulary: int = 98_635, dim: int = 32) -> None:
+        super().__init__()
+        if len(in_shape) != 1:
+            raise ArgumentError(f"in_shape: fasttext takes texts, (tokens,), got {tuple(in_shape)}")
+        for name, value, least in (("vocabulary", vocabulary, _UNKNOWN + 1), ("dim", dim, 1)):
+            if value < least:
+                raise ArgumentError(f"{name}: must be at least {least}, got {value}")
+        self.embedding = nn.Embedding(vocabulary, dim)
+        self.fc1 = nn.Linear(dim, dim)
+        self.head = nn.Linear(dim, num_classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        """Return the first linear layer, `(batch, dim)`; the mean of a text without tokens is 0."""
+        x = torch.where(x < self.embedding.num_embeddings, x, _UNKNOWN)
+        real = (x != _PADDING).unsqueeze(-1)
+        mean = (self.embedding(x) * real).sum(1) / real.sum(1).clamp(min=1)
+        hidden: Tensor = self.fc1(mean)
+        return hidden
 
 
 class CNNMnist(Network):
@@ -103,8 +173,6 @@ class VGG11(Network):
     its first six convolutions alone have more.
 
     Args:
-        num_classes: Number of classes.
-        in_shape: Shape of one image.
         width: Multiplies every number of channels and hidden units (0.65 gives 4.1 million parameters).
     """
 
