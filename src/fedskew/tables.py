@@ -60,6 +60,14 @@ def counted(number: int, one: str, several: str | None = None) -> str:
     return f"{number:,} {one if number == 1 else several or f'{one}s'}"
 
 
+def duration(seconds: float) -> str:
+    """Describe a duration in the unit that fits, rounded."""
+    for unit, length in (("years", 31_557_600), ("days", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= 1.5 * length:
+            return f"{seconds / length:,.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
 def amount(value: float) -> str:
     """Return a number with separators of thousands; a decimal only if it is not whole.
 

@@ -54,7 +54,7 @@ def test_an_arena_is_gone_on_with_and_says_where_everything_is(tmp_path: Path, c
 
 def test_what_is_missing_is_estimated(tmp_path: Path, command: Command) -> None:
     (tmp_path / "small.toml").write_text(FILE)
-    assert command("arena", "small.toml", "--estimate", cwd=tmp_path).stdout == "Time: some minutes at most.\n"
+    assert command("arena", "small.toml", "--estimate", cwd=tmp_path).stdout == "Time: about a minute at most.\n"
     assert not (tmp_path / "runs").exists()
 
 

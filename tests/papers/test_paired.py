@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from scipy.stats import ttest_rel
 
-from fedskew.papers import paired, repetitions
+from fedskew.papers import paired
 
 
 def test_a_difference_is_of_the_same_task_and_seed_with_students_interval():
@@ -52,14 +51,3 @@ def test_seeds_of_the_only_federation_count_each():
 def test_a_single_difference_has_no_interval():
     (found,) = paired([({"method": "FedAvg"}, {0: 1.0}), ({"method": "FedVLS"}, {0: 1.5})])
     assert (found.mean, found.interval) == (0.5, None)
-
-
-def test_a_point_of_a_figure_joins_the_federations_of_its_task():
-    def line(federation: str, participation: str, *values: float):
-        return {"participation": participation, "federation": federation}, np.array(values)
-
-    lines = [line("0", "0.1", 1.0, 3.0), line("1", "0.1", 5.0, 6.0), line("0", "0.3", 7.0, 9.0)]
-    several, single = repetitions(lines)
-    assert several[0] == {"participation": "0.1"}
-    np.testing.assert_array_equal(several[1], [2.0, 5.5])  # a federation each
-    np.testing.assert_array_equal(single[1], [7.0, 9.0])  # one federation: a seed each

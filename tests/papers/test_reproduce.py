@@ -12,23 +12,16 @@ import pytest
 from fedskew.engine import Evaluation, RoundRecord
 from fedskew.errors import ConfigError, DataError
 from fedskew.papers import (
-    DATASETS,
-    DatasetFacts,
-    Deviation,
     Recipe,
     RecipeRow,
-    absent,
     compare,
     estimate,
-    in_words,
     plan,
     read_recipe,
     reproduce,
-    seed_lines,
-    text_lines,
-    value_of,
 )
 from fedskew.report import SeedRun
+from fedskew.tables import duration
 
 DIGITS = {
     "schema": 1,
@@ -45,12 +38,6 @@ def row(label: str, **tables: Any) -> RecipeRow:
     return RecipeRow(labels, copy.deepcopy({**DIGITS, **tables}))
 
 
-@pytest.fixture
-def digits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The embedded digits stand for a data set of the papers."""
-    monkeypatch.setitem(DATASETS, "digits", DatasetFacts("digits", (), (1, 8, 8), 1437, 360, 10))
-
-
 def run_of(rounds: list[RoundRecord], seed: int = 0, **summary: Any) -> SeedRun:
     return SeedRun("run", seed, {}, rounds, None, (), (), None, summary)  # type: ignore[arg-type]
 
@@ -62,23 +49,27 @@ def test_a_measure_reads_a_summary_or_a_round():
         for number, value in enumerate(accuracies)
     ]
     run = run_of(records, last10={"accuracy": 0.425}, best_by_validation=None)
-    assert value_of(run, "last10.accuracy") == pytest.approx(42.5)
-    assert value_of(run, "best_by_validation.target_accuracy") is None
-    assert value_of(run, "last.drift") == 0.75
-    assert value_of(run, "max.accuracy", {"rounds": "2"}) == 50.0
-    assert value_of(run, "max.accuracy", {"rounds": "9"}) is None
+
+    def values(measure: str, **readings: tuple[str, ...]) -> list[float | None]:
+        recipe = Recipe("some-table", "Some", "Table", measure, None, (row("Own"),), readings=readings)
+        return [line.ours.get(0) for line in compare(recipe, [(recipe.rows[0], [run])])]
+
+    assert values("last10.accuracy") == [pytest.approx(42.5)]
+    assert values("best_by_validation.target_accuracy") == [None]
+    assert values("last.drift") == [0.75]
+    assert values("max.accuracy", rounds=("2", "9")) == [50.0, None]
     with pytest.raises(ConfigError, match="measure"):
-        value_of(run, "best.accuracy")
+        values("best.accuracy")
 
 
 @pytest.mark.slow
-def test_ours_stands_beside_theirs_and_what_was_smaller_is_said(digits: None, tmp_path: Path):
+def test_ours_stands_beside_theirs_and_what_was_smaller_is_said(tmp_path: Path):
     fedavg, fedentopt = row("FedAvg"), row("FedEntOpt", method={"preset": "fedentopt"}, seeds=[0, 1])
     for one in (fedavg, fedentopt):
         one.tree["training"]["participation"] = 0.5
     recipe = Recipe(
         "fedentopt-table1", "FedEntOpt", "Table I", "last10.accuracy", "fedentopt-table1", (fedavg, fedentopt),
-        deviations=(Deviation({"method": ["KL"]}, "not here"), Deviation({}, "digits are not CIFAR-10.")),
+        deviations=({"method": ["KL"], "says": "not here"}, {"says": "digits are not CIFAR-10."}),
     )  # fmt: skip
     done = reproduce(recipe, out=tmp_path, rounds=2, changes={"seeds": [0]})
     assert done.failures == ()
@@ -88,7 +79,7 @@ def test_ours_stands_beside_theirs_and_what_was_smaller_is_said(digits: None, tm
     assert "Changed from the recipe: seeds 0 instead of 0, 1; training.rounds = 2 instead of 3." in done.notes
     assert "Differs from the paper: digits are not CIFAR-10." in done.notes
     assert not any("not here" in note for note in done.notes)
-    headings, body, _ = text_lines(done)
+    headings, body, _ = done.table()
     assert headings == ["method", "ours, %", "theirs, %", "difference"]
     assert [cells[0] for cells in body] == ["FedAvg", "FedEntOpt"]
     with (done.folder / "comparison.csv").open() as file:
@@ -101,9 +92,7 @@ def test_ours_stands_beside_theirs_and_what_was_smaller_is_said(digits: None, tm
 
 
 @pytest.mark.slow
-def test_a_row_that_a_change_makes_senseless_is_refused_with_its_reason_while_the_others_run(
-    digits: None, tmp_path: Path
-):
+def test_a_row_that_a_change_makes_senseless_is_refused_with_its_reason_while_the_others_run(tmp_path: Path):
     rows = row("FedAvg"), row("SCAFFOLD", method={"preset": "scaffold"})
     recipe = Recipe("some-table", "Some", "Table", "last10.accuracy", None, rows)
     done = reproduce(recipe, out=tmp_path, rounds=1, changes={"seeds": [0], "method.aggregation": "krum"})
@@ -131,7 +120,7 @@ def test_a_change_against_another_row_is_taken_seed_by_seed():
     assert (line.spread.mean, line.spread.std) == (pytest.approx(6.5), pytest.approx(4.5**0.5))
 
 
-def test_each_seed_stands_by_itself_below_the_most_that_its_target_allows(digits: None, tmp_path: Path):
+def test_each_seed_stands_by_itself_below_the_most_that_its_target_allows(tmp_path: Path):
     partition = {"rule": "sparsity", "clients": 4, "labels_per_client": 2}
     tree = {"partition": partition, "method": {"preset": "fedpals"}, "training": {"rounds": 1}}
     oracle = {"partition": {**partition, "oracle": True}, "training": {"rounds": 1}}
@@ -139,7 +128,7 @@ def test_each_seed_stands_by_itself_below_the_most_that_its_target_allows(digits
     recipe = Recipe("some-table", "Some", "Table", "final.target_accuracy", None, rows)
     done = reproduce(recipe, out=tmp_path, processes=1)
     ours, bound = done.lines
-    headings, body, labels = seed_lines(done)
+    headings, body, labels = done.by_seed()
     assert headings == ["method", "seed 0", "seed 1"]
     assert labels == 1
     assert [cells[0] for cells in body] == ["ceiling", "FedPALS", "Oracle"]
@@ -171,25 +160,26 @@ def test_missing_data_is_named_with_the_rows_that_can_be_run(tmp_path: Path, mon
         (tmp_path / "cifar-10-batches-py").mkdir(exist_ok=True)
         (tmp_path / "cifar-10-batches-py" / name).touch()
     recipe = read_recipe("fedentopt-table1")
-    assert absent({"name": "cifar10"}, tmp_path) is None
+    assert RecipeRow({}, {"data": {"name": "cifar10"}}).missing(tmp_path) is None
     with pytest.raises(DataError, match=r"CINIC-10 is missing: .*cinic-10.* --rows 'CIFAR-10'"):
         reproduce(recipe, out=tmp_path / "runs", changes={"data.root": str(tmp_path)})
     with pytest.raises(DataError, match="FEDSKEW_DATA"):
         reproduce(recipe, out=tmp_path / "runs")
 
 
-def test_an_estimate_grows_with_rounds_seeds_and_a_methods_passes(digits: None):
-    base = estimate([row("FedAvg")])
+def test_an_estimate_grows_with_rounds_seeds_and_a_methods_passes():
+    base = estimate(row("FedAvg").config(), alone=True)
     assert 0 < base < 60
-    assert estimate([row("FedAvg", seeds=[0])]) == pytest.approx(base / 2)
-    assert estimate([row("FedSAM", method={"preset": "fedsam"})]) > base
+    assert estimate(row("FedAvg", seeds=[0]).config(), alone=True) == pytest.approx(base / 2)
+    assert estimate(row("FedSAM", method={"preset": "fedsam"}).config(), alone=True) > base
+    assert estimate(row("FedAvg").config()) == 0.0  # to measure it would take as long
 
 
 @pytest.mark.parametrize(
     ("seconds", "words"), [(3, "3 s"), (120, "2 min"), (7200, "2 h"), (2e5, "2 days"), (1e8, "3 years")]
 )
 def test_seconds_in_words(seconds: float, words: str):
-    assert in_words(seconds) == words
+    assert duration(seconds) == words
 
 
 @pytest.mark.parametrize(("label", "number"), [("Dir(0.1)", 0.1), ("5 %", 5), ("7 of 150", 7), ("C=10", 10)])

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -20,14 +19,12 @@ from fedskew.cli.options import (
     Seeds,
     changed_keys,
     config_file,
+    print_estimate,
     quick_note,
 )
 from fedskew.cli.page import empty_table
 from fedskew.errors import ArgumentError
 from fedskew.tables import counted
-
-if TYPE_CHECKING:
-    from fedskew.arena import ArenaJob
 
 _SHOWN = 5
 
@@ -98,7 +95,8 @@ def arena(
     console = Console()
     state = read_state(whole, out)
     if not tables:
-        _print_time(console, state.missing, only=estimate)
+        configs = [job.config.for_seed(job.config.seeds[0]) for job, _ in state.missing]
+        print_estimate(console, configs, only=estimate, times=[runs for _, runs in state.missing])
         if estimate:
             return
         for line in whole.refused[:_SHOWN]:
@@ -139,32 +137,6 @@ def arena(
     )
     if state.failures:
         raise typer.Exit(1)
-
-
-def _print_time(console: Console, missing: Sequence[tuple[ArenaJob, int]], only: bool) -> None:
-    """Print how long the missing runs take; `only`: nothing else follows, so that a short time gets a line, too."""
-    from fedskew.experiment import shared_data
-    from fedskew.papers import estimate_run, in_words
-
-    with console.status("measuring a few steps"), shared_data():
-        found = [
-            seconds
-            if isinstance(seconds := estimate_run(job.config.for_seed(job.config.seeds[0])), str)
-            else seconds * runs
-            for job, runs in missing
-        ]
-    seconds, runs = sum(one for one in found if not isinstance(one, str)), sum(number for _, number in missing)
-    if unknown := [one for one in found if isinstance(one, str)]:
-        console.print(f"Time: unknown; {unknown[0]}.", highlight=False, markup=False, soft_wrap=True)
-    elif seconds >= 60:
-        console.print(
-            f"Time: about {in_words(seconds)} for {counted(runs, 'run')}, one after another on this machine's CPU "
-            "(from some measured steps; clients and seeds that train together take less).",
-            highlight=False,
-            soft_wrap=True,
-        )
-    elif only:
-        console.print("Time: nothing is missing." if not missing else "Time: some minutes at most.")
 
 
 def _labels(only: list[str] | None) -> dict[str, str]:

@@ -10,7 +10,7 @@ import typer
 
 from fedskew.cli.console import Console
 from fedskew.errors import ConfigError
-from fedskew.tables import counted
+from fedskew.tables import counted, duration
 
 if TYPE_CHECKING:
     from fedskew.experiment import Config
@@ -130,30 +130,34 @@ def config_file(path: Path) -> Path:
     return papers.config_file(str(path)[1:])
 
 
-def print_estimate(console: Console, configs: Sequence[Config], only: bool) -> None:
+def print_estimate(console: Console, configs: Sequence[Config], only: bool, times: Sequence[int] | None = None) -> None:
     """Say how long configs take, where that is more than a minute or nothing else is wanted.
 
     Args:
         console: Where to print.
         configs: The configs.
         only: Nothing else is wanted.
+        times: How many like it are trained, for each config; None: one.
     """
-    from fedskew.papers import estimate_run, in_words
+    from fedskew.experiment import shared_data
+    from fedskew.papers import estimate
 
-    with console.status("measuring a few steps"):
-        found = [estimate_run(config) for config in configs]
-    seconds = sum(one for one in found if not isinstance(one, str))
+    with console.status("measuring a few steps"), shared_data():
+        found = [estimate(config) for config in configs]
+    counts = times or [1] * len(found)
+    seconds = sum(one * count for one, count in zip(found, counts, strict=True) if not isinstance(one, str))
     unknown = next((one for one in found if isinstance(one, str)), None)
     if unknown is not None:
         console.print(f"Time: unknown; {unknown}.", highlight=False, markup=False, soft_wrap=True)
     elif seconds >= _A_MINUTE:
         console.print(
-            f"Time: about {in_words(seconds)}, one run after another on this machine's CPU (from some measured steps).",
+            f"Time: about {duration(seconds)}, one run after another on this machine's CPU (from some measured steps; "
+            "clients and seeds that train together take less).",
             highlight=False,
             soft_wrap=True,
         )
     elif only:
-        console.print("Time: about a minute at most.")
+        console.print("Time: about a minute at most." if found else "Time: nothing is missing.")
 
 
 def print_failures(failures: Sequence[str], refused: Sequence[str]) -> None:

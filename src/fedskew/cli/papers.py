@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,10 +16,10 @@ from rich.text import Text
 from fedskew.cli.console import Console
 from fedskew.cli.options import Changes, DataRoot, Device, Fresh, Out, Processes, changed_keys, print_failures
 from fedskew.errors import ConfigError
-from fedskew.tables import counted
+from fedskew.tables import counted, duration
 
 if TYPE_CHECKING:
-    from fedskew.papers import Recipe
+    from fedskew.papers import Recipe, RecipeRow
 
 
 def recipes(
@@ -65,14 +66,14 @@ def recipes(
 
 
 def _list(console: Console, found: list[Recipe], with_cost: bool, root: Path | None) -> None:
-    from fedskew.papers import config_names, estimate, in_words
+    from fedskew.papers import config_names
 
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for heading in ("recipe", "runs", "data", *(["time"] if with_cost else []), "content"):
         table.add_column(heading, justify="right" if heading in {"runs", "time"} else "left", overflow="fold")
     with console.status("measuring") if with_cost else console.status("reading"):
         for recipe in found:
-            cost = [in_words(estimate(recipe.rows))] if with_cost else []
+            cost = [_time(recipe.rows)] if with_cost else []
             table.add_row(recipe.name, str(_runs(recipe)), _data(recipe, root), *cost, Text(recipe.title))
     console.print(table)
     console.print("Data: ✓ present, ✗ missing (see --data-root). Runs: rows times seeds.")
@@ -86,11 +87,9 @@ def _list(console: Console, found: list[Recipe], with_cost: bool, root: Path | N
 
 
 def _show(console: Console, recipe: Recipe, labels: str | None, with_cost: bool, root: Path | None) -> None:
-    from fedskew.papers import estimate, in_words, published
-
     rows = recipe.rows if labels is None else recipe.choose(labels)
     console.print(Text(f"{recipe.paper}: {recipe.title}", style="bold"))
-    printed = None if recipe.published is None else published(recipe.published)
+    printed = recipe.printed
     if printed is not None:
         where = "Printed" if printed.source == "as printed" else f"Published, {printed.source}"
         console.print(f"{where}: {printed.metric}; {printed.unit}.", markup=False, highlight=False)
@@ -105,9 +104,7 @@ def _show(console: Console, recipe: Recipe, labels: str | None, with_cost: bool,
         console.print(f"  read for {axis}: {', '.join(read)}", markup=False, highlight=False)
     console.print(f"Data: {_data(recipe, root)}", markup=False, highlight=False)
     if with_cost:
-        console.print(
-            f"Time: about {in_words(estimate(rows))}, one run after another on this machine's CPU.", markup=False
-        )
+        console.print(f"Time: about {_time(rows)}, one run after another on this machine's CPU.", markup=False)
     for text in recipe.deviating(rows):
         console.print(f"Differs from the paper: {text}", markup=False, highlight=False)
     first = rows[0]
@@ -125,10 +122,15 @@ def _settings(tree: dict[str, object]) -> list[tuple[str, object]]:
 
 
 def _data(recipe: Recipe, root: Path | None) -> str:
-    from fedskew.papers import absent
+    rows = {row.data: row for row in recipe.rows}
+    return ", ".join(f"{title} {'✗' if row.missing(root) else '✓'}" for title, row in rows.items())
 
-    tables = {row.data: row.tree["data"] for row in recipe.rows}
-    return ", ".join(f"{title} {'✗' if absent(table, root) else '✓'}" for title, table in tables.items())
+
+def _time(rows: Iterable[RecipeRow]) -> str:
+    from fedskew.papers import estimate
+
+    found = [estimate(row.config(), alone=True) for row in rows]
+    return next((one for one in found if isinstance(one, str)), None) or duration(sum(map(float, found)))
 
 
 def _runs(recipe: Recipe) -> int:

@@ -13,8 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from fedskew.cli.console import Console
 from fedskew.cli.options import print_estimate
 from fedskew.experiment import SECONDS_BETWEEN_LINES, configs_of, rounds_of, target_in_words
-from fedskew.papers import in_words
-from fedskew.tables import counted
+from fedskew.tables import counted, duration
 
 if TYPE_CHECKING:
     from fedskew.arena import ArenaJob, Trained
@@ -59,7 +58,7 @@ class _Bar:
             self._warm, self._since, said = True, now, "..."
         else:
             self._rounds, self._seconds = self._rounds + rounds, self._seconds + seconds
-            said = f"about {in_words(max(now - self._since, self._seconds) / self._rounds * left)}"
+            said = f"about {duration(max(now - self._since, self._seconds) / self._rounds * left)}"
         if self._console.is_terminal or not left or now - self._printed < self._every:
             return
         self._console.print(f"{done}, {said} left", soft_wrap=True, markup=False, highlight=False)

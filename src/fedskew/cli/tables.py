@@ -75,9 +75,7 @@ def sweep_table(result: SweepResult, width: int) -> Table:
 
 def comparison_table(done: Reproduction) -> Table:
     """Return ours, theirs and the difference, a line for each row of a recipe."""
-    from fedskew.papers import text_lines
-
-    return _table(*text_lines(done))
+    return _table(*done.table())
 
 
 def samples_table(data: SiteData, agreement: Agreement) -> Table:

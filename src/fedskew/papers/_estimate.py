@@ -1,12 +1,15 @@
-"""How long runs take on this machine, estimated from a measured step and a measured evaluation."""
+"""The papers' data sets (`datasets.toml`), and how long runs take on this machine: a measured step and evaluation."""
 
 from __future__ import annotations
 
 import json
 import math
 import time
-from collections.abc import Iterable, Mapping
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
+from importlib import resources
 from typing import Any
 
 import numpy as np
@@ -16,8 +19,6 @@ from fedskew import components, methods
 from fedskew.data import Dataset
 from fedskew.errors import in_one_line
 from fedskew.experiment import Config, load_dataset, simulate
-from fedskew.papers._datasets import DATASETS, DatasetFacts, facts_of
-from fedskew.papers._recipe import RecipeRow
 
 _VALUES_AT_ONCE = 100_000  # of a batch: larger ones are measured in part
 _STEPS = {True: 2, False: 10}  # of large samples, and of small ones
@@ -25,29 +26,47 @@ _LARGE = 50_000
 _WORTH_IT = 1_000  # local steps of a run: the measurement takes some 40
 
 
-def estimate(rows: Iterable[RecipeRow]) -> float:
-    """Estimate the seconds of training and evaluation of these rows, all seeds, one run at a time.
+@dataclass(frozen=True)
+class DatasetFacts:
+    """The facts about a data set that a recipe needs; see `datasets.toml`."""
 
-    For every network, shape of sample and batch a few real steps on random samples are timed, on this machine and with
-    the row's threads; a method's further passes are counted (a backward pass as two forward). The number of steps
-    follows from the data set's published size, as if all of it were given to clients.
+    title: str
+    places: tuple[str, ...]
+    shape: tuple[int, ...]
+    train: int
+    test: int
+    classes: int
+    tokens: bool = False  # whether samples are texts, as token ids
 
-    Args:
-        rows: The rows.
 
-    Returns:
-        The seconds.
+@cache
+def _facts() -> dict[str, DatasetFacts]:
+    text = resources.files("fedskew.papers").joinpath("datasets.toml").read_text(encoding="utf-8")
+    found = {}
+    for name, table in tomllib.loads(text).items():
+        found[name] = DatasetFacts(**table | {"places": tuple(table["places"]), "shape": tuple(table["shape"])})
+    return found
+
+
+def facts_of(table: Mapping[str, Any]) -> DatasetFacts:
+    """Return the facts of the data set that the `[data]` table of a config names.
+
+    Raises:
+        KeyError: It is none of the papers'.
     """
-    return sum(_estimated(row.config(), facts_of(row.tree["data"])) for row in rows)
+    return _facts()[f"{table['name']} subset" if table.get("subset") else table["name"]]
 
 
-def estimate_run(config: Config) -> float | str:
-    """Estimate the seconds that a config's seeds take, one after another; see `estimate`.
+def estimate(config: Config, alone: bool = False) -> float | str:
+    """Estimate the seconds that a config's seeds take, one after another.
 
-    Data whose size is not known are loaded for it. What else goes wrong makes the time unknown, and stops no run.
+    A few real steps on random samples of the same shape are timed; a method's further passes are counted (a backward
+    pass as two forward). The number of steps follows from the data set's size, as if all of it were given to clients;
+    data whose size is not known are loaded for it. What else goes wrong makes the time unknown, and stops no run.
 
     Args:
         config: The config.
+        alone: Whether it trains in one process on the CPU, whatever it says, and is measured however short it is.
 
     Returns:
         The seconds, 0 where so few steps are taken that measuring them would take as long; or why they are not known.
@@ -55,31 +74,32 @@ def estimate_run(config: Config) -> float | str:
     Raises:
         FedskewError: The data can't be loaded.
     """
-    if torch.cuda.is_available() and config.engine.device != "cpu":
+    if not alone and torch.cuda.is_available() and config.engine.device != "cpu":
         return "a GPU trains, and steps are measured on the CPU"
-    known = config.data.name in DATASETS
-    facts = facts_of(config.tree()["data"]) if known else _facts(load_dataset(config, config.seeds[0]))
     try:
-        return _of_seeds(config, facts)
+        facts = facts_of(config.tree()["data"])
+    except KeyError:
+        data = load_dataset(config, config.seeds[0])
+        train, test = len(data.targets), len(data.test_targets)
+        tokens = isinstance(data.inputs, torch.Tensor) and not data.inputs.is_floating_point()
+        facts = DatasetFacts(data.name, (), data.in_shape, train, test, data.num_classes, tokens)
+    try:
+        if alone:
+            return _estimated(config, facts)
+        training = config.training
+        clients, samples = _clients_and_samples(config, facts)
+        passes = min(training.participation * clients, clients) / clients * samples * training.epochs
+        steps = passes / training.batch_size * training.rounds * len(config.seeds)
+        if training.steps is None and steps < _WORTH_IT and math.prod(facts.shape) < _LARGE:
+            return 0.0
+        at_once = min(config.engine.number_of_processes(), training.participation * clients)
+        return _estimated(config, facts) / max(1, at_once)
     except Exception as error:
         return f"measuring a few steps failed: {in_one_line(error)}"
 
 
-def _of_seeds(config: Config, facts: DatasetFacts) -> float:
-    """Return the seconds of a config's seeds; 0 where there are few steps."""
-    clients, samples = _clients_and_samples(config, facts)
-    passes = min(config.training.participation * clients, clients) / clients * samples * config.training.epochs
-    steps = passes / config.training.batch_size * config.training.rounds * len(config.seeds)
-    if config.training.steps is None and steps < _WORTH_IT and math.prod(facts.shape) < _LARGE:
-        return 0.0
-    seconds = _estimated(config, facts)
-    return seconds / max(1, min(config.engine.number_of_processes(), config.training.participation * clients))
-
-
-def _facts(dataset: Dataset) -> DatasetFacts:
-    train, test = len(dataset.targets), len(dataset.test_targets)
-    tokens = isinstance(dataset.inputs, torch.Tensor) and not dataset.inputs.is_floating_point()
-    return DatasetFacts(dataset.name, (), dataset.in_shape, train, test, dataset.num_classes, tokens)
+def _validation_share(config: Config) -> float:
+    return config.data.validation if isinstance(config.data.validation, float) else 0.0  # "own" takes no training data
 
 
 def _clients_and_samples(config: Config, facts: DatasetFacts) -> tuple[int, float]:
@@ -87,8 +107,7 @@ def _clients_and_samples(config: Config, facts: DatasetFacts) -> tuple[int, floa
     rule = config.partition
     target = bool(rule.parameters.get("target_client", rule.rule == "sparsity"))
     clients = max((rule.clients or 2) - target, 1)
-    share = config.data.validation if isinstance(config.data.validation, float) else 0.0  # "own" takes no training data
-    left = (1 - share) * (1 - config.data.held_out)
+    left = (1 - _validation_share(config)) * (1 - config.data.held_out)
     samples = min(facts.train, config.data.rows or math.inf) * left * clients / (clients + target)
     return clients, min(samples, clients * rule.parameters.get("samples_per_client", math.inf))
 
@@ -101,16 +120,9 @@ def _estimated(config: Config, facts: DatasetFacts) -> float:
         participants = max(1, math.floor(participants + 1e-9))
     batches = math.ceil(samples / clients / training.batch_size)
     per_client = training.epochs * batches if training.steps is None else training.steps
-    step, evaluated = _measured(
-        config.model.name,
-        json.dumps(config.model.parameters, sort_keys=True),
-        facts.shape,
-        facts.classes,
-        facts.tokens,
-        training.batch_size,
-        training.augmentation,
-        config.engine.threads,
-    )
+    options = json.dumps(config.model.parameters, sort_keys=True)
+    shape = (training.batch_size, training.augmentation, config.engine.threads)
+    step, evaluated = _measured(config.model.name, options, facts.shape, facts.classes, facts.tokens, *shape)
     method = methods.build(config.method, training.momentum)
     cost = methods.cost(method)
     rounds = float(training.rounds)
@@ -118,8 +130,7 @@ def _estimated(config: Config, facts: DatasetFacts) -> float:
         encoders = method.pipeline.split(training.rounds)
         rounds = encoders + (training.rounds - encoders) * method.pipeline.batches / max(per_client, 1)
     trained = rounds * participants * per_client * step * (3 + cost.forward + 2 * cost.backward) / 3
-    share = config.data.validation if isinstance(config.data.validation, float) else 0.0
-    tests = facts.test + min(facts.train, config.data.rows or math.inf) * share
+    tests = facts.test + min(facts.train, config.data.rows or math.inf) * _validation_share(config)
     if config.evaluation.clients:
         tests += facts.test * participants
     evaluating = (training.rounds / config.evaluation.every) * tests * evaluated
@@ -141,16 +152,12 @@ def _measured(
     """Measure the seconds of one step of this batch, and of the evaluation of one sample."""
     batch = max(2, min(batch_size, _VALUES_AT_ONCE // math.prod(shape)))
     steps = _STEPS[math.prod(shape) > _LARGE]
+    noise = components.keep(_random_samples, "noise", "estimate")
+    data = {"name": noise, "shape": list(shape), "classes": classes, "tokens": tokens, "samples": steps * batch}
     ends: list[tuple[float, Mapping[str, Any]]] = []
     simulate(
         {
-            "data": {
-                "name": components.keep(random_samples, "noise", "estimate"),
-                "shape": list(shape),
-                "classes": classes,
-                "tokens": tokens,
-                "samples": steps * batch,
-            },
+            "data": data,
             "partition": {"rule": "natural"},
             "model": {"name": model, **json.loads(options)},
             "training": {"rounds": 2, "batch_size": batch, "augmentation": augmentation},
@@ -163,15 +170,8 @@ def _measured(
     return step * batch_size / batch, max(after - before - last["seconds"], 0.0) / (steps * batch)
 
 
-def random_samples(shape: list[int], classes: int, tokens: bool, samples: int) -> Dataset:
-    """Return noise in the shape of another data set, all at one client.
-
-    Args:
-        shape: Shape of a sample.
-        classes: Number of classes.
-        tokens: Whether samples are token ids.
-        samples: Number of samples.
-    """
+def _random_samples(shape: list[int], classes: int, tokens: bool, samples: int) -> Dataset:
+    """Return noise in the shape of another data set, all at one client."""
     rng = np.random.Generator(np.random.Philox(0))
     size = (samples, *shape)
     if tokens:
@@ -192,15 +192,3 @@ def random_samples(shape: list[int], classes: int, tokens: bool, samples: int) -
         clients=np.zeros(samples, dtype=np.int64),
         client_names=("0",),
     )
-
-
-def in_words(seconds: float) -> str:
-    """Describe a duration in the unit that fits, rounded.
-
-    Args:
-        seconds: The number of seconds.
-    """
-    for unit, length in (("years", 31_557_600), ("days", 86_400), ("h", 3600), ("min", 60)):
-        if seconds >= 1.5 * length:
-            return f"{seconds / length:,.0f} {unit}"
-    return f"{seconds:.0f} s"

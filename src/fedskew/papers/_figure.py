@@ -11,9 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fedskew.papers._measures import unit_of, value_of
-from fedskew.papers._paired import repetitions
 from fedskew.papers._recipe import FigurePart, Kind, Recipe, RecipeRow
+from fedskew.papers._values import repetitions, unit_of, value_of
 from fedskew.report import SeedRun, drawing, label_shares, mean_weights
 from fedskew.report.drawing import FloatArray
 
@@ -25,18 +24,7 @@ _PANEL = (3.6, 2.7)  # inches
 def draw(recipe: Recipe, runs: Sequence[tuple[RecipeRow, Sequence[SeedRun]]], folder: Path) -> list[Path]:
     """Write `figure.png` and `figure.svg`, or `figure-a.png` and so on for a figure of several parts.
 
-    Parts whose rows were not run are left out.
-
-    Args:
-        recipe: The recipe.
-        runs: The finished runs of each row.
-        folder: Where the files go.
-
-    Returns:
-        The files.
-
-    Raises:
-        ArgumentError: A file can't be written.
+    Parts whose rows were not run are left out. Returns the files.
     """
     files = []
     for letter, part in zip("abcdefgh", recipe.parts, strict=False):

@@ -19,7 +19,7 @@ An item names its rows by these labels. It may have tables of its own of each ki
 (a label that it explains itself is not looked up there):
 
     title = "..."
-    measure = "last10.accuracy"         # see `fedskew.papers.value_of`
+    measure = "last10.accuracy"         # see `_values.value_of`
     [axes]                              # every combination is a row
     dataset = ["CIFAR-10", "CIFAR-100"]
     [[rows]]                            # or several such products, each beside what [axes] says
@@ -28,25 +28,36 @@ An item names its rows by these labels. It may have tables of its own of each ki
     "FedProx + FedEntOpt" = "FedProx"
     [readings]                          # one run gives several values: an axis and its labels
     rounds = ["40", "60", "80"]
-    [[figure]]                          # see `fedskew.papers.FigurePart`
+    [[figure]]                          # see `FigurePart`
+
+The values that the papers print are in `published.json`, one entry for each table: what is measured and in which unit,
+the axes, and the rows: a label for each axis (null where the axis does not apply), then mean and standard deviation as
+printed (null where none is). What stands in the authors' own runs, published beside the paper, names its source.
 """
 
 from __future__ import annotations
 
 import copy
 import itertools
+import json
+import os
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal
 
-from fedskew.errors import ConfigError, FedskewError, nearest
+import numpy as np
+import pydantic
+from numpy.typing import ArrayLike, NDArray
+
+from fedskew.errors import ConfigError, FedskewError, PartitionError, nearest
 from fedskew.experiment import Config, resolve
 from fedskew.methods import DEFAULTS
-from fedskew.papers._datasets import facts_of
+from fedskew.papers._estimate import facts_of
+from fedskew.parameters import first_mistake
 from fedskew.report import MOMENTS
 from fedskew.tables import flatten
 from fedskew.trees import put
@@ -66,12 +77,7 @@ _KEYS = {
 
 @dataclass(frozen=True)
 class RecipeRow:
-    """One row of a recipe: a config with all its seeds.
-
-    Attributes:
-        labels: Its label on each axis.
-        tree: Its config as the recipe says, not checked yet.
-    """
+    """One row of a recipe: its label on each axis, and a config with all its seeds as the recipe says, unchecked."""
 
     labels: Labels
     tree: dict[str, Any]
@@ -86,21 +92,28 @@ class RecipeRow:
         """Title of its data set."""
         return facts_of(self.tree["data"]).title
 
-    def number(self, axis: str) -> float:
-        """Return the first number of its label on an axis: 0.1 of "Dir(0.1)", 5 of "5 %".
+    def missing(self, root: str | os.PathLike[str] | None = None) -> str | None:
+        """Return the first file or folder of its data set that is missing; None where all are present.
 
         Args:
-            axis: The axis.
+            root: Folder of the data sets, see `fedskew.data.load`; by default the environment variable FEDSKEW_DATA.
         """
+        place = root or os.environ.get("FEDSKEW_DATA")
+        folder = Path(place).expanduser() if place else None
+        for file in facts_of(self.tree["data"]).places:
+            if folder is None or not any(folder.glob(file)):
+                plain = file.removesuffix("*")
+                return plain if folder is None else str(folder / plain)
+        return None
+
+    def number(self, axis: str) -> float:
+        """Return the first number of its label on an axis: 0.1 of "Dir(0.1)", 5 of "5 %"."""
         found = re.search(r"\d+(\.\d+)?", self.labels[axis])
         assert found is not None, f"{self.labels[axis]!r} holds no number"
         return float(found[0])
 
     def config(self, changes: Mapping[str, Any] | None = None) -> Config:
-        """Return its config, checked.
-
-        Args:
-            changes: Dotted keys to change, and their values.
+        """Return its config, with other values for some dotted keys, checked.
 
         Raises:
             ConfigError: The config makes no sense; the message names the row.
@@ -118,8 +131,7 @@ class RecipeRow:
 Kind = Literal["curves", "against", "bars", "classes", "confusion", "weights", "mixes"]
 
 
-@dataclass(frozen=True)
-class FigurePart:
+class FigurePart(pydantic.BaseModel):
     """One part of a figure, such as (a) of (a) to (c).
 
     Attributes:
@@ -134,15 +146,17 @@ class FigurePart:
             - "weights": the weight of each client against FedAvg's;
             - "mixes": label mixes of clients and target.
         title: Its heading.
-        value: What is read, as in `fedskew.papers.value_of`; for "curves" a key of a record, such as "entropy" or
+        value: What is read, as in `_values.value_of`; for "curves" a key of a record, such as "entropy" or
             "evaluation.accuracy".
         x: What it is drawn against, an axis or a value.
         lines: The axis whose labels have a colour each.
         panels: Axes; each combination of their labels has a panel.
-        where: The rows that are shown, by label.
+        where: The rows that are shown.
         clients: Ids of the clients that are shown.
         reference: A level to draw as a dashed line.
     """
+
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
 
     kind: Kind
     title: str
@@ -150,58 +164,78 @@ class FigurePart:
     x: str = ""
     lines: str = "method"
     panels: tuple[str, ...] = ()
-    where: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    where: dict[str, str | list[str]] = {}
     clients: tuple[int, ...] = ()
     reference: float | None = None
 
-    @classmethod
-    def of(cls, table: Mapping[str, Any]) -> FigurePart:
-        """Read a part from a `[[figure]]` table of a recipe.
-
-        Args:
-            table: The table.
-
-        Raises:
-            ConfigError: A key or the kind is unknown.
-        """
-        known = cls.__dataclass_fields__
-        for key in table:
-            if key not in known:
-                raise ConfigError(f"figure.{key}: no such key{nearest(key, known)}")
-        if table.get("kind") not in get_args(Kind):
-            raise ConfigError(f"figure.kind: {table.get('kind')!r} is none of {', '.join(get_args(Kind))}")
-        lists = {key: tuple(table[key]) for key in ("panels", "clients") if key in table}
-        where = {axis: tuple(labels) for axis, labels in _listed(table.get("where", {})).items()}
-        return cls(**{**table, "where": where, **lists})
-
     def shows(self, labels: Labels) -> bool:
-        """Return whether a row is shown.
-
-        Args:
-            labels: The row's label on each axis.
-        """
+        """Return whether a row with these labels is shown."""
         return _matches(self.where, labels)
 
 
 @dataclass(frozen=True)
-class Deviation:
-    """A difference from the paper.
+class Printed:
+    """One printed value: its label on each axis, mean, and standard deviation where one is printed."""
 
-    Attributes:
-        where: The rows that it concerns, by label; empty for all rows.
-        says: What differs, a sentence.
+    labels: Labels
+    mean: float
+    std: float | None
+
+
+@dataclass(frozen=True)
+class PublishedTable:
+    """One printed table; `source` says where the values stand: "as printed", or beside the paper."""
+
+    metric: str
+    source: str
+    unit: str
+    rows: tuple[Printed, ...]
+
+    def find(self, labels: Mapping[str, str]) -> Printed | None:
+        """Return what is printed for a row with these labels.
+
+        Axes that the table, or one of its rows, does not have are ignored; the row with the most labels counts.
+        """
+        found = [row for row in self.rows if row.labels.items() <= labels.items()]
+        return max(found, key=lambda row: len(row.labels), default=None)
+
+
+@cache
+def _published() -> dict[str, Any]:
+    tables: dict[str, Any] = json.loads(Path(__file__).with_name("published.json").read_text(encoding="utf-8"))
+    return tables
+
+
+@dataclass(frozen=True)
+class PrintedCounts:
+    """The one partition that a paper prints in full: CIFAR-10 among ten clients, FedVLS's table 7.
+
+    Each client has as many samples of each class as the table prints; which ones is drawn.
     """
 
-    where: Mapping[str, Sequence[str]]
-    says: str
+    target_client: ClassVar[bool] = False
 
-    def concerns(self, labels: Labels) -> bool:
-        """Return whether it concerns a row.
+    def split(
+        self, labels: ArrayLike, clients: int, rng: np.random.Generator, num_classes: int | None = None
+    ) -> list[NDArray[np.int64]]:
+        """Divide the samples among 10 clients; see `fedskew.partition.Rule`.
 
-        Args:
-            labels: The row's label on each axis.
+        Raises:
+            PartitionError: The table does not fit these samples or clients.
         """
-        return _matches(self.where, labels)
+        counts, labels = np.array(_published()["fedvls-table7"]["counts"], dtype=np.int64), np.asarray(labels)
+        held = np.bincount(labels, minlength=num_classes or 0)
+        if clients != len(counts) or len(held) != counts.shape[1] or (held < counts.sum(axis=0)).any():
+            raise PartitionError(
+                f"the printed table is for {len(counts)} clients and {counts.shape[1]} classes of "
+                f"{counts.sum(axis=0).max()} samples each, as CIFAR-10 has"
+            )
+        shares: list[list[NDArray[np.int64]]] = [[] for _ in counts]
+        for label in range(counts.shape[1]):
+            rows = rng.permutation(np.flatnonzero(labels == label))
+            for client, part in enumerate(np.split(rows, np.cumsum(counts[:, label]))[:-1]):
+                shares[client].append(part)
+        return [np.sort(np.concatenate(parts)) for parts in shares]
 
 
 @dataclass(frozen=True)
@@ -218,7 +252,7 @@ class Recipe:
         relative: For a label of `method`, the label from which its value is the change.
         readings: Axes for which one run gives several values, with their labels.
         parts: The parts of the figure, where it is one.
-        deviations: What differs from the paper.
+        deviations: What differs from the paper: what it `says`, and the labels of the rows that it concerns.
     """
 
     name: str
@@ -230,7 +264,7 @@ class Recipe:
     relative: Mapping[str, str] = field(default_factory=dict)
     readings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     parts: tuple[FigurePart, ...] = ()
-    deviations: tuple[Deviation, ...] = ()
+    deviations: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -238,18 +272,28 @@ class Recipe:
         return tuple(dict.fromkeys([*itertools.chain(*(row.labels for row in self.rows)), *self.readings]))
 
     @property
-    def data(self) -> tuple[str, ...]:
-        """Titles of the data sets that its rows need."""
-        return tuple(dict.fromkeys(row.data for row in self.rows))
+    def printed(self) -> PublishedTable | None:
+        """The table with the paper's own values; None where it prints none.
+
+        Raises:
+            ConfigError: No table has that name.
+        """
+        if self.published is None:
+            return None
+        tables = {name: table for name, table in _published().items() if "rows" in table}
+        if self.published not in tables:
+            raise ConfigError(f"published: no table is called {self.published!r}{nearest(self.published, tables)}")
+        table = tables[self.published]
+        rows = []
+        for *labels, mean, std in table["rows"]:
+            known = {axis: label for axis, label in zip(table["axes"], labels, strict=True) if label is not None}
+            rows.append(Printed(known, mean, std))
+        return PublishedTable(table["metric"], table.get("source", "as printed"), table["unit"], tuple(rows))
 
     def deviating(self, rows: Iterable[RecipeRow]) -> list[str]:
-        """Return what differs from the paper in any of these rows.
-
-        Args:
-            rows: The rows.
-        """
-        kept = list(rows)
-        return [one.says for one in self.deviations if any(one.concerns(row.labels) for row in kept)]
+        """Return what differs from the paper in any of these rows."""
+        labels = [row.labels for row in rows]
+        return [one["says"] for one in self.deviations if any(_matches(one, row) for row in labels)]
 
     def choose(self, words: str) -> tuple[RecipeRow, ...]:
         """Return the rows that have these labels.
@@ -263,19 +307,15 @@ class Recipe:
         Raises:
             ConfigError: A word is no label, or no row has all of them.
         """
-        by_axis: dict[str, list[str]] = {}
-        for axis in self.axes:
-            for row in self.rows:
-                if axis in row.labels and row.labels[axis] not in by_axis.setdefault(axis, []):
-                    by_axis[axis].append(row.labels[axis])
-        known = {plain(label): (axis, label) for axis, labels in by_axis.items() for label in labels}
+        pairs = [(axis, row.labels[axis]) for axis in self.axes for row in self.rows if axis in row.labels]
+        known = {_plain(label): (axis, label) for axis, label in pairs}
         wanted: dict[str, set[str]] = {}
         for word in filter(None, map(str.strip, words.split(","))):
-            if plain(word) not in known:
-                if close := nearest(plain(word), known):
+            if _plain(word) not in known:
+                if close := nearest(_plain(word), known):
                     close = close.replace("known", "one of")
                 raise ConfigError(f"--rows: {self.name} has no row {word!r}{close}")
-            axis, label = known[plain(word)]
+            axis, label = known[_plain(word)]
             wanted.setdefault(axis, set()).add(label)
         if "method" in wanted:
             wanted["method"] |= {self.relative[label] for label in wanted["method"] if label in self.relative}
@@ -285,7 +325,7 @@ class Recipe:
         return chosen
 
 
-def plain(label: str) -> str:
+def _plain(label: str) -> str:
     """Return a label in the form that users type: lower case, without spaces and signs other than "." and "+"."""
     return re.sub(r"[^a-z0-9.+]", "", label.lower())
 
@@ -317,10 +357,7 @@ def config_names() -> tuple[str, ...]:
 
 
 def config_file(name: str) -> Path:
-    """Return the file of a config or sweep that comes with fedskew.
-
-    Args:
-        name: Its name, see `config_names`.
+    """Return the file of a config or sweep that comes with fedskew; `config_names` has the names.
 
     Raises:
         ConfigError: None has this name.
@@ -333,10 +370,7 @@ def config_file(name: str) -> Path:
 
 
 def read_recipe(name: str) -> Recipe:
-    """Read a recipe.
-
-    Args:
-        name: Its name, see `names`.
+    """Read a recipe; `names` has the names.
 
     Raises:
         ConfigError: No recipe has this name, or its file is damaged.
@@ -365,11 +399,8 @@ def _recipe(name: str, paper: str, settings: dict[str, Any], own: dict[str, Any]
         rows=tuple(rows),
         relative=relative,
         readings={axis: tuple(map(str, labels)) for axis, labels in own.get("readings", {}).items()},
-        parts=tuple(FigurePart.of(table) for table in own.get("figure", [])),
-        deviations=tuple(
-            Deviation(_listed(table, "says"), table["says"])
-            for table in [*settings.get("deviations", []), *own.get("deviations", [])]
-        ),
+        parts=tuple(_part(table) for table in own.get("figure", [])),
+        deviations=(*settings.get("deviations", []), *own.get("deviations", [])),
     )
 
 
@@ -386,7 +417,7 @@ def _tree(labels: Labels, settings: dict[str, Any], own: dict[str, Any]) -> dict
             elif not own_label and table is settings:
                 known = [*table.get("values", {}).get(axis, {}), *own_values.get(axis, {})]
                 raise ConfigError(f"axes.{axis}: {label!r} has no entry in [values]{nearest(label, known)}")
-        changes += [rule["set"] for rule in table.get("where", []) if _matches(_listed(rule, "set"), labels)]
+        changes += [rule["set"] for rule in table.get("where", []) if _matches(rule, labels)]
     moment = own["measure"].partition(".")[0]  # a run's own tables show what the paper's table does
     changes = [{"evaluation.summary": kind} for kind, named in MOMENTS.items() if named == moment] + changes
     tree: dict[str, Any] = {}
@@ -414,14 +445,20 @@ def _combinations(own: dict[str, Any], relative: Mapping[str, str], order: Seque
     return list(found.values())
 
 
-def _listed(table: Mapping[str, Any], but: str = "") -> dict[str, list[str]]:
-    return {
-        axis: [labels] if isinstance(labels, str) else list(labels) for axis, labels in table.items() if axis != but
-    }
+def _part(table: Mapping[str, Any]) -> FigurePart:
+    try:
+        return FigurePart(**table)
+    except pydantic.ValidationError as error:
+        raise ConfigError(first_mistake(error, "figure.")) from None
 
 
-def _matches(where: Mapping[str, Sequence[str]], labels: Labels) -> bool:
-    return all(labels.get(axis) in allowed for axis, allowed in where.items())
+def _matches(where: Mapping[str, Any], labels: Labels) -> bool:
+    """Return whether a row has the labels of a table, which names one or several of an axis."""
+    return all(
+        labels.get(axis) in ([allowed] if isinstance(allowed, str) else allowed)
+        for axis, allowed in where.items()
+        if axis not in ("set", "says")
+    )
 
 
 def _tables(path: Path, kind: str) -> dict[str, Any]:

@@ -1,10 +1,11 @@
-"""The values that a table or figure reads from a run."""
+"""The values that a table or figure reads from runs, and differences from FedAvg on the same task and seed."""
 
 from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,15 @@ from fedskew.errors import ConfigError, RunError
 from fedskew.experiment import Config, make_task, make_training_loop
 from fedskew.files import load_tensors
 from fedskew.labels import projection_distance, unheld_classes
+from fedskew.papers._recipe import Labels
 from fedskew.report import SeedRun
+from fedskew.report.drawing import FloatArray
 
+BASELINE = "FedAvg"
+DRAWN = "federation"
+"""An axis of recipes whose labels are drawn alike: its runs are repetitions of one task."""
+
+LEVEL = 0.95
 _SUMMARIES = {
     "last10": "mean of the last 10 rounds",
     "max": "maximum over the rounds, picked on the test set",
@@ -40,16 +48,10 @@ _NUMBERS = {
 def value_of(run: SeedRun, measure: str, reading: Mapping[str, str] | None = None) -> float | None:
     """Return one number of a run, in the unit that `unit_of` names; None where the run has none.
 
-    Args:
-        run: The run.
-        measure: A moment and a number of its summary, such as "last10.accuracy"; "last." and a key of the last round's
-            record, such as "last.drift"; or "projection_distance", the squared distance from the target to the hull
-            of the clients' label mixes.
-        reading: "rounds" reads "max.accuracy" as if the run had ended there; "domain" says of which domain
-            "final.domain_accuracy" is.
-
-    Raises:
-        ConfigError: There is no such measure.
+    A measure is a moment and a number of its summary, such as "last10.accuracy"; "last." and a key of the last round's
+    record, such as "last.drift"; or "projection_distance", the squared distance from the target to the hull of the
+    clients' label mixes. In a reading, "rounds" reads "max.accuracy" as if the run had ended there; "domain" says of
+    which domain "final.domain_accuracy" is.
     """
     reading = reading or {}
     if measure == "projection_distance":
@@ -59,7 +61,10 @@ def value_of(run: SeedRun, measure: str, reading: Mapping[str, str] | None = Non
         found: Any = next((record for record in reversed(run.rounds) if record.round), None)
         value = None if found is None else getattr(found, name)
     elif measure == "max.accuracy" and "rounds" in reading:
-        value = _max_until(run, int(reading["rounds"]))
+        last = int(reading["rounds"])
+        evaluated = [record for record in run.rounds if record.evaluation is not None and record.round <= last]
+        reached = run.rounds[-1].round >= last
+        value = max(record.evaluation.accuracy for record in evaluated if record.evaluation) if reached else None
     elif measure == "final.domain_accuracy":
         value = run.summary["final"]["domains"][reading["domain"].lower()]
     elif moment in _SUMMARIES:
@@ -76,10 +81,6 @@ def ceiling(run: SeedRun, measure: str) -> float | None:
     """Return the most that a measure on the target's label mix can be, in percent; None for other measures.
 
     That is the share of the target's classes that some client holds: nobody learns the others.
-
-    Args:
-        run: The run.
-        measure: As in `value_of`.
     """
     if run.target is None or not measure.endswith("target_accuracy"):
         return None
@@ -100,27 +101,10 @@ def describe_measure(measure: str) -> str:
     return f"{_NUMBERS.get(name, name)}{unit}, {_SUMMARIES.get(moment, moment)}"
 
 
-def _max_until(run: SeedRun, last: int) -> float | None:
-    if run.rounds[-1].round < last:
-        return None
-    return max(
-        record.evaluation.accuracy for record in run.rounds if record.evaluation is not None and record.round <= last
-    )
-
-
 def domain_accuracies(config: Config, seed: int, folder: Path) -> dict[str, float]:
     """Return the test accuracy of a finished run's model on each domain, a share, by name; and their "average".
 
     The run folder keeps them in `domains.json`.
-
-    Args:
-        config: The config of the run.
-        seed: Its seed.
-        folder: Its run folder.
-
-    Raises:
-        ConfigError: The data set has no domains.
-        RunError: The model can't be read.
     """
     kept = folder / "domains.json"
     if kept.exists():
@@ -146,3 +130,75 @@ def domain_accuracies(config: Config, seed: int, folder: Path) -> dict[str, floa
     found["average"] = statistics.fmean(found.values())
     kept.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     return found
+
+
+@dataclass(frozen=True)
+class PairedDifference:
+    """How much a method is ahead of FedAvg: its value minus FedAvg's on the same seed.
+
+    Where a task has several federations, a difference is the mean over the seeds of each of them.
+    """
+
+    labels: Labels
+    differences: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        """Mean of the differences."""
+        return statistics.fmean(self.differences)
+
+    @property
+    def ahead(self) -> int:
+        """How many of them are above 0."""
+        return sum(difference > 0 for difference in self.differences)
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95 % interval of the mean by Student's t; None for a single difference."""
+        number = len(self.differences)
+        if number < 2:
+            return None
+        from scipy.stats import t
+
+        reach = float(t.ppf((1 + LEVEL) / 2, number - 1)) * statistics.stdev(self.differences) / number**0.5
+        return self.mean - reach, self.mean + reach
+
+
+def paired(lines: Sequence[tuple[Labels, Mapping[int, float]]]) -> list[PairedDifference]:
+    """Compare every method of a task with FedAvg, where both have values of the same seeds.
+
+    Args:
+        lines: Labels and the value of each seed.
+
+    Returns:
+        A difference for each method of each task.
+    """
+
+    def task(labels: Labels) -> tuple[tuple[str, str], ...]:
+        return tuple((axis, label) for axis, label in labels.items() if axis != "method")
+
+    basis = {task(labels): values for labels, values in lines if labels.get("method", "") == BASELINE}
+    found = []
+    for labels, values in lines:
+        theirs = basis.get(task(labels), {})
+        differences = [value - theirs[seed] for seed, value in values.items() if seed in theirs]
+        if differences and labels.get("method", "") != BASELINE:
+            found.append((labels, np.array(differences)))
+    return [PairedDifference(labels, tuple(units.tolist())) for labels, units in repetitions(found)]
+
+
+def repetitions(lines: Sequence[tuple[Labels, FloatArray]]) -> list[tuple[Labels, FloatArray]]:
+    """Join the lines that differ only in the federation drawn, as its seeds do not repeat the draw.
+
+    A line is labels and what each seed gave, `(seeds, ...)`. Returns labels without the federation, in order of
+    appearance, and what each repetition gave: each seed, or, where a task has several federations, each federation (the
+    mean over its seeds).
+    """
+    tasks: dict[tuple[tuple[str, str], ...], list[FloatArray]] = {}
+    for labels, values in lines:
+        task = tuple((axis, label) for axis, label in labels.items() if axis != DRAWN)
+        tasks.setdefault(task, []).append(values)
+    return [
+        (dict(task), drawn[0] if len(drawn) == 1 else np.stack([values.mean(axis=0) for values in drawn]))
+        for task, drawn in tasks.items()
+    ]
