@@ -43,7 +43,7 @@ from fedskew.deploy import (
     write_federation,
 )
 from fedskew.deploy._disclosures import returned_specs
-from fedskew.deploy._replies import ReplyRules, ReplyValidator
+from fedskew.deploy._validator import ReplyRules, ReplyValidator
 from fedskew.engine import Assignment, Backend, Sent, Update, cohort_size, hooked
 from fedskew.experiment import Config, local_training, make_task, make_training_loop, resolve
 from fedskew.models import ModelState

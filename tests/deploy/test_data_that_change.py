@@ -127,7 +127,7 @@ def test_a_release_that_is_too_noisy_is_refused_and_agreeing_makes_another(tmp_p
     trained(federation, lambda grid: None)
     assert sorted(lines(federation)[1]["answered"]) == [1, 2]
     assert (
-        "refused the label counts of ash: its release has epsilon 0.19, over 10 times noisier than the agreed 2; the "
+        "no answer of ash: refused: its release has epsilon 0.19, over 10 times noisier than the agreed 2; the "
         "site can make a new one: fedskew deploy site --check data.toml"
     ) in caplog.text
     assert (
@@ -157,7 +157,7 @@ def test_a_site_cant_claim_so_much_noise_that_any_reply_is_plausible(tmp_path: P
     grid.tamper[federation.node("birch")] = tamper
     federation.run(grid).run(resume=True)
     assert sorted(lines(federation)[1]["answered"]) == [0, 2]
-    assert "refused the label counts of birch: its release has epsilon 1e-09" in caplog.text
+    assert "label counts: no answer of birch: refused: its release has epsilon 1e-09" in caplog.text
 
 
 def test_a_site_reads_in_its_own_log_why_it_is_refused(tmp_path: Path, caplog: Any) -> None:

@@ -255,7 +255,7 @@ def test_one_client_does_not_choose_the_classes(tmp_path: Path, caplog: Any, agr
     weights = dict(zip(chosen.record["answered"], chosen.record["weights"], strict=True))
     assert weights[0] == 0
     assert weights[1] + weights[2] == pytest.approx(1)
-    assert "refused the label counts of ash: its label counts are [5, 5, 5]; expected 10 numbers" in caplog.text
+    assert "label counts: no answer of ash: refused: its label counts are [5, 5, 5]; expected 10 numbers" in caplog.text
 
 
 def test_clients_that_differ_evenly_are_named(tmp_path: Path) -> None:
@@ -278,7 +278,7 @@ def test_one_client_does_not_choose_the_classes_of_a_metric_either(tmp_path: Pat
     chosen = strategy("fedla", label_counts="metric")
     start(grid, chosen, rounds=1)
     assert sorted(chosen.record["answered"]) == [1, 2]
-    assert "refused the reply of ash: its label counts are [5, 5, 5]; expected 10 numbers" in caplog.text
+    assert "round 1: no answer of ash: refused: its label counts are [5, 5, 5]; expected 10 numbers" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -351,7 +351,7 @@ def test_robust_aggregation_and_the_weight_limit_come_with_the_strategy(tmp_path
         return answer
 
     grid.tamper = {node: liar}
-    chosen = strategy({"aggregation": "median"}, weight_limit=0.4, norm_action="report")
+    chosen = strategy({"aggregation": "median"}, weight_limit=0.4)
     bounded = start(grid, chosen)
     assert max(chosen.record["weights"]) == pytest.approx(0.4)
     assert 0 in chosen.record["limited"]

@@ -64,7 +64,7 @@ def test_a_reply_of_nan_is_refused_and_counted_and_touches_nothing(tmp_path: Pat
     assert list(record["deployment"]["refused"]) == ["birch"]
     assert "NaN" in record["deployment"]["refused"]["birch"]
     assert record["answered"] == [client for client in record["cohort"] if client != 1]
-    assert [entry.message for entry in caplog.records if "refused the reply of birch" in entry.message]
+    assert [entry.message for entry in caplog.records if "no answer of birch: refused" in entry.message]
     for name, values in model(federation.run_folder).items():
         np.testing.assert_array_equal(values, model(without.run_folder)[name])
     assert lines(without.run_folder)[1]["deployment"]["silent"] == ["birch"]

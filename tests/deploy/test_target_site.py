@@ -180,7 +180,7 @@ def test_a_target_site_whose_cells_are_refused_is_told_so(tmp_path: Path, caplog
     federation.run(grid).run(resume=True)
     for record in lines(federation)[1:]:
         assert record["target"]["mix"] is None
-        assert "dogwood: its answer is refused: its count of" in record["target"]["skipped"]
+        assert "dogwood: refused: its count of" in record["target"]["skipped"]
     assert any("the server refused what this site sent: evaluation of round 1" in one.message for one in caplog.records)
 
 
@@ -442,8 +442,6 @@ def test_the_folder_the_check_and_what_the_target_site_agrees_to(tmp_path: Path)
     assert status == 0
     assert "target_site = new: after round 1 and every 1 rounds it sends how many of its samples" in said
     assert "it does not train" in said
-    assert "the truth  " in said
-    assert "a target of equal shares" in " ".join(said.split())
 
     (folder / "sites" / "new" / "unlabelled").mkdir()
     digits = load("digits", rng=np.random.default_rng(0)).inputs.numpy()[:20]

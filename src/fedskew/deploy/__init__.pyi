@@ -27,8 +27,8 @@ from ._ending import Ending as Ending
 from ._ending import read_ending as read_ending
 from ._ending import recording_ending as recording_ending
 from ._ending import reserve_ending as reserve_ending
-from ._evaluations import SiteEvaluation as SiteEvaluation
-from ._evaluations import together as together
+from ._evaluations import check_cells as check_cells
+from ._evaluations import check_confusion as check_confusion
 from ._folder import Address as Address
 from ._folder import asked_of_site as asked_of_site
 from ._folder import other_code as other_code
@@ -67,11 +67,8 @@ from ._rehearsal import rehearse as rehearse
 from ._replies import ExpectedReply as ExpectedReply
 from ._replies import Reply as Reply
 from ._replies import bytes_needed as bytes_needed
-from ._replies import check_cells as check_cells
-from ._replies import check_confusion as check_confusion
 from ._replies import check_counts as check_counts
 from ._replies import check_only_samples as check_only_samples
-from ._replies import check_outcomes as check_outcomes
 from ._replies import check_reply as check_reply
 from ._server import make_deployed_loop as make_deployed_loop
 from ._server import only_writer as only_writer
@@ -85,7 +82,6 @@ from ._site_data import SiteStates as SiteStates
 from ._site_data import load_site as load_site
 from ._spending import Spending as Spending
 from ._spending import noise_in_words as noise_in_words
-from ._strategy import MethodStrategy as MethodStrategy
 from ._strategy import strategy as strategy
 from ._sum_messages import even as even
 from ._sum_messages import over_few as over_few

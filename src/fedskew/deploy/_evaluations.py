@@ -7,9 +7,12 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+from flwr.app import MetricRecord, RecordDict
 from numpy.typing import NDArray
 
-from fedskew.deploy._arrays import RefusedError
+from fedskew.deploy._arrays import RefusedError, short
+from fedskew.deploy._messages import CELLS, CONFUSION, EVALUATION_LOSS, OUTCOMES, ROUND
+from fedskew.deploy._replies import check_amounts, check_loss, check_size, only
 
 LARGEST_SHARE = 0.5
 """Largest share of all test samples that one of three or more sites may have in the evaluation of all."""
@@ -37,17 +40,6 @@ class SiteEvaluation(NamedTuple):
     confusion: NDArray[np.int64]
     loss: float
     outcomes: NDArray[np.int64] | None = None
-
-    @classmethod
-    def of_outcomes(cls, outcomes: NDArray[np.int64], loss: float) -> SiteEvaluation:
-        """Make the evaluation that follows from a table of outcomes.
-
-        Args:
-            outcomes: Test samples by true class and outcome cell, `(classes, cells)`.
-            loss: Mean loss.
-        """
-        classes = len(outcomes)
-        return cls(outcomes.reshape(classes, classes, -1).sum(axis=-1), loss, outcomes)
 
     @property
     def samples(self) -> int:
@@ -78,11 +70,56 @@ class Together(NamedTuple):
     reduced: tuple[int, float] | None
 
 
+def check_confusion(content: RecordDict, classes: int, round: int) -> SiteEvaluation:
+    """Validate a site's evaluation of the model of a round.
+
+    Raises:
+        RefusedError: The matrix or the loss is missing or not valid, such as a loss below 0, or the evaluation is of
+            another round.
+    """
+    return check_outcomes(content, classes, 0, round)
+
+
+def check_outcomes(content: RecordDict, classes: int, bins: int, round: int) -> SiteEvaluation:
+    """Validate an evaluation with test samples by true class and outcome cell, of which a predicted class has `bins`.
+
+    A site that has no test samples, or for which the model's outputs are not finite, sends a confusion matrix; so do
+    all of whom no outcomes were asked (`bins` 0). Raises as `check_confusion` does.
+    """
+    metrics = _evaluation(content, classes, bins, round)
+    loss = metrics.get(EVALUATION_LOSS)
+    mean = math.inf if isinstance(loss, float) and not math.isfinite(loss) else check_loss(loss, "loss", 0.0)
+    if not bins or OUTCOMES not in metrics:
+        return SiteEvaluation(check_amounts(metrics.get(CONFUSION), (classes, classes), "confusion matrix"), mean)
+    outcomes = check_amounts(metrics.get(OUTCOMES), (classes, classes * bins), "table of outcomes")
+    return SiteEvaluation(outcomes.reshape(classes, classes, bins).sum(axis=-1), mean, outcomes)
+
+
+def check_cells(content: RecordDict, classes: int, bins: int, round: int) -> NDArray[np.int64]:
+    """Validate what the target site counted of its samples without labels.
+
+    Returns:
+        Samples by outcome cell, `(classes * bins,)`.
+
+    Raises:
+        RefusedError: The numbers are missing, negative or too many, or are of another round.
+    """
+    metrics = _evaluation(content, classes, bins, round)
+    return check_amounts(metrics.get(CELLS), (classes * bins,), "count of its samples by outcome")
+
+
+def _evaluation(content: RecordDict, classes: int, bins: int, round: int) -> MetricRecord:
+    check_size(content, 2**20 + 16 * classes * (classes + 1) * max(bins, 1))
+    metrics = only(MetricRecord, content)
+    if metrics.get(ROUND) != round:
+        raise RefusedError(f"the evaluation is of {ROUND} {short(metrics.get(ROUND))}, not {round}")
+    return metrics
+
+
 def limit(sizes: Mapping[int, float]) -> tuple[int, float]:
     """Return the site with the most samples, and how often these count: of three or more sites none has over half.
 
-    Args:
-        sizes: Numbers of samples above 0, by client index; one at least.
+    `sizes` are numbers of samples above 0, by client index; one at least.
     """
     largest = max(sizes, key=lambda client: sizes[client])
     others = sum(sizes.values()) - sizes[largest]
@@ -91,45 +128,26 @@ def limit(sizes: Mapping[int, float]) -> tuple[int, float]:
 
 
 def together(evaluations: Mapping[int, SiteEvaluation]) -> Together | None:
-    """Sum the sites' confusion matrices.
+    """Sum the sites' confusion matrices; None without a sample.
 
     Of three or more sites none counts for more than half of the samples: the matrix of one that would is multiplied by
     the number of the others' samples over its own, and rounded.
-
-    Args:
-        evaluations: Evaluations by client index.
-
-    Returns:
-        The evaluation of all; None without a sample.
     """
     sizes = {client: one.samples for client, one in evaluations.items() if one.samples}
     if not sizes:
         return None
     largest, factor = limit(sizes)
-    confusions = [
-        np.rint(evaluations[client].confusion * factor).astype(np.int64)
-        if client == largest and factor < 1
-        else evaluations[client].confusion
-        for client in sizes
-    ]
-    counted = [int(confusion.sum()) for confusion in confusions]
-    total = max(sum(counted), 1)  # shares, as a finite loss times a number of samples may be infinite
-    loss = sum(
-        evaluations[client].loss * (samples / total) for client, samples in zip(sizes, counted, strict=True) if samples
-    )
-    return Together(np.sum(confusions, axis=0), loss, (largest, factor) if factor < 1 else None)
+    confusions = {client: evaluations[client].confusion for client in sizes}
+    if factor < 1:
+        confusions[largest] = np.rint(confusions[largest] * factor).astype(np.int64)
+    weights = {client: int(confusion.sum()) for client, confusion in confusions.items()}
+    total = max(sum(weights.values()), 1)  # shares, as a finite loss times a number of samples may be infinite
+    loss = sum(evaluations[client].loss * (weight / total) for client, weight in weights.items() if weight)
+    return Together(np.sum([*confusions.values()], axis=0), loss, (largest, factor) if factor < 1 else None)
 
 
 def check_plausible(evaluation: SiteEvaluation, training_samples: float) -> None:
-    """Check that a site does not claim more test samples than its training samples make plausible.
-
-    Args:
-        evaluation: The site's evaluation.
-        training_samples: Number of training samples that the site reported.
-
-    Raises:
-        RefusedError: It does.
-    """
+    """Raise RefusedError where a site claims more test samples than its training samples make plausible."""
     most = MOST_TESTED * training_samples
     if evaluation.samples > most:
         raise RefusedError(
@@ -144,10 +162,6 @@ def mix_distance(evaluation: SiteEvaluation, counts: NDArray[np.float64]) -> flo
     A site whose samples are split at random has nearly the same mix in both. One whose reported counts are made up must
     make up its confusion matrix, too. An honest site may have been given a test set of another mix, so that a
     difference is a reason to ask, and not to refuse.
-
-    Args:
-        evaluation: The site's evaluation.
-        counts: Label counts that the site reported, shape `(classes,)`.
 
     Returns:
         The total variation distance of the two mixes, if it is large and there are enough samples to tell; else None.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -15,8 +15,8 @@ from torch import Tensor
 
 from fedskew.deploy._agreement import Agreement
 from fedskew.deploy._arrays import ArraySpec, RefusedError, Specs, decode, encode, specs_of
+from fedskew.deploy._ask import Replies
 from fedskew.deploy._evaluations import limit
-from fedskew.deploy._exchange import exchange
 from fedskew.deploy._log import LOG
 from fedskew.deploy._messages import ARRAYS, BROADCAST, CONFIG, FINISH, REPLY, SOURCE
 from fedskew.deploy._replies import bytes_needed, check_size
@@ -30,20 +30,14 @@ from fedskew.randomness import Purpose, generator
 ATTEMPTS = 5
 """How often a finish begins, each time without the sites that stopped answering."""
 
-SILENT = "no reply in time"
-
 MOST_BYTES = 1 << 27
 """Largest answer of a site in bytes: the server holds the answers of all sites at once."""
 
+Tensors = Mapping[str, Tensor]
+
 
 class FinishQuestion(NamedTuple):
-    """A question that a finish asks every site.
-
-    Attributes:
-        source: The samples that it is about.
-        names: Names of the tensors that it consists of, sorted.
-        arrays: Shapes and dtypes of the sums in the answer.
-    """
+    """A question of a finish: which samples it is about, its tensors' names, sorted, and the sums in the answer."""
 
     source: Source
     names: tuple[str, ...]
@@ -78,11 +72,7 @@ def some_samples(agreement: Agreement) -> Tensor:
 
 
 def questions_of(component: Finish, model: FlatModel, agreement: Agreement) -> list[FinishQuestion]:
-    """Find the questions that a finish will ask, by running it on random features.
-
-    Raises:
-        ConfigError: It fails on them.
-    """
+    """Find the questions that a finish will ask, by running it on random features; ConfigError if it fails on them."""
     samples, classes = some_samples(agreement), len(agreement.classes)
     known = Known(
         sources_of(agreement), torch.full((classes,), 1 / classes).double().numpy(), False, generator(0, Purpose.FINISH)
@@ -132,6 +122,10 @@ class _MissingError(FedskewError):
         self.clients = clients
 
 
+Reported = Mapping[int, NDArray[Any]] | None
+"""The number of samples of each class that each site reported, by client; None where they are not exact."""
+
+
 @dataclass(frozen=True)
 class SiteFinisher:
     """Finishes models by asking the sites (see `experiment.Finisher`).
@@ -140,14 +134,9 @@ class SiteFinisher:
     begins anew without it.
 
     Attributes:
-        component: The finish.
-        model: The network that states are written into.
-        sites: The sites.
-        agreement: What server and sites agree on.
         target: The target's label mix that the server knows, `(classes,)`, or None.
         seed: The run's seed.
-        reported_samples: Given a source, the last round and its model, returns the number of samples of each class that
-            each site reported for that source, by client index; None where sites don't report exact numbers.
+        reported_samples: From a source, the last round and its model to what sites reported of that source.
 
     Raises:
         ConfigError: The component needs samples or a target that this federation does not have, or can't be applied to
@@ -160,7 +149,7 @@ class SiteFinisher:
     agreement: Agreement
     target: NDArray[Any] | None
     seed: int
-    reported_samples: Callable[[Source, int, ModelState], Mapping[int, NDArray[Any]] | None]
+    reported_samples: Callable[[Source, int, ModelState], Reported]
 
     def __post_init__(self) -> None:
         try:
@@ -184,53 +173,25 @@ class SiteFinisher:
         Raises:
             RunError: No site answers, or the answers don't allow it.
         """
-        out, known = set(server.watch.out()), server.server.target
-        reported: dict[Source, Mapping[int, NDArray[Any]] | None] = {}
-        needed, is_away = 0, False
-        members: dict[Source, set[int]] = {}
-        silent: set[int] = set()  # not asked again: each would cost another timeout
+        names, mix = self.sites.members.names, server.server.target
+        asking = _Asking(self, model, server.server.round, set(server.watch.out()))
         for _ in range(ATTEMPTS):
-            members.clear()
-
-            def answers(source: Source, question: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
-                nonlocal needed
-                if source == "target":
-                    return [self._ask_target(model, question, out)]
-                if source not in reported:
-                    reported[source] = self.reported_samples(source, server.server.round, model)
-                nodes = {
-                    node: client
-                    for client, node in self.sites.online().items()
-                    if client not in out | silent and client in members.get(source, {client})
-                }
-                found = self._exchange(model, source, question, nodes, reported[source])
-                silent.update(client for client in nodes.values() if found.failures.get(client) == SILENT)
-                is_first = not needed
-                needed = needed or max(self.agreement.min_sites, math.ceil(len(nodes) / 2))
-                self._check_enough(found, needed, len(nodes), is_first)
-                if lost := members.setdefault(source, set(found.valid)) - set(found.valid):
-                    raise _MissingError(sorted(lost))
-                return _limited(found.valid, reported[source])
-
+            asking.begin()
+            known = self._known(mix, asking.is_away)
             try:
                 return finish_model(
-                    self.component,
-                    self.model,
-                    model,
-                    some_samples(self.agreement),
-                    answers,
-                    self._known(known, is_away),
+                    self.component, self.model, model, some_samples(self.agreement), asking.answers, known
                 )
             except _MissingError as error:
-                names = ", ".join(self.sites.validator.names[client] for client in error.clients)
-                LOG.warning("finish: begins anew without %s, which no longer answers", names)
-                out.update(error.clients)
+                lost = ", ".join(names[client] for client in error.clients)
+                LOG.warning("finish: begins anew without %s, which no longer answers", lost)
+                asking.out.update(error.clients)
             except _AwayError as error:
-                if self._known(known).target is None:
+                if self._known(mix).target is None:
                     LOG.warning("finish: the model stays as it was trained: %s", error)
                     return FinishedModel(model, {"kept": str(error)})
                 LOG.warning("finish: %s; the target's mix is the newest estimate of the rounds", error)
-                is_away = True
+                asking.is_away = True
             except _KeptError as error:
                 LOG.warning("finish: the model stays as it was trained: %s", error)
                 return FinishedModel(model, {"kept": str(error)})
@@ -246,88 +207,37 @@ class SiteFinisher:
             f"method.finish: sites stopped answering {ATTEMPTS} times; start the run again when they are there"
         )
 
-    def _check_enough(self, found: _SiteAnswers, needed: int, asked: int, is_first: bool) -> None:
-        """Raise _KeptError where too few sites answer for the finish to be theirs.
-
-        Where nobody answers the first question at all, starting the run again may help.
-        """
-        refused = sum(reason.startswith("not agreed") for reason in found.failures.values())
-        if len(found.valid) >= needed or (is_first and not found.valid and 2 * refused < asked):
-            return
-        said = f", {refused} of them did not agree to the question" if refused else ""
-        raise _KeptError(f"{len(found.valid)} of {asked} sites answer{said}, and {needed} are needed")
-
     def _known(self, target: Target | None, is_away: bool = False) -> Known:
         mix = target.used if isinstance(target, EstimatedMix) else self.target
         is_estimated = self.agreement.target_site is not None
         sources = sources_of(self.agreement) - ({"target"} if is_away else set())
         return Known(sources, mix, is_estimated, generator(self.seed, Purpose.FINISH))
 
-    def _ask_target(self, model: ModelState, question: Mapping[str, Tensor], out: set[int]) -> dict[str, Tensor]:
-        """Ask the target site about its samples without labels.
-
-        Raises:
-            _AwayError: It does not answer.
-        """
-        target = self.sites.target
-        assert target is not None, "only such a site has these samples"
-        nodes = {node: place for place, node in self.sites.connected().items() if place == target.place}
-        found = {} if target.place in out else self._exchange(model, "target", question, nodes, None).valid
-        if not found.get(target.place):
-            raise _AwayError(f"the target site {target.name} does not answer")
-        return found[target.place]
-
-    def _exchange(
-        self,
-        model: ModelState,
-        source: Source,
-        question: Mapping[str, Tensor],
-        nodes: Mapping[int, int],
-        reported: Mapping[int, NDArray[Any]] | None,
-    ) -> _SiteAnswers:
-        """Ask nodes a question.
-
-        Args:
-            model: The trained model.
-            source: The samples that it is about.
-            question: What is sent.
-            nodes: Clients by node.
-            reported: The number of samples of each class that each site reported; a site that reported none is not
-                used.
-        """
-        sites, names = self.sites, self.agreement.members
+    def ask(
+        self, model: ModelState, source: Source, question: Tensors, clients: Iterable[int], reported: Reported
+    ) -> Replies[dict[str, Tensor]]:
+        """Ask clients a question about their samples; a site that reported none is not used."""
+        layout = self.sites.validator.layout
         content = RecordDict(
             {
-                ARRAYS: sites.validator.layout.to_record(model),
+                ARRAYS: layout.to_record(model),
                 BROADCAST: encode(dict(question)),
                 CONFIG: ConfigRecord({SOURCE: source}),
             }
         )
-        expected = self._expected(question, labelled=source != "target")
-        answers = exchange(sites.grid, dict.fromkeys(nodes, content), f"query.{FINISH}", sites.timeout, FINISH).by(
-            nodes
-        )
-        failures = dict.fromkeys(answers.silent, SILENT) | answers.failures
-        found = {}
-        for client, reply in answers.contents.items():
-            try:
-                found[client] = read_answer(reply, expected)
-                self._check(question, found[client], reported, client)
-            except RefusedError as error:
-                failures[client] = f"refused: {error}"
-                found.pop(client, None)
-                sites.validator.refuse(client, f"finish: {error}")
-        for client, reason in failures.items():
-            LOG.warning("finish: no answer of %s: %s", names[client], reason)
-        return _SiteAnswers(found, failures)
+        classes, dim = self._head_shape
+        labels = None if source == "target" else torch.zeros(1, dtype=torch.int64)
+        none = Observed(torch.zeros(1, dim), torch.zeros(1, classes), labels)
+        expected = specs_of(self.component.statistics(question, none))
 
-    def _check(
-        self,
-        question: Mapping[str, Tensor],
-        answer: Mapping[str, Tensor],
-        reported: Mapping[int, NDArray[Any]] | None,
-        client: int,
-    ) -> None:
+        def read(reply: RecordDict, client: int) -> dict[str, Tensor]:
+            answer = _read(reply, expected)
+            self._check(question, answer, reported, client)
+            return answer
+
+        return self.sites.members.ask(f"query.{FINISH}", dict.fromkeys(clients, content), read, FINISH, in_round=False)
+
+    def _check(self, question: Tensors, answer: Tensors, reported: Reported, client: int) -> None:
         """Raise RefusedError for an answer that can't be true."""
         samples = None if reported is None else reported.get(client)
         if reported is not None and samples is None:
@@ -340,46 +250,91 @@ class SiteFinisher:
         if reason is not None:
             raise RefusedError(reason)
 
-    def _expected(self, question: Mapping[str, Tensor], labelled: bool) -> Specs:
-        classes, dim = self._head_shape
-        labels = torch.zeros(1, dtype=torch.int64) if labelled else None
-        none = Observed(torch.zeros(1, dim), torch.zeros(1, classes), labels)
-        return specs_of(self.component.statistics(question, none))
+
+@dataclass
+class _Asking:
+    """The questions of one finish, and who still answers them.
+
+    Attributes:
+        out: Clients that are not asked.
+        is_away: Whether the target site does not answer.
+        silent: Clients that are not asked again, as each would cost another timeout.
+        needed: Fewest sites that have to answer; 0 before the first question.
+        members: Clients that answered of each source, in this attempt.
+    """
+
+    finisher: SiteFinisher
+    model: ModelState
+    round: int
+    out: set[int]
+    is_away: bool = False
+    silent: set[int] = field(default_factory=set)
+    needed: int = 0
+    members: dict[Source, set[int]] = field(default_factory=dict)
+    reported: dict[Source, Reported] = field(default_factory=dict)
+
+    def begin(self) -> None:
+        """Begin an attempt, whose first answers say who is asked further questions."""
+        self.members.clear()
+
+    def answers(self, source: Source, question: Tensors) -> list[dict[str, Tensor]]:
+        """Ask the sites; raise an error where not all answer that have to."""
+        if source == "target":
+            return [self._of_target(question)]
+        finisher = self.finisher
+        if source not in self.reported:
+            self.reported[source] = finisher.reported_samples(source, self.round, self.model)
+        among = self.members.get(source)
+        clients = [
+            client
+            for client in finisher.sites.members.online()
+            if client not in self.out | self.silent and (among is None or client in among)
+        ]
+        replies = finisher.ask(self.model, source, question, clients, self.reported[source])
+        self.silent.update(replies.silent)
+        is_first = not self.needed
+        self.needed = self.needed or max(finisher.agreement.min_sites, math.ceil(len(clients) / 2))
+        self._check_enough(replies, len(clients), is_first)
+        if lost := self.members.setdefault(source, {*replies.valid}) - {*replies.valid}:
+            raise _MissingError(sorted(lost))
+        return _limited(replies.valid, self.reported[source])
+
+    def _check_enough(self, replies: Replies[Any], asked: int, is_first: bool) -> None:
+        """Raise _KeptError where too few sites answer for the finish to be theirs.
+
+        Where nobody answers the first question at all, starting the run again may help.
+        """
+        refused = sum(reason.startswith("not agreed") for reason in replies.failed.values())
+        if len(replies.valid) >= self.needed or (is_first and not replies.valid and 2 * refused < asked):
+            return
+        said = f", {refused} of them did not agree to the question" if refused else ""
+        raise _KeptError(f"{len(replies.valid)} of {asked} sites answer{said}, and {self.needed} are needed")
+
+    def _of_target(self, question: Tensors) -> dict[str, Tensor]:
+        """Ask the target site about its samples without labels; raise _AwayError where it does not answer."""
+        target = self.finisher.sites.target
+        assert target is not None, "only such a site has these samples"
+        place = target.place
+        there = [place] if place not in self.out and place in self.finisher.sites.members.connected() else []
+        answer = self.finisher.ask(self.model, "target", question, there, None).valid.get(place)
+        if not answer:
+            raise _AwayError(f"the target site {target.name} does not answer")
+        return answer
 
 
-class _SiteAnswers(NamedTuple):
-    """Valid answers to a question by client, empty of a site without such samples; and why others are not used."""
-
-    valid: dict[int, dict[str, Tensor]]
-    failures: dict[int, str]
-
-
-def _limited(
-    found: Mapping[int, dict[str, Tensor]], reported: Mapping[int, NDArray[Any]] | None
-) -> list[dict[str, Tensor]]:
+def _limited(answers: Mapping[int, dict[str, Tensor]], reported: Reported) -> list[dict[str, Tensor]]:
     """Return the answers of sites with such samples, in their order; of three or more none counts for over half."""
-    given = {client: found[client] for client in sorted(found) if found[client]}
-    sizes = {client: float(reported[client].sum()) for client in given} if reported is not None else {}
+    used = {client: answers[client] for client in sorted(answers) if answers[client]}
+    sizes = {client: float(reported[client].sum()) for client in used} if reported is not None else {}
     if sizes and min(sizes.values()) > 0:
         largest, factor = limit(sizes)
         if factor < 1:
-            given[largest] = {name: part.double() * factor for name, part in given[largest].items()}
-    return list(given.values())
+            used[largest] = {name: part.double() * factor for name, part in used[largest].items()}
+    return list(used.values())
 
 
-def read_answer(content: RecordDict, expected: Specs) -> dict[str, Tensor]:
-    """Validate a site's answer to a question of a finish.
-
-    Args:
-        content: The reply's records.
-        expected: Shapes and dtypes of the sums.
-
-    Returns:
-        The sums by name; none of a site that holds no such samples.
-
-    Raises:
-        RefusedError: They are not of these shapes, or not finite.
-    """
+def _read(content: RecordDict, expected: Specs) -> dict[str, Tensor]:
+    """Validate a site's sums by name, of these shapes and finite; none of a site that holds no such samples."""
     check_size(content, bytes_needed(expected))
     record = content.get(REPLY)
     if not isinstance(record, ArrayRecord):

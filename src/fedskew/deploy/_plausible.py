@@ -1,4 +1,6 @@
-"""Plausibility of an update: its norm is no larger than the model, the work and the other sites' updates make likely.
+"""Plausibility of an update: of its norm, and of its direction.
+
+The norm is no larger than the model, the work and the other sites' updates make likely.
 
 Two kinds of sizes are measured of every update.
 
@@ -26,6 +28,21 @@ length by told samples.
 However many sites are known and however little they still move, no reference of a length is below 0.3 times the flow: a
 site that joins late, or whose samples the model does not know yet, has as far to go as all had in the first round.
 Measured of such sites, over learning rates and classes: 0.3 to 1.7 times the flow, with momentum 0.9 up to 5.3 times.
+
+The direction: sites that hold the same labels pull the model the same way.
+
+The label mix q_i that a site told is composed of those of the round's n - 1 other sites, as nearly as can be:
+
+    b = argmin_{b >= 0} ||q_i - sum_j b_j q_j||^2 + 0.01 ||b||^2,      held = sum_c min(q_ic, sum_j b_j q_jc)
+
+With the updates' directions u its agreement with these sites is
+
+    s_i = sqrt(n - 1) sum_j b_j <u_i, u_j> / max(||sum_j b_j u_j||, ||b||)
+
+and 0 where `held` is below a quarter: of a site whose labels nobody else holds nothing is known. Where like sites have
+settled, their updates would sum to 0 but for noise, and s be -1. A site is contrary if the mean of its last five
+agreements is below -0.75: of two at least, but in the first round that is compared, when all have as far to go.
+Contrary sites are taken one by one, the lowest first, and the others are compared without them.
 """
 
 from __future__ import annotations
@@ -87,17 +104,8 @@ def no_sizes(names: Iterable[str], sites: int) -> dict[str, FloatArray]:
 
 
 def length(norm: float, steps: int, sent: Tensor, training: LocalTraining | None, round: int, classes: int) -> Measured:
-    """Measure the length of an update.
-
-    Args:
-        norm: Norm of the update.
-        steps: Number of local steps taken.
-        sent: The sent parameters, `(parameters,)`.
-        training: Settings of local training. None: the server doesn't know them, nor whether the steps are true; an
-            update is then its norm long, and likely is what moves each parameter by 1.
-        round: Number of the round, from 1.
-        classes: Number of classes.
-    """
+    """Measure the length of an update; without `training` nothing is known of steps, and likely is what moves each
+    parameter by 1."""
     likely = float(torch.linalg.vector_norm(sent))
     if training is None:
         return Measured(norm, max(likely, math.sqrt(sent.numel())), 0.0)
@@ -108,13 +116,7 @@ def length(norm: float, steps: int, sent: Tensor, training: LocalTraining | None
 
 
 def statistic(name: str, values: Tensor, sent: Tensor) -> Measured:
-    """Measure the largest value of an array of running statistics.
-
-    Args:
-        name: The array's name; one that ends with `running_var` holds variances.
-        values: The values.
-        sent: The values that were sent.
-    """
+    """Measure the largest value of an array of running statistics; `sent` are the values that were sent."""
     size, likely = _peak(values), max(1.0, _peak(sent))
     if name.endswith(RUNNING_VARIANCE):
         size, likely = math.sqrt(size), math.sqrt(likely)
@@ -122,27 +124,13 @@ def statistic(name: str, values: Tensor, sent: Tensor) -> Measured:
 
 
 def returned(values: Tensor, sent: Iterable[Tensor], classes: int) -> Measured:
-    """Measure the largest value of an array that is returned beside the model.
-
-    Args:
-        values: The values.
-        sent: The arrays that were sent beside the model.
-        classes: Number of classes.
-    """
+    """Measure the largest value of an array that is returned beside the model; `sent` was sent beside it."""
     likely = max([math.log(max(classes, math.e)), *map(_peak, sent)])
     return Measured(_peak(values), likely, likely)
 
 
 def excess(measured: Mapping[int, Mapping[str, Measured]], accepted: Sizes) -> dict[int, tuple[str, float]]:
-    """Compare the sizes of a round's updates with their references.
-
-    Args:
-        measured: Sizes by client and name; of clients that took no step those of what they returned beside the model.
-        accepted: Sizes that were accepted before.
-
-    Returns:
-        For each client the size that exceeds its reference most, and how many times it is the reference.
-    """
+    """Return for each client the size that exceeds its reference most, and how many times it is the reference."""
     worst: dict[int, tuple[str, float]] = {}
     for name, past in accepted.items():
         now = {client: sizes[name].size for client, sizes in measured.items() if name in sizes}
@@ -155,12 +143,7 @@ def excess(measured: Mapping[int, Mapping[str, Measured]], accepted: Sizes) -> d
 
 
 def most_steps(steps: Mapping[int, int], accepted: Sizes) -> int:
-    """Return the most local steps of a site that count.
-
-    Args:
-        steps: Steps of the round's updates, by client.
-        accepted: Sizes that were accepted before.
-    """
+    """Return the most local steps of a site that count; `steps` are those of the round's updates, by client."""
     usual = _usual({client: float(taken) for client, taken in steps.items()}, accepted[STEPS])
     return round(STEPS_OF_MEDIAN * float(np.median(usual))) if len(usual) >= CONFIDENT else MOST_STEPS
 
@@ -194,3 +177,79 @@ def _usual(now: Mapping[int, float], past: FloatArray) -> list[float]:
 
 def _peak(values: Tensor) -> float:
     return max(map(abs, map(float, values.aminmax()))) if values.numel() else 0.0
+
+
+DIRECTION = "direction"
+LEAST = -0.75
+"""Lowest mean agreement of a site that is not contrary: 13 of 7,912 means of honest sites were (docs/threats.md)."""
+
+HELD = 0.25
+"""Least share of a site's labels that others hold, where it is compared with them."""
+
+FEWEST = 4
+"""Sites of a round that can be compared: of three that hold different labels, each is contrary to the others."""
+
+ROUNDS = 2
+"""Agreements that make a site contrary, after the first round that is compared."""
+
+RIDGE = 0.1
+PART = 1 << 16
+"""Parameters that are worked on at a time."""
+
+
+def contrary(
+    changes: Mapping[int, Tensor], mixes: Mapping[int, FloatArray], past: FloatArray
+) -> tuple[dict[int, float], dict[int, float]]:
+    """Compare the directions of a round's updates, each with a value other than 0; `past` are agreements of earlier
+    rounds, `(clients, KEPT)`, the newest first; NaN: none yet.
+
+    Returns:
+        The agreement of each client in this round, and the mean agreement of those that are contrary.
+    """
+    clients = list(changes)
+    if len(clients) < FEWEST:
+        return {}, {}
+    cosines = _cosines([changes[client] for client in clients])
+    shares = np.array([mixes[client] / mixes[client].sum() for client in clients])
+    known = np.array([np.append(past[client, :-1], np.nan) for client in clients])
+    left, scores = list(range(len(clients))), np.zeros(len(clients))
+    suspects: list[int] = []
+    while True:
+        scores[left] = _agreements(cosines[np.ix_(left, left)], shares[left])
+        means = np.nanmean(np.column_stack([scores, known]), axis=1)
+        lowest = min(left, key=lambda place: means[place])
+        if means[lowest] >= LEAST or 2 * (len(suspects) + 1) >= len(clients):
+            break
+        suspects.append(lowest)
+        left.remove(lowest)
+    rounds = 1 + (~np.isnan(known)).sum(axis=1)
+    least = 1 if np.isnan(past).all() else ROUNDS
+    out = {clients[place]: float(means[place]) for place in suspects if rounds[place] >= least}
+    return dict(zip(clients, scores.tolist(), strict=True)), out
+
+
+def _cosines(updates: list[Tensor]) -> FloatArray:
+    total = torch.zeros(len(updates), len(updates), dtype=torch.float64)
+    for first in range(0, updates[0].numel(), PART):
+        part = torch.stack([update[first : first + PART] for update in updates]).double()
+        total += part @ part.T
+    inner: FloatArray = total.numpy()
+    lengths = np.sqrt(np.diag(inner))
+    cosines: FloatArray = inner / np.outer(lengths, lengths)
+    return cosines
+
+
+def _agreements(cosines: FloatArray, shares: FloatArray) -> FloatArray:
+    from scipy.optimize import nnls  # a site's process imports no SciPy
+
+    sites = len(shares)
+    found = np.zeros(sites)
+    for site in range(sites):
+        others = np.arange(sites) != site
+        system = np.vstack([shares[others].T, RIDGE * np.eye(sites - 1)])
+        parts, _ = nnls(system, np.append(shares[site], np.zeros(sites - 1)))
+        held = np.minimum(shares[site], parts @ shares[others]).sum()
+        length = np.sqrt(max(parts @ cosines[np.ix_(others, others)] @ parts, parts @ parts))
+        if held >= HELD:
+            found[site] = np.sqrt(sites - 1) * (parts @ cosines[site, others]) / length
+    return found

@@ -1,4 +1,4 @@
-"""The sites of a run and their label counts, which are queried once and stored in the run folder."""
+"""The sites' label counts: queried once and stored in the run folder, or only ever summed over all sites."""
 
 from __future__ import annotations
 
@@ -6,28 +6,44 @@ import json
 import math
 import secrets
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.app import ConfigRecord, MessageType, RecordDict
-from flwr.serverapp import Grid
+import torch
+from flwr.app import ConfigRecord, MessageType, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from fedskew.deploy._agreement import Agreement
-from fedskew.deploy._arrays import RefusedError
-from fedskew.deploy._exchange import exchange
+from fedskew.deploy._arrays import ArraySpec, RefusedError, encode
+from fedskew.deploy._ask import Members, T
 from fedskew.deploy._ledger import NOISIEST, is_too_noisy
 from fedskew.deploy._log import LOG, utc_now
-from fedskew.deploy._messages import CONFIG, REFUSED, ROUND, fingerprint
-from fedskew.deploy._replies import check_counts, check_only_samples, only_metrics
-from fedskew.errors import EndedEarlyError, RunError
+from fedskew.deploy._messages import BROADCAST, CONFIG, ROUND, fingerprint
+from fedskew.deploy._replies import check_counts, check_only_samples, only
+from fedskew.deploy._sum_messages import (
+    ANSWER,
+    COUNTS,
+    UNMASK,
+    SumAsked,
+    about_of,
+    check_masked,
+    check_opening,
+    unmask_content,
+)
+from fedskew.engine import decode_answers
+from fedskew.errors import ArgumentError, ConfigError, EndedEarlyError, RunError, SumsError
 from fedskew.experiment import plain_json
 from fedskew.files import write_text, writing
 from fedskew.labels import SENSITIVITY
+from fedskew.sums import unmask
+from fedskew.weighting import BySums, Facts
 
 FILE = "deployment.json"
+ANNOUNCED_FILE = "announced.json"
+ABOUT = "label counts"
 PAUSE = 2.0
 RETRY = 30.0
 """Seconds before a site that did not report its label counts is queried again."""
@@ -35,44 +51,42 @@ RETRY = 30.0
 NOISE_SPREAD = 40.0
 """Laplace noise exceeds this multiple of its scale once in 10^17 draws."""
 
+FIXED = {"sites", "target_site", "classes", "shape", "tokens", "mean", "std"} | {
+    *("label_counts", "epsilon", "neighbours", "updates", "keys")
+}
+"""Keys of an agreement that stay as they were when the run began."""
+
+FloatArray = NDArray[np.float64]
+
 
 class Roster:
-    """The sites of one run, stored in `deployment.json` in the run folder.
-
-    Client k is the k-th of the agreement's sorted names. A site is the node whose key is registered under the site's
-    name at the SuperLink; what a message says about its sender is ignored.
+    """The sites of one run and their label counts, stored in `deployment.json` in the run folder.
 
     Attributes:
         names: Names of the sites, by client index.
-        members: Names of all nodes: those, then the target site, if it does not train.
         run: Identifier of the run, in hex digits.
         session: That, and how often the server was started: of a round that is played again, sites mask nothing twice
             under one name.
-        silent: The sites that did not answer the last query in time.
         unreported: Why the last query got no label counts from a site, by name.
         samples: Where label counts are only ever summed: how many samples all sites hold.
     """
 
-    def __init__(self, grid: Grid, agreement: Agreement, folder: Path) -> None:
-        self._grid, self._agreement, self._path = grid, agreement, folder / FILE
-        self.names, self.members = agreement.names, agreement.members
-        kept = self._read()
-        self.run: str = kept["run"] if kept else secrets.token_hex(8)
-        starts = int(kept.get("starts", 0)) + 1 if kept else 1
-        self.session = f"{self.run}.{starts}"
-        self._starts = starts
-        self._reports: dict[str, dict[str, Any]] = kept["sites"] if kept else {}
-        self._nodes: dict[int, int] = {}
+    def __init__(self, members: Members, agreement: Agreement, folder: Path) -> None:
+        self.members, self._agreement, self._path = members, agreement, folder / FILE
+        self.names = agreement.names
+        stored = self._read()
+        self.run: str = stored["run"] if stored else secrets.token_hex(8)
+        self._starts = int(stored.get("starts", 0)) + 1 if stored else 1
+        self.session = f"{self.run}.{self._starts}"
+        self._reports: dict[str, dict[str, Any]] = stored["sites"] if stored else {}
         self._retry_at: dict[int, float] = {}
-        self.silent: frozenset[int] = frozenset()
         self.unreported: dict[str, str] = {}
         self._outdated: set[str] = set()
         self._asked_again: dict[str, float] = {}
-        self._refusals: dict[str, str] = {}
         self.samples = float(len(self.names))
 
     @property
-    def counts(self) -> NDArray[np.float64]:
+    def counts(self) -> FloatArray:
         """Label counts as far as the server knows them, shape `(sites, classes)`.
 
         The counts of a site that has not reported yet are 0. The samples of a site that withholds its label counts are
@@ -93,12 +107,33 @@ class Roster:
         """Whether label counts are only ever summed, so that no site is asked for its own."""
         return self._agreement.label_counts == "summed"
 
+    @property
+    def shown(self) -> tuple[tuple[str, ...], NDArray[np.int64]]:
+        """Class names and label counts for a run's report; a single class if labels are withheld."""
+        counts, agreement = self.counts, self._agreement
+        if agreement.label_counts in ("withheld", "summed") and not agreement.evaluates:
+            return (f"labels {agreement.label_counts}",), np.rint(counts.sum(axis=1, keepdims=True)).astype(np.int64)
+        return tuple(agreement.classes), np.rint(counts).astype(np.int64)
+
     def reported(self, client: int) -> str:
         """Return the hash of what a site reported (see `fingerprint`), by which it notices that its counts changed."""
         report = self._reports.get(self.names[client])
         if report is None:
             return ""
         return fingerprint([report["samples"]] if report["counts"] is None else report["counts"])
+
+    def slack(self, client: int) -> float:
+        """Return by how many samples a site may differ from its reported counts; above 0 only if these are noisy.
+
+        Its release may be an earlier one, with another epsilon than agreed.
+        """
+        if self.is_summed:
+            return self.samples
+        epsilon = self._reports.get(self.names[client], {}).get("epsilon", self._agreement.epsilon)
+        if epsilon is None:
+            return 0.0
+        scale = SENSITIVITY[self._agreement.neighbours] / epsilon
+        return float(NOISE_SPREAD * scale * len(self._agreement.classes))
 
     def ask_again(self, name: str) -> None:
         """Query the label counts of a site once more before the next round; until it replies, the old ones hold."""
@@ -109,50 +144,6 @@ class Roster:
         self._outdated.add(name)
         self._asked_again[name] = now + RETRY
         self._retry_at.pop(self.names.index(name), None)
-
-    @property
-    def shown(self) -> tuple[tuple[str, ...], NDArray[np.int64]]:
-        """Class names and label counts for a run's report; a single class if labels are withheld."""
-        counts, agreement = self.counts, self._agreement
-        if agreement.label_counts in ("withheld", "summed") and not agreement.evaluates:
-            return (f"labels {agreement.label_counts}",), np.rint(counts.sum(axis=1, keepdims=True)).astype(np.int64)
-        return tuple(agreement.classes), np.rint(counts).astype(np.int64)
-
-    def slack(self, client: int) -> float:
-        """Return by how many samples a site may differ from its reported counts; above 0 only if these are noisy.
-
-        Args:
-            client: Client index of the site, whose release may be an earlier one, with another epsilon than agreed.
-        """
-        if self.is_summed:
-            return self.samples
-        epsilon = self._reports.get(self.names[client], {}).get("epsilon", self._agreement.epsilon)
-        if epsilon is None:
-            return 0.0
-        scale = SENSITIVITY[self._agreement.neighbours] / epsilon
-        return float(NOISE_SPREAD * scale * len(self._agreement.classes))
-
-    def online(self) -> dict[int, int]:
-        """Return the node id of every connected site, by client index."""
-        return {client: node for client, node in self.connected().items() if client < len(self.names)}
-
-    def connected(self) -> dict[int, int]:
-        """Return the node id of every connected member, by its place among these."""
-        nodes: dict[int, list[int]] = {}
-        for node in self._grid.get_nodes():
-            if node.name in self.members:
-                nodes.setdefault(self.members.index(node.name), []).append(node.node_id)
-        for place, found in nodes.items():
-            if len(found) > 1:
-                LOG.warning(
-                    "%s: %d nodes are registered under this name; none is used", self.members[place], len(found)
-                )
-        connected = {place: found[0] for place, found in nodes.items() if len(found) == 1}
-        for place, now in connected.items():
-            if self._nodes.get(place, now) != now:
-                LOG.warning("%s: its key has been replaced at the SuperLink; the new one is used", self.members[place])
-        self._nodes |= connected
-        return connected
 
     def gather(self) -> None:
         """Query label counts until all sites have reported, or enough have when the start timeout has passed.
@@ -165,7 +156,7 @@ class Roster:
             self._write()
             return
         began = time.monotonic()
-        deadline, said = began + agreement.start_timeout, 0.0
+        deadline, logged = began + agreement.start_timeout, 0.0
         while missing := [name for name in self.names if name not in self._reports]:
             self.query_newcomers(max(min(RETRY, agreement.start_timeout), deadline - time.monotonic()))
             missing = [name for name in self.names if name not in self._reports]
@@ -178,9 +169,9 @@ class Roster:
                     f"{time.monotonic() - began:.0f} s, and training needs {agreement.min_sites}; start again when "
                     f"{', '.join(missing)} can be reached"
                 )
-            if time.monotonic() - said >= 60.0:
+            if time.monotonic() - logged >= 60.0:
                 LOG.info("waiting for the label counts of %s", ", ".join(missing))
-                said = time.monotonic()
+                logged = time.monotonic()
             remaining = deadline - time.monotonic()
             time.sleep(min(PAUSE, remaining) if remaining > 0 else PAUSE)
         if missing:
@@ -188,61 +179,39 @@ class Roster:
         self._write()
 
     def query_newcomers(self, timeout: float, without: Collection[int] = ()) -> bool:
-        """Query connected sites that have not reported yet, or whose counts changed; return whether any reported.
-
-        Args:
-            timeout: Seconds to wait for them.
-            without: Sites that are not asked.
-        """
-        self.silent = frozenset()
+        """Query connected sites that have not reported yet, or whose counts changed; return whether any reported."""
         if self.is_summed:
             return False
-        online = {client: node for client, node in self.online().items() if client not in without}
-        now, known = time.monotonic(), self._reports.keys() - self._outdated
-        queried = {
-            node: self.names[client]
-            for client, node in online.items()
-            if self.names[client] not in known and now >= self._retry_at.get(client, now)
-        }
-        if not queried:
+        now, current = time.monotonic(), self._reports.keys() - self._outdated
+        clients = [
+            client
+            for client in self.members.online()
+            if client not in without and self.names[client] not in current and now >= self._retry_at.get(client, now)
+        ]
+        if not clients:
             return False
-        self._retry_at |= {client: now + RETRY for client, node in online.items() if node in queried}
-        contents = {node: self._question(name) for node, name in queried.items()}
-        answers = exchange(self._grid, contents, MessageType.QUERY, timeout, "0")
-        self.silent = frozenset(client for client, node in online.items() if node in answers.silent)
-        failures = answers.failures | dict.fromkeys(answers.silent, "no reply in time")
-        for node, reason in failures.items():
-            LOG.warning("%s did not report its label counts: %s", queried[node], reason)
-            self.unreported[queried[node]] = reason
-        reported = False
-        for node, reply in answers.contents.items():
-            try:
-                self._reports[queried[node]] = self._validated(reply) | {"node": str(node), "at": utc_now()}
-            except RefusedError as error:
-                LOG.warning("refused the label counts of %s: %s", queried[node], error)
-                self._refusals[queried[node]] = f"label counts: {error}"
-                self.unreported[queried[node]] = f"refused: {error}"
-            else:
-                self.unreported.pop(queried[node], None)
-                self._outdated.discard(queried[node])
-                reported = True
-        if reported:
+        self._retry_at |= dict.fromkeys(clients, now + RETRY)
+        contents = {client: RecordDict({CONFIG: ConfigRecord({ROUND: 0})}) for client in clients}
+        replies = self.members.ask(MessageType.QUERY, contents, self._report, ABOUT, timeout)
+        self.unreported |= {self.names[client]: reason for client, reason in replies.missing.items()}
+        for client, report in replies.valid.items():
+            name = self.names[client]
+            self._reports[name] = report | {"node": str(self.members.nodes[client]), "at": utc_now()}
+            self.unreported.pop(name, None)
+            self._outdated.discard(name)
+        if replies.valid:
             self._write()
-        return reported
+        return bool(replies.valid)
 
-    def _question(self, name: str) -> RecordDict:
-        """Return a query of label counts, with the reason for which the site's last reply was refused, if it was."""
-        refused = {REFUSED: self._refusals.pop(name)} if name in self._refusals else {}
-        return RecordDict({CONFIG: ConfigRecord({ROUND: 0, **refused})})
-
-    def _validated(self, reply: RecordDict) -> dict[str, Any]:
+    def _report(self, reply: RecordDict, client: int) -> dict[str, Any]:
+        """Validate a site's reply to a query of its label counts."""
         agreement = self._agreement
         if agreement.label_counts == "withheld":
             return {"counts": None, "samples": check_only_samples(reply), "label_counts": "withheld"}
         counts = check_counts(reply, len(agreement.classes), whole=agreement.label_counts == "exact")
         report: dict[str, Any] = {"counts": counts.tolist(), "label_counts": agreement.label_counts}
         if agreement.epsilon is not None:
-            own = only_metrics(reply).get("epsilon")  # another one, if the site answers from an earlier release
+            own = only(MetricRecord, reply).get("epsilon")  # another one, if the site answers from an earlier release
             epsilon = own if isinstance(own, int | float) and 0 < own < math.inf else agreement.epsilon
             if is_too_noisy(epsilon, agreement.epsilon):
                 raise RefusedError(
@@ -256,36 +225,23 @@ class Roster:
         if not self._path.exists():
             return None
         try:
-            kept: dict[str, Any] = json.loads(self._path.read_text(encoding="utf-8"))
-            agreed = kept["agreement"]
+            stored: dict[str, Any] = json.loads(self._path.read_text(encoding="utf-8"))
+            began = stored["agreement"]
         except (OSError, ValueError, KeyError) as error:
             raise RunError(
                 f"{self._path}: can't be read ({type(error).__name__}); restore it, or begin a new run elsewhere"
             ) from None
         now = self._agreement.tree()
-        for key in (
-            "sites",
-            "target_site",
-            "classes",
-            "shape",
-            "tokens",
-            "mean",
-            "std",
-            "label_counts",
-            "epsilon",
-            "neighbours",
-            "updates",
-            "keys",
-        ):
-            if agreed.get(key) != now.get(key):
+        for key in sorted(FIXED):
+            if began.get(key) != now.get(key):
                 raise RunError(
-                    f"{self._path}: this run began with {key} = {agreed.get(key)}, but deploy.toml now says "
+                    f"{self._path}: this run began with {key} = {began.get(key)}, but deploy.toml now says "
                     f"{now.get(key)}; change it back, or begin a new run elsewhere"
                 )
-        return kept
+        return stored
 
     def _write(self) -> None:
-        kept = {
+        content = {
             "run": self.run,
             "starts": self._starts,
             "agreement": self._agreement.tree(),
@@ -294,4 +250,103 @@ class Roster:
         }
         with writing(self._path):
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            write_text(self._path, plain_json(kept), private=True)
+            write_text(self._path, plain_json(content), private=True)
+
+
+@dataclass
+class Announcing:
+    """Asks all sites for sums of their label counts over all of them, until each question has its answer.
+
+    Attributes:
+        session: See `Roster.session`.
+        patience: Seconds for which the server waits for sites that are away: a sum is over all sites, or is none.
+        path: The file with what came of it, so that a server that is started again does not ask again.
+    """
+
+    members: Members
+    session: str
+    patience: float
+    path: Path
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the sites, by client index."""
+        return self.members.names[: self.members.sites]
+
+    def announce(self, weighting: BySums, target: FloatArray | None, classes: int) -> dict[str, Any]:
+        """Ask the sites, and return the numbers that all of them get; `target` is the target mix, if there is one.
+
+        Raises:
+            ConfigError: The sums are not enough: no site holds a sample, or the target is missing.
+            EndedEarlyError: A site was away for too long.
+            RunError: The file of an earlier start can't be read.
+        """
+        if self.path.exists():
+            return self._read()
+        asked = 0
+
+        def ask(question: Facts) -> FloatArray:
+            nonlocal asked
+            asked += 1
+            spec = ArraySpec(weighting.answer(np.zeros(classes), question).shape, "int64")
+            return decode_answers(self._sum(asked, question, spec), question)
+
+        try:
+            announced: dict[str, Any] = weighting.announce(ask, target, len(self.names))
+        except ArgumentError as error:
+            raise ConfigError(f"label_counts: {error}") from None
+        with writing(self.path):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            content = json.dumps({name: values.tolist() for name, values in announced.items()})
+            write_text(self.path, content, private=True)
+        LOG.info("weights follow from %d sums over all %d sites", asked, len(self.names))
+        return announced
+
+    def _sum(self, number: int, question: Facts, spec: ArraySpec) -> NDArray[Any]:
+        began, attempt = time.monotonic(), 0
+        while time.monotonic() - began < self.patience or not attempt:
+            attempt += 1
+            asked = SumAsked(self.session, number, attempt, COUNTS, self.names)
+            try:
+                return self._attempt(asked, question, spec)
+            except (RefusedError, SumsError) as error:
+                LOG.warning("sum %d of label counts, attempt %d: %s", number, attempt, error)
+            time.sleep(min(PAUSE, self.members.timeout))
+        raise EndedEarlyError(
+            f"label counts were not summed within {self.patience:.0f} s, as that takes all of {', '.join(self.names)}; "
+            "start again when they can be reached"
+        )
+
+    def _attempt(self, asked: SumAsked, question: Facts, spec: ArraySpec) -> NDArray[Any]:
+        content = RecordDict({CONFIG: ConfigRecord(dict(asked.entries()))})
+        if question:
+            content[BROADCAST] = encode({name: torch.from_numpy(values) for name, values in question.items()})
+        about = about_of(content)
+        masked = self._ask(f"query.{COUNTS}", content, lambda reply, _: check_masked(reply, asked, {ANSWER: spec}))
+        openings = self._ask(f"query.{UNMASK}", unmask_content(asked), lambda reply, _: check_opening(reply))
+        total: NDArray[Any] = unmask(masked, openings, asked.context(about))[ANSWER]
+        return total
+
+    def _ask(self, kind: str, content: RecordDict, read: Callable[[RecordDict, int], T]) -> dict[str, T]:
+        """Ask all sites; return what all of their replies hold, by name."""
+        online = self.members.online()
+        if away := [name for client, name in enumerate(self.names) if client not in online]:
+            raise RefusedError(f"{', '.join(away)}: not connected")
+        replies = self.members.ask(kind, dict.fromkeys(online, content), read, ABOUT)
+        if replies.missing:
+            missing = (f"{self.names[client]}: {reason}" for client, reason in replies.missing.items())
+            raise RefusedError("; ".join(missing))
+        return {self.names[client]: value for client, value in replies.valid.items()}
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            announced = json.loads(self.path.read_text(encoding="utf-8"))
+            return {str(name): np.array(values, dtype=np.float64) for name, values in announced.items()}
+        except (OSError, ValueError, AttributeError, TypeError) as error:
+            raise RunError(f"{self.path}: can't be read ({type(error).__name__}); restore it") from None
+
+
+def samples_of(announced: Facts, sites: int) -> float:
+    """Return how many samples all sites hold, as far as sums tell; the number of sites where they don't."""
+    known = announced.get("totals", announced.get("samples"))
+    return float(sites) if known is None else float(np.sum(known))

@@ -8,7 +8,6 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
@@ -22,10 +21,10 @@ from torch import nn
 
 from fedskew import components
 from fedskew.deploy._agreement import needs_label_counts
-from fedskew.deploy._arrays import ArraysLayout, ArraySpec, Layout, ModelLayout, RefusedError, decode, short
+from fedskew.deploy._arrays import ArraysLayout, Layout, ModelLayout, RefusedError, Specs, decode, short
+from fedskew.deploy._ask import Arrivals, error_line, exchange
 from fedskew.deploy._client import as_method
 from fedskew.deploy._disclosures import returned_by
-from fedskew.deploy._exchange import error_line, exchange
 from fedskew.deploy._log import LOG
 from fedskew.deploy._messages import (
     CLIENT,
@@ -40,32 +39,18 @@ from fedskew.deploy._messages import (
     TrainInstruction,
 )
 from fedskew.deploy._replies import (
-    MOST_STEPS,
-    Answers,
     Reply,
-    ReplyRules,
-    ReplyValidator,
     bytes_needed,
     check_counts,
-    check_reply,
-    check_samples,
+    check_finite,
+    check_only_samples,
     check_size,
-    only_arrays,
-    only_metrics,
+    only,
 )
-from fedskew.deploy._server import log_aggregation
+from fedskew.deploy._round import log_aggregation
 from fedskew.deploy._site_data import SiteData
-from fedskew.engine import (
-    Assignment,
-    Backend,
-    Federation,
-    LocalTraining,
-    LocalWork,
-    Sent,
-    ServerState,
-    Update,
-    hooked,
-)
+from fedskew.deploy._validator import MOST_STEPS, ReplyRules, ReplyValidator, Trained
+from fedskew.engine import Assignment, Backend, Federation, LocalTraining, LocalWork, Sent, ServerState, Update, hooked
 from fedskew.errors import ArgumentError, ConfigError, RunError
 from fedskew.hooks import Hooks
 from fedskew.labels import as_target
@@ -80,32 +65,17 @@ _BESIDE = ("broadcast", "init_client", "gather", "end_local")
 FloatArray = NDArray[np.float64]
 
 
-def strategy(
-    method: str | Mapping[str, Any] | Method = "fedavg",
-    *,
-    model: nn.Module | None = None,
-    target: ArrayLike | None = None,
-    participation: float = 1.0,
-    epochs: int = 1,
-    seed: int = 0,
-    momentum: float = 0.0,
-    label_counts: Literal["query", "metric"] | None = None,
-    classes: int | None = None,
-    min_nodes: int = 2,
-    nodes: str | Sequence[str] | None = None,
-    query_timeout: float = 600.0,
-    norm_limit: float = 10.0,
-    norm_action: Literal["report", "leave_out"] = "leave_out",
-    max_reply: int | None = None,
-    weight_limit: float | None = None,
-) -> MethodStrategy:
-    """Make a Flower strategy with the selection, weighting and server update of a method.
+class MethodStrategy(FedAvg):
+    """A Flower strategy with the selection, weighting and server update of a method.
 
     It is used like Flower's FedAvg: `strategy.start(grid=grid, initial_arrays=arrays, num_rounds=10)`. Its clients are
     either stock ClientApps, whose replies contain the trained arrays and `num-examples`, or
     `fedskew.deploy.client_app`, which is needed if the method has its own objective or local step. The clients are the
     nodes that are connected in round 1, at least `min_nodes`. They are ordered by the names under which their keys are
     registered, or by their ids. A node that connects later takes part in the next run.
+
+    The arrays in a result, and those that are evaluated, are the model that the method evaluates. Training continues
+    from another where the method says so (FedACG's momentum, FedEXP's `average_last_two`).
 
     Args:
         method: A preset's name, the tables of a config's `[method]`, or a `Method`.
@@ -127,13 +97,12 @@ def strategy(
             keys are registered, or their ids where they have no name (`fnmatch`: *, ? and [...]). The selection
             chooses among these; no other node is asked anything. None: all nodes.
         query_timeout: Seconds to wait for label counts.
-        norm_limit: See `Agreement`.
-        norm_action: See `Agreement`.
         max_reply: See `Agreement`.
         weight_limit: Upper limit on a client's weight, from above 0 to 1 (see `weighting.limited`); None: no limit.
 
-    Returns:
-        The strategy.
+    Attributes:
+        record: The last round's record, as in a line of a run's `rounds.jsonl`.
+        own_seconds: Seconds that the server itself computed in the last round, without waiting for clients.
 
     Raises:
         ConfigError: The method can't be used in a Flower project of your own, or not with these arguments.
@@ -142,86 +111,50 @@ def strategy(
         chosen = strategy("fedentopt+fedla", participation=0.5)
         of_two = strategy("fedavg", nodes=["berlin-*", "lyon"])
     """
-    chosen = as_method(method, momentum)
-    patterns = (nodes,) if isinstance(nodes, str) else None if nodes is None else tuple(nodes)
-    if patterns is not None and not (patterns and all(isinstance(one, str) and one for one in patterns)):
-        raise ConfigError(f'nodes: expected a pattern of names such as "hospital-*", or a list of them, got {nodes!r}')
-    if weight_limit is not None and not 0 < weight_limit <= 1:
-        raise ConfigError(f"weight_limit: expected a share above 0 and at most 1, got {weight_limit!r}")
-    if label_counts is None:
-        label_counts = "query" if needs_label_counts(chosen) else None
-    elif label_counts == "metric" and needs_label_counts(chosen, ("selection",)):
-        raise ConfigError("label_counts: this selection needs them before the first reply; use 'query'")
-    if target is not None:
-        target = np.asarray(target, dtype=np.float64)
-        if classes not in (None, target.size):
-            raise ConfigError(f"classes: {classes}, but the target has {target.size} shares")
-        classes = target.size
-    hooks = hooked(chosen)
-    for component in hooks.values() if model is None else ():
-        if any(getattr(type(component), hook) is not getattr(Hooks, hook) for hook in _BESIDE):
-            raise ConfigError(f"model: {type(component).__name__} needs the network; pass strategy(model=...)")
-    for component in hooks.values():
-        if type(component).gather is not Hooks.gather:
-            raise ConfigError(
-                f"method: {type(component).__name__} returns arrays gathered from batches, whose shapes a strategy "
-                "can't know before training; deploy it by server_app"
-            )
-    rules = ReplyRules(norm_limit, norm_action, max_reply)
-    return MethodStrategy(
-        method=chosen,
-        model=model,
-        target=target,
-        participation=participation,
-        epochs=epochs,
-        seed=seed,
-        label_counts=label_counts,
-        classes=classes,
-        min_nodes=min_nodes,
-        patterns=patterns,
-        query_timeout=query_timeout,
-        rules=rules,
-        weight_limit=weight_limit,
-    )
-
-
-class MethodStrategy(FedAvg):
-    """The strategy that `strategy` returns.
-
-    The arrays in a result, and those that are evaluated, are the model that the method evaluates. Training continues
-    from another where the method says so (FedACG's momentum, FedEXP's `average_last_two`).
-
-    Attributes:
-        record: The last round's record, as in a line of a run's `rounds.jsonl`.
-        own_seconds: Seconds that the server itself computed in the last round, without waiting for clients.
-    """
 
     record: dict[str, Any]
 
     def __init__(
         self,
-        method: Method,
-        model: nn.Module | None,
-        target: FloatArray | None,
-        participation: float,
-        epochs: int,
-        seed: int,
-        label_counts: Literal["query", "metric"] | None,
-        classes: int | None,
-        min_nodes: int,
-        patterns: tuple[str, ...] | None,
-        query_timeout: float,
-        rules: ReplyRules,
-        weight_limit: float | None,
+        method: str | Mapping[str, Any] | Method = "fedavg",
+        *,
+        model: nn.Module | None = None,
+        target: ArrayLike | None = None,
+        participation: float = 1.0,
+        epochs: int = 1,
+        seed: int = 0,
+        momentum: float = 0.0,
+        label_counts: Literal["query", "metric"] | None = None,
+        classes: int | None = None,
+        min_nodes: int = 2,
+        nodes: str | Sequence[str] | None = None,
+        query_timeout: float = 600.0,
+        max_reply: int | None = None,
+        weight_limit: float | None = None,
     ) -> None:
         super().__init__(min_train_nodes=min_nodes, min_evaluate_nodes=min_nodes, min_available_nodes=min_nodes)
-        self._method, self._model, self._target, self._rules = method, model, target, rules
+        patterns = (nodes,) if isinstance(nodes, str) else None if nodes is None else tuple(nodes)
+        if patterns is not None and not (patterns and all(isinstance(one, str) and one for one in patterns)):
+            raise ConfigError(
+                f'nodes: expected a pattern of names such as "hospital-*", or a list of them, got {nodes!r}'
+            )
+        if weight_limit is not None and not 0 < weight_limit <= 1:
+            raise ConfigError(f"weight_limit: expected a share above 0 and at most 1, got {weight_limit!r}")
+        self._method = as_method(method, momentum)
+        if label_counts == "metric" and needs_label_counts(self._method, ("selection",)):
+            raise ConfigError("label_counts: this selection needs them before the first reply; use 'query'")
+        shares = None if target is None else np.asarray(target, dtype=np.float64)
+        if shares is not None and classes not in (None, shares.size):
+            raise ConfigError(f"classes: {classes}, but the target has {shares.size} shares")
+        _check_hooks(self._method, model is not None)
+        self._model, self._target, self._rules = model, shares, ReplyRules(max_reply=max_reply)
         self._participation, self._epochs, self._seed = participation, epochs, seed
-        self._label_counts, self._query_timeout, self._patterns = label_counts, query_timeout, patterns
-        self._agreed = classes
+        self._label_counts = label_counts or ("query" if needs_label_counts(self._method) else None)
+        self._query_timeout, self._patterns, self._weight_limit = query_timeout, patterns, weight_limit
+        self._agreed = classes if shares is None else shares.size
+        self._classes = 1
         self._classes_of: dict[int, int] = {}  # number of classes that each client reports last
         self._counts_of: dict[int, FloatArray] = {}
-        self._weight_limit = weight_limit
         self._run = secrets.token_hex(8)
         self._federation: Federation | None = None
         self._state: ServerState
@@ -240,29 +173,27 @@ class MethodStrategy(FedAvg):
     ) -> Iterable[Message]:
         """Make the training messages of a round; before the first round, query label counts."""
         if self._federation is None:
-            self._begin(arrays, grid)
-        assert self._federation is not None
+            self._federation = self._begin(arrays, grid)
         began = time.perf_counter()
         if arrays is self._shown:
             arrays = self._layout.to_record(self._state.model)
         model = self._model_state(arrays)
         state = dataclasses.replace(self._state, round=server_round - 1, model=model)
         self._cohort, self._state = self._federation.select_participants(state)
-        self._sent, assignments = self._federation.instructions(self._state, self._cohort)
-        self._tasks = {task.client: task for task in assignments}
+        self._sent, tasks = self._federation.instructions(self._state, self._cohort)
+        self._validator.begin(tasks, self._sent)
         online = set(grid.get_node_ids())
-        self._validator.begin(assignments, self._sent)
-        offline = [client for client in self._tasks if self._nodes[client] not in online]
+        offline = [task.client for task in tasks if self._nodes[task.client] not in online]
         self._validator.missing(server_round, "offline", offline)
         entries = {**config, REPORT_SAMPLES: 1} if self._label_counts is None else config
         self._messages = {
-            client: Message(
+            task.client: Message(
                 TrainInstruction.of(self._run, server_round, task).content(arrays, self._sent.broadcast, entries),
-                self._nodes[client],
+                self._nodes[task.client],
                 MessageType.TRAIN,
             )
-            for client, task in self._tasks.items()
-            if client not in offline
+            for task in tasks
+            if task.client not in offline
         }
         self.own_seconds = time.perf_counter() - began
         return list(self._messages.values())
@@ -273,27 +204,27 @@ class MethodStrategy(FedAvg):
         """Aggregate the valid replies into the next model; without any, the model stays as it is."""
         assert self._federation is not None
         began = time.perf_counter()
-        answers = self._answers(server_round, replies)
+        validator, arrivals = self._validator, self._arrivals(server_round, replies)
         if self._label_counts == "metric":
-            self._count_classes(answers)
-        kept = self._validator.updates(
-            server_round,
-            answers,
-            lambda content, client: self._validated(content, client, server_round),
+            self._count_classes(arrivals)
+        read = arrivals.read(
+            lambda content, client: self._read(content, client, server_round),
+            f"round {server_round}",
+            validator.names,
         )
-        federation = dataclasses.replace(self._federation, counts=self._counts)
+        validator.note(read)
+        federation = self._federation = dataclasses.replace(self._federation, counts=self._counts)
         cohort = self._cohort
         if not cohort.quotas:
             cohort = cohort._replace(counts=self._counts[cohort.ids])
-        self._state, outcome = federation.aggregate(self._state, cohort, self._sent, kept)
+        updates = [trained.update for trained in read.valid.values()]
+        self._state, outcome = federation.aggregate(self._state, cohort, self._sent, updates)
         record = federation.record(server_round, cohort, outcome)
-        log_aggregation(record, self._validator.names, self._weight_limit)
+        log_aggregation(record, validator.names, self._weight_limit)
         self.record = record.to_dict()
-        self._federation = federation
-        loss = self.record["loss"]
-        metrics = MetricRecord({"counted": len(outcome.updates), "refused": len(self._validator.notes["refused"])})
-        if loss is not None:
-            metrics[LOSS] = loss
+        metrics = MetricRecord({"counted": len(outcome.updates), "refused": len(validator.notes["refused"])})
+        if self.record["loss"] is not None:
+            metrics[LOSS] = self.record["loss"]
         shown = federation.evaluated_model(self._state)
         arrays = self._layout.to_record(shown)
         self._shown = None if shown.parameters is self._state.model.parameters else arrays
@@ -309,42 +240,35 @@ class MethodStrategy(FedAvg):
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Average each metric that at least half of the valid replies contain, weighted by `num-examples`."""
-        valid: list[tuple[int, dict[str, float]]] = []
-        for message in replies:
-            if message.has_error():
-                node, reason = message.metadata.src_node_id, error_line(message)
-                LOG.warning("round %d: node %d could not evaluate: %s", server_round, node, reason)
-                continue
-            try:
-                check_size(message.content, 2**20)
-                metrics = only_metrics(message.content)
-                figures = {key: _finite(key, value) for key, value in metrics.items() if isinstance(value, int | float)}
-                valid.append((check_samples(metrics), figures))
-            except RefusedError as error:
-                LOG.warning("round %d: refused an evaluation: %s", server_round, error)
-        found = Counter(key for _, figures in valid for key in figures if key != SAMPLES)
+        messages = [*replies]
+        nodes = [str(message.metadata.src_node_id) for message in messages]
+        errors = {place: error_line(message) for place, message in enumerate(messages) if message.has_error()}
+        contents = {place: message.content for place, message in enumerate(messages) if place not in errors}
+        valid = [
+            *Arrivals(contents, errors).read(_figures, f"evaluation of round {server_round}", nodes).valid.values()
+        ]
+        often = Counter(key for _, figures in valid for key in figures if key != SAMPLES)
         averages = MetricRecord()
-        for key in sorted(key for key, number in found.items() if 2 * number >= len(valid)):
+        for key in sorted(key for key, number in often.items() if 2 * number >= len(valid)):
             having = [(number, figures[key]) for number, figures in valid if key in figures]
             samples = sum(number for number, _ in having)
             if samples:
                 averages[key] = sum(number / samples * value for number, value in having)
         return averages if averages else None
 
-    def _begin(self, arrays: ArrayRecord, grid: Grid) -> None:
-        """Find the clients and their label counts, and make the state before round 1."""
+    def _begin(self, arrays: ArrayRecord, grid: Grid) -> Federation:
+        """Find the clients and their label counts, and make what plays the rounds."""
         nodes = self._matching(grid)
         self._nodes = tuple(node for _, node in nodes)
-        names = [name for name, _ in nodes]
         network = None if self._model is None else FlatModel(copy.deepcopy(self._model))
         self._layout: Layout = ArraysLayout(arrays) if network is None else ModelLayout(network)
-        returned: dict[str, ArraySpec] = {} if network is None else self._returned(network)
+        returned: Specs = {} if network is None else self._returned(network)
+        names = [name for name, _ in nodes]
         self._validator = ReplyValidator(names, self._layout, returned, returned, self._rules, hooked(self._method))
-        self._counts = np.zeros((len(names), 1))
         if self._label_counts == "query":
             self._query_counts(grid)
         try:
-            self._federation = Federation(
+            federation = Federation(
                 method=self._method,
                 backend=_FlowerBackend(),
                 counts=self._counts,
@@ -356,17 +280,18 @@ class MethodStrategy(FedAvg):
             )
         except ArgumentError as error:
             raise ConfigError(f"method: {error}") from None
-        model = self._model_state(arrays)
-        self._validator.start(model)
-        self._state = self._federation.start(model)
+        self._state = federation.start(self._model_state(arrays))
+        return federation
 
     def _matching(self, grid: Grid) -> list[tuple[str, int]]:
         """Wait for enough nodes that match the patterns; return names and ids, ordered by both."""
+        patterns = self._patterns
         while True:
-            nodes = sorted(grid.get_nodes(), key=lambda node: (node.name, node.node_id))
-            named = [(node.name or str(node.node_id), node.node_id) for node in nodes]
-            patterns = self._patterns
-            fit = [(name, node) for name, node in named if patterns is None or _fits(name, patterns)]
+            nodes = sorted((node.name, node.node_id) for node in grid.get_nodes())
+            named = [(name or str(node), node) for name, node in nodes]
+            fit = [
+                one for one in named if patterns is None or any(fnmatchcase(one[0], pattern) for pattern in patterns)
+            ]
             if len(fit) >= self.min_available_nodes:
                 return fit
             said = "" if patterns is None else f", of {len(named)} connected, whose names fit {', '.join(patterns)}"
@@ -376,92 +301,101 @@ class MethodStrategy(FedAvg):
     def _model_state(self, arrays: ArrayRecord) -> ModelState:
         return self._layout.to_state(decode(arrays, self._layout.specs, "the model's array"))
 
-    def _returned(self, network: FlatModel) -> dict[str, ArraySpec]:
+    def _returned(self, network: FlatModel) -> Specs:
         inputs, targets = torch.zeros(0, 1), torch.zeros(0, dtype=torch.int64)
         data = SiteData(inputs, targets, inputs, targets, 1)
         method = self._method
         work = LocalWork(data, method.objective, method.local_step, LocalTraining(), 0, hooks=hooked(method))
         return returned_by(network, work, len(self._nodes))
 
+    @property
+    def _counts(self) -> FloatArray:
+        """Label counts `(clients, classes)`; 0 of clients that report none."""
+        table = np.zeros((len(self._nodes), self._classes))
+        for client, counts in self._counts_of.items():
+            if len(counts) == self._classes:
+                table[client] = counts
+        return table
+
     def _query_counts(self, grid: Grid) -> None:
         """Query label counts; those of clients that do not report them stay 0."""
         content = RecordDict({CONFIG: ConfigRecord({ROUND: 0})})
-        answers = exchange(grid, dict.fromkeys(self._nodes, content), MessageType.QUERY, self._query_timeout, "0")
-        answers = answers.by({node: client for client, node in enumerate(self._nodes)})
-        for client, reason in answers.failures.items():
-            LOG.warning("%s did not report its label counts: %s", self._validator.names[client], reason)
-        self._count_classes(answers)
-        for client, reply in answers.contents.items():
-            try:
-                self._take_counts(client, reply)
-            except RefusedError as error:
-                LOG.warning("refused the label counts of %s: %s", self._validator.names[client], error)
+        arrivals = exchange(grid, dict.fromkeys(self._nodes, content), MessageType.QUERY, self._query_timeout)
+        arrivals = arrivals.by({node: client for client, node in enumerate(self._nodes)})
+        self._count_classes(arrivals)
+        read = arrivals.read(
+            lambda reply, _: check_counts(reply, self._classes, whole=False), "label counts", self._validator.names
+        )
+        self._counts_of = read.valid
         if not self._counts_of:
             raise ConfigError(
                 "label_counts: no client reported them; reply to queries with a metric 'label-counts', one number per "
                 "class"
             )
 
-    def _count_classes(self, answers: Answers) -> None:
+    def _count_classes(self, arrivals: Arrivals) -> None:
         """Find the number of classes: the agreed one, or that of most clients' last reports."""
-        for client, reply in answers.contents.items():
-            with suppress(RefusedError):
-                values = only_metrics(reply).get(COUNTS)
-                if isinstance(values, list):
+        for client, reply in arrivals.contents.items():
+            for record in reply.metric_records.values():
+                if isinstance(values := record.get(COUNTS), list):
                     self._classes_of[client] = len(values)
-        if not self._classes_of:
-            return
         votes = Counter(self._classes_of.values()).most_common(2)
         if self._agreed is None and len(votes) == 2 and votes[0][1] == votes[1][1]:
             said = ", ".join(f"{self._validator.names[client]} {of}" for client, of in sorted(self._classes_of.items()))
             raise ConfigError(f"label_counts: clients differ in their number of classes ({said}); pass classes=...")
-        classes = self._agreed or votes[0][0]
-        self._counts_of = {client: counts for client, counts in self._counts_of.items() if len(counts) == classes}
-        self._counts = np.zeros((len(self._nodes), classes))
-        for client, counts in self._counts_of.items():
-            self._counts[client] = counts
+        if votes:
+            self._classes = self._agreed or votes[0][0]
 
-    def _take_counts(self, client: int, reply: RecordDict) -> None:
-        """Validate and store the label counts that a client reports."""
-        counts = check_counts(reply, self._counts.shape[1], whole=False)
-        self._counts[client] = self._counts_of[client] = counts
-
-    def _answers(self, round: int, replies: Iterable[Message]) -> Answers:
+    def _arrivals(self, round: int, replies: Iterable[Message]) -> Arrivals:
         """Sort replies by client; refuse replies of nodes that were sent no message, and second replies."""
         # Built only now, since a message gets its id when it is sent.
         clients = {message.metadata.message_id: client for client, message in self._messages.items()}
-        contents: dict[int, RecordDict] = {}
-        failures: dict[int, str] = {}
+        arrivals = Arrivals({}, {})
         for message in replies:
             node, client = message.metadata.src_node_id, clients.get(message.metadata.reply_to_message_id)
-            if client is None or self._nodes[client] != node or client in contents:
+            if client is None or self._nodes[client] != node or client in arrivals.contents:
                 LOG.warning("round %d: refused a reply of node %d: it was not asked", round, node)
             elif message.has_error():
-                failures[client] = error_line(message)
+                arrivals.failed[client] = error_line(message)
             else:
-                contents[client] = message.content
-        return Answers(contents, failures)
+                arrivals.contents[client] = message.content
+        return arrivals
 
-    def _validated(self, content: RecordDict, client: int, round: int) -> Reply:
-        """Validate the reply of a client, fedskew's or stock, and store the label counts or samples that it reports."""
-        metrics = content.get(METRICS)
-        if isinstance(metrics, MetricRecord) and CLIENT in metrics:
-            if self._label_counts is None:
-                self._counts[client] = check_samples(metrics) / self._counts.shape[1]
-            return check_reply(content, self._validator.expected(round, client))
-        check_size(content, self._rules.max_reply or bytes_needed(self._layout.specs))
-        if self._validator.returned or components.has(self._method.server_update, "is_dynamic"):
-            raise RefusedError("the method needs fedskew.deploy.client_app, but this is the reply of another app")
-        metrics = only_metrics(content)
-        reply = Reply(self._validator.stock_arrays(only_arrays(content)), _steps(metrics), _loss(metrics), {})
-        if self._label_counts == "query":
-            return reply
-        samples = check_samples(metrics)
+    def _read(self, content: RecordDict, client: int, round: int) -> Trained:
+        """Read the reply of a client, fedskew's or stock, and the label counts or samples that it reports."""
+        validator, metrics = self._validator, content.get(METRICS)
+        ours = isinstance(metrics, MetricRecord) and CLIENT in metrics
+        if ours:
+            trained = validator.read(content, client, round)
+        else:
+            check_size(content, self._rules.max_reply or bytes_needed(self._layout.specs))
+            if validator.returned or components.has(self._method.server_update, "is_dynamic"):
+                raise RefusedError("the method needs fedskew.deploy.client_app, but this is the reply of another app")
+            figures, arrays = only(MetricRecord, content), validator.stock_arrays(only(ArrayRecord, content))
+            trained = validator.trained(Reply(arrays, _steps(figures), _loss(figures), {}), client, round)
+        report = RecordDict({METRICS: only(MetricRecord, content)})
         if self._label_counts is None:
-            self._counts[client] = samples / self._counts.shape[1]
-            return reply
-        self._take_counts(client, RecordDict({METRICS: metrics}))
-        return reply
+            self._counts_of[client] = np.array([check_only_samples(report)], dtype=np.float64)
+        elif self._label_counts == "metric" and not ours:
+            check_only_samples(report)
+            self._counts_of[client] = check_counts(report, self._classes, whole=False)
+        return trained
+
+
+strategy = MethodStrategy
+
+
+def _check_hooks(method: Method, has_model: bool) -> None:
+    """Raise ConfigError where a component sends or returns what a strategy can't know the shapes of."""
+    for component in hooked(method).values():
+        kind, name = type(component), type(component).__name__
+        if not has_model and any(getattr(kind, hook) is not getattr(Hooks, hook) for hook in _BESIDE):
+            raise ConfigError(f"model: {name} needs the network; pass strategy(model=...)")
+        if kind.gather is not Hooks.gather:
+            raise ConfigError(
+                f"method: {name} returns arrays gathered from batches, whose shapes a strategy can't know before "
+                "training; deploy it by server_app"
+            )
 
 
 class _FlowerBackend(Backend):
@@ -486,8 +420,12 @@ class _Only:
         return getattr(self._grid, name)
 
 
-def _fits(name: str, patterns: Iterable[str]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
+def _figures(content: RecordDict, _: int) -> tuple[int, dict[str, float]]:
+    """Read an evaluation: its number of samples, and its metrics that are numbers."""
+    check_size(content, 2**20)
+    metrics = only(MetricRecord, content)
+    figures = {key: _finite(key, value) for key, value in metrics.items() if isinstance(value, int | float)}
+    return check_only_samples(RecordDict({METRICS: metrics})), figures
 
 
 def _steps(metrics: MetricRecord) -> int:
@@ -507,6 +445,4 @@ def _loss(metrics: MetricRecord) -> float:
 
 
 def _finite(key: str, value: float) -> float:
-    if not -1e300 < value < 1e300:
-        raise RefusedError(f"its metric {short(key)} is {short(value)}; expected a finite number")
-    return float(value)
+    return check_finite(value, f"metric {short(key)}")

@@ -7,16 +7,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flwr.app import ConfigRecord, RecordDict
-from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from fedskew.deploy._arrays import RefusedError, Specs
-from fedskew.deploy._exchange import exchange
+from fedskew.deploy._ask import Members, Replies, T
 from fedskew.deploy._log import LOG
 from fedskew.deploy._messages import CONFIG
-from fedskew.deploy._replies import Answers
 from fedskew.deploy._sum_messages import (
     AGAIN,
+    TRAIN,
     UNMASK,
     SumAsked,
     about_of,
@@ -37,37 +36,32 @@ Weigh = Callable[[Sequence[int]], Sequence[float]]
 
 @dataclass
 class Taken:
-    """The result of a masked sum.
+    """The result of a masked sum; all but `total` and `reason` is by client, or of clients.
 
     Attributes:
         total: The sum of the sites' integers; None: no sum opened.
-        weights: The weights of the clients in it, by client; 0 where nothing is weighed.
+        weights: The weights of the clients in it; 0 where nothing is weighed.
+        members: Clients of which the last sum was asked.
         opened: Clients that were asked to open a sum, or say that they have opened one of the round before.
         reason: Why no sum opened.
-        refused: Why answers were refused, by client.
-        failed: Why sites did not answer, by client.
+        refused: Why answers were refused.
+        failed: Why sites did not answer.
         silent: Clients that did not answer in time.
-        closed: Clients that sent masked integers, and then did not open them.
-        asked: All clients that were asked.
     """
 
     total: Mapping[str, NDArray[Any]] | None = None
     weights: dict[int, float] = field(default_factory=dict)
+    members: list[int] = field(default_factory=list)
     opened: set[int] = field(default_factory=set)
     reason: str = ""
     refused: dict[int, str] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
     silent: set[int] = field(default_factory=set)
-    closed: set[int] = field(default_factory=set)
-    asked: set[int] = field(default_factory=set)
 
     @property
-    def answers(self) -> Answers:
-        """The clients that answered, and those that did not, as replies to an exchange."""
-        there = self.asked - self.silent
-        return Answers(
-            {client: RecordDict() for client in there - self.closed}, {}, tuple(sorted(self.silent | self.closed))
-        )
+    def replies(self) -> Replies[Any]:
+        """What did not come, as of the replies to one question."""
+        return Replies({}, self.failed, self.refused, tuple(sorted(self.silent)))
 
 
 @dataclass(frozen=True)
@@ -75,18 +69,13 @@ class MaskedSums:
     """Takes masked sums over sites; the server learns only the sums.
 
     Attributes:
-        grid: Flower's grid.
         session: See `Roster.session`.
-        names: Names of the sites, by client index.
-        timeout: Seconds to wait for each exchange.
         least: Fewest sites that a sum may be over.
         limit: Largest weight that one site may have in a sum; the sites refuse more.
     """
 
-    grid: Grid
+    members: Members
     session: str
-    names: Sequence[str]
-    timeout: float
     least: int
     limit: float
 
@@ -94,7 +83,6 @@ class MaskedSums:
         self,
         purpose: str,
         round: int,
-        nodes: Mapping[int, int],
         contents: Mapping[int, RecordDict],
         specs: Specs,
         weigh: Weigh | None = None,
@@ -107,78 +95,70 @@ class MaskedSums:
         Args:
             purpose: What is summed, "train" or "evaluate", which is also Flower's type of the first message.
             round: Number of the round.
-            nodes: The node of each client that is asked.
             contents: The first message to each client.
             specs: Dtypes and lengths of the arrays.
             weigh: Weighs clients; None: nothing is weighed.
-
-        Returns:
-            The sum, or why there is none.
         """
-        taken, members = Taken(asked=set(nodes)), sorted(nodes)
-        about = about_of(contents[members[0]]) if members else ""
+        names, taken, clients = self.members.names, Taken(), sorted(contents)
+        about = about_of(contents[clients[0]]) if contents else ""
         attempt = 0
         while True:  # each time over fewer sites
             attempt += 1
-            weights = dict.fromkeys(members, 0.0)
-            if weigh is not None and members:
-                weights = dict(zip(members, weigh(members), strict=True))
-            if reason := self._why_none(weights, weigh is not None):
+            taken.members = clients
+            weights = dict.fromkeys(clients, 0.0)
+            if weigh is not None and clients:
+                weights = dict(zip(clients, weigh(clients), strict=True))
+            if reason := why_no_sum(weights.values(), self.least, None if weigh is None else self.limit):
                 taken.reason = reason
                 return taken
-            names = tuple(self.names[client] for client in members)
-            asked = SumAsked(self.session, round, attempt, purpose, names, tuple(weights.values()) if weigh else ())
-            there = {client: nodes[client] for client in members}
-            arrived = self._ask(asked, about, there, contents, specs, taken)
-            if len(arrived) == len(members):
+            asked = SumAsked(
+                self.session,
+                round,
+                attempt,
+                purpose,
+                tuple(names[client] for client in clients),
+                tuple(weights.values()) if weigh else (),
+            )
+            arrived = self._masked(asked, about, clients, contents, specs, taken)
+            if len(arrived) == len(clients):
                 break
-            of, members = len(members), sorted(arrived)
-            if reason := self._why_none(dict.fromkeys(members, 0.0), False, of):
-                over = [self.names[client] for client in sorted(taken.opened)]
-                taken.reason = reason + (f"; {', '.join(over)} opened a sum of this round before" if over else "")
+            of, clients = len(clients), sorted(arrived)
+            if reason := why_no_sum([0.0] * len(arrived), self.least, None, of):
+                over = ", ".join(names[client] for client in sorted(taken.opened))
+                taken.reason = reason + (f"; {over} opened a sum of this round before" if over else "")
                 return taken
-        taken.opened.update(members)
-        openings = self._open(asked, about, there, arrived, taken)
-        if lost := [client for client in members if client not in openings]:
-            taken.closed.update(lost)
-            said = ", ".join(self.names[client] for client in lost)
+        taken.opened.update(clients)
+        openings = self._open(asked, about, arrived, taken)
+        if lost := [client for client in clients if client not in openings]:
+            taken.silent.update(lost)
+            self.members.silent.update(lost)
+            said = ", ".join(names[client] for client in lost)
             taken.reason = f"the round's sum is lost, as {said} masked and did not open it"
             LOG.warning("round %d: %s", round, taken.reason)
             return taken
-        by_name = {self.names[client]: masked for client, masked in arrived.items()}
-        opened = {self.names[client]: opening for client, opening in openings.items()}
-        taken.total, taken.weights = unmask(by_name, opened, asked.context(about)), weights
+        masked = {names[client]: one for client, one in arrived.items()}
+        opened = {names[client]: opening for client, opening in openings.items()}
+        taken.total, taken.weights = unmask(masked, opened, asked.context(about)), weights
         return taken
 
-    def _why_none(self, weights: Mapping[int, float], weighed: bool, of: int | None = None) -> str:
-        """Return why no sum over clients with these weights is allowed; empty if one is."""
-        return why_no_sum(weights.values(), self.least, self.limit if weighed else None, of)
-
-    def _ask(
+    def _masked(
         self,
         asked: SumAsked,
         about: str,
-        nodes: Mapping[int, int],
+        clients: Sequence[int],
         contents: Mapping[int, RecordDict],
         specs: Specs,
         taken: Taken,
     ) -> dict[int, Masked]:
         """Ask sites for masked integers; return the valid answers, whose masks fit each other."""
-        entries = asked.entries()
         questions, kind = {}, asked.purpose if asked.attempt == 1 else f"query.{AGAIN}"
-        for client, node in nodes.items():
+        for client in clients:
             content = contents[client] if asked.attempt == 1 else RecordDict({CONFIG: ConfigRecord()})
             config = content[CONFIG]
             assert isinstance(config, ConfigRecord), "made by the caller"
-            config.update(entries)
-            questions[node] = content
-        answers = self._exchange(questions, kind, asked, nodes, taken)
-        valid: dict[int, Masked] = {}
-        for client, reply in answers.contents.items():
-            try:
-                valid[client] = check_masked(reply, asked, specs)
-            except RefusedError as error:
-                self._refuse(client, str(error), asked, taken)
+            config.update(asked.entries())
+            questions[client] = content
+        valid = self._ask(kind, questions, lambda reply, _: check_masked(reply, asked, specs), asked, taken)
         return self._agreeing(valid, asked.context(about), asked, taken)
 
     def _agreeing(
@@ -189,52 +169,50 @@ class MaskedSums:
         Where several disagree with as many, as two that disagree with each other alone, one of them may lie about the
         other: all of these are left out, if enough sites remain.
         """
-        there = dict(masked)
-        while pairs := disagreements({self.names[client]: one for client, one in there.items()}, context):
+        there, names = dict(masked), self.members.names
+        while pairs := disagreements({names[client]: one for client, one in there.items()}, context):
             said = ", ".join(" and ".join(sorted(set(pair))) for pair in pairs)
             LOG.warning("round %d: masks that don't cancel: %s", asked.round, said)
-            found = {client: sum(self.names[client] in pair for pair in pairs) for client in sorted(there)}
-            worst = [client for client, number in found.items() if number == max(found.values())]
+            often = {client: sum(names[client] in pair for pair in pairs) for client in sorted(there)}
+            worst = [client for client, number in often.items() if number == max(often.values())]
             for client in worst if len(there) - len(worst) >= self.least else worst[:1]:
                 del there[client]
-                self._refuse(
-                    client,
-                    "its masks don't cancel with the others': it has other keys, or was told other things",
-                    asked,
-                    taken,
-                )
+                why = "its masks don't cancel with the others': it has other keys, or was told other things"
+                taken.refused[client] = why
+                self.members.refuse(client, f"{_about(asked)}: {why}")
+                LOG.warning("%s: no answer of %s: refused: %s", _about(asked), names[client], why)
         return there
 
-    def _open(
-        self, asked: SumAsked, about: str, nodes: Mapping[int, int], arrived: Mapping[int, Masked], taken: Taken
-    ) -> dict[int, Opening]:
+    def _open(self, asked: SumAsked, about: str, arrived: Mapping[int, Masked], taken: Taken) -> dict[int, Opening]:
         """Ask the sites whose answers came to open the sum; return the valid openings."""
-        questions = dict.fromkeys(nodes.values(), unmask_content(asked))
-        answers = self._exchange(questions, f"query.{UNMASK}", asked, nodes, taken)
-        masked = {self.names[client]: one for client, one in arrived.items()}
-        openings: dict[int, Opening] = {}
-        for client, reply in answers.contents.items():
+        names = self.members.names
+        masked, context = {names[client]: one for client, one in arrived.items()}, asked.context(about)
+
+        def read(reply: RecordDict, client: int) -> Opening:
+            opening = check_opening(reply)
             try:
-                opening = check_opening(reply)
-                check_opening_of(self.names[client], masked, opening, asked.context(about))
-            except (RefusedError, SumsError) as error:
-                self._refuse(client, str(error), asked, taken)
-            else:
-                openings[client] = opening
-        return openings
+                check_opening_of(names[client], masked, opening, context)
+            except SumsError as error:
+                raise RefusedError(str(error)) from None
+            return opening
 
-    def _exchange(
-        self, questions: Mapping[int, RecordDict], kind: str, asked: SumAsked, nodes: Mapping[int, int], taken: Taken
-    ) -> Answers:
-        clients = {node: client for client, node in nodes.items()}
-        answers = exchange(self.grid, questions, kind, self.timeout, str(asked.round)).by(clients)
-        taken.failed.update(answers.failures)
-        taken.opened.update(client for client, reason in answers.failures.items() if reason.startswith(HAS_OPENED))
-        taken.silent.update(answers.silent)
-        for client, reason in answers.failures.items():
-            LOG.warning("round %d: %s failed: %s", asked.round, self.names[client], reason)
-        return answers
+        return self._ask(f"query.{UNMASK}", dict.fromkeys(arrived, unmask_content(asked)), read, asked, taken)
 
-    def _refuse(self, client: int, reason: str, asked: SumAsked, taken: Taken) -> None:
-        taken.refused[client] = reason
-        LOG.warning("round %d: refused the masked answer of %s: %s", asked.round, self.names[client], reason)
+    def _ask(
+        self,
+        kind: str,
+        questions: Mapping[int, RecordDict],
+        read: Callable[[RecordDict, int], T],
+        asked: SumAsked,
+        taken: Taken,
+    ) -> dict[int, T]:
+        replies = self.members.ask(kind, questions, read, _about(asked))
+        taken.failed.update(replies.failed)
+        taken.refused.update(replies.refused)
+        taken.silent.update(replies.silent)
+        taken.opened.update(client for client, reason in replies.failed.items() if reason.startswith(HAS_OPENED))
+        return replies.valid
+
+
+def _about(asked: SumAsked) -> str:
+    return f"round {asked.round}" if asked.purpose == TRAIN else f"evaluation of round {asked.round}"

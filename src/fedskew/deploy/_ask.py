@@ -1,0 +1,241 @@
+"""The nodes of a federation's members: who is connected, what they are asked, and which of their replies are used."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, NamedTuple, TypeVar
+
+import httpx
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
+
+from fedskew import __version__
+from fedskew.deploy._arrays import RefusedError
+from fedskew.deploy._log import LOG
+from fedskew.deploy._messages import CONFIG, REFUSED, VERSION
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 3.0
+LEEWAY = 60.0
+"""Seconds for which a message stays valid after its timeout; Flower answers an expired one with an error."""
+
+SILENT = "no reply in time"
+T = TypeVar("T")
+
+
+class Arrivals(NamedTuple):
+    """What came back of a set of messages, by node or client: contents, reasons of errors, and who sent nothing."""
+
+    contents: dict[int, RecordDict]
+    failed: dict[int, str]
+    silent: tuple[int, ...] = ()
+
+    def by(self, keys: Mapping[int, int]) -> Arrivals:
+        """Replace each key, such as a node id, by another, such as a client index."""
+        return Arrivals(
+            {keys[key]: content for key, content in self.contents.items()},
+            {keys[key]: reason for key, reason in self.failed.items()},
+            tuple(keys[key] for key in self.silent),
+        )
+
+    def read(
+        self, read: Callable[[RecordDict, int], T], about: str, names: Sequence[str], log: bool = True
+    ) -> Replies[T]:
+        """Read each reply; `read` raises RefusedError where it can't be used. Log whose are missing, and why."""
+        replies: Replies[T] = Replies({}, self.failed, {}, self.silent)
+        for client, content in self.contents.items():
+            try:
+                replies.valid[client] = read(content, client)
+            except RefusedError as error:
+                replies.refused[client] = str(error)
+        for client, reason in replies.missing.items() if log else ():
+            LOG.warning("%s: no answer of %s: %s", about, names[client], reason)
+        return replies
+
+
+class Replies(NamedTuple, Generic[T]):
+    """Replies by client index: what valid ones hold, reasons of errors and refusals, and who did not answer in time."""
+
+    valid: dict[int, T]
+    failed: dict[int, str]
+    refused: dict[int, str]
+    silent: tuple[int, ...]
+
+    @property
+    def missing(self) -> dict[int, str]:
+        """Why there is no valid reply, by client index."""
+        refused = {client: f"refused: {reason}" for client, reason in self.refused.items()}
+        return dict.fromkeys(self.silent, SILENT) | self.failed | refused
+
+
+@dataclass
+class Members:
+    """The nodes of a federation: client k is the node whose key is registered under the k-th name at the SuperLink.
+
+    What a message says about its sender is ignored.
+
+    Attributes:
+        grid: Flower's grid.
+        names: Names of the sites, then of the target site, if it does not train.
+        sites: Number of sites that train.
+        timeout: Seconds to wait for replies.
+        asked: Clients that were asked for something in this round.
+        silent: Those of them that did not answer in time.
+        nodes: The node id of each member that was ever connected, by client index.
+    """
+
+    grid: Grid
+    names: tuple[str, ...]
+    sites: int
+    timeout: float
+    asked: set[int] = field(default_factory=set)
+    silent: set[int] = field(default_factory=set)
+    nodes: dict[int, int] = field(default_factory=dict)
+    _refusals: dict[int, str] = field(default_factory=dict)
+
+    def connected(self) -> dict[int, int]:
+        """Return the node id of every connected member, by client index."""
+        nodes: dict[int, list[int]] = {}
+        for node in self.grid.get_nodes():
+            if node.name in self.names:
+                nodes.setdefault(self.names.index(node.name), []).append(node.node_id)
+        for client, found in nodes.items():
+            name, now = self.names[client], found[0]
+            if len(found) > 1:
+                LOG.warning("%s: %d nodes are registered under this name; none is used", name, len(found))
+            elif self.nodes.get(client, now) != now:
+                LOG.warning("%s: its key has been replaced at the SuperLink; the new one is used", name)
+        connected = {client: found[0] for client, found in nodes.items() if len(found) == 1}
+        self.nodes |= connected
+        return connected
+
+    def online(self) -> dict[int, int]:
+        """Return the node id of every connected site that trains, by client index."""
+        return {client: node for client, node in self.connected().items() if client < self.sites}
+
+    def begin(self) -> None:
+        """Begin a round: nobody has been asked in it."""
+        self.asked.clear()
+        self.silent.clear()
+
+    def refuse(self, client: int, reason: str) -> None:
+        """Tell a client with the next message why what it sent is not used."""
+        self._refusals[client] = reason
+
+    def ask(
+        self,
+        kind: str,
+        contents: Mapping[int, RecordDict],
+        read: Callable[[RecordDict, int], T],
+        about: str,
+        timeout: float | None = None,
+        in_round: bool = True,
+    ) -> Replies[T]:
+        """Ask members that were connected; return what is valid of their replies, and why others are not used.
+
+        Args:
+            kind: Flower's message type, such as "train".
+            contents: The message to each, by client index.
+            read: Reads a reply of a client, or raises RefusedError; the client is told with the next message.
+            about: What it is about, in words.
+            timeout: Seconds to wait; None: as long as usual.
+            in_round: Whether it counts in this round who does not answer.
+        """
+        told = {client: self._refusals.pop(client) for client in contents if client in self._refusals}
+        questions = {self.nodes[client]: _with(content, told.get(client)) for client, content in contents.items()}
+        clients = {self.nodes[client]: client for client in contents}
+        arrivals = exchange(self.grid, questions, kind, self.timeout if timeout is None else timeout, about).by(clients)
+        replies = arrivals.read(read, about, self.names)
+        if in_round:
+            self.asked.update(contents)
+            self.silent.update(replies.silent)
+        self._refusals |= {client: f"{about}: {reason}" for client, reason in replies.refused.items()}
+        return replies
+
+
+def _with(content: RecordDict, refusal: str | None) -> RecordDict:
+    """Return a message that also says for what reason the client's last reply was refused."""
+    if refusal is None:
+        return content
+    config = content.get(CONFIG)
+    entries = config if isinstance(config, ConfigRecord) else {}
+    return RecordDict({**content, CONFIG: ConfigRecord({**entries, REFUSED: refusal})})
+
+
+def exchange(
+    grid: Grid, questions: Mapping[int, RecordDict], message_type: str, timeout: float, group: str = ""
+) -> Arrivals:
+    """Send a message to each of several nodes, and wait until all have replied or the timeout has passed.
+
+    A reply is attributed to the node that the message with the reply's message id was sent to. Flower's SuperLink
+    accepts a reply only from that node, whereas the sender named inside a message could be forged. Each reply is pulled
+    by a thread of its own: one that Flower can't decode does not affect others, and one that a node announces and then
+    does not send, for which Flower waits minutes, is left to its thread at the deadline. Messages expire some time
+    after the timeout, and later replies are never used.
+    """
+    for content in questions.values():
+        config = content.get(CONFIG)
+        if isinstance(config, ConfigRecord):
+            config[VERSION] = __version__
+    messages = [
+        Message(content, node, message_type, ttl=timeout + LEEWAY, group_id=group)
+        for node, content in questions.items()
+    ]
+    pushed = list(grid.push_messages(messages)) if messages else []
+    ids = pushed if len(pushed) == len(messages) else [""] * len(messages)
+    failed = {
+        node: "the SuperLink did not take its message" for node, sent in zip(questions, ids, strict=True) if not sent
+    }
+    pending = {sent: node for node, sent in zip(questions, ids, strict=True) if sent}
+    contents: dict[int, RecordDict] = {}
+    deadline, over = time.monotonic() + timeout, threading.Event()
+    arrivals: queue.SimpleQueue[tuple[str, Message | Exception]] = queue.SimpleQueue()
+    for sent in pending:
+        threading.Thread(target=_pull, args=(grid, sent, arrivals, over), daemon=True).start()
+    try:
+        while pending:
+            sent, reply = arrivals.get(timeout=max(0.0, deadline - time.monotonic()))
+            node = pending.pop(sent)
+            if isinstance(reply, httpx.HTTPError):
+                raise reply  # the SuperLink has ended, and with it this run
+            if isinstance(reply, Exception):
+                failed[node] = f"Flower can't decode its reply ({type(reply).__name__})"
+            elif reply.has_content():
+                contents[node] = reply.content
+            else:
+                failed[node] = error_line(reply)
+    except queue.Empty:
+        pass
+    finally:
+        over.set()
+    return Arrivals(contents, failed, tuple(pending.values()))
+
+
+def _pull(
+    grid: Grid, sent: str, arrivals: queue.SimpleQueue[tuple[str, Message | Exception]], over: threading.Event
+) -> None:
+    """Pull the reply to a message until it is there, or the exchange is over."""
+    pause = FIRST_PAUSE
+    while not over.is_set():
+        try:
+            pulled = list(grid.pull_messages([sent]))
+        except httpx.HTTPStatusError as error:
+            if not error.response.is_server_error:
+                return arrivals.put((sent, error))
+            pulled = []  # a SuperLink on a busy disk, whose database was locked: it is asked again
+        except Exception as error:  # the sender chose these bytes, and they can raise anything
+            return arrivals.put((sent, error))
+        if pulled:
+            return arrivals.put((sent, pulled[0]))
+        over.wait(pause)
+        pause = min(pause * 1.3, LONGEST_PAUSE)
+    return None
+
+
+def error_line(message: Message) -> str:
+    """Return the reason that an error reply gives, in one line."""
+    line = " ".join((message.error.reason or "no reason given").split())
+    return line if len(line) <= 200 else f"{line[:197]}..."

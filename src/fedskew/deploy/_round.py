@@ -1,0 +1,374 @@
+"""Rounds at real sites: who takes part, what their evaluations say, and the undoing of a round that ruins the model."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedskew.deploy._agreement import Agreement
+from fedskew.deploy._arrays import Specs
+from fedskew.deploy._evaluations import Together, together
+from fedskew.deploy._log import LOG, utc_now
+from fedskew.deploy._messages import CHANGED, counted_in
+from fedskew.deploy._roster import Roster
+from fedskew.deploy._sites import Evaluations, Sites
+from fedskew.deploy._target_site import in_words, tables_of
+from fedskew.deploy._validator import no_notes
+from fedskew.deploy._watch import Decisions, Watched, remedy, ruined, to_leave_out
+from fedskew.engine import (
+    Asked,
+    EstimatedMix,
+    Evaluation,
+    Federation,
+    RoundRecord,
+    RoundRunner,
+    ServerState,
+    evaluation,
+)
+from fedskew.errors import DivergedError, EndedEarlyError, StandstillError
+from fedskew.finish import Source
+from fedskew.models import ModelState
+from fedskew.report import stands_still, why_still
+
+PAUSE = 2.0
+STILL = 2
+"""Rounds in a row that may leave the model as it was before the run is stopped."""
+
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class DeployedState:
+    """The state of a federation of real sites between rounds: the method's, the sizes of accepted updates (see
+    `_plausible`), and what the server's watch over its model keeps."""
+
+    server: ServerState
+    accepted: dict[str, FloatArray]
+    watch: Watched
+
+    @property
+    def round(self) -> int:
+        """Number of the last round."""
+        return self.server.round
+
+    @property
+    def model(self) -> ModelState:
+        """The model in training."""
+        return self.server.model
+
+
+class DeployedRunner(RoundRunner):
+    """Plays rounds at real sites, evaluates their models there, and undoes a round that ruins the model.
+
+    A round begins once a site is connected. A site that connects late is queried for its label counts, and then joins.
+    """
+
+    def __init__(
+        self,
+        federation: Federation,
+        roster: Roster,
+        sites: Sites,
+        agreement: Agreement,
+        folder: Path,
+        rounds: int,
+        specs: Specs,
+    ) -> None:
+        self._federation, self._roster, self.sites = federation, roster, sites
+        self._agreement, self._folder, self._rounds, self._specs = agreement, folder, rounds, specs
+        self._evaluations: Evaluations | None = None
+        self._reduced: tuple[int, float] | None = None
+        self._summed: tuple[ModelState, Together] | None = None
+        self._still: list[RoundRecord] = []  # the last rounds, if they moved nothing, since this server was started
+        self._began = utc_now()
+
+    def open(self) -> None:
+        """See `RoundRunner.open`."""
+        self._federation.open()
+
+    def close(self) -> None:
+        """See `RoundRunner.close`."""
+        self._federation.close()
+
+    def start(self, model: ModelState) -> DeployedState:
+        """See `RoundRunner.start`."""
+        state, accepted = self._federation.start(model), self.sites.validator.start(model)
+        return DeployedState(state, accepted, Watched.start(state, accepted, len(self.sites.members.names)))
+
+    def run_round(self, state: DeployedState) -> tuple[DeployedState, RoundRecord]:
+        """See `RoundRunner.run_round`."""
+        self._wait(state.round)
+        self._began = utc_now()
+        watch, agreement, notes = self._readmitted(state.watch), self._agreement, self.sites.validator.notes
+        self.sites.begin(state.accepted, watch.out(), watch.skipped(state.round + 1))
+        for name, reason in notes["failed"].items():
+            if reason == CHANGED:
+                self._roster.ask_again(name)
+        timeout = min(agreement.start_timeout, agreement.round_timeout)
+        if self._roster.query_newcomers(timeout, self.sites.left_out | self.sites.skipped):
+            self._federation = dataclasses.replace(self._federation, counts=self._roster.counts)
+        play = self._round_in_sums if self._federation.masked else self._federation.run_round
+        following, record = play(state.server)
+        record.deployment = dict(self.sites.validator.notes)
+        log_aggregation(record, self._roster.names, self._federation.weight_limit)
+        if agreement.label_counts in ("withheld", "summed"):  # spread evenly over classes, so skew is unknown
+            record.entropy = record.kl = record.target_distance = None
+        return self._judged_by_training(dataclasses.replace(state, watch=watch), following, record), record
+
+    def _round_in_sums(self, state: ServerState) -> tuple[ServerState, RoundRecord]:
+        """Play a round whose updates are masked: weights come first, and the server sees the sum."""
+        began, federation = time.perf_counter(), self._federation
+        cohort, following = federation.select_participants(state)
+        sent, assignments = federation.instructions(following, cohort)
+        own = federation.announced is not None  # each site weighs itself, and the server sees the sum of the weights
+
+        def asked_of(clients: Collection[int]) -> Asked:
+            members = cohort.take(np.isin(cohort.ids, list(clients)))
+            return Asked.unknown(members.ids) if own else federation.ask(following, members)
+
+        def weigh(clients: Sequence[int]) -> list[float]:
+            asked = asked_of(clients)
+            weights = asked.weights if len(asked.weights) else np.zeros(len(asked.clients))
+            by_client = dict(zip(asked.clients.tolist(), weights.tolist(), strict=True))
+            return [by_client[client] for client in clients]
+
+        taken = self.sites.train_in_sums(following.round, assignments, sent, None if own else weigh, self._specs)
+        asked = asked_of(taken.weights if own else taken.members or cohort.ids.tolist())
+        there = [client for client in asked.clients.tolist() if client in taken.weights]
+        closed = taken.reason if taken.total is None else None
+        following, outcome = federation.aggregate_sums(
+            following, cohort, sent, asked, there, taken.total or {}, closed, taken.opened
+        )
+        for client in outcome.summed.clients if outcome.summed is not None else ():
+            federation.clients.put(client, following.round, counted_in(following.round))
+        record = federation.record(following.round, cohort, outcome)
+        record.seconds = time.perf_counter() - began
+        return following, record
+
+    def evaluated_model(self, state: DeployedState) -> ModelState:
+        """See `RoundRunner.evaluated_model`."""
+        return self._federation.evaluated_model(state.server)
+
+    def evaluate(self, round: int, model: ModelState) -> tuple[Evaluation | None, None]:
+        """Evaluate a model at the sites (see `Evaluator`)."""
+        if not self._agreement.evaluates:
+            return None, None
+        summed = self._ask_in_sums(round, model) if self.sites.masked else self._ask(round, model)
+        return None if summed is None else evaluation(summed.confusion, summed.loss, self._federation.target), None
+
+    def reported_samples(self, source: Source, round: int, model: ModelState) -> dict[int, FloatArray] | None:
+        """Return the samples of each class that the sites reported, by client index; None where reports are not exact.
+
+        Sites evaluate the model of the last round: their confusion matrices count their test samples.
+        """
+        counts = self._roster.counts
+        if source == "held_out":
+            evaluations = self.sites.evaluate(round, model, counts).valid
+            return {client: one.confusion.sum(axis=1).astype(np.float64) for client, one in evaluations.items()}
+        if source == "training" and self._agreement.label_counts == "exact":
+            return {client: counts[client] for client in np.flatnonzero(counts.sum(axis=1)).tolist()}
+        return None
+
+    def review(self, state: DeployedState, record: RoundRecord) -> DeployedState:
+        """Judge a round's model by the sites' evaluations, and complete the round's record (see `Watch.review`)."""
+        notes = record.deployment = record.deployment if record.deployment is not None else dict(no_notes())
+        if self._evaluations is None and self._estimates(record.round):
+            self._ask(record.round, self.evaluated_model(state))
+        evaluations = self._evaluations or Evaluations({}, {})
+        losses = {client: one.loss for client, one in evaluations.valid.items() if one.samples}
+        judged = bool(losses) and "undone" not in notes
+        reason = self._ruined(losses, state.watch) if judged else None
+        if reason is not None:
+            state = self._undone(state, record, reason, np.flatnonzero(state.watch.since).tolist())
+        state = self._estimated(state, record, evaluations)
+        if judged and reason is None:
+            good = state.watch.with_good(state.server, state.accepted, losses)
+            state = dataclasses.replace(state, watch=good)
+        members = self.sites.members
+        watch, names = state.watch.with_answers(record.round, members.asked, members.silent), members.names
+        notes["evaluations"] = {names[client]: one.to_dict() for client, one in evaluations.valid.items()}
+        notes["unevaluated"] = {names[client]: reason for client, reason in evaluations.missing.items()}
+        if self._roster.unreported:
+            notes["unreported"] = dict(self._roster.unreported)
+        if self._reduced is not None:
+            notes["reduced"] = {names[self._reduced[0]]: self._reduced[1]}
+        notes["quarantine"] = {names[client]: int(watch.left_out[client]) for client in sorted(watch.out())}
+        notes["began"], notes["ended"] = self._began, utc_now()
+        self._evaluations, self._reduced = None, None
+        self._still = [*self._still, record] if stands_still(record) else []
+        return dataclasses.replace(state, watch=watch)
+
+    def check(self, state: DeployedState) -> None:
+        """Stop a run whose model was ruined too often, that stands still, or whose target fits no mix.
+
+        See `Watch.check`.
+        """
+        estimation, mix = self._federation.estimation, state.server.target
+        if estimation is not None and isinstance(mix, EstimatedMix):
+            estimation.check(mix)
+        if state.round >= self._rounds and not (state.watch.counted.any() or state.watch.since.any()):
+            raise StandstillError(
+                f"no update of any site moved the model in {state.round} rounds; fedskew deploy status {self._folder} "
+                "says why"
+            )
+        if len(self._still) >= STILL and state.round < self._rounds:
+            first, last = self._still[-STILL], self._still[-1]
+            raise StandstillError(
+                f"rounds {first.round} and {last.round} left the model as it was: {why_still(last)}. To do: "
+                f"{remedy(last.deployment or {}, self._folder)}; then start the run again, and it goes on after round "
+                f"{last.round}"
+            )
+        undone = Decisions.read(self._folder).counting(state.watch.undone)
+        if len(undone) >= self._agreement.undone_limit:
+            raise DivergedError(
+                f"the model was ruined in rounds {', '.join(map(str, undone))}, and is again that of round "
+                f"{state.watch.good.round}; left out: {self._named(state.watch.out())}. Look at these sites, then: "
+                f"fedskew deploy readmit {self._folder} NAME (or --nobody), and start again"
+            )
+
+    def _named(self, clients: Collection[int]) -> str:
+        return ", ".join(self._roster.names[client] for client in sorted(clients)) or "nobody"
+
+    def _estimates(self, round: int) -> bool:
+        """Return whether the target's mix is estimated after a round."""
+        estimation = self._federation.estimation
+        return estimation is not None and estimation.is_due(round)
+
+    def _ask(self, round: int, model: ModelState) -> Together | None:
+        """Have a model evaluated at the sites; return what they say together, None without a sample."""
+        self._evaluations = self.sites.evaluate(round, model, self._roster.counts, self._estimates(round))
+        summed = together(self._evaluations.valid)
+        if summed is None:
+            LOG.warning("round %d: no site evaluated the model", round)
+            return None
+        self._reduced = summed.reduced
+        if summed.reduced is not None:
+            client, factor = summed.reduced
+            LOG.warning(
+                "round %d: %s has more test samples than all other sites; they count %.3g times in the accuracy of all",
+                round,
+                self._roster.names[client],
+                factor,
+            )
+        return summed
+
+    def _ask_in_sums(self, round: int, model: ModelState) -> Together | None:
+        """Have a model evaluated at the sites, which tell the sum of their tables only, and once of each model."""
+        if self._summed is not None and all(map(torch.equal, self._summed[0], model)):
+            LOG.info("round %d: the model is still the one that was evaluated last", round)
+            return self._summed[1]
+        summed, missing = self.sites.evaluate_in_sums(round, model, len(self._agreement.classes))
+        self._evaluations = Evaluations({}, missing)
+        if summed is not None:
+            self._summed = model, summed
+        return summed
+
+    def _estimated(self, state: DeployedState, record: RoundRecord, evaluations: Evaluations) -> DeployedState:
+        """Estimate the target's mix where that is due, and note it in the round's record."""
+        estimation, mix, target = self._federation.estimation, state.server.target, self.sites.target
+        if estimation is None or target is None or not estimation.is_due(record.round):
+            return state
+        assert isinstance(mix, EstimatedMix), "as the federation starts"
+        tables = tables_of(evaluations.valid, self._reduced)
+        if record.deployment is not None and "undone" in record.deployment:
+            mix, note = estimation.skip(mix, "the round is undone")
+        elif evaluations.cells is None:
+            mix, note = estimation.skip(mix, evaluations.no_cells)
+        elif not tables:
+            mix, note = estimation.skip(mix, "no site told what the model makes of its test samples")
+        else:
+            mix, note = estimation.update(mix, record.round, tables, evaluations.cells)
+        record.target = note
+        level = LOG.warning if note["unused"] or note["mix"] is None or note["misfit"] else LOG.info
+        level("round %d: %s", record.round, in_words(note, tuple(self._agreement.classes), target.name))
+        return dataclasses.replace(state, server=dataclasses.replace(state.server, target=mix))
+
+    def _judged_by_training(self, before: DeployedState, following: ServerState, record: RoundRecord) -> DeployedState:
+        """Take a round into account that is not evaluated yet.
+
+        Where sites don't evaluate, their training losses judge the model that the round began with. It is undone only
+        if two sites and half of the cohort reported a loss, and is good only if fewer than half of those say that it is
+        ruined.
+        """
+        watch, accepted = before.watch, dict(self.sites.validator.accepted)
+        state = DeployedState(following, accepted, watch)
+        if record.diverged and not record.answered:
+            return self._undone(state, record, "the next model would not be finite", record.diverged)
+        losses = self.sites.losses
+        if not self._agreement.evaluates and losses:
+            reason = self._ruined(losses, watch, evaluated=False)
+            if reason is not None and 2 * len(losses) >= len(set(record.cohort) - watch.out()):
+                return self._undone(state, record, reason, np.flatnonzero(watch.since).tolist())
+            if reason is None and self._ruined(losses, watch) is None:
+                watch = watch.with_good(before.server, before.accepted, losses)
+        lengths = {client: self.sites.lengths[client] for client in record.answered}
+        return DeployedState(following, accepted, watch.with_counted(record.round, lengths))
+
+    def _ruined(self, losses: Mapping[int, float], watch: Watched, evaluated: bool = True) -> str | None:
+        chance = math.log(max(len(self._agreement.classes), 2))
+        return ruined(losses, watch.best, self._agreement.loss_limit, chance, evaluated)
+
+    def _undone(
+        self, state: DeployedState, record: RoundRecord, reason: str, suspects: Collection[int]
+    ) -> DeployedState:
+        """Go back to the last good state, and leave out who took part since then."""
+        watch, round, good = state.watch, record.round, state.watch.good
+        lengths = watch.lengths.copy()
+        for client, length in self.sites.lengths.items():
+            lengths[client] = max(lengths[client], length)
+        reporting = np.flatnonzero(self._roster.counts.sum(axis=1)).tolist()
+        out = to_leave_out(suspects, [client for client in reporting if client not in watch.out()], lengths)
+        for client in np.flatnonzero(watch.since).tolist():
+            self._federation.clients.put(client, round, counted_in(int(watch.counted[client])))
+        LOG.error(
+            "round %d is undone: %s; the model is again that of round %d. Left out until readmitted: %s",
+            round,
+            reason,
+            good.round,
+            self._named(out),
+        )
+        assert record.deployment is not None, "made by run_round"
+        names = [self._roster.names[client] for client in out]
+        record.deployment["undone"] = {"reason": reason, "back_to": good.round, "left_out": names}
+        return DeployedState(dataclasses.replace(good, round=round), watch.accepted, watch.with_undone(round, out))
+
+    def _readmitted(self, watch: Watched) -> Watched:
+        """Let those sites take part again that the operator readmitted."""
+        decisions, left_out = Decisions.read(self._folder), watch.left_out.copy()
+        for client in sorted(watch.out()):
+            if decisions.readmits(self._roster.names[client], int(left_out[client])):
+                LOG.info("%s takes part again", self._roster.names[client])
+                left_out[client] = 0
+        return dataclasses.replace(watch, left_out=left_out)
+
+    def _wait(self, round: int) -> None:
+        """Wait until a site is connected; raise EndedEarlyError if none is for too long."""
+        began, waiting = time.monotonic(), False
+        while not self.sites.members.online():
+            if not waiting:
+                LOG.warning("no site is connected; waiting after round %d until one is", round)
+                waiting = True
+            if time.monotonic() - began >= self._agreement.idle_timeout:
+                raise EndedEarlyError(
+                    f"no site was connected for {self._agreement.idle_timeout:.0f} s; the run ends after round "
+                    f"{round}, and goes on from there when it is started again"
+                )
+            time.sleep(PAUSE)
+        if waiting:
+            LOG.info("a site is connected again")
+
+
+def log_aggregation(record: RoundRecord, names: Sequence[str], limit: float | None) -> None:
+    """Log whom the weight limit holds back in a round, and why the model stayed as it was."""
+    if record.limited and limit is not None:
+        held = ", ".join(names[client] for client in record.limited)
+        LOG.warning("round %d: the weight limit (%g) binds: %s", record.round, limit, held)
+    if record.unmoved is not None:
+        LOG.warning("round %d: the model stays as it was: %s", record.round, record.unmoved)

@@ -1,0 +1,344 @@
+"""A round's replies, turned into updates; what was refused, out of line or missing is noted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, TypedDict
+
+import torch
+from flwr.app import ArrayRecord, RecordDict
+from torch import Tensor
+
+from fedskew.deploy._arrays import AnyArray, Layout, NotFiniteError, RefusedError, Specs
+from fedskew.deploy._ask import SILENT, Replies
+from fedskew.deploy._log import LOG
+from fedskew.deploy._messages import counted_in
+from fedskew.deploy._plausible import (
+    DIRECTION,
+    UPDATE,
+    FloatArray,
+    Measured,
+    Sizes,
+    contrary,
+    excess,
+    length,
+    most_steps,
+    no_sizes,
+    returned,
+    statistic,
+    with_accepted,
+)
+from fedskew.deploy._plausible import STEPS as TAKEN
+from fedskew.deploy._replies import ExpectedReply, Reply, bytes_needed, check_arrays, check_reply
+from fedskew.engine import Assignment, LocalTraining, Sent, Update, UpdateBuffer
+from fedskew.hooks import Hooks, Returned
+from fedskew.models import ModelState
+
+MOST_STEPS = 10**7
+"""Upper limit of the local steps that a client may report to a server that does not know its batch size."""
+
+LARGEST_BATCH = 4096
+"""Largest batch of a client whose batch size the server does not know."""
+
+PASSES = 4
+"""Most times that a local step may show its batch to the network; no step of ours does so more than twice."""
+
+
+class RoundNotes(TypedDict):
+    """Problems of a round, by site: the value of `deployment` in a line of `rounds.jsonl`.
+
+    Reasons of replies that were `refused` and that `failed`; sites of the cohort that were `offline`, `silent`,
+    `skipped` (as they did not answer before) or `left_out` (as a round that they took part in was undone); how many
+    times as large as is likely an update is, if it is `out_of_line`; the mean agreement of `contrary` sites.
+    """
+
+    refused: dict[str, str]
+    failed: dict[str, str]
+    offline: list[str]
+    silent: list[str]
+    skipped: list[str]
+    left_out: list[str]
+    out_of_line: dict[str, float]
+    contrary: dict[str, float]
+
+
+WHY_MISSING = {
+    "offline": "not connected",
+    "silent": SILENT,
+    "skipped": "not asked, as no reply came before",
+    "left_out": "left out",
+}
+"""Why a site of the cohort sent no reply, in words."""
+
+
+def no_notes() -> RoundNotes:
+    """Return the notes of a round without problems."""
+    return RoundNotes(
+        refused={}, failed={}, offline=[], silent=[], skipped=[], left_out=[], out_of_line={}, contrary={}
+    )
+
+
+class Trained(NamedTuple):
+    """A client's update, and what `Layout.statistics` returns of its trained model."""
+
+    update: Update
+    statistics: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class ReplyRules:
+    """Limits for replies; for `norm_limit`, `norm_action` and `max_reply` see `Agreement`.
+
+    Attributes:
+        training: The clients' settings of local training, from which the number of steps and what is plausible follow;
+            None: the server doesn't know them.
+        slack: Returns the number of samples by which a client may differ from the number that it reported.
+        classes: Number of classes, as far as the server knows.
+        least_loss: See `ExpectedReply`.
+        counts: Returns the label counts that clients told, `(clients, classes)`; None: directions are not compared, as
+            these are not exact.
+    """
+
+    norm_limit: float = 10.0
+    norm_action: Literal["report", "leave_out"] = "leave_out"
+    max_reply: int | None = None
+    training: LocalTraining | None = None
+    slack: Callable[[int], float] = lambda client: 0.0
+    classes: int = 2
+    least_loss: float = 0.0
+    counts: Callable[[], FloatArray] | None = None
+
+
+@dataclass
+class ReplyValidator:
+    """Turns a round's replies into updates, and notes what was refused, out of line, failed or missing.
+
+    Attributes:
+        returned: Arrays that the method's components return beside the model; `idle`: of a client without a step.
+        hooks: The method's components that check what they were returned.
+        refuse: Tells a client, by its index, why its reply is not used.
+        notes: Problems of the current round.
+        accepted: Sizes of accepted updates, and agreements of all (see `_plausible`); part of the server's state
+            between rounds.
+        not_finite: Clients whose replies of the current round were refused for NaN or infinity.
+    """
+
+    names: Sequence[str]
+    layout: Layout
+    returned: Specs
+    idle: Specs
+    rules: ReplyRules
+    hooks: Mapping[str, Hooks] = field(default_factory=dict)
+    refuse: Callable[[int, str], None] = lambda client, reason: None
+    notes: RoundNotes = field(default_factory=no_notes)
+    accepted: Sizes = field(default_factory=dict)
+    not_finite: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self._buffer = UpdateBuffer()
+        self._own_rows: dict[int, Tensor] = {}  # by client
+        self._tasks: dict[int, Assignment] = {}
+        self._sent: Sent
+        self._counters: dict[str, Tensor] = {}
+
+    def start(self, model: ModelState) -> dict[str, FloatArray]:
+        """Return the sizes of accepted updates before the first round: none."""
+        names = [UPDATE, TAKEN, DIRECTION, *self.layout.statistics(model), *self.returned]
+        self.accepted = no_sizes(names, len(self.names))
+        return dict(self.accepted)
+
+    def begin(self, cohort: Sequence[Assignment], sent: Sent) -> None:
+        """Begin a round: clear the notes and prepare memory for the cohort's updates."""
+        self.notes, self.not_finite = no_notes(), set()
+        self._own_rows.clear()  # the buffer is free only once nothing refers to its rows
+        self._tasks = {task.client: task for task in cohort}
+        self._sent = sent
+        self._counters = self.layout.counters(sent.model)
+        rows = self._buffer.acquire(len(cohort), sent.model.parameters.numel())
+        if rows is not None:
+            self._own_rows.update(zip(self._tasks, rows, strict=True))
+
+    def missing(
+        self, round: int, what: Literal["offline", "silent", "skipped", "left_out"], clients: Sequence[int]
+    ) -> None:
+        """Note clients of the cohort that sent no reply, and why."""
+        self.notes[what] = [self.names[client] for client in clients]
+        if clients and what != "silent":  # whoever asked them has said that
+            LOG.warning("round %d: %s: %s", round, WHY_MISSING[what], ", ".join(self.notes[what]))
+
+    def note(self, replies: Replies[Any]) -> None:
+        """Note why replies of a round are not used."""
+        self.notes["silent"] = [self.names[client] for client in replies.silent]
+        self.notes["failed"] |= {self.names[client]: reason for client, reason in replies.failed.items()}
+        self.notes["refused"] |= {self.names[client]: reason for client, reason in replies.refused.items()}
+
+    def updates(self, round: int, replies: Replies[Trained]) -> list[Update]:
+        """Note problems of a round's replies; return the updates that the rules keep, in the order of arrival."""
+        self.note(replies)
+        statistics = {client: trained.statistics for client, trained in replies.valid.items()}
+        return self.in_line(round, [trained.update for trained in replies.valid.values()], statistics)
+
+    def read(self, content: RecordDict, client: int, round: int) -> Trained:
+        """Read the reply of a fedskew site; raise RefusedError where it can't be used."""
+        try:
+            return self.trained(check_reply(content, self._expected(round, client)), client, round)
+        except NotFiniteError:
+            self.not_finite.add(client)
+            raise
+
+    def trained(self, reply: Reply, client: int, round: int) -> Trained:
+        """Return a client's update; the vector of its trained model becomes the change.
+
+        Raises:
+            RefusedError: It can't be what the site says that it is.
+        """
+        trained = self.layout.to_state(reply.arrays, self._own_rows.get(client))
+        statistics = self.layout.statistics(trained)
+        change = trained.parameters.sub_(self._sent.model.parameters)
+        update = Update(
+            client=client,
+            change=change,
+            norm=torch.linalg.vector_norm(change),
+            buffers=trained.buffers,
+            integers=trained.integers,
+            steps=reply.steps,
+            loss=reply.loss,
+            reply={name: torch.from_numpy(array.copy()) for name, array in reply.returned.items()},
+            state=counted_in(round),
+        )
+        self._check_truth(update, round)
+        return Trained(update, statistics)
+
+    def stock_arrays(self, record: ArrayRecord) -> dict[str, AnyArray]:
+        """Validate the model of a stock client, which need not say how many steps it took."""
+        return check_arrays(record, self.layout.specs, self._counters, MOST_STEPS)
+
+    def _expected(self, round: int, client: int) -> ExpectedReply:
+        """Return the form that the reply of a client of the cohort must have."""
+        task, training = self._tasks[client], self.rules.training
+        least, most, counted = 0, MOST_STEPS, PASSES * LARGEST_BATCH
+        if training is not None:
+            known = task.samples if task.quota is None else int(sum(map(int, task.quota)))
+            slack = self.rules.slack(client)
+            fewest, largest = math.floor(max(0.0, known - slack)), math.ceil(known + slack)
+            least, most = (training.steps(task.epochs, samples, task.steps) for samples in (fewest, largest))
+            counted = PASSES * training.batch_size
+        return ExpectedReply(
+            client=task.client,
+            round=round,
+            arrays=self.layout.specs,
+            returned=self.returned,
+            idle=self.idle,
+            most_steps=most,
+            max_bytes=self.rules.max_reply or bytes_needed(self.layout.specs, self.returned),
+            least_steps=least,
+            counters=self._counters,
+            most_counted=counted,
+            least_loss=self.rules.least_loss,
+        )
+
+    def _check_truth(self, update: Update, round: int) -> None:
+        """Raise RefusedError if the update can't be what the site says that it is."""
+        training = self.rules.training
+        if training is not None and not update.steps:
+            layout, model = self.layout, self._sent.model
+            sent = layout.to_state({name: array.numpy() for name, array in layout.to_record(model).items()})
+            same = torch.equal(update.buffers, sent.buffers) and torch.equal(update.integers, sent.integers)
+            if bool(update.norm) or not same:
+                raise RefusedError("it took no step, and yet its model is not the one that was sent")
+        seen = Returned(
+            change=update.change,
+            steps=update.steps,
+            samples=self._tasks[update.client].samples,
+            lr=None if training is None else training.lr_of(round),
+            momentum=0.0 if training is None else training.momentum,
+            broadcast=self._sent.broadcast,
+        )
+        for component in self.hooks.values():
+            reason = component.refuse(update.reply, seen)
+            if reason is not None:
+                raise RefusedError(reason)
+
+    def in_line(
+        self, round: int, updates: list[Update], statistics: Mapping[int, Mapping[str, Tensor]]
+    ) -> list[Update]:
+        """Note updates that are out of line or contrary; return those that the rules keep.
+
+        With `norm_action` "leave_out" these are the others. `statistics` are `Trained.statistics`, by client.
+        """
+        most = most_steps({update.client: update.steps for update in updates if update.steps}, self.accepted)
+        updates = [update._replace(steps=min(update.steps, most)) for update in updates]
+        measured = {update.client: self._measured(update, statistics[update.client], round) for update in updates}
+        worst = excess(measured, self.accepted)
+        out = {client: found for client, found in worst.items() if not found[1] <= self.rules.norm_limit}
+        for client, (what, ratio) in out.items():
+            name = self.names[client]
+            self.notes["out_of_line"][name] = min(ratio, 1e308)
+            subject = f"the update of {name} is" if what == UPDATE else f"{what!r} of {name} is"
+            self._leave_out(round, client, f"{subject} {ratio:.3g} times as large as is likely")
+        if len(out) * 2 > len(updates):
+            LOG.warning(
+                "round %d: most updates are out of line; if nothing is wrong at these sites, raise norm_limit", round
+            )
+        fine = {
+            update.client: measured[update.client] | {TAKEN: Measured(update.steps, math.inf, 0)}
+            for update in updates
+            if update.client not in out and UPDATE in measured[update.client]
+        }
+        self.accepted = with_accepted(self.accepted, fine)
+        against = self._contrary(round, [update for update in updates if update.client not in out])
+        leaves_out = self.rules.norm_action == "leave_out"
+        return [update for update in updates if not leaves_out or update.client not in out.keys() | against]
+
+    def _contrary(self, round: int, updates: Sequence[Update]) -> set[int]:
+        """Note the clients whose updates go against those of clients with their labels."""
+        if self.rules.counts is None:
+            return set()
+        told, mixes = self.rules.counts(), {}
+        for update in updates:
+            quota = self._tasks[update.client].quota
+            mixes[update.client] = told[update.client] if quota is None else quota
+        changes = {
+            update.client: update.change
+            for update in updates
+            if float(update.norm) and math.isfinite(float(update.norm)) and mixes[update.client].any()
+        }
+        agreements, out = contrary(changes, mixes, self.accepted[DIRECTION])
+        kept = {client: {DIRECTION: Measured(value, 0, 0)} for client, value in agreements.items()}
+        self.accepted = with_accepted(self.accepted, kept)
+        for client, mean in out.items():
+            self.notes["contrary"][self.names[client]] = mean
+            said = (
+                f"the update of {self.names[client]} goes against those of sites with its labels (agreement {mean:.2f})"
+            )
+            self._leave_out(round, client, said)
+        return set(out)
+
+    def _leave_out(self, round: int, client: int, said: str) -> None:
+        """Say what is wrong with an update, and to its client that it is left out, if it is."""
+        if self.rules.norm_action == "leave_out":
+            LOG.warning("round %d: %s; its update is left out", round, said)
+            self.refuse(client, f"round {round}: {said}, and is left out")
+        else:
+            LOG.warning("round %d: %s", round, said)
+
+    def _measured(self, update: Update, statistics: Mapping[str, Tensor], round: int) -> dict[str, Measured]:
+        """Measure an update; of one without a step, whose model is the one that was sent, only what came beside it."""
+        rules, sent = self.rules, self._sent
+        of_server = self.layout.statistics(sent.model)
+        bounded = {name for component in self.hooks.values() for name in component.bounded_returns}
+        beside = {
+            name: returned(values, sent.broadcast.values(), rules.classes)
+            for name, values in update.reply.items()
+            if name not in bounded
+        }
+        if rules.training is not None and not update.steps:
+            return beside
+        norm, parameters = float(update.norm), sent.model.parameters
+        return {
+            UPDATE: length(norm, update.steps, parameters, rules.training, round, rules.classes),
+            **{name: statistic(name, values, of_server[name]) for name, values in statistics.items()},
+            **beside,
+        }
