@@ -51,7 +51,7 @@ def is_asked(local: LocalFederation, kind: str, after: int) -> bool:
                 shutil.copy(part, aside)
         state = sqlite3.connect(Path(aside) / "state.db")
         with closing(state), suppress(sqlite3.DatabaseError):  # copied while it was written
-            query = "SELECT COUNT(*) FROM message_ins WHERE message_type = ? AND CAST(SUBSTR(group_id, 7) AS INTEGER) > ?"
+            query = "SELECT COUNT(*) FROM message_ins WHERE message_type = ? AND CAST(SUBSTR(group_id, 7) AS INT) > ?"
             return bool(state.execute(query, (kind, after)).fetchone()[0])
     return False
 
