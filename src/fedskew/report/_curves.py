@@ -4,28 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import numpy as np
 
 from fedskew.engine import RoundRecord
-from fedskew.report import _charts
-from fedskew.report._groups import Group, listed, number, seeds_of, together
+from fedskew.report._figure import GOOD, LOCAL, ROUND, Figure, Trace, curve, figure, number, rounds_axes
+from fedskew.report._groups import Group, listed, together
 from fedskew.report._imbalance import most_frequent
-from fedskew.report._panel import Panel
 from fedskew.report._runs import SeedRun
 from fedskew.report.drawing import Curve, FloatArray
 
 Value = Callable[[RoundRecord], float | None]
-
-GOOD, CLASSES, DATA, ROUND, LOCAL = (
-    "How good the model is",
-    "Class by class",
-    "Who holds what, and who trains",
-    "What happens in a round",
-    "Clients after their local training",
-)
 
 
 @dataclass(frozen=True)
@@ -179,24 +171,17 @@ CURVES = (
 """Every value that the report draws over rounds, in the order of the page."""
 
 
-def curve_panels(groups: list[Group], section: str) -> Iterator[Panel]:
-    """Return the figures of a section's curves, for the runs that recorded them."""
-    is_even = most_frequent(run for group in groups for run in group.seeds) is None
-    for panel in CURVES:
-        if panel.section == section and not (panel.uneven and is_even):
-            yield from _curve(groups, panel)
-
-
-def _curve(groups: list[Group], panel: CurvePanel) -> Iterator[Panel]:
+def _draw(panel: CurvePanel, drawn: Figure) -> None:
+    if panel.uneven and most_frequent(run for group in drawn.groups for run in group.seeds) is None:
+        return
     unit = panel.unit
-    shown: list[tuple[Group, int]] = []
     lines: list[tuple[Curve, list[Group]]] = []  # groups that have the same line share it
-    for group in groups:
+    for group in drawn.groups:
         series = [found for run in group.seeds if (found := _series(run, panel))]
         if not series:
             continue
         line = Curve.over_seeds(group.style, series, panel.points)
-        shown.append((group, len(series)))
+        drawn.add(group, seeds=len(series))
         same = next((owners for other, owners in lines if _equal(line, other)), None)
         if same is None:
             lines.append((line, [group]))
@@ -204,32 +189,74 @@ def _curve(groups: list[Group], panel: CurvePanel) -> Iterator[Panel]:
             same.append(group)
     if not lines:
         return
-    caption, reference = panel.caption, None
-    classes = {len(group.first.class_names) for group in groups}
+    levels = []
+    classes = {len(group.first.class_names) for group in drawn.groups}
     if panel.most is not None and len(classes) == 1:
-        reference = panel.most(min(classes))
-        caption += f" The dashed line is {panel.most_caption}."
+        levels = [panel.most(min(classes))]
+        drawn.caption += f" The dashed line is {panel.most_caption}."
     if any(line.std is not None for line, _ in lines):
-        caption += " Line: mean over seeds; band: one standard deviation to each side."
+        drawn.caption += " Line: mean over seeds; band: one standard deviation to each side."
     if not all(line.complete.all() for line, _ in lines):
-        caption += " Where a line is thin, some of its seeds had already stopped."
+        drawn.caption += " Where a line is thin, some of its seeds had already stopped."
     if (longest := max(line.block for line, _ in lines)) > 1:
-        caption += f" Each point is the mean of up to {longest} recorded rounds."
-    traces = [trace for line, owners in lines for trace in _traces(line, owners, unit)]
-    ends = [f"{together(owners)} ends at {number(line.mean[-1], unit)}" for line, owners in lines]
-    alt = f"{panel.title} over rounds: {', '.join(ends)}."
-    findings = list(_findings(lines, unit, len(groups)))
-    yield Panel(panel.title, _charts.curves(traces, unit, reference), alt, caption, seeds_of(shown), findings)
-
-
-def _findings(lines: list[tuple[Curve, list[Group]]], unit: str, groups: int) -> Iterator[str]:
+        drawn.caption += f" Each point is the mean of up to {longest} recorded rounds."
+    drawn.traces = [trace for line, owners in lines for trace in _traces(line, owners, unit)]
+    drawn.layout = rounds_axes(drawn.traces, unit, levels)
+    drawn.said = [f"{together(owners)} ends at {number(line.mean[-1], unit)}" for line, owners in lines]
     for line, owners in lines:
         labels = listed(group.label for group in owners)
         if len(line.mean) > 1 and np.ptp(line.mean) <= _noise(line.mean):
-            named = f"{labels}: " if groups > 1 else ""
-            yield f"{named}{number(line.mean[0], unit)} in every round."
+            named = f"{labels}: " if len(drawn.groups) > 1 else ""
+            drawn.findings.append(f"{named}{number(line.mean[0], unit)} in every round.")
         elif len(owners) > 1:
-            yield f"The same line: {labels}."
+            drawn.findings.append(f"The same line: {labels}.")
+
+
+for _panel in CURVES:
+    figure(_panel.section, _panel.title, _panel.caption)(partial(_draw, _panel))
+
+
+@figure(
+    GOOD,
+    "Classes that the round's clients hold, and those that they don't",
+    "The model right after a round: mean accuracy on the classes that some client of the round trained on (solid), and "
+    "on those that none of them holds (dotted). The gap is what a round costs the classes that it has no sample of. "
+    "Rounds whose cohort held every class, or that were not evaluated, have no dotted point.",
+)
+def _held_and_vacant(drawn: Figure) -> None:
+    for group in drawn.groups:
+        by_seed = [_by_cohort(run) for run in group.seeds]
+        held, vacant = ([series[at] for series in by_seed if series[at]] for at in (0, 1))
+        if not vacant:
+            continue
+        drawn.add(group, seeds=len(vacant))
+        for kind, dash, series in (("held", "solid", held), ("vacant", "dot", vacant)):
+            if not series:  # the test samples are all of classes that nobody holds
+                continue
+            line = Curve.over_seeds(group.style, series, 60)
+            if kind == "held":
+                line = replace(line, std=None)
+            name = kind if len(drawn.groups) == 1 else f"{group.label}, {kind}"
+            drawn.traces.append(curve(name, line, [group.style], "%", dash))
+            drawn.said.append(f"{name} {number(line.mean[-1])} at the end")
+    if drawn.traces:
+        drawn.layout = rounds_axes(drawn.traces, "%")
+
+
+def _by_cohort(run: SeedRun) -> tuple[dict[int, float], dict[int, float]]:
+    """Return by round the mean accuracy, %, on the classes that the clients who trained hold, and on the others."""
+    held, vacant = {}, {}
+    for record in run.rounds:
+        if record.evaluation is None or not record.answered:
+            continue
+        accuracies = 100 * np.array(record.evaluation.per_class, dtype=np.float64)
+        tested = np.isfinite(accuracies)
+        there = run.counts[record.answered].sum(axis=0) > 0
+        if (tested & there).any():
+            held[record.round] = float(accuracies[tested & there].mean())
+        if (tested & ~there).any():
+            vacant[record.round] = float(accuracies[tested & ~there].mean())
+    return held, vacant
 
 
 def _noise(values: FloatArray) -> float:
@@ -246,15 +273,12 @@ def _equal(one: Curve, other: Curve) -> bool:
     return np.array_equal(one.x, other.x) and close(one.mean, other.mean) and close(one.std, other.std)
 
 
-def _traces(line: Curve, owners: list[Group], unit: str) -> Iterator[_charts.Trace]:
+def _traces(line: Curve, owners: list[Group], unit: str) -> Iterator[Trace]:
     name, runs = together(owners), [group.style for group in owners]
     whole = line.complete
-    std = None if line.std is None else line.std[whole]
-    yield _charts.curve(name, line.style, runs, line.x[whole], line.mean[whole], std, unit=unit)
+    yield curve(name, line.part(whole), runs, unit)
     if not whole.all():  # the thin part begins where the complete one ends
-        at = slice(max(int(np.flatnonzero(~whole)[0]) - 1, 0), None)
-        part = None if line.std is None else line.std[at]
-        yield _charts.curve(name, line.style, runs, line.x[at], line.mean[at], part, unit=unit, thin=True)
+        yield curve(name, line.part(slice(max(int(np.flatnonzero(~whole)[0]) - 1, 0), None)), runs, unit, thin=True)
 
 
 def _series(run: SeedRun, panel: CurvePanel) -> dict[int, float]:

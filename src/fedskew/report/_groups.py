@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from fedskew.report._runs import SeedRun
-from fedskew.report.drawing import FloatArray
 
 _NOT_TESTED = ("root", "validation", "held_out")  # keys of `[data]` that don't change the test set
 
@@ -35,6 +34,11 @@ def alike(groups: Iterable[Group], kind: Callable[[Group], Hashable]) -> list[li
     for group in groups:
         found.setdefault(kind(group), []).append(group)
     return list(found.values())
+
+
+def same_classes(group: Group) -> Hashable:
+    """Return a key that is equal for runs with the same classes."""
+    return group.first.class_names
 
 
 def same_test(group: Group) -> Hashable:
@@ -77,39 +81,3 @@ def listed(names: Iterable[Any], most: int = 8) -> str:
     if len(found) > most:
         return f"{', '.join(found[:most])} and {len(found) - most:,} more"
     return " and ".join([", ".join(found[:-1]), found[-1]] if len(found) > 1 else found)
-
-
-def mean_and_std(values: FloatArray) -> tuple[FloatArray, FloatArray | None]:
-    """Return mean and standard deviation (ddof 1; None for one seed) over the first axis, which is seeds.
-
-    A class without a sample has none in every seed, so NaN may spread.
-    """
-    return values.mean(axis=0), values.std(axis=0, ddof=1) if len(values) > 1 else None
-
-
-def seeds_of(shown: list[tuple[Group, int]]) -> str:
-    """Say how many seeds each label brings to a figure."""
-    counts = {count for _, count in shown}
-    if len(counts) == 1:
-        count = counts.pop()
-        each = " each" if len(shown) > 1 else ""
-        return f"{count} seed{'s' if count > 1 else ''}{each}"
-    return "Seeds: " + ", ".join(f"{group.label} {count}" for group, count in shown)
-
-
-def one_seed(members: list[Group]) -> str:
-    """Say which seed a figure of single clients shows."""
-    seeds = {group.first.seed for group in members}
-    most = max(len(group.seeds) for group in members)
-    which = f"seed {seeds.pop()}" if len(seeds) == 1 else "the lowest of each run"
-    return f"1 seed{f' of {most}' if most > 1 else ''} ({which})"
-
-
-def titled(title: str, members: list[Group], groups: list[Group]) -> str:
-    """Return a figure's title, with the labels that it shows where these are not all."""
-    return title if len(members) == len(groups) else f"{title}: {'; '.join(group.label for group in members)}"
-
-
-def number(value: float, unit: str) -> str:
-    """Return a value of a figure as text."""
-    return f"{value:.1f} %" if unit == "%" else f"{value:.3g} {unit}".rstrip()

@@ -20,11 +20,11 @@ from fedskew.errors import ArgumentError, RunError
 from fedskew.files import replacing
 from fedskew.names import visible
 from fedskew.privacy import COVERED
-from fedskew.report import _classes, _clients, _curves
+from fedskew.report import _classes, _clients, _curves, _target  # noqa: F401  (the figures that they register)
+from fedskew.report._figure import Figure, figures
 from fedskew.report._groups import Group, alike, listed, same_data, same_test
 from fedskew.report._imbalance import most_frequent
 from fedskew.report._notes import Note, label_notes
-from fedskew.report._panel import Panel
 from fedskew.report._ranking import Ranking, ranking
 from fedskew.report._runs import (
     MOMENTS,
@@ -37,7 +37,6 @@ from fedskew.report._runs import (
 )
 from fedskew.report._script import plotly_script, shared_script
 from fedskew.report._sites import site_activity, site_rows, still_rounds, undone_rounds
-from fedskew.report._target import target_panels
 from fedskew.tables import Spread, flatten
 
 _NOTHING = "\u2013"
@@ -89,7 +88,7 @@ def write_report(
     groups = _grouped(with_finished(runs))
     comparison = len(groups) > 1
     ranked = ranking(groups, axes or {}, accuracy) if comparison else None
-    sections = _sections(groups)
+    sections = figures(groups)
     trivial = most_frequent(run for group in groups for run in group.seeds)
     try:
         library = None if scripts is None else os.path.relpath(shared_script(scripts), path.parent)
@@ -127,31 +126,12 @@ def write_report(
     return path
 
 
-def _sections(groups: list[Group]) -> list[tuple[str, list[Panel]]]:
-    """Return every figure that these runs have the records for, under its heading."""
-    found = {
-        _curves.GOOD: [*_curves.curve_panels(groups, _curves.GOOD), *_classes.held_and_vacant(groups)],
-        _curves.CLASSES: list(_classes.class_panels(groups)),
-        _curves.DATA: [
-            *_clients.holdings_panels(groups),
-            *_clients.pair_panels(groups),
-            *_clients.participation_panels(groups),
-            *_clients.weight_panels(groups),
-            *_classes.mix_panels(groups),
-            *target_panels(groups),
-        ],
-        _curves.ROUND: list(_curves.curve_panels(groups, _curves.ROUND)),
-        _curves.LOCAL: list(_curves.curve_panels(groups, _curves.LOCAL)),
-    }
-    return [(heading, panels) for heading, panels in found.items() if panels]
-
-
-def _figures(groups: list[Group], sections: list[tuple[str, list[Panel]]], ranked: Ranking | None) -> str:
+def _figures(groups: list[Group], sections: list[tuple[str, list[Figure]]], ranked: Ranking | None) -> str:
     """Return what `report.js` reads, as JSON that may stand in a `<script>`."""
     plain = {
         "groups": [{"label": group.label, "clock": _clock(group.first)} for group in groups],
         "shown": [group.style for group in (ranked.groups if ranked else groups)[:_FEW]],
-        "charts": [panel.chart.plain() for _, panels in sections for panel in panels],
+        "charts": [one.plain() for _, drawn in sections for one in drawn],
         "ranking": None if ranked is None else ranked.plain(),
     }
     return json.dumps(_visible(plain), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")

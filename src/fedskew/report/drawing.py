@@ -9,7 +9,7 @@ import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -107,6 +107,11 @@ class Curve:
         blocks = [np.array(rows[start : start + block], dtype=np.float64) for start in range(0, len(rows), block)]
         x, mean, std_, complete = np.array([part.mean(axis=0) for part in blocks]).T
         return cls(style, x, mean, std_ if len(series) > 1 else None, complete == 1, label, block)
+
+    def part(self, at: slice | NDArray[np.bool_]) -> Curve:
+        """Return some points of the line."""
+        std = None if self.std is None else self.std[at]
+        return replace(self, x=self.x[at], mean=self.mean[at], std=std, complete=self.complete[at])
 
 
 @contextmanager
