@@ -10,9 +10,8 @@ from rich.console import Console
 
 import fedskew
 from fedskew.arena import Trained
-from fedskew.cli import progress
-from fedskew.cli.progress import ArenaProgressBar, RunProgressBar
-from fedskew.experiment import resolve
+from fedskew.cli.progress import ArenaProgressBar
+from fedskew.experiment import RunBar, resolve
 
 CONFIG = resolve(
     {
@@ -28,10 +27,16 @@ CONFIG = resolve(
 
 def printed(every: float, configs=(CONFIG,)) -> list[str]:
     console = Console(file=io.StringIO(), width=60)
-    with RunProgressBar(console, configs, every=every) as bar:
+    with RunBar(console, configs, every=every) as bar:
         for config in configs:
             fedskew.simulate(config, progress=bar.start(config))
     return progress_in(console)
+
+
+def at_times() -> tuple[Console, list[float]]:
+    """A console that is no terminal, and the time that it is there."""
+    clock = [0.0]
+    return Console(file=io.StringIO(), width=60, get_time=lambda: clock[0]), clock
 
 
 def progress_in(console: Console) -> list[str]:
@@ -51,13 +56,11 @@ def test_a_short_run_prints_none():
     assert printed(30.0) == []
 
 
-def test_what_the_first_round_waited_for_is_not_taken_for_the_pace_of_the_others(monkeypatch):
-    clock = iter([0.0, 31.0, 31.5, *[62.0] * 3])
-    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    console = Console(file=io.StringIO(), width=60)
-    bar = RunProgressBar(console, [CONFIG.with_value("training.rounds", 100)], every=30.0)
+def test_what_the_first_round_waited_for_is_not_taken_for_the_pace_of_the_others():
+    console, clock = at_times()
+    bar = RunBar(console, [CONFIG.with_value("training.rounds", 100)], every=30.0)
     listen = bar.start(CONFIG.with_value("training.rounds", 100))
-    for round in (1, 2, 3):
+    for round, clock[0] in ((1, 31.0), (2, 31.5), (3, 62.0)):
         listen({"round": round, "seed": 0, "evaluation": None, "seconds": 0.5})
     assert progress_in(console) == [
         "digits: 1 of 100 rounds, ... left",
@@ -67,7 +70,7 @@ def test_what_the_first_round_waited_for_is_not_taken_for_the_pace_of_the_others
 
 def test_records_of_a_resumed_run_which_come_at_once_do_not_shorten_the_time_left():
     console = Console(file=io.StringIO(), width=60)
-    bar = RunProgressBar(console, [CONFIG], every=0.0)
+    bar = RunBar(console, [CONFIG], every=0.0)
     listen = bar.start(CONFIG)
     for round in (1, 2):
         listen({"round": round, "seed": 0, "evaluation": None, "seconds": 600.0})
@@ -77,17 +80,15 @@ def test_records_of_a_resumed_run_which_come_at_once_do_not_shorten_the_time_lef
     ]
 
 
-def test_runs_of_an_arena_that_end_together_share_the_time_that_they_took(monkeypatch):
-    clock = iter([0.0, 640.0, 1280.0])
-    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    console = Console(file=io.StringIO(), width=60)
+def test_runs_of_an_arena_that_end_together_share_the_time_that_they_took():
+    console, clock = at_times()
     bar = ArenaProgressBar(console, every=60.0)
     bar.begin(0, 256)
     call = [
         (SimpleNamespace(name=f"job {number}"), Trained({seed: {} for seed in range(8)}, {})) for number in range(8)
     ]
-    bar.ended(call)
-    bar.ended(call)
+    for clock[0] in (640.0, 1280.0):
+        bar.ended(call)
     bar.stop()
     assert console.file.getvalue().splitlines() == [
         "64 of 256 runs, ... left",

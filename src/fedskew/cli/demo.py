@@ -43,19 +43,19 @@ def demo(
 
         fedskew demo
     """
-    from fedskew.cli.progress import RunProgressBar
+    from fedskew.cli.progress import announced
     from fedskew.cli.tables import results_table
-    from fedskew.experiment import resolve, run_folder, simulate
+    from fedskew.experiment import RunBar, resolve, run_folder, simulate
     from fedskew.report import write_report
 
     console = Console()
     console.print(SETTING)
     configs = [resolve(TASK).with_method(name) for name in METHODS]
     results = []
-    with RunProgressBar(console, configs) as watch:
+    with RunBar(console, configs) as bar:
         for config in configs:
             shutil.rmtree(run_folder(config, out), ignore_errors=True)  # a demo never continues an earlier one
-            results.append(simulate(config, out=out, progress=watch.start(config)))
+            results.append(simulate(config, out=out, progress=announced(bar, config)))
     console.print(results_table(results))
     console.print(READING)
     page = write_report(

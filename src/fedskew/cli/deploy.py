@@ -706,16 +706,16 @@ def _train(console: Console, federation: LocalFederation) -> tuple[dict[str, Any
     """
     import json
 
-    from fedskew.cli.progress import RunProgressBar
+    from fedskew.cli.progress import announced
     from fedskew.errors import DivergedError, EndedEarlyError, RunError, StandstillError
-    from fedskew.experiment import read, read_records, run_folder
+    from fedskew.experiment import RunBar, read, read_records, run_folder
 
     config = read(federation.folder / "app" / "run.toml")
     folder = run_folder(config, federation.folder / "server" / "runs")
     process = federation.run()
     seen, warned = 0, 0
-    with RunProgressBar(console, [config]) as watch:
-        listen = watch.start(config)
+    with RunBar(console, [config]) as bar:
+        listen = announced(bar, config)
         while True:
             ended = process.poll() is not None
             records = read_records(folder / "rounds.jsonl")

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import rich.console
 import typer
 
 from fedskew.cli.console import Console
@@ -130,7 +131,9 @@ def config_file(path: Path) -> Path:
     return papers.config_file(str(path)[1:])
 
 
-def print_estimate(console: Console, configs: Sequence[Config], only: bool, times: Sequence[int] | None = None) -> None:
+def print_estimate(
+    console: rich.console.Console, configs: Sequence[Config], only: bool, times: Sequence[int] | None = None
+) -> None:
     """Say how long configs take, where that is more than a minute or nothing else is wanted.
 
     Args:

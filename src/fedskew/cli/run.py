@@ -73,9 +73,18 @@ def run(
         torchrun --nproc-per-node 4 -m fedskew run my.toml      (each cohort over four processes, or GPUs)
     """
     from fedskew import methods, models, torchrun
-    from fedskew.cli.progress import RunProgressBar
+    from fedskew.cli.progress import announced
     from fedskew.cli.tables import results_table
-    from fedskew.experiment import check_resumable, check_runs, notes_of, read, run_folder, shared_data, simulate
+    from fedskew.experiment import (
+        RunBar,
+        check_resumable,
+        check_runs,
+        notes_of,
+        read,
+        run_folder,
+        shared_data,
+        simulate,
+    )
     from fedskew.report import finish_in_words, write_report
 
     config = config_file(config)
@@ -99,14 +108,14 @@ def run(
             print_estimate(console, configs, only=estimate)
         if estimate:
             return
-        with RunProgressBar(console, configs) as watch:
+        with RunBar(console, configs) as bar:
             for one in configs:
                 words = partial(_first_words, one, config.parent, run_folder(one, out), fresh)
                 try:
-                    listen = watch.start(one, words, partial(notes_of, run_folder(one, out)))
+                    listen = announced(bar, one, words, partial(notes_of, run_folder(one, out)))
                     results.append(simulate(one, out=out, resume=resume, fresh=fresh, progress=listen))
                 except KeyboardInterrupt:
-                    watch.stop()
+                    bar.stop()
                     console.print(f"stopped; continue with --resume ({run_folder(one, out)})")
                     raise typer.Exit(130) from None
     console.print(results_table(results))

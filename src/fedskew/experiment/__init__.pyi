@@ -37,7 +37,8 @@ from ._loop import run_in_step as run_in_step
 from ._model_info import EXPORTS as EXPORTS
 from ._model_info import ModelInfo as ModelInfo
 from ._preflight import label_notes as label_notes
-from ._progress import SECONDS_BETWEEN_LINES as SECONDS_BETWEEN_LINES
+from ._progress import Bar as Bar
+from ._progress import RunBar as RunBar
 from ._progress import rounds_of as rounds_of
 from ._result import Result as Result
 from ._sections import cores as cores
