@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import max_pool2d, relu
 
-from fedskew.models.conv_pool import conv_pool_relu
+from fedskew.models.conv_pool import ConvPoolReLU
 
 # Few channels out (rows in pairs), few in (the input's gradient in pairs), both, neither, an odd side of the output.
 SHAPES = [
@@ -31,7 +31,7 @@ def outputs_and_gradients(whole: bool, shape: tuple[int, ...], channels: int, ke
             parameter.copy_(draw(*parameter.shape))
     x = draw(*shape).requires_grad_()
     results = []
-    for form in (lambda: relu(max_pool2d(layer(x), 2)), lambda: conv_pool_relu(layer, x)):
+    for form in (lambda: relu(max_pool2d(layer(x), 2)), lambda: ConvPoolReLU(layer)(x)):
         y = form()
         direction = torch.randn(y.shape, generator=torch.Generator().manual_seed(1))
         gradients = torch.autograd.grad(y, [x, *layer.parameters()], direction.round() if whole else direction)
@@ -58,10 +58,10 @@ def test_a_frozen_layer_and_a_layer_without_gradient_give_the_same():
     x = torch.randn(40, 3, 16, 16, generator=torch.Generator().manual_seed(0))
     expected = relu(max_pool2d(layer(x), 2))
     layer.weight.requires_grad_(False)
-    (gradient,) = torch.autograd.grad(conv_pool_relu(layer, x).sum(), [layer.bias])
+    (gradient,) = torch.autograd.grad(ConvPoolReLU(layer)(x).sum(), [layer.bias])
     assert gradient.shape == (6,)
     with torch.no_grad():
-        torch.testing.assert_close(conv_pool_relu(layer, x), expected)
+        torch.testing.assert_close(ConvPoolReLU(layer)(x), expected)
 
 
 def test_it_can_be_mapped_over_a_cohort():
@@ -76,7 +76,7 @@ def test_it_can_be_mapped_over_a_cohort():
             self.layer = nn.Conv2d(3, 6, 5)
 
         def forward(self, x: Tensor) -> Tensor:
-            return conv_pool_relu(self.layer, x)
+            return ConvPoolReLU(self.layer)(x)
 
     module = Pooled()
 
@@ -86,5 +86,5 @@ def test_it_can_be_mapped_over_a_cohort():
     stacked = {"layer.weight": weights["weight"], "layer.bias": biases["bias"]}
     gradients = torch.func.vmap(torch.func.grad(total))(stacked, x)
     for place, layer in enumerate(layers):
-        (alone,) = torch.autograd.grad(conv_pool_relu(layer, x[place]).sum(), [layer.weight])
+        (alone,) = torch.autograd.grad(ConvPoolReLU(layer)(x[place]).sum(), [layer.weight])
         torch.testing.assert_close(gradients["layer.weight"][place], alone, rtol=1e-4, atol=1e-3)

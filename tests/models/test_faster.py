@@ -69,8 +69,8 @@ def assert_same(module: nn.Module, said: dict, bits: bool = True) -> None:
         plain = copy.deepcopy(module).train(training)
         flat = FlatModel(copy.deepcopy(module).train(training), channels_last=False)
         expected, got = outputs(plain, plain), outputs(flat.network, flat.module)
-        assert list(flat.network.program(X).said) == list(said), flat.network.program(X).said
-        assert all(flat.network.program(X).said[key] == value for key, value in said.items() if value is not ...)
+        assert list(flat.network.program(X).rules) == list(said), flat.network.program(X).rules
+        assert all(flat.network.program(X).rules[key] == value for key, value in said.items() if value is not ...)
         for one, other in zip(expected, got, strict=True):
             if bits:
                 assert torch.equal(one, other)
@@ -184,10 +184,10 @@ def test_a_network_whose_graph_is_not_sure_is_computed_as_it_was_written(network
     said = {"as_written": why}
     module = Own(forward)
     if network == "kept values":
-        assert Faster(module).program(X).said == said
+        assert Faster(module).program(X).rules == said
         assert module.kept == []  # reading leaves nothing behind
     elif network in ("no gradient", "its own gradient", "isinstance"):
-        assert Faster(module).program(X).said == said
+        assert Faster(module).program(X).rules == said
         torch.testing.assert_close(outputs(Faster(module), module), outputs(module, module), rtol=0, atol=0)
     else:
         assert_same(module, said)
@@ -196,13 +196,13 @@ def test_a_network_whose_graph_is_not_sure_is_computed_as_it_was_written(network
 def test_a_network_that_counts_or_draws_in_python_is_computed_as_it_was_written():
     module = Own(stepped)
     network = Faster(module)
-    assert network.program(X).said == {"as_written": "it changes its own attributes"}
+    assert network.program(X).rules == {"as_written": "it changes its own attributes"}
     first, second = network(X[:2]), network(X[:2])
     assert module.calls == 2
     torch.testing.assert_close(second - module.head.bias, 2 * (first - module.head.bias))
     drawing = Faster(Own(lambda self, x: self.block(x) * random.random()))
     state = random.getstate()
-    assert drawing.program(X).said == {"as_written": "it draws from a global random generator"}
+    assert drawing.program(X).rules == {"as_written": "it draws from a global random generator"}
     random.setstate(state)
 
 
@@ -220,7 +220,7 @@ def test_a_branch_on_the_mode_is_read_in_each_mode():
     network = Faster(module)
     for training, said in ((True, {SWAPPED: 1, JOINED: 1}), (False, {"as_written": "no rule applies"})):
         module.train(training)
-        assert network.program(X).said == said
+        assert network.program(X).rules == said
         assert torch.equal(network(X), module(X))
 
 
@@ -240,4 +240,4 @@ def test_our_networks_are_read(name):
     x = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     network = Faster(module)
     assert torch.equal(network(x), module(x))
-    assert network.program(x).said.get("as_written", "no rule applies") == "no rule applies"
+    assert network.program(x).rules.get("as_written", "no rule applies") == "no rule applies"

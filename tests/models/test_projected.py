@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from fedskew.errors import ArgumentError
-from fedskew.models import FlatModel, build, dropout_keys, swap_dropout, with_features, with_projection
+from fedskew.models import FlatModel, Projected, build, dropout_keys, swap_dropout, with_features
 
 SHAPES = {"logistic": (6,), "mlp3": (6,), "cnn_mnist": (1, 28, 28), "lenet5": (3, 32, 32), "cnn_w2": (3, 32, 32)}
 
@@ -19,7 +19,7 @@ def test_every_network_gains_a_projection_of_256_features_before_its_head(name):
     plain = build(name, 7, SHAPES[name])
     width = plain.head.in_features
     before = sum(p.numel() for p in plain.parameters()) - sum(p.numel() for p in plain.head.parameters())
-    model = with_projection(plain, drawn()).eval()
+    model = Projected(plain, drawn()).eval()
     x = torch.randn(3, *SHAPES[name], generator=drawn())
     features, logits = with_features(model)(x)
     assert features.shape == (3, 256)
@@ -35,7 +35,7 @@ def test_it_is_the_encoder_then_linear_relu_linear():
     plain = build("mlp3", 4, (5,))
     x = torch.randn(2, 5, generator=drawn())
     encoded = plain.features(x)
-    model = with_projection(plain, drawn())
+    model = Projected(plain, drawn())
     first, _, second = model.projection
     torch.testing.assert_close(model.features(x), second(torch.relu(first(encoded))))
     assert isinstance(model.encoder.head, nn.Identity)
@@ -43,7 +43,7 @@ def test_it_is_the_encoder_then_linear_relu_linear():
 
 def test_new_weights_come_from_the_generator_alone():
     before = torch.get_rng_state()
-    one, same, other = (with_projection(build("mlp3", 4, (5,)), drawn(seed)) for seed in (1, 1, 2))
+    one, same, other = (Projected(build("mlp3", 4, (5,)), drawn(seed)) for seed in (1, 1, 2))
     assert torch.equal(before, torch.get_rng_state())
     for layer in ("projection.0.weight", "projection.2.bias", "head.weight"):
         assert torch.equal(one.state_dict()[layer], same.state_dict()[layer])
@@ -54,14 +54,14 @@ def test_new_weights_come_from_the_generator_alone():
 
 
 def test_dropout_inside_the_encoder_is_the_same_in_every_pass_of_a_step():
-    model = with_projection(build("cnn_w2", 4, (3, 32, 32)), drawn()).train()
+    model = Projected(build("cnn_w2", 4, (3, 32, 32)), drawn()).train()
     assert len(dropout_keys(model)) == 2
     x = torch.randn(2, 3, 32, 32, generator=drawn())
     assert torch.equal(model(x), model(x))
 
 
 def test_it_is_a_flat_model_like_any_other():
-    model = FlatModel(with_projection(build("logistic", 3, (4,)), drawn()))
+    model = FlatModel(Projected(build("logistic", 3, (4,)), drawn()))
     model.module(torch.ones(2, 4)).sum().backward()
     assert model.gradient.abs().sum() > 0
     assert "head.weight" in model.names
@@ -83,7 +83,7 @@ class Own(nn.Module):
 
 
 def test_a_network_of_ones_own_with_features_and_head_is_projected():
-    model = with_projection(swap_dropout(Own()), drawn())
+    model = Projected(swap_dropout(Own()), drawn())
     x = torch.ones(2, 4)
     assert model(x).shape == (2, 3)
     assert torch.equal(model(x), model(x))
@@ -92,4 +92,4 @@ def test_a_network_of_ones_own_with_features_and_head_is_projected():
 @pytest.mark.parametrize("network", [nn.Sequential(nn.Linear(4, 3)), nn.Linear(4, 3)])
 def test_a_network_that_does_not_say_is_refused(network):
     with pytest.raises(ArgumentError, match=r"^network: (Sequential|Linear) does not say where its projection goes"):
-        with_projection(network, drawn())
+        Projected(network, drawn())

@@ -27,7 +27,6 @@ class Dataset:
         inputs: Training samples, `(samples, *in_shape)`: a tensor of float32 or of int64 token ids (0 pads), or a
             `Stored`, which delivers such tensors.
         targets: Class ids of the training samples, `(samples,)` int64.
-        test_inputs: Test samples, as `inputs`.
         test_targets: Class ids of the test samples, as `targets`.
         classes: Class names, by class id.
         mean: The means that inputs were normalised by, one per channel (per feature if they are no images); empty if
@@ -150,13 +149,6 @@ Reads = TypeVar("Reads", bound=Callable[..., Dataset])
 
 
 def names_clients(reader: Reads) -> Reads:
-    """Mark the reader of data that name clients themselves, or may do so.
-
-    Args:
-        reader: The reader.
-
-    Returns:
-        The same reader, for which the partition rule "natural" may be chosen.
-    """
+    """Mark the reader of data that name clients themselves, or may do so."""
     reader.names_clients = True  # type: ignore[attr-defined]
     return reader

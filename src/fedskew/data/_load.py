@@ -48,14 +48,9 @@ def load(
     """Read a data set by its name in `INDEX`.
 
     Args:
-        name: A key of `INDEX`.
         root: The folder that holds `MNIST/raw/`, `cifar-10-batches-py/` and so on, or the user's own folder or file; by
             default, what the environment variable FEDSKEW_DATA names.
         rng: Used by readers that draw samples ("synthetic") or hold out a test part; the others ignore it.
-        **options: The reader's own options.
-
-    Returns:
-        The data set.
 
     Raises:
         DataError: A file is missing, damaged or not what it should be.

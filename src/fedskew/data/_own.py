@@ -18,13 +18,7 @@ from fedskew.names import warn_of_look_alikes
 
 @dataclass
 class RawSamples:
-    """One part of a data set as it was read, with names instead of ids.
-
-    Attributes:
-        inputs: Floats or token ids, `(samples, ...)`.
-        labels: Class name of each sample.
-        clients: Client name of each sample, if there are clients.
-    """
+    """One part of a data set as it was read, with names instead of ids."""
 
     inputs: Tensor
     labels: Sequence[str]
@@ -49,19 +43,6 @@ def make(
     """Build the data set, and standardise inputs by channel with mean and deviation of the training part.
 
     Inputs are changed in place; token ids stay as they are.
-
-    Args:
-        name: Name of the data set.
-        train: The training part.
-        test: The test part; None to hold one out by `hold_out`.
-        test_share: Share of every class to hold out.
-        rng: Draws the samples to hold out.
-        classes: Names of classes that may have no sample.
-        clients: Names of clients that may have no sample.
-        numbered: All class names in the order of their ids, if the data has such.
-
-    Returns:
-        The data set.
     """
     if test is None:
         kept, held = hold_out(train.labels, test_share, rng)

@@ -44,7 +44,6 @@ def take(inputs: Inputs, rows: Tensor) -> Inputs:
 
     Args:
         inputs: A tensor or stored inputs.
-        rows: Row ids, int64.
 
     Returns:
         A copy of a tensor's rows; for stored inputs, a view that lists the rows.
@@ -123,14 +122,7 @@ class ByteImages:
 
 
 class MappedImages(ByteImages):
-    """`ByteImages` memory-mapped from a file.
-
-    Args:
-        path: A `.npy` file of uint8, `(samples, channels, height, width)`.
-        mean: Means by channel to normalise with.
-        std: Deviations by channel to normalise with.
-        device: Device of the batches.
-    """
+    """`ByteImages` memory-mapped from a file."""
 
     def __init__(
         self, path: Path, mean: tuple[float, ...], std: tuple[float, ...], device: torch.device | str = "cpu"

@@ -19,13 +19,7 @@ BATCH = 256
 
 
 class Unlabelled(NamedTuple):
-    """A batch of samples without labels, and where they were read from.
-
-    Attributes:
-        names: The file of each; of an array, the file and the row.
-        inputs: Samples in their own units, `(samples, *in_shape)`; images are in [0, 1].
-        resized: How many of them were images of another size.
-    """
+    """A batch of samples without labels, and where they were read from."""
 
     names: list[str]
     inputs: Tensor

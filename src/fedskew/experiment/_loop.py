@@ -349,7 +349,7 @@ class TrainingLoop:
 def _backend_notes(runner: RoundRunner) -> dict[str, Any]:
     """Describe a run's backend for its summary.
 
-    Its `name`; where clients are trained one after another, what was done to the `network` (see `models.Faster.said`);
+    Its `name`; where clients are trained one after another, what was done to the `network` (see `models.Faster.rules`);
     for a cohort how many clients are `stacked`, or why they are `not_mapped`; under torchrun the number of `ranks`.
     """
     backend: Any = runner.encoders.backend if isinstance(runner, FedConcatRunner) else getattr(runner, "backend", None)
@@ -358,7 +358,7 @@ def _backend_notes(runner: RoundRunner) -> dict[str, Any]:
         backend, notes = backend.local, {"ranks": torchrun.ranks()}
     notes["name"] = getattr(backend, "name", type(backend).__name__.lower())
     if isinstance(backend, SequentialBackend | ProcessBackend):
-        notes["network"] = dict(backend.model.network.said)
+        notes["network"] = dict(backend.model.network.rules)
     elif isinstance(backend, CohortBackend):
         stacked = {"stacked": backend.stack_size} if backend.not_mapped is None else {"not_mapped": backend.not_mapped}
         notes |= stacked

@@ -12,10 +12,10 @@ from fedskew.models._wrappers import (
     Concatenated,
     OnPrototypes,
     OnSimplex,
+    Projected,
     last_layer,
     with_features,
     with_fixed_head,
-    with_projection,
 )
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "OnPrototypes",
     "OnSimplex",
     "Outputs",
+    "Projected",
     "added_to",
     "build",
     "check_outputs",
@@ -41,5 +42,4 @@ __all__ = [
     "unit_rows",
     "with_features",
     "with_fixed_head",
-    "with_projection",
 ]

@@ -36,14 +36,7 @@ def has_global_hooks() -> bool:
 
 
 def hooks_of(module: nn.Module) -> list[tuple[str, Any]]:
-    """Return the hooks of a network, but the one that counts the uses of dropout layers.
-
-    Args:
-        module: The network.
-
-    Returns:
-        The layer or the parameter that each belongs to, in words, and the hook.
-    """
+    """Return the hooks of a network, but the one that counts the uses of dropout layers, and what each belongs to."""
     layers = [(f"layer {name!r}" if name else "the network", layer) for name, layer in module.named_modules()]
     of_layers = [(what, hook) for what, layer in layers for hook in layer_hooks(layer) if hook is not count_anew]
     named = module.named_parameters()
@@ -51,11 +44,7 @@ def hooks_of(module: nn.Module) -> list[tuple[str, Any]]:
 
 
 def added_to(module: nn.Module) -> str | None:
-    """Say in words what a network has beside its classes' own code, the first such thing; None: nothing.
-
-    Args:
-        module: The network.
-    """
+    """Say in words what a network has beside its classes' own code, the first such thing; None: nothing."""
     if has_global_hooks():
         return "PyTorch has a hook of all modules"
     own = (
@@ -76,9 +65,6 @@ def check_added(module: nn.Module) -> None:
 
 def copied(module: _Module) -> _Module:
     """Copy a network with the hooks of its parameters, which `copy.deepcopy` leaves out.
-
-    Args:
-        module: The network.
 
     Raises:
         ArgumentError: A hook, or a `forward` of an object, has closed over a part of the network, and would go on to

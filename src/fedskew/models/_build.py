@@ -48,14 +48,9 @@ def build(
     global generator is neither read nor set.
 
     Args:
-        name: A key of `INDEX`.
-        num_classes: Number of classes.
         in_shape: Shape of one input, without the batch.
         generator: Draws the weights; a fresh generator seeded 0 by default.
         **options: The network's own arguments, such as `width` of `mlp3`.
-
-    Returns:
-        The network, in train mode.
 
     Raises:
         ArgumentError: A model or option does not exist, or a value is wrong; the message names the argument.
@@ -83,11 +78,6 @@ def check_outputs(module: nn.Module, inputs: Tensor, num_classes: int) -> None:
 
     Layers that wait for the shape of their input (PyTorch's lazy ones) get their weights from it, drawn from PyTorch's
     global generator, which is left as it was before.
-
-    Args:
-        module: The network, on the CPU; its mode is left as it was.
-        inputs: Some samples, `(batch, *in_shape)`.
-        num_classes: Number of classes.
 
     Raises:
         ArgumentError: It fails, or returns something else than logits of that many classes.
@@ -132,15 +122,7 @@ def _check_draws(module: nn.Module, inputs: Tensor) -> None:
 
 
 def note(name: str, options: Mapping[str, Any]) -> str:
-    """Return what a user should know before training a network, such as where its weights come from.
-
-    Args:
-        name: A key of `INDEX`, or a user's own network, `module:attribute`.
-        options: The network's own arguments.
-
-    Returns:
-        A sentence; empty if there is nothing to say, and for a user's own network.
-    """
+    """Return what a user should know before training a network of `INDEX`: a sentence, or nothing."""
     return INDEX[name].note(options) if name in INDEX else ""
 
 

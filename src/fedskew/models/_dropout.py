@@ -79,9 +79,6 @@ def swap_dropout(model: nn.Module) -> nn.Module:
 
     Calls of `torch.nn.functional.dropout` inside a `forward` can't be detected; use layers instead.
 
-    Args:
-        model: Any network.
-
     Returns:
         The model, or its replacement if it is a dropout layer itself.
 
@@ -112,11 +109,7 @@ def swap_dropout(model: nn.Module) -> nn.Module:
 
 
 def dropout_keys(model: nn.Module) -> list[str]:
-    """Return the names of the dropout layers' `key` buffers, as `torch.func.functional_call` takes them.
-
-    Args:
-        model: The network.
-    """
+    """Return the names of the dropout layers' `key` buffers, as `torch.func.functional_call` takes them."""
     return [f"{name}.key".lstrip(".") for name, layer in model.named_modules() if isinstance(layer, Dropout)]
 
 

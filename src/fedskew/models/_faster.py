@@ -14,25 +14,18 @@ from fedskew.models._added import has_global_hooks, is_plain
 from fedskew.models._graph import UnreadableError, read_graph, rewrite
 from fedskew.models._networks import MLP3, FastText, Logistic
 
-SAMPLES = 2
-"""Samples on which a graph is compared with the network."""
-TOLERANCE = 1e-4
-"""By how much they may differ, as a share of the largest value."""
+_SAMPLES = 2  # on which a graph is compared with the network
+_TOLERANCE = 1e-4  # as a share of the largest value
 
+# Networks that have nothing to rewrite; to read their graph takes longer than a round of a small run.
 _NEVER_REWRITTEN = {FastText, Logistic, MLP3, nn.Embedding, nn.Linear}
-"""Layers of our networks that have nothing to rewrite; to read their graph takes longer than a round of a small run."""
 
 
 class Program(NamedTuple):
-    """How a network is computed.
-
-    Attributes:
-        graph: The rewritten graph; None: the network's own `forward`.
-        said: How often each rule was applied; `as_written`: why none was.
-    """
+    """How a network is computed: by a rewritten graph or, at None, by its own `forward`; and `Faster.rules` of it."""
 
     graph: fx.GraphModule | None
-    said: Mapping[str, int | str]
+    rules: Mapping[str, int | str]
 
 
 class Faster(nn.Module):
@@ -42,11 +35,8 @@ class Faster(nn.Module):
     that keep its function, and compared with the network on two samples: outputs, gradients and buffers. Where its
     graph can't be read, or differs, the network is computed as it was written. The network itself is not changed.
 
-    Args:
-        module: The network; held, unchanged, as `.module`.
-
     Attributes:
-        said: How often each rule was applied in training mode, or `as_written`, why none was; empty before it is known.
+        rules: How often each was applied in training mode, or `as_written`, why none was; empty before that is known.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -55,7 +45,7 @@ class Faster(nn.Module):
         self._layers = list(module.modules())
         self._plain = [is_plain(layer) for layer in self._layers]
         self._programs: dict[tuple[bool, ...], Program] = {}
-        self.said: Mapping[str, int | str] = {}
+        self.rules: Mapping[str, int | str] = {}
 
     def forward(self, x: Tensor) -> Any:
         """Return what the network returns for a batch."""
@@ -63,19 +53,15 @@ class Faster(nn.Module):
         return self.module(x) if graph is None else graph(x)
 
     def program(self, x: Tensor) -> Program:
-        """Return how the network is computed in its present modes.
-
-        Args:
-            x: Samples by which the graph is compared with the network where this has not been done, `(batch, ...)`.
-        """
+        """Return how the network is computed in its present modes; a new graph is compared with it on these samples."""
         if has_global_hooks():
             return Program(None, {"as_written": "PyTorch has a hook of all modules"})
         modes = torch.is_grad_enabled(), *[layer.training for layer in self._layers]
         known = self._programs.get(modes)
         if known is None:
-            known = self._programs[modes] = self._read(x[:SAMPLES])
+            known = self._programs[modes] = self._read(x[:_SAMPLES])
             if self.training:
-                self.said = known.said
+                self.rules = known.rules
         return known
 
     def _read(self, x: Tensor) -> Program:
@@ -122,4 +108,6 @@ def _agree(expected: Tensor | None, got: Tensor | None) -> bool:
     if expected is None or got is None:
         return expected is got
     scale = float(expected.abs().nan_to_num(0, 0, 0).max()) if expected.numel() else 0.0
-    return expected.shape == got.shape and torch.allclose(got, expected, rtol=0, atol=TOLERANCE * scale, equal_nan=True)
+    return expected.shape == got.shape and torch.allclose(
+        got, expected, rtol=0, atol=_TOLERANCE * scale, equal_nan=True
+    )

@@ -50,13 +50,7 @@ class _Place(NamedTuple):
 
 
 class ModelState(NamedTuple):
-    """The state of a model as flat vectors.
-
-    Attributes:
-        parameters: Trainable parameters, `(parameters,)`, float32.
-        buffers: Floating-point buffers, `(buffers,)`, float32.
-        integers: Integer buffers, such as counters, `(integers,)`, int64.
-    """
+    """The state of a model as vectors: parameters and floating-point buffers, float32, and integer buffers, int64."""
 
     parameters: Tensor
     buffers: Tensor
@@ -66,12 +60,10 @@ class ModelState(NamedTuple):
 class FlatModel:
     """A model whose trainable parameters are views of one vector.
 
-    Frozen parameters, and buffers outside the state dict, are not changed.
-
-    With `channels_last`, the values of convolution weights are not in the order of `parameters_to_vector`; `views` and
-    `state_dict` have the usual names and shapes with either layout. It is the default because it is faster on CPUs,
-    whatever the layout of the inputs: a step of LeNet-5 at batch 64, on one thread of a Xeon, takes 5.4 ms instead of
-    6.3 ms.
+    Frozen parameters, and buffers outside the state dict, are not changed. With `channels_last`, the values of
+    convolution weights are not in the order of `parameters_to_vector`; `views` and `state_dict` have the usual names
+    and shapes with either layout. It is faster on CPUs: a step of LeNet-5 at batch 64, on one thread of a Xeon, takes
+    5.4 ms instead of 6.3 ms.
 
     From now on the module must be updated in place. Replacing its tensors (`.to()`, `.zero_grad()`, assigning a buffer)
     detaches it from the vector; `read`, `write_buffers` and `state_dict` then raise ArgumentError.
@@ -79,18 +71,14 @@ class FlatModel:
     Args:
         module: The network.
         channels_last: Whether convolution weights are stored with channels innermost.
-        buffers: Whether the model includes the buffers; False for a model whose layers with running statistics are
-            frozen.
+        buffers: False for a model whose layers with running statistics are frozen.
 
     Attributes:
-        module: The network.
-        network: The same network, computed faster where its graph can be rewritten; it has the tensors of `module`.
+        network: `module`, computed faster where its graph can be rewritten.
         vector: The parameters, `(parameters,)`, float32.
-        gradient: The gradient, `(parameters,)`; set by `differentiate`. Every parameter's `.grad` is a view of it, so
-            that `loss.backward()` adds to it.
+        gradient: Likewise; every parameter's `.grad` is a view of it, so that `loss.backward()` adds to it.
         names: The parameters' names, in the order of the vector. A tied parameter counts once.
-        buffers: The floating-point buffers of the state dict (batch norm's running statistics), `(buffers,)`, float32.
-            The module's buffers are views of it.
+        buffers: The floating-point buffers of the state dict, `(buffers,)`, float32, of which the module's are views.
         integer_buffers: The state dict's other buffers, by name.
 
     Raises:
@@ -143,42 +131,21 @@ class FlatModel:
 
     @torch.no_grad()
     def write(self, vector: Tensor) -> None:
-        """Set the parameters, in place.
-
-        Args:
-            vector: The new parameters, `(parameters,)`; nothing is copied if it is the model's own `vector`.
-        """
+        """Set the parameters, in place, to a vector; nothing is copied if it is the model's own."""
         _check_shape("vector", vector, self.vector)
         if vector.data_ptr() != self.vector.data_ptr():
             self.vector.copy_(vector)
 
     @torch.no_grad()
     def write_buffers(self, buffers: Tensor) -> None:
-        """Set the floating-point buffers, in place.
-
-        Args:
-            buffers: The new buffers, `(buffers,)`; nothing is copied if they are the model's own `buffers`.
-
-        Raises:
-            ArgumentError: The module is detached from the vector.
-        """
+        """Set the floating-point buffers, in place; nothing is copied if they are the model's own."""
         self._check_views()
         _check_shape("buffers", buffers, self.buffers)
         if buffers.data_ptr() != self.buffers.data_ptr():
             self.buffers.copy_(buffers)
 
     def read_state(self, copied: bool = True) -> ModelState:
-        """Return parameters, buffers and integer buffers.
-
-        Args:
-            copied: Whether to copy the parameters; otherwise the state's parameters are `vector` itself.
-
-        Returns:
-            The model's state; its buffers are always copies.
-
-        Raises:
-            ArgumentError: The module is detached from the vector.
-        """
+        """Return the model's state; without `copied`, its parameters are `vector` itself."""
         self._check_views()
         counters = [buffer.reshape(-1).to(torch.int64) for buffer in self.integer_buffers.values()]
         integers = torch.cat([self.vector.new_zeros(0, dtype=torch.int64), *counters])
@@ -186,11 +153,7 @@ class FlatModel:
 
     @torch.no_grad()
     def write_state(self, state: ModelState) -> None:
-        """Set parameters, buffers and integer buffers, in place.
-
-        Args:
-            state: The new state, of a model with the same layout.
-        """
+        """Set the state, in place, to that of a model with the same layout."""
         self.write(state.parameters)
         self.write_buffers(state.buffers)
         start = 0
@@ -199,13 +162,7 @@ class FlatModel:
             start += buffer.numel()
 
     def differentiate(self, value: Tensor) -> None:
-        """Set `gradient` to the gradient of a value, by a backward pass.
-
-        This writes the vector once; zeroing it and adding by `backward` would pass over it three times.
-
-        Args:
-            value: The value, 0-d.
-        """
+        """Set `gradient` to the gradient of a 0-d value: written once, not zeroed and added to by `backward`."""
         gradients = torch.autograd.grad(value, self._parameters, allow_unused=True)
         for held, gradient in zip(self._gradients, gradients, strict=True):
             held.zero_() if gradient is None else held.copy_(gradient)
@@ -225,9 +182,6 @@ class FlatModel:
         Args:
             objective: Computes the value to minimise, 0-d, at the module's current parameters.
             velocity: The momentum buffer, split by `parts`; it is updated in place. Empty without momentum.
-            lr: Learning rate.
-            momentum: Momentum, in [0, 1).
-            weight_decay: L2 penalty.
         """
         found = torch.autograd.grad(objective(), self._parameters, allow_unused=True)
         directions = [
@@ -243,49 +197,24 @@ class FlatModel:
         torch._foreach_sub_(self._own, directions, alpha=lr)
 
     def parts(self, vector: Tensor) -> list[Tensor]:
-        """Split a vector into views, one for each parameter, in the order of `names`.
-
-        Args:
-            vector: Parameters or a gradient, `(parameters,)`.
-
-        Returns:
-            The views.
-        """
+        """Split a vector of parameters into views, one for each, in the order of `names`."""
         return [part.of(vector) for part in self._slices]
 
     def views(self, vector: Tensor) -> dict[str, Tensor]:
-        """Split a vector into views by parameter name, as `torch.func.functional_call` takes them.
-
-        Args:
-            vector: Parameters or a gradient, `(parameters,)`.
-
-        Returns:
-            The views by name.
-        """
+        """Split a vector of parameters into views by name, as `torch.func.functional_call` takes them."""
         return {part.name: part.of(vector) for part in self._slices}
 
     def buffer_views(self, buffers: Tensor, integers: Tensor) -> dict[str, Tensor]:
-        """Split vectors of buffers into views by buffer name, as `torch.func.functional_call` takes them.
-
-        Args:
-            buffers: Floating-point buffers, `(buffers,)`.
-            integers: Integer buffers, `(integers,)`.
-
-        Returns:
-            The views by name.
-        """
+        """Split vectors of buffers into views by buffer name, as `torch.func.functional_call` takes them."""
         whole = _lay_out(self.integer_buffers, False)
         return {part.name: part.of(buffers) for part in self._buffer_slices} | {
             part.name: part.of(integers) for part in whole
         }
 
     def constant_bytes(self, samples: Tensor) -> int:
-        """Return the bytes of those buffers of the state that a pass in training mode leaves as they are.
+        """Return the bytes of the buffers that a pass in training mode leaves as they are, such as a table of positions.
 
-        Such as a table of positions: every client has it with the network, so it need not travel.
-
-        Args:
-            samples: Some samples, `(batch, ...)`.
+        Every client has them with the network, so they need not travel.
         """
         held = {part.name: 4 * part.shape.numel() for part in self._buffer_slices}
         held |= {name: 8 * buffer.numel() for name, buffer in self.integer_buffers.items()}
@@ -310,14 +239,7 @@ class FlatModel:
         }
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Set all tensors of the state dict, in place.
-
-        Args:
-            state: The tensors by name, as `state_dict` returns them.
-
-        Raises:
-            ArgumentError: Names or shapes differ from the module's.
-        """
+        """Set all tensors of the state dict, in place; raise ArgumentError where names or shapes differ."""
         try:
             self.module.load_state_dict(state)
         except RuntimeError as error:

@@ -18,12 +18,7 @@ _SHORTEST = 1e-6
 
 
 class Outputs(NamedTuple):
-    """The outputs of a network that an objective reads.
-
-    Attributes:
-        features: Input of the last linear layer, `(batch, dim)`.
-        logits: Raw logits, `(batch, classes)`.
-    """
+    """What an objective reads: the input of the last linear layer, `(batch, dim)`, and logits, `(batch, classes)`."""
 
     features: Tensor
     logits: Tensor
@@ -32,10 +27,7 @@ class Outputs(NamedTuple):
 class Network(nn.Module):
     """Base class of networks: `model(x)` is `model.head(model.features(x))`, raw logits `(batch, classes)`.
 
-    No network ends in a softmax or log-softmax, even if its paper's code does, because losses read logits here.
-
-    Attributes:
-        head: The last linear layer.
+    No network ends in a softmax or log-softmax, even if its paper's code does, because losses read logits.
     """
 
     head: nn.Linear
@@ -51,35 +43,16 @@ class Network(nn.Module):
 
     @classmethod
     def note(cls, options: Mapping[str, Any]) -> str:
-        """Return what a user should know before training a network with these options; empty by default.
-
-        Args:
-            options: The network's own arguments.
-
-        Returns:
-            A sentence, or an empty string.
-        """
+        """Return what a user should know before training a network with these options; empty by default."""
         return ""
 
     def draw(self, generator: torch.Generator) -> None:
-        """Draw every weight from PyTorch's default distributions, in place.
-
-        Args:
-            generator: The source of randomness.
-        """
+        """Draw every weight from PyTorch's default distributions, in place."""
         draw_weights(self, generator)
 
 
 def linear_head(network: nn.Module, lacking: str) -> nn.Linear:
-    """Return the last linear layer of a network, its `head`.
-
-    Args:
-        network: The network.
-        lacking: What a network without one does not do or say, and what to do, for the message.
-
-    Raises:
-        ArgumentError: It has none.
-    """
+    """Return the last linear layer of a network, its `head`."""
     head = getattr(network, "head", None)
     if not isinstance(head, nn.Linear):
         raise ArgumentError(f"network: {type(network).__name__} {lacking}")
@@ -90,12 +63,6 @@ def unit_rows(vectors: Tensor) -> Tensor:
     """Divide each row by its length; one that is shorter than 1e-6 has no direction, and stays as it is.
 
     The gradient is as many times larger as a row is shorter than 1: here it stays below 1e6.
-
-    Args:
-        vectors: The rows, `(rows, dim)`.
-
-    Returns:
-        The rows divided by their lengths.
     """
     length = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
     return vectors / torch.where(length > _SHORTEST, length, 1)

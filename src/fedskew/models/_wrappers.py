@@ -19,6 +19,10 @@ from fedskew.models._faster import Faster
 from fedskew.models._network import Network, Outputs, draw_weights, linear_head, unit_rows
 
 _PROJECTION = 256
+_NO_FEATURES = (
+    "does not say where its features end; give it a linear layer self.head that turns them, (batch, dim), into the "
+    "logits"
+)
 
 
 def with_features(model: nn.Module) -> nn.Module:
@@ -33,7 +37,7 @@ def with_features(model: nn.Module) -> nn.Module:
         model: Any module that returns logits, `(batch, classes)`; the wrapper holds it, unchanged, as `.model`.
 
     Returns:
-        A module whose call returns `Outputs(features, logits)`; it raises ArgumentError if `model` returns no logits.
+        A module whose call returns `Outputs`; it raises ArgumentError if `model` returns no logits.
     """
     return _WithFeatures(model)
 
@@ -74,14 +78,7 @@ class _WithFeatures(nn.Module):
 
 @torch.no_grad()
 def last_layer(model: nn.Module, samples: Tensor) -> nn.Linear:
-    """Find the linear layer whose output the logits are.
-
-    Args:
-        model: Any module that returns logits, `(batch, classes)`; in eval mode after the call.
-        samples: Some samples, `(batch, ...)`.
-
-    Returns:
-        The layer, with a bias.
+    """Find the linear layer, with a bias, whose output the logits of some samples are; the model is in eval mode then.
 
     Raises:
         ArgumentError: The logits come from something else, or the layer has no bias.
@@ -112,17 +109,18 @@ class Projected(Network):
     """A network with a projection before its head, as MOON trains it.
 
     The layers are encoder - linear d to d - ReLU - linear d to 256 - head, where the encoder's features are `(batch,
-    d)`. The features of this network are the projection's output. The encoder is the given network without its head;
-    the new head has the same number of outputs.
+    d)`. The features of this network are the projection's output. The encoder is the network without its head; the new
+    head has the same number of outputs.
 
     Args:
         network: A network with a method `features(x)` and a linear layer `head`; changed in place.
+        generator: Draws the weights of the new layers.
 
     Raises:
-        ArgumentError: The network has no such method or layer.
+        ArgumentError: The network has no features or no head.
     """
 
-    def __init__(self, network: nn.Module) -> None:
+    def __init__(self, network: nn.Module, generator: torch.Generator) -> None:
         super().__init__()
         head = getattr(network, "head", None)
         if not isinstance(head, nn.Linear) or not callable(getattr(network, "features", None)):
@@ -133,8 +131,12 @@ class Projected(Network):
         width, classes = head.in_features, head.out_features
         network.head = nn.Identity()
         self.encoder = network
-        self.projection = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, _PROJECTION))
-        self.head = nn.Linear(_PROJECTION, classes)
+        with torch.random.fork_rng(devices=[]):  # what the layers draw is drawn anew, below
+            self.projection = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, _PROJECTION))
+            self.head = nn.Linear(_PROJECTION, classes)
+        draw_weights(self.projection, generator)
+        draw_weights(self.head, generator)
+        self.train(network.training)
 
     def features(self, x: Tensor) -> Tensor:
         """Return the projection, `(batch, 256)`."""
@@ -143,40 +145,8 @@ class Projected(Network):
         return projected
 
 
-def with_projection(network: nn.Module, generator: torch.Generator) -> Projected:
-    """Put a network inside a `Projected` and initialise the new layers.
-
-    torch's global generator is neither read nor set.
-
-    Args:
-        network: A network with a method `features(x)` and a linear layer `head`; changed in place.
-        generator: Draws the weights of the new layers.
-
-    Returns:
-        The projected network, in the network's mode (train or eval).
-
-    Raises:
-        ArgumentError: The network has no features or no head.
-    """
-    with torch.random.fork_rng(devices=[]):  # what the layers draw is drawn anew, below
-        model = Projected(network)
-    for part in (model.projection, model.head):
-        draw_weights(part, generator)
-    return model.train(network.training)
-
-
 def with_fixed_head(network: nn.Module) -> nn.Module:
-    """Freeze the last layer of a network, in place.
-
-    Args:
-        network: A network with a linear layer `head`.
-
-    Returns:
-        The same network.
-
-    Raises:
-        ArgumentError: The network has no such layer, or nothing else to train.
-    """
+    """Freeze the last layer of a network, its `head`, in place; raise ArgumentError where nothing else is trained."""
     lacking = "does not say which layer is its last; give it a linear layer self.head whose outputs are the logits"
     linear_head(network, lacking).requires_grad_(False)
     if not any(parameter.requires_grad for parameter in network.parameters()):
@@ -201,7 +171,6 @@ class Concatenated(Network):
     Args:
         network: A network with a linear layer `head` that turns its features, `(batch, d)`, into its outputs; not
             changed.
-        encoders: Number of copies, K.
         generator: Draws the new head's weights; a fresh generator seeded 0 by default.
 
     Raises:
@@ -210,12 +179,7 @@ class Concatenated(Network):
 
     def __init__(self, network: nn.Module, encoders: int, generator: torch.Generator | None = None) -> None:
         super().__init__()
-        head = getattr(network, "head", None)
-        if not isinstance(head, nn.Linear):
-            raise ArgumentError(
-                f"network: {type(network).__name__} does not say where its features end; give it a linear layer "
-                "self.head that turns them, (batch, dim), into the logits"
-            )
+        head = linear_head(network, _NO_FEATURES)
         if encoders < 1:
             raise ArgumentError(f"encoders: must be at least 1, got {encoders}")
         self.encoders = nn.ModuleList(_encoder(network) for _ in range(encoders))
@@ -231,25 +195,13 @@ class Concatenated(Network):
         return torch.cat([encoder(x) for encoder in self.encoders], dim=1)
 
     def train(self, mode: bool = True) -> Self:
-        """Set the mode of all layers except the encoders, which stay in eval mode.
-
-        Args:
-            mode: True for train mode, False for eval mode.
-
-        Returns:
-            The model itself.
-        """
+        """Set the mode of all layers except the encoders, which stay in eval mode."""
         super().train(mode)
         self.encoders.eval()
         return self
 
     def put(self, place: int, network: nn.Module) -> None:
-        """Copy a network without its head into an encoder.
-
-        Args:
-            place: Number of the encoder, from 0.
-            network: The network to copy, of the encoder's architecture.
-        """
+        """Copy a network without its head into the encoder of this number."""
         state = {name: value for name, value in network.state_dict().items() if not name.startswith("head.")}
         self.encoders[place].load_state_dict(state)
 
@@ -260,15 +212,8 @@ def _encoder(network: nn.Module) -> nn.Module:
     return encoder
 
 
-class CosineHead(nn.Linear):
-    """A last layer whose outputs are `scale * cos(features, direction)`; no gradient reaches its directions.
-
-    Args:
-        directions: One for each class, `(classes, dim)`, of any length.
-        scale: The scale to begin with.
-        learnt: Whether the scale is trained.
-        fixed: Whether the directions are frozen; otherwise they are part of the model's parameters, for others to set.
-    """
+class _CosineHead(nn.Linear):
+    """A last layer whose outputs are `scale * cos(features, direction)`; no gradient reaches its directions."""
 
     scale: Tensor
 
@@ -287,16 +232,11 @@ class CosineHead(nn.Linear):
 class OnSimplex(Network):
     """A network whose outputs, `(batch, C)`, are compared with the corners of a fixed simplex, one for each class.
 
-    What was the network's last layer thus makes the features.
+    What was the network's last layer, `head`, thus makes the features. ArgumentError is raised where there is none, or it
+    has fewer than two outputs.
 
     Args:
-        network: A network with a linear layer `head` that gives its outputs; trained as it is.
-        scale: What the cosines are multiplied by, to begin with.
-        learnt: Whether the scale is trained with the rest.
-        generator: Turns the simplex.
-
-    Raises:
-        ArgumentError: The network has no such layer, or fewer than two outputs.
+        scale: What the cosines are multiplied by, to begin with; trained with the rest if `learnt`.
     """
 
     def __init__(self, network: nn.Module, scale: float, learnt: bool, generator: torch.Generator) -> None:
@@ -307,7 +247,7 @@ class OnSimplex(Network):
             "logits",
         )
         self.network = network
-        self.head = CosineHead(simplex(head.out_features, generator), scale, learnt=learnt, fixed=True)
+        self.head = _CosineHead(_simplex(head.out_features, generator), scale, learnt=learnt, fixed=True)
         self.train(network.training)
 
     def features(self, x: Tensor) -> Tensor:
@@ -320,26 +260,16 @@ class OnPrototypes(Network):
     """A network whose features are compared with a prototype of each class, which others set.
 
     The prototypes are the first of the model's parameters, `C * d` of them for C classes and d features, row by row.
-    They begin orthonormal, or as near to it as C directions in d dimensions can.
-
-    Args:
-        network: A network with a linear layer `head`, which the prototypes replace; changed in place.
-        scale: What the cosines are multiplied by, to begin with; trained with the rest.
-        generator: Draws the prototypes.
-
-    Raises:
-        ArgumentError: The network has no such layer.
+    They begin orthonormal, or as near to it as C directions in d dimensions can. They replace the network's last layer,
+    `head`, in place; ArgumentError is raised where there is none. The cosines are multiplied by `scale`, which is
+    trained with the rest.
     """
 
     def __init__(self, network: nn.Module, scale: float, generator: torch.Generator) -> None:
         super().__init__()
-        head = linear_head(
-            network,
-            "does not say where its features end; give it a linear layer self.head that turns them, (batch, dim), into "
-            "the logits",
-        )
+        head = linear_head(network, _NO_FEATURES)
         prototypes = unit_rows(_orthonormal(head.out_features, head.in_features, generator)).float()
-        self.head = CosineHead(prototypes, scale, learnt=True, fixed=False)
+        self.head = _CosineHead(prototypes, scale, learnt=True, fixed=False)
         network.head = nn.Identity()
         self.encoder = network
         self.train(network.training)
@@ -350,21 +280,11 @@ class OnPrototypes(Network):
         return features
 
 
-def simplex(classes: int, generator: torch.Generator) -> Tensor:
+def _simplex(classes: int, generator: torch.Generator) -> Tensor:
     """Draw the corners of a regular simplex, turned at random (a simplex equiangular tight frame).
 
     They are the rows of sqrt(C / (C - 1)) (I - 1 1' / C) P' for C classes, with a random orthogonal P, `(C, C)`. Each
     has length 1, and any two of them the product -1 / (C - 1), the least that C directions can have all together.
-
-    Args:
-        classes: Number of corners, C, two or more.
-        generator: The source of randomness, on the CPU.
-
-    Returns:
-        The corners, `(classes, classes)`, float32.
-
-    Raises:
-        ArgumentError: There are fewer than two classes.
     """
     if classes < 2:
         raise ArgumentError(f"classes: a simplex needs two corners at least, got {classes}")

@@ -26,43 +26,8 @@ SMALLEST_BATCH = 32
 """In smaller batches, starting an operation takes longer than its computation."""
 
 
-def conv_pool_relu(layer: nn.Conv2d, x: Tensor) -> Tensor:
-    """Compute `relu(max_pool2d(layer(x), 2))`.
-
-    The faster operation is used on a CPU, for layers of few channels and batches of at least `SMALLEST_BATCH`, outside
-    `torch.func` transforms. Otherwise the three operations run one after another.
-
-    Args:
-        layer: A convolution that `is_poolable`.
-        x: Images, `(batch, channels, height, width)`.
-
-    Returns:
-        The pooled activations, `(batch, channels, rows, columns)`.
-    """
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():  # also a `torch.export`
-        return relu(max_pool2d(layer(x), 2))
-    if x.device.type != "cpu" or len(x) < SMALLEST_BATCH:
-        return relu(max_pool2d(layer(x), 2))
-    padding = _padding(layer)
-    sides = [
-        side + 2 * padded - kernel + 1
-        for side, kernel, padded in zip(x.shape[2:], layer.kernel_size, padding, strict=True)
-    ]
-    own = layer.weight, layer.bias, padding
-    if layer.out_channels <= FEW_CHANNELS and sides[0] % 2 == sides[1] % 2 == 0:
-        pooled: Tensor = FewOutputChannels.apply(x, *own)  # type: ignore[no-untyped-call]
-        return pooled
-    if layer.in_channels <= FEW_CHANNELS and x.shape[2] % 2 == 0:
-        return relu(max_pool2d(FewInputChannels.apply(x, *own), 2))  # type: ignore[no-untyped-call]
-    return relu(max_pool2d(layer(x), 2))
-
-
 def is_poolable(layer: nn.Conv2d) -> bool:
-    """Return whether `conv_pool_relu` takes a convolution: bias, stride 1, padded by zeros and by less than its kernel.
-
-    Args:
-        layer: The convolution.
-    """
+    """Return whether `ConvPoolReLU` takes a convolution: bias, stride 1, padded by zeros, fewer than its kernel."""
     return (
         layer.bias is not None
         and layer.stride == layer.dilation == (1, 1)
@@ -74,10 +39,10 @@ def is_poolable(layer: nn.Conv2d) -> bool:
 
 
 class ConvPoolReLU(nn.Module):
-    """`conv_pool_relu` as a layer.
+    """`relu(max_pool2d(layer(x), 2))` for a convolution that `is_poolable`.
 
-    Args:
-        layer: A convolution that `is_poolable`; it is held as `.layer`.
+    The faster operation is used on a CPU, for layers of few channels and batches of at least `SMALLEST_BATCH`, outside
+    `torch.func` transforms. Otherwise the three operations run one after another.
     """
 
     def __init__(self, layer: nn.Conv2d) -> None:
@@ -86,7 +51,22 @@ class ConvPoolReLU(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the pooled activations, `(batch, channels, rows, columns)`."""
-        return conv_pool_relu(self.layer, x)
+        if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():  # also a `torch.export`
+            return relu(max_pool2d(self.layer(x), 2))
+        if x.device.type != "cpu" or len(x) < SMALLEST_BATCH:
+            return relu(max_pool2d(self.layer(x), 2))
+        padding = _padding(self.layer)
+        sides = [
+            side + 2 * padded - kernel + 1
+            for side, kernel, padded in zip(x.shape[2:], self.layer.kernel_size, padding, strict=True)
+        ]
+        own = self.layer.weight, self.layer.bias, padding
+        if self.layer.out_channels <= FEW_CHANNELS and sides[0] % 2 == sides[1] % 2 == 0:
+            pooled: Tensor = FewOutputChannels.apply(x, *own)  # type: ignore[no-untyped-call]
+            return pooled
+        if self.layer.in_channels <= FEW_CHANNELS and x.shape[2] % 2 == 0:
+            return relu(max_pool2d(FewInputChannels.apply(x, *own), 2))  # type: ignore[no-untyped-call]
+        return relu(max_pool2d(self.layer(x), 2))
 
 
 class FewOutputChannels(torch.autograd.Function):

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 from fedskew.hooks import Batch, Hooks, LocalEnd
-from fedskew.models import unit_rows, with_projection
+from fedskew.models import Projected, unit_rows
 from fedskew.objectives._protocol import Context, Term
 from fedskew.objectives._tensors import real_rows, row_mean
 from fedskew.parameters import Positive, component
@@ -54,7 +54,7 @@ class MOON(Term, Hooks):
 
     def adapt(self, module: nn.Module, generator: Generator) -> nn.Module:
         """Return the network with a projection before its head; ArgumentError where it has no features and head."""
-        return with_projection(module, generator)
+        return Projected(module, generator)
 
     def end_local(self, end: LocalEnd) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Keep the client's model, the previous model of its next participation."""
