@@ -16,21 +16,17 @@ from fedskew import methods, models
 from fedskew.engine import Evaluation, RoundRecord
 from fedskew.errors import ArgumentError, CombinationError, ConfigError, FedskewError, MissingPackageError, RunError
 from fedskew.experiment import (
-    CellResult,
     Sweep,
+    SweepResult,
     configs_of,
     jobs_of,
     model_notes,
     read_runs,
     read_sweep,
     resolve,
-    rows_of,
     run_folder,
     run_sweep,
     simulate,
-    sweep_notes,
-    text_table,
-    write_tables,
 )
 from fedskew.report import SeedRun
 from fedskew.trees import parse_change
@@ -376,10 +372,11 @@ def test_a_row_is_the_mean_and_standard_deviation_of_its_seeds(tmp_path):
         [run_of(1, [0.1, 0.2], 0.25, worst=0.0, megabytes=1234.5, seconds=61.0)],  # the other two seeds failed
         [],
     ]
-    rows = [CellResult.of(cell, found, sweep.accuracy) for cell, found in zip(sweep.cells, runs, strict=True)]
+    labelled = [replace(run, label=cell.label) for cell, own in zip(sweep.cells, runs, strict=True) for run in own]
+    result = SweepResult.of(sweep, labelled, tmp_path)
     # By hand: 0.5, 0.6, 0.7 have mean 0.6 and deviation sqrt((0.01 + 0 + 0.01) / 2) = 0.1; rounds 4 and 2 have mean 3
     # and deviation sqrt((1 + 1) / 1) = 1.414.
-    assert text_table(sweep, rows) == (
+    assert result.table() == (
         ["method", "seeds", "accuracy", "worst class", "rounds to 50 %", "MB", "seconds"],
         [
             ["fedavg", "3", "60.0 ± 10.0", "10.0 ± 10.0", "3.0 ± 1.4 (2/3)", "3.0 ± 0.0", "2.0 ± 1.0"],
@@ -387,14 +384,14 @@ def test_a_row_is_the_mean_and_standard_deviation_of_its_seeds(tmp_path):
             ["fedla", "0 of 3", "-", "-", "-", "-", "-"],
         ],
     )
-    assert [note for note in sweep_notes(sweep, rows) if note.startswith("Missing")] == [
+    assert [note for note in result.notes() if note.startswith("Missing")] == [
         f"Missing, as it failed: {label}, seed {seed}."
         for label, seed in [("fedprox", 0), ("fedprox", 2), ("fedla", 0), ("fedla", 1), ("fedla", 2)]
     ]
     configs = [sweep.cells[0].config.with_value("model.name", name) for name in ("resnet50", "mlp3", "resnet50")]
     assert model_notes(configs) == [f"Network: {models.note('resnet50', {})}."]
-    write_tables(sweep, rows, [run for found in runs for run in found], tmp_path, tmp_path / "tables")
-    with (tmp_path / "tables" / "table.csv").open() as file:
+    result.write_tables()
+    with (result.folder / "table.csv").open() as file:
         first, second, third = csv.DictReader(file)
     assert list(first)[:2] == ["method", "seeds"]
     assert list(first)[-2:] == ["seconds_mean", "seconds_std"]
@@ -403,7 +400,7 @@ def test_a_row_is_the_mean_and_standard_deviation_of_its_seeds(tmp_path):
     assert (float(first["rounds_to_accuracy_mean"]), first["reached"]) == (3.0, "2")
     assert (second["accuracy_mean"], second["accuracy_std"], second["reached"]) == ("0.25", "", "0")
     assert set(third.values()) == {"fedla", "0", "3", ""}
-    with (tmp_path / "tables" / "runs.csv").open() as file:
+    with (result.folder / "runs.csv").open() as file:
         lines = list(csv.DictReader(file))
     assert [(line["method"], line["seed"], line["rounds_to_accuracy"]) for line in lines] == [
         ("fedavg", "0", "4.0"), ("fedavg", "1", "2.0"), ("fedavg", "2", ""), ("fedprox", "1", ""),
@@ -411,35 +408,39 @@ def test_a_row_is_the_mean_and_standard_deviation_of_its_seeds(tmp_path):
     assert lines[0]["folder"] == run_folder(sweep.cells[0].config.for_seed(0), tmp_path).name
 
 
+def written_with_one_run(sweep: Sweep, out: Path, failed=None) -> SweepResult:
+    run = run_of(0, [0.1], 0.1, worst=0.0, megabytes=1, seconds=1.0)
+    result = SweepResult.of(sweep, [replace(run, label=sweep.cells[0].label)], out, failed)
+    result.write_tables()
+    return result
+
+
 def test_labels_are_text_in_every_format(tmp_path):
     sweep = sweep_of(tmp_path, "[sweep]\nmethods = [{label = 'a | b <i>, [red]'}]\n")
-    run = run_of(0, [0.1], 0.1, worst=0.0, megabytes=1, seconds=1.0)
-    write_tables(sweep, [CellResult.of(sweep.cells[0], [run], None)], [run], tmp_path, tmp_path)
-    assert "| a \\| b <i>, [red] | 1 of 2 |" in (tmp_path / "table.md").read_text()
-    assert '"a | b <i>, [red]",1,' in (tmp_path / "table.csv").read_text()
+    result = written_with_one_run(sweep, tmp_path)
+    assert "| a \\| b <i>, [red] | 1 of 2 |" in (result.folder / "table.md").read_text()
+    assert '"a | b <i>, [red]",1,' in (result.folder / "table.csv").read_text()
 
 
 def test_a_failed_seed_stands_in_every_table_with_its_reason(tmp_path):
     sweep = sweep_of(tmp_path, "[sweep]\nmethods = ['fedavg']\n")
-    run = run_of(0, [0.1], 0.1, worst=0.0, megabytes=1, seconds=1.0)
-    write_tables(sweep, [CellResult.of(sweep.cells[0], [run], None, {1: "it was lost"})], [run], tmp_path, tmp_path)
-    text = (tmp_path / "table.md").read_text()
+    folder = written_with_one_run(sweep, tmp_path, {("fedavg", 1): "it was lost"}).folder
+    text = (folder / "table.md").read_text()
     assert "| fedavg | 1 of 2 |" in text
     assert "Missing, as it failed: fedavg, seed 1: it was lost" in text
-    assert "fedavg,1,1," in (tmp_path / "table.csv").read_text()
-    assert (tmp_path / "runs.csv").read_text().splitlines()[-1].endswith("it was lost")
+    assert "fedavg,1,1," in (folder / "table.csv").read_text()
+    assert (folder / "runs.csv").read_text().splitlines()[-1].endswith("it was lost")
 
 
 def test_what_failed_is_said_once_where_a_finish_gives_a_cell_two_rows(tmp_path):
     sweep = sweep_of(tmp_path, "[sweep]\nmethods = ['ccvr']\n")
-    (cell,) = sweep.cells
     run = replace(run_of(0, [0.1], 0.1, worst=0.0, megabytes=1, seconds=1.0), label="ccvr")
     figures = vars(run.rounds[-1].evaluation)
     after = {"name": "ccvr", "evaluation": figures, "seconds": 1.0}
     run = replace(run, summary=run.summary | {"finished": after})
-    rows = rows_of(cell, [run], None, {1: "it was lost"}, {})
-    assert [row.cell.label for row in rows] == ["ccvr, as trained", "ccvr, after ccvr"]
-    said = [note for note in sweep_notes(sweep, rows) if "lost" in note]
+    result = SweepResult.of(sweep, [run], tmp_path, {("ccvr", 1): "it was lost"})
+    assert [row.cell.label for row in result.rows] == ["ccvr, as trained", "ccvr, after ccvr"]
+    said = [note for note in result.notes() if "lost" in note]
     assert said == ["Missing, as it failed: ccvr, seed 1: it was lost"]
 
 
@@ -470,10 +471,10 @@ def test_infinity_is_a_value_in_file_grid_and_command_line(tmp_path):
 
 
 def test_tables_that_cannot_be_written_are_one_line(tmp_path):
-    (tmp_path / "file").write_text("in the way")
     sweep = sweep_of(tmp_path, "[sweep]\n")
-    with pytest.raises(RunError, match="file.*: the tables can't be written: "):
-        write_tables(sweep, [CellResult.of(sweep.cells[0], [], None)], [], tmp_path, tmp_path / "file")
+    sweep.folder(tmp_path).write_text("in the way")
+    with pytest.raises(RunError, match="sweep-small.*: the tables can't be written: "):
+        SweepResult.of(sweep, [], tmp_path).write_tables()
 
 
 OWN = """import os, signal
@@ -601,5 +602,5 @@ def test_a_sweep_is_ordinary_runs_which_another_sweep_may_share(tmp_path):
     again = run_sweep(part, tmp_path / "runs", progress=progress)
     assert progress.begun == [([], 1)]
     assert again.folder != first.folder
-    assert text_table(part, again.rows)[1][0][:2] == ["fedavg", "1"]
+    assert again.table()[1][0][:2] == ["fedavg", "1"]
     assert "fedavg" in again.report.read_text()

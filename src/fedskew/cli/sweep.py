@@ -78,7 +78,7 @@ def sweep(
     from fedskew.cli.progress import SweepProgressBar
     from fedskew.cli.tables import sweep_table
     from fedskew.executors import executor
-    from fedskew.experiment import configs_of, jobs_of, read_sweep, run_sweep, sweep_notes
+    from fedskew.experiment import configs_of, jobs_of, read_sweep, run_sweep
 
     config = config_file(config)
     changed = changed_keys(changes, seeds, device, data_root)
@@ -100,7 +100,7 @@ def sweep(
             raise typer.Exit(130) from None
     wide = console if console.is_terminal else Console(width=160)  # in a log, lines may be long
     wide.print(sweep_table(result, wide.width))
-    for note in sweep_notes(result.sweep, result.rows):
+    for note in result.notes():
         wide.print(note, markup=False, highlight=False)
     if quick:
         wide.print(quick_note(config, changed), style="yellow", highlight=False)

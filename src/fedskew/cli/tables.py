@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from fedskew.experiment import Result, SweepResult, text_table
+from fedskew.experiment import Result, SweepResult
 from fedskew.names import visible
 from fedskew.report import SiteActivity, after_finish, as_trained, headline_in_words, site_rows
 from fedskew.tables import Spread, counted
@@ -63,7 +63,7 @@ def _lines(result: Result) -> list[tuple[str, dict[str, Spread], float]]:
 
 def sweep_table(result: SweepResult, width: int) -> Table:
     """Return a row for each cell of a sweep, as in its `table.md`; numbers take two lines where `width` is small."""
-    headings, rows = text_table(result.sweep, result.rows)
+    headings, rows = result.table()
     axes = len(result.sweep.axes)
     if sum(max(map(len, column)) + 2 for column in zip(headings, *rows, strict=True)) > width:
         headings = [*headings[:axes], *(heading.replace(" ", "\n", 1) for heading in headings[axes:])]

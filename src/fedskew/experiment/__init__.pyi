@@ -51,16 +51,11 @@ from ._simulate import simulate_together as simulate_together
 from ._summary import over_seeds as over_seeds
 from ._sweep import Job as Job
 from ._sweep import SweepProgress as SweepProgress
-from ._sweep import SweepResult as SweepResult
 from ._sweep import configs_of as configs_of
 from ._sweep import jobs_of as jobs_of
 from ._sweep import run_sweep as run_sweep
-from ._sweep_tables import CellResult as CellResult
+from ._sweep_tables import SweepResult as SweepResult
 from ._sweep_tables import model_notes as model_notes
-from ._sweep_tables import rows_of as rows_of
-from ._sweep_tables import sweep_notes as sweep_notes
-from ._sweep_tables import text_table as text_table
-from ._sweep_tables import write_tables as write_tables
 from ._target import make_estimation as make_estimation
 from ._task import make_task as make_task
 from ._task import target_in_words as target_in_words

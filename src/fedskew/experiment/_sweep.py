@@ -5,44 +5,39 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Protocol
+from queue import SimpleQueue
+from typing import Any, Protocol
 
-from fedskew import report
+from fedskew import executors, report
 from fedskew.errors import ArgumentError, ConfigError, FedskewError, PartitionError, RunError
-from fedskew.experiment._config import Config
-from fedskew.experiment._dataset import content_of, data_seed, load_dataset, shared_data
+from fedskew.experiment._config import Config, resolve
+from fedskew.experiment._dataset import content_of, data_seed, keep_data, load_dataset, shared_data
 from fedskew.experiment._folder import read_runs
 from fedskew.experiment._grid import Cell, Sweep
 from fedskew.experiment._identity import Present, changed_since, set_aside
 from fedskew.experiment._preflight import changed_batches
 from fedskew.experiment._sections import cores
 from fedskew.experiment._setup import choose_device, try_out
-from fedskew.experiment._simulate import is_finished, run_folder
-from fedskew.experiment._sweep_tables import CellResult, rows_of, table_notes, write_tables
+from fedskew.experiment._simulate import is_finished, run_config, run_folder
+from fedskew.experiment._sweep_tables import SweepResult, refused_cells
 from fedskew.experiment._task import make_task
-from fedskew.experiment._workers import run_all
 from fedskew.files import locked
 from fedskew.report import SeedRun
 
 
 @dataclass(frozen=True)
 class Job:
-    """One seed of one cell, which is a run by itself.
-
-    Attributes:
-        cell: The cell.
-        seed: The seed.
-    """
+    """One seed of one cell, which is a run by itself."""
 
     cell: Cell
     seed: int
 
-    @property
+    @cached_property
     def config(self) -> Config:
         """Config of this seed alone."""
         return self.cell.config.for_seed(self.seed)
@@ -58,19 +53,11 @@ class Job:
         return f"{self.cell.label}, seed {self.seed}"
 
     def folder(self, out: Path) -> Path:
-        """Return the job's run folder.
-
-        Args:
-            out: The folder that all run folders are in.
-        """
+        """Return the job's run folder, in the folder of all of them."""
         return run_folder(self.config, out)
 
     def is_finished(self, out: Path) -> bool:
-        """Return whether the run is finished.
-
-        Args:
-            out: The folder that all run folders are in.
-        """
+        """Return whether the run is finished, in the folder of all of them."""
         return is_finished(self.folder(out))
 
 
@@ -78,86 +65,31 @@ class SweepProgress(Protocol):
     """Callbacks of `run_sweep`."""
 
     def refused(self, label: str, reason: str) -> None:
-        """Called before `begin` for each cell that can't be run, while others can.
-
-        Args:
-            label: The cell's name.
-            reason: Why it can't.
-        """
+        """Called before `begin` for each cell that can't be run, while others can."""
 
     def moved(self, folders: Sequence[Path]) -> None:
-        """Called before `begin` where runs that are trained anew were moved aside.
-
-        Args:
-            folders: Where these runs are now.
-        """
+        """Called before `begin` where runs that are trained anew were moved aside: where they are now."""
 
     def begin(self, jobs: Sequence[Job], finished: int) -> None:
-        """Called once, before any run.
-
-        Args:
-            jobs: The runs to do.
-            finished: How many others were finished before.
-        """
+        """Called once, before any run: the runs to do, and how many others were finished before."""
 
     def round(self, job: Job, round: int, accuracy: float | None) -> None:
-        """Called after each round; a resumed run calls it for its earlier rounds again.
+        """Called after each round, with its test accuracy, a share, where it was evaluated.
 
-        Args:
-            job: The run.
-            round: Number of the round.
-            accuracy: Test accuracy, a share; None where the round was not evaluated.
+        A resumed run calls it for its earlier rounds again.
         """
 
     def ended(self, job: Job, failure: str | None, accuracy: float | None) -> None:
-        """Called after each run.
-
-        Args:
-            job: The run.
-            failure: Why it failed; None if it didn't.
-            accuracy: The accuracy that stands for it, as in the table; None where there is none.
-        """
-
-
-@dataclass(frozen=True)
-class SweepResult:
-    """The result of `run_sweep`.
-
-    Attributes:
-        sweep: The sweep.
-        rows: The result of each cell; of one whose method has a finish two, as trained and after it.
-        failures: One line for each run that failed.
-        folder: Where the tables are.
-        refused: One line for each cell that was not run, as it makes no sense or can't be set up.
-    """
-
-    sweep: Sweep
-    rows: tuple[CellResult, ...]
-    failures: tuple[str, ...]
-    folder: Path
-    refused: tuple[str, ...] = ()
-
-    @property
-    def report(self) -> Path:
-        """The page that compares all runs; it is missing where no run finished."""
-        return self.folder / "report.html"
+        """Called after each run: why it failed, if it did, and the accuracy that stands for it, if there is one."""
 
 
 def jobs_of(sweep: Sweep) -> list[Job]:
-    """Return every seed of every cell, in order.
-
-    Args:
-        sweep: The sweep.
-    """
+    """Return every seed of every cell, in order."""
     return [Job(cell, seed) for cell in sweep.cells for seed in cell.config.seeds]
 
 
 def configs_of(jobs: Sequence[Job]) -> list[Config]:
-    """Return the config of each cell that some jobs are of, with the seeds of these jobs.
-
-    Args:
-        jobs: The jobs.
-    """
+    """Return the config of each cell that some jobs are of, with the seeds of these jobs."""
     seeds: dict[str, list[int]] = {}
     configs = {job.cell.label: job.cell.config for job in jobs}
     for job in jobs:
@@ -209,45 +141,120 @@ def run_sweep(
         with shared_data():
             stale = _stale(jobs, out, damaged_too=fresh)
             if stale and not fresh:
-                raise RunError(_say_stale(stale, len(jobs), out))
+                raise RunError(_stale_in_words(stale, len(jobs), out))
             anew = [job for job, _ in stale]
             missing = [job for job in jobs if job in anew or not job.is_finished(out)]
-            refused = _refused(missing, anew, out)
-            if len(refused) == len(jobs):
-                error = next(iter(refused.values()))
+            errors = _refused(missing, anew, out)
+            if len(errors) == len(jobs):
+                error = next(iter(errors.values()))
                 raise type(error)(f"cell {jobs[0].cell.label!r}: {error}")
+            refused = {key: str(error) for key, error in errors.items()}
             to_run = [job for job in missing if job.key not in refused]
             held.enter_context(locked(sweep.folder(out)))
             moved = _set_aside(anew, out)
             if progress is not None:
                 if moved:
                     progress.moved(moved)
-                for label, reason in _reasons(sweep, refused).items():
+                for label, reason in refused_cells(sweep, refused).items():
                     progress.refused(label, reason)
                 progress.begin(to_run, len(jobs) - len(missing))
-        failed = _run_all(to_run, out, processes, progress, executor)
-        return _write(sweep, out, jobs, failed, refused)
+        failed = _train(to_run, out, processes, progress, executor)
+        runs: list[SeedRun] = []
+        for job in jobs:
+            if job.is_finished(out):
+                try:
+                    runs += _runs_of(job, out)
+                except FedskewError as error:
+                    failed[job.key] = str(error)
+        result = SweepResult.of(sweep, runs, out, failed, refused)
+        result.write_tables()
+        result.write_report()
+        return result
 
 
-def _run_all(
-    jobs: Sequence[Job], out: Path, processes: int | None, progress: SweepProgress | None, executor: Executor | None
+Round = tuple[int, float | None]
+"""A round that a run has ended, and the test accuracy where it was evaluated."""
+
+
+def _train(
+    jobs: Sequence[Job], out: Path, processes: int | None, progress: SweepProgress | None, pool: Executor | None
 ) -> dict[tuple[str, int], str]:
-    """Run jobs, and return why some failed."""
+    """Run jobs, each in its folder, from its checkpoint where it has one, and return why some failed.
+
+    A run that fails, or whose process is killed, does not stop the others. An interrupt stops all, each after a
+    checkpoint; a second one, at once. Should this process be killed, the others end by themselves. The workers of an
+    executor share the folder with this process, and report rounds when their run has ended.
+    """
+    place = out.resolve()
     reasons: dict[int, str] = {}
-
-    def round_ended(number: int, round: int, accuracy: float | None) -> None:
-        if progress is not None:
-            progress.round(jobs[number], round, accuracy)
-
-    def run_ended(number: int, failure: str | None) -> None:
-        if failure is not None:
-            reasons[number] = failure
-        if progress is not None:
-            progress.ended(jobs[number], failure, None if failure is not None else _accuracy_of(jobs[number], out))
-
-    configs = [job.config for job in jobs]
-    run_all(configs, out, executor, processes or _default_processes(configs), round_ended, run_ended)
+    events: SimpleQueue[tuple[int, Round | Future[Any]]] = SimpleQueue()
+    with ExitStack() as stack:
+        if pool is None:
+            pool, _ = stack.enter_context(executors.executor(processes or _default_processes(jobs), hear=events.put))
+        under_way = [pool.submit(train_run, number, job.config.tree(), place) for number, job in enumerate(jobs)]
+        for number, future in enumerate(under_way):
+            future.add_done_callback(lambda future, number=number: events.put((number, future)))  # type: ignore[misc]
+        left = len(jobs)
+        try:
+            while left:
+                number, event = events.get()
+                job = jobs[number]
+                rounds, failure = ([event], None) if isinstance(event, tuple) else _result(event)
+                if progress is not None:
+                    for round, accuracy in rounds:
+                        progress.round(job, round, accuracy)
+                if isinstance(event, tuple):
+                    continue
+                left -= 1
+                if failure is None and not job.is_finished(out):
+                    failure = f"its worker wrote to another {place}: give a folder that all workers share with this one"
+                if failure is not None:
+                    reasons[number] = failure
+                if progress is not None:
+                    progress.ended(job, failure, None if failure is not None else _accuracy_of(job, out))
+        finally:
+            for future in under_way:
+                future.cancel()
     return {jobs[number].key: reasons[number] for number in sorted(reasons)}
+
+
+def _result(future: Future[tuple[list[Round], str | None]]) -> tuple[list[Round], str | None]:
+    try:
+        return future.result()
+    except FedskewError as error:  # its process was killed
+        return [], str(error)
+    except Exception as error:  # of the cluster, as when worker after worker is lost
+        return [], f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def train_run(number: int, tree: Mapping[str, Any], out: Path) -> tuple[list[Round], str | None]:
+    """Run one config, from its checkpoint where it has one; return rounds not yet reported, and why it failed."""
+    rounds: list[Round] = []
+    keep_data()
+
+    def listen(record: Mapping[str, Any]) -> None:
+        evaluation = record["evaluation"]
+        ended = record["round"], None if evaluation is None else evaluation["accuracy"]
+        if not executors.report((number, ended)):
+            rounds.append(ended)
+
+    try:
+        config = resolve(tree)
+        run_config(config, run_folder(config, out), resume=True, progress=listen, scripts=out)
+    except FedskewError as error:
+        return rounds, str(error)
+    except Exception as error:
+        again = f"fedskew --debug run {run_folder(Config.model_validate(tree), out)}/config.toml --resume"
+        said = " ".join(str(error).split())
+        return rounds, f"{type(error).__name__}: {said} (for the traceback: {again} --out {out})"
+    return rounds, None
+
+
+def _default_processes(jobs: Sequence[Job]) -> int:
+    engines = [job.cell.config.engine for job in jobs]
+    if any(choose_device(engine.device).type == "cuda" for engine in engines):
+        return 1
+    return max(1, cores() // max((engine.threads * engine.number_of_processes() for engine in engines), default=1))
 
 
 def _runs_of(job: Job, out: Path) -> list[SeedRun]:
@@ -261,56 +268,6 @@ def _accuracy_of(job: Job, out: Path) -> float | None:
     with suppress(FedskewError):
         return next((report.headline(run).get("accuracy") for run in _runs_of(job, out)), None)
     return None
-
-
-def _write(
-    sweep: Sweep,
-    out: Path,
-    jobs: Sequence[Job],
-    failed: dict[tuple[str, int], str],
-    refused: Mapping[tuple[str, int], FedskewError],
-) -> SweepResult:
-    """Read what is finished, and write tables and report."""
-    runs: list[SeedRun] = []
-    for job in jobs:
-        if job.is_finished(out):
-            try:
-                runs += _runs_of(job, out)
-            except FedskewError as error:
-                failed[job.key] = str(error)
-    rows = tuple(
-        row
-        for cell in sweep.cells
-        for row in rows_of(
-            cell,
-            [run for run in runs if run.label == cell.label],
-            sweep.accuracy,
-            {seed: reason for (label, seed), reason in failed.items() if label == cell.label},
-            {seed: str(reason) for (label, seed), reason in refused.items() if label == cell.label},
-        )
-    )
-    failures = tuple(f"{label}, seed {seed}: {reason}" for (label, seed), reason in failed.items())
-    left_out = tuple(f"{label}: {reason}" for label, reason in _reasons(sweep, refused).items())
-    result = SweepResult(sweep, rows, failures, sweep.folder(out), left_out)
-    write_tables(sweep, rows, runs, out, result.folder)
-    if runs:
-        report.write_report(
-            runs,
-            result.report,
-            sweep.name,
-            axes={row.cell.label: row.cell.values for row in rows},
-            accuracy=sweep.accuracy,
-            notes=table_notes(sweep, rows, runs),
-        )
-    return result
-
-
-def _reasons(sweep: Sweep, refused: Mapping[tuple[str, int], FedskewError]) -> dict[str, str]:
-    """Why cells are refused, by label: those that make no sense, and those that can't be set up for some seed."""
-    found = {cell.label: cell.reason for cell in sweep.refused}
-    for (label, _), reason in refused.items():
-        found.setdefault(label, str(reason))
-    return found
 
 
 def _set_aside(jobs: Sequence[Job], out: Path) -> list[Path]:
@@ -348,7 +305,7 @@ def _is_damaged(folder: Path) -> bool:
         return True
 
 
-def _say_stale(stale: Sequence[tuple[Job, Sequence[str]]], jobs: int, out: Path) -> str:
+def _stale_in_words(stale: Sequence[tuple[Job, Sequence[str]]], jobs: int, out: Path) -> str:
     first = stale[0][0]
     changes = dict.fromkeys(change for _, changes in stale for change in changes)
     return (
@@ -361,14 +318,8 @@ def _say_stale(stale: Sequence[tuple[Job, Sequence[str]]], jobs: int, out: Path)
 def _refused(jobs: Sequence[Job], anew: Sequence[Job], out: Path) -> dict[tuple[str, int], FedskewError]:
     """Set up every cell for its first seed, and return the errors of those that can't be set up.
 
-    Where an error is that of a seed alone, the cell's next seed is tried.
-
-    Cells of one task come together, so that a data set is loaded once, and only one is in memory.
-
-    Args:
-        jobs: The jobs.
-        anew: Those of them that start over, whatever is in their folders.
-        out: The folder that these are in.
+    Where an error is that of a seed alone, the cell's next seed is tried. Jobs of one task and seed come together, so
+    that a data set is loaded once, and only one is in memory. A run of `anew` starts over, whatever is in its folder.
 
     Raises:
         FedskewError: What no other cell could do without: data or a package are missing.
@@ -379,7 +330,9 @@ def _refused(jobs: Sequence[Job], anew: Sequence[Job], out: Path) -> dict[tuple[
         return json.dumps([tree["data"], tree["partition"], tree["target"], job.seed])
 
     refused: dict[tuple[str, int], FedskewError] = {}
-    waiting = {job.cell.label: [one for one in jobs if one.cell.label == job.cell.label] for job in jobs}
+    waiting: dict[str, list[Job]] = {}
+    for job in jobs:
+        waiting.setdefault(job.cell.label, []).append(job)
     while waiting:
         first = sorted((of_cell[0] for of_cell in waiting.values()), key=task_of)
         for _, cells in itertools.groupby(first, task_of):
@@ -400,10 +353,3 @@ def _refused(jobs: Sequence[Job], anew: Sequence[Job], out: Path) -> dict[tuple[
                 except FedskewError as error:
                     raise type(error)(f"cell {job.cell.label!r}: {error}") from None
     return {job.key: refused[job.key] for job in jobs if job.key in refused}
-
-
-def _default_processes(configs: Sequence[Config]) -> int:
-    if any(choose_device(config.engine.device).type == "cuda" for config in configs):
-        return 1
-    engines = [config.engine for config in configs]
-    return max(1, cores() // max((engine.threads * engine.number_of_processes() for engine in engines), default=1))
