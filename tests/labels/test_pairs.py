@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedskew.errors import ArgumentError
-from fedskew.labels import LabelCounts, colocation, describe, sentences, unheld_classes
+from fedskew.labels import LabelCounts, colocation, describe, unheld_classes
 
 COUNTS = LabelCounts([[300, 4, 0, 0], [0, 250, 90, 0], [7, 0, 120, 0]], ["x", "y", "z"], ["cat", "dog", "fox", "owl"])
 
@@ -35,7 +35,7 @@ def test_pairs_that_nobody_can_tell_apart_are_counted_and_named() -> None:
     assert report.pairs.number == 3  # no owl anywhere
     assert report.pairs.under(10).tolist() == [[0, 1], [0, 2]]
     assert report.pairs.under(100).tolist() == [[0, 1], [0, 2], [1, 2]]
-    (found,) = (text for text in sentences(report) if "told apart" in text)
+    (found,) = (text for text in report.sentences() if "told apart" in text)
     assert "2 of 3 pairs of classes have under 10 samples together" in found
     assert "3 under 100: cat and dog; cat and fox." in found
     assert "2 of 3 by under 10 samples, 3 by under 100" in str(report)
@@ -57,7 +57,7 @@ def test_classes_of_a_target_that_nobody_holds_are_named_with_the_ceiling() -> N
     assert report.target.unheld.tolist() == [3]
     assert report.target.ceiling == 0.5
     text = "No client holds class owl, 50% of the target: no method learns what nobody has, so expect at most 50.0%"
-    assert any(sentence.startswith(text) for sentence in sentences(report))
+    assert any(sentence.startswith(text) for sentence in report.sentences())
     plain = report.to_dict()["target"]
     assert (plain["unheld"], plain["ceiling"]) == (["owl"], 0.5)
     assert "No client holds class owl, 50%" not in str(describe(COUNTS, [1, 1, 1, 0]))

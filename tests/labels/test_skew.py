@@ -11,7 +11,7 @@ import pytest
 from scipy.optimize import linprog
 
 from fedskew.errors import ArgumentError
-from fedskew.labels import LabelCounts, describe, sentences
+from fedskew.labels import LabelCounts, describe
 
 COUNTS = LabelCounts(
     [[6, 2, 0, 0], [0, 0, 8, 0], [2, 2, 2, 2], [0, 0, 0, 0]], ["a", "b", "c", "d"], ["w", "x", "y", "z"]
@@ -240,7 +240,7 @@ def test_the_report_is_plain_json_even_where_figures_do_not_exist() -> None:
     ],
 )
 def test_sentences_name_what_is_there_and_what_addresses_it(counts: object, words: str) -> None:
-    assert any(words in sentence for sentence in sentences(describe(counts)))
+    assert any(words in sentence for sentence in describe(counts).sentences())
 
 
 @pytest.mark.parametrize(
@@ -256,7 +256,7 @@ def test_sentences_name_what_is_there_and_what_addresses_it(counts: object, word
 )
 def test_sentences_say_what_a_target_needs(target: list[float] | None, words: str) -> None:
     # mixes 70 : 30 and 40 : 60, pooled 55 : 45
-    assert any(words in sentence for sentence in sentences(describe([[70, 30], [40, 60]], target)))
+    assert any(words in sentence for sentence in describe([[70, 30], [40, 60]], target).sentences())
 
 
 def test_even_labels_call_for_no_method() -> None:

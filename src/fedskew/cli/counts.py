@@ -131,19 +131,7 @@ def read_source(
     totals: Totals | None,
     data_root: Path | None,
 ) -> Source:
-    """Return the label counts that a file or folder holds, whatever it is.
-
-    Args:
-        path: The file or folder.
-        client: The column of clients, in a table.
-        label: The column of labels, in a table of samples.
-        decimal: The decimal sign of a table of counts.
-        totals: What to do with totals of a table of counts.
-        data_root: The folder of the data sets, for a config.
-
-    Raises:
-        FedskewError: It can't be read; the message says why.
-    """
+    """Return the label counts that a file or folder holds, whatever it is."""
     if path.suffix.lower() == ".toml" or str(path).startswith("@"):
         return _of_config(path, data_root)
     if (path / "config.toml").exists():

@@ -36,8 +36,6 @@ from fedskew.labels import (
     LabelCounts,
     SkewReport,
     effective_sample_size,
-    sentences,
-    statistics,
     unheld_in_words,
 )
 from fedskew.labels import describe as describe_labels
@@ -97,7 +95,7 @@ def describe(
     console = Console(highlight=False)
     heading(console, "What the labels look like")
     said = [] if source.said is None or target is not None else [f"{source.said[0].upper()}{source.said[1:]}."]
-    for sentence in (*said, *sentences(report)):
+    for sentence in (*said, *report.sentences()):
         console.print(Padding(bullet(sentence), (0, 0, 0, 1)))
     heading(console, "Figures")
     console.print(_figures_table(report))
@@ -312,7 +310,7 @@ def _parsed(text: str) -> Any:
 
 def _figures_table(report: SkewReport) -> Table:
     table = empty_table(("", "left"), ("", "left"), header=False)
-    for name, value in statistics(report):
+    for name, value in report.statistics():
         table.add_row(name if value else f"[bold]{name}", value)
     return table
 

@@ -91,7 +91,7 @@ class Adapt(Finish):
         true = None if observed.targets is None else observed.targets.cpu().numpy()
         if "biases" not in question:
             assert true is not None, "sizes are only asked of labelled samples"
-            squares = labels.spread_of(logits) ** 2 * logits.size
+            squares = labels.CalibrationSums.spread_of(logits) ** 2 * logits.size
             return {"sizes": _tensor(np.bincount(true, minlength=classes)), "squares": _tensor(np.array([squares]))}
         slope, biases = float(question["slope"]), question["biases"].double().cpu().numpy()
         biases = np.where(biases > NEVER, biases, -np.inf)
@@ -99,7 +99,7 @@ class Adapt(Finish):
             assert true is not None, "a calibration needs labelled samples"
             weights = question["weights"].double().cpu().numpy()[true]
             kept = (weights > 0) & np.isfinite(biases[true])
-            sums = labels.calibration_sums(logits[kept], true[kept], slope, biases, weights[kept])
+            sums = labels.CalibrationSums.of(logits[kept], true[kept], slope, biases, weights[kept])
             return {
                 "loss": _tensor(np.array([sums.loss])),
                 "gradient": _tensor(sums.gradient),
@@ -146,7 +146,7 @@ class Adapt(Finish):
             return labels.CalibrationSums(float(found["loss"]), found["gradient"].numpy(), found["curvature"].numpy())
 
         spread = math.sqrt(float(first["squares"]) / max(sizes.sum() * len(sizes), 1))
-        calibration = labels.calibrate_by_sums(sums, weights * sizes, spread, MOST_EXCHANGES)
+        calibration = labels.Calibration.of_sums(sums, weights * sizes, spread, MOST_EXCHANGES)
         notes: dict[str, Any] = {
             "temperature": _plain(calibration.temperature),
             "biases": [_plain(bias) for bias in calibration.biases.tolist()],

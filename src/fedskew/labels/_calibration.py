@@ -41,22 +41,37 @@ class Calibration:
     biases: FloatArray
 
     def apply(self, logits: ArrayLike) -> FloatArray:
-        """Calibrated probabilities, for a label mix that is uniform over the classes with held-out samples.
-
-        Args:
-            logits: Raw outputs, shape `(samples, classes)`.
-
-        Returns:
-            Probabilities of the same shape; rows sum to 1.
-
-        Raises:
-            ArgumentError: Another shape, NaN or infinite.
-        """
+        """Probabilities of logits, `(samples, classes)`, for a uniform mix of the classes with held-out samples."""
         raw = _logits(logits, "logits")
         if raw.shape[1] != len(self.biases):
             raise ArgumentError(f"logits: must have {len(self.biases)} columns, one for each class, not {raw.shape[1]}")
         probabilities: FloatArray = softmax(raw / self.temperature + self.biases, axis=1)
         return probabilities
+
+    @classmethod
+    def of_sums(
+        cls,
+        ask: Callable[[float, FloatArray], CalibrationSums],
+        weights: ArrayLike,
+        spread: float,
+        most: int = _STEPS * _HALVINGS,
+    ) -> Calibration:
+        """Find a calibration from sums alone, by damped Newton steps on a convex loss; 5 to 10 questions as a rule.
+
+        Args:
+            ask: Gives the sums over all holders' samples (see `CalibrationSums.of`) at a slope and biases.
+            weights: Total weight in these sums of each class's samples, shape `(classes,)`.
+            spread: How far a sample's logits are apart (see `CalibrationSums.spread_of`); it only helps the steps.
+            most: Most questions; after these, the best point so far is taken.
+        """
+        amounts = as_floats(weights, "weights")
+        held = np.flatnonzero(amounts)
+        if len(held) < 2:
+            raise ArgumentError(f"targets: to calibrate takes samples of at least two classes, not of {len(held)}")
+        slope, biases = _fitted(ask, amounts, max(spread, 1e-12), most)
+        whole = np.full(len(amounts), -np.inf)
+        whole[held] = biases[held] - biases[held].mean()
+        return cls(1 / slope if slope > 0 else np.inf, whole)
 
 
 def calibrate(logits: ArrayLike, targets: ArrayLike, weights: ArrayLike | None = None) -> Calibration:
@@ -67,12 +82,6 @@ def calibrate(logits: ArrayLike, targets: ArrayLike, weights: ArrayLike | None =
         targets: Their classes, shape `(samples,)`.
         weights: Of each sample, shape `(samples,)`; where None, all classes with a sample weigh the same, so that the
             calibrated probabilities have a uniform prior.
-
-    Returns:
-        The calibration.
-
-    Raises:
-        ArgumentError: Shapes that don't fit, NaN, a class that there is no column for, or fewer than two classes.
 
     Example:
         >>> logits = [[2.0, 0.0], [1.0, 0.0], [2.0, 0.0], [0.0, 1.0], [1.0, 0.0]]
@@ -102,9 +111,9 @@ def calibrate(logits: ArrayLike, targets: ArrayLike, weights: ArrayLike | None =
     by_class = np.bincount(labels, shares, minlength=classes)
 
     def sums(slope: float, biases: FloatArray) -> CalibrationSums:
-        return calibration_sums(some, labels, slope, biases, shares)
+        return CalibrationSums.of(some, labels, slope, biases, shares)
 
-    return calibrate_by_sums(sums, by_class, spread_of(some))
+    return Calibration.of_sums(sums, by_class, CalibrationSums.spread_of(some))
 
 
 class CalibrationSums(NamedTuple):
@@ -120,73 +129,41 @@ class CalibrationSums(NamedTuple):
     gradient: FloatArray
     curvature: FloatArray
 
+    @classmethod
+    def of(
+        cls, logits: FloatArray, targets: NDArray[np.int64], slope: float, biases: FloatArray, weights: FloatArray
+    ) -> CalibrationSums:
+        """Compute loss, gradient and curvature of `softmax(slope * logits + biases)` on some samples.
 
-def calibration_sums(
-    logits: FloatArray, targets: NDArray[np.int64], slope: float, biases: FloatArray, weights: FloatArray
-) -> CalibrationSums:
-    """Compute loss, gradient and curvature of `softmax(slope * logits + biases)` on some samples.
+        Sums of several holders' samples are the sums of what each of them computes.
 
-    Sums of several holders' samples are the sums of what each of them computes.
+        `biases` are -inf for a class that nobody has a sample of, finite for those of `targets`.
+        """
+        held = np.isfinite(biases)
+        inputs = _centred(logits, held)
+        rows, places = np.arange(len(inputs)), np.searchsorted(np.flatnonzero(held), targets)
+        outputs = slope * inputs + biases[held]
+        loss = float(weights @ (logsumexp(outputs, axis=1) - outputs[rows, places])) if len(rows) else 0.0
+        shares = softmax(outputs, axis=1)
+        errors = shares.copy()
+        errors[rows, places] -= 1
+        weighted = weights[:, None] * shares
+        means = (shares * inputs).sum(axis=1)
+        among = np.append(0, 1 + np.flatnonzero(held))
+        gradient, curvature = np.zeros(len(biases) + 1), np.zeros((len(biases) + 1,) * 2)
+        gradient[among] = np.append(weights @ (errors * inputs).sum(axis=1), weights @ errors)
+        inner = np.empty((len(among),) * 2)
+        inner[0, 0] = weights @ ((shares * inputs**2).sum(axis=1) - means**2)
+        inner[0, 1:] = inner[1:, 0] = (weighted * (inputs - means[:, None])).sum(axis=0)
+        inner[1:, 1:] = np.diag(weighted.sum(axis=0)) - weighted.T @ shares
+        curvature[np.ix_(among, among)] = inner
+        return cls(loss, gradient, curvature)
 
-    Args:
-        logits: Raw outputs, shape `(samples, classes)`.
-        targets: Classes of the samples, shape `(samples,)`; each has a finite bias.
-        slope: 1 / temperature.
-        biases: Shape `(classes,)`; -inf for a class that nobody has a sample of.
-        weights: Of the samples, shape `(samples,)`.
-
-    Returns:
-        The sums.
-    """
-    held = np.isfinite(biases)
-    inputs = _centred(logits, held)
-    rows, places = np.arange(len(inputs)), np.searchsorted(np.flatnonzero(held), targets)
-    outputs = slope * inputs + biases[held]
-    loss = float(weights @ (logsumexp(outputs, axis=1) - outputs[rows, places])) if len(rows) else 0.0
-    shares = softmax(outputs, axis=1)
-    errors = shares.copy()
-    errors[rows, places] -= 1
-    weighted = weights[:, None] * shares
-    means = (shares * inputs).sum(axis=1)
-    among = np.append(0, 1 + np.flatnonzero(held))
-    gradient, curvature = np.zeros(len(biases) + 1), np.zeros((len(biases) + 1,) * 2)
-    gradient[among] = np.append(weights @ (errors * inputs).sum(axis=1), weights @ errors)
-    inner = np.empty((len(among),) * 2)
-    inner[0, 0] = weights @ ((shares * inputs**2).sum(axis=1) - means**2)
-    inner[0, 1:] = inner[1:, 0] = (weighted * (inputs - means[:, None])).sum(axis=0)
-    inner[1:, 1:] = np.diag(weighted.sum(axis=0)) - weighted.T @ shares
-    curvature[np.ix_(among, among)] = inner
-    return CalibrationSums(loss, gradient, curvature)
-
-
-def calibrate_by_sums(
-    ask: Callable[[float, FloatArray], CalibrationSums],
-    weights: ArrayLike,
-    spread: float,
-    most: int = _STEPS * _HALVINGS,
-) -> Calibration:
-    """Find a calibration from sums alone, by damped Newton steps on a convex loss; 5 to 10 questions as a rule.
-
-    Args:
-        ask: Gives the sums over all holders' samples (see `calibration_sums`) at a slope and biases.
-        weights: Total weight in these sums of each class's samples, shape `(classes,)`.
-        spread: How far a sample's logits are apart, roughly (see `spread_of`); it only helps the steps.
-        most: Most questions; after these, the best point so far is taken.
-
-    Returns:
-        The calibration.
-
-    Raises:
-        ArgumentError: Fewer than two classes have a sample.
-    """
-    amounts = as_floats(weights, "weights")
-    held = np.flatnonzero(amounts)
-    if len(held) < 2:
-        raise ArgumentError(f"targets: to calibrate takes samples of at least two classes, not of {len(held)}")
-    slope, biases = _fitted(ask, amounts, max(spread, 1e-12), most)
-    whole = np.full(len(amounts), -np.inf)
-    whole[held] = biases[held] - biases[held].mean()
-    return Calibration(1 / slope if slope > 0 else np.inf, whole)
+    @staticmethod
+    def spread_of(logits: FloatArray) -> float:
+        """Return the root mean square of the logits' differences from their sample's mean; 0 of no sample."""
+        centred = _centred(logits, np.ones(logits.shape[1], dtype=bool))
+        return float(np.sqrt(np.square(centred).mean())) if len(centred) else 0.0
 
 
 def _fitted(
@@ -220,19 +197,6 @@ def _fitted(
     return float(found[0]) / spread, found[1:]
 
 
-def spread_of(logits: FloatArray) -> float:
-    """Measure how far apart a sample's logits are.
-
-    Args:
-        logits: Raw outputs, `(samples, classes)`.
-
-    Returns:
-        The root mean square of the logits' differences from their sample's mean; 0 of no sample.
-    """
-    centred = _centred(logits, np.ones(logits.shape[1], dtype=bool))
-    return float(np.sqrt(np.square(centred).mean())) if len(centred) else 0.0
-
-
 def _centred(logits: FloatArray, held: NDArray[np.bool_]) -> FloatArray:
     """Return the logits of the classes with a sample, each row with mean 0."""
     inputs = logits[:, held]
@@ -242,18 +206,6 @@ def _centred(logits: FloatArray, held: NDArray[np.bool_]) -> FloatArray:
 
 def adapt(probabilities: ArrayLike, prior: ArrayLike, mix: ArrayLike) -> FloatArray:
     """Probabilities under another label mix: each class times `mix / prior`, then every row divided by its sum.
-
-    Args:
-        probabilities: Shape `(samples, classes)`, calibrated for `prior`.
-        prior: Label mix that they are calibrated for, shape `(classes,)`.
-        mix: Label mix of the target, shape `(classes,)`.
-
-    Returns:
-        Probabilities of the same shape; rows sum to 1.
-
-    Raises:
-        ArgumentError: Shapes that don't fit, NaN, negative numbers, a class of `mix` that `prior` lacks, or a sample
-            whose every class has probability 0.
 
     Example:
         >>> adapt([[0.5, 0.5]], prior=[0.5, 0.5], mix=[0.9, 0.1]).round(2).tolist()

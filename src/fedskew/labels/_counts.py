@@ -77,14 +77,7 @@ class LabelCounts:
         return pooled
 
     def take(self, ids: ArrayLike) -> LabelCounts:
-        """Return the counts of a subset of the clients.
-
-        Args:
-            ids: Row numbers of the clients, in the order of the result.
-
-        Raises:
-            ArgumentError: A client id is unknown or not a whole number.
-        """
+        """Return the counts of the clients of these row numbers, in this order; ArgumentError for an unknown one."""
         rows = np.atleast_1d(np.asarray(ids))
         if rows.ndim != 1 or not np.issubdtype(rows.dtype, np.integer):
             raise ArgumentError("ids: must be a list of client ids (whole numbers)")
@@ -124,30 +117,15 @@ class LabelCounts:
             decimal: The decimal sign of its numbers.
             totals: "drop" leaves out every row and column that is called a total or is the sum of the others, "keep"
                 none.
-
-        Raises:
-            ArgumentError: The file can't be read, or be understood in one way only; the message names file, line and
-                column.
         """
         return cls(*read_counts(Path(path), client, decimal, totals))
 
     @classmethod
     def of_partitions(cls, partitioner: Any, label: str = "label") -> LabelCounts:
-        """Count the labels of the partitions that a partitioner of the package `flwr-datasets` makes.
+        """Count the labels, in the column `label`, of what a partitioner of the package `flwr-datasets` makes.
 
-            partitioner.dataset = table            # or data.partitioners["train"] of a FederatedDataset that is loaded
-            print(describe(LabelCounts.of_partitions(partitioner)))
-
-        Args:
-            partitioner: A partitioner with a data set; asked for `num_partitions`, and `load_partition(0)` and so on.
-            label: Name of the column of labels.
-
-        Returns:
-            A client for each partition. Class names are those of the column where it has names (a `ClassLabel`), else
-            the labels that occur, ordered.
-
-        Raises:
-            ArgumentError: It has no data set, or its partitions have no such column.
+        partitioner.dataset = table            # or data.partitioners["train"] of a FederatedDataset that is loaded
+        print(describe(LabelCounts.of_partitions(partitioner)))
         """
         try:
             parts = [partitioner.load_partition(place) for place in range(partitioner.num_partitions)]
@@ -163,14 +141,9 @@ class LabelCounts:
         return cls(counts, classes=[str(value) for value in seen] if known is None else list(known))
 
     def to_csv(self, path: str | Path | TextIO, form: Literal["wide", "long"] = "wide") -> None:
-        """Write a file from which `read_csv` restores the same numbers and names (with `totals="keep"` in any case).
+        """Write a file, or to one open for text, from which `read_csv` restores all (with `totals="keep"` in any case).
 
-        Args:
-            path: The file, which is overwritten; or one that is open for text, such as `sys.stdout`.
-            form: "wide", a row per client, or "long", a row per client and class.
-
-        Raises:
-            ArgumentError: `form` is unknown, or the file can't be written.
+        `form` is "wide", a row per client, or "long", a row per client and class.
         """
         write_counts(Path(path) if isinstance(path, str) else path, self.counts, self.clients, self.classes, form)
 
@@ -189,18 +162,7 @@ CountsLike: TypeAlias = ArrayLike | LabelCounts
 
 
 def as_counts(counts: CountsLike, name: str = "counts") -> FloatArray:
-    """Check label counts; every function that takes counts calls this first.
-
-    Args:
-        counts: Label counts, an array-like or a `LabelCounts`.
-        name: The argument's name in error messages.
-
-    Returns:
-        The counts as float64, shape `(clients, classes)`, without a copy where possible.
-
-    Raises:
-        ArgumentError: A wrong shape, no client, no class, NaN, infinity or a negative count.
-    """
+    """Return checked counts as float64, `(clients, classes)`, without a copy where possible; ArgumentError if wrong."""
     if isinstance(counts, LabelCounts):
         return counts.counts
     array = as_floats(counts, name)
@@ -215,19 +177,7 @@ def as_counts(counts: CountsLike, name: str = "counts") -> FloatArray:
 
 
 def as_target(target: ArrayLike, classes: int, name: str = "target") -> FloatArray:
-    """Check and normalise a label mix.
-
-    Args:
-        target: Non-negative shares with a positive sum, shape `(classes,)`.
-        classes: Number of classes.
-        name: The argument's name in error messages.
-
-    Returns:
-        The mix as float64, sum 1.
-
-    Raises:
-        ArgumentError: Wrong shape or values.
-    """
+    """Return a checked label mix, `(classes,)`, as float64 of sum 1; ArgumentError names it."""
     array = as_floats(target, name)
     if array.shape != (classes,):
         raise ArgumentError(f"{name}: must have the shape ({classes},), one share for each class, not {array.shape}")
@@ -240,18 +190,7 @@ def as_target(target: ArrayLike, classes: int, name: str = "target") -> FloatArr
 
 
 def as_sizes(sizes: ArrayLike | None, counts: FloatArray) -> FloatArray:
-    """Check client sizes.
-
-    Args:
-        sizes: Samples of each client, shape `(clients,)`; the row sums of `counts` where None.
-        counts: Label counts, shape `(clients, classes)`, checked.
-
-    Returns:
-        The sizes as float64.
-
-    Raises:
-        ArgumentError: Wrong shape or values.
-    """
+    """Return checked client sizes, `(clients,)`, as float64; the row sums of `counts` where None."""
     if sizes is None:
         summed: FloatArray = counts.sum(axis=1)
         return summed

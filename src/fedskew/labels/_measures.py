@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import ClassVar
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -20,17 +23,7 @@ from fedskew.mixing import Programme
 
 
 def entropy(counts: CountsLike) -> float | FloatArray:
-    """Shannon entropy of label counts in bits, `-sum p log2 p` with 0 log 0 = 0 (FedEntOpt, section III).
-
-    Args:
-        counts: Label counts, shape `(classes,)` or `(clients, classes)`.
-
-    Returns:
-        A float for one client's counts, else shape `(clients,)`; 0 where there is no sample.
-
-    Raises:
-        ArgumentError: NaN, negative counts, or another number of axes.
-    """
+    """Shannon entropy of label counts in bits, `-sum p log2 p` with 0 log 0 = 0 (FedEntOpt, section III)."""
     array = _vector_or_counts(counts)
     if array.ndim == 1:
         return float(_entropies(array[None])[0])
@@ -50,17 +43,7 @@ def _entropies(rows: FloatArray) -> FloatArray:
 
 
 def kl_to_uniform(counts: CountsLike) -> float | FloatArray:
-    """Kullback-Leibler divergence of label counts from the uniform mix in bits, `log2(classes) - entropy`.
-
-    Args:
-        counts: Label counts, shape `(classes,)` or `(clients, classes)`.
-
-    Returns:
-        A float for one client's counts, else shape `(clients,)`; log2(classes) where there is no sample.
-
-    Raises:
-        ArgumentError: NaN, negative counts, or another number of axes.
-    """
+    """Kullback-Leibler divergence of label counts from the uniform mix in bits, `log2(classes) - entropy`."""
     array = _vector_or_counts(counts)
     divergence = np.maximum(np.log2(array.shape[-1]) - entropy(array), 0.0)
     return float(divergence) if array.ndim == 1 else divergence
@@ -70,16 +53,6 @@ def effective_sample_size(weights: ArrayLike, sizes: ArrayLike) -> float:
     """Effective sample size of weighted clients, `1 / sum(weights**2 / sizes)` (FedPALS, section 3.1).
 
     It is at most the number of samples, which FedAvg's weights reach.
-
-    Args:
-        weights: Client weights, shape `(clients,)`, sum 1.
-        sizes: Samples of each client, shape `(clients,)`; a client without samples is left out.
-
-    Returns:
-        The effective sample size in samples; 0 where no client has weight.
-
-    Raises:
-        ArgumentError: Wrong shapes, NaN or negative values.
     """
     weighed, held = as_floats(weights, "weights"), as_floats(sizes, "sizes")
     if weighed.ndim != 1 or not len(weighed):
@@ -98,16 +71,6 @@ def projection_distance(counts: CountsLike, target: ArrayLike) -> float:
 
     `min ||T - sum_i a_i S_i||^2` over weights a >= 0 of sum 1, with S_i the clients' label marginals (FedPALS's
     d(T, S)); exact up to rounding.
-
-    Args:
-        counts: Label counts, shape `(clients, classes)`.
-        target: Label mix, shape `(classes,)`; normalised here.
-
-    Returns:
-        The squared distance; 0 where the target lies in the convex hull of the clients' mixes.
-
-    Raises:
-        ArgumentError: Wrong shapes or values, or no client holds a sample.
     """
     held = as_counts(counts)
     residual = Programme(held, as_target(target, held.shape[1])).projection.residual
@@ -123,15 +86,6 @@ def class_group_matrix(counts: CountsLike) -> NDArray[np.int8]:
 
     A class is vacant at a client without samples of it, a majority class with more than the client's samples / classes,
     and a minority class otherwise. At an empty client every class is vacant.
-
-    Args:
-        counts: Label counts, shape `(clients, classes)`.
-
-    Returns:
-        Group numbers, shape `(clients, classes)`.
-
-    Raises:
-        ArgumentError: Wrong shape or values.
     """
     held = as_counts(counts)
     groups = np.empty(held.shape, dtype=np.int8)
@@ -148,3 +102,70 @@ def _vector_or_counts(counts: CountsLike) -> FloatArray:
         row: FloatArray = as_counts(array[None])[0]
         return row
     return as_counts(counts if isinstance(counts, LabelCounts) else array)
+
+
+def colocation(counts: CountsLike) -> FloatArray:
+    """Return how many samples of each two classes clients hold together, `(classes, classes)`: sum_i min(n_ia, n_ib).
+
+    The diagonal is the class totals.
+    """
+    held = as_counts(counts)
+    classes = held.shape[1]
+    together = np.zeros((classes, classes))
+    for part in row_blocks(held):
+        columns = np.ascontiguousarray(held[part].T)
+        for label, own in enumerate(columns):
+            holders = np.flatnonzero(own)
+            others = columns[label:] if len(holders) == len(own) else columns[label:, holders]
+            together[label, label:] += np.minimum(own[holders], others).sum(axis=1)
+    return np.maximum(together, together.T)
+
+
+@dataclass(frozen=True)
+class ClassPairs:
+    """Which pairs of classes some client can tell apart by its own samples.
+
+    A loss that compares only the classes of one client (FedVLS's calibration, FedLC) learns to tell two classes apart
+    from clients that hold both, and from as many samples as the rarer of the two has there.
+
+    Attributes:
+        together: Their co-location, shape `(classes, classes)`; see `colocation`.
+        few: Co-location below which a pair counts as hardly learnt by such a loss.
+        hardly: Co-location below which it counts as not learnt.
+    """
+
+    together: FloatArray
+
+    few: ClassVar[int] = 100
+    hardly: ClassVar[int] = 10
+
+    @classmethod
+    def of(cls, counts: CountsLike) -> ClassPairs:
+        """Return the pairs of a federation's classes."""
+        return cls(colocation(counts))
+
+    @property
+    def number(self) -> int:
+        """Number of pairs of classes that both have a sample somewhere."""
+        occur = int(np.count_nonzero(np.diagonal(self.together)))
+        return occur * (occur - 1) // 2
+
+    def under(self, samples: float) -> NDArray[np.int64]:
+        """Return the pairs of classes that occur and have fewer samples together, `(pairs, 2)`, the fewest first."""
+        occurs = np.diagonal(self.together) > 0
+        one, other = np.nonzero(np.triu(np.outer(occurs, occurs) & (self.together < samples), 1))
+        order = np.argsort(self.together[one, other], kind="stable")
+        return np.stack([one, other], axis=1)[order]
+
+    def in_words(self, class_names: tuple[str, ...]) -> str:
+        """Return how many pairs are below both limits, with the first few; empty if none is below the lower one."""
+        hardly, few = self.under(self.hardly), self.under(self.few)
+        if not len(hardly):
+            return ""
+        named = [f"{class_names[one]} and {class_names[other]}" for one, other in hardly[:3]]
+        rest = f" and {len(hardly) - len(named):,} more" if len(hardly) > len(named) else ""
+        return (
+            f"{len(hardly):,} of {self.number:,} pairs of classes have under {self.hardly} samples together (the "
+            f"smaller of a client's two counts, summed over clients), {len(few):,} under {self.few}: "
+            f"{'; '.join(named)}{rest}"
+        )

@@ -16,15 +16,9 @@ EDGES = (0.5, 0.8, 0.95)
 
 
 def outcome_cells(predicted: NDArray[np.int64], sure: FloatArray, edges: ArrayLike = EDGES) -> NDArray[np.int64]:
-    """Find the outcome cell of each sample: the bins of a predicted class stand side by side.
+    """Return the outcome cell of each sample, from its predicted class and the probability of that, `(samples,)`.
 
-    Args:
-        predicted: Predicted classes, shape `(samples,)`.
-        sure: The probabilities of these, shape `(samples,)`.
-        edges: Where a predicted class's cells are divided by its probability, rising.
-
-    Returns:
-        Cells, shape `(samples,)`, from 0 to classes * (edges + 1) - 1.
+    `edges` divide a predicted class's cells by its probability; its bins stand side by side.
     """
     cuts = np.asarray(edges, dtype=np.float64)
     cells: NDArray[np.int64] = predicted * (len(cuts) + 1) + np.digitize(sure, cuts)
@@ -32,31 +26,13 @@ def outcome_cells(predicted: NDArray[np.int64], sure: FloatArray, edges: ArrayLi
 
 
 def outcome_cells_of_logits(logits: FloatArray, edges: ArrayLike = EDGES) -> NDArray[np.int64]:
-    """Find the outcome cell of each sample from what the model says of it.
-
-    Args:
-        logits: The model's outputs, shape `(samples, classes)`.
-        edges: See `outcome_cells`.
-
-    Returns:
-        Cells, shape `(samples,)`, as `outcome_cells` returns them.
-    """
+    """Return the outcome cell of each sample, from its logits, `(samples, classes)`."""
     sure = 1 / np.exp(logits - logits.max(axis=1, keepdims=True)).sum(axis=1)
     return outcome_cells(logits.argmax(axis=1), sure, edges)
 
 
 def outcome_table(labels: NDArray[np.int64], cells: NDArray[np.int64], classes: int, bins: int) -> FloatArray:
-    """Count samples by true class and outcome cell.
-
-    Args:
-        labels: True classes, shape `(samples,)`.
-        cells: Outcome cells, shape `(samples,)`.
-        classes: Number of classes.
-        bins: Number of cells of a predicted class.
-
-    Returns:
-        Counts, shape `(classes, classes * bins)`, as `estimate_mix` takes them.
-    """
+    """Count samples by true class and outcome cell, `(classes, classes * bins)`, as `estimate_mix` takes them."""
     number = classes * bins
     counts: FloatArray = np.bincount(labels * number + cells, minlength=classes * number).astype(float)
     return counts.reshape(classes, number)

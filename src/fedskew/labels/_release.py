@@ -49,13 +49,6 @@ def privatize(
         rng: Source of reproducible noise, for simulation only: floating-point Laplace noise leaks. Without it the noise
             comes from opendp's secure mechanism (extra `fedskew[dp]`).
         neighbours: Which data sets count as neighbours.
-
-    Returns:
-        Noisy counts: an array, or a `LabelCounts` with the same names where one was given.
-
-    Raises:
-        ArgumentError: A wrong argument.
-        MissingPackageError: opendp is needed and not installed.
     """
     held = as_counts(counts)
     if not _is_positive(epsilon):

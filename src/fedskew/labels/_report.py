@@ -15,8 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedskew.errors import ArgumentError
 from fedskew.labels._counts import CountsLike, FloatArray, LabelCounts, as_target
-from fedskew.labels._measures import GROUPS, class_group_matrix, entropy
-from fedskew.labels._pairs import FEW_TOGETHER, HARDLY_TOGETHER, ClassPairs
+from fedskew.labels._measures import GROUPS, ClassPairs, class_group_matrix, entropy
 from fedskew.labels._skew import (
     ClientConsistency,
     InterClientDistribution,
@@ -96,14 +95,18 @@ class SkewReport:
         """Return plain values for `json.dumps`, clients and classes by name; an undefined number is None."""
         clients, classes = self.counts.clients, self.counts.classes
         names = np.array(classes, dtype=object)
+
+        def by_class(values: NDArray[Any]) -> dict[str, Any]:
+            return dict(zip(classes, values.tolist(), strict=True))
+
         sizes = self.counts.sizes.tolist()
-        labels, few = self.label_distribution, self.pairs.under(FEW_TOGETHER)
+        labels, few = self.label_distribution, self.pairs.under(ClassPairs.few)
         report: dict[str, Any] = {
             "clients": len(clients),
             "classes": list(classes),
             "samples": float(self.counts.counts.sum()),
             "label_distribution": {
-                "histogram": dict(zip(classes, labels.histogram.tolist(), strict=True)),
+                "histogram": by_class(labels.histogram),
                 "richness": labels.richness,
                 "entropy": labels.entropy,
                 "evenness": labels.evenness,
@@ -113,18 +116,15 @@ class SkewReport:
             },
             "client_consistency": _plain(self.client_consistency),
             "inter_client": _plain(self.inter_client)
-            | {
-                "holders": dict(zip(classes, self.inter_client.holders.tolist(), strict=True)),
-                "largest_holding": dict(zip(classes, self.inter_client.largest_holding.tolist(), strict=True)),
-            },
+            | {name: by_class(getattr(self.inter_client, name)) for name in ("holders", "largest_holding")},
             "quantity": _plain(self.quantity),
             "rare": names[self.rare].tolist(),
             "single_holder": names[self.single_holder].tolist(),
             "absent": names[self.absent].tolist(),
             "class_pairs": {
                 "pairs": self.pairs.number,
-                f"under_{HARDLY_TOGETHER}": len(self.pairs.under(HARDLY_TOGETHER)),
-                f"under_{FEW_TOGETHER}": len(few),
+                f"under_{ClassPairs.hardly}": len(self.pairs.under(ClassPairs.hardly)),
+                f"under_{ClassPairs.few}": len(few),
                 "fewest": [
                     {"classes": [classes[one], classes[other]], "together": float(self.pairs.together[one, other])}
                     for one, other in few.tolist()
@@ -148,18 +148,72 @@ class SkewReport:
                 "distance": found.distance,
                 "fedavg_distance": found.fedavg_distance,
                 "covered": found.covered,
-                "mix": dict(zip(classes, found.mix.tolist(), strict=True)),
-                "nearest": dict(zip(classes, found.nearest.tolist(), strict=True)),
+                "mix": by_class(found.mix),
+                "nearest": by_class(found.nearest),
                 "short": {classes[label]: float(found.short[label]) for label in np.flatnonzero(found.short)},
                 "unheld": names[found.unheld].tolist(),
                 "ceiling": found.ceiling,
             }
         return report
 
+    def sentences(self) -> list[str]:
+        """Return the report in sentences: in each a finding and its consequence."""
+        found = [_overview(self), _skew(self)]
+        for part in (_vacant, _few_holders, _pairs, _cohorts, _sizes, _target):
+            found += part(self)
+        return found
+
+    def statistics(self) -> list[tuple[str, str]]:
+        """Return the report's numbers as rows of name and value; a heading has an empty value."""
+        labels, alike = self.label_distribution, self.client_consistency
+        inter, sizes = self.inter_client, self.quantity
+        held = self.counts.sizes > 0
+        richness, even = labels.client_richness[held], labels.client_evenness[held]
+        groups = ", ".join(f"{numbers[held].mean():.1f} {name}" for name, numbers in self.group_sizes().items())
+        note = f" (over {alike.pairs:,} sampled pairs)" if alike.sampled else ""
+        rows = [
+            ("label distribution", ""),
+            ("  labels that occur", f"{labels.richness} of {len(labels.histogram)}"),
+            ("  entropy of all samples", f"{labels.entropy:.3f} bits, {labels.evenness:.1%} of even"),
+            ("  labels of a client", f"{richness.mean():.1f} on average, {richness.min()} to {richness.max()}"),
+            (
+                "  evenness of a client",
+                f"{even.mean():.1%} on average, {even.min():.1%} to {even.max():.1%}",
+            ),
+            (
+                "  skew",
+                f"the client explains {labels.skew:.1%} of the label's entropy, by chance {labels.skew_by_chance:.1%}",
+            ),
+            ("  classes of a client", f"{groups} on average"),
+            ("client consistency (mixes sorted)", ""),
+            ("  Hellinger distance", _decimal(alike.hellinger) + note),
+            ("  earth mover's distance", f"{_decimal(alike.emd)} ranks"),
+            ("between clients", ""),
+            ("  samples whose label others hold", f"{inter.shared:.1%}"),
+            ("  Jaccard similarity of label sets", _decimal(inter.jaccard) + note),
+            (
+                "  pairs of classes held together",
+                f"{len(self.pairs.under(ClassPairs.hardly)):,} of {self.pairs.number:,} by under {ClassPairs.hardly} "
+                f"samples, {len(self.pairs.under(ClassPairs.few)):,} by under {ClassPairs.few}",
+            ),
+            ("samples of a client", ""),
+            ("  smallest, median, largest", " / ".join(map(amount, (sizes.smallest, sizes.median, sizes.largest)))),
+            ("  inequality", f"Gini {sizes.gini:.3f}, standard deviation / mean {sizes.variation:.2f}"),
+        ]
+        if self.target is not None:
+            target = self.target
+            rows += [
+                ("target", ""),
+                ("  nearest mix by weights", f"squared distance {target.distance:.3g}, {target.covered:.1%} in common"),
+                ("  FedAvg's mix", f"squared distance {target.fedavg_distance:.3g}"),
+                ("  held by some client", f"{target.ceiling:.1%} of the target"),
+            ]
+        return rows
+
     def __str__(self) -> str:
-        rows = statistics(self)
+        rows = self.statistics()
         width = max(len(name) for name, _ in rows)
-        lines = [f"- {sentence}" for sentence in sentences(self)]
+        lines = [f"- {sentence}" for sentence in self.sentences()]
         return "\n".join([*lines, "", *(f"{name:<{width}}  {value}".rstrip() for name, value in rows)])
 
 
@@ -172,12 +226,6 @@ def describe(counts: CountsLike, target: ArrayLike | None = None) -> SkewReport:
     Args:
         counts: Label counts, shape `(clients, classes)`.
         target: Label mix that the model will serve, shape `(classes,)`; normalised here.
-
-    Returns:
-        The report.
-
-    Raises:
-        ArgumentError: Wrong shapes or values, or no client holds a sample.
     """
     record = counts if isinstance(counts, LabelCounts) else LabelCounts(counts)
     if not record.counts.max() > 0:
@@ -196,72 +244,6 @@ def describe(counts: CountsLike, target: ArrayLike | None = None) -> SkewReport:
         pairs=ClassPairs.of(record),
         target=None if target is None else target_coverage(record, target),
     )
-
-
-def sentences(report: SkewReport) -> list[str]:
-    """Return the report in sentences: in each a finding and its consequence.
-
-    Args:
-        report: The report.
-    """
-    found = [
-        _overview(report),
-        _skew(report),
-        *_vacant(report),
-        *_few_holders(report),
-        *_pairs(report),
-        *_cohorts(report),
-    ]
-    return [*found, *_sizes(report), *_target(report)]
-
-
-def statistics(report: SkewReport) -> list[tuple[str, str]]:
-    """Return the report's numbers as rows of name and value; a heading has an empty value.
-
-    Args:
-        report: The report.
-    """
-    labels, alike = report.label_distribution, report.client_consistency
-    inter, sizes = report.inter_client, report.quantity
-    held = report.counts.sizes > 0
-    richness, evenness = labels.client_richness[held], labels.client_evenness[held]
-    groups = ", ".join(f"{numbers[held].mean():.1f} {name}" for name, numbers in report.group_sizes().items())
-    note = f" (over {alike.pairs:,} sampled pairs)" if alike.sampled else ""
-    rows = [
-        ("label distribution", ""),
-        ("  labels that occur", f"{labels.richness} of {len(labels.histogram)}"),
-        ("  entropy of all samples", f"{labels.entropy:.3f} bits, {labels.evenness:.1%} of even"),
-        ("  labels of a client", f"{richness.mean():.1f} on average, {richness.min()} to {richness.max()}"),
-        ("  evenness of a client", f"{evenness.mean():.1%} on average, {evenness.min():.1%} to {evenness.max():.1%}"),
-        (
-            "  skew",
-            f"the client explains {labels.skew:.1%} of the label's entropy, by chance {labels.skew_by_chance:.1%}",
-        ),
-        ("  classes of a client", f"{groups} on average"),
-        ("client consistency (mixes sorted)", ""),
-        ("  Hellinger distance", _decimal(alike.hellinger) + note),
-        ("  earth mover's distance", f"{_decimal(alike.emd)} ranks"),
-        ("between clients", ""),
-        ("  samples whose label others hold", f"{inter.shared:.1%}"),
-        ("  Jaccard similarity of label sets", _decimal(inter.jaccard) + note),
-        (
-            "  pairs of classes held together",
-            f"{len(report.pairs.under(HARDLY_TOGETHER)):,} of {report.pairs.number:,} by under {HARDLY_TOGETHER} "
-            f"samples, {len(report.pairs.under(FEW_TOGETHER)):,} by under {FEW_TOGETHER}",
-        ),
-        ("samples of a client", ""),
-        ("  smallest, median, largest", " / ".join(map(amount, (sizes.smallest, sizes.median, sizes.largest)))),
-        ("  inequality", f"Gini {sizes.gini:.3f}, standard deviation / mean {sizes.variation:.2f}"),
-    ]
-    if report.target is not None:
-        target = report.target
-        rows += [
-            ("target", ""),
-            ("  nearest mix by weights", f"squared distance {target.distance:.3g}, {target.covered:.1%} in common"),
-            ("  FedAvg's mix", f"squared distance {target.fedavg_distance:.3g}"),
-            ("  held by some client", f"{target.ceiling:.1%} of the target"),
-        ]
-    return rows
 
 
 def _overview(report: SkewReport) -> str:
@@ -383,17 +365,7 @@ def _target(report: SkewReport) -> Iterator[str]:
 
 
 def unheld_in_words(counts: CountsLike, target: ArrayLike, class_names: tuple[str, ...], where: str = "target") -> str:
-    """Say what it means that no client holds some of a target's classes; empty where there are none.
-
-    Args:
-        counts: Label counts, shape `(clients, classes)`.
-        target: Label mix, shape `(classes,)`.
-        class_names: Names of the classes.
-        where: What has that label mix.
-
-    Raises:
-        ArgumentError: The target has a wrong shape or values.
-    """
+    """Say what it means that no client holds some of a target's classes; empty where there are none."""
     missing, mix = unheld_classes(counts, target), as_target(target, len(class_names))
     if not len(missing):
         return ""

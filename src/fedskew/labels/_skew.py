@@ -274,18 +274,7 @@ def target_coverage(record: LabelCounts, target: ArrayLike) -> TargetCoverage:
 
 
 def unheld_classes(counts: CountsLike, target: ArrayLike) -> NDArray[np.int64]:
-    """Return the classes of a target's label mix that no client holds: no method can learn them.
-
-    Args:
-        counts: Label counts, shape `(clients, classes)`.
-        target: Label mix, shape `(classes,)`.
-
-    Returns:
-        Class ids, ascending.
-
-    Raises:
-        ArgumentError: Wrong shapes or values.
-    """
+    """Return the ids of a target's classes that no client holds: no method can learn them."""
     held = as_counts(counts)
     return np.flatnonzero((as_target(target, held.shape[1]) > 0) & ~(held > 0).any(axis=0))
 

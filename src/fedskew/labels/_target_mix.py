@@ -97,19 +97,10 @@ class MixEstimate:
         return errors
 
     def interval(self, level: float = 0.95) -> FloatArray:
-        """Return a confidence interval of each class's share, within [0, 1].
+        """Return a confidence interval of each class's share, `(classes, 2)`; [0, 1] without held-out samples.
 
         From at most 500 samples of the target, or fewer than 300 held-out ones of a class, it holds every share that a
         test would not reject; else those within a normal distribution's reach.
-
-        Args:
-            level: How often it holds the truth, between 0 and 1.
-
-        Returns:
-            Lower and upper ends, shape `(classes, 2)`; [0, 1] for a class without held-out samples.
-
-        Raises:
-            ArgumentError: `level` is not between 0 and 1.
         """
         if not 0 < level < 1:
             raise ArgumentError(f"level: must be between 0 and 1, not {level}")
@@ -124,14 +115,8 @@ class MixEstimate:
         """Return how far below and above `mix @ values` the mean of a value over the target may lie.
 
         From few samples the classes' intervals are combined as Zou and Donner do (Statistics in Medicine 2008), with
-        the correlations of a multinomial; for two classes that is the interval of either share.
-
-        Args:
-            values: One for each class, shape `(classes,)`; those of classes without held-out samples don't count.
-            level: See `interval`.
-
-        Returns:
-            Two lengths, at least 0.
+        the correlations of a multinomial; for two classes that is the interval of either share. `values` are
+        `(classes,)`; those of classes without held-out samples don't count.
         """
         seen = np.setdiff1d(np.arange(len(self.mix)), self.unseen)
         mix, amounts = self.mix[seen], as_floats(values, "values")[seen]
@@ -162,12 +147,6 @@ def estimate_mix(tables: ArrayLike, cells: ArrayLike, method: MixMethod = "gls")
         cells: The target's samples by outcome cell, shape `(cells,)`. For `em` also probabilities, shape `(samples,
             classes)`, whose prior is uniform over the classes that `tables` has samples of.
         method: One of the four.
-
-    Returns:
-        The estimate, with standard errors and a test whether label shift holds.
-
-    Raises:
-        ArgumentError: Shapes that don't fit, NaN, negative numbers, or no sample on one of the two sides.
 
     Example:
         >>> estimate = estimate_mix([[90, 10], [20, 80]], [55, 45])

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedskew.labels import FEW_TOGETHER, ClassPairs
+from fedskew.labels import ClassPairs
 from fedskew.report._figure import (
     CATEGORY,
     DATA,
@@ -112,7 +112,7 @@ def _pairs(drawn: Figure) -> None:
     if len(run.counts) < 2 or len(run.class_names) > _PAIRED or not run.counts.any():
         return
     pairs = ClassPairs.of(run.counts)
-    if not len(pairs.under(FEW_TOGETHER)):
+    if not len(pairs.under(pairs.few)):
         return
     rows = categories(run.class_names, "class")
     occurs = np.diagonal(pairs.together) > 0
