@@ -99,7 +99,7 @@ def test_export_writes_beside_the_model_or_where_it_is_asked_to(command: Command
         (["images", "--best"], "no validation samples were held out"),
         (["nowhere.png"], "nowhere.png: can't be read as an image"),
         (["wrong.npz"], "wrong.npz[0]: expected (samples, 1, 8, 8), got (2, 5)"),
-        (["images", "--csv", "none/all.csv"], "--csv: none/all.csv can't be written"),
+        (["images", "--csv", "none/all.csv"], "none/all.csv: can't be written"),
     ],
 )
 def test_a_mistake_is_one_line(command: Command, run: Path, here: Path, words: list[str], message: str) -> None:

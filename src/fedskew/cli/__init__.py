@@ -42,24 +42,12 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
-app.command()(counts.counts)
-app.command()(labels.describe)
-app.command()(labels.weights)
-app.command()(advise.advise)
-app.command()(target.target)
-app.command()(methods.methods)
-app.command()(check.check)
-app.command(name="list")(reference.listing)
-app.command()(new.new)
-app.command()(run.run)
-app.command()(sweep.sweep)
-app.command()(arena.arena)
-app.command()(papers.recipes)
-app.command()(papers.reproduce)
-app.command()(run.report)
-app.command()(predict.predict)
-app.command()(adapt.adapt)
-app.command()(demo.demo)
+for command in (
+    *(counts.counts, labels.describe, labels.weights, advise.advise, target.target, methods.methods, check.check),
+    *(reference.listing, new.new, run.run, sweep.sweep, arena.arena, papers.recipes, papers.reproduce, run.report),
+    *(predict.predict, adapt.adapt, demo.demo),
+):
+    app.command(name="list" if command is reference.listing else None)(command)
 deploy.app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(operate.run)
 deploy.app.command()(operate.status)
 deploy.app.command()(operate.readmit)
@@ -95,7 +83,7 @@ def _as_note(show: Callable[..., None]) -> Callable[..., None]:
             return None
         shown.add(str(message))
         console = Console(stderr=True, soft_wrap=True, quiet=torchrun.rank() > 0)
-        return console.print(f"note: {message}", markup=False, highlight=False, style="yellow")
+        return console.say(f"note: {message}", style="yellow")
 
     return note
 
@@ -126,7 +114,7 @@ def main() -> None:
         if "--debug" in sys.argv:
             raise
         console = Console(stderr=True, soft_wrap=True, quiet=torchrun.rank() > 0)
-        console.print(f"fedskew: {_in_one_line(error)}", markup=False, highlight=False, style="red")
+        console.say(f"fedskew: {_in_one_line(error)}", style="red")
         sys.exit(error.exit_code if isinstance(error, FedskewError) else 1)
     except KeyboardInterrupt:
         Console(stderr=True, quiet=torchrun.rank() > 0).print("stopped")

@@ -114,7 +114,7 @@ def _print(found: Adaptation, model: TrainedModel, path: Path | None) -> None:
     heading(console, f"Classes ({found.held_out.sum():,} held-out samples)")
     _print_classes(console, found, model)
     if path is not None:
-        console.print(f"\nadapted: {path}", soft_wrap=True, markup=False)
+        console.say(f"\nadapted: {path}")
 
 
 def _print_classes(console: Console, found: Adaptation, model: TrainedModel) -> None:

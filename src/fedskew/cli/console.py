@@ -17,6 +17,10 @@ KEEP = "\n\t"
 class Console(rich.console.Console):
     """rich's console, which writes characters that can't be seen as escapes (see `names.visible`)."""
 
+    def say(self, text: str, style: str | None = None) -> None:
+        """Print a text as it is, whatever its width."""
+        self.print(text, style=style, soft_wrap=True, markup=False, highlight=False)
+
     def render_str(self, text: str, **more: Any) -> Text:
         """See rich; here, so that the width of what is shown is known."""
         return super().render_str(visible(text, KEEP), **more)

@@ -18,6 +18,7 @@ import typer
 from fedskew.cli.console import Console
 from fedskew.cli.options import Changes
 from fedskew.errors import ArgumentError, ConfigError, DataError
+from fedskew.files import writing
 from fedskew.tables import counted
 
 if TYPE_CHECKING:
@@ -137,17 +138,15 @@ def new(
             doubts += about_labels
     text = _text(chosen, schema)
     resolve(tomllib.loads(text))
-    try:
+    with writing(path):
         path.write_text(text, encoding="utf-8")
         if schema:
             path.with_name(SCHEMA).write_text(json.dumps(json_schema(), ensure_ascii=False, indent=1), encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path}: can't be written: {error.strerror}") from None
     console = Console()
-    console.print(f"written: {path}", soft_wrap=True, markup=False, highlight=False)
+    console.say(f"written: {path}")
     for note in doubts:
-        console.print(f"note: {note}", soft_wrap=True, markup=False, highlight=False, style="yellow")
-    console.print(f"train it: fedskew run {shlex.quote(str(path))}", soft_wrap=True, markup=False, highlight=False)
+        console.say(f"note: {note}", style="yellow")
+    console.say(f"train it: fedskew run {shlex.quote(str(path))}")
 
 
 @dataclass(frozen=True)

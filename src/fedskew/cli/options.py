@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import rich.console
 import typer
 
 from fedskew.cli.console import Console
@@ -75,12 +74,7 @@ _A_MINUTE = 60
 
 
 def quick_note(path: Path, changes: Mapping[str, Any]) -> str:
-    """Return what `--quick` made smaller in a file, and what its figures are good for.
-
-    Args:
-        path: The TOML file.
-        changes: Values for dotted keys that were changed besides.
-    """
+    """Return what `--quick` made smaller in a file, beside other changes, and what its figures are good for."""
     from fedskew.trees import read_tree
 
     whole, small = (read_tree(path, "config", changes, quick)[0] for quick in (False, True))
@@ -98,11 +92,7 @@ def quick_note(path: Path, changes: Mapping[str, Any]) -> str:
 def changed_keys(
     changes: Sequence[str] | None, seeds: str | None, device: str | None, data_root: Path | None
 ) -> dict[str, Any]:
-    """Return the dotted keys and values that `--set`, `--seeds`, `--device` and `--data-root` change.
-
-    Raises:
-        ConfigError: One of them can't be read; the message names the option.
-    """
+    """Return the dotted keys and values that `--set`, `--seeds`, `--device` and `--data-root` change."""
     from fedskew.trees import parse_change
 
     changed = dict(parse_change(change) for change in changes or [])
@@ -119,11 +109,7 @@ def changed_keys(
 
 
 def config_file(path: Path) -> Path:
-    """Return the file that a command's argument names: itself, or the one that comes with fedskew where it is @NAME.
-
-    Raises:
-        ConfigError: Nothing of this name comes with fedskew.
-    """
+    """Return the file that a command's argument names: itself, or the one that comes with fedskew where it is @NAME."""
     if not str(path).startswith("@"):
         return path
     from fedskew import papers
@@ -131,16 +117,10 @@ def config_file(path: Path) -> Path:
     return papers.config_file(str(path)[1:])
 
 
-def print_estimate(
-    console: rich.console.Console, configs: Sequence[Config], only: bool, times: Sequence[int] | None = None
-) -> None:
-    """Say how long configs take, where that is more than a minute or nothing else is wanted.
+def print_estimate(console: Console, configs: Sequence[Config], only: bool, times: Sequence[int] | None = None) -> None:
+    """Say how long configs take, where that is more than a minute or nothing else is wanted (`only`).
 
-    Args:
-        console: Where to print.
-        configs: The configs.
-        only: Nothing else is wanted.
-        times: How many like it are trained, for each config; None: one.
+    `times` is how many like it are trained, for each config; None: one.
     """
     from fedskew.experiment import shared_data
     from fedskew.papers import estimate
@@ -151,27 +131,20 @@ def print_estimate(
     seconds = sum(one * count for one, count in zip(found, counts, strict=True) if not isinstance(one, str))
     unknown = next((one for one in found if isinstance(one, str)), None)
     if unknown is not None:
-        console.print(f"Time: unknown; {unknown}.", highlight=False, markup=False, soft_wrap=True)
+        console.say(f"Time: unknown; {unknown}.")
     elif seconds >= _A_MINUTE:
-        console.print(
+        console.say(
             f"Time: about {duration(seconds)}, one run after another on this machine's CPU (from some measured steps; "
-            "clients and seeds that train together take less).",
-            highlight=False,
-            soft_wrap=True,
+            "clients and seeds that train together take less)."
         )
     elif only:
         console.print("Time: about a minute at most." if found else "Time: nothing is missing.")
 
 
 def print_failures(failures: Sequence[str], refused: Sequence[str]) -> None:
-    """Print what failed and what was not run, and exit with status 1 where anything did.
-
-    Args:
-        failures: A line for each run that failed.
-        refused: A line for each combination that was not run.
-    """
+    """Print a line for each run that failed and each combination that was not run, and exit with 1 if there are any."""
     errors = Console(stderr=True, soft_wrap=True)
     for line in (*(f"refused: {text}" for text in refused), *(f"failed: {text}" for text in failures)):
-        errors.print(line, markup=False, highlight=False, style="red")
+        errors.say(line, style="red")
     if failures or refused:
         raise typer.Exit(1)

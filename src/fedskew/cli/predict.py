@@ -15,7 +15,7 @@ from rich.text import Text
 from fedskew.cli.console import Console
 from fedskew.cli.options import TrustCode
 from fedskew.errors import ArgumentError, DataError
-from fedskew.files import write_text
+from fedskew.files import write_text, writing
 from fedskew.tables import csv_text
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def predict(
     console = Console(highlight=False, stderr=as_json)
     if export is not None:
         path = model.export(out or model.file.with_suffix(EXPORTS[export]), export)
-        console.print(f"{export}: {path}", soft_wrap=True, markup=False)
+        console.say(f"{export}: {path}")
     if not images:
         return
     found = _predicted(model, images)
@@ -97,13 +97,13 @@ def predict(
     if as_json:
         typer.echo(json.dumps(found.to_dict(), indent=2, ensure_ascii=False))
         return
-    console.print(f"model: {model.file}", soft_wrap=True, markup=False)
+    console.say(f"model: {model.file}")
     console.print(_table(found))
     if len(found.names) > SHOWN:
         console.print(f" [dim]the first {SHOWN} of {len(found.names):,}; all with --csv or --json")
     console.print(_summary(found), markup=False)
     if csv_path is not None:
-        console.print(f"Every probability: {csv_path}", soft_wrap=True, markup=False)
+        console.say(f"Every probability: {csv_path}")
 
 
 @dataclass(frozen=True)
@@ -118,16 +118,13 @@ class _Predicted:
     def to_dict(self) -> dict[str, Any]:
         """Plain values for `json.dumps`."""
         model, labels = self.model, self.probabilities.argmax(axis=1)
+        classes = model.classes
         return {
             "model": str(model.file),
             "seed": model.seed,
             "resized": self.resized,
             "predictions": [
-                {
-                    "file": name,
-                    "class": model.classes[label],
-                    "probabilities": dict(zip(model.classes, line.tolist(), strict=True)),
-                }
+                {"file": name, "class": classes[label], "probabilities": dict(zip(classes, line.tolist(), strict=True))}
                 for name, label, line in zip(self.names, labels, self.probabilities, strict=True)
             ],
         }
@@ -181,7 +178,5 @@ def _write_csv(path: Path, found: _Predicted) -> None:
         [name, found.model.classes[label], *line.tolist()]
         for name, label, line in zip(found.names, labels, found.probabilities, strict=True)
     )
-    try:
+    with writing(path):
         write_text(path, csv_text([["file", "class", *found.model.classes], *lines]))
-    except OSError as error:
-        raise ArgumentError(f"--csv: {path} can't be written: {error.strerror}") from None

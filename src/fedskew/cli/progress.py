@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
+import rich.console
 
+from fedskew.cli.console import Console
 from fedskew.cli.options import print_estimate
 from fedskew.experiment import Bar, RunBar, configs_of, rounds_of, target_in_words
 from fedskew.tables import counted
@@ -53,6 +54,8 @@ def announced(
 class SweepProgressBar(Bar):
     """A bar over the rounds of all runs of a sweep, and a line for each run that ends (see `SweepProgress`)."""
 
+    console: Console
+
     def __init__(self, console: Console, every: float = 30.0) -> None:
         super().__init__(console, "rounds ", period=600.0, every=every)  # methods differ in cost
 
@@ -94,7 +97,7 @@ class SweepProgressBar(Bar):
 class ArenaProgressBar(Bar):
     """A bar over the runs of an arena (see `ArenaProgress`)."""
 
-    def __init__(self, console: Console, every: float = 30.0) -> None:
+    def __init__(self, console: rich.console.Console, every: float = 30.0) -> None:
         super().__init__(console, "runs ", every=every)
 
     def begin(self, finished: int, runs: int) -> None:

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedskew.cli.console import Console
+from fedskew.cli.counts import AsJson
 from fedskew.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def listing(
     name: Annotated[
         str | None, typer.Argument(help="One of them, to see its own keys; or a table, with keys.", show_default=False)
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List the data sets, partition rules, networks, augmentations or trackers that a config may name, or its keys.
 
@@ -112,14 +113,6 @@ def _table(*columns: str) -> Table:
 
 
 def _plain(entry: Entry) -> dict[str, Any]:
-    return {"name": entry.name, "summary": entry.summary, "keys": [_plain_key(key) for key in entry.keys]}
-
-
-def _plain_key(key: Key) -> dict[str, Any]:
-    return {
-        "name": key.name,
-        "value": key.kind,
-        "required": key.required,
-        "default": key.default,
-        "meaning": key.meaning,
-    }
+    said = ("name", "required", "default", "meaning")
+    keys = [{"value": key.kind} | {name: getattr(key, name) for name in said} for key in entry.keys]
+    return {"name": entry.name, "summary": entry.summary, "keys": keys}

@@ -72,24 +72,15 @@ def run(
 
         torchrun --nproc-per-node 4 -m fedskew run my.toml      (each cohort over four processes, or GPUs)
     """
-    from fedskew import methods, models, torchrun
+    from fedskew import experiment, methods, models, torchrun
     from fedskew.cli.progress import announced
     from fedskew.cli.tables import results_table
-    from fedskew.experiment import (
-        RunBar,
-        check_resumable,
-        check_runs,
-        notes_of,
-        read,
-        run_folder,
-        shared_data,
-        simulate,
-    )
+    from fedskew.experiment import run_folder
     from fedskew.report import finish_in_words, write_report
 
     config = config_file(config)
     changed = changed_keys(changes, seeds, device, data_root)
-    whole = read(config, changed, quick, trust_code)
+    whole = experiment.read(config, changed, quick, trust_code)
     configs: list[Config] = [whole.with_method(name) for name in method] if method else [whole]
     console = Console(quiet=torchrun.rank() > 0)
     if (resume or fresh) and config.parent.name == run_folder(whole, out).name:  # the config of a run folder: that run
@@ -97,30 +88,31 @@ def run(
     for one in configs:
         notes = methods.check(methods.build(one.method, one.training.momentum))
         for note in filter(None, [*notes, models.note(one.model.name, one.model.parameters)]):
-            console.print(f"note on {one.name}: {note}", style="yellow", highlight=False)
+            console.say(f"note on {one.name}: {note}", style="yellow")
     if resume and torchrun.rank() == 0:
-        check_resumable(configs, out)
+        experiment.check_resumable(configs, out)
     results = []
-    with shared_data():
+    with experiment.shared_data():
         if len(configs) > 1 and not estimate and not torchrun.launched():
-            check_runs(configs, out, anew=not (resume or fresh))
+            experiment.check_runs(configs, out, anew=not (resume or fresh))
         if not resume and not torchrun.launched():
             print_estimate(console, configs, only=estimate)
         if estimate:
             return
-        with RunBar(console, configs) as bar:
+        with experiment.RunBar(console, configs) as bar:
             for one in configs:
-                words = partial(_first_words, one, config.parent, run_folder(one, out), fresh)
+                folder = run_folder(one, out)
+                words = partial(_first_words, one, config.parent, folder, fresh)
                 try:
-                    listen = announced(bar, one, words, partial(notes_of, run_folder(one, out)))
-                    results.append(simulate(one, out=out, resume=resume, fresh=fresh, progress=listen))
+                    listen = announced(bar, one, words, partial(experiment.notes_of, folder))
+                    results.append(experiment.simulate(one, out=out, resume=resume, fresh=fresh, progress=listen))
                 except KeyboardInterrupt:
                     bar.stop()
-                    console.print(f"stopped; continue with --resume ({run_folder(one, out)})")
+                    console.say(f"stopped; continue with --resume ({folder})")
                     raise typer.Exit(130) from None
     console.print(results_table(results))
     if quick:
-        console.print(quick_note(config, changed), style="yellow", highlight=False)
+        console.say(quick_note(config, changed), style="yellow")
     for result in results:
         if diverged := sum(run.summary["diverged"] for run in result.runs):
             console.print(
@@ -128,22 +120,15 @@ def run(
                 f"{'was' if diverged == 1 else 'were'} left out; try a smaller training.lr"
             )
         for said in dict.fromkeys(filter(None, map(finish_in_words, result.runs))):
-            console.print(f"{result.config.name}: {said}", style="yellow", markup=False, highlight=False)
+            console.say(f"{result.config.name}: {said}", style="yellow")
     path = results[0].folder / "report.html" if results[0].folder else out
     if len(results) > 1 and torchrun.rank() == 0:
         path = write_report([run for result in results for run in result.runs], out / f"{whole.name}.html", whole.name)
-    console.print(f"report: {path}", soft_wrap=True)
+    console.say(f"report: {path}")
 
 
 def _first_words(config: Config, source: Path, folder: Path, fresh: bool) -> list[str]:
-    """Return where the earlier run is now, and in what a replay differs from the run that it was to repeat.
-
-    Args:
-        config: The config.
-        source: The folder of its file.
-        folder: The run folder.
-        fresh: Whether a run in there was moved.
-    """
+    """Return where an earlier run was moved, and in what a replay differs from the run in its file's folder."""
     from fedskew.experiment import changes_since
 
     earlier = list((folder.parent / "earlier").glob(f"{folder.name}.*")) if fresh else []
@@ -183,7 +168,7 @@ def report(
         raise ArgumentError(f"--label: given {len(label)} times for {counted(len(folders), 'run')}; give one for each")
     labels: list[str | None] = [*label] if label else [name for name, _ in named]
     runs = read_compared([Path(folder) for _, folder in named], labels)
-    Console().print(f"report: {write_report(runs, out, title)}", soft_wrap=True, markup=False, highlight=False)
+    Console().say(f"report: {write_report(runs, out, title)}")
 
 
 def _label_and_folder(text: str) -> tuple[str | None, str]:

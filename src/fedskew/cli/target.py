@@ -11,10 +11,10 @@ import typer
 from rich.padding import Padding
 
 from fedskew.cli.console import Console
-from fedskew.cli.counts import DecimalSign
+from fedskew.cli.counts import AsJson, DecimalSign
 from fedskew.cli.page import bullet, empty_table, escaped, heading, print_json, print_note, some_of
 from fedskew.errors import ArgumentError
-from fedskew.files import write_text
+from fedskew.files import write_text, writing
 from fedskew.labels import MixMethod
 from fedskew.tables import counted, csv_text
 
@@ -64,7 +64,7 @@ def target(
         ),
     ] = None,
     no_picture: Annotated[bool, typer.Option("--no-picture", help="Draw nothing.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a page.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Estimate which labels a target's unlabelled samples have, how sure that is, and whether it can be trusted.
 
@@ -79,32 +79,27 @@ def target(
 
     outcomes = read_outcomes(predictions, tables, _edges(bins), None if decimal is None else decimal.value)
     estimate = outcomes.estimate(mix_method(method))
-    check_samples(int(outcomes.cells.sum()), predictions)
+    samples = int(outcomes.cells.sum())
+    check_samples(samples, predictions)
     drawn = None if no_picture else picture if picture is not None or as_json else DEFAULT_FIGURE
     if drawn is not None:
         _draw(outcomes, estimate, drawn)
     if out is not None:
         _write(out, outcomes, estimate)
     if as_json:
-        print_json(
-            {
-                **mix_values(estimate, outcomes.classes),
-                "samples": int(outcomes.cells.sum()),
-                "held_out": _held_out(outcomes).tolist(),
-            }
-        )
+        more = {"samples": samples, "held_out": _held_out(outcomes).tolist()}
+        print_json(mix_values(estimate, outcomes.classes) | more)
         return
-    console = Console(highlight=False)
-    samples, held_out = int(outcomes.cells.sum()), int(outcomes.tables.sum())
+    console, held_out = Console(highlight=False), int(outcomes.tables.sum())
     heading(console, f"Label mix of {counted(samples, 'sample')}")
     for sentence in sentences(estimate, outcomes.classes):
         console.print(Padding(bullet(sentence), (0, 0, 0, 1)))
     heading(console, f"Classes ({counted(held_out, 'held-out sample')})")
     _print_classes(console, outcomes, estimate)
     if out is not None:
-        console.print(f"\nThe mix: {out}", soft_wrap=True, markup=False)
+        console.say(f"\nThe mix: {out}")
     if drawn is not None:
-        console.print(f"\nThe mix with its intervals: {drawn}", soft_wrap=True, markup=False)
+        console.say(f"\nThe mix with its intervals: {drawn}")
 
 
 def _edges(text: str) -> list[float]:
@@ -115,31 +110,15 @@ def _edges(text: str) -> list[float]:
 
 
 def mix_method(name: str) -> MixMethod:
-    """Return the method of that name.
-
-    Args:
-        name: What the user wrote.
-
-    Raises:
-        ArgumentError: There is none.
-    """
-    methods: tuple[MixMethod, ...] = get_args(MixMethod)
-    for method in methods:
-        if method == name:
-            return method
-    raise ArgumentError(f"--method: must be one of {', '.join(methods)}, not {name!r}")
+    """Return the method of that name; ArgumentError if there is none."""
+    methods: dict[str, MixMethod] = {method: method for method in get_args(MixMethod)}
+    if name not in methods:
+        raise ArgumentError(f"--method: must be one of {', '.join(methods)}, not {name!r}")
+    return methods[name]
 
 
 def check_samples(number: int, path: Path) -> None:
-    """Refuse to estimate a mix from too few samples.
-
-    Args:
-        number: Samples of the target.
-        path: Where they are.
-
-    Raises:
-        ArgumentError: There are fewer than 8.
-    """
+    """Refuse to estimate a mix from fewer than `LEAST_SAMPLES` of the target."""
     if number < LEAST_SAMPLES:
         raise ArgumentError(
             f"{path}: {counted(number, 'sample')} of the target can't show its label mix; give {LEAST_SAMPLES} at the "
@@ -153,12 +132,7 @@ def _held_out(outcomes: Outcomes) -> np.ndarray:
 
 
 def sentences(estimate: MixEstimate, classes: Sequence[str]) -> list[str]:
-    """Describe an estimate in sentences, the verdict first.
-
-    Args:
-        estimate: The estimate.
-        classes: Class names.
-    """
+    """Describe an estimate in sentences, the verdict first."""
     chance = f"p = {estimate.p_value:.2g}, {counted(estimate.dof, 'degree')} of freedom"
     points = f"{max(0.0, 100 * estimate.excess):.1f} points"
     if estimate.dof == 0:
@@ -203,12 +177,7 @@ def _print_classes(console: Console, outcomes: Outcomes, estimate: MixEstimate) 
 
 
 def mix_values(estimate: MixEstimate, classes: Sequence[str]) -> dict[str, Any]:
-    """Return an estimate as plain values, for JSON.
-
-    Args:
-        estimate: The estimate.
-        classes: Class names.
-    """
+    """Return an estimate as plain values, for JSON."""
     tested = estimate.dof > 0
     return {
         "classes": list(classes),
@@ -225,10 +194,8 @@ def mix_values(estimate: MixEstimate, classes: Sequence[str]) -> dict[str, Any]:
 
 def _write(path: Path, outcomes: Outcomes, estimate: MixEstimate) -> None:
     rows = [("class", "share"), *zip(outcomes.classes, (repr(share) for share in estimate.mix.tolist()), strict=True)]
-    try:
+    with writing(path):
         write_text(path, csv_text(rows))
-    except OSError as error:
-        raise ArgumentError(f"--out: {path} can't be written: {error.strerror}") from None
 
 
 def _draw(outcomes: Outcomes, estimate: MixEstimate, path: Path) -> None:
