@@ -22,15 +22,22 @@ else:
     _CONTEXT = multiprocessing.get_context("spawn")
 
 
+class Reply(NamedTuple):
+    """A child's reply to a job: any value that can be pickled, and whether no further reply to it follows."""
+
+    value: Any
+    done: bool = True
+
+
+class Died(str):
+    """Describes how a killed child ended; it is the value of the child's last reply."""
+
+
 class Child:
     """A process that runs `target(connection, *arguments)`, where `connection` leads to the parent.
 
-    The process ignores Ctrl-C until it calls `hear_interrupts`, and ends when its parent has ended.
-
-    Args:
-        target: The function that the process runs; it is pickled, as are the arguments.
-        arguments: Further arguments of `target`.
-        daemon: Whether the process also ends when the parent exits normally. It can then start no processes itself.
+    The process ignores Ctrl-C until it calls `hear_interrupts`, and ends when its parent has ended; a daemon also when
+    the parent exits normally, but it can start no processes itself. Target and arguments are pickled.
     """
 
     def __init__(self, target: Callable[..., None], *arguments: Any, daemon: bool = False) -> None:
@@ -44,35 +51,16 @@ class Child:
         theirs.close()
 
     def send(self, job: Any) -> None:
-        """Send a job.
-
-        Args:
-            job: The job; it is pickled.
-
-        Raises:
-            ConnectionError: The child has ended.
-        """
+        """Send a job, which is pickled; a ConnectionError says that the child has ended."""
         self.connection.send(job)
 
     def receive(self) -> Reply:
-        """Wait for the next reply.
-
-        Returns:
-            The reply.
-
-        Raises:
-            EOFError: The child has ended.
-            ConnectionError: The child has ended.
-        """
+        """Wait for the next reply; an EOFError or ConnectionError says that the child has ended."""
         reply: Reply = self.connection.recv()
         return reply
 
     def how_it_ended(self) -> str:
-        """Wait until the child has ended, and describe how.
-
-        Returns:
-            The exit status, or the signal that ended it, in words.
-        """
+        """Wait until the child has ended, and return the exit status, or the signal that ended it, in words."""
         self.process.join()
         code = self.process.exitcode
         if code is None or code >= 0:
@@ -92,31 +80,8 @@ class Child:
         self.connection.close()
 
 
-class Reply(NamedTuple):
-    """A child's reply to a job.
-
-    Attributes:
-        value: Any value that can be pickled.
-        done: Whether the job is done, so that no further reply to it follows.
-        exits: Whether the child ends after this reply and takes no further job.
-    """
-
-    value: Any
-    done: bool = True
-    exits: bool = False
-
-
-class Died(str):
-    """Describes how a killed child ended; it is the value of the child's last reply."""
-
-
 class Pool:
-    """Children that each work on one job at a time.
-
-    Args:
-        start: Starts a child that replies to jobs until its connection is closed.
-        size: Largest number of children at a time.
-    """
+    """Children, at most `size` at a time, that each work on one job at a time; `start` starts one."""
 
     def __init__(self, start: Callable[[], Child], size: int) -> None:
         self._start, self._size = start, size
@@ -127,18 +92,12 @@ class Pool:
         while len(self._children) < self._size:
             self._children.append(self._start())
 
-    def run(self, jobs: Sequence[Any], keep: bool = False) -> Iterator[tuple[int, Reply]]:
-        """Hand out jobs in order, each to the next free child.
-
-        Children are started as needed. A child that exits or is killed is replaced if jobs are left.
-
-        Args:
-            jobs: The jobs, each sent to one child.
-            keep: Whether to keep idle children for the next call when no job is left.
+    def run(self, jobs: Sequence[Any]) -> Iterator[tuple[int, Reply]]:
+        """Hand out jobs in order, each to the next free child; children are started as needed.
 
         Yields:
-            A job's position in `jobs` and a reply to it, in the order in which replies arrive. If the child was killed,
-            the value of the job's last reply is a `Died`.
+            A job's position in `jobs` and the reply to it, in the order in which replies arrive. If the child was
+            killed, the value is a `Died`.
         """
         waiting = deque(enumerate(jobs))
         idle, busy = list(self._children), dict[Any, tuple[Child, int]]()  # busy: by connection
@@ -152,30 +111,15 @@ class Pool:
                     child.send(job)
                 busy[child.connection] = child, number
             for connection in wait(list(busy)):
-                child, number = busy[connection]
+                child, number = busy.pop(connection)
                 try:
                     reply = child.receive()
+                    idle.append(child)
                 except (EOFError, ConnectionError):
-                    reply = Reply(Died(child.how_it_ended()), exits=True)
-                if reply.done:
-                    del busy[connection]
-                    if reply.exits or not (waiting or keep):
-                        self._children.remove(child)
-                        child.connection.close()  # the child ends when its connection closes
-                        child.process.join()
-                    else:
-                        idle.append(child)
+                    reply = Reply(Died(child.how_it_ended()))
+                    self._children.remove(child)
+                    child.kill()
                 yield number, reply
-
-    def interrupt(self) -> None:
-        """Interrupt all children, as Ctrl-C does, and wait until they have ended."""
-        try:
-            for child in self._children:
-                child.interrupt()
-            for child in self._children:
-                child.process.join()
-        finally:
-            self.kill()
 
     def kill(self) -> None:
         """End all children at once."""

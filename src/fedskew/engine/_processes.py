@@ -98,7 +98,7 @@ class ProcessBackend(Backend):
         rows = self._rows.acquire(len(cohort), sent.model.parameters.numel())
         jobs = [(None if rows is None else rows[place], round, cohort[place], sent) for place in places]
         updates: dict[int, Update] = {}
-        for number, reply in self._pool.run(jobs, keep=True):
+        for number, reply in self._pool.run(jobs):
             place = places[number]
             if isinstance(reply.value, Died):
                 where = f"round {round}, client {cohort[place].client}"
