@@ -23,21 +23,14 @@ class Dataset:
     """Training and test samples, already normalised.
 
     Attributes:
-        name: Name of the data set.
         inputs: Training samples, `(samples, *in_shape)`: a tensor of float32 or of int64 token ids (0 pads), or a
             `Stored`, which delivers such tensors.
         targets: Class ids of the training samples, `(samples,)` int64.
-        test_targets: Class ids of the test samples, as `targets`.
-        classes: Class names, by class id.
-        mean: The means that inputs were normalised by, one per channel (per feature if they are no images); empty if
-            they were not.
-        std: The deviations that inputs were normalised by, like `mean`.
+        mean: The means that inputs were normalised by, one per channel (per feature if they are no images), like the
+            deviations `std`; empty if they were not.
         clients: Natural client of each training sample, `(samples,)` int64, if the data set has such.
-        client_names: Client names, by client id.
         target: The label mix that the task itself asks for, `(classes,)` float64, if it does.
         domains: Source of each training sample, `(samples,)` int64, in a data set of several sources.
-        test_domains: Source of each test sample, as `domains`.
-        domain_names: Domain names, by domain id.
         validation: Training samples that the data set itself sets aside, `(rows,)` int64. They belong to no client:
             their client may be -1.
 

@@ -1,10 +1,10 @@
-"""A user's own images, in a folder of class folders."""
+"""A user's own images: in a folder of class folders, or without labels, for a trained model."""
 
 from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,9 +15,11 @@ from torch import Tensor
 from fedskew.data._dataset import Dataset, names_clients
 from fedskew.data._images import as_floats, common_shape, opened, sides
 from fedskew.data._own import RawSamples, make
+from fedskew.data._tables import read_inputs
 from fedskew.errors import DataError, DataWarning
 from fedskew.names import SYSTEM_FOLDERS
 
+_BATCH = 256
 _SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"}
 
 
@@ -46,13 +48,12 @@ def folder(
 ) -> Dataset:
     """Read a user's own images from class folders.
 
+    The root holds `CLASS/`, or `CLIENT/CLASS/` with `client_level`; or `train/` and `test/` with such folders in them.
     Files are recognised by their suffix; hidden ones are ignored, and a DataWarning names what else is left out. Images
     are grey if every file is, else RGB; transparency is dropped; 16-bit grey keeps its precision. Pixels are scaled to
     [0, 1], then standardised by channel with mean and deviation of the training part.
 
     Args:
-        root: Holds `CLASS/`, or `CLIENT/CLASS/` with `client_level`; or `train/` and `test/` with such folders in them.
-        rng: Draws the samples to hold out.
         client_level: The first level of folders names clients.
         size: Side, or (height, width), to which images are resized (bilinear); by default all must have one size.
         test_share: Share of every class to hold out if there is no test part.
@@ -77,15 +78,7 @@ def folder(
 
 
 def tree(top: Path, client_level: bool) -> Tree:
-    """List the images below a folder; a DataWarning says what is left out.
-
-    Args:
-        top: Holds `CLASS/`, or `CLIENT/CLASS/` with `client_level`.
-        client_level: The first level of folders names clients.
-
-    Raises:
-        DataError: There is no image, or the folders have other levels.
-    """
+    """List the images below a folder of class folders; a DataWarning says what is left out."""
     found = Tree([], set(), set())
     skipped: Counter[str] = Counter()
     for client in _folders(top, skipped) if client_level else [None]:
@@ -175,3 +168,70 @@ def _pixels(path: Path, shape: tuple[int, int, int]) -> Tensor:
     """Return values in [0, 1], `(1 or 3, height, width)`."""
     with opened(path) as image:
         return as_floats(image, shape, path)
+
+
+class Unlabelled(NamedTuple):
+    """A batch of samples without labels, where each was read from, and how many were resized images."""
+
+    names: list[str]
+    inputs: Tensor
+    resized: int
+
+
+def unlabelled(paths: Sequence[Path], in_shape: tuple[int, ...]) -> Iterator[Unlabelled]:
+    """Read samples without labels, at most 256 at a time, in the units that data sets are in before normalisation.
+
+    Args:
+        paths: Images; folders, in which images are looked for at any depth; `.npz` files, whose array `x` is read as by
+            the reader "npz". Hidden files and files of other kinds in a folder are left out.
+        in_shape: Shape of one sample of the model. Images become grey or RGB, as it says, and are resized (bilinear).
+
+    Raises:
+        DataError: There are none, one can't be read, or the model takes no images.
+    """
+    files = [file for path in paths for file in _images_below(path)]
+    images: list[Path] = []
+    for file in files:
+        if file.suffix.lower() == ".npz":
+            yield from _of_images(images, in_shape)
+            images = []
+            inputs = read_inputs(file)
+            for start in range(0, len(inputs), _BATCH):
+                part = inputs[start : start + _BATCH]
+                yield Unlabelled([f"{file}[{start + row}]" for row in range(len(part))], part, 0)
+        else:
+            images.append(file)
+    yield from _of_images(images, in_shape)
+
+
+def _images_below(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    found = [
+        file
+        for file in sorted(path.rglob("*"))
+        if is_image(file) and not any(_is_hidden(part) for part in file.relative_to(path).parts)
+    ]
+    if not found:
+        raise DataError(f"{path}: holds no images")
+    return found
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith(".") or name in SYSTEM_FOLDERS
+
+
+def _of_images(files: Sequence[Path], in_shape: tuple[int, ...]) -> Iterator[Unlabelled]:
+    if files and (len(in_shape) != 3 or in_shape[0] not in (1, 3)):
+        raise DataError(
+            f"{files[0]}: the model takes samples of shape {in_shape}, no images; give an .npz file with an array x, "
+            "or call fedskew.load(RUN).predict(array)"
+        )
+    for start in range(0, len(files), _BATCH):
+        part = files[start : start + _BATCH]
+        inputs, resized = torch.empty(len(part), *in_shape), 0
+        for row, path in enumerate(part):
+            with opened(path) as image:
+                resized += image.size != in_shape[:0:-1]
+                inputs[row] = as_floats(image, (in_shape[0], in_shape[1], in_shape[2]), path)
+        yield Unlabelled([str(path) for path in part], inputs, resized)

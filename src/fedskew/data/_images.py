@@ -50,9 +50,9 @@ def sides(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
 
 
 def common_shape(images: Iterable[tuple[str, int, int, str]], wanted: tuple[int, int] | None) -> tuple[int, int, int]:
-    """Return (channels, height, width) for images given by mode, height, width and location; grey if all are.
+    """Return (channels, height, width) for images of some modes, heights, widths and places; grey if all are.
 
-    Raises DataError if sizes differ and no size is `wanted`.
+    Their sizes must not differ unless a size is `wanted`.
     """
     channels, first, size = 1, "", wanted or (0, 0)
     for mode, height, width, where in images:
@@ -69,10 +69,7 @@ def common_shape(images: Iterable[tuple[str, int, int, str]], wanted: tuple[int,
 
 
 def as_floats(image: Image.Image, shape: tuple[int, int, int], where: object) -> Tensor:
-    """Return values in [0, 1] of `shape`, (1 or 3 channels, height, width), resized (bilinear) if needed.
-
-    16-bit grey keeps its precision. Raises DataError, naming `where`, for a deeper image.
-    """
+    """Return values in [0, 1] of `shape`, (1 or 3 channels, height, width), resized (bilinear) if needed."""
     channels, height, width = shape
     deep = image.mode in _DEEP
     flat = image.convert("F" if deep else "L" if channels == 1 else "RGB")

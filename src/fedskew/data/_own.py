@@ -40,9 +40,9 @@ def make(
     clients: Iterable[str] = (),
     numbered: Sequence[str] = (),
 ) -> Dataset:
-    """Build the data set, and standardise inputs by channel with mean and deviation of the training part.
+    """Build the data set; inputs but token ids are standardised by channel, in place, as the training part is.
 
-    Inputs are changed in place; token ids stay as they are.
+    `classes` and `clients` may have no sample; `numbered` are all classes in the order of their ids, where that is set.
     """
     if test is None:
         kept, held = hold_out(train.labels, test_share, rng)
@@ -53,14 +53,14 @@ def make(
     warn_of_look_alikes(client_names, "clients", f"data {name!r}")
     mean, std = _standardise(train.inputs, test.inputs) if train.inputs.is_floating_point() else ((), ())
     return Dataset(
-        name=name,
-        inputs=_as_stored(train.inputs),
-        targets=torch.from_numpy(_ids(train.labels, names)),
-        test_inputs=_as_stored(test.inputs),
-        test_targets=torch.from_numpy(_ids(test.labels, names)),
-        classes=names,
-        mean=mean,
-        std=std,
+        name,
+        _as_stored(train.inputs),
+        torch.from_numpy(_ids(train.labels, names)),
+        _as_stored(test.inputs),
+        torch.from_numpy(_ids(test.labels, names)),
+        names,
+        mean,
+        std,
         clients=None if train.clients is None else _ids(train.clients, client_names),
         client_names=client_names,
     )
@@ -69,10 +69,7 @@ def make(
 def hold_out(
     labels: Sequence[str], share: float, rng: np.random.Generator | None
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Draw rows to hold out: `share` of every class, rounded to the nearest, but never a whole class.
-
-    Returns the rows kept and the rows held out, ascending.
-    """
+    """Draw rows to hold out, `share` of every class but never all of it; return the others and these, ascending."""
     if rng is None:
         raise ArgumentError("rng: this data has no test part, so one is drawn; pass a numpy Generator")
     if not 0.0 < share < 1.0:

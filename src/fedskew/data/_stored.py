@@ -12,10 +12,9 @@ from torch import Tensor
 
 @runtime_checkable
 class Stored(Protocol):
-    """Stands in for a tensor of inputs, `(samples, *in_shape)`, that would be too large.
+    """Stands in for a tensor of inputs that would be too large; pickled, it names its files.
 
-    Reading is deterministic, and safe from several threads and in forked processes. Pickled, it names its files instead
-    of carrying their content.
+    Reading is deterministic, and safe from several threads and in forked processes.
     """
 
     @property
@@ -40,14 +39,7 @@ Inputs = Tensor | Stored
 
 
 def take(inputs: Inputs, rows: Tensor) -> Inputs:
-    """Select samples.
-
-    Args:
-        inputs: A tensor or stored inputs.
-
-    Returns:
-        A copy of a tensor's rows; for stored inputs, a view that lists the rows.
-    """
+    """Select samples by int64 row ids: a copy of a tensor's rows; of stored inputs, a view that lists the rows."""
     return inputs.index_select(0, rows.to(inputs.device)) if isinstance(inputs, Tensor) else Subset(inputs, rows)
 
 
@@ -56,16 +48,8 @@ class Subset:
 
     def __init__(self, inputs: Stored, rows: Tensor) -> None:
         self._inputs, self._rows = inputs, rows.to(inputs.device)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """`(rows, *in_shape)`."""
-        return len(self._rows), *self._inputs.shape[1:]
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the batches."""
-        return self._inputs.device
+        self.device = inputs.device
+        self.shape: tuple[int, ...] = (len(rows), *inputs.shape[1:])
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -80,40 +64,25 @@ class Subset:
 
 
 class ByteImages:
-    """Images of 8 bits per channel in memory, a quarter of the size of floats.
+    """Images in memory as bytes, `(samples, channels, height, width)` uint8, a quarter of the size of floats.
 
-    A batch is scaled to [0, 1] and normalised by channel.
-
-    Args:
-        pixels: Images, `(samples, channels, height, width)` uint8.
-        mean: Means by channel to normalise with.
-        std: Deviations by channel to normalise with.
-        device: Device of the batches; by default that of `pixels`.
+    A batch is scaled to [0, 1], normalised by channel and delivered on `device`, by default that of the images.
     """
 
     def __init__(
         self, pixels: Tensor, mean: tuple[float, ...], std: tuple[float, ...], device: torch.device | str | None = None
     ) -> None:
         self.pixels, self.mean, self.std = pixels, mean, std
-        self._device = pixels.device if device is None else torch.device(device)
-        self._shift, self._scale = (torch.tensor(values, device=self._device).view(-1, 1, 1) for values in (mean, std))
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """`(samples, channels, height, width)`."""
-        return tuple(self.pixels.shape)
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the batches."""
-        return self._device
+        self.device = pixels.device if device is None else torch.device(device)
+        self.shape = tuple(pixels.shape)
+        self._shift, self._scale = (torch.tensor(values, device=self.device).view(-1, 1, 1) for values in (mean, std))
 
     def __len__(self) -> int:
         return len(self.pixels)
 
     def index_select(self, dim: int, index: Tensor, /) -> Tensor:
         """See `Stored.index_select`."""
-        batch = self.pixels.index_select(dim, index.to(self.pixels.device)).to(self._device)
+        batch = self.pixels.index_select(dim, index.to(self.pixels.device)).to(self.device)
         return batch.float().div_(255).sub_(self._shift).div_(self._scale)
 
     def to(self, device: torch.device | str, /) -> ByteImages:
@@ -135,10 +104,7 @@ class MappedImages(ByteImages):
         return MappedImages, (self.path, self.mean, self.std, self.device)
 
     def to(self, device: torch.device | str, /) -> ByteImages:
-        """Return the images with batches on another device.
-
-        On a GPU, the pixels themselves move if they take at most half of its free memory.
-        """
+        """Deliver to another device; the images move to a GPU if they take half of its free memory at most."""
         device = torch.device(device)
         if device.type == "cuda" and self.pixels.nbytes <= torch.cuda.mem_get_info(device)[0] // 2:
             return super().to(device)

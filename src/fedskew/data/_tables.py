@@ -33,12 +33,11 @@ def csv(
 ) -> Dataset:
     """Read a user's own table of features from a CSV file.
 
-    Features are standardised with mean and deviation of the training part.
+    A header line, then one sample a line; columns apart by commas, semicolons or tabs, UTF-8. Columns other than labels
+    and clients must hold numbers, with a decimal point. Features are standardised with mean and deviation of the
+    training part.
 
     Args:
-        root: The file: a header line, then one sample a line; columns apart by commas, semicolons or tabs, UTF-8.
-            Columns other than labels and clients must hold numbers, with a decimal point.
-        rng: Draws the samples to hold out.
         label: Column of labels, any text.
         client: Column of clients; a column called "client" by default, if there is one.
         test: Name of a file beside it with the same columns, the test part.
@@ -92,14 +91,13 @@ def _of_table(path: Path, label: str, client: str | None) -> tuple[RawSamples, l
 def npz(root: Path, rng: np.random.Generator | None, test_share: float = 0.2) -> Dataset:
     """Read a user's own arrays from an .npz file.
 
-    Inputs are standardised by channel or feature with mean and deviation of the training part.
+    The arrays are `x` and `y`, optionally `client`, and `x_test` and `y_test` for a test part. `x` holds numbers:
+    features, `(samples, features)`, or images, `(samples, height, width)` or `(samples, channels, height, width)`;
+    uint8 is scaled from 0 to 255 to [0, 1], and other images should be in [0, 1], as augmentation expects. `y` and
+    `client` hold whole numbers or text, `(samples,)`. Inputs are standardised by channel or feature with mean and
+    deviation of the training part.
 
     Args:
-        root: The file, with arrays `x` and `y`, optionally `client`, and `x_test` and `y_test` for a test part. `x`
-            holds numbers: features, `(samples, features)`, or images, `(samples, height, width)` or `(samples,
-            channels, height, width)`; uint8 is scaled from 0 to 255 to [0, 1], and other images should be in [0, 1], as
-            augmentation expects. `y` and `client` hold whole numbers or text, `(samples,)`.
-        rng: Draws the samples to hold out.
         test_share: Share of every class to hold out if there is no test part.
     """
     arrays = read_arrays(root)
@@ -119,7 +117,7 @@ def npz(root: Path, rng: np.random.Generator | None, test_share: float = 0.2) ->
 
 
 def read_inputs(path: Path) -> Tensor:
-    """Return the samples of a file, its array `x`, as `npz` reads them, before they are standardised."""
+    """Return the array `x` of a file as `npz` reads it, before it is standardised."""
     arrays = read_arrays(path, ["x"])
     if "x" not in arrays:
         raise DataError(f"{path}: has no array 'x'")

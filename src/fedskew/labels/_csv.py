@@ -100,7 +100,6 @@ def read_target(path: str | Path, classes: Sequence[str], decimal: Decimal | Non
     Shares sum to 1; percentages, which sum to 100, and counts are divided by their sum.
 
     Args:
-        path: The file.
         classes: Class names; the file's classes are matched to them by name.
         decimal: The decimal sign of its numbers; None: as the file shows.
 
@@ -142,15 +141,7 @@ def read_target(path: str | Path, classes: Sequence[str], decimal: Decimal | Non
 
 
 def check_shares(amounts: FloatArray, name: str) -> None:
-    """Refuse amounts of classes that a user wrote as shares and that don't add up.
-
-    Args:
-        amounts: What was written, shape `(classes,)`.
-        name: Where, for error messages.
-
-    Raises:
-        ArgumentError: They are no whole numbers, and sum neither to 1 nor to 100, but for rounding.
-    """
+    """Refuse amounts of classes that are no whole numbers, and sum neither to 1 nor to 100, but for rounding."""
     total = float(amounts.sum())
     whole = bool((amounts == np.floor(amounts)).all())
     if not whole and abs(total - 1) > _ROUNDED and abs(total / 100 - 1) > _ROUNDED:

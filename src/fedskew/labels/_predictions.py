@@ -34,11 +34,10 @@ class Outcomes:
     """Outcomes of a model on held-out and on unlabelled samples.
 
     Attributes:
-        classes: Class names.
         tables: Held-out samples by true class and outcome cell, shape `(classes, cells)`.
         cells: The target's samples by outcome cell, shape `(cells,)`.
-        held_out: Probabilities of the held-out samples and their classes; None where the files hold none.
-        target: Probabilities of the target's samples, shape `(samples, classes)`; None where the files hold none.
+        held_out: Probabilities of the held-out samples, and their classes; None where the files hold none.
+        target: Probabilities of the target's samples, likewise.
     """
 
     classes: tuple[str, ...]
@@ -48,17 +47,7 @@ class Outcomes:
     target: FloatArray | None = None
 
     def estimate(self, method: MixMethod = "gls") -> MixEstimate:
-        """Estimate the target's label mix; `em` calibrates the probabilities first.
-
-        Args:
-            method: See `estimate_mix`.
-
-        Returns:
-            The estimate.
-
-        Raises:
-            ArgumentError: `em`, and the files have no probabilities of every class.
-        """
+        """Estimate the target's label mix; `em` calibrates the probabilities of every class, which it needs, first."""
         if method != "em":
             return estimate_mix(self.tables, self.cells, method)
         if self.held_out is None or self.target is None:
@@ -84,7 +73,6 @@ def read_outcomes(
         tables: Of held-out samples that the model was not trained on: the same columns and `label`, the true class; or
             counts, a row for each class.
         edges: Where the cells of a predicted class are divided by its probability, rising, between 0 and 1.
-        decimal: The decimal sign of the numbers; None: as the files show.
 
     Raises:
         ArgumentError: A file can't be read or understood; the message names file, line and column.

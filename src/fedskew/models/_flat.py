@@ -212,7 +212,7 @@ class FlatModel:
         }
 
     def constant_bytes(self, samples: Tensor) -> int:
-        """Return the bytes of the buffers that a pass in training mode leaves as they are, such as a table of positions.
+        """Return the bytes of buffers that a pass in training mode leaves as they are, such as a table of positions.
 
         Every client has them with the network, so they need not travel.
         """

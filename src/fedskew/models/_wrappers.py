@@ -232,8 +232,8 @@ class _CosineHead(nn.Linear):
 class OnSimplex(Network):
     """A network whose outputs, `(batch, C)`, are compared with the corners of a fixed simplex, one for each class.
 
-    What was the network's last layer, `head`, thus makes the features. ArgumentError is raised where there is none, or it
-    has fewer than two outputs.
+    What was the network's last layer, `head`, thus makes the features. ArgumentError is raised where there is none, or
+    it has fewer than two outputs.
 
     Args:
         scale: What the cosines are multiplied by, to begin with; trained with the rest if `learnt`.
