@@ -37,7 +37,8 @@ import numpy as np
 import torch
 from scipy.optimize import nnls
 
-from fedskew.engine import Assignment, Backend, Federation, Sent, Update, answers_in_sum
+from fedskew.engine import Assignment, Backend, Federation, Sent, Update
+from fedskew.engine.sums import FixedPoint, answers_in_sum
 from fedskew.errors import FedskewError
 from fedskew.experiment import make_task, make_training_loop, resolve
 from fedskew.labels import privatize
@@ -194,7 +195,8 @@ def summed(seed: int, rounds: int, name: str) -> dict[str, float]:
     loop = make_training_loop(config, seed, task=task)
     federation = loop.runner
     assert isinstance(federation, Federation)
-    weighting, announced = federation.method.weighting, federation.announced
+    assert isinstance(federation.codec, FixedPoint)
+    weighting, announced = federation.method.weighting, federation.codec.announced
     assert isinstance(weighting, BySums)
     assert announced is not None
     sizes = task.counts.sum(axis=1)

@@ -127,7 +127,7 @@ def run_round(counts: NDArray[np.float64], cohort: int, preset: str) -> dict[str
     first = time.perf_counter() - began
     with tempfile.TemporaryDirectory() as folder:
         began, busy = time.perf_counter(), time.process_time()
-        chosen, state = runner.select_participants(state)
+        chosen, state = runner.select(state)
         select = time.perf_counter() - began
         state, outcome = runner.train(state, chosen)
         record = json.dumps(runner.record(state.round, chosen, outcome).to_dict())

@@ -8,7 +8,7 @@ checkpointed, sent and stacked. The components of a method share one name space,
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,7 +82,6 @@ class RoundEnd(NamedTuple):
         weights: Weights of their updates, shape `(answered,)`.
         replies: Tensors that each of them returned beside its update, by name.
         clients: Number of all clients of the federation.
-        server_update: The next state of the method's server update.
         weight_limit: The largest share that a client's update may have, for hooks that weigh replies by what clients
             say of themselves; None: there is no limit.
     """
@@ -94,7 +93,6 @@ class RoundEnd(NamedTuple):
     weights: NDArray[np.float64]
     replies: Sequence[Named]
     clients: int
-    server_update: Any = None
     weight_limit: float | None = None
 
 

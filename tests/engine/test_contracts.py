@@ -220,20 +220,20 @@ class Update:
             return parameters.nothing
         return [parameters] if self.what == "list" else None
 
-    def update(self, state, parameters, updates, weights, steps):
-        following = parameters + torch.from_numpy(weights).to(updates) @ updates
+    def move(self, state, parameters, change, extras):
+        following = (parameters + change).to(parameters.dtype)
         if self.what == "fails":
-            return updates[99], state
+            return change[9999], state
         return following if self.what == "alone" else (following / 0 if self.what == "nan" else following[:3], state)
 
 
 @pytest.mark.parametrize(
     ("what", "says"),
     [
-        ("nan", "update() returned NaN or infinity, although the model and all updates are finite"),
-        ("alone", "update() must return (next model, next state), the model of shape (650,), not a tensor"),
-        ("short", "not (a tensor of shape (3,), None)"),
-        ("fails", "update() failed: IndexError: index 99 is out of bounds"),
+        ("nan", "move() returned NaN or infinity, although the model and all updates are finite"),
+        ("alone", "move() must return (next model, next state), the model of shape (650,), not a tensor"),
+        ("short", "not (a tensor of shape (3,), {})"),
+        ("fails", "move() failed: IndexError: index 9999 is out of bounds"),
     ],
 )
 def test_a_server_update_that_returns_no_model_is_named(what, says):
@@ -245,10 +245,8 @@ def test_a_server_update_that_returns_no_model_is_named(what, says):
 def test_a_state_that_cannot_be_made_or_saved_is_named(tmp_path):
     line = error_of(method={"server_update": Update("init fails")})
     assert f"server_update {__name__}:Update: init() failed: AttributeError" in line
-    with pytest.raises(
-        ComponentError, match=r"server.server_update in the run's state is a list that can't be saved; .*"
-    ):
-        fedskew.simulate(TASK, method={"server_update": Update("list")}, out=tmp_path)
+    line = error_of(method={"server_update": Update("list")})
+    assert f"server_update {__name__}:Update: its state can't be saved; what it keeps between rounds is tensors" in line
 
 
 @pytest.mark.parametrize("backend", ["sequential", "cohort"])

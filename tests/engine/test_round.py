@@ -121,8 +121,8 @@ def test_finite_updates_that_lead_to_no_finite_model_all_count_as_diverged():
 
 def test_a_round_goes_on_with_those_who_answered_in_whatever_order():
     one = federation("fedavg")
-    cohort, state = one.select_participants(start(one))
-    sent, asked = one.instructions(state, cohort)
+    cohort, state = one.select(start(one))
+    sent, asked = one.instruct(state, cohort)
     replies = {update.client: update for update in one.backend.train(state.round, asked, sent)}
     following, outcome = one.aggregate(state, cohort, sent, [replies[2], replies[0]])
     record = one.record(state.round, cohort, outcome)
@@ -134,8 +134,8 @@ def test_a_round_goes_on_with_those_who_answered_in_whatever_order():
 
 def test_what_clients_keep_may_hold_whole_numbers_and_must_hold_none_that_is_no_number():
     one = federation("fedavg")
-    cohort, state = one.select_participants(start(one))
-    sent, asked = one.instructions(state, cohort)
+    cohort, state = one.select(start(one))
+    sent, asked = one.instruct(state, cohort)
     kept = [
         {"counted": torch.tensor(5)},
         {"own": torch.tensor([1.0, float("inf")])},
@@ -148,8 +148,8 @@ def test_what_clients_keep_may_hold_whole_numbers_and_must_hold_none_that_is_no_
 
 def test_a_round_that_nobody_answers_leaves_the_model_as_it_was():
     one = federation("fedavg")
-    cohort, state = one.select_participants(start(one))
-    sent, _ = one.instructions(state, cohort)
+    cohort, state = one.select(start(one))
+    sent, _ = one.instruct(state, cohort)
     following, outcome = one.aggregate(state, cohort, sent, [])
     assert torch.equal(following.model.parameters, state.model.parameters)
     assert one.record(state.round, cohort, outcome).dropped == cohort.ids.tolist()
@@ -189,7 +189,9 @@ def test_clients_with_quotas_are_weighed_by_their_quotas():
         0,
     )
     state = start(one)
-    quotas = one.method.selection.select(state.selection, COUNTS, 3, np.random.default_rng(0))[1].quotas
+    quotas = one.method.selection.select(one.method.selection.init(COUNTS), COUNTS, 3, np.random.default_rng(0))[
+        1
+    ].quotas
     _, record = one.run_round(state)
     np.testing.assert_allclose(record.weights, quotas.sum(axis=1) / quotas.sum())
     assert record.cohort[0] == 2

@@ -9,7 +9,8 @@ import pytest
 
 import fedskew
 from fedskew import sums
-from fedskew.engine import Federation, answers_in_sum, encode_answer
+from fedskew.engine import Federation
+from fedskew.engine.sums import answers_in_sum, encode_answer
 from fedskew.errors import ConfigError
 from fedskew.experiment import make_training_loop, resolve
 from fedskew.weighting import FedAvg, FedLA, FedPALS, Uniform, fedla, fedpals

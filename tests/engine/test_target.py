@@ -25,7 +25,7 @@ ODD = {**FITTING, 7: 200 * PROFILES[[1, 0, 2]]}
 
 
 def updated(rules=RULES, round=4, tables=FITTING, cells=CELLS, known=None):
-    return rules.update(known or rules.start(), round, tables, cells)
+    return rules.update(known or rules.unknown, round, tables, cells)
 
 
 def test_estimates_are_made_after_the_warmup_and_every_so_many_rounds():
@@ -33,7 +33,7 @@ def test_estimates_are_made_after_the_warmup_and_every_so_many_rounds():
 
 
 def test_before_the_first_estimate_there_is_no_target():
-    start = RULES.start()
+    start = RULES.unknown
     assert start.used is None
     assert start.unused == "the first estimate is made after round 4"
 
@@ -72,14 +72,14 @@ def test_of_many_classes_each_must_be_known_better():
     # A share of 1 % of 40 samples is known to 0.016, but a hundred of these add up to more than the whole.
     profiles = 0.99 * np.eye(100) + 1e-4
     known, _ = Estimation(100, bins=1).update(
-        Estimation(100, bins=1).start(), 10, {0: 100 * profiles}, np.full(100, 0.4)
+        Estimation(100, bins=1).unknown, 10, {0: 100 * profiles}, np.full(100, 0.4)
     )
     assert known.used is None
 
 
 @pytest.mark.parametrize("before", [False, True])
 def test_where_label_shift_does_not_hold_there_is_no_target_and_the_reason_is_said(before):
-    known = updated()[0] if before else RULES.start()
+    known = updated()[0] if before else RULES.unknown
     after, record = updated(round=7, cells=CELLS + ELSEWHERE, known=known)
     assert after.used is None
     assert record["misfit"]
@@ -100,7 +100,7 @@ def test_warn_uses_the_estimate_and_says_that_it_does_not_fit():
 
 def test_stop_ends_the_run():
     rules = Estimation(3, warmup=4, every=3, bins=2, on_misfit="stop")
-    rules.check(rules.start())
+    rules.check(rules.unknown)
     rules.check(updated(rules)[0])
     known, _ = updated(rules, cells=CELLS + ELSEWHERE)
     with pytest.raises(RunError, match=r"target\.on_misfit: label shift does not hold after round 4.*'warn'$"):

@@ -13,6 +13,7 @@ from fedskew import engine, local_steps, methods, server_updates
 from fedskew.errors import ArgumentError, CombinationError
 from fedskew.hooks import LocalEnd
 from fedskew.local_steps import StepSettings
+from updating import moved
 
 TASK = {
     "data": "digits",
@@ -44,8 +45,8 @@ def test_two_rounds_of_two_clients_by_hand():
         kept = [own for _, own in found]
         assert tuple(own["feddyn.drift"].item() for own in kept) == drifts
         updates = torch.stack([y - w for y, _ in found])
-        w, state = update.update(state, w, updates, np.full(2, 0.5), np.ones(2))
-        assert (state.drift.item(), w.item()) == (u, following)
+        w, state = moved(update, state, w, updates, np.full(2, 0.5), np.ones(2))
+        assert (state["drift"].item(), w.item()) == (u, following)
 
 
 def test_two_local_steps_are_those_of_the_paper_s_g() -> None:
@@ -63,17 +64,15 @@ def test_two_local_steps_are_those_of_the_paper_s_g() -> None:
 def test_the_server_divides_by_all_clients_and_not_by_those_that_replied():
     update = server_updates.FedDyn(clients=4)
     w = torch.zeros(1)
-    w, state = update.update(update.init(w), w, torch.tensor([[4.0]]), np.ones(1), np.ones(1))
-    assert (state.drift.item(), w.item()) == (1.0, 5.0)
+    w, state = moved(update, update.init(w), w, torch.tensor([[4.0]]), np.ones(1), np.ones(1))
+    assert (state["drift"].item(), w.item()) == (1.0, 5.0)
 
 
 def test_a_run_tells_the_server_how_many_clients_there_are():
     result = fedskew.simulate(**TASK, method="feddyn")
     assert "clients" not in result.config.method["server_update"]
     with pytest.raises(ArgumentError, match="clients: give the number of all clients"):
-        server_updates.FedDyn().update(
-            server_updates.FedDyn().init(torch.zeros(1)), torch.zeros(1), torch.zeros(1, 1), np.ones(1), np.ones(1)
-        )
+        moved(server_updates.FedDyn(), {}, torch.zeros(1), torch.zeros(1, 1), np.ones(1), np.ones(1))
     wrong = {"preset": "feddyn", "server_update": {"clients": 5}}
     with pytest.raises(ArgumentError, match=r"server_update\.clients: 5 isn't the number of clients, which is 6"):
         fedskew.simulate(**TASK, method=wrong)

@@ -128,8 +128,8 @@ def test_integers_that_are_not_sent_stay_as_they_are() -> None:
 class Breaking(Plain):
     """A server update whose model is not finite in the first round."""
 
-    def update(self, state: Any, *given: Any) -> Any:
-        model, state = super().update(state, *given)
+    def move(self, state: Any, *given: Any) -> Any:
+        model, state = super().move(state, *given)
         return model * float("nan"), state
 
 

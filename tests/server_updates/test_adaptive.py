@@ -14,6 +14,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedskew.errors import ArgumentError
 from fedskew.server_updates import FedAdagrad, FedAdam, FedYogi, Plain
+from updating import moved
 
 ONE, STEPS = np.ones(1), np.ones(1, dtype=np.int64)
 
@@ -24,7 +25,7 @@ def after(component, *changes: float) -> list[float]:
     state = component.init(model)
     for change in changes:
         update = torch.tensor([[change]], dtype=torch.float64)
-        model, state = component.update(state, model, update, ONE, STEPS)
+        model, state = moved(component, state, model, update, ONE, STEPS)
         path.append(model.item())
     return path
 
@@ -59,9 +60,9 @@ def test_fedyogi_by_hand():
 @pytest.mark.parametrize("kind", [FedAdagrad, FedAdam, FedYogi])
 def test_v_begins_at_tau_squared_as_in_the_paper(kind):
     model = torch.zeros(3)
-    assert kind(tau=0.5).init(model).square.tolist() == [0.25] * 3
-    assert kind(tau=0.5, initial=0.0).init(model).square.tolist() == [0.0] * 3
-    assert len(FedAdagrad().init(model).mean) == 0  # without momentum no mean is kept
+    assert kind(tau=0.5).init(model)["square"].tolist() == [0.25] * 3
+    assert kind(tau=0.5, initial=0.0).init(model)["square"].tolist() == [0.0] * 3
+    assert len(FedAdagrad().init(model)["mean"]) == 0  # without momentum no mean is kept
     # The paper's step from v = tau^2, for D = tau: with b1 = 0 lr tau / (sqrt(v) + tau).
     step = {FedAdagrad: math.sqrt(2), FedAdam: 1.0, FedYogi: 1.0}[kind]
     component = kind(lr=1.0, momentum=0.0, tau=0.5)
@@ -104,7 +105,7 @@ def test_ten_rounds_are_flowers_own(ours, theirs, dtype):
         models = model + updates
         theirs.current_arrays = {"a": model}
         arrays, _ = theirs.aggregate_train(round, replies(models, samples))
-        mine, state = ours.update(state, mine, torch.from_numpy(models - model), weights, np.full(3, 5))
+        mine, state = moved(ours, state, mine, torch.from_numpy(models - model), weights, np.full(3, 5))
         model = arrays["a"].numpy()
         np.testing.assert_allclose(mine.numpy(), model, atol=1e-6, rtol=0)
     assert np.abs(model[5:]).max() > 0
@@ -114,11 +115,11 @@ def test_ten_rounds_are_flowers_own(ours, theirs, dtype):
 def test_nothing_is_written_to_and_zeros_move_nothing(component):
     model = torch.linspace(-1, 1, 9)
     state = component.init(model)
-    still, _ = component.update(state, model, torch.zeros(2, 9), np.full(2, 0.5), np.ones(2))
+    still, _ = moved(component, state, model, torch.zeros(2, 9), np.full(2, 0.5), np.ones(2))
     assert torch.equal(still, model)
-    copies = model.clone(), state.square.clone(), state.mean.clone()
-    component.update(state, model, torch.ones(2, 9), np.full(2, 0.5), np.ones(2))
-    for now, before in zip((model, state.square, state.mean), copies, strict=True):
+    copies = model.clone(), state["square"].clone(), state["mean"].clone()
+    moved(component, state, model, torch.ones(2, 9), np.full(2, 0.5), np.ones(2))
+    for now, before in zip((model, state["square"], state["mean"]), copies, strict=True):
         assert torch.equal(now, before)
 
 
@@ -126,8 +127,8 @@ def test_a_huge_tau_and_rate_are_the_plain_step():
     updates, weights = torch.randn(3, 20, generator=torch.Generator().manual_seed(0)), np.array([0.5, 0.2, 0.3])
     model, steps = torch.zeros(20), np.ones(3)
     component = FedAdagrad(lr=1e6, tau=1e6, initial=0.0)
-    moved, _ = component.update(component.init(model), model, updates, weights, steps)
-    torch.testing.assert_close(moved, Plain().update(None, model, updates, weights, steps)[0], rtol=1e-5, atol=1e-6)
+    after, _ = moved(component, component.init(model), model, updates, weights, steps)
+    torch.testing.assert_close(after, moved(Plain(), {}, model, updates, weights, steps)[0], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ import torch
 
 import fedskew
 from fedskew import methods
-from fedskew.hooks import RoundEnd
 from fedskew.local_steps import FedProx
 from fedskew.server_updates import FedACG
+from updating import moved
 
 TASK = {
     "data": "digits",
@@ -23,16 +23,13 @@ def test_two_rounds_by_hand():
     # l = 1/2. D = 2 from 0: w = 2, m = 2, sent 3. D = 1 from 3: w = 4, m = 1 + 1 = 2, sent 5.
     component = FedACG(momentum=0.5)
     sent = torch.zeros(1)
-    state, kept = component.init(sent), component.init_server(sent, clients=9)
-    assert component.evaluated(kept, sent).item() == 0
+    state = component.init(sent)
+    assert component.evaluated(state, sent).item() == 0
     for change, average, momentum, following in ((2.0, 2.0, 2.0, 3.0), (1.0, 4.0, 2.0, 5.0)):
         updates = torch.tensor([[change - 1], [change + 1]])
-        ahead, state = component.update(state, sent, updates, np.full(2, 0.5), np.ones(2))
-        end = RoundEnd(sent, ahead, updates, np.arange(2), np.full(2, 0.5), [{}, {}], 9, state)
-        kept = component.end_round(kept, end)
-        assert (state.momentum.item(), ahead.item()) == (momentum, following)
-        assert component.evaluated(kept, ahead).item() == average
-        sent = ahead
+        sent, state = moved(component, state, sent, updates, np.full(2, 0.5), np.ones(2))
+        assert (state["momentum"].item(), sent.item()) == (momentum, following)
+        assert component.evaluated(state, sent).item() == average
 
 
 def test_prototypes_that_fednh_sets_are_evaluated_in_the_same_round():

@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 
 import fedskew
 from fedskew.errors import ArgumentError
-from fedskew.hooks import RoundEnd
 from fedskew.server_updates import FedEXP, Plain, fedexp_step
+from updating import moved
 
 quick = settings(deadline=None, derandomize=True, max_examples=60)
 RNG = np.random.default_rng(1)
@@ -34,24 +34,23 @@ def test_the_formula():
     assert fedexp_step(UPDATES, WEIGHTS, 0.01) == pytest.approx(eta, rel=1e-12)
     assert fedexp_step(torch.tensor(UPDATES), WEIGHTS, 0.01) == pytest.approx(eta, rel=1e-12)
     model = torch.tensor(RNG.normal(size=9))
-    after, state = FedEXP(eps=0.01).update(None, model, torch.tensor(UPDATES), WEIGHTS, np.ones(4, dtype=np.int64))
+    after, state = moved(FedEXP(eps=0.01), {}, model, torch.tensor(UPDATES), WEIGHTS, np.ones(4, dtype=np.int64))
     np.testing.assert_allclose(after.numpy(), model.numpy() + eta * np.array(mean), rtol=1e-12)
-    assert state is None
-    assert FedEXP().init(model) is None
+    assert state == FedEXP().init(model) == {}
 
 
 @pytest.mark.parametrize("eps", [0.0, 1e-3])
 def test_where_nobody_moved_the_step_is_1_and_the_model_stays(eps):
     assert fedexp_step(np.zeros((3, 5)), np.full(3, 1 / 3), eps) == 1
     model = torch.ones(5)
-    after, _ = FedEXP(eps).update(None, model, torch.zeros(3, 5), np.full(3, 1 / 3), np.ones(3, dtype=np.int64))
+    after, _ = moved(FedEXP(eps), {}, model, torch.zeros(3, 5), np.full(3, 1 / 3), np.ones(3, dtype=np.int64))
     assert torch.equal(after, model)
 
 
 def test_clients_that_agree_are_averaged_plainly():
     model, updates = torch.zeros(9, dtype=torch.float64), torch.tensor(np.tile(UPDATES[0], (4, 1)))
     steps = np.ones(4, dtype=np.int64)
-    ours, theirs = (component.update(None, model, updates, WEIGHTS, steps)[0] for component in (FedEXP(), Plain()))
+    ours, theirs = (moved(component, {}, model, updates, WEIGHTS, steps)[0] for component in (FedEXP(), Plain()))
     assert torch.equal(ours, theirs)
 
 
@@ -105,17 +104,17 @@ def test_arguments_that_do_not_fit_are_refused_by_name():
 
 def test_the_average_of_the_last_two_models_is_evaluated_and_training_goes_on_from_the_last():
     update, models = FedEXP(average_last_two=True), [torch.tensor([float(value), 1.0]) for value in (2, 4, 10)]
-    state = update.init_server(models[0], 5)
+    state = update.init(models[0])
     assert update.evaluated(state, models[0]).tolist() == [2, 1]
     for old, new, mean in ((models[0], models[1], 3), (models[1], models[2], 7)):
-        nobody = np.zeros(0)
-        state = update.end_round(state, RoundEnd(old, new, torch.zeros(0, 2), nobody, nobody, [], clients=5))
+        after, state = moved(update, state, old, (new - old)[None], np.ones(1), [1])
+        assert torch.equal(after, new)
         assert update.evaluated(state, new).tolist() == [mean, 1]
 
 
 def test_without_the_average_the_last_model_counts_and_nothing_is_kept():
     model = torch.ones(2)
-    assert FedEXP().init_server(model, 5) == {}
+    assert FedEXP().init(model) == {}
     assert FedEXP().evaluated({}, model) is model
 
 

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedskew.errors import ArgumentError
-from fedskew.server_updates import FedNova, Plain, fednova, fednova_normaliser, fednova_weights
+from fedskew.server_updates import FedNova, Plain, fednova, fednova_normaliser
+from updating import moved
 
 quick = settings(deadline=None, derandomize=True, max_examples=60)
 RNG = np.random.default_rng(1)
@@ -56,23 +57,22 @@ def test_the_formula(momentum):
     change = tau_eff * (0.5 * UPDATES[0] / a[0] + 0.2 * UPDATES[1] / a[1] + 0.3 * UPDATES[2] / a[2])
     np.testing.assert_allclose(fednova(UPDATES, STEPS, WEIGHTS, momentum), change, rtol=1e-12)
     model = torch.tensor(RNG.normal(size=9))
-    after, state = FedNova(momentum).update(None, model, torch.tensor(UPDATES), WEIGHTS, STEPS)
+    after, state = moved(FedNova(momentum), {}, model, torch.tensor(UPDATES), WEIGHTS, STEPS)
     np.testing.assert_allclose(after.numpy(), model.numpy() + change, rtol=1e-12)
-    assert state is None
-    assert FedNova(momentum).init(model) is None
+    assert state == FedNova(momentum).init(model) == {}
 
 
 def test_two_clients_worked_out_by_hand():
     # Steps 1 and 3, no momentum, weights 1/2: tau_eff 2, so effective weights 1/2 * 2 / 1 = 1 and 1/2 * 2 / 3 = 1/3.
-    np.testing.assert_allclose(fednova_weights([1, 3], [0.5, 0.5], 0.0), [1, 1 / 3])
+    np.testing.assert_allclose(fednova(np.eye(2), [1, 3], [0.5, 0.5], 0.0), [1, 1 / 3])
     np.testing.assert_allclose(fednova(np.array([[1.0], [6.0]]), [1, 3], [0.5, 0.5], 0.0), [3.0])
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_with_equal_steps_it_is_fedavg(momentum):
     model, updates, steps = torch.zeros(9, dtype=torch.float64), torch.tensor(UPDATES), np.full(3, 4)
-    ours, _ = FedNova(momentum).update(None, model, updates, WEIGHTS, steps)
-    theirs, _ = Plain().update(None, model, updates, WEIGHTS, steps)
+    ours, _ = moved(FedNova(momentum), {}, model, updates, WEIGHTS, steps)
+    theirs, _ = moved(Plain(), {}, model, updates, WEIGHTS, steps)
     torch.testing.assert_close(ours, theirs)
 
 
@@ -80,12 +80,12 @@ def test_with_equal_steps_it_is_fedavg(momentum):
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=8), st.sampled_from([0.0, 0.9]), st.integers(0, 1000))
 def test_the_effective_weights_sum_to_one_or_more(steps, momentum, seed):
     weights = np.random.default_rng(seed).dirichlet(np.ones(len(steps)))
-    assert fednova_weights(steps, weights, momentum).sum() >= 1 - 1e-12
+    assert fednova(np.eye(len(steps)), steps, weights, momentum).sum() >= 1 - 1e-12
 
 
 def test_a_client_that_took_no_step_has_no_say():
     # tau_eff is 1/2 * 0 + 1/2 * 4 = 2, so the other's effective weight is 1/2 * 2 / 4.
-    np.testing.assert_allclose(fednova_weights([0, 4], [0.5, 0.5], 0.0), [0.0, 0.25])
+    np.testing.assert_allclose(fednova(np.eye(2), [0, 4], [0.5, 0.5], 0.0), [0.0, 0.25])
     assert (fednova(UPDATES * 0, [0, 0, 0], WEIGHTS, 0.9) == 0).all()
 
 

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedskew.errors import ArgumentError
-from fedskew.server_updates import Plain
+from fedskew.server_updates import Plain, weighted_sum
+from updating import moved
 
 quick = settings(deadline=None, derandomize=True, max_examples=40)
 
@@ -23,7 +24,7 @@ def federation(clients=4, parameters=50, seed=0, dtype=torch.float32):
 
 
 def step(component, model, updates, weights, steps):
-    return component.update(component.init(model), model, updates, weights, steps)[0]
+    return moved(component, component.init(model), model, updates, weights, steps)[0]
 
 
 def test_fedavg_worked_out_by_hand():
@@ -44,17 +45,17 @@ def test_momentum_worked_out_by_hand():
     component = Plain(lr=2.0, momentum=0.5)
     model, one, steps = torch.zeros(1), np.ones(1), np.ones(1, dtype=np.int64)
     state = component.init(model)
-    model, state = component.update(state, model, torch.tensor([[1.0]]), one, steps)
+    model, state = moved(component, state, model, torch.tensor([[1.0]]), one, steps)
     assert model.item() == 2
-    model, state = component.update(state, model, torch.tensor([[3.0]]), one, steps)
+    model, state = moved(component, state, model, torch.tensor([[3.0]]), one, steps)
     assert model.item() == 9
-    assert state.velocity.item() == 3.5
+    assert state["velocity"].item() == 3.5
 
 
 def test_without_momentum_there_is_no_state():
-    assert Plain().init(torch.zeros(3)) is None
+    assert Plain().init(torch.zeros(3)) == {}
     model, updates, weights, steps = federation()
-    assert Plain().update(None, model, updates, weights, steps)[1] is None
+    assert moved(Plain(), {}, model, updates, weights, steps)[1] == {}
 
 
 @pytest.mark.parametrize("component", [Plain(), Plain(lr=0.3), Plain(momentum=0.9)])
@@ -68,11 +69,11 @@ def test_no_argument_is_written_to(component):
     model, updates, weights, steps = federation(dtype=torch.float64)
     state = component.init(model)
     copies = model.clone(), updates.clone(), weights.copy()
-    component.update(state, model, updates, weights, steps)
+    moved(component, state, model, updates, weights, steps)
     assert torch.equal(model, copies[0])
     assert torch.equal(updates, copies[1])
     assert np.array_equal(weights, copies[2])
-    assert state is None or not state.velocity.any()
+    assert not any(part.any() for part in state.values())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -137,8 +138,8 @@ def test_a_senseless_server_momentum_is_refused_by_name(momentum):
 
 
 def test_updates_and_weights_that_do_not_fit_are_refused_by_name():
-    model, updates, weights, steps = federation()
+    _, updates, weights, _ = federation()
     with pytest.raises(ArgumentError, match=r"^weights: expected shape \(4,\), one for each update, got \(3,\)"):
-        Plain().update(None, model, updates, weights[:3], steps)
+        weighted_sum(updates, weights[:3])
     with pytest.raises(ArgumentError, match=r"^updates: expected a float tensor of shape \(answered, parameters\)"):
-        Plain().update(None, model, updates[0], weights, steps)
+        weighted_sum(updates[0], weights)

@@ -17,16 +17,17 @@ from fedskew import methods
 from fedskew.checks._file import FoundComponent
 from fedskew.checks._tiny import CLASSES, COUNTS, FEATURES, MOMENTUM, train
 from fedskew.components import covers, has, make_component, with_clients
-from fedskew.engine import (
+from fedskew.engine.contracts import (
     checked_aggregate,
     checked_choice,
     checked_finished,
     checked_model,
-    checked_share,
+    checked_state,
     checked_step,
     checked_sums,
     checked_weights,
 )
+from fedskew.engine.sums import summed
 from fedskew.errors import ArgumentError, BackendWarning, ComponentError, FedskewError, in_one_line
 from fedskew.finish import Head, Known, Observed, Source
 from fedskew.hooks import Batch, Hooks
@@ -35,7 +36,6 @@ from fedskew.local_steps import StepSettings, steps_in_place
 from fedskew.models import FlatModel, Outputs
 from fedskew.objectives import Context
 from fedskew.report import SeedRun
-from fedskew.server_updates import reads_sums
 from fedskew.weighting import Answered, BySums
 
 CLOSE = 1e-3
@@ -382,35 +382,14 @@ def _updates(component: Any) -> None:
     for case, updates in _cases_of_updates().items():
         sent, given, clients = parameters.clone(), updates.clone(), len(updates)
         made = with_clients(component, clients)
-        state = made.init(sent)
+        state = checked_state(made, made.init(sent))
         for _ in range(2):
-            moved = made.update(state, sent, given, np.full(clients, 1 / clients), np.full(clients, 3))
-            following, state = checked_model(made, moved, sent)
+            change, extras = summed(made, given, np.full(clients, 1 / clients), [3] * clients)
+            following, state = checked_model(made, made.move(state, sent, change, extras), sent)
             if not following.isfinite().all():
                 raise ComponentError(f"{case}: the next model is NaN or infinite")
             if not torch.equal(sent, parameters) or not torch.equal(given, updates):
-                raise ComponentError(f"{case}: update() writes to the model or to the updates; return a new model")
-
-
-def _summed(component: Any) -> None:
-    if not reads_sums(component):
-        return
-    sent = torch.linspace(-1, 1, 7)
-    for case, updates in _cases_of_updates().items():
-        made, weights = with_clients(component, len(updates)), np.full(len(updates), 1 / len(updates))
-        state = made.init(sent)
-        shares = [checked_share(made, made.share(update, 3)) for update in updates]
-        change, number = torch.zeros(7, dtype=torch.float64), 0.0
-        for weight, (factor, own), update in zip(weights.tolist(), shares, updates, strict=True):
-            change, number = change + weight * factor * update.double(), number + weight * own
-        whole, _ = checked_model(made, made.update(state, sent, updates, weights, np.full(len(updates), 3)), sent)
-        moved = made.update_from_sums(state, sent, change, number)
-        summed, _ = checked_model(made, moved, sent, function="update_from_sums")
-        if not torch.allclose(summed, whole, rtol=CLOSE, atol=CLOSE):
-            raise ComponentError(
-                f"{case}: update_from_sums() moves the model by {(summed - sent).norm():.4g}, and update() by "
-                f"{(whole - sent).norm():.4g}, or elsewhere; they are to be the same"
-            )
+                raise ComponentError(f"{case}: move() or share() writes to the model or to the updates")
 
 
 def _finishes(component: Any) -> None:
@@ -456,9 +435,6 @@ _CASES: Mapping[str, tuple[tuple[str, Callable[[Any], None]], ...]] = {
         ("step_in_place(), where it has one, takes the step that step() takes", _in_place),
     ),
     "aggregation": (("what it returns is finite: one update, zeros, updates that cancel out", _aggregates),),
-    "server_update": (
-        ("the next model is finite: one update, zeros, updates that cancel out", _updates),
-        ("from sums, where it reads them, it makes the model that it makes from updates", _summed),
-    ),
+    "server_update": (("the next model is finite: one update, zeros, updates that cancel out", _updates),),
     "finish": (("the new layer is finite: clients of few classes, a class that nobody holds", _finishes),),
 }

@@ -14,6 +14,7 @@ from fedskew.deploy._arrays import Specs
 from fedskew.deploy._disclosures import returned_specs, sum_specs
 from fedskew.deploy._finish import some_samples, sources_of
 from fedskew.engine import Backend, ClientStates, Estimation, Federation, check_finish
+from fedskew.engine.sums import FixedPoint, Floats
 from fedskew.errors import ArgumentError, ConfigError
 from fedskew.experiment import Config, make_estimation, make_network, make_protection, target_mix
 from fedskew.finish import Known
@@ -92,6 +93,8 @@ class Assembly:
                 check_finish(finish, self.model.module, some_samples(self.agreement), known)
         except ArgumentError as error:
             raise ConfigError(str(error)) from None
+        told = None if announced is None else dict(announced)
+        codec = Floats() if self.agreement.updates == "plain" else FixedPoint(self.protection, told)
         try:
             return Federation(
                 method=self.method,
@@ -104,10 +107,8 @@ class Assembly:
                 steps=training.steps,
                 clients=clients,
                 weight_limit=training.weight_limit,
-                estimation=self.estimation,
-                masked=self.agreement.updates == "masked",
-                protection=self.protection,
-                announced=None if announced is None else dict(announced),
+                aim=self.estimation,
+                codec=codec,
             )
         except ArgumentError as error:
             raise ConfigError(f"method: {error}") from None

@@ -74,12 +74,11 @@ from fedskew.engine import (
     Sent,
     SequentialBackend,
     answer,
-    encode_answer,
     hooked,
     predict,
     stilled,
-    summable,
 )
+from fedskew.engine.sums import encode_answer, summable
 from fedskew.errors import ArgumentError, ConfigError, FedskewError, RunError, in_one_line
 from fedskew.experiment import Config, make_estimation, make_network, make_work, read
 from fedskew.files import private_folder, write_text

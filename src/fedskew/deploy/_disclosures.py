@@ -14,7 +14,8 @@ from fedskew.deploy._arrays import HEADER, ArraySpec, ModelLayout, specs_of
 from fedskew.deploy._finish import questions_of
 from fedskew.deploy._replies import bytes_needed
 from fedskew.deploy._site_data import SiteData
-from fedskew.engine import Assignment, LocalWork, Sent, SequentialBackend, Update, encode_update
+from fedskew.engine import Assignment, LocalWork, Sent, SequentialBackend, Update
+from fedskew.engine.sums import encode_update
 from fedskew.experiment import Config, make_network, make_protection, make_work
 from fedskew.methods import Method
 from fedskew.models import FlatModel

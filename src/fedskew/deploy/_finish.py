@@ -21,7 +21,7 @@ from fedskew.deploy._log import LOG
 from fedskew.deploy._messages import ARRAYS, BROADCAST, CONFIG, FINISH, REPLY, SOURCE
 from fedskew.deploy._replies import bytes_needed, check_size
 from fedskew.deploy._sites import Sites
-from fedskew.engine import EstimatedMix, FinishedModel, Target, check_finish, finish_model
+from fedskew.engine import EstimatedMix, FinishedModel, check_finish, finish_model
 from fedskew.errors import ArgumentError, ConfigError, FedskewError, RunError, in_one_line
 from fedskew.finish import Finish, Head, Known, Observed, Source
 from fedskew.models import FlatModel, ModelState
@@ -173,7 +173,7 @@ class SiteFinisher:
         Raises:
             RunError: No site answers, or the answers don't allow it.
         """
-        names, mix = self.sites.members.names, server.server.target
+        names, mix = self.sites.members.names, EstimatedMix.of(server.server)
         asking = _Asking(self, model, server.server.round, set(server.watch.out()))
         for _ in range(ATTEMPTS):
             asking.begin()
@@ -207,8 +207,8 @@ class SiteFinisher:
             f"method.finish: sites stopped answering {ATTEMPTS} times; start the run again when they are there"
         )
 
-    def _known(self, target: Target | None, is_away: bool = False) -> Known:
-        mix = target.used if isinstance(target, EstimatedMix) else self.target
+    def _known(self, target: EstimatedMix | None, is_away: bool = False) -> Known:
+        mix = self.target if target is None else target.used
         is_estimated = self.agreement.target_site is not None
         sources = sources_of(self.agreement) - ({"target"} if is_away else set())
         return Known(sources, mix, is_estimated, generator(self.seed, Purpose.FINISH))

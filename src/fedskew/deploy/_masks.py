@@ -39,7 +39,8 @@ from fedskew.deploy._sum_messages import (
     over_few,
 )
 from fedskew.deploy._terms import Used
-from fedskew.engine import Update, encode_update
+from fedskew.engine import Update
+from fedskew.engine.sums import encode_update
 from fedskew.errors import RunError
 from fedskew.files import load_tensors, private_folder, save_tensors, writing
 from fedskew.methods import Method

@@ -16,7 +16,7 @@ from fedskew import methods
 from fedskew.deploy._agreement import Agreement
 from fedskew.deploy._assembly import Assembly, FloatArray, assemble
 from fedskew.deploy._sum_messages import even, over_few, why_no_sum
-from fedskew.engine import Assignment, Backend, ClientStates, Cohort, Federation, Sent, ServerState, Update
+from fedskew.engine import Assignment, Backend, ClientStates, Cohort, Federation, Sent, ServerState, Update, shortage
 from fedskew.experiment import Config
 from fedskew.partition import DirichletByClass
 from fedskew.randomness import Purpose, generator
@@ -84,7 +84,7 @@ def example_counts(sites: int, classes: int) -> FloatArray:
 
 def limit_in_words(rehearsal: Rehearsal) -> str:
     """Say what the weight limit does in this federation, in one line."""
-    federation, masked = rehearsal.federation, rehearsal.federation.masked
+    federation, masked = rehearsal.federation, rehearsal.made.agreement.updates == "masked"
     limit, cohort, of = federation.weight_limit, federation.cohort_size, len(federation.counts)
     if limit is None:
         return "training.weight_limit: none; one site may have all of the weight"
@@ -132,7 +132,7 @@ def _loss(made: Assembly, federation: Federation, client: int) -> Loss:
     """Play rounds without a site."""
     state, reasons = federation.start(made.model.read_state()), []
     for _ in range(ROUNDS):
-        cohort, state = federation.select_participants(state)
+        cohort, state = federation.select(state)
         reasons.append(_why_still(made, federation, state, cohort, cohort.ids != client))
     still = [reason for reason in reasons if reason]
     return Loss(made.agreement.names[client], len(still) / ROUNDS, still[0] if still else "")
@@ -143,13 +143,15 @@ def _why_still(
 ) -> str:
     """Return why a round of the sites that are there would move nothing; empty if it would."""
     number = int(there.sum())
-    if federation.masked:
+    if made.agreement.updates == "masked":
         weighed = number >= made.fewest and made.agreement.label_counts != "summed"  # else each site weighs itself
-        weights = federation.ask(state, cohort.take(there)).weights.tolist() if weighed else [0.0] * number
+        weights = [0.0] * number
+        if weighed:
+            weights = federation.codec.weigh(federation, state, cohort.take(there)).values.tolist()
         return why_no_sum(weights, made.fewest, federation.weight_limit if weighed else None, len(cohort.ids))
     if not number:
         return "nobody else takes part in them"
-    return "" if number >= federation.method.aggregation.least else federation.shortage(number)
+    return "" if number >= federation.method.aggregation.least else shortage(federation.method.aggregation, number)
 
 
 class _Nobody(Backend):

@@ -33,7 +33,7 @@ from fedskew.deploy._sum_messages import (
     check_opening,
     unmask_content,
 )
-from fedskew.engine import decode_answers
+from fedskew.engine.sums import decode_answers
 from fedskew.errors import ArgumentError, ConfigError, EndedEarlyError, RunError, SumsError
 from fedskew.experiment import plain_json
 from fedskew.files import write_text, writing

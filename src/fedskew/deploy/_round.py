@@ -6,7 +6,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -24,15 +24,21 @@ from fedskew.deploy._target_site import in_words, tables_of
 from fedskew.deploy._validator import no_notes
 from fedskew.deploy._watch import Decisions, Watched, remedy, ruined, to_leave_out
 from fedskew.engine import (
-    Asked,
+    Assignment,
+    Cohort,
     EstimatedMix,
+    Estimation,
     Evaluation,
     Federation,
     RoundRecord,
     RoundRunner,
+    Sent,
     ServerState,
+    Update,
+    Weights,
     evaluation,
 )
+from fedskew.engine.sums import Collected, FixedPoint
 from fedskew.errors import DivergedError, EndedEarlyError, StandstillError
 from fedskew.finish import Source
 from fedskew.models import ModelState
@@ -65,6 +71,39 @@ class DeployedState:
         return self.server.model
 
 
+@dataclass(frozen=True)
+class SiteSums(FixedPoint):
+    """Masked updates of real sites: weights come first, and the server opens the sum of what has the shapes `specs`."""
+
+    sites: Sites | None = None
+    specs: Specs = field(default_factory=dict)
+
+    def collect(
+        self, federation: Federation, state: ServerState, cohort: Cohort, sent: Sent, tasks: Sequence[Assignment]
+    ) -> tuple[Collected, list[Update]]:
+        """See `Floats.collect`; no update comes by itself."""
+        assert self.sites is not None, "as the server makes it"
+        own = self.announced is not None  # each site weighs itself, and the server sees the sum of the weights
+
+        def weights_of(clients: Collection[int]) -> tuple[Cohort, Weights]:
+            members = cohort.take(np.isin(cohort.ids, list(clients)))
+            return members, Weights.unknown(len(members.ids)) if own else self.weigh(federation, state, members)
+
+        def weigh(clients: Sequence[int]) -> list[float]:
+            members, weights = weights_of(clients)
+            by_client = dict(zip(members.ids.tolist(), weights.values.tolist(), strict=False))
+            return [by_client.get(client, 0.0) for client in clients]
+
+        taken = self.sites.train_in_sums(state.round, tasks, sent, None if own else weigh, self.specs)
+        members, weights = weights_of(taken.weights)
+        if not taken.weights:
+            weights = weights._replace(fallback=weights_of(taken.members or cohort.ids.tolist())[1].fallback)
+        closed = taken.reason if taken.total is None else None
+        collected = self.opened(state.model, members, weights, taken.total or {}, closed)
+        states = dict.fromkeys(members.ids.tolist(), counted_in(state.round))
+        return collected._replace(states=states, charged=taken.opened), []
+
+
 class DeployedRunner(RoundRunner):
     """Plays rounds at real sites, evaluates their models there, and undoes a round that ruins the model.
 
@@ -79,10 +118,9 @@ class DeployedRunner(RoundRunner):
         agreement: Agreement,
         folder: Path,
         rounds: int,
-        specs: Specs,
     ) -> None:
         self._federation, self._roster, self.sites = federation, roster, sites
-        self._agreement, self._folder, self._rounds, self._specs = agreement, folder, rounds, specs
+        self._agreement, self._folder, self._rounds = agreement, folder, rounds
         self._evaluations: Evaluations | None = None
         self._reduced: tuple[int, float] | None = None
         self._summed: tuple[ModelState, Together] | None = None
@@ -114,43 +152,12 @@ class DeployedRunner(RoundRunner):
         timeout = min(agreement.start_timeout, agreement.round_timeout)
         if self._roster.query_newcomers(timeout, self.sites.left_out | self.sites.skipped):
             self._federation = dataclasses.replace(self._federation, counts=self._roster.counts)
-        play = self._round_in_sums if self._federation.masked else self._federation.run_round
-        following, record = play(state.server)
+        following, record = self._federation.run_round(state.server)
         record.deployment = dict(self.sites.validator.notes)
         log_aggregation(record, self._roster.names, self._federation.weight_limit)
         if agreement.label_counts in ("withheld", "summed"):  # spread evenly over classes, so skew is unknown
             record.entropy = record.kl = record.target_distance = None
         return self._judged_by_training(dataclasses.replace(state, watch=watch), following, record), record
-
-    def _round_in_sums(self, state: ServerState) -> tuple[ServerState, RoundRecord]:
-        """Play a round whose updates are masked: weights come first, and the server sees the sum."""
-        began, federation = time.perf_counter(), self._federation
-        cohort, following = federation.select_participants(state)
-        sent, assignments = federation.instructions(following, cohort)
-        own = federation.announced is not None  # each site weighs itself, and the server sees the sum of the weights
-
-        def asked_of(clients: Collection[int]) -> Asked:
-            members = cohort.take(np.isin(cohort.ids, list(clients)))
-            return Asked.unknown(members.ids) if own else federation.ask(following, members)
-
-        def weigh(clients: Sequence[int]) -> list[float]:
-            asked = asked_of(clients)
-            weights = asked.weights if len(asked.weights) else np.zeros(len(asked.clients))
-            by_client = dict(zip(asked.clients.tolist(), weights.tolist(), strict=True))
-            return [by_client[client] for client in clients]
-
-        taken = self.sites.train_in_sums(following.round, assignments, sent, None if own else weigh, self._specs)
-        asked = asked_of(taken.weights if own else taken.members or cohort.ids.tolist())
-        there = [client for client in asked.clients.tolist() if client in taken.weights]
-        closed = taken.reason if taken.total is None else None
-        following, outcome = federation.aggregate_sums(
-            following, cohort, sent, asked, there, taken.total or {}, closed, taken.opened
-        )
-        for client in outcome.summed.clients if outcome.summed is not None else ():
-            federation.clients.put(client, following.round, counted_in(following.round))
-        record = federation.record(following.round, cohort, outcome)
-        record.seconds = time.perf_counter() - began
-        return following, record
 
     def evaluated_model(self, state: DeployedState) -> ModelState:
         """See `RoundRunner.evaluated_model`."""
@@ -210,8 +217,8 @@ class DeployedRunner(RoundRunner):
 
         See `Watch.check`.
         """
-        estimation, mix = self._federation.estimation, state.server.target
-        if estimation is not None and isinstance(mix, EstimatedMix):
+        estimation, mix = self._estimation, EstimatedMix.of(state.server)
+        if estimation is not None and mix is not None:
             estimation.check(mix)
         if state.round >= self._rounds and not (state.watch.counted.any() or state.watch.since.any()):
             raise StandstillError(
@@ -238,8 +245,12 @@ class DeployedRunner(RoundRunner):
 
     def _estimates(self, round: int) -> bool:
         """Return whether the target's mix is estimated after a round."""
-        estimation = self._federation.estimation
-        return estimation is not None and estimation.is_due(round)
+        return self._estimation is not None and self._estimation.is_due(round)
+
+    @property
+    def _estimation(self) -> Estimation | None:
+        aim = self._federation.aim
+        return aim if isinstance(aim, Estimation) else None
 
     def _ask(self, round: int, model: ModelState) -> Together | None:
         """Have a model evaluated at the sites; return what they say together, None without a sample."""
@@ -272,10 +283,10 @@ class DeployedRunner(RoundRunner):
 
     def _estimated(self, state: DeployedState, record: RoundRecord, evaluations: Evaluations) -> DeployedState:
         """Estimate the target's mix where that is due, and note it in the round's record."""
-        estimation, mix, target = self._federation.estimation, state.server.target, self.sites.target
+        estimation, mix, target = self._estimation, EstimatedMix.of(state.server), self.sites.target
         if estimation is None or target is None or not estimation.is_due(record.round):
             return state
-        assert isinstance(mix, EstimatedMix), "as the federation starts"
+        assert mix is not None, "as the federation starts"
         tables = tables_of(evaluations.valid, self._reduced)
         if record.deployment is not None and "undone" in record.deployment:
             mix, note = estimation.skip(mix, "the round is undone")
@@ -288,7 +299,7 @@ class DeployedRunner(RoundRunner):
         record.target = note
         level = LOG.warning if note["unused"] or note["mix"] is None or note["misfit"] else LOG.info
         level("round %d: %s", record.round, in_words(note, tuple(self._agreement.classes), target.name))
-        return dataclasses.replace(state, server=dataclasses.replace(state.server, target=mix))
+        return dataclasses.replace(state, server=mix.within(state.server))
 
     def _judged_by_training(self, before: DeployedState, following: ServerState, record: RoundRecord) -> DeployedState:
         """Take a round into account that is not evaluated yet.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -23,11 +24,12 @@ from fedskew.deploy._ending import recording_ending
 from fedskew.deploy._finish import SiteFinisher
 from fedskew.deploy._log import LOG, say_errors_in_one_line
 from fedskew.deploy._roster import ANNOUNCED_FILE, Announcing, Roster, samples_of
-from fedskew.deploy._round import DeployedRunner
+from fedskew.deploy._round import DeployedRunner, SiteSums
 from fedskew.deploy._sites import Sites, TargetSite
 from fedskew.deploy._sums import MaskedSums
 from fedskew.deploy._validator import ReplyRules, ReplyValidator
 from fedskew.engine import ClientStates, hooked
+from fedskew.engine.sums import FixedPoint
 from fedskew.errors import DivergedError, StandstillError
 from fedskew.experiment import (
     Config,
@@ -153,8 +155,11 @@ def make_deployed_loop(
     sites = _sites(made, roster, announced)
     clients = ClientStates(folder / "checkpoint" / "clients")
     federation = made.federation(sites, roster.counts, clients, announced)
+    if isinstance(federation.codec, FixedPoint):
+        codec = SiteSums(made.protection, federation.codec.announced, sites, made.sums)
+        federation = dataclasses.replace(federation, codec=codec)
     seed, finish = config.seeds[0], made.method.finish
-    runner = DeployedRunner(federation, roster, sites, agreement, folder, config.training.rounds, made.sums)
+    runner = DeployedRunner(federation, roster, sites, agreement, folder, config.training.rounds)
 
     def task() -> TaskInfo:
         classes, counts = roster.shown

@@ -39,7 +39,8 @@ from fedskew.deploy._sum_checks import impossible
 from fedskew.deploy._sum_messages import EVALUATE, LOSSES, TRAIN
 from fedskew.deploy._sums import MaskedSums, Taken, Weigh
 from fedskew.deploy._validator import ReplyValidator
-from fedskew.engine import Assignment, Backend, Sent, Update, whole_weight
+from fedskew.engine import Assignment, Backend, Sent, Update
+from fedskew.engine.sums import whole_weight
 from fedskew.models import ModelState
 from fedskew.privacy import UpdateNoise
 from fedskew.sums import COUNTS

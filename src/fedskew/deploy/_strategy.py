@@ -178,9 +178,9 @@ class MethodStrategy(FedAvg):
         if arrays is self._shown:
             arrays = self._layout.to_record(self._state.model)
         model = self._model_state(arrays)
-        state = dataclasses.replace(self._state, round=server_round - 1, model=model)
-        self._cohort, self._state = self._federation.select_participants(state)
-        self._sent, tasks = self._federation.instructions(self._state, self._cohort)
+        state = dataclasses.replace(self._state, round=server_round - 1).having("model", model._asdict())
+        self._cohort, self._state = self._federation.select(state)
+        self._sent, tasks = self._federation.instruct(self._state, self._cohort)
         self._validator.begin(tasks, self._sent)
         online = set(grid.get_node_ids())
         offline = [task.client for task in tasks if self._nodes[task.client] not in online]

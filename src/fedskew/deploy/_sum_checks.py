@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedskew.deploy._arrays import COUNTER, Layout
-from fedskew.engine import decode_sums
+from fedskew.engine.sums import decode_sums
 from fedskew.models import ModelState
 from fedskew.privacy import UpdateNoise
 from fedskew.sums import NUMBERS, UPDATES
@@ -52,7 +52,8 @@ def impossible(
     if largest > clip + around:
         return f"the mean update reaches {largest:.4g}, and each was clipped to {clip:g}"
     rounding, most = NUMBERS.error(members, weight), NUMBERS.limit * (1 + 2**-20)
-    for what, value, least in (("loss", opened.loss, least_loss), ("number", opened.number, -most)):
+    extras = [(name, value, -most) for name, value in opened.extras.items()]
+    for what, value, least in (("loss", opened.loss, least_loss), *extras):
         if value is not None and not least - rounding <= value <= most:
             return f"the mean {what} is {value:.4g}"
     if opened.steps is not None and not steps[0] <= opened.steps <= steps[1]:

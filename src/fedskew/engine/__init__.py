@@ -1,53 +1,34 @@
 """Rounds of federated learning: the algorithm, written once, and the backends that train a cohort."""
 
-from fedskew.engine._backend import Assignment, Backend, LocalTraining, Observer, Sent, Update
-from fedskew.engine._clients import ClientStates
-from fedskew.engine._contracts import (
-    checked_aggregate,
-    checked_choice,
-    checked_finished,
-    checked_model,
-    checked_share,
-    checked_step,
-    checked_sums,
-    checked_weights,
+from fedskew.engine._backend import (
+    Assignment,
+    Backend,
+    Conditions,
+    LocalTraining,
+    Observer,
+    Sent,
+    Update,
+    cohort_size,
 )
 from fedskew.engine._evaluation import evaluation, plain, predict
+from fedskew.engine._faults import stilled
 from fedskew.engine._fedconcat import FedConcatRunner, FedConcatState
-from fedskew.engine._federation import (
-    Conditions,
-    Federation,
-    RoundRunner,
-    ServerState,
-    adapting,
-    cohort_size,
-    hooked,
-    run_round_together,
-)
 from fedskew.engine._finish import FinishedModel, answer, check_finish, finish_model
-from fedskew.engine._finite import stilled
 from fedskew.engine._local_work import ClientData, ClientSamples, LocalWork, PartitionedData
-from fedskew.engine._masked import (
-    Asked,
-    add_up,
-    answers_in_sum,
-    decode_answers,
-    decode_sums,
-    encode_answer,
-    encode_update,
-    summable,
-    whole_weight,
-)
 from fedskew.engine._processes import ProcessBackend
 from fedskew.engine._ranks import RankBackend, from_the_first
-from fedskew.engine._records import ClientEvaluation, Cohort, Evaluation, RoundOutcome, RoundRecord, Summed
+from fedskew.engine._records import ClientEvaluation, Cohort, Evaluation, RoundOutcome, RoundRecord, RoundRunner
 from fedskew.engine._sequential import SequentialBackend
-from fedskew.engine._target import EstimatedMix, Estimation, Target, logits_of
-from fedskew.engine._update_buffer import UpdateBuffer, as_matrix
-from fedskew.engine.cohort import CohortBackend, faster_together
+from fedskew.engine._states import ClientStates, ServerState
+from fedskew.engine._target import EstimatedMix, Estimation, logits_of
+from fedskew.engine._update_buffer import UpdateBuffer
+from fedskew.engine._weights import Weights
+from fedskew.engine.cohort import CohortBackend, faster_together, run_round_together
+from fedskew.engine.contracts import adapting, hooked, shortage
+from fedskew.engine.round import Federation
+from fedskew.engine.sums import Floats
 
 __all__ = [
-    "Asked",
     "Assignment",
     "Backend",
     "ClientData",
@@ -64,6 +45,7 @@ __all__ = [
     "FedConcatState",
     "Federation",
     "FinishedModel",
+    "Floats",
     "LocalTraining",
     "LocalWork",
     "Observer",
@@ -76,29 +58,13 @@ __all__ = [
     "Sent",
     "SequentialBackend",
     "ServerState",
-    "Summed",
-    "Target",
     "Update",
     "UpdateBuffer",
+    "Weights",
     "adapting",
-    "add_up",
     "answer",
-    "answers_in_sum",
-    "as_matrix",
     "check_finish",
-    "checked_aggregate",
-    "checked_choice",
-    "checked_finished",
-    "checked_model",
-    "checked_share",
-    "checked_step",
-    "checked_sums",
-    "checked_weights",
     "cohort_size",
-    "decode_answers",
-    "decode_sums",
-    "encode_answer",
-    "encode_update",
     "evaluation",
     "faster_together",
     "finish_model",
@@ -108,7 +74,6 @@ __all__ = [
     "plain",
     "predict",
     "run_round_together",
+    "shortage",
     "stilled",
-    "summable",
-    "whole_weight",
 ]

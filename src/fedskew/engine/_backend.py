@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fedskew.errors import ComponentError
 from fedskew.models import ModelState
+from fedskew.randomness import Purpose, generator
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,61 @@ class LocalTraining:
         return steps if most is None else min(steps, most)
 
 
+@dataclass(frozen=True)
+class Conditions:
+    """Clients that drop out of a round, and clients that do less work, as in FedEntOpt's table III.
+
+    Attributes:
+        dropout: Share of each cohort that drops out after selection (0.3 in the table).
+        dropout_rule: "exact": floor(dropout * cohort) clients at random, but never the whole cohort; "bernoulli": each
+            client independently with probability `dropout`, so that a round may have no participants.
+        stragglers: Share of the clients (0.5 in the table) that do 1 to `epochs` local epochs; the stragglers and their
+            epochs are drawn once for all rounds.
+    """
+
+    dropout: float = 0.0
+    dropout_rule: Literal["exact", "bernoulli"] = "exact"
+    stragglers: float = 0.0
+
+    def dropped(self, cohort: int, seed: int, round: int) -> NDArray[np.bool_]:
+        """Draw which clients of a cohort drop out.
+
+        Args:
+            cohort: Number of clients in the cohort.
+            seed: The run's seed.
+            round: Number of the round, from 1.
+
+        Returns:
+            A mask, `(cohort,)`, True for clients that drop out.
+        """
+        rng = generator(seed, Purpose.DROPOUT, round)
+        if self.dropout_rule == "bernoulli":
+            return rng.random(cohort) < self.dropout
+        dropped = np.zeros(cohort, dtype=np.bool_)
+        dropped[rng.permutation(cohort)[: min(math.floor(self.dropout * cohort + 1e-9), cohort - 1)]] = True
+        return dropped
+
+    def epochs(self, clients: int, epochs: float, seed: int) -> NDArray[np.int64] | NDArray[np.float64]:
+        """Draw the local epochs of every client, the same in every round.
+
+        Args:
+            clients: Number of clients.
+            epochs: Local epochs of a client that is not a straggler.
+            seed: The run's seed.
+
+        Returns:
+            The local epochs of each client, `(clients,)`.
+        """
+        each = np.full(clients, epochs)
+        slow = math.floor(self.stragglers * clients + 1e-9)
+        if slow:
+            rng = generator(seed, Purpose.STRAGGLERS)
+            each[rng.permutation(clients)[:slow]] = rng.integers(
+                1, max(math.floor(epochs), 1), size=slow, endpoint=True
+            )
+        return each
+
+
 class Assignment(NamedTuple):
     """The work of one client in a round.
 
@@ -143,6 +199,11 @@ class Update(NamedTuple):
     reply: Mapping[str, Tensor] = {}
     state: Mapping[str, Tensor] = {}
     observed: Any = None
+
+
+def cohort_size(participation: float, clients: int) -> int:
+    """Return how many clients are selected in a round: `max(1, floor(participation * clients + 1e-9))`."""
+    return max(1, math.floor(participation * clients + 1e-9))
 
 
 def tensor_bytes(tensors: Mapping[str, Tensor]) -> int:

@@ -1,4 +1,6 @@
-"""Who is to blame where a client's training gave NaN or infinity: the same training once more, watched step by step.
+"""Which updates are finite; and who is to blame where a client's training gave NaN or infinity.
+
+The latter is found out by the same training once more, watched step by step.
 
 Draws depend on seed, round and client only, so the same happens again. A component of a user's own, or a network, is to
 blame if it is the first to return such a value, and what it was given was finite and below `LARGE`. Otherwise the
@@ -8,15 +10,16 @@ training diverged, as it does with too large a learning rate.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fedskew.engine._contracts import is_own, name_in
+from fedskew.engine._backend import Assignment, Sent, Update
 from fedskew.engine._local_work import LocalWork
+from fedskew.engine.contracts import is_own, name_in
 from fedskew.errors import ComponentError, RunError
 from fedskew.hooks import Batch, Hooks, LocalEnd, Named
 from fedskew.local_steps import Gradient, LocalStep, StepSettings
@@ -25,6 +28,54 @@ from fedskew.objectives import Context, Objective
 
 LARGE = 1e6
 """Numbers above this are taken for those of a training that diverges."""
+
+
+def finite(updates: Sequence[Update]) -> list[Update]:
+    """Return the updates without a NaN or infinite value. Waits for the GPU once, not once an update."""
+    norms = torch.stack([_norm(update) for update in updates]).tolist() if updates else []
+    return [
+        update
+        for update, norm in zip(updates, norms, strict=True)
+        if math.isfinite(norm) or is_finite(update.change, *_beside(update))  # the norm alone may overflow
+    ]
+
+
+def stilled(update: Update) -> Update:
+    """Return an update, or one of zeros in its place where a value is NaN or infinite.
+
+    With differential privacy a client whose training diverged adds noise alone: that it diverged is told to nobody.
+    """
+    if finite([update]):
+        return update
+    return update._replace(change=torch.zeros_like(update.change), norm=torch.zeros_like(update.norm))
+
+
+def find_fault(
+    backend: Any, round: int, tasks: Sequence[Assignment], sent: Sent, replies: Sequence[Update], fine: set[int]
+) -> None:
+    """Find out whether a component of a user's own is to blame for an update or a loss that is not finite.
+
+    One such client is trained again, if there is one; see `Backend.find_fault`.
+
+    Raises:
+        ComponentError: One is; the message names it, the client and the step.
+    """
+    suspects = {update.client for update in replies if update.client not in fine or not math.isfinite(update.loss)}
+    task = next((task for task in tasks if task.client in suspects), None)
+    find = getattr(backend, "find_fault", None)  # a user's own backend may have none
+    if task is not None and find is not None and (fault := find(round, task, sent)) is not None:
+        raise fault
+
+
+def _norm(update: Update) -> Tensor:
+    """Return a 0-d sum of norms, finite only if all of the update is; far faster than a test of every element."""
+    return sum((torch.linalg.vector_norm(part) for part in _beside(update)), start=update.norm)
+
+
+def _beside(update: Update) -> list[Tensor]:
+    """Return the floating-point tensors of an update other than its change, without empty ones."""
+    parts = (update.buffers, *update.reply.values(), *update.state.values())
+    return [part for part in parts if part.is_floating_point() and part.numel()]
 
 
 class _DivergedError(RunError):

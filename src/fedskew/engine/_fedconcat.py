@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedskew.engine._federation import Federation, ServerState
 from fedskew.engine._records import Cohort, FloatArray, RoundOutcome, RoundRecord
+from fedskew.engine._states import ServerState
+from fedskew.engine.round import Federation
 from fedskew.models import Concatenated, FlatModel, ModelState
 from fedskew.pipelines import FedConcat
 
@@ -85,9 +86,7 @@ class FedConcatRunner:
         return FedConcatState(
             head=self.head.start(self._untrained_head),
             encoders={
-                str(cluster): replace(
-                    self.encoders.start(ModelState(*(part.clone() for part in model))), selection=None
-                )
+                str(cluster): self.encoders.start(ModelState(*(part.clone() for part in model))).having("selection", {})
                 for cluster in range(self.pipeline.clusters)
             },
             cluster_of=self.cluster_of,
@@ -111,7 +110,7 @@ class FedConcatRunner:
     def _train_encoders(self, state: FedConcatState) -> tuple[FedConcatState, RoundRecord]:
         """Play one round of every cluster that has participants."""
         began = time.perf_counter()
-        cohort, head = self.head.select_participants(state.head)
+        cohort, head = self.head.select(state.head)
         encoders, outcomes = dict(state.encoders), []
         for name, encoder in state.encoders.items():
             members = state.cluster_of[cohort.ids] == int(name)
@@ -119,7 +118,7 @@ class FedConcatRunner:
                 encoders[name], outcome = self.encoders.train(replace(encoder, round=head.round), cohort.take(members))
                 outcomes.append(outcome)
         if head.round == self.encoder_rounds and self.pipeline.head == "clusters":
-            head = replace(head, model=self._joined_heads(encoders))
+            head = head.having("model", self._joined_heads(encoders)._asdict())
         record = self.encoders.record(head.round, cohort, _merged(cohort, outcomes))
         record.seconds = time.perf_counter() - began
         return replace(state, head=head, encoders=encoders), record

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from fedskew import metrics
 from fedskew.engine._backend import Update
 from fedskew.labels import effective_sample_size, entropy, kl_to_uniform
+from fedskew.models import ModelState
 
 FloatArray = NDArray[np.float64]
 
@@ -321,6 +322,28 @@ class RoundRecord:
         if record.clients is not None:
             record.clients = [_read(ClientEvaluation, client) for client in values["clients"]]
         return record
+
+
+class RoundRunner(Protocol):
+    """Plays rounds one after another.
+
+    Its states have the attributes `round`, the number of the last round, and `model`, the model in training.
+    """
+
+    def open(self) -> None:
+        """Open the backend (see `Backend.open`)."""
+
+    def close(self) -> None:
+        """Close the backend (see `Backend.close`)."""
+
+    def start(self, model: ModelState) -> Any:
+        """Make the state before the first round, with round 0, for the untrained model."""
+
+    def run_round(self, state: Any) -> tuple[Any, RoundRecord]:
+        """Play one round from a state; return the next one, and the round's record without evaluations."""
+
+    def evaluated_model(self, state: Any) -> ModelState | None:
+        """Build the model to evaluate and to save; None while the clients share none."""
 
 
 def _read(kind: type[Row], values: Mapping[str, Any]) -> Row:

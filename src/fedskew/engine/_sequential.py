@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from fedskew.engine._backend import Assignment, Backend, Observer, Sent, Update
-from fedskew.engine._contracts import calling, checked_step
 from fedskew.engine._faults import has_own_parts, watched
 from fedskew.engine._local_work import ClientSamples, LocalWork, Schedule, training_failed
 from fedskew.engine._update_buffer import UpdateBuffer
+from fedskew.engine.contracts import calling, checked_step
 from fedskew.errors import ComponentError, RunError
 from fedskew.hooks import LocalEnd
 from fedskew.local_steps import StepSettings, steps_in_place

@@ -16,10 +16,11 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from fedskew import labels
 from fedskew.data import Inputs
+from fedskew.engine._states import Named, ServerState, packed, unpacked
 from fedskew.errors import ArgumentError, RunError
 from fedskew.labels import EDGES, MixMethod, outcome_cells_of_logits
 
@@ -33,12 +34,7 @@ _BATCH = 1000
 
 
 @dataclass(frozen=True)
-class Target:
-    """The server's state about the target between rounds: none, unless its mix is estimated."""
-
-
-@dataclass(frozen=True)
-class EstimatedMix(Target):
+class EstimatedMix:
     """The server's state about a target whose mix is estimated.
 
     Attributes:
@@ -59,6 +55,16 @@ class EstimatedMix(Target):
     def used(self) -> FloatArray | None:
         """The mix that clients are weighed towards, `(classes,)`; None: none."""
         return None if self.unused else self.mix
+
+    @classmethod
+    def of(cls, state: ServerState) -> EstimatedMix | None:
+        """Return what a state holds of the target; None if nothing is estimated."""
+        kept = state.of("target")
+        return _read(kept) if kept else None
+
+    def within(self, state: ServerState) -> ServerState:
+        """Return a state that holds this of the target."""
+        return state.having("target", packed(self, "target"))
 
 
 @dataclass(frozen=True)
@@ -97,10 +103,20 @@ class Estimation:
         """
         return round >= self.warmup and (round - self.warmup) % self.every == 0
 
-    def start(self) -> EstimatedMix:
-        """Return what the server keeps before the first estimate."""
+    @property
+    def unknown(self) -> EstimatedMix:
+        """What is known before the first estimate."""
         none = np.zeros(self.classes)
         return EstimatedMix(-1, none, none.copy(), f"the first estimate is made after round {self.warmup}", False)
+
+    def start(self) -> dict[str, Tensor]:
+        """See `Aim.start`."""
+        return packed(self.unknown, "target")
+
+    def mix(self, kept: Named) -> tuple[FloatArray | None, str | None]:
+        """See `Aim.mix`."""
+        known = _read(kept)
+        return known.used, known.unused or None
 
     def outcomes(self, logits: FloatArray) -> IntArray:
         """Find the outcome cell of each sample.
@@ -197,6 +213,12 @@ class Estimation:
             reason = f"no estimate is sure enough yet: standard error {found.error:.2g} of a share after round {round}"
             return known if known.round >= 0 or known.misfit else replace(known, unused=reason)
         return EstimatedMix(round, found.mix, found.upper_errors, "", found.misfit)
+
+
+def _read(kept: Named) -> EstimatedMix:
+    none = np.zeros(0)
+    known: EstimatedMix = unpacked(kept, EstimatedMix(-1, none, none, "", False))
+    return known
 
 
 @torch.inference_mode()

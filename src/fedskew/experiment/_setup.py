@@ -25,11 +25,10 @@ from fedskew.engine import (
     RankBackend,
     RoundRunner,
     SequentialBackend,
-    answers_in_sum,
     cohort_size,
     faster_together,
-    summable,
 )
+from fedskew.engine.sums import FixedPoint, Floats, answers_in_sum, summable
 from fedskew.errors import ArgumentError, ConfigError, RunError
 from fedskew.experiment._config import Config
 from fedskew.experiment._dataset import content_of
@@ -179,6 +178,8 @@ def _make_runner(
     target = task.target if config.target.is_estimated else noisy_target(task.server_target, config.target.noise, seed)
     if method.pipeline is not None:
         size //= method.pipeline.clusters  # each cluster's part of a cohort trains by itself
+    protection = make_protection(config, model, len(task.counts))
+    announced = _announced(config, method, task.counts if weighed is None else weighed, target)
     federation = Federation(
         method=method,
         backend=_backend(config.engine, model, work, observe, size),
@@ -193,10 +194,8 @@ def _make_runner(
         weighed=weighed,
         clients=clients,
         weight_limit=training.weight_limit,
-        estimation=make_estimation(config, dataset.num_classes),
-        masked=config.engine.updates == "masked",
-        protection=make_protection(config, model, len(task.counts)),
-        announced=_announced(config, method, task.counts if weighed is None else weighed, target),
+        aim=make_estimation(config, dataset.num_classes),
+        codec=Floats() if config.engine.updates == "plain" else FixedPoint(protection, announced),
         constant_bytes=model.constant_bytes(some.to(device)),
     )
     if method.pipeline is not None:

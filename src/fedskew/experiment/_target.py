@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -86,24 +86,26 @@ class TargetWatch:
 
     @property
     def _estimation(self) -> Estimation:
-        assert self.federation.estimation is not None, "the mix is estimated"
-        return self.federation.estimation
+        assert isinstance(self.federation.aim, Estimation), "the mix is estimated"
+        return self.federation.aim
 
     def review(self, server: ServerState, record: RoundRecord) -> ServerState:
         """Estimate the mix where that is due, and complete the round's record (see `Watch.review`)."""
         if not self._estimation.is_due(record.round):
             return server
         self.model.write_state(self.federation.evaluated_model(server))
-        assert isinstance(server.target, EstimatedMix), "as the federation starts"
-        known, record.target = self._updated(server.target, record.round)
+        before = EstimatedMix.of(server)
+        assert before is not None, "as the federation starts"
+        known, record.target = self._updated(before, record.round)
         if torchrun.launched():  # ranks may be unlike machines, and must go on with the same numbers
             known, record.target = from_the_first((known, record.target))
-        return replace(server, target=known)
+        return known.within(server)
 
     def check(self, server: ServerState) -> None:
         """End a run whose target does not fit, if it is to end (see `Watch.check`)."""
-        assert isinstance(server.target, EstimatedMix), "as the federation starts"
-        self._estimation.check(server.target)
+        known = EstimatedMix.of(server)
+        assert known is not None, "as the federation starts"
+        self._estimation.check(known)
 
     def _updated(self, known: EstimatedMix, round: int) -> tuple[EstimatedMix, dict[str, Any]]:
         estimation, data = self._estimation, self.held_out
@@ -245,8 +247,8 @@ class LocalFinisher:
             raise ConfigError(str(error)) from None
 
     def _known(self, server: Any) -> Known:
-        estimated = getattr(server, "target", None)
-        mix = estimated.used if isinstance(estimated, EstimatedMix) else self.target
+        estimated = EstimatedMix.of(server) if isinstance(server, ServerState) else None
+        mix = self.target if estimated is None else estimated.used
         sources = frozenset(source for source, held in self.holders.items() if held)
         return Known(sources, mix, self.is_estimated, generator(self.seed, Purpose.FINISH))
 

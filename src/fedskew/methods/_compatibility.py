@@ -21,7 +21,7 @@ FUNCTIONS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "local_step": {"step": ("parameters", "gradient", "carried", "settings"), "init": ("settings",)},
     "weighting": {"weigh": ("answered",)},
     "aggregation": {"combine": ("updates", "weights"), "combine_buffers": ("changes", "weights")},
-    "server_update": {"update": ("state", "parameters", "updates", "weights", "steps"), "init": ("parameters",)},
+    "server_update": {"move": ("state", "parameters", "change", "extras"), "init": ("parameters",)},
     "finish": {"finish": ("head", "ask", "known"), "statistics": ("question", "observed")},
     "pipeline": {"divide": ("counts", "rng")},
 }

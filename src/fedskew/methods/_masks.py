@@ -7,7 +7,6 @@ from typing import Any
 from fedskew.components import covers, has, needs_label_counts
 from fedskew.hooks import Hooks
 from fedskew.methods._slots import Method, key_of, name_of_key
-from fedskew.server_updates import reads_sums
 from fedskew.weighting import BySums
 
 
@@ -15,7 +14,7 @@ def masks_refused(method: Method) -> str | None:
     """Return why a method needs more of its clients than sums over them, and what to take instead; None if it doesn't.
 
     A component can do with sums if it declares `adds_up`, or reads nothing of single clients: no hook `end_round` or
-    `next_model`, and for a server update, no `reads_each_update`, or functions of `server_updates.SummedUpdate`.
+    `next_model`. Server updates move by sums.
     """
     if method.pipeline is not None:
         return (
@@ -39,8 +38,6 @@ def masks_refused(method: Method) -> str | None:
                 f"{name} reads each client's update (their plain mean beside the weighted one), and masks hide them; "
                 'take the preset scaffold or fedavg, or updates = "plain"'
             )
-        if slot == "server_update" and has(component, "reads_each_update") and not reads_sums(component):
-            return f'{name} reads each client\'s update, and masks hide them; take plain, or updates = "plain"'
         if _reads_replies(component) and not _adds_up(component):
             return (
                 f"{name} reads what each client returned by itself (it does not declare adds_up), and masks show only "
@@ -74,7 +71,7 @@ def noise_refused(method: Method) -> str | None:
     """Return why a method can't be trained with noise on clients' updates, for differential privacy; None if it can."""
     if (reason := masks_refused(method)) is not None:
         return reason
-    if reads_sums(method.server_update):
+    if hasattr(method.server_update, "share"):
         name = name_of_key(key_of("server_update", method.server_update))
         return f"{name} needs a number of each client beside its update, which would have no noise; take plain"
     for slot, component in method.components():

@@ -21,34 +21,16 @@ Flower steps along them too, which can make a variance negative.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
 from fedskew.parameters import BelowOne, NonNegative, Positive, Switch, component
-from fedskew.server_updates._protocol import weighted_sum
+from fedskew.server_updates._protocol import Extras, Named
 
 Decay = Annotated[float, Field(gt=0, lt=1, strict=True)]
-
-
-@dataclass(frozen=True)
-class AdaptiveState:
-    """State of FedAdagrad, FedAdam and FedYogi.
-
-    Attributes:
-        mean: The running mean m of the updates, shape `(parameters,)`; empty where `momentum` is 0.
-        square: The running square v, shape `(parameters,)`.
-        moves: How often the model has moved.
-    """
-
-    mean: Tensor
-    square: Tensor
-    moves: int
 
 
 @component
@@ -62,30 +44,25 @@ class _Adaptive:
     tau: Positive = 1e-3
     initial: NonNegative | None = None
 
-    def init(self, parameters: Tensor) -> AdaptiveState:
-        """Return m = 0 and the first v."""
+    def init(self, parameters: Tensor) -> dict[str, Tensor]:
+        """Return m = 0 (empty where `momentum` is 0), the first v, and how often the model has moved, 0-d."""
         first = self.tau**2 if self.initial is None else self.initial
-        mean = torch.zeros_like(parameters) if self.momentum else parameters.new_zeros(0)
-        return AdaptiveState(mean, torch.full_like(parameters, first), 0)
+        return {
+            "mean": torch.zeros_like(parameters) if self.momentum else parameters.new_zeros(0),
+            "square": torch.full_like(parameters, first),
+            "moves": torch.tensor(0),
+        }
 
-    def update(
-        self,
-        state: AdaptiveState,
-        parameters: Tensor,
-        updates: Tensor,
-        weights: NDArray[np.float64],
-        steps: NDArray[np.int64],
-    ) -> tuple[Tensor, AdaptiveState]:
-        """Compute the next model and state; arguments as in `ServerUpdate`. `steps` is not used."""
-        change = weighted_sum(updates, weights)
-        square = self._grown(state.square.double(), change.square())
-        mean, kept = change, state.mean
+    def move(self, state: Named, parameters: Tensor, change: Tensor, extras: Extras) -> tuple[Tensor, Named]:
+        """See `ServerUpdate.move`."""
+        square = self._grown(state["square"].double(), change.square())
+        mean, kept = change, state["mean"]
         if self.momentum:
-            mean = self.momentum * state.mean.double() + (1 - self.momentum) * change
+            mean = self.momentum * state["mean"].double() + (1 - self.momentum) * change
             kept = mean.to(parameters.dtype)
-        moves = state.moves + 1
-        moved = parameters + self._rate(moves) * mean / (square.sqrt() + self.tau)
-        return moved.to(parameters.dtype), AdaptiveState(kept, square.to(parameters.dtype), moves)
+        moves = state["moves"] + 1
+        moved = parameters + self._rate(int(moves)) * mean / (square.sqrt() + self.tau)
+        return moved.to(parameters.dtype), {"mean": kept, "square": square.to(parameters.dtype), "moves": moves}
 
     def _grown(self, square: Tensor, new: Tensor) -> Tensor:
         """Return the next v, from the last one and D^2."""

@@ -13,30 +13,14 @@ decides. Buffers such as batch-norm statistics have no momentum; in the authors'
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from fedskew.hooks import Hooks, Named, RoundEnd
+from fedskew.hooks import Hooks
 from fedskew.parameters import BelowOne, component
-from fedskew.server_updates._protocol import weighted_sum
-
-AHEAD = "fedacg.ahead"
-
-
-@dataclass(frozen=True)
-class FedACGState:
-    """State of FedACG.
-
-    Attributes:
-        momentum: m, shape `(parameters,)`.
-    """
-
-    momentum: Tensor
+from fedskew.server_updates._protocol import Extras, Named
 
 
 @component
@@ -48,37 +32,20 @@ class FedACG(Hooks):
     """
 
     paper: ClassVar[str] = "Kim et al., CVPR 2024"
-    adds_up: ClassVar[bool] = True
 
     momentum: BelowOne = 0.85
 
-    def init(self, parameters: Tensor) -> FedACGState:
+    def init(self, parameters: Tensor) -> dict[str, Tensor]:
         """Return m = 0."""
-        return FedACGState(torch.zeros_like(parameters))
+        return {"momentum": torch.zeros_like(parameters)}
 
-    def update(
-        self,
-        state: FedACGState,
-        parameters: Tensor,
-        updates: Tensor,
-        weights: NDArray[np.float64],
-        steps: NDArray[np.int64],
-    ) -> tuple[Tensor, FedACGState]:
-        """Compute the model to send next, and the next state; arguments as in `ServerUpdate`. `steps` is not used."""
-        change = weighted_sum(updates, weights)
+    def move(self, state: Named, parameters: Tensor, change: Tensor, extras: Extras) -> tuple[Tensor, Named]:
+        """Compute the model to send next; see `ServerUpdate.move`."""
         average = parameters + change
-        momentum = change.add_(state.momentum, alpha=self.momentum)
+        momentum = change.add_(state["momentum"], alpha=self.momentum)
         ahead = average + self.momentum * momentum
-        return ahead.to(parameters.dtype), FedACGState(momentum.to(parameters.dtype))
-
-    def init_server(self, parameters: Tensor, clients: int) -> dict[str, Tensor]:
-        """Return how far the model that is sent is ahead of w: zeros."""
-        return {AHEAD: torch.zeros_like(parameters)}
-
-    def end_round(self, state: Named, end: RoundEnd) -> dict[str, Tensor]:
-        """Return how far the model that is sent is ahead of w, l m."""
-        return {AHEAD: self.momentum * end.server_update.momentum}
+        return ahead.to(parameters.dtype), {"momentum": momentum.to(parameters.dtype)}
 
     def evaluated(self, state: Named, parameters: Tensor) -> Tensor:
         """Return w, with what other components set in the model that is sent (FedNH its prototypes)."""
-        return parameters - state[AHEAD]
+        return parameters - self.momentum * state["momentum"]

@@ -17,28 +17,14 @@ mean over clients is over all of them, whatever their size, so a client that is 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedskew.errors import ArgumentError
 from fedskew.parameters import Count, component
-from fedskew.server_updates._protocol import weighted_sum
-
-
-@dataclass(frozen=True)
-class FedDynState:
-    """State of FedDyn's server.
-
-    Attributes:
-        drift: u, the mean over all clients of the sums of their changes, shape `(parameters,)`.
-    """
-
-    drift: Tensor
+from fedskew.server_updates._protocol import Extras, Named
 
 
 @component
@@ -60,25 +46,17 @@ class FedDyn:
 
     clients: Count | None = None
 
-    def init(self, parameters: Tensor) -> FedDynState:
-        """Return u = 0."""
-        return FedDynState(torch.zeros_like(parameters))
+    def init(self, parameters: Tensor) -> dict[str, Tensor]:
+        """Return u = 0, the mean over all clients of the sums of their changes."""
+        return {"drift": torch.zeros_like(parameters)}
 
-    def update(
-        self,
-        state: FedDynState,
-        parameters: Tensor,
-        updates: Tensor,
-        weights: NDArray[np.float64],
-        steps: NDArray[np.int64],
-    ) -> tuple[Tensor, FedDynState]:
-        """Compute the next model and state; arguments as in `ServerUpdate`. `steps` is not used.
-
-        Raises:
-            ArgumentError: The number of clients is not known.
-        """
+    def share(self, update: Tensor, steps: int, weight: float) -> tuple[float, Extras]:
+        """Return 1, and the update's part of u; ArgumentError where the number of clients is not known."""
         if self.clients is None:
             raise ArgumentError("clients: give the number of all clients, such as FedDyn(clients=100)")
-        drift = state.drift + weighted_sum(updates, np.full(len(updates), 1 / self.clients))
-        moved = parameters + weighted_sum(updates, weights) + drift
-        return moved.to(parameters.dtype), FedDynState(drift.to(parameters.dtype))
+        return 1.0, {"drift": update.to(torch.float64) * (1 / self.clients)}
+
+    def move(self, state: Named, parameters: Tensor, change: Tensor, extras: Extras) -> tuple[Tensor, Named]:
+        """See `ServerUpdate.move`."""
+        drift = state["drift"] + extras["drift"]
+        return (parameters + change + drift).to(parameters.dtype), {"drift": drift.to(parameters.dtype)}

@@ -16,15 +16,14 @@ from __future__ import annotations
 import math
 from typing import ClassVar
 
-import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from fedskew.errors import ArgumentError
-from fedskew.hooks import Hooks, Named, RoundEnd
+from fedskew.hooks import Hooks
 from fedskew.parameters import NonNegative, component
-from fedskew.server_updates._protocol import FloatArray, as_tensor, as_weights, weighted_sum
+from fedskew.server_updates._protocol import Extras, Named, as_tensor, as_weights, weighted_sum
 
 
 def fedexp_step(updates: ArrayLike | Tensor, weights: ArrayLike, eps: float) -> float:
@@ -44,10 +43,9 @@ def fedexp_step(updates: ArrayLike | Tensor, weights: ArrayLike, eps: float) -> 
     if not (math.isfinite(eps) and eps >= 0):
         raise ArgumentError(f"eps: must be 0 or above and finite, got {eps}")
     rows, shares = as_tensor(updates), as_weights(weights)
-    return _step(rows, shares, weighted_sum(rows, shares), eps)
-
-
-LAST = "fedexp.last"
+    mean = weighted_sum(rows, shares)
+    squares = sum(weight * _squared_norm(update) for update, weight in zip(rows, shares.tolist(), strict=True))
+    return _extrapolation(squares, mean, eps)
 
 
 @component
@@ -63,55 +61,32 @@ class FedEXP(Hooks):
 
     paper: ClassVar[str] = "Jhunjhunwala et al., ICLR 2023"
     reads_each_update: ClassVar[bool] = True
-    adds_up: ClassVar[bool] = True
 
     eps: NonNegative = 1e-3
     average_last_two: bool = False
 
-    def init(self, parameters: Tensor) -> None:
-        """Return None: there is no state."""
-
-    def update(
-        self,
-        state: None,
-        parameters: Tensor,
-        updates: Tensor,
-        weights: NDArray[np.float64],
-        steps: NDArray[np.int64],
-    ) -> tuple[Tensor, None]:
-        """Compute the next model; arguments as in `ServerUpdate`. `steps` is not used."""
-        mean = weighted_sum(updates, weights)
-        return (parameters + _step(updates, weights, mean, self.eps) * mean).to(parameters.dtype), None
-
-    def share(self, update: Tensor, steps: int) -> tuple[float, float]:
-        """Return 1, and the update's squared norm; see `SummedUpdate`."""
-        return 1.0, _squared_norm(update)
-
-    def update_from_sums(self, state: None, parameters: Tensor, change: Tensor, number: float) -> tuple[Tensor, None]:
-        """Compute the next model from the mean update and the mean squared norm; see `SummedUpdate`."""
-        return (parameters + _extrapolation(number, change, self.eps) * change).to(parameters.dtype), None
-
-    def init_server(self, parameters: Tensor, clients: int) -> dict[str, Tensor]:
+    def init(self, parameters: Tensor) -> dict[str, Tensor]:
         """Return the model itself, where the last two are averaged."""
-        return {LAST: parameters} if self.average_last_two else {}
+        return {"last": parameters} if self.average_last_two else {}
 
-    def end_round(self, state: Named, end: RoundEnd) -> dict[str, Tensor]:
-        """Return the model that was sent, where the last two are averaged."""
-        return {LAST: end.old} if self.average_last_two else {}
+    def share(self, update: Tensor, steps: int, weight: float) -> tuple[float, Extras]:
+        """Return 1, and the update's weighted squared norm."""
+        return 1.0, {"squares": weight * _squared_norm(update)}
+
+    def move(self, state: Named, parameters: Tensor, change: Tensor, extras: Extras) -> tuple[Tensor, Named]:
+        """See `ServerUpdate.move`."""
+        step = _extrapolation(extras["squares"], change, self.eps)
+        moved = (parameters + step * change).to(parameters.dtype)
+        return moved, {"last": parameters} if self.average_last_two else {}
 
     def evaluated(self, state: Named, parameters: Tensor) -> Tensor:
         """Return the model to evaluate: the mean of the last two, or the last."""
-        return (parameters + state[LAST]) / 2 if self.average_last_two else parameters
+        return (parameters + state["last"]) / 2 if self.average_last_two else parameters
 
 
-def _step(updates: Tensor, weights: FloatArray, mean: Tensor, eps: float) -> float:
-    spread = sum(weight * _squared_norm(update) for update, weight in zip(updates, weights.tolist(), strict=True))
-    return _extrapolation(spread, mean, eps)
-
-
-def _extrapolation(spread: float, mean: Tensor, eps: float) -> float:
+def _extrapolation(squares: float, mean: Tensor, eps: float) -> float:
     denominator = 2 * (_squared_norm(mean) + eps)
-    return max(1.0, spread / denominator) if denominator > 0 else 1.0
+    return max(1.0, squares / denominator) if denominator > 0 else 1.0
 
 
 def _squared_norm(vector: Tensor) -> float:

@@ -17,37 +17,14 @@ from collections.abc import Mapping
 from typing import ClassVar, overload
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from fedskew.components import Cost
 from fedskew.errors import ArgumentError
 from fedskew.momentum import fednova_normaliser
 from fedskew.parameters import BelowOne, component
-from fedskew.server_updates._protocol import FloatArray, as_tensor, as_weights, weighted_sum
-
-
-def fednova_weights(steps: ArrayLike, weights: ArrayLike, momentum: float) -> FloatArray:
-    """Return the effective weights p_k tau_eff / a_k of the updates.
-
-    Args:
-        steps: Local steps of each client, shape `(clients,)`.
-        weights: Weights, shape `(clients,)`, sum 1.
-        momentum: Momentum of the clients' SGD.
-
-    Returns:
-        Effective weights, shape `(clients,)`; 0 for a client that took no step. Their sum, 1 or more where every client
-        moved, is the server step hidden in FedNova.
-
-    Raises:
-        ArgumentError: Wrong shapes or values; the message names the argument.
-    """
-    shares, taken = as_weights(weights), np.asarray(steps)
-    if taken.shape != shares.shape:
-        raise ArgumentError(f"steps: expected shape {shares.shape}, one for each weight, got {taken.shape}")
-    normalisers = np.array([fednova_normaliser(count, momentum) for count in taken.tolist()])
-    moved = normalisers > 0
-    return np.where(moved, shares * (shares @ normalisers) / np.where(moved, normalisers, 1), 0)
+from fedskew.server_updates._protocol import Extras, FloatArray, Named, as_tensor, as_weights, weighted_sum
 
 
 @overload
@@ -59,9 +36,9 @@ def fednova(updates: ArrayLike | Tensor, steps: ArrayLike, weights: ArrayLike, m
 
     Args:
         updates: Client model minus sent model, shape `(clients, parameters)`.
-        steps: As in `fednova_weights`.
-        weights: As in `fednova_weights`.
-        momentum: As in `fednova_weights`.
+        steps: Local steps of each client, shape `(clients,)`.
+        weights: Weights, shape `(clients,)`, sum 1.
+        momentum: Momentum of the clients' SGD.
 
     Returns:
         The change, shape `(parameters,)`: an array for an array, a tensor of the same dtype for a tensor.
@@ -69,8 +46,12 @@ def fednova(updates: ArrayLike | Tensor, steps: ArrayLike, weights: ArrayLike, m
     Raises:
         ArgumentError: Wrong shapes or values, or an array of updates that is not finite.
     """
-    rows = as_tensor(updates)
-    change = weighted_sum(rows, fednova_weights(steps, weights, momentum))
+    shares, taken, rows = as_weights(weights), np.asarray(steps), as_tensor(updates)
+    if taken.shape != shares.shape:
+        raise ArgumentError(f"steps: expected shape {shares.shape}, one for each weight, got {taken.shape}")
+    amounts = np.array([fednova_normaliser(count, momentum) for count in taken.tolist()])
+    moved = amounts > 0
+    change = weighted_sum(rows, np.where(moved, shares * (shares @ amounts) / np.where(moved, amounts, 1), 0))
     return change.to(rows.dtype) if isinstance(updates, Tensor) else change.numpy()
 
 
@@ -94,29 +75,18 @@ class FedNova:
         "or fedprox"
     }
 
-    def init(self, parameters: Tensor) -> None:
-        """Return None: there is no state."""
+    def init(self, parameters: Tensor) -> dict[str, Tensor]:
+        """Return nothing: there is no state."""
+        return {}
 
-    def update(
-        self,
-        state: None,
-        parameters: Tensor,
-        updates: Tensor,
-        weights: NDArray[np.float64],
-        steps: NDArray[np.int64],
-    ) -> tuple[Tensor, None]:
-        """Compute the next model; arguments as in `ServerUpdate`. ArgumentError where the momentum is not known."""
-        change = weighted_sum(updates, fednova_weights(steps, weights, self._momentum))
-        return (parameters + change).to(parameters.dtype), None
+    def share(self, update: Tensor, steps: int, weight: float) -> tuple[float, Extras]:
+        """Return 1 / a_k, and p_k a_k; 0 and 0 without a step. ArgumentError where the momentum is not known."""
+        amount = fednova_normaliser(steps, self._momentum)
+        return (1 / amount if amount > 0 else 0.0), {"steps": weight * amount}
 
-    def share(self, update: Tensor, steps: int) -> tuple[float, float]:
-        """Return 1 / a_k and a_k, or 0 and 0 without a step; see `SummedUpdate`."""
-        normaliser = fednova_normaliser(steps, self._momentum)
-        return (1 / normaliser, normaliser) if normaliser > 0 else (0.0, 0.0)
-
-    def update_from_sums(self, state: None, parameters: Tensor, change: Tensor, number: float) -> tuple[Tensor, None]:
-        """Compute the next model from the sum of p_k D_k / a_k, and tau_eff; see `SummedUpdate`."""
-        return (parameters + number * change).to(parameters.dtype), None
+    def move(self, state: Named, parameters: Tensor, change: Tensor, extras: Extras) -> tuple[Tensor, Named]:
+        """See `ServerUpdate.move`; the sum of `steps` is tau_eff."""
+        return (parameters + extras["steps"] * change).to(parameters.dtype), state
 
     @property
     def _momentum(self) -> float:

@@ -9,27 +9,13 @@ Classification", 2019):
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedskew.parameters import BelowOne, Positive, component
-from fedskew.server_updates._protocol import weighted_sum
-
-
-@dataclass(frozen=True)
-class PlainState:
-    """State of the plain server update.
-
-    Attributes:
-        velocity: The server's momentum, shape `(parameters,)`, in the model's dtype.
-    """
-
-    velocity: Tensor
+from fedskew.server_updates._protocol import Extras, Named
 
 
 @component
@@ -46,22 +32,14 @@ class Plain:
     lr: Positive = 1.0
     momentum: BelowOne = 0.0
 
-    def init(self, parameters: Tensor) -> PlainState | None:
-        """Return a velocity of zeros; None without momentum."""
-        return PlainState(torch.zeros_like(parameters)) if self.momentum else None
+    def init(self, parameters: Tensor) -> dict[str, Tensor]:
+        """Return a velocity of zeros, v, in the model's dtype; nothing without momentum."""
+        return {"velocity": torch.zeros_like(parameters)} if self.momentum else {}
 
-    def update(
-        self,
-        state: PlainState | None,
-        parameters: Tensor,
-        updates: Tensor,
-        weights: NDArray[np.float64],
-        steps: NDArray[np.int64],
-    ) -> tuple[Tensor, PlainState | None]:
-        """Compute the next model and state; arguments as in `ServerUpdate`. `steps` is not used."""
-        change = weighted_sum(updates, weights)
-        if state is not None:
-            change += self.momentum * state.velocity.to(torch.float64)
-            state = PlainState(change.to(parameters.dtype, copy=True))
+    def move(self, state: Named, parameters: Tensor, change: Tensor, extras: Extras) -> tuple[Tensor, Named]:
+        """See `ServerUpdate.move`."""
+        if state:
+            change += self.momentum * state["velocity"].to(torch.float64)
+            state = {"velocity": change.to(parameters.dtype, copy=True)}
         # In place: fresh memory for wide models takes as long as the sum itself.
         return change.mul_(self.lr).add_(parameters).to(parameters.dtype), state

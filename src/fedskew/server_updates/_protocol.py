@@ -1,7 +1,8 @@
-"""The protocol of a server update, and the weighted sum of updates that all of them start from."""
+"""The protocol of a server update, and the weighted sum of updates that all of them move by."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -9,10 +10,11 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from fedskew.components import covers
 from fedskew.errors import ArgumentError
 
 FloatArray = NDArray[np.float64]
+Named = Mapping[str, Tensor]
+Extras = Mapping[str, Any]
 
 PART = 1 << 16
 
@@ -20,73 +22,33 @@ PART = 1 << 16
 class ServerUpdate(Protocol):
     """A component of the server-update slot: a frozen dataclass of hyper-parameters.
 
-    It moves the trainable parameters only; the engine averages buffers (batch-norm statistics) with the same weights. A
-    run fills in its parameters `local_momentum` (the momentum of the clients' SGD) and `clients` (the number of all
-    clients), if it has them.
+    It moves the trainable parameters by a sum over clients; the engine averages buffers (batch-norm statistics) by the
+    same weights. A run fills in its parameters `local_momentum` (the momentum of the clients' SGD) and `clients` (the
+    number of all clients), if it has them. One that needs more of each client than its weighted update has also
+
+        share(update, steps, weight) -> (factor, extras)
+
+    which is called for a client's update (`(parameters,)`), the local steps that it took, and its weight (the weights
+    sum to 1): the sum has `weight * factor` times the update, with a factor from 0 to 1, and `extras`, numbers by name,
+    which are added up as they are. It then declares `reads_each_update`.
     """
 
-    def init(self, parameters: Tensor) -> Any:
-        """Make the state before the first round.
+    def init(self, parameters: Tensor) -> dict[str, Tensor]:
+        """Return the state before the first round, tensors by name of any shape, for the initial `(parameters,)`."""
 
-        Args:
-            parameters: The initial model, shape `(parameters,)`.
-
-        Returns:
-            A frozen dataclass of tensors and plain values, or None.
-        """
-
-    def update(
-        self, state: Any, parameters: Tensor, updates: Tensor, weights: NDArray[np.float64], steps: NDArray[np.int64]
-    ) -> tuple[Tensor, Any]:
+    def move(self, state: Named, parameters: Tensor, change: Tensor, extras: Extras) -> tuple[Tensor, Named]:
         """Compute the next model.
 
         Args:
-            state: What `init` or the last `update` returned.
-            parameters: The model that was sent, shape `(parameters,)`.
-            updates: Client model minus sent model, shape `(answered, parameters)`.
-            weights: The weighting's weights, shape `(answered,)`, sum 1.
-            steps: Local steps that each client took, shape `(answered,)`.
+            state: What `init` or the last `move` returned.
+            parameters: The model that was sent, shape `(parameters,)`; not to be written to.
+            change: The weighted sum of the updates (client model minus sent model), shape `(parameters,)`, float64; it
+                may be written to.
+            extras: The sums of what `share` gave; empty without it.
 
         Returns:
             The next model, shape `(parameters,)`, and the next state.
         """
-
-
-class SummedUpdate(Protocol):
-    """Further functions of a server update that reads each client's update, by which sums are enough for it."""
-
-    def share(self, update: Tensor, steps: int) -> tuple[float, float]:
-        """Say how a client's update enters the sums; called at the client, which knows its weight a.
-
-        Args:
-            update: The client's model minus the sent model, shape `(parameters,)`.
-            steps: Local steps that it took.
-
-        Returns:
-            A factor f, from 0 to 1, and a number m: the client sends a f times its update, and a m.
-        """
-
-    def update_from_sums(self, state: Any, parameters: Tensor, change: Tensor, number: float) -> tuple[Tensor, Any]:
-        """Compute the next model.
-
-        Args:
-            state: What `init`, `update` or `update_from_sums` returned last.
-            parameters: The model that was sent, shape `(parameters,)`.
-            change: Sum of a f times update over those that replied, shape `(parameters,)`, float64; their a sum to 1.
-            number: Sum of a m over those that replied.
-
-        Returns:
-            The next model, shape `(parameters,)`, and the next state.
-        """
-
-
-def reads_sums(update: Any) -> bool:
-    """Return whether a server update, or its class, has the functions of `SummedUpdate`, for its own `update`.
-
-    Args:
-        update: The server update, or its class.
-    """
-    return all(covers(update, name, "update") for name in ("share", "update_from_sums"))
 
 
 def weighted_sum(updates: Tensor, weights: FloatArray) -> Tensor:

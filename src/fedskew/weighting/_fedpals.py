@@ -112,6 +112,7 @@ class FedPALS:
     """
 
     needs_target: ClassVar[bool] = True
+    keeps_limit: ClassVar[bool] = True
     paper: ClassVar[str] = "Listo Zec et al., arXiv 2411.03799"
     needs_label_counts: ClassVar[bool] = True
     most_questions: ClassVar[int] = MOST_QUESTIONS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 import warnings
 from collections import defaultdict
 from collections.abc import Sequence
@@ -15,12 +16,16 @@ import torch
 from torch import Tensor
 
 from fedskew.engine._backend import Assignment, Backend, Observer, Sent, Update
+from fedskew.engine._faults import find_fault
 from fedskew.engine._local_work import LocalWork
+from fedskew.engine._records import RoundRecord
 from fedskew.engine._sequential import ClientResult, SequentialBackend
+from fedskew.engine._states import ServerState
 from fedskew.engine.cohort._layers import MappedNetwork
 from fedskew.engine.cohort._rules import stack_size
 from fedskew.engine.cohort._stack import Stack, StackedClient
 from fedskew.engine.cohort._step import Networks, Step
+from fedskew.engine.round import Federation
 from fedskew.errors import BackendWarning, ComponentError, RunError
 from fedskew.models import FlatModel, added_to
 
@@ -134,6 +139,45 @@ def train_together(requests: Sequence[CohortRequest]) -> list[list[Update]]:
     for group in groups:
         trained |= dict(zip(group, _train_group([requests[at] for at in group]), strict=True))
     return [trained[at] for at in range(len(requests))]
+
+
+def run_round_together(
+    federations: Sequence[Federation], states: Sequence[ServerState]
+) -> list[tuple[ServerState, RoundRecord]]:
+    """Play one round of several federations, whose clients train as one cohort.
+
+    Each federation makes the same random draws as alone. Its results are the same up to rounding: matrix products may
+    be computed differently for a different number of clients. The duration of the round is divided equally among the
+    records.
+
+    Args:
+        federations: Federations with the same network and data set, each with a `CohortBackend`. Those whose local
+            training differs in more than samples, seed and learning rate train in cohorts of their own.
+        states: The state of each federation after the last round.
+
+    Returns:
+        What `Federation.run_round` returns, for each federation.
+    """
+    began = time.perf_counter()
+    rounds, requests = [], []
+    for federation, state in zip(federations, states, strict=True):
+        cohort, following = federation.select(state)
+        sent, assignments = federation.instruct(following, cohort)
+        assert isinstance(federation.backend, CohortBackend), "only a CohortBackend trains several federations together"
+        rounds.append((federation, following, cohort, sent))
+        requests.append(CohortRequest(federation.backend, following.round, assignments, sent))
+    played = []
+    for (federation, following, cohort, sent), request, updates in zip(
+        rounds, requests, train_together(requests), strict=True
+    ):
+        collected = federation.codec.add_up(federation, following, cohort, updates)
+        fine = set(collected.members.ids.tolist())
+        find_fault(federation.backend, following.round, request.cohort, sent, updates, fine)
+        following, outcome = federation.move(following, cohort, sent, collected)
+        played.append((following, federation.record(following.round, cohort, outcome)))
+    for _, record in played:
+        record.seconds = (time.perf_counter() - began) / len(played)
+    return played
 
 
 def _train_group(requests: Sequence[CohortRequest]) -> list[list[Update]]:

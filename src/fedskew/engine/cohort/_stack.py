@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from fedskew.data import Inputs
-from fedskew.engine._contracts import calling
 from fedskew.engine._local_work import LocalWork, training_failed
 from fedskew.engine._sequential import MOMENTUM, ClientResult, ClientSetup
 from fedskew.engine.cohort._step import StackData, Step, StepInputs
+from fedskew.engine.contracts import calling
 from fedskew.hooks import Hooks, Named
 from fedskew.models import ModelState
 from fedskew.objectives import Batch

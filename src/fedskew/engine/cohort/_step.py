@@ -11,9 +11,9 @@ from torch.func import vmap
 
 from fedskew.data import Inputs
 from fedskew.engine._backend import Sent
-from fedskew.engine._contracts import checked_step
 from fedskew.engine._local_work import LocalWork
 from fedskew.engine.cohort._layers import MappedNetwork, on_stacks
+from fedskew.engine.contracts import checked_step
 from fedskew.hooks import Named
 from fedskew.local_steps import StepSettings
 from fedskew.models import ModelState, Outputs

@@ -1,23 +1,98 @@
-"""The states that clients keep between their participations, stored only for clients that have taken part."""
+"""What is kept between rounds: the server's state, and those of clients that have taken part."""
 
 from __future__ import annotations
 
+import json
 import shutil
 import tempfile
 import weakref
 from collections import OrderedDict
 from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedskew.errors import RunError
+from fedskew.errors import ComponentError, RunError
 from fedskew.files import load_tensors, save_tensors, sync_files, writing
+from fedskew.models import ModelState
 
 Named = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class ServerState:
+    """The server's state between rounds: the number of the last round, and one dictionary of named tensors.
+
+    A tensor's name is that of its owner (a component's place in the method, "model", "target"), a slash, and its own.
+    A run can be resumed from this, the clients' states and the config.
+    """
+
+    round: int
+    tensors: Mapping[str, Tensor]
+
+    def of(self, owner: str) -> dict[str, Tensor]:
+        """Return an owner's tensors by name."""
+        return {name.partition("/")[2]: part for name, part in self.tensors.items() if name.startswith(f"{owner}/")}
+
+    def having(self, owner: str, tensors: Named) -> ServerState:
+        """Return the state with other tensors of one owner."""
+        others = {name: part for name, part in self.tensors.items() if not name.startswith(f"{owner}/")}
+        return replace(self, tensors=others | {f"{owner}/{name}": part for name, part in tensors.items()})
+
+    @property
+    def model(self) -> ModelState:
+        """The global model, in training."""
+        return ModelState(**self.of("model"))
+
+
+def packed(state: Any, of: str = "selection") -> dict[str, Tensor]:
+    """Return a dataclass of tensors, arrays and plain values (or None) as named tensors; plain values as JSON.
+
+    Args:
+        state: The dataclass.
+        of: What it is the state of, for messages.
+    """
+    if state is not None and not is_dataclass(state):
+        raise _unfit(of, state)
+    return {entry.name: _tensor(of, getattr(state, entry.name)) for entry in fields(state)} if state is not None else {}
+
+
+def unpacked(tensors: Named, like: Any) -> Any:
+    """Return the dataclass (or None) that `packed` was given, of the same kind as another."""
+    if like is None:
+        return None
+    return type(like)(**{name: _value(part, getattr(like, name)) for name, part in tensors.items()})
+
+
+def _tensor(of: str, value: Any) -> Tensor:
+    if isinstance(value, Tensor):
+        return value
+    try:
+        if isinstance(value, np.ndarray):
+            return torch.from_numpy(value.copy())
+        return torch.tensor(list(json.dumps(value).encode()), dtype=torch.uint8)
+    except TypeError:
+        raise _unfit(of, value) from None
+
+
+def _value(part: Tensor, like: Any) -> Any:
+    if isinstance(like, Tensor):
+        return part
+    is_array = isinstance(like, np.ndarray) or part.dtype != torch.uint8
+    return part.numpy() if is_array else json.loads(bytes(part.tolist()))
+
+
+def _unfit(of: str, value: Any) -> ComponentError:
+    return ComponentError(
+        f"{of} in the run's state is a {type(value).__name__} that can't be saved; what a component keeps between "
+        "rounds is a frozen dataclass of tensors, arrays and plain values, or None"
+    )
 
 
 class ClientStates:

@@ -6,18 +6,21 @@ finds out who is to blame.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedskew.errors import ComponentError, FedskewError, in_one_line
+from fedskew import components
+from fedskew.errors import ArgumentError, ComponentError, FedskewError, in_one_line
 from fedskew.finish import Finished, Head
-from fedskew.methods import PLACES
+from fedskew.hooks import Hooks
+from fedskew.methods import PLACES, Method
 
 FloatArray = NDArray[np.float64]
 
@@ -40,6 +43,64 @@ def name_in(slot: str, component: Any) -> str:
     kind = type(component)
     names = {known: name for name, known in PLACES.get(slot.partition(".")[0], {}).items()}
     return f"{slot} {names.get(kind, f'{kind.__module__}:{kind.__qualname__}')}"
+
+
+def hooked(method: Method) -> dict[str, Hooks]:
+    """Return the components of a method that have hooks, by their place in it, such as `objective.terms[0]`."""
+    places: dict[str, Any] = {
+        "selection": method.selection,
+        "objective": method.objective.loss,
+        **{f"objective.terms[{at}]": term for at, (_, term) in enumerate(method.objective.terms)},
+        "local_step": method.local_step,
+        "weighting": method.weighting,
+        "server_update": method.server_update,
+    }
+    return {name: component for name, component in places.items() if isinstance(component, Hooks)}
+
+
+def adapting(method: Method) -> list[Hooks]:
+    """Return the components that have hooks in the order in which they adapt the network.
+
+    The classification loss comes last: the last layer that it may put there is the network's.
+    """
+    return [component for _, component in sorted(hooked(method).items(), key=lambda item: item[0] == "objective")]
+
+
+def shortage(aggregation: Any, clients: int) -> str:
+    """Say that an aggregation needs more clients than there are."""
+    name = name_in("aggregation", aggregation).removeprefix("aggregation ")
+    return f"{name} needs {aggregation.least} clients, and there are {clients}"
+
+
+def fitting(federation: Any) -> Method:
+    """Return a federation's method, whose server update knows the number of clients.
+
+    Raises:
+        ArgumentError: The weighting needs a target label mix and there is none, the selection can't work with the
+            label counts, or the cohort is too small for the aggregation.
+    """
+    method: Method = federation.method
+    if federation.target is None and federation.aim is None and components.has(method.weighting, "needs_target"):
+        raise ArgumentError(
+            f"target: {type(method.weighting).__name__} weighs clients towards a target label mix, and none is given; "
+            "set [target] mix, or choose another weighting"
+        )
+    if federation.cohort_size < method.aggregation.least:
+        raise ArgumentError(
+            f"aggregation: {shortage(method.aggregation, federation.cohort_size)}; let more clients take part "
+            "(training.participation), or take geometric_median, which any number will do for"
+        )
+    try:
+        server_update = components.with_clients(method.server_update, len(federation.counts))
+    except ArgumentError as error:
+        raise ArgumentError(f"server_update.{error}") from None
+    check = getattr(method.selection, "check", None)  # a user's own selection may have none
+    if check is not None:
+        try:
+            check(federation.counts_seen, federation.cohort_size)
+        except ArgumentError as error:
+            raise ArgumentError(f"method.selection.{error}") from None
+    return replace(method, server_update=server_update)
 
 
 @contextmanager
@@ -186,50 +247,62 @@ def checked_aggregate(component: Any, combined: Any, updates: Tensor, where: str
     return rows, shares
 
 
-def checked_share(component: Any, shared: Any) -> tuple[float, float]:
-    """Return how a client's update enters a sum, as a server update returned it.
-
-    Args:
-        component: The server update.
-        shared: What `share` returned.
+def checked_share(component: Any, shared: Any) -> tuple[float, Mapping[str, Any]]:
+    """Return how a client's update enters a sum, as a server update's `share` returned it.
 
     Raises:
-        ComponentError: It is not a factor from 0 to 1 and a finite number.
+        ComponentError: It is not a factor from 0 to 1 and finite numbers by name.
     """
     try:
-        factor, number = map(float, shared)
-    except (TypeError, ValueError):
-        factor, number = math.nan, math.nan
-    if not (0 <= factor <= 1 and math.isfinite(number)):
+        factor, extras = shared
+        fine = 0 <= factor <= 1 and all(torch.as_tensor(extra).isfinite().all() for extra in extras.values())
+    except (TypeError, ValueError, AttributeError):
+        fine = False
+    if not fine:
         raise ComponentError(
-            f"{name_in('server_update', component)}: share() must return (a factor from 0 to 1, a finite number), "
-            f"not {_what(shared)}"
+            f"{name_in('server_update', component)}: share() must return (a factor from 0 to 1, finite numbers by "
+            f"name), not {_what(shared)}"
         )
-    return factor, number
+    return float(factor), extras
 
 
-def checked_model(
-    component: Any, moved: Any, parameters: Tensor, where: str = "", function: str = "update"
-) -> tuple[Tensor, Any]:
+def checked_model(component: Any, moved: Any, parameters: Tensor, where: str = "") -> tuple[Tensor, dict[str, Tensor]]:
     """Return the next model and state that a server update returned; the values are not looked at.
 
-    Args:
-        component: The server update.
-        moved: What it returned.
-        parameters: The model that was sent, `(parameters,)`.
-        where: What stands before a message.
-        function: The function that returned it.
-
     Raises:
-        ComponentError: They are not a model of that shape and a state.
+        ComponentError: They are not a model of the shape of `parameters`, and tensors by name.
     """
     if not _is_pair(moved, parameters):
         raise ComponentError(
-            f"{where}{name_in('server_update', component)}: {function}() must return (next model, next state), the "
-            f"model of shape {tuple(parameters.shape)}, not {_what(moved)}"
+            f"{where}{name_in('server_update', component)}: move() must return (next model, next state), the model of "
+            f"shape {tuple(parameters.shape)}, not {_what(moved)}"
         )
-    following: tuple[Tensor, Any] = moved
-    return following
+    return moved[0], checked_state(component, moved[1], where)
+
+
+def checked_state(component: Any, state: Any, where: str = "") -> dict[str, Tensor]:
+    """Return the state of a server update: tensors by name, none where it is None.
+
+    Raises:
+        ComponentError: It is something else.
+    """
+    if state is None:
+        return {}
+    if not isinstance(state, Mapping) or not all(isinstance(part, Tensor) for part in state.values()):
+        raise ComponentError(
+            f"{where}{name_in('server_update', component)}: its state can't be saved; what it keeps between rounds is "
+            f"tensors by name, not {_what(state)}"
+        )
+    return dict(state)
+
+
+def blame_for_infinity(component: Any, where: str) -> None:
+    """Raise ComponentError for a server update of a user's own that made NaN or infinity of what is finite."""
+    if is_own(component):
+        raise ComponentError(
+            f"{where}{name_in('server_update', component)}: move() returned NaN or infinity, although the model and "
+            "all updates are finite; guard its roots and quotients"
+        )
 
 
 def checked_parameters(slot: str, component: Any, made: Any, parameters: Tensor, where: str = "") -> Tensor:

@@ -1,0 +1,75 @@
+"""The weights of a round's clients, under the limit, and towards a target mix that may change between rounds."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedskew import components
+from fedskew.engine._records import Cohort, FloatArray
+from fedskew.engine._states import Named, ServerState
+from fedskew.engine.contracts import calling, checked_weights
+from fedskew.weighting import Answered, FedAvg, limited
+
+Federation = Any
+"""That of `round`, which imports this file."""
+
+
+class Weights(NamedTuple):
+    """The weights of some clients.
+
+    Attributes:
+        values: One for each client, sum 1; empty if nobody holds a sample, or if each knows its own alone.
+        limited: Mask of those whose weight the limit lowered.
+        fallback: Why they are FedAvg's in place of the method's; None if they are the method's.
+    """
+
+    values: FloatArray
+    limited: NDArray[np.bool_]
+    fallback: str | None = None
+
+    @classmethod
+    def unknown(cls, clients: int) -> Weights:
+        """Return what a server knows of clients that weigh themselves."""
+        return cls(np.zeros(0), np.zeros(clients, dtype=np.bool_))
+
+
+class Aim(Protocol):
+    """Gives the label mix that clients are weighed towards, where that changes in the course of a run."""
+
+    def start(self) -> dict[str, Tensor]:
+        """Return what the server keeps of it before the first round."""
+
+    def mix(self, kept: Named) -> tuple[FloatArray | None, str | None]:
+        """Return the mix, or None, and why there is none."""
+
+
+def shown(federation: Federation, members: Cohort) -> FloatArray:
+    """Return the label counts of some clients that the weighting sees."""
+    seen: FloatArray | None = federation.weighed
+    return members.counts if members.quotas or seen is None else seen[members.ids]
+
+
+def weigh(federation: Federation, state: ServerState, members: Cohort) -> Weights:
+    """Weigh clients; by FedAvg where the method's weighting needs a target mix that there is not yet."""
+    weighting, limit, fallback, mix = federation.method.weighting, federation.weight_limit, None, federation.target
+    sizes, none = members.counts.sum(axis=1), np.zeros(len(members.ids), dtype=np.bool_)
+    if federation.aim is not None:
+        mix, why = federation.aim.mix(state.of("target"))
+        if why is not None and components.has(weighting, "needs_target"):
+            weighting, fallback = FedAvg(), why
+    if sizes.sum() == 0:
+        return Weights(np.zeros(0), none, fallback)
+    where, kept = f"round {state.round}: ", state.of("weighting")
+    given = Answered(shown(federation, members), sizes, mix, members.ids, kept, limit)
+    with calling("weighting", weighting, "weigh", where):
+        free = weights = checked_weights(weighting, weighting.weigh(given), members.ids, where)
+        if limit is None:
+            return Weights(weights, none, fallback)
+        weights = limited(weights, limit, sizes)
+        if components.has(weighting, "keeps_limit") and weights.max() >= limit * (1 - 1e-9):
+            free = checked_weights(weighting, weighting.weigh(given._replace(limit=None)), members.ids, where)
+    return Weights(weights, free * (1 - 1e-9) > np.maximum(weights, limit), fallback)

@@ -1,0 +1,249 @@
+"""A round of federated learning, for every method: select, instruct, collect, move."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedskew.engine._backend import Assignment, Backend, Conditions, Sent, Update, cohort_size, tensor_bytes
+from fedskew.engine._faults import find_fault, is_finite, is_moderate
+from fedskew.engine._records import Cohort, FloatArray, RoundOutcome, RoundRecord, Summed
+from fedskew.engine._states import ClientStates, Named, ServerState, packed, unpacked
+from fedskew.engine._weights import Aim
+from fedskew.engine.contracts import (
+    blame_for_infinity,
+    calling,
+    checked_choice,
+    checked_model,
+    checked_parameters,
+    checked_quotas,
+    checked_state,
+    fitting,
+    hooked,
+)
+from fedskew.engine.sums import Collected, Floats
+from fedskew.hooks import Hooks, RoundEnd
+from fedskew.labels import LabelCounts
+from fedskew.methods import Method
+from fedskew.models import ModelState
+from fedskew.randomness import Purpose, generator
+
+
+@dataclass(frozen=True)
+class Federation:
+    """Plays the rounds of a method on a pool of clients; a `RoundRunner`.
+
+    Attributes:
+        method: The method; a server update with a parameter `clients` gets the number of clients.
+        backend: Trains the cohorts.
+        counts: Exact label counts, `(clients, classes)`.
+        target: Target label mix, `(classes,)`, by which records measure; None: there is no target.
+        participation: Share of the clients that is selected in each round (see `cohort_size`).
+        seed: Seed of all random draws.
+        epochs: Local epochs of a client; stragglers do fewer.
+        steps: Upper limit on a client's local steps; None: no limit.
+        conditions: Dropouts and stragglers.
+        seen: Label counts given to the selection, `(clients, classes)`; None: the exact ones.
+        weighed: Label counts given to the weighting, `(clients, classes)`; None: the exact ones.
+        clients: The states that clients keep between their participations.
+        weight_limit: Upper limit on a client's weight (see `weighting.limited`); None: no limit.
+        aim: Gives the mix that clients are weighed towards; None: it is `target`.
+        codec: How updates travel and are added up.
+        constant_bytes: Bytes of the model that training does not change, and that therefore need not travel.
+    """
+
+    method: Method
+    backend: Backend
+    counts: FloatArray
+    target: FloatArray | None
+    participation: float
+    seed: int
+    epochs: float = 1
+    steps: int | None = None
+    conditions: Conditions = field(default_factory=Conditions)
+    seen: FloatArray | None = None
+    weighed: FloatArray | None = None
+    clients: ClientStates = field(default_factory=ClientStates)
+    weight_limit: float | None = None
+    aim: Aim | None = None
+    codec: Floats = field(default_factory=Floats)
+    constant_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        self.codec.check(self.method, self.cohort_size)
+        object.__setattr__(self, "method", fitting(self))
+
+    @property
+    def cohort_size(self) -> int:
+        """Number of clients that are selected in each round."""
+        return cohort_size(self.participation, len(self.counts))
+
+    @cached_property
+    def counts_seen(self) -> LabelCounts:
+        """The label counts given to the selection, checked once for all rounds."""
+        return LabelCounts(self.counts if self.seen is None else self.seen)
+
+    @cached_property
+    def _epochs(self) -> NDArray[Any]:
+        return self.conditions.epochs(len(self.counts), self.epochs, self.seed)
+
+    @cached_property
+    def _untouched(self) -> Any:
+        """The selection's state before the first round."""
+        with calling("selection", self.method.selection, "init"):
+            return self.method.selection.init(self.counts_seen)
+
+    def open(self) -> None:
+        """See `Backend.open`."""
+        self.backend.open()
+
+    def close(self) -> None:
+        """See `Backend.close`."""
+        self.backend.close()
+
+    def start(self, model: ModelState) -> ServerState:
+        """See `RoundRunner.start`."""
+        update, kept = self.method.server_update, dict[str, Named]()
+        with calling("server_update", update, "init"):
+            kept["server_update"] = checked_state(update, update.init(model.parameters))
+        for name, hooks in hooked(self.method).items():
+            with calling(name, hooks, "init_server"):
+                kept[name] = {**kept.get(name, {}), **hooks.init_server(model.parameters, len(self.counts))}
+        kept |= {"selection": packed(self._untouched), "codec": self.codec.start(len(self.counts))}
+        kept |= {"model": model._asdict(), "target": {} if self.aim is None else self.aim.start()}
+        return ServerState(0, {f"{owner}/{name}": part for owner, own in kept.items() for name, part in own.items()})
+
+    def run_round(self, state: ServerState) -> tuple[ServerState, RoundRecord]:
+        """See `RoundRunner.run_round`."""
+        began = time.perf_counter()
+        cohort, following = self.select(state)
+        following, outcome = self.train(following, cohort)
+        record = self.record(following.round, cohort, outcome)
+        record.seconds = time.perf_counter() - began
+        return following, record
+
+    def select(self, state: ServerState) -> tuple[Cohort, ServerState]:
+        """Select the clients of the next round; return them, and the state during this round."""
+        round, selection = state.round + 1, self.method.selection
+        where, kept = f"round {round}: ", unpacked(state.of("selection"), self._untouched)
+        with calling("selection", selection, "select", where):
+            rng = generator(self.seed, Purpose.SELECTION, round)
+            chosen = selection.select(kept, self.counts_seen, self.cohort_size, rng)
+        ids, kept = checked_choice(selection, chosen, len(self.counts), where)
+        lost = self.conditions.dropped(len(ids), self.seed, round) | self.codec.declines(state.of("codec"), ids)
+        counts, quotas = self.counts[ids], getattr(kept, "quotas", None)
+        if quotas is not None:
+            counts = checked_quotas(selection, quotas, ids, self.counts.shape[1], where)
+        following = replace(state, round=round).having("selection", packed(kept))
+        return Cohort(ids, lost, counts, quotas is not None), following
+
+    def train(self, state: ServerState, cohort: Cohort) -> tuple[ServerState, RoundOutcome]:
+        """Train a cohort and move the model; return the state after the round, and its outcome."""
+        sent, tasks = self.instruct(state, cohort)
+        collected, replies = self.codec.collect(self, state, cohort, sent, tasks)
+        find_fault(self.backend, state.round, tasks, sent, replies, set(collected.members.ids.tolist()))
+        return self.move(state, cohort, sent, collected)
+
+    def instruct(self, state: ServerState, cohort: Cohort) -> tuple[Sent, list[Assignment]]:
+        """Make what is sent to every client, and an assignment for each that does not drop out."""
+        broadcast, fresh = dict[str, Tensor](), dict[str, Tensor]()
+        for name, one in hooked(self.method).items():
+            with calling(name, one, "broadcast", f"round {state.round}: "):
+                broadcast |= one.broadcast(state.of(name))
+            with calling(name, one, "init_client", f"round {state.round}: "):
+                fresh |= one.init_client(state.model.parameters)
+        assignments = [
+            Assignment(
+                client=client,
+                epochs=self._epochs[client].item(),
+                state=self.clients.get(client) or fresh,
+                quota=cohort.counts[place] if cohort.quotas else None,
+                steps=self.steps,
+                samples=round(float(cohort.counts[place].sum())),
+            )
+            for place, client in enumerate(cohort.ids.tolist())
+            if not cohort.lost[place]
+        ]
+        return Sent(state.model, broadcast), assignments
+
+    def aggregate(
+        self, state: ServerState, cohort: Cohort, sent: Sent, replies: Sequence[Update]
+    ) -> tuple[ServerState, RoundOutcome]:
+        """Move the model by the updates of all or some of the cohort's clients, in any order."""
+        return self.move(state, cohort, sent, self.codec.add_up(self, state, cohort, replies))
+
+    def move(
+        self, state: ServerState, cohort: Cohort, sent: Sent, collected: Collected
+    ) -> tuple[ServerState, RoundOutcome]:
+        """Move the model by what was collected; return the state after the round, and its outcome."""
+        members, total, updates = collected.members, collected.total, collected.updates
+        limited = members.ids[collected.weights.limited].tolist()
+        moved = state if total is None else self._moved(state, collected)
+        if moved is None:  # all that was sent is finite but the next model is not: all count as diverged
+            members, total, updates = members.take(np.zeros(len(members.ids), dtype=np.bool_)), None, []
+        else:
+            for client, own in collected.states.items():
+                self.clients.put(client, state.round, own)
+        kept, privacy = self.codec.account(state.of("codec"), cohort, collected)
+        summed = Summed(members.ids.tolist(), total and total.loss, total and total.steps)
+        return (moved or state).having("codec", kept), RoundOutcome(
+            replied=collected.replied,
+            updates=updates,
+            counts=members.counts,
+            weights=np.zeros(0) if total is None else collected.weights.values,
+            drift=None if total is None else total.drift,
+            bytes_up=collected.bytes_up,
+            bytes_down=(self.model_bytes(state.model) + tensor_bytes(sent.broadcast)) * len(cohort.ids),
+            limited=limited,
+            unmoved=collected.unmoved,
+            fallback=collected.weights.fallback,
+            privacy=privacy,
+            summed=summed if collected.summed else None,
+        )
+
+    def _moved(self, state: ServerState, collected: Collected) -> ServerState | None:
+        """Return the state with the next model; None if that would have a NaN or infinite value."""
+        update, sent, total = self.method.server_update, state.model.parameters, collected.total
+        components, where = hooked(self.method), f"round {state.round}: "
+        assert total is not None, "by the caller"
+        with calling("server_update", update, "move", where):
+            found = update.move(state.of("server_update"), sent, total.change, total.extras)
+        parameters, kept = checked_model(update, found, sent, where)
+        if not is_finite(parameters):
+            if not collected.summed and is_moderate(sent, total.changes):
+                blame_for_infinity(update, where)
+            return None
+        shown = sent, parameters, total.changes, collected.members.ids, total.weights, total.replies
+        end = RoundEnd(*shown, clients=len(self.counts), weight_limit=self.weight_limit)
+        for name, hooks in components.items():
+            if type(hooks).next_model is not Hooks.next_model:
+                with calling(name, hooks, "next_model", where):
+                    made = hooks.next_model(end)
+                end = end._replace(new=checked_parameters(name, hooks, made, sent, where))
+        following = state.having("server_update", kept)
+        for name, hooks in components.items():
+            with calling(name, hooks, "end_round", where):
+                following = following.having(name, hooks.end_round(following.of(name), end))
+        return following.having("model", ModelState(end.new, total.buffers, total.integers)._asdict())
+
+    def evaluated_model(self, state: ServerState) -> ModelState:
+        """Return the global model, or the model that a component's hook `evaluated` makes of it."""
+        parameters = state.model.parameters
+        for name, hooks in hooked(self.method).items():
+            parameters = hooks.evaluated(state.of(name), parameters)
+        return state.model._replace(parameters=parameters)
+
+    def record(self, round: int, cohort: Cohort, outcome: RoundOutcome) -> RoundRecord:
+        """Make the record of a round, without evaluations and duration."""
+        return RoundRecord.of(self.seed, round, cohort, outcome, self.target)
+
+    def model_bytes(self, model: ModelState) -> int:
+        """Return the bytes of a model, as far as they need to travel."""
+        return tensor_bytes(model._asdict()) - self.constant_bytes

@@ -1,0 +1,502 @@
+"""What a round's clients send, added up: as floats, or as integers that are exactly summed, with noise or without.
+
+A codec says how updates travel. `Floats` is that of plain updates. With `FixedPoint` the server sees sums alone: a
+client encodes (`fedskew.sums`: clipped, weighed, rounded), by its weight a,
+
+    update    a f D                f is 1, or what the server update's `share` says
+    buffers   a times the floating-point buffers
+    integers  the integer buffers
+    loss      a times its mean loss
+    steps     its local steps
+    extra.*   the extras of the server update's `share`
+    weight    a, where the server does not know it
+    reply.*   what a component returns beside the update, divided by the cohort's size
+
+(with noise, the update alone: see `fedskew.privacy`), and the server divides the sums by A, the weights of those in it.
+Weights come before the sum, over its members. A simulation and a federation of real sites call the same functions, so
+that their sums are the same integers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedskew import metrics, sums
+from fedskew.aggregation import Mean
+from fedskew.engine._backend import Assignment, Sent, Update, tensor_bytes
+from fedskew.engine._faults import finite, stilled
+from fedskew.engine._records import Cohort, FloatArray
+from fedskew.engine._states import Named, ServerState
+from fedskew.engine._update_buffer import as_matrix
+from fedskew.engine._weights import Weights, shown, weigh
+from fedskew.engine.contracts import calling, checked_aggregate, checked_share, shortage
+from fedskew.errors import ArgumentError
+from fedskew.methods import Method, masks_refused
+from fedskew.models import ModelState
+from fedskew.privacy import Protection, UpdateNoise
+from fedskew.randomness import Purpose, generator
+from fedskew.server_updates import weighted_sum
+from fedskew.weighting import BySums, Facts
+
+Federation = Any
+"""That of `round`, which imports this file."""
+Integers = Mapping[str, NDArray[Any]]
+
+EXTRA, REPLY = "extra.", "reply."
+
+
+class Total(NamedTuple):
+    """What clients sent, added up.
+
+    Attributes:
+        change: Sum of a f D, `(parameters,)`, float64, where the a sum to 1.
+        extras: Sums of the server update's extras.
+        buffers: Mean of the buffers, `(buffers,)`.
+        integers: The integer buffers of the next model, `(integers,)`.
+        changes: What hooks see of the updates, `(rows, parameters)`: each client's, or one of all.
+        weights: Weight of each row.
+        replies: What components returned beside each row.
+        loss: Weighted mean of the losses, where a sum tells it.
+        steps: Number of local steps of all, where a sum tells it.
+        drift: Drift diversity of the updates; None if undefined or unknown.
+    """
+
+    change: Tensor
+    extras: Mapping[str, Any]
+    buffers: Tensor
+    integers: Tensor
+    changes: Tensor
+    weights: FloatArray
+    replies: Sequence[Named]
+    loss: float | None = None
+    steps: int | None = None
+    drift: float | None = None
+
+
+class Collected(NamedTuple):
+    """What a round's clients sent.
+
+    Attributes:
+        members: The clients that it is about: they replied, and did not diverge.
+        weights: Their weights.
+        total: What they sent, added up; None: the model stays.
+        unmoved: Why it stays; None if it moves, or nobody has a weight.
+        replied: Clients that sent anything back.
+        updates: The members' updates, where each is known.
+        states: What clients keep until their next participation.
+        bytes_up: Bytes sent by clients.
+        summed: Whether only sums are known.
+        charged: Clients whose privacy budget the round costs.
+    """
+
+    members: Cohort
+    weights: Weights
+    total: Total | None
+    unmoved: str | None
+    replied: list[int]
+    updates: list[Update]
+    states: Mapping[int, Named]
+    bytes_up: int
+    summed: bool = False
+    charged: Collection[int] = ()
+
+
+class Floats:
+    """Plain updates: the server gets each, and their aggregation may be any."""
+
+    def check(self, method: Method, cohort: int) -> None:
+        """Raise ArgumentError where the method can't do with what travels, or with cohorts of this size."""
+
+    def start(self, clients: int) -> dict[str, Tensor]:
+        """Return what the server keeps about so many clients before the first round."""
+        return {}
+
+    def declines(self, kept: Named, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return a mask of the clients that take part in no further round."""
+        return np.zeros(len(ids), dtype=np.bool_)
+
+    def weigh(self, federation: Federation, state: ServerState, members: Cohort) -> Weights:
+        """Weigh the clients of a sum."""
+        return weigh(federation, state, members)
+
+    def collect(
+        self, federation: Federation, state: ServerState, cohort: Cohort, sent: Sent, tasks: Sequence[Assignment]
+    ) -> tuple[Collected, list[Update]]:
+        """Have a cohort trained, and add up what it sends; return that, and every update that came."""
+        replies = federation.backend.train(state.round, tasks, sent)
+        return self.add_up(federation, state, cohort, replies), replies
+
+    def add_up(
+        self, federation: Federation, state: ServerState, cohort: Cohort, replies: Sequence[Update]
+    ) -> Collected:
+        """Add up the updates of all or some of the cohort's clients, in any order."""
+        arrived, updates = _in_order(cohort, replies)
+        updates = finite(updates)
+        members = cohort.take(np.isin(cohort.ids, [update.client for update in updates]))
+        weights = self.weigh(federation, state, members)
+        unmoved = total = None
+        if 0 < len(weights.values) < federation.method.aggregation.least:
+            unmoved = shortage(federation.method.aggregation, len(updates))
+        elif len(weights.values):
+            total = _weighted_total(federation.method, state, updates, weights.values)
+            weights = weights._replace(values=total.weights)
+        up = sum(federation.model_bytes(state.model) + tensor_bytes(update.reply) for update in replies)
+        states = {update.client: update.state for update in updates}
+        return Collected(members, weights, total, unmoved, arrived, updates, states, up)
+
+    def account(self, kept: Named, cohort: Cohort, collected: Collected) -> tuple[Named, dict[str, Any] | None]:
+        """Return what the server keeps after the round, and what the round cost (see `RoundRecord.privacy`)."""
+        return kept, None
+
+
+@dataclass(frozen=True)
+class FixedPoint(Floats):
+    """Updates of which the server sees the sum, as where masks hide each.
+
+    Attributes:
+        protection: How updates are clipped and noise is added to them, for differential privacy; None: they are not.
+        announced: What was announced to all clients, from sums of their label counts, so that each knows its own weight
+            and the server does not (see `weighting.BySums`). None: the server weighs by their counts.
+    """
+
+    protection: Protection | None = None
+    announced: Facts | None = None
+
+    def check(self, method: Method, cohort: int) -> None:
+        """See `Floats.check`."""
+        if (reason := masks_refused(method)) is not None:
+            raise ArgumentError(f"updates are masked: {reason}")
+        if cohort < sums.LEAST:
+            raise ArgumentError(
+                f"updates are masked: a sum over {cohort} would show each client's part to the others; "
+                f"let {sums.LEAST} clients or more take part in a round"
+            )
+
+    def start(self, clients: int) -> dict[str, Tensor]:
+        """Return the rounds that each client's budget was charged for, where it has one."""
+        return {} if self.protection is None else {"rounds": torch.zeros(clients, dtype=torch.int64)}
+
+    def declines(self, kept: Named, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """See `Floats.declines`: these have spent their privacy budget."""
+        if self.protection is None:
+            return super().declines(kept, ids)
+        spent: NDArray[np.bool_] = kept["rounds"].numpy()[ids] >= self.protection.most_rounds
+        return spent
+
+    def weigh(self, federation: Federation, state: ServerState, members: Cohort) -> Weights:
+        """See `Floats.weigh`; where one of them is lost, the others are weighed anew."""
+        if self.announced is None:
+            return weigh(federation, state, members)
+        weighting, limit = federation.method.weighting, federation.weight_limit or 1.0
+        assert isinstance(weighting, BySums), "checked with the method"
+        shares = np.array([weighting.own_weight(own, self.announced) for own in shown(federation, members)])
+        return Weights(np.minimum(shares, limit), shares > limit * (1 + 1e-9))
+
+    def add_up(
+        self, federation: Federation, state: ServerState, cohort: Cohort, replies: Sequence[Update]
+    ) -> Collected:
+        """Simulate the sum; as at real sites those that replied are weighed anew where others are lost."""
+        arrived, updates = _in_order(cohort, replies)
+        states = {update.client: update.state for update in finite(updates)}
+        updates = finite(updates) if self.protection is None else [stilled(update) for update in updates]
+        members = cohort.take(np.isin(cohort.ids, [update.client for update in updates]))
+        weights = self.weigh(federation, state, members)
+        noise = None if self.protection is None else self.protection.noise
+        closed, totals = self._why_closed(weights.values, len(updates), federation.weight_limit), {}
+        if closed is None and len(weights.values):
+            totals = add_up(
+                encode_update(
+                    federation.method,
+                    update,
+                    weight,
+                    len(updates),
+                    noise,
+                    generator(federation.seed, Purpose.UPDATE_NOISE, state.round, update.client),
+                    own_weight=self.announced is not None,
+                )
+                for update, weight in zip(updates, weights.values.tolist(), strict=True)
+            )
+        collected = self.opened(state.model, members, weights, totals, closed)
+        return collected._replace(replied=arrived, updates=updates if totals else [], states=states)
+
+    def opened(
+        self, sent: ModelState, members: Cohort, weights: Weights, totals: Integers, unmoved: str | None = None
+    ) -> Collected:
+        """Decode what clients encoded and was summed.
+
+        Args:
+            sent: The model that was sent.
+            members: The clients in the sum.
+            weights: Their weights.
+            totals: The sums by name; empty if nothing was opened.
+            unmoved: Why nothing was; None: it was, or nobody replied.
+        """
+        number, total, clients = len(members.ids), None, members.ids.tolist()
+        whole = whole_weight(totals, float(weights.values.sum()))
+        if totals and whole > 0:
+            total = decode_sums(totals, whole, number, number, sent)
+            weights = weights._replace(values=weights.values / whole)
+        up = (sum(array.nbytes for array in totals.values()) + sums.SEED * (number + 1)) * number
+        charged = clients if totals else ()
+        return Collected(members, weights, total, unmoved, clients, [], {}, up, summed=True, charged=charged)
+
+    def account(self, kept: Named, cohort: Cohort, collected: Collected) -> tuple[Named, dict[str, Any] | None]:
+        """See `Floats.account`: a sum costs all that were in it."""
+        if self.protection is None:
+            return kept, None
+        taken = kept["rounds"].clone()
+        taken[list(collected.charged)] += 1
+        most = int(taken.max())
+        return {"rounds": taken}, {
+            "epsilon": self.protection.spent(most),
+            "delta": self.protection.delta,
+            "round": self.protection.spent(1),
+            "rounds": most,
+            "declined": cohort.ids[self.declines(kept, cohort.ids)].tolist(),
+        }
+
+    def _why_closed(self, weights: FloatArray, clients: int, limit: float | None) -> str | None:
+        """Say why no sum is opened over so many clients with these weights; None: it is."""
+        answers = None if self.protection is None else self.protection.noise.answers
+        if 0 < clients < sums.LEAST:
+            return f"a masked sum is over {sums.LEAST} clients at least, and there are {clients}"
+        if answers is not None and 0 < clients < answers:
+            return f"the updates' noise is made for {answers} clients at least, and there are {clients}"
+        if clients and not weights.any():
+            return "the clients that replied have no weight"
+        if len(weights) and limit is not None and weights.max() > limit * (1 + 1e-9):
+            return (
+                f"one of the {clients} clients that replied has {weights.max():.3g} of the weight, and "
+                f"training.weight_limit is {limit:g}"
+            )
+        return None
+
+
+def shared(update: Any, change: Tensor, steps: int, weight: float, where: str = "") -> tuple[float, Mapping[str, Any]]:
+    """Return how a client's update enters the sum, as the server update says (see `ServerUpdate`)."""
+    share = getattr(update, "share", None)
+    if share is None:
+        return 1.0, {}
+    with calling("server_update", update, "share", where):
+        found = share(change, steps, weight)
+    return checked_share(update, found)
+
+
+def summed(
+    update: Any, changes: Tensor, weights: FloatArray, steps: Sequence[int], where: str = ""
+) -> tuple[Tensor, dict[str, Any]]:
+    """Add up updates as a server update reads them.
+
+    Args:
+        update: The server update.
+        changes: The updates, `(clients, parameters)`.
+        weights: Their weights, `(clients,)`, sum 1.
+        steps: Local steps of each.
+        where: What stands before a message.
+
+    Returns:
+        The arguments `change` and `extras` of `ServerUpdate.move`.
+    """
+    factors, extras = [], dict[str, Any]()
+    for change, taken, weight in zip(changes, steps, weights.tolist(), strict=True):
+        factor, own = shared(update, change, taken, weight, where)
+        factors.append(factor)
+        for name, value in own.items():
+            extras[name] = extras.get(name, 0.0) + value
+    return weighted_sum(changes, weights * factors), extras
+
+
+def encode_update(
+    method: Method,
+    update: Update,
+    weight: float,
+    cohort: int,
+    noise: UpdateNoise | None = None,
+    rng: np.random.Generator | None = None,
+    own_weight: bool = False,
+) -> dict[str, NDArray[Any]]:
+    """Encode what a client adds to a sum; at a real site, `sums.mask` takes it next.
+
+    Args:
+        method: The method.
+        update: The client's update, finite.
+        weight: Its weight.
+        cohort: Number of members of the sum.
+        noise: With differential privacy: how the update is clipped, and what noise is added. Nothing else is sent then.
+        rng: See `UpdateNoise.protect`.
+        own_weight: Whether the weight is the client's own secret, and is sent, too.
+
+    Returns:
+        int32 and int64 arrays by name; the names and shapes are the same at all clients.
+
+    Raises:
+        ArgumentError: A value is not finite, the weight is above 1 or above the noise's limit, or with noise, there is
+            more to send than the update.
+        ComponentError: A server update of a user's own fails, or has no such share.
+    """
+    if noise is not None:
+        hidden = ["weight"] if own_weight else []
+        if beside := [*update.reply, *(["buffers"] if update.buffers.numel() else []), *hidden]:
+            raise ArgumentError(f"{', '.join(beside)}: would be sent without noise, beside an update with noise")
+        return {"update": noise.protect(_numpy(update.change), weight, rng, cohort)}
+    factor, extras = shared(method.server_update, update.change, update.steps, weight)
+    loss = update.loss if math.isfinite(update.loss) else sums.NUMBERS.limit
+    arrays = {
+        "update": sums.UPDATES.encode(_numpy(update.change), weight * factor),
+        "buffers": sums.NUMBERS.encode(_numpy(update.buffers), weight),
+        "integers": sums.COUNTS.encode(_numpy(update.integers)),
+        "loss": sums.NUMBERS.encode([loss], weight),
+        "steps": sums.COUNTS.encode([update.steps]),
+    }
+    if own_weight:
+        arrays["weight"] = sums.NUMBERS.encode([weight])
+    for name, value in extras.items():
+        arrays[EXTRA + name] = sums.NUMBERS.encode([value])
+    for name, tensor in update.reply.items():
+        arrays[REPLY + name] = sums.UPDATES.encode(_numpy(tensor), 1 / cohort)
+    return {name: array for name, array in arrays.items() if array.size}
+
+
+def add_up(encoded: Iterable[Integers]) -> dict[str, NDArray[Any]]:
+    """Add what clients encoded, at least one, as opened masks add it up."""
+    total: dict[str, NDArray[Any]] = {}
+    for arrays in encoded:
+        if not total:
+            total = {name: array.copy() for name, array in arrays.items()}
+            continue
+        for name, array in arrays.items():
+            sums.add_to(total[name], array)
+    return total
+
+
+def whole_weight(totals: Integers, known: float) -> float:
+    """Return the sum of the weights in a sum: as it says, or as the server knows them."""
+    return float(sums.NUMBERS.decode(totals["weight"])[0]) if "weight" in totals else known
+
+
+def decode_sums(totals: Integers, weight: float, cohort: int, members: int, sent: ModelState) -> Total:
+    """Decode the sums of what clients encoded by `encode_update`.
+
+    Args:
+        totals: The sums by name.
+        weight: Sum of the weights of those in it, above 0.
+        cohort: Number of clients that were asked.
+        members: Number of clients in it.
+        sent: The model that was sent.
+    """
+    like = sent.parameters
+    integers = sent.integers  # where they are in no sum, as with noise, they stay
+    if "integers" in totals:
+        integers = torch.from_numpy(np.ceil(totals["integers"] / members)).to(integers.device, integers.dtype)
+    buffers = sums.NUMBERS.decode(totals["buffers"], weight) if "buffers" in totals else np.zeros(0)
+    change = torch.from_numpy(sums.UPDATES.decode(totals["update"], weight)).to(like.device)
+    reply = {
+        name.removeprefix(REPLY): torch.from_numpy(sums.UPDATES.decode(total, 1 / cohort)).to(like.device, like.dtype)
+        for name, total in totals.items()
+        if name.startswith(REPLY)
+    }
+    return Total(
+        change=change,
+        extras={
+            name.removeprefix(EXTRA): float(sums.NUMBERS.decode(total, weight)[0])
+            for name, total in totals.items()
+            if name.startswith(EXTRA)
+        },
+        buffers=torch.from_numpy(buffers).to(sent.buffers.device, sent.buffers.dtype),
+        integers=integers,
+        changes=change[None].to(like.dtype),
+        weights=np.ones(1),
+        replies=[reply],
+        loss=float(sums.NUMBERS.decode(totals["loss"], weight)[0]) if "loss" in totals else None,
+        steps=int(totals["steps"][0]) if "steps" in totals else None,
+    )
+
+
+def answers_in_sum(weighting: BySums, counts: FloatArray, question: Facts) -> FloatArray:
+    """Add up what clients answer to a question about their label counts `(clients, classes)`, as masks add it up."""
+    return decode_answers(sums.add(encode_answer(weighting, own, question) for own in counts), question)
+
+
+def summable(counts: FloatArray) -> FloatArray:
+    """Round label counts with noise to what sums of them carry, so that a total is exactly the sum of its parts."""
+    return sums.AMOUNTS.decode(sums.AMOUNTS.encode(counts))
+
+
+def encode_answer(weighting: BySums, counts: FloatArray, question: Facts) -> NDArray[Any]:
+    """Encode a client's answer to a question about its label counts; at a real site, `sums.mask` takes it next."""
+    return _answers(question).encode(weighting.answer(counts, question))
+
+
+def decode_answers(total: NDArray[Any], question: Facts) -> FloatArray:
+    """Decode the sum of what clients encoded by `encode_answer`."""
+    return _answers(question).decode(total)
+
+
+def _answers(question: Facts) -> sums.FixedPoint:
+    """Return the encoding of the answers: of amounts of samples in the first question, of weights and mixes later."""
+    return sums.SHARES if question else sums.AMOUNTS
+
+
+def _in_order(cohort: Cohort, replies: Sequence[Update]) -> tuple[list[int], list[Update]]:
+    """Return who replied, and their updates, in the order of the cohort."""
+    by_client = {update.client: update for update in replies}
+    arrived = [client for client in cohort.ids.tolist() if client in by_client]
+    return arrived, [by_client[client] for client in arrived]
+
+
+def _weighted_total(method: Method, state: ServerState, updates: Sequence[Update], weights: FloatArray) -> Total:
+    """Add up plain updates, by the method's aggregation."""
+    changes, where = as_matrix([update.change for update in updates]), f"round {state.round}: "
+    steps = [update.steps for update in updates]
+    rows, shares = _combined(method.aggregation, "combine", changes, weights, where)
+    sent, buffers = state.model.buffers, [update.buffers for update in updates]
+    if type(method.aggregation) is Mean or not sent.numel():
+        mean = _average(buffers, weights)
+    else:
+        moved = _combined(method.aggregation, "combine_buffers", torch.stack(buffers) - sent, weights, where)
+        mean = sent + _average(list(moved[0]), moved[1])
+    if len(rows) == len(changes):
+        weights = shares
+    else:  # all updates are merged into one
+        steps = [round(float(weights @ steps))]
+    change, extras = summed(method.server_update, rows, shares, steps, where)
+    drift = metrics.drift_diversity(changes, torch.stack([update.norm for update in updates]).tolist())
+    return Total(
+        change=change,
+        extras=extras,
+        buffers=mean,
+        integers=torch.stack([update.integers for update in updates]).amax(0),
+        changes=changes,
+        weights=weights,
+        replies=[update.reply for update in updates],
+        drift=drift if math.isfinite(drift) else None,  # undefined where updates cancel out
+    )
+
+
+def _combined(
+    aggregation: Any, function: str, changes: Tensor, weights: FloatArray, where: str
+) -> tuple[Tensor, FloatArray]:
+    with calling("aggregation", aggregation, function, where):
+        combined = getattr(aggregation, function)(changes, weights)
+    return checked_aggregate(aggregation, combined, changes, where)
+
+
+def _average(rows: Sequence[Tensor], weights: FloatArray) -> Tensor:
+    """Return the weighted mean of buffers, summed in float64 in the order of the cohort."""
+    total = torch.zeros_like(rows[0], dtype=torch.float64)
+    for row, weight in zip(rows, weights, strict=True):
+        total += row.double() * weight
+    return total.to(rows[0].dtype)
+
+
+def _numpy(tensor: Tensor) -> NDArray[Any]:
+    array: NDArray[Any] = tensor.detach().cpu().numpy()
+    return array
