@@ -6,7 +6,6 @@ from ._adapt import held_out_of as held_out_of
 from ._adapt import load_adapted as load_adapted
 from ._adapt import read_labelled as read_labelled
 from ._adapt import save_adaptation as save_adaptation
-from ._compared import read_compared as read_compared
 from ._config import Config as Config
 from ._config import outline as outline
 from ._config import read as read
@@ -49,6 +48,7 @@ from ._simulate import run_folder as run_folder
 from ._simulate import simulate as simulate
 from ._simulate import simulate_together as simulate_together
 from ._summary import over_seeds as over_seeds
+from ._summary import read_compared as read_compared
 from ._sweep import Job as Job
 from ._sweep import SweepProgress as SweepProgress
 from ._sweep import configs_of as configs_of

@@ -62,13 +62,7 @@ _FIXED = ("schema", "name", "output", "sweep", "quick")
 
 @dataclass(frozen=True)
 class Cell:
-    """One combination of a sweep.
-
-    Attributes:
-        label: Its name.
-        values: The label of its value on each axis.
-        config: The config with all its seeds.
-    """
+    """One combination of a sweep: its name, the label of its value on each axis, and the config with all its seeds."""
 
     label: str
     values: dict[str, str]
@@ -77,13 +71,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class RefusedCell:
-    """A combination of a sweep that makes no sense, so that it has no config.
-
-    Attributes:
-        label: Its name.
-        values: The label of its value on each axis.
-        reason: Why it makes none.
-    """
+    """A combination of a sweep that makes no sense, so that it has no config, and the reason."""
 
     label: str
     values: dict[str, str]
@@ -123,11 +111,7 @@ class Sweep:
         return hashlib.sha256(json.dumps([cells, self.accuracy]).encode()).hexdigest()[:8]
 
     def folder(self, out: Path) -> Path:
-        """Return the folder of the sweep's tables, beside the run folders.
-
-        Args:
-            out: The folder that all of them are in.
-        """
+        """Return the folder of the sweep's tables, beside the run folders in `out`."""
         return out / f"sweep-{self.name}-{self.hash}"
 
 
@@ -183,19 +167,7 @@ def read_sweep(path: Path, changes: Mapping[str, Any] | None = None, quick: bool
 def sweep_of(tree: dict[str, Any], path: Path, text: str, changed: Collection[str], command: str) -> Sweep:
     """Check every cell of a sweep that has been read already; see `read_sweep`.
 
-    Args:
-        tree: The file's tree, `[sweep]` included.
-        path: The file, for messages.
-        text: Its text, by which a message finds a key's line.
-        changed: Dotted keys whose values are not those of the file.
-        command: The command line that runs it.
-
-    Returns:
-        The sweep.
-
-    Raises:
-        ConfigError: See `read_sweep`.
-        CombinationError: See `read_sweep`.
+    Messages name `path` and the line of a key in its `text`, but for keys that were `changed` on the command line.
     """
     source = _Source(path, text, frozenset(changed))
     tree = copy.deepcopy(tree)
@@ -258,12 +230,8 @@ def _methods(entries: Any, gridded: set[str]) -> list[_Value]:
         if not isinstance(table, dict):
             raise ConfigError(f"{where}[{at}]: expected a preset or a table, got {entry!r}")
         label = _label(table.get("label"), f"{where}[{at}]")
-        changes = table.get("set", {})
-        if not isinstance(changes, dict):
-            raise ConfigError(f"{where}[{at}].set: expected a table of keys, such as {{training.lr = 0.01}}")
-        changes = flatten(changes)
+        changes = _set(table, f"{where}[{at}].set")
         for key in changes:
-            _check_key(key, f"{where}[{at}].set")
             if key in gridded:
                 raise ConfigError(f"{where}[{at}].set.{key}: sweep.grid sets it too; leave it to one of them")
         try:
@@ -295,15 +263,20 @@ def _grid(table: Any) -> dict[str, list[_Value]]:
 def _grid_value(key: str, value: Any, where: str) -> _Value:
     if not isinstance(value, dict) or "label" not in value:
         return _Value(_text(value), {key: value})
+    label = _label(value["label"], where)
     if set(value) == {"label", "set"}:
-        label = _label(value["label"], where)
-        if not isinstance(value["set"], dict):
-            raise ConfigError(f"{where}.set: expected a table of keys, such as {{training.lr = 0.01}}")
-        changes = flatten(value["set"])
-        for own in changes:
-            _check_key(own, f"{where}.set")
-        return _Value(label, changes)
-    return _Value(_label(value["label"], where), {key: {name: own for name, own in value.items() if name != "label"}})
+        return _Value(label, _set(value, f"{where}.set"))
+    return _Value(label, {key: {name: own for name, own in value.items() if name != "label"}})
+
+
+def _set(table: dict[str, Any], where: str) -> dict[str, Any]:
+    """Return the keys that a method or value sets, flat."""
+    changes = table.get("set", {})
+    if not isinstance(changes, dict):
+        raise ConfigError(f"{where}: expected a table of keys, such as {{training.lr = 0.01}}")
+    for key in (flat := flatten(changes)):
+        _check_key(key, where)
+    return flat
 
 
 def _text(value: Any) -> str:
@@ -397,14 +370,7 @@ def _check_distinct(cells: list[Cell], path: Path) -> None:
 
 
 def command_line(command: str, path: Path, changes: Mapping[str, Any], quick: bool) -> str:
-    """Return the command line that runs a file, without the folder of the data sets, which is of this machine only.
-
-    Args:
-        command: The command, such as `sweep`.
-        path: The file.
-        changes: Dotted keys that were changed, and their values.
-        quick: Whether `--quick` was given.
-    """
+    """Return the command line that runs a file, without the folder of the data sets, which is of this machine only."""
     words = ["fedskew", command, str(path), *(["--quick"] if quick else [])]
     for key, value in changes.items():
         if key != "data.root":

@@ -32,7 +32,6 @@ from fedskew.engine.sums import FixedPoint, Floats, answers_in_sum, summable
 from fedskew.errors import ArgumentError, ConfigError, RunError
 from fedskew.experiment._config import Config
 from fedskew.experiment._dataset import content_of
-from fedskew.experiment._evaluations import ClientEvaluations, LabelledData, LocalEvaluator
 from fedskew.experiment._folder import RunFolder, TaskInfo
 from fedskew.experiment._identity import ANEW, Identity
 from fedskew.experiment._loop import TrainingLoop
@@ -48,7 +47,14 @@ from fedskew.experiment._sections import EngineSection
 from fedskew.experiment._target import make_estimation, make_finisher, make_watch, noisy_target
 from fedskew.experiment._task import Task, make_task, model_info
 from fedskew.experiment._trackers import make_trackers
-from fedskew.experiment._work import make_network, make_protection, make_work
+from fedskew.experiment._work import (
+    ClientEvaluations,
+    LabelledData,
+    LocalEvaluator,
+    make_network,
+    make_protection,
+    make_work,
+)
 from fedskew.labels import privatize
 from fedskew.models import FlatModel, ModelState
 from fedskew.pipelines import FedConcat

@@ -1,4 +1,4 @@
-"""The summary of a run, and of several seeds."""
+"""The summary of a run, and of several seeds; runs of several folders, each with a label of its own."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import math
 import platform
 import subprocess
 import sys
+import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -16,19 +17,16 @@ from typing import Any
 import torch
 
 from fedskew.engine import Evaluation, RoundRecord
+from fedskew.experiment._folder import read_runs
 from fedskew.privacy import COVERED
-from fedskew.report import LAST, MOMENTS, last_evaluated
-from fedskew.tables import Spread
+from fedskew.report import LAST, MOMENTS, SeedRun, last_evaluated
+from fedskew.tables import Spread, flatten
 
 FIGURES = ("accuracy", "balanced_accuracy", "macro_f1", "worst_class", "target_accuracy", "loss")
 
 
 def figures(evaluation: Evaluation) -> dict[str, float | None]:
-    """Return the figures of one evaluation by name.
-
-    Args:
-        evaluation: The evaluation.
-    """
+    """Return the figures of one evaluation by name."""
     return {name: getattr(evaluation, name) for name in FIGURES}
 
 
@@ -40,11 +38,6 @@ def summarise(rounds: Sequence[RoundRecord], best_round: int | None, summary: st
     the round that validation chose, and `max` each figure's best over all evaluations on the test set (the lowest
     loss), which is optimistic. None: not evaluated. `headline` are the figures of one of these, and `of` says which.
     `privacy`, with differential privacy alone, is what the run spent (see `RoundRecord.privacy`), and of what.
-
-    Args:
-        rounds: The records.
-        best_round: The round that validation chose; None: none was.
-        summary: The config's `evaluation.summary`.
     """
 
     def mean(last: int) -> dict[str, Any]:
@@ -74,12 +67,7 @@ def summarise(rounds: Sequence[RoundRecord], best_round: int | None, summary: st
 
 
 def headline(moments: Mapping[str, Any], summary: str) -> dict[str, Any]:
-    """Return a summary's `headline`, alone: the figures that stand for the run, and `of` what they are.
-
-    Args:
-        moments: The summary.
-        summary: The config's `evaluation.summary`.
-    """
+    """Return a summary's `headline`, alone: the figures that `evaluation.summary` names, and `of` what they are."""
     return {"headline": {"of": summary, **(moments[MOMENTS[summary]] or {})}}
 
 
@@ -92,14 +80,9 @@ def _best(evaluations: Sequence[dict[str, float | None]], name: str) -> float | 
 
 
 def over_seeds(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Summarise the runs of several seeds.
+    """Return mean and standard deviation (ddof 1; None for one seed) of every figure, over the seeds' summaries.
 
-    Args:
-        summaries: The summary of each seed.
-
-    Returns:
-        Mean and standard deviation (ddof 1; None for one seed) of every figure; None for a kind of figures that a seed
-        does not have.
+    A kind of figures that a seed does not have is None.
     """
     together: dict[str, Any] = {"seeds": len(summaries)}
     for kind in ("headline", "final", "last10", "last_tenth", "best_by_validation", "max"):
@@ -117,22 +100,13 @@ def over_seeds(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def finished_figures(summary: Mapping[str, Any]) -> dict[str, float | None] | None:
-    """Return the figures of a run's finished model; None where there is none, or it was not evaluated.
-
-    Args:
-        summary: The run's summary.
-    """
+    """Return the figures of a run's finished model; None where there is none, or it was not evaluated."""
     found = (summary.get("finished") or {}).get("evaluation")
     return None if found is None else figures(Evaluation.from_dict(found))
 
 
 def surroundings(threads: int, device: torch.device) -> dict[str, Any]:
-    """Return versions, machine and revision, which a summary names.
-
-    Args:
-        threads: Number of threads that PyTorch computes with.
-        device: The device.
-    """
+    """Return versions, machine and revision, which a summary names."""
     return {
         "versions": {name: _version(name) for name in ("fedskew", "torch", "numpy")}
         | {"python": platform.python_version()},
@@ -170,3 +144,45 @@ def _revision() -> str | None:
     except OSError:
         return None
     return done.stdout.strip() or None
+
+
+_ALIKE = ("name", "seeds", "output.", "data.root")  # keys that make no other run
+
+
+def read_compared(folders: Sequence[Path], labels: Sequence[str | None]) -> list[SeedRun]:
+    """Read runs to be compared; where configs of one name differ, their labels say in what.
+
+    A folder is a run folder, or holds some; a label of None stands for the config's name, and the keys whose values
+    differ.
+
+    Raises:
+        RunError: There is no run, or it can't be read.
+    """
+    places = [(place, label) for folder, label in zip(folders, labels, strict=True) for place in _runs_in(folder)]
+    runs = [read_runs(place, label) for place, label in places]
+    trees = [tomllib.loads((place / "config.toml").read_text(encoding="utf-8")) for place, _ in places]
+    unnamed = [tree for tree, (_, label) in zip(trees, places, strict=True) if label is None]
+    found = []
+    for tree, (_, label), seeds in zip(trees, places, runs, strict=True):
+        own = label or _label(tree, [other for other in unnamed if other["name"] == tree["name"]])
+        found += [replace(run, label=own) for run in seeds]
+    return found
+
+
+def _runs_in(folder: Path) -> list[Path]:
+    """Return a run folder, or the run folders that a folder holds."""
+    inner = sorted(path.parent for path in folder.glob("*/config.toml"))
+    return inner if inner and not (folder / "config.toml").exists() else [folder]
+
+
+def _label(tree: dict[str, Any], alike: Sequence[dict[str, Any]]) -> str:
+    """Return a config's name and the values of the keys in which configs of this name differ."""
+    flat = [{key: value for key, value in flatten(one).items() if not key.startswith(_ALIKE)} for one in (tree, *alike)]
+    keys = [key for key in sorted(set().union(*flat)) if any(one.get(key) != flat[0].get(key) for one in flat)]
+    if len(keys) > 1:  # one key may follow from another
+        groups = {repr([one.get(key) for key in keys]) for one in flat}
+        telling = [key for key in keys if len({repr(one.get(key)) for one in flat}) == len(groups)]
+        keys = telling[:1] or keys
+    short = [key.rpartition(".")[2] for key in keys]
+    shown = [last if short.count(last) == 1 and last != "name" else key for last, key in zip(short, keys, strict=True)]
+    return ", ".join([tree["name"], *(f"{name}={flat[0].get(key)}" for name, key in zip(shown, keys, strict=True))])

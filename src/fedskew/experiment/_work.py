@@ -1,19 +1,34 @@
-"""Builds network and local training from a config, the same in a simulation and at a real site."""
+"""Builds network, local training and evaluation from a config; the first two are the same at a real site."""
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from functools import partial
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedskew import components, data, models
-from fedskew.engine import ClientData, LocalTraining, LocalWork, adapting, cohort_size, hooked
+from fedskew import components, data, metrics, models
+from fedskew.data import Inputs
+from fedskew.engine import (
+    ClientData,
+    ClientEvaluation,
+    Evaluation,
+    LocalTraining,
+    LocalWork,
+    adapting,
+    cohort_size,
+    evaluation,
+    hooked,
+    plain,
+    predict,
+)
 from fedskew.errors import ArgumentError, ConfigError
 from fedskew.experiment._config import Config
 from fedskew.methods import Method
-from fedskew.models import FlatModel
+from fedskew.models import FlatModel, ModelState
 from fedskew.privacy import Protection, UpdateNoise
 from fedskew.randomness import Purpose, stream_key
 
@@ -29,18 +44,8 @@ def make_network(
     """Build the untrained network on the CPU.
 
     The method's components may change it, and its dropout layers are replaced by `models.Dropout`. PyTorch's global
-    generator is left as it was.
-
-    Args:
-        config: The config.
-        seed: Seed of the initial weights.
-        method: The method.
-        num_classes: Number of classes.
-        in_shape: Shape of one sample.
-        samples: Some samples, `(batch, *in_shape)`, by which a network of the user's own is checked; None: it is not.
-
-    Returns:
-        The network.
+    generator is left as it was. A network of the user's own is checked by `samples`, `(batch, *in_shape)`, if there are
+    any.
 
     Raises:
         ConfigError: The network can't be built, or does not go with the data or the method.
@@ -61,16 +66,7 @@ def make_work(
 ) -> LocalWork:
     """Build the local training of a config.
 
-    Args:
-        config: The config.
-        seed: Seed of all random draws.
-        method: The method.
-        samples: Gives the samples of a client.
-        mean: Mean by channel by which the samples were normalised, for augmentation.
-        std: Standard deviation by channel, likewise.
-
-    Returns:
-        The local training.
+    Samples were normalised by `mean` and `std`, by channel, which augmentation needs.
 
     Raises:
         ConfigError: The config names no such augmentation.
@@ -92,24 +88,12 @@ def make_work(
 
 
 def local_training(config: Config) -> LocalTraining:
-    """Return the settings of a config's local training.
-
-    Args:
-        config: The config.
-    """
+    """Return the settings of a config's local training."""
     return LocalTraining(**{field.name: getattr(config.training, field.name) for field in fields(LocalTraining)})
 
 
 def make_protection(config: Config, model: FlatModel, clients: int) -> Protection | None:
-    """Make what is done to updates for differential privacy.
-
-    Args:
-        config: The config.
-        model: The network.
-        clients: Number of clients of the federation.
-
-    Returns:
-        It; None where that is nothing.
+    """Make what is done to updates of `clients` for differential privacy; None where that is nothing.
 
     Raises:
         ConfigError: The network, the weight limit or the number of clients do not go with it.
@@ -172,3 +156,66 @@ def _network(
             except ArgumentError as error:
                 raise ConfigError(f"model.name: {config.model.name} does not fit: {error}") from None
     return models.swap_dropout(module)
+
+
+@dataclass(frozen=True)
+class LabelledData:
+    """Samples to evaluate on: `inputs`, `(samples, ...)`, and their class ids `targets`, `(samples,)`."""
+
+    inputs: Inputs
+    targets: Tensor
+
+
+@dataclass(frozen=True)
+class LocalEvaluator:
+    """Evaluates models on a test set, and on a validation set where some is held out, on this machine; an `Evaluator`.
+
+    `target` is the target's label mix; `chosen_by` is the one that the server is told, by which validation accuracy is
+    measured, which chooses models; `(classes,)` both, or None.
+    """
+
+    model: FlatModel
+    test: LabelledData
+    validation: LabelledData | None
+    classes: int
+    target: NDArray[np.float64] | None
+    chosen_by: NDArray[np.float64] | None
+
+    def __call__(self, round: int, state: ModelState) -> tuple[Evaluation | None, Evaluation | None]:
+        """Evaluate a model on the test and the validation set."""
+        self.model.write_state(state)
+        tested = self._evaluate(self.test, self.target)
+        return tested, None if self.validation is None else self._evaluate(self.validation, self.chosen_by)
+
+    def _evaluate(self, data: LabelledData, target: NDArray[np.float64] | None) -> Evaluation:
+        confusion, loss = predict(self.model.network, data.inputs, data.targets, self.classes)
+        return evaluation(confusion, loss, target)
+
+
+@dataclass(frozen=True)
+class ClientEvaluations:
+    """Evaluates each client's model right after its local training, in the rounds that the config evaluates.
+
+    An `engine.Observer`. By label counts, `(clients, classes)`, a client's class groups are told apart.
+    """
+
+    config: Config
+    test: LabelledData
+    counts: NDArray[np.float64]
+
+    def __call__(self, round: int, client: int, module: nn.Module) -> ClientEvaluation | None:
+        """Evaluate one client's model; None in a round without evaluation."""
+        if not self.config.is_evaluated(round):
+            return None
+        confusion, _ = predict(module, self.test.inputs, self.test.targets, self.counts.shape[1])
+        accuracy = metrics.per_class_accuracy(confusion)
+        groups = metrics.class_groups(self.counts[client])
+        majority, minority, vacant = (
+            _mean_known(accuracy[ids]) for ids in (groups.majority, groups.minority, groups.vacant)
+        )
+        return ClientEvaluation(client, plain(accuracy), confusion.tolist(), majority, minority, vacant)
+
+
+def _mean_known(values: NDArray[np.float64]) -> float | None:
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if len(known) else None
