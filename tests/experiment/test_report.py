@@ -22,7 +22,7 @@ from example_runs import CIFAR, example_run, rare_run
 import fedskew
 from fedskew.data import Dataset
 from fedskew.errors import ArgumentError, RunError
-from fedskew.report import SeedRun, effective_mix, paired_differences, write_report
+from fedskew.report import SeedRun, paired_differences, write_report
 from fedskew.report.drawing import Curve
 
 
@@ -227,7 +227,7 @@ def test_the_effective_mix_is_weights_times_label_shares():
     )
     run = dataclasses.replace(run, counts=np.array([[10, 0], [10, 30]]), rounds=[run.rounds[0], first, second])
     # 0.25 * (1, 0) + 0.75 * (1/4, 3/4)
-    np.testing.assert_allclose(effective_mix(run), [0.4375, 0.5625])
+    np.testing.assert_allclose(run.effective_mix(), [0.4375, 0.5625])
 
 
 def test_participation_is_the_share_of_rounds_after_the_untrained_one(tmp_path):

@@ -15,7 +15,7 @@ from fedskew import simulate
 from fedskew.cli.tables import results_table
 from fedskew.errors import ConfigError
 from fedskew.experiment import read_sweep, run_sweep
-from fedskew.report import as_summarised, averaged_over, headline, write_report
+from fedskew.report import SeedRun, headline_in_words, write_report
 
 TASK = {
     "data": {"name": "digits"},
@@ -34,6 +34,10 @@ def printed(*results):
     console = Console(file=io.StringIO(), width=200)
     console.print(results_table(results))
     return console.file.getvalue()
+
+
+def averaged_over(runs: list[SeedRun]) -> str:
+    return headline_in_words(run.summarised("last 10") for run in runs)
 
 
 def test_the_mean_of_the_last_rounds_leaves_out_the_untrained_model_and_says_over_how_many_it_is():
@@ -144,10 +148,10 @@ def test_differences_are_tested_by_the_headline_figure(tmp_path):
     other = [replace(run, label="other") for run in simulate({**TASK, "seeds": [0, 1, 2]}).runs]
     pages = {}
     for kind in ("final", "last 10"):
-        runs = [as_summarised(run, kind) for run in (*result.runs, *other)]
+        runs = [run.summarised(kind) for run in (*result.runs, *other)]
         pages[kind] = re.sub(r"<[^>]+>", "", write_report(runs, tmp_path / "page.html", "a page").read_text())
         gains = [
-            100 * (headline(mine)["accuracy"] - headline(its)["accuracy"])
+            100 * (mine.headline["accuracy"] - its.headline["accuracy"])
             for mine, its in zip(*halves(runs), strict=True)
         ]
         assert f"{fmean(gains):+.1f} (" in pages[kind] or f"{-fmean(gains):+.1f} (" in pages[kind]

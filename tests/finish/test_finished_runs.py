@@ -22,7 +22,7 @@ from fedskew.errors import ConfigError, RunError
 from fedskew.experiment import make_training_loop, resolve
 from fedskew.files import load_tensors
 from fedskew.finish import Finish, Finished, Head
-from fedskew.report import as_summarised, finish_in_words, headline, with_finished
+from fedskew.report import with_finished
 
 DIGITS = load("digits")
 TASK = {
@@ -61,10 +61,10 @@ def test_only_the_last_layer_of_a_copy_changes(finish, tmp_path):
     assert said["evaluation"]["accuracy"] == pytest.approx(right.mean(), abs=1e-6)
     assert done.after_finish()["accuracy"].mean == said["evaluation"]["accuracy"]
     before, after = with_finished(done.runs)  # what tables show of it: the same round's model twice
-    assert headline(before) == plain.summary["final"]
-    assert headline(after)["accuracy"] == said["evaluation"]["accuracy"]
-    last_ten = [as_summarised(run, "last 10") for run in done.runs]
-    assert [headline(run) for run in with_finished(last_ten)] == [headline(before), headline(after)]
+    assert before.headline == plain.summary["final"]
+    assert after.headline["accuracy"] == said["evaluation"]["accuracy"]
+    last_ten = [run.summarised("last 10") for run in done.runs]
+    assert [run.headline for run in with_finished(last_ten)] == [before.headline, after.headline]
     assert with_finished(plain.runs) == list(plain.runs)
     assert done.summary["final"] == plain.summary["final"]
     with torch.no_grad():
@@ -292,12 +292,10 @@ def test_a_finish_that_made_the_model_worse_is_said(target, tmp_path):
     (one,) = done.runs
     which = "accuracy" if target is None else "target accuracy"
     said = rf"Opposite made the model worse: {which} 0\.\d+, and 0\.\d+ before\. Use the model as it was trained"
-    assert re.search(said, finish_in_words(one))
+    assert re.search(said, one.finish_note)
     assert "made the model worse" in (done.folder / "report.html").read_text(encoding="utf-8")
-    assert (
-        finish_in_words(run(tmp_path / "2", partition=partition, training=training, method={"finish": "ccvr"}).runs[0])
-        is None
-    )
+    (better,) = run(tmp_path / "2", partition=partition, training=training, method={"finish": "ccvr"}).runs
+    assert better.finish_note is None
 
 
 @pytest.mark.slow

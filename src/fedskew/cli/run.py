@@ -76,7 +76,7 @@ def run(
     from fedskew.cli.progress import announced
     from fedskew.cli.tables import results_table
     from fedskew.experiment import run_folder
-    from fedskew.report import finish_in_words, write_report
+    from fedskew.report import write_report
 
     config = config_file(config)
     changed = changed_keys(changes, seeds, device, data_root)
@@ -119,7 +119,7 @@ def run(
                 f"{result.config.name}: {counted(diverged, 'update')} diverged and "
                 f"{'was' if diverged == 1 else 'were'} left out; try a smaller training.lr"
             )
-        for said in dict.fromkeys(filter(None, map(finish_in_words, result.runs))):
+        for said in dict.fromkeys(filter(None, (run.finish_note for run in result.runs))):
             console.say(f"{result.config.name}: {said}", style="yellow")
     path = results[0].folder / "report.html" if results[0].folder else out
     if len(results) > 1 and torchrun.rank() == 0:

@@ -42,7 +42,7 @@ from fedskew.engine.sums import Collected, FixedPoint
 from fedskew.errors import DivergedError, EndedEarlyError, StandstillError
 from fedskew.finish import Source
 from fedskew.models import ModelState
-from fedskew.report import stands_still, why_still
+from fedskew.report import why_still
 
 PAUSE = 2.0
 STILL = 2
@@ -209,7 +209,7 @@ class DeployedRunner(RoundRunner):
         notes["quarantine"] = {names[client]: int(watch.left_out[client]) for client in sorted(watch.out())}
         notes["began"], notes["ended"] = self._began, utc_now()
         self._evaluations, self._reduced = None, None
-        self._still = [*self._still, record] if stands_still(record) else []
+        self._still = [*self._still, record] if why_still(record) is not None else []
         return dataclasses.replace(state, watch=watch)
 
     def check(self, state: DeployedState) -> None:

@@ -99,7 +99,7 @@ def serve(grid: Grid, config: Config, agreement: Agreement, out: Path, target: P
     config = config.model_copy(update={"output": config.output.model_copy(update={"checkpoint_every": 1})})
     folder = run_folder(config, out)
     LOG.info("run folder: %s", folder.absolute())
-    from fedskew.report import finish_in_words, write_report
+    from fedskew.report import write_report
 
     with only_writer(folder):
         loop = make_deployed_loop(config, agreement, grid, folder, target)
@@ -109,7 +109,7 @@ def serve(grid: Grid, config: Config, agreement: Agreement, out: Path, target: P
             loop.save_model()  # the last good one
             LOG.info("report: %s", write_report(read_runs(folder), folder / "report.html", config.name).absolute())
             raise
-    if (wrong := finish_in_words(finished)) is not None:
+    if (wrong := finished.finish_note) is not None:
         LOG.warning("%s", wrong)
     elif (after := finished.summary.get("finished")) is not None:
         result = "not evaluated" if after["evaluation"] is None else f"accuracy {after['evaluation']['accuracy']:.4f}"

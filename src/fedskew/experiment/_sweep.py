@@ -13,7 +13,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Protocol
 
-from fedskew import executors, report
+from fedskew import executors
 from fedskew.errors import ArgumentError, ConfigError, FedskewError, PartitionError, RunError
 from fedskew.experiment._config import Config, resolve
 from fedskew.experiment._dataset import content_of, data_seed, keep_data, load_dataset, shared_data
@@ -260,13 +260,13 @@ def _default_processes(jobs: Sequence[Job]) -> int:
 def _runs_of(job: Job, out: Path) -> list[SeedRun]:
     """Read a finished run, whose headline figures are those that the sweep asks for now."""
     found = read_runs(job.folder(out), job.cell.label)
-    return [report.as_summarised(run, job.config.evaluation.summary) for run in found]
+    return [run.summarised(job.config.evaluation.summary) for run in found]
 
 
 def _accuracy_of(job: Job, out: Path) -> float | None:
     """Return the accuracy that stands for a finished run; None where there is none, or it can't be read."""
     with suppress(FedskewError):
-        return next((report.headline(run).get("accuracy") for run in _runs_of(job, out)), None)
+        return next((run.headline.get("accuracy") for run in _runs_of(job, out)), None)
     return None
 
 

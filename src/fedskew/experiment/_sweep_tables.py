@@ -16,12 +16,8 @@ from fedskew.files import write_text
 from fedskew.report import (
     SeedRun,
     as_trained,
-    finish_in_words,
-    headline,
     headline_in_words,
-    last_tenth,
     machine_notes,
-    rounds_to,
     with_finished,
     write_report,
 )
@@ -210,7 +206,7 @@ class SweepResult:
 
     def _file_notes(self) -> list[str]:
         seeds = sorted({seed for cell in self.sweep.cells for seed in cell.config.seeds})
-        ends = [(run, finish_in_words(run)) for run in self.runs]
+        ends = [(run, run.finish_note) for run in self.runs]
         return [
             *self.notes(),
             *(f"{run.label}, seed {run.seed}: {said}" for run, said in ends if said is not None),
@@ -274,12 +270,12 @@ def _rows(
 
 
 def _figures(run: SeedRun, accuracy: float | None) -> dict[str, float | None]:
-    figures, tenth = headline(run), last_tenth(run)
+    figures, tenth = run.headline, run.last_tenth
     over = tenth.get("target_accuracy")
     return {
         **{name: figures.get(name) for name in ("accuracy", "worst_class", "target_accuracy")},
         "last_tenth": tenth.get("accuracy") if over is None else over,
-        "rounds_to_accuracy": None if accuracy is None else rounds_to(run, accuracy),
+        "rounds_to_accuracy": None if accuracy is None else run.rounds_to(accuracy),
         "megabytes": (run.summary["bytes_up"] + run.summary["bytes_down"]) / 1e6,
         "seconds": run.summary["seconds"],
     }

@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 
 from fedskew.papers._recipe import FigurePart, Kind, Recipe, RecipeRow
 from fedskew.papers._values import repetitions, unit_of, value_of
-from fedskew.report import SeedRun, drawing, label_shares, mean_weights
+from fedskew.report import SeedRun, drawing, label_shares
 from fedskew.report.drawing import FloatArray
 
 Runs = list[tuple[RecipeRow, Sequence[SeedRun]]]
@@ -179,8 +179,8 @@ def _weights(axes: Axes, part: FigurePart, rows: Runs, styles: dict[str, int]) -
     """Draw each client's mean weight against FedAvg's, of the first seed."""
     clouds = []
     for row, seeds in rows:
-        found, label = mean_weights(seeds[0]), row.labels.get(part.lines, "")
-        clouds.append((styles[label], label, found.fedavg, found.given))
+        found, label = seeds[0].mean_weights(), row.labels.get(part.lines, "")
+        clouds.append((styles[label], label, found.fedavg, found.weights))
     drawing.weights_against_fedavg(axes, clouds)
     axes.set_ylabel("mean weight given, %")
 

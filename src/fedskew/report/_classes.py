@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from fedskew.engine import Evaluation
 from fedskew.report._figure import (
     CATEGORY,
     CLASSES,
@@ -35,12 +34,8 @@ _CONFUSED = 60  # classes of a confusion matrix: more can't be told apart
 _NAMED = 8  # runs in one sentence
 
 
-def _last_evaluation(run: SeedRun) -> Evaluation | None:
-    return next((record.evaluation for record in reversed(run.rounds) if record.evaluation is not None), None)
-
-
 def _final_per_class(run: SeedRun) -> FloatArray | None:
-    last = _last_evaluation(run)
+    last = run.last_evaluation
     return None if last is None else 100 * np.array(last.per_class, dtype=np.float64)  # None becomes NaN
 
 
@@ -140,7 +135,7 @@ def _confusion(drawn: Figure) -> None:
     names = drawn.members[0].first.class_names
     rows = categories(names, "class")
     for group in drawn.members:
-        last = [found for run in group.seeds if (found := _last_evaluation(run)) is not None]
+        last = [found for run in group.seeds if (found := run.last_evaluation) is not None]
         matrices = [np.array(one.confusion) for one in last if len(one.confusion) == len(names)]
         if not matrices:
             continue

@@ -29,7 +29,7 @@ from fedskew.report._figure import (
     square,
 )
 from fedskew.report._groups import Group, alike, listed, same_cohorts, same_data, together
-from fedskew.report._runs import effective_mix, label_shares, mean_weights
+from fedskew.report._runs import label_shares
 from fedskew.report.drawing import FloatArray
 
 _CELLS = 120_000
@@ -238,14 +238,14 @@ def _weights(drawn: Figure) -> None:
     plain = []
     top = 1e-9
     for group in drawn.groups:
-        weights = mean_weights(group.first)
+        weights = group.first.mean_weights()
         if not len(weights.clients):
             continue
-        if np.allclose(weights.given, weights.fedavg, rtol=1e-6, atol=1e-12):
+        if np.allclose(weights.weights, weights.fedavg, rtol=1e-6, atol=1e-12):
             plain.append(group.label)
         top = max(top, 100 * float(weights.fedavg.max()))
         hover = "%{customdata}: %{y:.3g} %, FedAvg %{x:.3g} %"
-        add_cloud(drawn, group, weights.clients, 100 * weights.fedavg, 100 * weights.given, hover)
+        add_cloud(drawn, group, weights.clients, 100 * weights.fedavg, 100 * weights.weights, hover)
     if plain:
         who = f"{listed(plain)}: every" if len(drawn.groups) > 1 else "Every"
         drawn.findings = [f"{who} client counts exactly as in FedAvg."]
@@ -267,7 +267,7 @@ def _mixes(drawn: Figure) -> None:
     other, direction = ("x", "h") if axis == "y" else ("y", "v")
     rows = categories(names, "class")
     for group in drawn.members:
-        mixes = [mix for run in group.seeds if (mix := effective_mix(run)) is not None]
+        mixes = [mix for run in group.seeds if (mix := run.effective_mix()) is not None]
         if mixes:
             drawn.add(group, class_dots(group, axis, rows, 100 * np.mean(mixes, axis=0)), seeds=len(mixes))
     if not drawn.shown and any(group.first.rounds for group in drawn.members):

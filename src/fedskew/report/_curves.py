@@ -13,8 +13,7 @@ import numpy as np
 from fedskew.engine import RoundRecord
 from fedskew.report._figure import GOOD, LOCAL, ROUND, Figure, Trace, curve, figure, number, rounds_axes
 from fedskew.report._groups import Group, listed, together
-from fedskew.report._imbalance import most_frequent
-from fedskew.report._runs import SeedRun
+from fedskew.report._runs import SeedRun, most_frequent
 from fedskew.report.drawing import Curve, FloatArray
 
 Value = Callable[[RoundRecord], float | None]

@@ -2,40 +2,30 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 import os
+import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import jinja2
 import numpy as np
 import tomli_w
 
-from fedskew.errors import ArgumentError, RunError
-from fedskew.files import replacing
+from fedskew.errors import ArgumentError
+from fedskew.files import replacing, writing
 from fedskew.names import visible
 from fedskew.privacy import COVERED
 from fedskew.report import _classes, _clients, _curves, _target  # noqa: F401  (the figures that they register)
 from fedskew.report._figure import Figure, figures
-from fedskew.report._groups import Group, alike, listed, same_data, same_test
-from fedskew.report._imbalance import most_frequent
-from fedskew.report._notes import Note, label_notes
+from fedskew.report._groups import Group, Note, alike, label_notes, listed, same_data, same_test
 from fedskew.report._ranking import Ranking, ranking
-from fedskew.report._runs import (
-    MOMENTS,
-    SeedRun,
-    averaged_over,
-    headline_in_words,
-    last_tenth,
-    summary_of,
-    with_finished,
-)
-from fedskew.report._script import plotly_script, shared_script
+from fedskew.report._runs import MOMENTS, SeedRun, averaged_over, headline_in_words, most_frequent, with_finished
 from fedskew.report._sites import site_activity, site_rows, still_rounds, undone_rounds
 from fedskew.tables import Spread, flatten
 
@@ -44,8 +34,7 @@ _FEW = 8  # labels that have a card each and whose figures are all drawn at firs
 _CLOCK = 200  # points of a run at which its seconds and bytes are given
 
 
-@dataclass(frozen=True)
-class _Table:
+class _Table(NamedTuple):
     title: str
     note: str
     columns: list[str]
@@ -86,26 +75,23 @@ def write_report(
         RunError: The file can't be written.
     """
     groups = _grouped(with_finished(runs))
-    comparison = len(groups) > 1
-    ranked = ranking(groups, axes or {}, accuracy) if comparison else None
+    whole = [run for group in groups for run in group.seeds]
+    ranked = ranking(groups, axes or {}, accuracy) if len(groups) > 1 else None
     sections = figures(groups)
-    trivial = most_frequent(run for group in groups for run in group.seeds)
-    try:
-        library = None if scripts is None else os.path.relpath(shared_script(scripts), path.parent)
-    except OSError as error:
-        raise RunError(f"{scripts}: the report's script can't be written: {error.strerror}") from None
+    trivial = most_frequent(whole)
+    library = None if scripts is None else os.path.relpath(_shared_script(scripts), path.parent)
     page = _template("report.html").render(
         title=title,
         groups=groups,
-        comparison=comparison,
-        trained=any(run.rounds or run.config for group in groups for run in group.seeds),
+        comparison=len(groups) > 1,
+        trained=_trained(groups),
         several_seeds=any(len(group.seeds) > 1 for group in groups),
-        measured=headline_in_words(run for group in groups for run in group.seeds),
+        measured=headline_in_words(whole),
         headlines=[_headline(group) for group in groups],
         facts=_facts(groups),
         warnings=[*map(Note, _warnings(groups)), *label_notes(groups)],
         ranked=ranked,
-        notes=[*notes, *([] if trivial is None else [str(trivial)])],
+        notes=[*notes, *([] if trivial is None else [trivial])],
         sections=sections,
         tables=_tables(groups),
         federations=_federations(groups),
@@ -114,16 +100,40 @@ def write_report(
         origins=_origins(groups),
         few=len(groups) <= _FEW,
         figures=_figures(groups, sections, ranked),
-        script=plotly_script() if library is None else "",
+        script=_script() if library is None else "",
         library=None if library is None else quote(Path(library).as_posix()),
     )
-    try:
+    with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as part:
             part.write_text(page, encoding="utf-8", newline="\n")
-    except OSError as error:
-        raise RunError(f"{path}: the report can't be written: {error.strerror}") from None
     return path
+
+
+@cache
+def _script() -> str:
+    """Return plotly's own script, compressed (zlib) and in base64: 2.0 MB, and 4.8 once the browser unpacks it."""
+    from plotly.offline import get_plotlyjs
+
+    return base64.b64encode(zlib.compress(get_plotlyjs().encode(), 4)).decode()
+
+
+def _shared_script(folder: Path) -> Path:
+    """Write plotly's own script to a folder, for all pages that are below it, unless it is there."""
+    from plotly.offline import get_plotlyjs, get_plotlyjs_version
+
+    path = folder / f"plotly-{get_plotlyjs_version()}.js"
+    if not path.exists():
+        with writing(path):
+            folder.mkdir(parents=True, exist_ok=True)
+            with replacing(path, shared=True) as part:
+                part.write_text(get_plotlyjs(), encoding="utf-8", newline="\n")
+    return path
+
+
+def _trained(groups: list[Group]) -> bool:
+    """Return whether these are runs, not label counts alone."""
+    return any(run.rounds or run.config for group in groups for run in group.seeds)
 
 
 def _figures(groups: list[Group], sections: list[tuple[str, list[Figure]]], ranked: Ranking | None) -> str:
@@ -238,7 +248,7 @@ def _facts(groups: list[Group]) -> list[tuple[str, str]]:
     if spent:
         epsilon, delta = max(found["epsilon"] for found in spent), max(found["delta"] for found in spent)
         facts.append(("differential privacy", f"\u03b5 {epsilon:.2f} at most, \u03b4 {delta:.0e}, of {COVERED}"))
-    if not any(run.rounds or run.config for run in runs):
+    if not _trained(groups):
         return facts[2:]
     return facts if len(groups) == 1 else [("runs, each with", str(len(groups))), *facts]
 
@@ -252,124 +262,103 @@ def _headline(group: Group) -> list[tuple[str, str]]:
     named = [("accuracy", "accuracy"), ("worst class", "worst_class"), ("target mix", "target_accuracy")]
     if most_frequent(group.seeds) is not None:
         named = [("balanced accuracy", "balanced_accuracy"), *named]
-    shown = [(name, MOMENTS[summary_of(group.seeds[0])], key) for name, key in named]
-    if any(last_tenth(run) for run in group.seeds):
-        shown += [(f"{name}, last tenth of the rounds", "last_tenth", key) for name, key in (named[0], named[-1])]
-    return [
-        (name, _statistic(group, 1, moment, key, scale=100, unit=" %"))
-        for name, moment, key in shown
-        if any(_entry(run.summary, moment, key) is not None for run in group.seeds)
-    ]
+    shown = [(name, f"{MOMENTS[group.first.summarised_by]}.{key}") for name, key in named]
+    if any(run.last_tenth for run in group.seeds):
+        tenth = (named[0], named[-1])
+        shown += [(f"{name}, last tenth of the rounds", f"last_tenth.{key}") for name, key in tenth]
+    texts = [(name, _statistic(group, key, unit=" %")) for name, key in shown]
+    return [(name, text) for name, text in texts if text != _NOTHING]
 
 
 def _tables(groups: list[Group]) -> list[_Table]:
+    runs = [run for group in groups for run in group.seeds]
     moments = {
         "final": "Final",
-        "last10": averaged_over(run for group in groups for run in group.seeds).capitalize(),
+        "last10": averaged_over(runs).capitalize(),
         "last_tenth": "Mean of the last tenth",
         "best_by_validation": "Best by validation",
         "max": "Max on the test set",
     }
-
-    if not any(last_tenth(run) for group in groups for run in group.seeds):
+    if not any(run.last_tenth for run in runs):
         del moments["last_tenth"]
 
-    def table(title: str, note: str, columns: dict[str, Callable[[Group], str]]) -> _Table:
-        return _Table(
-            title, note, list(columns), [(group, [cell(group) for cell in columns.values()]) for group in groups]
-        )
+    def of(key: str, digits: int = 1, scale: float = 100) -> Callable[[Group], str]:
+        return lambda group: _statistic(group, key, digits, scale)
 
-    def share(*keys: str) -> Callable[[Group], str]:
-        return lambda group: _statistic(group, 1, *keys, scale=100)
-
-    def number(digits: int, *keys: str, scale: float = 1.0) -> Callable[[Group], str]:
-        return lambda group: _statistic(group, digits, *keys, scale=scale)
-
-    tables = [
-        table(
+    tables: list[tuple[str, str, dict[str, Callable[[Group], str]]]] = [
+        (
             "Accuracy on the test set, %",
             "\u2018Max on the test set\u2019 is chosen by the test set itself, so it is optimistic: not a result to "
             "quote.",
-            {name: share(moment, "accuracy") for moment, name in moments.items()},
-        )
-    ]
-    if any(_entry(run.summary, "final", "target_accuracy") is not None for group in groups for run in group.seeds):
-        tables.append(
-            table(
-                "Accuracy on the target mix, %",
-                "Where there is a target, validation chooses its round by this accuracy.",
-                {name: share(moment, "target_accuracy") for moment, name in moments.items()},
-            )
-        )
-    tables.append(
-        table(
+            {name: of(f"{moment}.accuracy") for moment, name in moments.items()},
+        ),
+        (
+            "Accuracy on the target mix, %",
+            "Where there is a target, validation chooses its round by this accuracy.",
+            {name: of(f"{moment}.target_accuracy") for moment, name in moments.items()},
+        ),
+        (
             "The final model in other measures",
             "The first three in %. Balanced accuracy is the mean over classes; loss is cross-entropy on the test set.",
             {
-                "Worst class": share("final", "worst_class"),
-                "Balanced accuracy": share("final", "balanced_accuracy"),
-                "Macro F1": share("final", "macro_f1"),
-                "Test loss": number(3, "final", "loss"),
+                "Worst class": of("final.worst_class"),
+                "Balanced accuracy": of("final.balanced_accuracy"),
+                "Macro F1": of("final.macro_f1"),
+                "Test loss": of("final.loss", 3, 1),
             },
-        )
-    )
-    tables.append(
-        table(
+        ),
+        (
             "Cost",
             "MB (10\u2076 bytes) are what would travel between the server and all clients. Diverged counts the clients "
             "left out of a round, over all rounds.",
             {
                 "Rounds": lambda group: _range([_last_round(run) for run in group.seeds]),
-                "Seconds": number(2, "seconds"),
-                "MB up": number(2, "bytes_up", scale=1e-6),
-                "MB down": number(2, "bytes_down", scale=1e-6),
+                "Seconds": of("seconds", 2, 1),
+                "MB up": of("bytes_up", 2, 1e-6),
+                "MB down": of("bytes_down", 2, 1e-6),
                 "Diverged": lambda group: _range([_diverged(run) for run in group.seeds]),
             },
-        )
-    )
-    return tables
+        ),
+    ]
+    if all(of("final.target_accuracy")(group) == _NOTHING for group in groups):
+        del tables[1]
+    return [
+        _Table(title, note, list(columns), [(group, [cell(group) for cell in columns.values()]) for group in groups])
+        for title, note, columns in tables
+    ]
 
 
 def _federations(groups: list[Group]) -> list[tuple[str, list[str], list[list[str]], list[str]]]:
     """Return for each run of real sites its label, the headings and rows of its table of sites, and what happened."""
-    found = []
-    for group in groups:
-        for run in group.seeds:
-            sites = site_activity(run)
-            if not sites:
-                continue
-            known = [site.accuracy for site in sites if site.accuracy is not None and site.quarantine is None]
-            notes = [*undone_rounds(run), *still_rounds(run)]
-            if known:
-                notes.append(
-                    f"Median over sites of the accuracy on their own test samples: {100 * np.median(known):.1f} %, "
-                    f"from {100 * min(known):.1f} to {100 * max(known):.1f} %. Each site's is what it said of itself; "
-                    "the accuracy of all is that of their samples together."
-                )
-            notes += [f"{site.name}: {site.trouble}" for site in sites if site.trouble is not None]
-            found.append((group.label, *site_rows(sites), notes))
-    return found
+    federations = []
+    for label, run in ((group.label, run) for group in groups for run in group.seeds):
+        if not (sites := site_activity(run)):
+            continue
+        own = [site.accuracy for site in sites if site.accuracy is not None and site.quarantine is None]
+        notes = [*undone_rounds(run), *still_rounds(run)]
+        if own:
+            notes.append(
+                f"Median over sites of the accuracy on their own test samples: {100 * np.median(own):.1f} %, from "
+                f"{100 * min(own):.1f} to {100 * max(own):.1f} %. Each site's is what it said of itself; the accuracy "
+                "of all is that of their samples together."
+            )
+        notes += [f"{site.name}: {site.trouble}" for site in sites if site.trouble is not None]
+        federations.append((label, *site_rows(sites), notes))
+    return federations
 
 
 def _diverged(run: SeedRun) -> int:
     return sum(len(record.diverged) for record in run.rounds)
 
 
-def _entry(summary: dict[str, Any], *keys: str) -> float | None:
-    """Return the number under these keys; None where there is none, as in a run that has not ended."""
-    value: Any = summary
-    for key in keys:
-        value = value.get(key) if isinstance(value, dict) else None
-    return None if value is None or not math.isfinite(value) else float(value)
-
-
-def _statistic(group: Group, digits: int, *keys: str, scale: float = 1.0, unit: str = "") -> str:
+def _statistic(group: Group, key: str, digits: int = 1, scale: float = 100, unit: str = "") -> str:
     """Return the mean over seeds of a number in the summaries and, from two seeds on, their standard deviation."""
-    values = [scale * value for run in group.seeds if (value := _entry(run.summary, *keys)) is not None]
+    numbers = [flatten(run.summary).get(key) for run in group.seeds]
+    values = [scale * float(number) for number in numbers if number is not None and math.isfinite(number)]
     spread = Spread.of(values)
     if spread.mean is None:
         return _NOTHING
-    missing = f" ({len(values)} of {len(group.seeds)} seeds)" if len(values) < len(group.seeds) else ""
+    missing = f" ({len(values)} of {len(numbers)} seeds)" if len(values) < len(numbers) else ""
     return f"{spread.text(min(digits, 1) if spread.mean >= 100 else digits)}{unit}{missing}"
 
 
@@ -390,21 +379,20 @@ def _differences(groups: list[Group]) -> list[tuple[Group, list[tuple[str, str]]
 
 
 def _toml(config: dict[str, Any]) -> str:
-    def given(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: given(part) for key, part in value.items() if part is not None}
-        return value
+    def without_none(tree: Any) -> Any:
+        if not isinstance(tree, dict):
+            return tree
+        return {key: without_none(part) for key, part in tree.items() if part is not None}
 
-    return tomli_w.dumps(given(config))
+    return tomli_w.dumps(without_none(config))
 
 
 def _origins(groups: list[Group]) -> list[tuple[list[str], dict[str, Any]]]:
     """Group the labels that share revision, machine and versions, and return these as one level of keys."""
     origins: dict[str, tuple[list[str], dict[str, Any]]] = {}
-    for group in groups:
-        for run in group.seeds:
-            origin = {key: run.summary[key] for key in ("revision", "machine", "versions") if run.summary.get(key)}
-            labels, _ = origins.setdefault(json.dumps(origin, sort_keys=True), ([], flatten(origin)))
-            if group.label not in labels:
-                labels.append(group.label)
+    for label, run in ((group.label, run) for group in groups for run in group.seeds):
+        origin = {key: run.summary[key] for key in ("revision", "machine", "versions") if run.summary.get(key)}
+        labels, _ = origins.setdefault(json.dumps(origin, sort_keys=True), ([], flatten(origin)))
+        if label not in labels:
+            labels.append(label)
     return list(origins.values())

@@ -9,31 +9,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedskew.report._groups import Group, same_split, same_target
-from fedskew.report._imbalance import most_frequent
-from fedskew.report._runs import SeedRun, headline, last_tenth, rounds_to
+from fedskew.report._runs import SeedRun, most_frequent
 from fedskew.report.drawing import FloatArray
 from fedskew.tables import Spread
 
 _MOST_REFERENCES = 60
-_COMPARED = ("target_accuracy", "balanced_accuracy", "accuracy", "worst_class")
+_TESTED = {
+    "target_accuracy": "Target mix",
+    "balanced_accuracy": "Balanced accuracy",
+    "accuracy": "Accuracy",
+    "worst_class": "Worst class",
+}
 
 
-@dataclass(frozen=True)
-class Difference:
-    """The difference of one label from its reference.
+class Difference(NamedTuple):
+    """The mean difference of a label from its reference, over the seeds that both have.
 
-    Attributes:
-        mean: Mean over the seeds that both have.
-        low: Lower end of the interval of 95 %; NaN for fewer than two seeds.
-        high: Its upper end.
-        p: P-value of the paired t-test, corrected; NaN where there is no test.
-        seeds: How many seeds both have.
+    `low` and `high` are the ends of the interval of 95 %, `p` the corrected p-value; NaN where there is no test.
     """
 
     mean: float
@@ -46,17 +44,14 @@ class Difference:
 def paired_differences(values: FloatArray, references: FloatArray) -> list[Difference]:
     """Return the differences between rows over seeds, with intervals and corrected p-values.
 
-    Args:
-        values: A row for each label, shape `(labels, seeds)`; NaN where a seed is missing.
-        references: What each row is compared with, of the same shape.
+    `values` and `references`, what each row is compared with, are `(labels, seeds)`; NaN where a seed is missing.
     """
     from scipy import special
 
     differences = values - references
     known = np.isfinite(differences)
     seeds = known.sum(axis=1)
-    filled = np.where(known, differences, 0.0)
-    mean = filled.sum(axis=1) / np.maximum(seeds, 1)
+    mean = np.where(known, differences, 0.0).sum(axis=1) / np.maximum(seeds, 1)
     squares = (np.where(known, differences - mean[:, None], 0.0) ** 2).sum(axis=1)
     with np.errstate(divide="ignore", invalid="ignore"):
         error = np.sqrt(squares / (seeds - 1) / seeds)
@@ -65,20 +60,12 @@ def paired_differences(values: FloatArray, references: FloatArray) -> list[Diffe
         half = special.stdtrit(np.maximum(seeds - 1, 1), 0.975) * error
         p = 2 * special.stdtr(np.maximum(seeds - 1, 1), -np.abs(mean / error))
     mean = np.where(seeds > 0, mean, np.nan)
-    corrected = holm(p)
-    rows = zip(mean.tolist(), half.tolist(), corrected.tolist(), seeds.tolist(), strict=True)
-    return [Difference(middle, middle - ends, middle + ends, value, count) for middle, ends, value, count in rows]
+    columns = (mean, mean - half, mean + half, holm(p), seeds)
+    return [Difference(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
 
 
 def holm(p: FloatArray) -> FloatArray:
-    """Correct p-values for their number by Holm's method.
-
-    Args:
-        p: P-values; NaN where there is no test.
-
-    Returns:
-        Corrected p-values, same shape.
-    """
+    """Correct p-values for their number by Holm's method; NaN where there is no test."""
     tested = np.flatnonzero(np.isfinite(p))
     order = tested[np.argsort(p[tested], kind="stable")]
     corrected = np.full(p.shape, np.nan)
@@ -88,38 +75,25 @@ def holm(p: FloatArray) -> FloatArray:
 
 @dataclass(frozen=True)
 class Measure:
-    """A number of every run.
-
-    Attributes:
-        key: Its key in a summary.
-        name: Its heading.
-        values: Its values, shape `(labels, seeds)`, shares in percent; NaN where missing.
-        digits: Decimals.
-        most: Whether more is better.
-    """
+    """A number of every run: its key, its heading, its values `(labels, seeds)`, shares in percent, NaN for none."""
 
     key: str
     name: str
     values: FloatArray
-    digits: int
-    most: bool
 
     @property
     def is_share(self) -> bool:
         """Whether it is a share of test samples, whose differences are tested."""
-        return self.key in _COMPARED
+        return self.key in _TESTED
 
-    def means(self) -> list[float | None]:
-        """Return the mean of each label over its seeds."""
-        return [Spread.of(row[np.isfinite(row)].tolist()).mean for row in self.values]
+    @property
+    def spreads(self) -> list[Spread]:
+        """Mean and standard deviation of each label over its seeds."""
+        return [Spread.of(row[np.isfinite(row)].tolist()) for row in self.values]
 
     def texts(self) -> list[str]:
-        """Return mean ± standard deviation of each label, and over how many seeds where not all have it."""
-        found = []
-        for row in self.values:
-            known = row[np.isfinite(row)].tolist()
-            found.append(Spread.of(known).text(self.digits, nothing="\u2013"))
-        return found
+        """Return mean ± standard deviation of each label."""
+        return [spread.text(1, nothing="\u2013") for spread in self.spreads]
 
 
 @dataclass(frozen=True)
@@ -143,145 +117,119 @@ class Ranking:
     tests: dict[str, dict[str, list[Difference]]]
 
     def text(self, reference: str, measure: str, at: int) -> str:
-        """Return a difference in words.
-
-        Args:
-            reference: Name of the reference.
-            measure: Key of the measure.
-            at: Number of the label.
-        """
+        """Return the difference of label number `at` in words."""
         other = self.references[reference][at]
         if other == at:
             return "reference"
-        found = self.tests[reference][measure][at]
-        if other < 0 or not np.isfinite(found.mean):
+        difference = self.tests[reference][measure][at]
+        if other < 0 or not np.isfinite(difference.mean):
             return "\u2013"
-        if not np.isfinite(found.low):
-            every = "in every seed" if found.seeds > 1 else "one seed"
-            return f"equal ({every})" if abs(found.mean) < 1e-9 else f"{found.mean:+.1f} ({every})"
-        p = "p < 0.001" if found.p < 0.0005 else f"p = {found.p:.3f}"
-        return f"{found.mean:+.1f} ({found.low:+.1f} to {found.high:+.1f}), {p}"
+        mean = f"{difference.mean:+.1f}"
+        if not np.isfinite(difference.low):
+            every = "in every seed" if difference.seeds > 1 else "one seed"
+            return f"{'equal' if abs(difference.mean) < 1e-9 else mean} ({every})"
+        p = "p < 0.001" if difference.p < 0.0005 else f"p = {difference.p:.3f}"
+        return f"{mean} ({difference.low:+.1f} to {difference.high:+.1f}), {p}"
 
     def plain(self) -> dict[str, Any]:
         """Return what `report.js` reads."""
 
-        def number(value: float) -> float | None:
-            return round(value, 4) if np.isfinite(value) else None
+        def rounded(values: Sequence[float]) -> list[float | None]:
+            return [round(value, 4) if np.isfinite(value) else None for value in values]
 
-        return {
-            "axes": self.axes,
-            "chosen": self.chosen,
-            "measures": [
-                {
-                    "key": measure.key,
-                    "name": measure.name,
-                    "values": [[number(value) for value in row] for row in measure.values.tolist()],
-                    "share": measure.is_share or measure.key == "last_tenth",
-                }
-                for measure in self.measures
-            ],
-            "tests": {
-                reference: {
-                    measure: [
-                        [number(found.mean), number(found.low), number(found.high), self.text(reference, measure, at)]
-                        for at, found in enumerate(rows)
-                    ]
-                    for measure, rows in tests.items()
-                }
-                for reference, tests in self.tests.items()
-            },
+        measures = [
+            {
+                "key": measure.key,
+                "name": measure.name,
+                "values": [rounded(row) for row in measure.values.tolist()],
+                "share": measure.is_share or measure.key == "last_tenth",
+            }
+            for measure in self.measures
+        ]
+        tests = {
+            reference: {
+                measure: [[*rounded(row[:3]), self.text(reference, measure, at)] for at, row in enumerate(rows)]
+                for measure, rows in by_measure.items()
+            }
+            for reference, by_measure in self.tests.items()
         }
+        return {"axes": self.axes, "chosen": self.chosen, "measures": measures, "tests": tests}
 
 
 def ranking(groups: list[Group], axes: Mapping[str, Mapping[str, str]], accuracy: float | None) -> Ranking:
     """Rank labels by their accuracy on the target mix, or on the test set where there is none.
 
-    Where the test set's classes are uneven (see `most_frequent`), that is balanced accuracy.
-
-    Args:
-        groups: The labels.
-        axes: The value of each label on each axis of a grid, by the label; empty without a grid.
-        accuracy: The test accuracy, a share, whose first round is a column; None for no such column.
+    Where the test set's classes are uneven (see `most_frequent`), that is balanced accuracy. `axes` has the value of
+    each label on each axis of a grid, by the label; `accuracy` is the one whose first round is a column.
     """
     measures = [measure for measure in _measures(groups, accuracy) if np.isfinite(measure.values).any()]
     names = list(next(iter(axes.values()))) if axes else []
     places = {name: [axes[group.label][name] for group in groups] for name in names}
     references = _references(groups, places)
-    first = [measure.key for measure in measures if measure.is_share]
+    tested = [measure for measure in measures if measure.is_share]
     tests = {
         name: {
             measure.key: paired_differences(measure.values, _reference_values(measure, others, groups))
-            for measure in measures
-            if measure.key in first
+            for measure in tested
         }
         for name, others in references.items()
     }
     chosen = next((name for name in references if name.rpartition(" = ")[2] == "fedavg"), next(iter(references), ""))
-    means = measures[0].means() if first else [None] * len(groups)
-    order = sorted(range(len(groups)), key=lambda at: -np.inf if (mean := means[at]) is None else -mean)
-    order.sort(key=lambda at: means[at] is None)
+    means = [spread.mean for spread in measures[0].spreads] if tested else [None] * len(groups)
+    order = sorted(range(len(groups)), key=lambda at: np.inf if (mean := means[at]) is None else -mean)
     return Ranking([groups[at] for at in order], places, measures, references, chosen, tests)
 
 
 def _measures(groups: list[Group], accuracy: float | None) -> list[Measure]:
-    seeds = sorted({run.seed for group in groups for run in group.seeds})
+    runs = [run for group in groups for run in group.seeds]
+    seeds = sorted({run.seed for run in runs})
+    targets = any(run.headline.get("target_accuracy") is not None for run in runs)
+    uneven = most_frequent(runs) is not None
+    judged = "target_accuracy" if targets else "balanced_accuracy" if uneven else "accuracy"
 
-    def values(figure: Any) -> FloatArray:
+    def measure(key: str, name: str, value: Callable[[SeedRun], float | None], scale: float = 1.0) -> Measure:
         table = np.full((len(groups), len(seeds)), np.nan)
         for row, group in enumerate(groups):
             for run in group.seeds:
-                value = figure(run)
-                table[row, seeds.index(run.seed)] = np.nan if value is None else value
-        return table
-
-    def share(key: str, figures: Callable[[SeedRun], Mapping[str, Any]] = headline) -> Any:
-        def figure(run: SeedRun) -> float | None:
-            value = figures(run).get(key)
-            return None if value is None else 100 * value
-
-        return figure
+                if (of_run := value(run)) is not None:
+                    table[row, seeds.index(run.seed)] = scale * of_run
+        return Measure(key, name, table)
 
     def megabytes(run: SeedRun) -> float | None:
-        return (run.summary["bytes_up"] + run.summary["bytes_down"]) / 1e6 if run.summary else None
+        return run.summary["bytes_up"] + run.summary["bytes_down"] if run.summary else None
 
-    runs = [run for group in groups for run in group.seeds]
-    targets = any(headline(run).get("target_accuracy") is not None for run in runs)
-    uneven = most_frequent(runs) is not None
-    judged = "target_accuracy" if targets else "balanced_accuracy" if uneven else "accuracy"
-    balanced = [Measure("balanced_accuracy", "Balanced accuracy", values(share("balanced_accuracy")), 1, True)]
-    found = [
-        Measure("target_accuracy", "Target mix", values(share("target_accuracy")), 1, True),
-        *(balanced if uneven else []),
-        Measure("accuracy", "Accuracy", values(share("accuracy")), 1, True),
-        Measure("worst_class", "Worst class", values(share("worst_class")), 1, True),
-        Measure("last_tenth", "Last tenth", values(share(judged, last_tenth)), 1, True),
-        Measure("megabytes", "MB", values(megabytes), 1, False),
-        Measure("seconds", "Seconds", values(lambda run: run.summary.get("seconds")), 1, False),
+    rounds = [] if accuracy is None else [measure("rounds", f"Rounds to {100 * accuracy:g} %", _first_round(accuracy))]
+    return [
+        *(
+            measure(key, name, lambda run, key=key: run.headline.get(key), 100)  # type: ignore[misc]
+            for key, name in _TESTED.items()
+            if key != "balanced_accuracy" or uneven
+        ),
+        measure("last_tenth", "Last tenth", lambda run: run.last_tenth.get(judged), 100),
+        *rounds,
+        measure("megabytes", "MB", megabytes, 1e-6),
+        measure("seconds", "Seconds", lambda run: run.summary.get("seconds")),
     ]
-    if accuracy is not None:
-        rounds = Measure(
-            "rounds", f"Rounds to {100 * accuracy:g} %", values(lambda run: rounds_to(run, accuracy)), 1, False
-        )
-        found.insert(-2, rounds)
-    return found
+
+
+def _first_round(accuracy: float) -> Callable[[SeedRun], float | None]:
+    return lambda run: run.rounds_to(accuracy)
 
 
 def _references(groups: list[Group], axes: Mapping[str, Sequence[str]]) -> dict[str, NDArray[np.int64]]:
     """Return what each label can be compared with: another value of one axis, or one label for all."""
-    numbers = np.arange(len(groups))
+    labels = range(len(groups))
     varied = {name: values for name, values in axes.items() if len(set(values)) > 1}
     if not varied:
-        return {groups[at].label: np.full(len(groups), at) for at in numbers[:_MOST_REFERENCES]}
-    places = {tuple(values[at] for values in varied.values()): at for at in numbers.tolist()}
-    found = {}
+        return {groups[at].label: np.full(len(groups), at) for at in labels[:_MOST_REFERENCES]}
+    cells = list(zip(*varied.values(), strict=True))
+    places = {cell: at for at, cell in enumerate(cells)}
+    references = {}
     for axis, (name, values) in enumerate(varied.items()):
         for value in dict.fromkeys(values):
-            others = [
-                places.get(tuple(value if place == axis else own[at] for place, own in enumerate(varied.values())), -1)
-                for at in numbers.tolist()
-            ]
-            found[f"{name} = {value}"] = np.array(others)
-    return found
+            others = [places.get((*cell[:axis], value, *cell[axis + 1 :]), -1) for cell in cells]
+            references[f"{name} = {value}"] = np.array(others)
+    return references
 
 
 def _reference_values(measure: Measure, others: NDArray[np.int64], groups: list[Group]) -> FloatArray:
