@@ -108,7 +108,7 @@ def advise(
     for one in found.neighbours[:_SHOWN]:
         near.add_row(escaped(one["federation"]), f"{one['distance']:.2f}", f"{one['best']} {one['gain']:+.1f}")
     console.print(near)
-    console.print(f"\n{LIMITS}", soft_wrap=True, markup=False)
+    console.say(f"\n{LIMITS}")
 
 
 def advice_for(

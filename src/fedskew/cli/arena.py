@@ -20,6 +20,7 @@ from fedskew.cli.options import (
     changed_keys,
     config_file,
     print_estimate,
+    print_failures,
     quick_note,
 )
 from fedskew.cli.page import empty_table
@@ -82,7 +83,7 @@ def arena(
         fedskew arena @arena --on tcp://10.0.0.1:8786
     """
     from fedskew.arena import comparison, read_arena, read_state, run_arena, write_comparison
-    from fedskew.cli.progress import ArenaProgressBar
+    from fedskew.cli.progress import ArenaProgressBar, stoppable
     from fedskew.executors import executor
     from fedskew.experiment import cores
 
@@ -100,43 +101,29 @@ def arena(
         if estimate:
             return
         for line in whole.refused[:_SHOWN]:
-            console.print(f"left out: {line}", markup=False, highlight=False, soft_wrap=True)
+            console.say(f"left out: {line}")
         if len(whole.refused) > _SHOWN:
             console.print(f"and {len(whole.refused) - _SHOWN:,} more combinations that make no sense")
-        with ArenaProgressBar(console) as bar:
-            try:
-                with executor(processes or cores(), on) as (pool, at_once):
-                    state = run_arena(whole, out, pool, at_once, bar)
-            except KeyboardInterrupt:
-                bar.stop()
-                console.print("stopped; run the same command again to continue")
-                raise typer.Exit(130) from None
+        with stoppable(ArenaProgressBar(console)) as bar, executor(processes or cores(), on) as (pool, at_once):
+            state = run_arena(whole, out, pool, at_once, bar)
     files = write_comparison(state, out)
     headings, body, notes = comparison(state)
     if body:
         table = empty_table((headings[0], "left"), *((name, "right") for name in headings[1:]))
         for cells in body:
             table.add_row(*cells)
-        wide = console if console.is_terminal else Console(width=160)
-        wide.print(table)
+        console.wide.print(table)
         for note in notes:
-            wide.print(note, markup=False, highlight=False)
+            console.wide.note(note)
     else:
         console.print(f"Nothing can be compared with {whole.settings.reference} yet.")
     if quick:
-        console.print(quick_note(path, changed), style="yellow", highlight=False)
-    errors = Console(stderr=True, soft_wrap=True)
-    for line in state.failures:
-        errors.print(f"failed: {line}", markup=False, highlight=False, style="red")
-    console.print(
+        console.note(quick_note(path, changed), style="yellow")
+    console.say(
         f"{len(state.runs):,} of {counted(state.number, 'run')}: {whole.folder(out) / 'runs.csv'}"
-        + (f"; {', '.join(file.name for file in files)}" if files else ""),
-        soft_wrap=True,
-        markup=False,
-        highlight=False,
+        + (f"; {', '.join(file.name for file in files)}" if files else "")
     )
-    if state.failures:
-        raise typer.Exit(1)
+    print_failures(state.failures, ())
 
 
 def _labels(only: list[str] | None) -> dict[str, str]:

@@ -21,6 +21,15 @@ class Console(rich.console.Console):
         """Print a text as it is, whatever its width."""
         self.print(text, style=style, soft_wrap=True, markup=False, highlight=False)
 
+    def note(self, text: str, style: str | None = None) -> None:
+        """Print a text as it is, wrapped."""
+        self.print(text, style=style, markup=False, highlight=False)
+
+    @property
+    def wide(self) -> Console:
+        """The console itself; in a log, one where lines may be long."""
+        return self if self.is_terminal else Console(width=160)
+
     def render_str(self, text: str, **more: Any) -> Text:
         """See rich; here, so that the width of what is shown is known."""
         return super().render_str(visible(text, KEEP), **more)

@@ -47,7 +47,7 @@ def recipes(
     from fedskew.papers import names, read_recipe
 
     console = Console()
-    wide = console if console.is_terminal else Console(width=160)  # in a log, lines may be long
+    wide = console.wide
     if name is None:
         if rows is not None or config:
             raise ConfigError(
@@ -82,7 +82,7 @@ def _list(console: Console, found: list[Recipe], with_cost: bool, root: Path | N
     else:
         console.print("How long one would take here: fedskew recipes NAME --estimate (for all of them, some minutes).")
     configs = ", ".join(f"@{name}" for name in config_names())
-    console.print(f"Configs for fedskew run and fedskew sweep: {configs}", markup=False, highlight=False)
+    console.note(f"Configs for fedskew run and fedskew sweep: {configs}")
     console.print("Show one: fedskew recipes NAME. Run it: fedskew reproduce NAME.", markup=False)
 
 
@@ -92,26 +92,26 @@ def _show(console: Console, recipe: Recipe, labels: str | None, with_cost: bool,
     printed = recipe.printed
     if printed is not None:
         where = "Printed" if printed.source == "as printed" else f"Published, {printed.source}"
-        console.print(f"{where}: {printed.metric}; {printed.unit}.", markup=False, highlight=False)
+        console.note(f"{where}: {printed.metric}; {printed.unit}.")
     axes = [axis for axis in recipe.axes if axis not in recipe.readings]
     seeds = sorted({len(row.tree["seeds"]) for row in rows})
     of_seeds = " or ".join([*map(str, seeds[:-1]), counted(seeds[-1], "seed")])
     console.print(f"{counted(len(rows), 'row')} of {of_seeds}. Labels, for --rows:", highlight=False)
     for axis in axes:
         names = dict.fromkeys(row.labels[axis] for row in rows if axis in row.labels)
-        console.print(f"  {axis}: {', '.join(names)}", markup=False, highlight=False, soft_wrap=True)
+        console.say(f"  {axis}: {', '.join(names)}")
     for axis, read in recipe.readings.items():
-        console.print(f"  read for {axis}: {', '.join(read)}", markup=False, highlight=False)
-    console.print(f"Data: {_data(recipe, root)}", markup=False, highlight=False)
+        console.note(f"  read for {axis}: {', '.join(read)}")
+    console.note(f"Data: {_data(recipe, root)}")
     if with_cost:
         console.print(f"Time: about {_time(rows)}, one run after another on this machine's CPU.", markup=False)
     for text in recipe.deviating(rows):
-        console.print(f"Differs from the paper: {text}", markup=False, highlight=False)
+        console.note(f"Differs from the paper: {text}")
     first = rows[0]
-    console.print(f"Settings of the first row ({first.name}):", markup=False, highlight=False)
+    console.note(f"Settings of the first row ({first.name}):")
     for key, value in _settings(first.config().tree()):
-        console.print(f"  {key} = {value}", markup=False, highlight=False, soft_wrap=True)
-    console.print(f"Run it: fedskew reproduce {recipe.name}", markup=False, highlight=False)
+        console.say(f"  {key} = {value}")
+    console.note(f"Run it: fedskew reproduce {recipe.name}")
 
 
 def _settings(tree: dict[str, object]) -> list[tuple[str, object]]:
@@ -167,7 +167,7 @@ def reproduce(
 
         fedskew reproduce fedvls-table1 --rows mnist,dir0.05,fedavg,fedvls --rounds 10
     """
-    from fedskew.cli.progress import SweepProgressBar
+    from fedskew.cli.progress import SweepProgressBar, stoppable
     from fedskew.cli.tables import comparison_table
     from fedskew.papers import read_recipe
     from fedskew.papers import reproduce as run_recipe
@@ -176,30 +176,25 @@ def reproduce(
     chosen = recipe.rows if rows is None else recipe.choose(rows)
     changed = changed_keys(changes, seeds, device, data_root)
     console = Console()
-    with SweepProgressBar(console) as bar:
-        try:
-            done = run_recipe(
-                recipe,
-                chosen,
-                out,
-                changes=changed,
-                rounds=rounds,
-                processes=processes,
-                fresh=fresh,
-                progress=bar,
-                command=_command(),
-            )
-        except KeyboardInterrupt:
-            bar.stop()
-            console.print("stopped; run the same command again to continue")
-            raise typer.Exit(130) from None
-    wide = console if console.is_terminal else Console(width=160)  # in a log, lines may be long
+    with stoppable(SweepProgressBar(console)) as bar:
+        done = run_recipe(
+            recipe,
+            chosen,
+            out,
+            changes=changed,
+            rounds=rounds,
+            processes=processes,
+            fresh=fresh,
+            progress=bar,
+            command=_command(),
+        )
+    wide = console.wide
     wide.print(Text(f"{recipe.paper}: {recipe.title}", style="bold"))
     wide.print(comparison_table(done))
     for note in done.notes:
-        wide.print(note, markup=False, highlight=False)
+        wide.note(note)
     for file in done.files:
-        console.print(f"written: {file}", soft_wrap=True, markup=False, highlight=False)
+        console.say(f"written: {file}")
     print_failures(done.failures, done.refused)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import rich.console
+import typer
 
 from fedskew.cli.console import Console
 from fedskew.cli.options import print_estimate
@@ -16,6 +18,8 @@ from fedskew.tables import counted
 if TYPE_CHECKING:
     from fedskew.arena import ArenaJob, Trained
     from fedskew.experiment import Config, Job
+
+AnyBar = TypeVar("AnyBar", bound=Bar)
 
 
 def announced(
@@ -49,6 +53,18 @@ def announced(
         listen_to(record)
 
     return listen
+
+
+@contextmanager
+def stoppable(bar: AnyBar) -> Iterator[AnyBar]:
+    """Show a bar; at Ctrl-C say that the same command goes on, and exit."""
+    with bar:
+        try:
+            yield bar
+        except KeyboardInterrupt:
+            bar.stop()
+            bar.print("stopped; run the same command again to continue")
+            raise typer.Exit(130) from None
 
 
 class SweepProgressBar(Bar):

@@ -75,7 +75,7 @@ def listing(
         typer.echo(json.dumps([_plain(entry) for entry in entries], indent=1, ensure_ascii=False))
         return
     console = Console()
-    wide = console if console.is_terminal else Console(width=160)  # in a log, lines may be long
+    wide = console.wide
     if what is What.KEYS or name is not None:
         for entry in entries:
             _print_entry(wide, entry, table=what is What.KEYS)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from contextlib import nullcontext
 from pathlib import Path
 
-import typer
-
 from fedskew.cli.console import Console
 from fedskew.cli.options import (
     Changes,
@@ -75,7 +73,7 @@ def sweep(
 
         fedskew sweep my.toml --on tcp://10.0.0.1:8786 --out /shared/runs
     """
-    from fedskew.cli.progress import SweepProgressBar
+    from fedskew.cli.progress import SweepProgressBar, stoppable
     from fedskew.cli.tables import sweep_table
     from fedskew.executors import executor
     from fedskew.experiment import configs_of, jobs_of, read_sweep, run_sweep
@@ -90,21 +88,16 @@ def sweep(
         return
     if processes is not None and on is not None:
         raise ArgumentError("--processes: is for this machine, and --on for others; give one of them")
-    with SweepProgressBar(console) as bar:
-        try:
-            with executor(1, on) if on is not None else nullcontext((None, 1)) as (pool, _):
-                result = run_sweep(whole, out, processes, bar, fresh, pool)
-        except KeyboardInterrupt:
-            bar.stop()
-            console.print("stopped; run the same command again to continue")
-            raise typer.Exit(130) from None
-    wide = console if console.is_terminal else Console(width=160)  # in a log, lines may be long
+    workers = executor(1, on) if on is not None else nullcontext((None, 1))
+    with stoppable(SweepProgressBar(console)) as bar, workers as (pool, _):
+        result = run_sweep(whole, out, processes, bar, fresh, pool)
+    wide = console.wide
     wide.print(sweep_table(result, wide.width))
     for note in result.notes():
-        wide.print(note, markup=False, highlight=False)
+        wide.note(note)
     if quick:
-        wide.print(quick_note(config, changed), style="yellow", highlight=False)
-    console.print(f"tables: {result.folder}/table.csv, table.md, runs.csv", soft_wrap=True, markup=False)
+        wide.note(quick_note(config, changed), style="yellow")
+    console.say(f"tables: {result.folder}/table.csv, table.md, runs.csv")
     if result.report.exists():
-        console.print(f"report: {result.report}", soft_wrap=True, markup=False)
+        console.say(f"report: {result.report}")
     print_failures(result.failures, result.refused)
