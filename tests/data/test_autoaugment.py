@@ -14,6 +14,7 @@ from fedskew.data import AUGMENTATIONS
 from fedskew.data.autoaugment import PROBABILITIES, ROWS, operate, operation_row
 from fedskew.errors import ArgumentError
 from fedskew.randomness import mix
+from hashing import hashed
 
 AutoAugment, CropFlip = AUGMENTATIONS["autoaugment"], AUGMENTATIONS["crop_flip"]
 CropFlipAutoAugment = AUGMENTATIONS["crop_flip_autoaugment"]
@@ -134,30 +135,6 @@ def test_the_policy_is_the_published_one():
     assert len(pairs) == 25
     assert torch.equal(ROWS[:50], torch.cat([rows(name, level) for pair in pairs for name, _, level in pair]))
     assert torch.equal(PROBABILITIES, torch.tensor([[probability for _, probability, _ in pair] for pair in pairs]))
-
-
-def test_strengths_at_a_glance():
-    # A white image of 12 x 9: a translation by 9 takes trunc(12 * 150/331) = 5 columns, trunc(9 * 150/331) = 4 rows.
-    white = torch.full((1, 1, 9, 12), 255.0)
-    for name, lost in (("translate_x", 5 * 9), ("translate_y", 4 * 12)):
-        out = operate(white, rows(name, 9), torch.ones(1))
-        assert int((out == 0).sum()) == lost
-    levels = torch.arange(256.0).view(1, 1, 16, 16)
-    # Level 7 posterises by round(4 * 7/9) = 3 bits: 32 levels are left. Level 3 solarises from 170 on.
-    assert len(operate(levels, rows("posterize", 7), torch.ones(1)).unique()) == 32
-    solarised = operate(levels, rows("solarize", 3), torch.ones(1)).flatten().tolist()
-    assert solarised == [*range(170), *(255 - level for level in range(170, 256))]
-
-
-def hashed(*words: int) -> float:
-    """`randomness.uniform` in plain integers."""
-    value = 0
-    for word in words:
-        value = (value * 0x01000193 + word + 0x1E3779B9) % 2**32
-        value = (value ^ (value >> 16)) * 0x21F0AAAD % 2**32
-        value = (value ^ (value >> 15)) * 0x735A2D97 % 2**32
-        value ^= value >> 15
-    return (value >> 8) / 2**24
 
 
 def by_pillow(array: np.ndarray, key: int) -> tuple[np.ndarray, int]:

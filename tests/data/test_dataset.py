@@ -30,12 +30,6 @@ def fields(**changes):
     } | changes
 
 
-def test_a_good_one_knows_its_sizes():
-    dataset = Dataset(**fields())
-    assert dataset.num_classes == 4
-    assert dataset.in_shape == (1, 3, 3)
-
-
 def test_token_ids_are_inputs_too():
     tokens = torch.tensor([[1, 2, 0], [3, 0, 0]])
     labels = torch.tensor([0, 1])
@@ -45,7 +39,8 @@ def test_token_ids_are_inputs_too():
 
 
 def test_only_samples_that_are_set_aside_may_be_nobody_s():
-    assert Dataset(**fields(clients=np.array([0, 0, 1, -1]))).validation.tolist() == [3]
+    dataset = Dataset(**fields(clients=np.array([0, 0, 1, -1])))
+    assert (dataset.validation.tolist(), dataset.num_classes, dataset.in_shape) == ([3], 4, (1, 3, 3))
     with pytest.raises(ArgumentError, match="clients: .*found -1"):
         Dataset(**fields(clients=np.array([0, -1, 1, -1])))
 

@@ -40,13 +40,11 @@ def test_an_option_of_the_wrong_type_is_named(name, options, tmp_path):
     assert "\n" not in str(raised.value)
 
 
-def test_without_a_root_both_ways_of_giving_one_are_named(monkeypatch):
+def test_a_root_that_is_not_there_is_named_with_where_it_came_from(monkeypatch, tmp_path):
     monkeypatch.delenv("FEDSKEW_DATA", raising=False)
+    assert data.load("digits").name == "digits"  # which needs none
     with pytest.raises(DataError, match=r"root .*FEDSKEW_DATA"):
         data.load("mnist")
-
-
-def test_a_root_that_is_not_there_is_named_with_where_it_came_from(monkeypatch, tmp_path):
     with pytest.raises(DataError, match=r"root: .*gone does not exist"):
         data.load("mnist", tmp_path / "gone")
     monkeypatch.setenv("FEDSKEW_DATA", str(tmp_path / "lost"))
@@ -60,8 +58,3 @@ def test_the_root_comes_from_the_argument_before_the_environment(monkeypatch, tm
     assert data.load("csv", tmp_path / "t.csv", rng=np.random.default_rng(0)).classes == ("x", "y")
     monkeypatch.setenv("FEDSKEW_DATA", str(tmp_path / "t.csv"))
     assert data.load("csv", rng=np.random.default_rng(0)).classes == ("x", "y")
-
-
-def test_embedded_data_needs_no_root(monkeypatch):
-    monkeypatch.delenv("FEDSKEW_DATA", raising=False)
-    assert data.load("digits").name == "digits"

@@ -56,8 +56,5 @@ def test_it_depends_on_its_generator_only():
 def test_a_delta_outside_the_unit_interval_is_refused(delta):
     with pytest.raises(ArgumentError, match="delta:"):
         draw(delta)
-
-
-def test_a_generator_is_needed():
     with pytest.raises(ArgumentError, match="rng:"):
         data.load("synthetic")

@@ -10,17 +10,7 @@ from torch import nn
 
 from fedskew.errors import ArgumentError
 from fedskew.models import Dropout, build, dropout_keys, swap_dropout
-
-
-def hashed(*words: int) -> float:
-    """`randomness.uniform` in plain integers."""
-    value = 0
-    for word in words:
-        value = (value * 0x01000193 + word + 0x1E3779B9) % 2**32
-        value = (value ^ (value >> 16)) * 0x21F0AAAD % 2**32
-        value = (value ^ (value >> 15)) * 0x735A2D97 % 2**32
-        value ^= value >> 15
-    return (value >> 8) / 2**24
+from hashing import hashed
 
 
 def keyed(layer: Dropout, key: int) -> Dropout:

@@ -120,16 +120,6 @@ def test_the_vector_and_the_module_are_one():
     assert torch.equal(model.read(), expected)
 
 
-def test_a_deep_copy_of_the_module_is_independent():
-    model = FlatModel(normalised())
-    twin = FlatModel(copy.deepcopy(model.module))
-    assert torch.equal(twin.read(), model.read())
-    twin.write(torch.zeros_like(twin.vector))
-    twin.write_buffers(torch.zeros_like(twin.buffers))
-    assert model.vector.any()
-    assert model.buffers.any()
-
-
 def test_batch_norm_statistics_are_buffers_and_move_with_training():
     model = FlatModel(normalised())
     assert model.buffers.tolist() == [0.0] * 4 + [1.0] * 4

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from fedskew.errors import ArgumentError
-from fedskew.models import FlatModel, Projected, build, dropout_keys, swap_dropout, with_features
+from fedskew.models import Projected, build, dropout_keys, swap_dropout, with_features
 
 SHAPES = {"logistic": (6,), "mlp3": (6,), "cnn_mnist": (1, 28, 28), "lenet5": (3, 32, 32), "cnn_w2": (3, 32, 32)}
 
@@ -58,13 +58,6 @@ def test_dropout_inside_the_encoder_is_the_same_in_every_pass_of_a_step():
     assert len(dropout_keys(model)) == 2
     x = torch.randn(2, 3, 32, 32, generator=drawn())
     assert torch.equal(model(x), model(x))
-
-
-def test_it_is_a_flat_model_like_any_other():
-    model = FlatModel(Projected(build("logistic", 3, (4,)), drawn()))
-    model.module(torch.ones(2, 4)).sum().backward()
-    assert model.gradient.abs().sum() > 0
-    assert "head.weight" in model.names
 
 
 class Own(nn.Module):
