@@ -27,11 +27,7 @@ _UNSEEN = ("Cc", "Cf", "Cs", "Zl", "Zp")  # Unicode's categories
 
 
 def plain(name: str) -> str:
-    """Return a column's name by its letters and digits alone, in lower case.
-
-    Args:
-        name: The name.
-    """
+    """Return a column's name by its letters and digits alone, in lower case."""
     return "".join(filter(str.isalnum, name.casefold()))
 
 
@@ -40,10 +36,6 @@ def visible(text: str, keep: str = "") -> str:
 
     These are control characters (among them newlines and the escape that begins a terminal's commands), marks of text
     direction, other characters without a width, and halves of surrogate pairs.
-
-    Args:
-        text: A text that somebody else may have chosen: a name, a path, a reason.
-        keep: Characters that stay as they are, such as a newline.
 
     Example:
         >>> visible("north\\x1b[2J")
@@ -58,14 +50,7 @@ def visible(text: str, keep: str = "") -> str:
 
 
 def look_alikes(names: Iterable[str]) -> list[tuple[str, ...]]:
-    """Names that differ by case, spaces or the way a letter is encoded (Unicode's NFC and NFD) only.
-
-    Args:
-        names: The names.
-
-    Returns:
-        Each group of two or more such names, in the order of `names`.
-    """
+    """Names that differ by case, spaces or the way a letter is encoded (Unicode's NFC and NFD) only."""
     groups: dict[str, list[str]] = {}
     for name in dict.fromkeys(names):
         same = name if name.isascii() else unicodedata.normalize("NFKC", name)
@@ -74,13 +59,7 @@ def look_alikes(names: Iterable[str]) -> list[tuple[str, ...]]:
 
 
 def warn_of_look_alikes(names: Iterable[str], what: str, where: object) -> None:
-    """Issue a DataWarning for each group of `look_alikes`.
-
-    Args:
-        names: The names.
-        what: What they name, in the plural, such as "classes".
-        where: The file or folder.
-    """
+    """Issue a DataWarning for each group of `look_alikes`."""
     for group in look_alikes(names):
         listed = " and ".join(map(repr, group)) if _differ_when_read(group) else f"{group[0]!r} twice"
         why = "" if _differ_when_read(group) else ", written with letters that are encoded in two ways (NFC and NFD)"
