@@ -37,10 +37,9 @@ from fedskew.data import Dataset, Inputs
 from fedskew.deploy._agreement import Agreement, check_config, check_target_file
 from fedskew.deploy._app_files import APP, PROJECT, AppFiles, project_content
 from fedskew.deploy._disclosures import reply_limit
+from fedskew.deploy._keys import CONNECTION, write_certificates, write_node_key
 from fedskew.deploy._mask_keys import write_mask_key
-from fedskew.deploy._registry import CONNECTION
 from fedskew.deploy._rehearsal import Rehearsal, rehearse
-from fedskew.deploy._tls import write_certificates, write_node_key
 from fedskew.deploy._wheel import check_wheel, installation
 from fedskew.errors import ConfigError
 from fedskew.experiment import Config, write

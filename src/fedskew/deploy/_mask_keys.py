@@ -20,7 +20,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
-from fedskew.deploy._tls import write_secret
+from fedskew.deploy._keys import write_secret
 from fedskew.errors import ConfigError
 from fedskew.sums import Key
 

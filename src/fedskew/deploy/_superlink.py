@@ -4,26 +4,141 @@ A SuperLink serves three APIs at one port: one for SuperNodes (`/v1/fleet`, whic
 command `flwr` (`/v1/control`: register a node, run an app), and one for the apps that it runs (`/v1/runtime`). In
 Flower's open edition the last two require no authentication, so whoever reaches the port could register a key, or run
 code on the server and on every site. The filter serves both to this machine only.
+
+Flower also reads and parses a whole body before it looks at who sent it. Its SuperNodes' own requests are small, but
+for a reply to a message, which they push in pieces; so a larger body is let in only for that, and only so much of it.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
 import ipaddress
 import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import uvicorn
+from flwr.common.constant import TIMESTAMP_HEADER
+from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
+from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
 
-from fedskew.deploy._body_limits import SITES_API, Application, BodyLimits, Receive, Scope, Send, refuse
+from fedskew.deploy._keys import expires_soon
 from fedskew.deploy._log import LOG
-from fedskew.deploy._tls import expires_soon
+
+Scope = MutableMapping[str, Any]
+Event = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Any]]
+Send = Callable[[Event], Awaitable[None]]
+Application = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+SITES_API = "/v1/fleet/"
+PULL = f"{SITES_API}pull-messages"
+PUSHES = (f"{SITES_API}push-messages", f"{SITES_API}push-object")
+SMALL = 2**16
+"""Bytes that anybody's request may have; those of a SuperNode that pushes nothing have a few hundred."""
+
+PIECE = 2**26
+"""Most bytes of one request. Flower pushes arrays in pieces of 5 MiB, by default."""
 
 LONGEST_WAIT = "25000"
 """Milliseconds that a request waits for the database, which others write; a SuperNode waits 30 s for its answer, and
 does not send again what was refused."""
+
+
+class BodyLimits:
+    """ASGI middleware that refuses a SuperNode's request by its size, before its body is read.
+
+    A body of more than 64 KiB has to be signed, as SuperNodes sign all requests, by a key to which Flower has handed a
+    message since; all that this key then pushes may have `max_reply` bytes, until it is handed the next message.
+
+    Args:
+        app: The application behind.
+        max_reply: Most bytes that a site may push in reply to one message.
+    """
+
+    def __init__(self, app: Application, max_reply: int) -> None:
+        self._app, self._max_reply = app, max_reply
+        self._left: dict[str, int] = {}  # by key, of those to which Flower has handed a message
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one connection (ASGI 3.0)."""
+        path = scope.get("path", "")
+        if scope["type"] != "http" or not path.startswith(SITES_API):
+            await self._app(scope, receive, send)
+            return
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        size = body_size(headers)
+        key = signer(headers) if path in (*PUSHES, PULL) else None
+        if size is None:
+            await refuse(send, 411, "say how long the body is (Content-Length)")
+        elif path in PUSHES and key in self._left:
+            if size > min(self._left[key], PIECE):
+                LOG.warning("a site's reply is refused: --max-reply leaves %d bytes for %d", self._left[key], size)
+                await drain(receive)  # a SuperNode reads the answer only when it has sent all
+                await refuse(send, 413, "the reply is larger than the server's --max-reply")
+            else:
+                self._left[key] -= size
+                await self._app(scope, receive, send)
+        elif size > SMALL:
+            await refuse(send, 413, "only a site may send as much, and only in reply to a message")
+        elif path == PULL and key is not None:
+            await self._app(scope, receive, self._allowing(send, key))
+        else:
+            await self._app(scope, receive, send)
+
+    def _allowing(self, send: Send, key: str) -> Send:
+        """Return a `send` that allows a key its reply when Flower hands it a message; without one, a body is empty."""
+        accepted = False
+
+        async def pass_on(event: Event) -> None:
+            nonlocal accepted
+            if event["type"] == "http.response.start":
+                accepted = event["status"] == 200
+            elif accepted and event.get("body"):
+                self._left[key] = self._max_reply
+            await send(event)
+
+        return pass_on
+
+
+def body_size(headers: MutableMapping[str, str]) -> int | None:
+    """Return the size of a request's body as its headers, in lower case, tell it; None where they do not."""
+    if "transfer-encoding" in headers:
+        return None
+    length = headers.get("content-length", "0")
+    return int(length) if length.isascii() and length.isdecimal() else None
+
+
+def signer(headers: MutableMapping[str, str]) -> str | None:
+    """Return the public key that has signed a request's time, or None. Flower checks the time, and whose key it is."""
+    try:
+        key = headers[FLEET_HTTP_PUBLIC_KEY_HEADER]
+        signature = base64.b64decode(headers[FLEET_HTTP_SIGNATURE_HEADER], validate=True)
+        public = bytes_to_public_key(base64.b64decode(key, validate=True))
+        return key if verify_signature(public, headers[TIMESTAMP_HEADER].encode("ascii"), signature) else None
+    except (KeyError, ValueError, TypeError, AttributeError, UnicodeError, binascii.Error):
+        return None
+
+
+async def drain(receive: Receive) -> None:
+    """Read a request's body piece by piece, and forget it."""
+    while (await receive()).get("more_body"):
+        pass
+
+
+async def refuse(send: Send, status: int, reason: str) -> None:
+    """Answer with a status and one line, and end the connection."""
+    body = f"{reason}\n".encode()
+    headers = [
+        (b"content-type", b"text/plain"),
+        (b"content-length", str(len(body)).encode()),
+        (b"connection", b"close"),
+    ]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
 
 
 class LocalCommands:
@@ -43,11 +158,7 @@ class LocalCommands:
 
 
 def is_local(scope: Scope) -> bool:
-    """Return whether a request comes from this machine: over loopback, or from the address that it was sent to.
-
-    Args:
-        scope: The ASGI connection scope.
-    """
+    """Return whether a request comes from this machine: over loopback, or from the address that it was sent to."""
     client, server = scope.get("client"), scope.get("server")
     if not client:
         return False
@@ -62,9 +173,7 @@ def is_local(scope: Scope) -> bool:
 def run_superlink(arguments: Sequence[str], max_reply: int) -> None:
     """Run `flower-superlink` until it ends, so that only this machine can give it commands.
 
-    Args:
-        arguments: Options of `flower-superlink`.
-        max_reply: Most bytes that a site may push in reply to one message (see `BodyLimits`).
+    `arguments` are its options; for `max_reply` see `BodyLimits`.
     """
     from flwr.superlink.cli.flower_superlink import flower_superlink
 
@@ -82,12 +191,8 @@ def run_superlink(arguments: Sequence[str], max_reply: int) -> None:
         pragmas = (*sql_mixin.SQLITE_PRAGMAS, ("busy_timeout", LONGEST_WAIT))  # type: ignore[attr-defined]
         setattr(sql_mixin, "SQLITE_PRAGMAS", pragmas)  # noqa: B010, it exports none
     sys.argv = ["flower-superlink", *arguments]
-    if "--ssl-certfile" in arguments[:-1]:
-        say_expiry(Path(arguments[arguments.index("--ssl-certfile") + 1]))
+    if "--ssl-certfile" in arguments[:-1] and (
+        warning := expires_soon(Path(arguments[arguments.index("--ssl-certfile") + 1]))
+    ):
+        LOG.warning("%s", warning)
     flower_superlink()
-
-
-def say_expiry(certificate: Path) -> None:
-    """Log when a certificate expires, if that is soon."""
-    if said := expires_soon(certificate):
-        LOG.warning("%s", said)

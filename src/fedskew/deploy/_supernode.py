@@ -1,30 +1,182 @@
-"""Flower's SuperNode for a site's folder, which says why it can't join or had to stop, and then exits with status 2."""
+"""A site joins: what it checks before, Flower's SuperNode for its folder, and the only app that it runs.
+
+Flower's SuperNodes sign the time of each request. A SuperLink refuses a request whose time is not within its window,
+and SuperNodes then stop without a reason. Here a site says why it can't join or had to stop, and exits with status 2.
+
+Flower can refuse apps that no trusted entity has signed, but its open SuperLink does not pass signatures on. Here the
+place of a signature is taken by the hash in `agreed.toml`: of another app than the site agreed to, no code is run.
+"""
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
+import shutil
+import ssl
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from threading import Lock
-from typing import ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import httpx
 import psutil
+from flwr.app import Error
+from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE
 from flwr.supercore.error import ApiErrorCode, FlowerError
 from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
 from flwr.supernode import fleet_http_connection
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from fedskew.deploy._admission import run_agreed_only
+from fedskew.deploy._app_files import OFFERED, app_hash, offer_app, unzip_app
+from fedskew.deploy._keys import SOON
 from fedskew.deploy._log import LOG
-from fedskew.deploy._server_check import UnreachableError, check_server, server_of
-from fedskew.errors import RunError
+from fedskew.deploy._terms import read_terms, terms_path
+from fedskew.errors import ConfigError, FedskewError, RunError
+from fedskew.trees import read_tree
+
+MOST_AHEAD = float(SYSTEM_TIME_TOLERANCE)
+"""Seconds by which a site's clock may be ahead of the server's."""
+
+MOST_BEHIND = float(SYSTEM_TIME_TOLERANCE + TIMESTAMP_TOLERANCE)
+"""Seconds by which a site's clock may be behind the server's."""
+
+TIMEOUT = 5.0
+"""Seconds to wait for an answer."""
+
+WORTH_SAYING = 2.0
+"""Seconds of difference between clocks from which on a site is warned."""
+
+DAY = 86400.0
+CHECKED = ("not yet valid", "expired")
 
 REFUSED = 2
 """Exit status of a site that the server refuses; Flower's would be 0, or 1 and a traceback."""
+
+INVALID_APP = 7
+"""Flower's code of an app that is not verified."""
+
+REFUSED_APP = Error(INVALID_APP, "not agreed: app; its own log says more")
+BY_HASH = {"agreed.toml": ""}
+"""Replaces Flower's check of trusted entities."""
+
+
+class UnreachableError(RunError):
+    """The server can't be reached now; it may be later."""
+
+
+class ServerCheck(NamedTuple):
+    """What a server's answer tells of its clock and its certificate.
+
+    Attributes:
+        ahead: Seconds by which this machine's clock is ahead of the server's; negative: behind.
+        unsure: Half the width of the interval in which the true value is, as answers give the time in whole seconds.
+        days: Days for which the server's certificate is still valid.
+    """
+
+    ahead: float
+    unsure: float
+    days: float
+
+    def refusal(self) -> str | None:
+        """Return why the server will refuse this machine's requests; None if it will not."""
+        if self.ahead + self.unsure > -MOST_BEHIND and self.ahead - self.unsure < MOST_AHEAD:
+            return None
+        return (
+            f"{self.clock}, and Flower refuses a site that is more than {MOST_AHEAD:.0f} s ahead or {MOST_BEHIND:.0f} "
+            "s behind; let both set their clocks by NTP"
+        )
+
+    def notes(self) -> list[str]:
+        """Return what the operator should look at soon, a line each."""
+        found = []
+        if abs(self.ahead) - self.unsure > WORTH_SAYING:
+            found.append(f"{self.clock}; at more than {MOST_AHEAD:.0f} s ahead it is refused: set it by NTP")
+        if self.days < SOON:
+            found.append(
+                f"the server's certificate expires in {self.days:.0f} days; its operator has to renew it (fedskew "
+                "deploy renew)"
+            )
+        return found
+
+    @property
+    def clock(self) -> str:
+        """The difference of the clocks, in words."""
+        side = "ahead of" if self.ahead > 0 else "behind"
+        return f"this machine's clock is {abs(self.ahead):.0f} s {side} the server's"
+
+
+def server_of(path: Path) -> str:
+    """Read the address of the server that a site's `data.toml` names.
+
+    Args:
+        path: The site's `data.toml`.
+
+    Returns:
+        The address, `HOST:PORT`.
+
+    Raises:
+        ConfigError: The file can't be read, or names no server.
+    """
+    server = read_tree(path, "site's data", None, False)[0].get("server")
+    if not isinstance(server, str):
+        raise ConfigError(f'{path}: server: expected the server\'s address, such as server = "fl.example.org:9092"')
+    return server
+
+
+def check_server(address: str, authority: Path) -> ServerCheck:
+    """Ask a server for its time and its certificate.
+
+    Args:
+        address: The server, `HOST:PORT`.
+        authority: The federation's `ca.crt`.
+
+    Returns:
+        The clocks' difference, and how long the certificate is valid.
+
+    Raises:
+        ConfigError: `ca.crt` can't be read.
+        UnreachableError: There is no answer.
+        RunError: What answers is not this federation's server, or a certificate is not valid at this machine's time.
+    """
+    try:
+        context = ssl.create_default_context(cafile=authority)
+    except OSError as error:
+        raise ConfigError(f"{authority}: no certificates can be read from it ({type(error).__name__})") from None
+    began = time.time()
+    try:
+        with (
+            httpx.Client(verify=context, timeout=TIMEOUT) as client,  # by the proxy that Flower would use, too
+            client.stream("GET", f"https://{address}/v1/fleet/") as answer,
+        ):
+            ended = time.time()
+            certificate = answer.extensions["network_stream"].get_extra_info("ssl_object").getpeercert()
+            server_time = parsedate_to_datetime(answer.headers.get("date", "")).timestamp()
+    except httpx.HTTPError as error:
+        raise _reason(address, error) from None
+    except (TypeError, ValueError):
+        raise RunError(f"{address}: what answers there tells no time, so it is no fedskew server") from None
+    # The server answered between `began` and `ended`, with whole seconds that it updates once a second.
+    days = (ssl.cert_time_to_seconds(certificate["notAfter"]) - ended) / DAY
+    return ServerCheck((began + ended) / 2 - (server_time + 1), (ended - began) / 2 + 1, days)
+
+
+def _reason(address: str, error: httpx.HTTPError) -> RunError:
+    text = str(error)
+    if any(wrong in text for wrong in CHECKED):
+        now = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
+        which = next(wrong for wrong in CHECKED if wrong in text)
+        return RunError(
+            f"{address}: its certificate, or ca.crt, is {which} by this machine's clock, which says {now}: if that is "
+            "wrong, set it by NTP; else the server's operator has to renew it (fedskew deploy renew)"
+        )
+    if "CERTIFICATE_VERIFY_FAILED" in text:
+        return RunError(f"{address}: what answers there has no certificate of this federation's ca.crt: {text}")
+    return UnreachableError(f"{address} can't be reached: {text or type(error).__name__}")
 
 
 class _Signer(NodeAuthHttpInterceptor):
@@ -113,3 +265,97 @@ def _refusal(server: str, authority: Path) -> str | None:
     for note in found.notes() if refusal is None else ():
         LOG.warning("%s", note)
     return refusal
+
+
+def is_agreed(content: bytes, data: Path) -> bool:
+    """Return whether a site agreed to an app; if not, log it, and write the app to `offered/` to be looked at.
+
+    Args:
+        content: The app as Flower sends it, a zip file.
+        data: The site's `data.toml`.
+    """
+    site = data.parent
+    try:
+        files = unzip_app(content)
+    except FedskewError as error:
+        LOG.error("app: %s", error)
+        return False
+    try:
+        if app_hash(files) == read_terms(terms_path(data)).app:
+            shutil.rmtree(site / OFFERED, ignore_errors=True)
+            return True
+        said = "app: the server sent another app than this site agreed to; it is not run"
+    except FedskewError as error:
+        said = str(error)
+    try:
+        offer_app(files, site)
+    except OSError as error:
+        LOG.error("%s: can't be written: %s", site / OFFERED, error.strerror)
+    LOG.error("%s; look at it, and agree: fedskew deploy site --check %s", said, data)
+    return False
+
+
+class _AgreedRuns:
+    """A SuperNode's state in which a run is known only while the site agrees to its app.
+
+    Args:
+        state: Flower's `NodeState`.
+        apps: Hashes of the apps that were taken, by run.
+        data: The site's `data.toml`.
+    """
+
+    def __init__(self, state: Any, apps: Mapping[int, str], data: Path) -> None:
+        self._state, self._apps, self._data = state, apps, data
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._state, name)
+
+    def get_run(self, run: int) -> Any:
+        """Return a run, or None if it is not known, or its app is not agreed to."""
+        try:
+            agreed = read_terms(terms_path(self._data)).app
+        except FedskewError:
+            return None
+        return self._state.get_run(run) if self._apps.get(run) == agreed else None
+
+
+def run_agreed_only(data: Path) -> None:
+    """Make this process's SuperNode ask `is_agreed` before it takes an app.
+
+    Flower takes an app once for each run. A message of a run whose app the site no longer agrees to is therefore
+    treated as the first of its run, whose app is asked for, and refused, again.
+
+    Args:
+        data: The site's `data.toml`.
+
+    Raises:
+        RunError: This version of Flower takes apps in another way.
+    """
+    supernode: Any = importlib.import_module("flwr.supernode.start_client_internal")
+    if not all(
+        hasattr(supernode, name) for name in ("_pull_and_store_message", "_verify_fab", "FAB_VERIFICATION_ERROR")
+    ):
+        raise RunError("this version of Flower can't be kept to agreed.toml; install flwr 1.41 or another that can")
+    pull, verify = supernode._pull_and_store_message, supernode._verify_fab
+    apps: dict[int, str] = {}  # hashes of the apps that were taken, by run
+
+    def pull_agreed(*, state: Any, get_fab: Callable[[str, int], Any], trusted_entities: Any, **more: Any) -> Any:
+        def get_agreed(fab_hash: str, run: int) -> Any:
+            fab = get_fab(fab_hash, run)
+            if is_agreed(fab.content, data):
+                apps[run] = app_hash(unzip_app(fab.content))
+            else:
+                fab.content = b""  # nothing of it is left that could be run
+            if not trusted_entities:
+                fab.verifications["valid_license"] = "by hash"
+            return fab
+
+        agreed = _AgreedRuns(state, apps, data)
+        return pull(state=agreed, get_fab=get_agreed, trusted_entities=trusted_entities or BY_HASH, **more)
+
+    def verify_agreed(fab: Any, trusted_entities: Any) -> bool:
+        return bool(fab.content) and (trusted_entities is BY_HASH or verify(fab, trusted_entities))
+
+    supernode._pull_and_store_message = pull_agreed
+    supernode._verify_fab = verify_agreed
+    supernode.FAB_VERIFICATION_ERROR = REFUSED_APP
