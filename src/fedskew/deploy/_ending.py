@@ -24,39 +24,20 @@ UNEXPECTED = 70
 
 
 class Ending(NamedTuple):
-    """How a run ended.
-
-    Attributes:
-        code: Exit status.
-        message: The reason, in one line; empty for a run that was trained to its end.
-    """
+    """How a run ended: an exit status, and the reason in one line, empty for a run that was trained to its end."""
 
     code: int
     message: str
 
 
 def reserve_ending(path: Path) -> None:
-    """Make the file for the ending of a run that has yet to start.
-
-    Args:
-        path: The file.
-
-    Raises:
-        RunError: It can't be written.
-    """
+    """Make the file for the ending of a run that has yet to start; RunError where it can't be written."""
     with writing(path):
         path.write_bytes(b" " * SIZE)
 
 
 def read_ending(path: Path) -> Ending | None:
-    """Read how a run ended.
-
-    Args:
-        path: The file that `reserve_ending` made.
-
-    Returns:
-        The ending; None if the run's process was killed before it could write one.
-    """
+    """Read how a run ended; None if the run's process was killed before it could write that."""
     try:
         return Ending(*json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
@@ -65,13 +46,9 @@ def read_ending(path: Path) -> Ending | None:
 
 @contextmanager
 def recording_ending(path: Path | None) -> Iterator[list[str]]:
-    """Write how the block ended into a reserved file; an error of the block is raised on.
+    """Write how the block ended into a reserved file, if there is one; an error of the block is raised on.
 
-    Args:
-        path: The file; None: no command waits for it.
-
-    Yields:
-        A list for what is to be said of a run that was trained to its end, with rounds that moved nothing.
+    Yields a list for what is to be said of a run that was trained to its end, with rounds that moved nothing.
     """
     still: list[str] = []
     try:

@@ -60,29 +60,14 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 class Address(NamedTuple):
-    """The address at which sites reach the server.
-
-    Attributes:
-        host: A host name or an IP address.
-        port: A TCP port.
-    """
+    """The address at which sites reach the server: a host name or an IP address, and a TCP port."""
 
     host: str
     port: int
 
     @classmethod
     def parse(cls, text: str) -> Address:
-        """Parse an address.
-
-        Args:
-            text: `HOST:PORT`, or `[HOST]:PORT` for an IPv6 address.
-
-        Returns:
-            The address.
-
-        Raises:
-            ConfigError: The text is not an address.
-        """
+        """Parse `HOST:PORT`, or `[HOST]:PORT` for an IPv6 address; ConfigError for anything else."""
         try:
             parts = urlsplit(f"//{text}")
             address = cls(parts.hostname or "", parts.port or 0)
@@ -198,16 +183,7 @@ def write_federation(
 
 
 def site_names(clients: Sequence[str]) -> list[str]:
-    """Choose names of sites for the clients of a simulation.
-
-    They are the clients' own names if these are valid and sorted, else `site-0`, `site-1` and so on.
-
-    Args:
-        clients: Names of the clients.
-
-    Returns:
-        The sites' names, in the order of the clients.
-    """
+    """Name a simulation's clients as sites: their own names if these are valid and sorted, else `site-0` and so on."""
     width = len(str(len(clients) - 1))
     valid = all(SITE_NAME.fullmatch(name) and not name.isdecimal() for name in clients)
     own = valid and sorted(set(clients)) == list(clients)
@@ -217,16 +193,9 @@ def site_names(clients: Sequence[str]) -> list[str]:
 def write_images(dataset: Dataset, shares: Sequence[NDArray[np.int64]], folders: Sequence[Path]) -> None:
     """Write each site's images to its folder, as `train/CLASS/ROW.png` and `test/CLASS/ROW.png`.
 
-    A class whose name can't be a folder's has one of another name (`renamed_folders`). The test part is divided among
-    the sites in turn: of n sites, site k gets images k, k + n, k + 2n and so on.
-
-    Args:
-        dataset: A data set of images.
-        shares: Rows of the training part for each site.
-        folders: The folder of each site.
-
-    Raises:
-        ConfigError: Samples are not images with one or three channels.
+    A class whose name can't be a folder's has one of another name (`renamed_folders`). `shares` are rows of the
+    training part for each site; the test part is divided among the sites in turn: of n sites, site k gets images k,
+    k + n, k + 2n and so on. Raises ConfigError where samples are not images with one or three channels.
     """
     if len(dataset.in_shape) != 3 or dataset.in_shape[0] not in (1, 3):
         raise ConfigError(
@@ -257,11 +226,7 @@ def _write_part(dataset: Dataset, inputs: Inputs, targets: Tensor, rows: NDArray
 def renamed_folders(classes: Sequence[str]) -> dict[str, str]:
     """Name folders for the classes whose names can't be those of folders, as of `Sci/Tech` or `..`.
 
-    Args:
-        classes: Names by class id.
-
-    Returns:
-        The class of each such folder, as the reader "folder" takes it (`classes`).
+    Returns the class of each such folder, as the reader "folder" takes it (`classes`).
     """
     folders: dict[str, str] = {}
     for label, name in enumerate(classes):
@@ -300,11 +265,7 @@ def app_code() -> dict[str, str]:
 def other_code(app: AppFiles) -> list[str]:
     """List what an app brings that `write_federation` does not write, and that would run, or be opened, at a site.
 
-    Args:
-        app: The app's files.
-
-    Returns:
-        Files that are not as they are written, and what `run.toml` names by `module:name`, each with its key.
+    These are files that are not as they are written, and what `run.toml` names by `module:name`, each with its key.
     """
     try:
         tree = tomllib.loads(app.get("run.toml", b"").decode())
@@ -321,11 +282,7 @@ def other_code(app: AppFiles) -> list[str]:
 def asked_of_site(tree: Mapping[str, Any]) -> dict[str, str]:
     """Find what a config would have imported or opened at a site, so that it waits until the site has agreed.
 
-    Args:
-        tree: The config's tree.
-
-    Returns:
-        Each `module:name` outside fedskew, and the file that the network's weights are read from, by dotted key.
+    Returns each `module:name` outside fedskew, and the file that the network's weights are read from, by dotted key.
     """
     names = {key: name for key, name in names_in(tree).items() if not is_ours(name)}
     model = tree.get("model")

@@ -39,11 +39,7 @@ _NOISE = re.compile(
 
 
 def free_port() -> int:
-    """Find a TCP port of this machine that is free at the moment.
-
-    Returns:
-        The port.
-    """
+    """Find a TCP port of this machine that is free at the moment."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port: int = listener.getsockname()[1]
@@ -58,8 +54,6 @@ class LocalFederation:
 
     Attributes:
         folder: A folder that `write_federation` wrote for `127.0.0.1` and this port.
-        port: The server's port.
-        sites: Names of the sites.
         processes: The running processes, by name: "superlink", "register", "run", and the sites' names.
     """
 
@@ -86,11 +80,7 @@ class LocalFederation:
         self.stop()
 
     def start_server(self) -> None:
-        """Start the SuperLink, and wait until it listens.
-
-        Raises:
-            RunError: It does not start.
-        """
+        """Start the SuperLink, and wait until it listens; RunError if it does not start."""
         process = self.start("superlink", "server/superlink.sh")
         until = time.monotonic() + STARTUP
         while process.poll() is None and time.monotonic() < until:
@@ -100,35 +90,15 @@ class LocalFederation:
         raise RunError(f"the SuperLink did not start: {self.last_message('superlink')}")
 
     def start_site(self, name: str) -> subprocess.Popen[bytes]:
-        """Start a site's SuperNode.
-
-        Args:
-            name: The site's name.
-
-        Returns:
-            Its process.
-        """
+        """Start a site's SuperNode."""
         return self.start(name, f"sites/{name}/supernode.sh", {"PORT": str(free_port())})
 
     def run(self) -> subprocess.Popen[bytes]:
-        """Start the training; the process ends with it.
-
-        Returns:
-            Its process.
-        """
+        """Start the training; the process ends with it."""
         return self.start("run", "server/run.sh")
 
     def start(self, name: str, script: str, environment: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
-        """Start one of the folder's scripts, in a process group of its own.
-
-        Args:
-            name: Name of the process.
-            script: The script, in the folder.
-            environment: Its environment; None: this process's.
-
-        Returns:
-            The process.
-        """
+        """Start one of the folder's scripts, in a process group of its own."""
         log = self.log(name)
         log.parent.mkdir(parents=True, exist_ok=True)
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
@@ -137,16 +107,7 @@ class LocalFederation:
         return self.processes[name]
 
     def wait(self, name: str, process: subprocess.Popen[bytes], seconds: float) -> None:
-        """Wait for a process to end.
-
-        Args:
-            name: Name of the process.
-            process: The process.
-            seconds: The longest to wait.
-
-        Raises:
-            RunError: It failed, or did not end in time.
-        """
+        """Wait for a process to end; RunError if it failed, or did not end in time."""
         try:
             status = process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -170,12 +131,7 @@ class LocalFederation:
             raise
 
     def end(self, names: list[str], by: signal.Signals = signal.SIGTERM) -> None:
-        """End processes and all their descendants; kill those that do not end within `GRACE` seconds.
-
-        Args:
-            names: Names of the processes.
-            by: The signal that asks them to end.
-        """
+        """End processes and all their descendants; kill those that do not end within `GRACE` seconds."""
         ending = {name: self.processes[name] for name in names}
         # Flower starts processes in sessions of their own; some of them run on for a while after Flower has ended.
         started = [child for process in ending.values() for child in _descendants(process.pid)]
@@ -191,29 +147,17 @@ class LocalFederation:
         _end(started)
 
     def log(self, name: str) -> Path:
-        """Return the log file of a process.
-
-        Args:
-            name: Name of the process.
-        """
+        """Return the log file of a process."""
         return self.folder / "logs" / f"{name}.log"
 
     def last_message(self, name: str) -> str:
-        """Return the last line of a process's log that names an error; else the last line.
-
-        Args:
-            name: Name of the process.
-        """
+        """Return the last line of a process's log that names an error; else the last line."""
         lines = [line for line in self._lines(name)[-40:] if not _NOISE.fullmatch(_plain(line))]
         last = next((line for line in reversed(lines) if _REASON.search(line)), lines[-1] if lines else "")
         return _plain(last) or "it wrote nothing"
 
     def warnings(self, name: str) -> list[str]:
-        """Return the warnings in a process's log, without repetitions.
-
-        Args:
-            name: Name of the process.
-        """
+        """Return the warnings in a process's log, without repetitions."""
         found = (line for line in self._lines(name)[:-1] if _WARNING.match(_COLOUR.sub("", line)))
         return list(dict.fromkeys(map(_plain, found)))
 

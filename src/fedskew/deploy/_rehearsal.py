@@ -25,13 +25,7 @@ ROUNDS = 20
 
 
 class Loss(NamedTuple):
-    """What becomes of a federation that loses a site.
-
-    Attributes:
-        site: The site's name.
-        rounds: Share of the rounds that stand still.
-        reason: Why, the first time; empty if none does.
-    """
+    """What becomes of a federation that loses a site: the share of the rounds that stand still, and why."""
 
     site: str
     rounds: float
@@ -39,13 +33,7 @@ class Loss(NamedTuple):
 
 
 class Rehearsal(NamedTuple):
-    """A federation on paper.
-
-    Attributes:
-        made: Its parts.
-        federation: What plays its rounds.
-        losses: The loss of each site.
-    """
+    """A federation on paper: its parts, what plays its rounds, and the loss of each site."""
 
     made: Assembly
     federation: Federation
@@ -108,9 +96,7 @@ def limit_in_words(rehearsal: Rehearsal) -> str:
 def losses_in_words(rehearsal: Rehearsal, harmless: bool = True) -> list[str]:
     """Say what the loss of each site does, a line for all sites with the same outcome; the graver first.
 
-    Args:
-        rehearsal: The federation on paper.
-        harmless: Whether to name sites without which rounds go on.
+    `harmless` sites, without which rounds go on, may be left out.
     """
     agreement, found = rehearsal.made.agreement, []
     if agreement.label_counts == "summed":

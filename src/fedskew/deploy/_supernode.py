@@ -111,17 +111,7 @@ class ServerCheck(NamedTuple):
 
 
 def server_of(path: Path) -> str:
-    """Read the address of the server that a site's `data.toml` names.
-
-    Args:
-        path: The site's `data.toml`.
-
-    Returns:
-        The address, `HOST:PORT`.
-
-    Raises:
-        ConfigError: The file can't be read, or names no server.
-    """
+    """Read the server's address, `HOST:PORT`, from a site's `data.toml`; ConfigError where it names none."""
     server = read_tree(path, "site's data", None, False)[0].get("server")
     if not isinstance(server, str):
         raise ConfigError(f'{path}: server: expected the server\'s address, such as server = "fl.example.org:9092"')
@@ -129,14 +119,7 @@ def server_of(path: Path) -> str:
 
 
 def check_server(address: str, authority: Path) -> ServerCheck:
-    """Ask a server for its time and its certificate.
-
-    Args:
-        address: The server, `HOST:PORT`.
-        authority: The federation's `ca.crt`.
-
-    Returns:
-        The clocks' difference, and how long the certificate is valid.
+    """Ask a server, `HOST:PORT`, for its time and its certificate; `authority` is the federation's `ca.crt`.
 
     Raises:
         ConfigError: `ca.crt` can't be read.
@@ -208,14 +191,10 @@ def _is_activation(response: httpx.Response) -> bool:
 
 
 def run_supernode(data: Path, arguments: Sequence[str]) -> None:
-    """Run `flower-supernode` for a site's folder until it ends.
+    """Run `flower-supernode`, with more of its options, for the folder of a site's `data.toml` until it ends.
 
     The folder has `ca.crt` and `key` beside `data.toml`. A server that can't be reached is waited for; where it refuses
     the site later, the process ends with a line in its log and status 2.
-
-    Args:
-        data: The site's `data.toml`, which names the server.
-        arguments: More options of `flower-supernode`.
 
     Raises:
         ConfigError: The file names no server.
@@ -268,11 +247,9 @@ def _refusal(server: str, authority: Path) -> str | None:
 
 
 def is_agreed(content: bytes, data: Path) -> bool:
-    """Return whether a site agreed to an app; if not, log it, and write the app to `offered/` to be looked at.
+    """Return whether a site agreed to an app, a zip file; if not, log it, and write it to `offered/` to be looked at.
 
-    Args:
-        content: The app as Flower sends it, a zip file.
-        data: The site's `data.toml`.
+    `data` is the site's `data.toml`.
     """
     site = data.parent
     try:
@@ -296,13 +273,7 @@ def is_agreed(content: bytes, data: Path) -> bool:
 
 
 class _AgreedRuns:
-    """A SuperNode's state in which a run is known only while the site agrees to its app.
-
-    Args:
-        state: Flower's `NodeState`.
-        apps: Hashes of the apps that were taken, by run.
-        data: The site's `data.toml`.
-    """
+    """A SuperNode's state in which a run is known only while the site agrees to its app (`apps`: hash by run)."""
 
     def __init__(self, state: Any, apps: Mapping[int, str], data: Path) -> None:
         self._state, self._apps, self._data = state, apps, data
@@ -323,13 +294,8 @@ def run_agreed_only(data: Path) -> None:
     """Make this process's SuperNode ask `is_agreed` before it takes an app.
 
     Flower takes an app once for each run. A message of a run whose app the site no longer agrees to is therefore
-    treated as the first of its run, whose app is asked for, and refused, again.
-
-    Args:
-        data: The site's `data.toml`.
-
-    Raises:
-        RunError: This version of Flower takes apps in another way.
+    treated as the first of its run, whose app is asked for, and refused, again. Raises RunError where this version of
+    Flower takes apps in another way.
     """
     supernode: Any = importlib.import_module("flwr.supernode.start_client_internal")
     if not all(

@@ -124,8 +124,8 @@ def ruined(
 ) -> str | None:
     """Say why a model is to be taken as ruined, or None if it isn't.
 
-    Each site's loss is compared with its own lowest so far, as sites hold other labels. Sites without one, such as
-    newcomers, are only asked whether their loss is finite.
+    Each site's loss is compared with its own lowest so far (`best`), as sites hold other labels. Sites without one,
+    such as newcomers, are only asked whether their loss is finite.
 
     Args:
         losses: The model's loss at sites, by client index; infinite where it is not finite.
@@ -135,9 +135,6 @@ def ruined(
         evaluated: Whether sites evaluated the model that they had trained: then half of them decide, so that a liar
             can't hide among two that it ruined it. Training in the next round judges others' work: then it takes more
             than half, and two at least, so that of two no liar can accuse the other.
-
-    Returns:
-        The reason.
     """
     known = [client for client in losses if math.isfinite(best[client])]
     infinite = [client for client, loss in losses.items() if not math.isfinite(loss)]
@@ -156,14 +153,8 @@ def ruined(
 def to_leave_out(suspects: Collection[int], active: Collection[int], lengths: NDArray[np.float64]) -> list[int]:
     """Choose the sites to leave out after a round that was undone.
 
-    Args:
-        suspects: Sites whose updates moved the model.
-        active: Sites that take part so far.
-        lengths: Norms of their updates, by client index.
-
-    Returns:
-        All suspects if at least half of the sites remain; else the one whose update is the longest, unless it is the
-        only site.
+    All suspects, whose updates moved the model, if at least half of the `active` sites remain; else the one whose
+    update is the longest, unless it is the only site.
     """
     suspects = sorted(set(suspects) & set(active))
     if 2 * (len(active) - len(suspects)) >= len(active):
@@ -172,12 +163,7 @@ def to_leave_out(suspects: Collection[int], active: Collection[int], lengths: ND
 
 
 def remedy(notes: Mapping[str, Any], folder: Path) -> str:
-    """Say what the operator can do about the sites that a round was without.
-
-    Args:
-        notes: What the round's record says of its sites.
-        folder: The run folder.
-    """
+    """Say what the operator can do about the sites that a round was without, by the notes of its record."""
     away, out, wrong = (
         ", ".join(sorted({name for kind in kinds for name in notes[kind]}))
         for kinds in (("offline", "silent", "skipped"), ("left_out",), ("failed", "refused"))
@@ -204,17 +190,7 @@ class Decisions:
 
     @classmethod
     def read(cls, folder: Path) -> Decisions:
-        """Read the operator's decisions.
-
-        Args:
-            folder: The run folder.
-
-        Returns:
-            The decisions; none if there is no file.
-
-        Raises:
-            RunError: The file can't be read.
-        """
+        """Read the operator's decisions, none if there is no file; RunError where it can't be read."""
         path = folder / FILE
         try:
             found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
@@ -226,27 +202,14 @@ class Decisions:
             ) from None
 
     def write(self, folder: Path) -> None:
-        """Write the decisions.
-
-        Args:
-            folder: The run folder.
-        """
+        """Write the decisions."""
         with writing(folder / FILE):
             write_text(folder / FILE, json.dumps({"looked": self.looked, "readmitted": self.readmitted}) + "\n")
 
     def readmits(self, name: str, left_out: int) -> bool:
-        """Return whether a site that is left out may take part again.
-
-        Args:
-            name: The site's name.
-            left_out: The round for which it is left out.
-        """
+        """Return whether a site that is left out for a round may take part again."""
         return self.readmitted.get(name, 0) >= left_out > 0
 
     def counting(self, undone: Sequence[int]) -> list[int]:
-        """Return the undone rounds since the operator's last look.
-
-        Args:
-            undone: All undone rounds.
-        """
+        """Return the undone rounds since the operator's last look."""
         return [round for round in undone if round > self.looked]

@@ -16,14 +16,7 @@ EXTRAS = "[flower,dp]"
 
 
 def check_wheel(path: Path) -> None:
-    """Check that a file is a wheel of this version of fedskew.
-
-    Args:
-        path: The file.
-
-    Raises:
-        ConfigError: It is not.
-    """
+    """Raise ConfigError unless a file is a wheel of this version of fedskew."""
     try:
         with zipfile.ZipFile(path) as wheel:
             name = f"fedskew-{__version__}.dist-info/METADATA"
@@ -39,11 +32,7 @@ def check_wheel(path: Path) -> None:
 
 
 def installation(wheel: Path | None) -> dict[str, str]:
-    """Return the fields of the templates that say how fedskew is installed.
-
-    Args:
-        wheel: The wheel that each folder carries; None: it comes from a package index.
-    """
+    """Return the fields of the templates that say how fedskew is installed: from a wheel, or a package index."""
     user = "useradd --uid 10001 --no-create-home site"
     if wheel is None:
         what = f"fedskew{EXTRAS}=={__version__}"
