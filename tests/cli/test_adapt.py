@@ -106,7 +106,7 @@ def test_the_command_writes_a_model_that_predict_and_python_use(folders, command
     assert done.returncode == 0, done.stderr
     assert "Expected accuracy there: " in done.stdout
     assert "adapted: run/adapted.safetensors" in done.stdout
-    moved = experiment.load_adapted(folders / "run")
+    moved = fedskew.load(folders / "run", adapted=True)
     samples = np.load(folders / "target.npz")["x"]
     said = json.loads(command("predict", "run", "target.npz", "--adapted", "--json", cwd=folders).stdout)
     first = list(said["predictions"][0]["probabilities"].values())
@@ -146,15 +146,15 @@ def test_a_target_of_another_kind_is_refused_unless_asked(folders, command):
 @pytest.mark.slow
 def test_what_was_made_of_other_weights_is_refused(folders, command):
     command("adapt", "run", "--target-data", "target.npz", cwd=folders)
-    model = experiment.load_adapted(folders / "run")
+    model = fedskew.load(folders / "run", adapted=True)
     assert model.classes == DIGITS.classes
     state = fedskew.simulate({**TASK, "training": {"rounds": 1}}, out=folders / "other").folder / "model.safetensors"
     shutil.copy(state, folders / "run" / "model.safetensors")
     with pytest.raises(RunError, match="made of other weights"):
-        experiment.load_adapted(folders / "run")
+        fedskew.load(folders / "run", adapted=True)
     (folders / "run" / "adapted.safetensors").unlink()
     with pytest.raises(RunError, match="it is missing; make it: fedskew adapt"):
-        experiment.load_adapted(folders / "run")
+        fedskew.load(folders / "run", adapted=True)
 
 
 @pytest.mark.parametrize(

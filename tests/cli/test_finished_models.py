@@ -78,7 +78,7 @@ def test_the_finished_model_is_used_like_the_other(tmp_path, command):
     np.savez(tmp_path / "target.npz", x=DIGITS.test_inputs[:200].numpy())
     words = ("adapt", done.folder, "--target-data", "target.npz", "--on-misfit", "warn")
     assert command(*words, "--finished", cwd=tmp_path).returncode == 0
-    moved = fedskew.experiment.load_adapted(done.folder)
+    moved = fedskew.load(done.folder, adapted=True)
     assert moved.file.name == "finished.safetensors"
 
 

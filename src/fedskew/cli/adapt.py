@@ -67,7 +67,7 @@ def adapt(
 
     Example: fedskew adapt runs/my-1a2b3c4d --target-data new-images/ --held-out labelled/
 
-    In Python: result.adapt(samples), fedskew.experiment.load_adapted("runs/my-1a2b3c4d").
+    In Python: result.adapt(samples), fedskew.load("runs/my-1a2b3c4d", adapted=True).
     """
     import torch
 
@@ -90,7 +90,7 @@ def adapt(
             f"{target_data[0]}: {sentences(found.estimate, model.classes)[0]} Nothing was written; --on-misfit warn "
             "adapts the model in spite of that"
         )
-    path = None if found.doubt and not force else experiment.save_adaptation(found, fresh=fresh)
+    path = None if found.doubt and not force else found.save(fresh=fresh)
     if as_json:
         print_json(_values(found, model, path))
     else:

@@ -70,7 +70,7 @@ def predict(
 
     In Python: fedskew.load("runs/my-1a2b3c4d").predict(array).
     """
-    from fedskew.experiment import EXPORTS, load, load_adapted
+    from fedskew.experiment import EXPORTS, load
 
     if not images and export is None:
         raise ArgumentError("IMAGES: give images, a folder of them or an .npz file; or --export onnx")
@@ -81,10 +81,7 @@ def predict(
     if adapted and (best or finished):
         which = "--best" if best else "--finished"
         raise ArgumentError(f"--adapted: `fedskew adapt {which}` says of which model it is; leave out {which} here")
-    if adapted:
-        model = load_adapted(run, seed=seed, trust_code=trust_code)
-    else:
-        model = load(run, seed=seed, best=best, finished=finished, trust_code=trust_code)
+    model = load(run, seed=seed, best=best, finished=finished, adapted=adapted, trust_code=trust_code)
     console = Console(highlight=False, stderr=as_json)
     if export is not None:
         path = model.export(out or model.file.with_suffix(EXPORTS[export]), export)

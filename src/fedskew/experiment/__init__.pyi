@@ -1,11 +1,7 @@
-from ._adapt import ADAPTED as ADAPTED
 from ._adapt import Adaptation as Adaptation
-from ._adapt import Adapted as Adapted
 from ._adapt import adaptation as adaptation
 from ._adapt import held_out_of as held_out_of
-from ._adapt import load_adapted as load_adapted
 from ._adapt import read_labelled as read_labelled
-from ._adapt import save_adaptation as save_adaptation
 from ._config import Config as Config
 from ._config import outline as outline
 from ._config import read as read
@@ -30,12 +26,9 @@ from ._grid import read_sweep as read_sweep
 from ._grid import sweep_of as sweep_of
 from ._identity import set_aside as set_aside
 from ._loop import Evaluator as Evaluator
-from ._loop import Progress as Progress
 from ._loop import TrainingLoop as TrainingLoop
-from ._loop import run_in_step as run_in_step
 from ._model_info import EXPORTS as EXPORTS
 from ._model_info import ModelInfo as ModelInfo
-from ._preflight import label_notes as label_notes
 from ._progress import Bar as Bar
 from ._progress import RunBar as RunBar
 from ._progress import rounds_of as rounds_of
@@ -47,7 +40,6 @@ from ._simulate import check_runs as check_runs
 from ._simulate import run_folder as run_folder
 from ._simulate import simulate as simulate
 from ._simulate import simulate_together as simulate_together
-from ._summary import over_seeds as over_seeds
 from ._summary import read_compared as read_compared
 from ._sweep import Job as Job
 from ._sweep import SweepProgress as SweepProgress

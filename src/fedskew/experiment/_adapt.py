@@ -128,6 +128,32 @@ class Adaptation:
             )
         return None
 
+    def save(self, *, fresh: bool = False) -> Path:
+        """Write `adapted.safetensors` beside the model's file: temperature, biases and mix.
+
+        Args:
+            fresh: Whether one that is there is moved to `earlier/` beside it.
+
+        Raises:
+            RunError: There is one already, or it can't be written.
+        """
+        file = self.model.file
+        path = file.with_name(ADAPTED)
+        if fresh:
+            set_aside(path)
+        elif path.exists():
+            raise RunError(
+                f"{path}: is there already; add --fresh to make it anew, which keeps the old one in earlier/"
+            )
+        tensors = {
+            "temperature": torch.tensor(self.calibration.temperature, dtype=torch.float64),
+            "biases": torch.from_numpy(self.calibration.biases.copy()),
+            "mix": torch.from_numpy(self.estimate.mix.copy()),
+            "covariance": torch.from_numpy(self.estimate.covariance.copy()),
+        }
+        save_tensors(path, tensors, {"model": file.name, "digest": _digest(file), "seed": self.model.seed})
+        return path
+
 
 def adaptation(
     model: TrainedModel,
@@ -184,51 +210,15 @@ def _moved(model: TrainedModel, temperature: float, biases: FloatArray, mix: Flo
     return replace(model, network=Adapted(model.network, temperature, offsets(biases, mix)).eval())
 
 
-def save_adaptation(found: Adaptation, *, fresh: bool = False) -> Path:
-    """Write `adapted.safetensors` beside the model's file: temperature, biases and mix.
-
-    Args:
-        found: The adaptation.
-        fresh: Whether one that is there is moved to `earlier/` beside it.
-
-    Raises:
-        RunError: There is one already, or it can't be written.
-    """
-    model = found.model
-    path = model.file.with_name(ADAPTED)
-    if fresh:
-        set_aside(path)
-    elif path.exists():
-        raise RunError(f"{path}: is there already; add --fresh to make it anew, which keeps the old one in earlier/")
-    tensors = {
-        "temperature": torch.tensor(found.calibration.temperature, dtype=torch.float64),
-        "biases": torch.from_numpy(found.calibration.biases.copy()),
-        "mix": torch.from_numpy(found.estimate.mix.copy()),
-        "covariance": torch.from_numpy(found.estimate.covariance.copy()),
-    }
-    save_tensors(path, tensors, {"model": model.file.name, "digest": _digest(model.file), "seed": model.seed})
-    return path
-
-
-def load_adapted(run: str | Path, *, seed: int | None = None, trust_code: bool = False) -> TrainedModel:
-    """Read the model that `fedskew adapt` made of a run's: its probabilities are those under the target's label mix.
-
-    Args:
-        run: The run folder.
-        seed: The seed whose model it is to be; None: the first.
-        trust_code: As for `load`.
-
-    Raises:
-        RunError: There is no such model, or it was made of other weights.
-    """
-    plain = load(run, seed=seed, trust_code=trust_code)
+def load_moved(run: str | Path, plain: TrainedModel) -> TrainedModel:
+    """Read the model that `fedskew adapt` made of a run's; RunError if there is none, or it is of other weights."""
     path = plain.file.with_name(ADAPTED)
     try:
         tensors, notes = load_tensors(path)
     except RunError as error:
         raise RunError(f"{path}: {error}; make it: fedskew adapt {run} --target-data ...") from None
     name = notes["model"]
-    model = load(run, seed=seed, best=name == "best.safetensors", finished=name == FINISHED)
+    model = load(run, seed=plain.seed, best=name == "best.safetensors", finished=name == FINISHED)
     if notes["digest"] != _digest(model.file):
         raise RunError(f"{path}: made of other weights than {model.file.name} holds now; run fedskew adapt {run} again")
     return _moved(model, tensors["temperature"].item(), tensors["biases"].numpy(), tensors["mix"].numpy())

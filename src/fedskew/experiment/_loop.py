@@ -6,7 +6,7 @@ import copy
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,21 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from fedskew import methods, torchrun
-from fedskew.engine import (
-    ClientStates,
-    CohortBackend,
-    Evaluation,
-    FedConcatRunner,
-    FedConcatState,
-    FinishedModel,
-    ProcessBackend,
-    RankBackend,
-    RoundRecord,
-    RoundRunner,
-    SequentialBackend,
-    ServerState,
-)
+from fedskew import engine, methods, torchrun
 from fedskew.errors import ComponentError, ConfigError, FinishError, RunError
 from fedskew.experiment._config import Config
 from fedskew.experiment._folder import FINISHED, RunFolder, TaskInfo, check_summary
@@ -41,30 +27,30 @@ from fedskew.report import SeedRun
 Progress = Callable[[dict[str, Any]], None]
 """Called with every record, in plain values, as soon as its round is over."""
 
-PlayedRound = tuple[Any, RoundRecord]
+PlayedRound = tuple[Any, engine.RoundRecord]
 """The server's state after a round, and the round's record without evaluations."""
 
-RunRounds = Callable[[Sequence[RoundRunner], Sequence[Any]], Sequence[PlayedRound]]
+RunRounds = Callable[[Sequence[engine.RoundRunner], Sequence[Any]], Sequence[PlayedRound]]
 
 
 class Evaluator(Protocol):
     """Evaluates the model of a round."""
 
-    def __call__(self, round: int, model: ModelState, /) -> tuple[Evaluation | None, Evaluation | None]:
+    def __call__(self, round: int, model: ModelState, /) -> tuple[engine.Evaluation | None, engine.Evaluation | None]:
         """Evaluate a model on the test and on the validation set; None for a set that there isn't."""
 
 
 class Finisher(Protocol):
     """Finishes the model of the last round."""
 
-    def __call__(self, model: ModelState, server: Any, /) -> FinishedModel:
+    def __call__(self, model: ModelState, server: Any, /) -> engine.FinishedModel:
         """Return what becomes of a model and the server's last state."""
 
 
 class Watch(Protocol):
     """Judges each round once it is evaluated, and may go back to an earlier state."""
 
-    def review(self, server: Any, record: RoundRecord, /) -> Any:
+    def review(self, server: Any, record: engine.RoundRecord, /) -> Any:
         """Return the state that the run continues from after a round, whose record this may complete."""
 
     def check(self, server: Any, /) -> None:
@@ -84,7 +70,7 @@ class RunState:
         clients: The round that each client's stored state is of, `(clients that took part, 2)`.
     """
 
-    server: ServerState | FedConcatState
+    server: engine.ServerState | engine.FedConcatState
     best: ModelState
     best_score: float
     best_round: int
@@ -92,13 +78,14 @@ class RunState:
     clients: NDArray[np.int64]
 
 
+@dataclass(eq=False)
 class TrainingLoop:
     """Trains one seed of one config: rounds, evaluations, records, checkpoints, trackers and the summary.
 
     It knows neither how a round is played nor where the data is: a simulation and a federation of real sites compose
     the same loop from different parts.
 
-    Args:
+    Attributes:
         config: The config, for one seed.
         runner: Plays the rounds.
         untrained: The model that the first round starts from.
@@ -110,8 +97,6 @@ class TrainingLoop:
         folder: Where the run is written; None: it stays in memory.
         watch: Judges each round; None: none is undone.
         finisher: Finishes the last round's model; None: it stays as it is.
-
-    Attributes:
         records: The records so far.
         finished: The finished model after `finish`; None where the method has no finish.
 
@@ -119,39 +104,27 @@ class TrainingLoop:
         ConfigError: The config names trackers, and there is no folder.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        runner: RoundRunner,
-        untrained: ModelState,
-        model: FlatModel,
-        info: ModelInfo,
-        evaluate: Evaluator,
-        task: Callable[[], TaskInfo],
-        clients: ClientStates,
-        folder: RunFolder | None = None,
-        watch: Watch | None = None,
-        finisher: Finisher | None = None,
-    ) -> None:
-        if config.output.trackers and folder is None:
+    config: Config
+    runner: engine.RoundRunner
+    untrained: ModelState
+    model: FlatModel
+    info: ModelInfo
+    evaluate: Evaluator
+    task: Callable[[], TaskInfo]
+    clients: engine.ClientStates
+    folder: RunFolder | None = None
+    watch: Watch | None = None
+    finisher: Finisher | None = None
+    records: list[engine.RoundRecord] = field(default_factory=list, init=False)
+    finished: ModelState | None = field(default=None, init=False)
+    _progress: Progress | None = field(default=None, init=False)
+    _trackers: list[Tracker] = field(default_factory=list, init=False)
+    _summary: dict[str, Any] | None = field(default=None, init=False)  # of a run that was finished before
+    _state: RunState = field(init=False)
+
+    def __post_init__(self) -> None:
+        if self.config.output.trackers and self.folder is None:
             raise ConfigError("output.trackers: trackers write beside the run's files; give the run a folder (out=...)")
-        self.config = config
-        self.runner = runner
-        self.untrained = untrained
-        self.model = model
-        self._info = info
-        self.records: list[RoundRecord] = []
-        self._evaluate = evaluate
-        self.task = task
-        self._clients = clients
-        self._folder = folder
-        self._watch = watch
-        self._finisher = finisher
-        self.finished: ModelState | None = None
-        self._progress: Progress | None = None
-        self._trackers: list[Tracker] = []
-        self._finished: dict[str, Any] | None = None  # the summary of a run that was finished before
-        self._state: RunState
 
     def run(self, resume: bool = False, progress: Progress | None = None) -> SeedRun:
         """Train to the end, from the folder's checkpoint where `resume` says so.
@@ -179,26 +152,26 @@ class TrainingLoop:
         nobody = np.zeros((0, 2), dtype=np.int64)
         state = RunState(server, best=server.model, best_score=-1.0, best_round=-1, stale=0, clients=nobody)
         found = None
-        if self._folder is not None:
-            self._folder.open(self.config, self.task(), resume)
-            found = self._folder.resume(state) if resume else None
+        if self.folder is not None:
+            self.folder.open(self.config, self.task(), resume)
+            found = self.folder.resume(state) if resume else None
         if found is None:
-            self._state = self._evaluated(state, RoundRecord(self.config.seeds[0], 0))
+            self._state = self._evaluated(state, engine.RoundRecord(self.config.seeds[0], 0))
             self.save()
         else:
             self._state, self.records = found
-            self._clients.restore(self._state.clients)
-            self._finished = self._finished_before()
+            self.clients.restore(self._state.clients)
+            self._summary = self._finished_before()
         if progress is not None:
             for record in self.records:
                 progress(record.to_dict())
-        if self._folder is not None and self._finished is None:
-            self._trackers = make_trackers(self.config.output.trackers, self._folder.path)
+        if self.folder is not None and self._summary is None:
+            self._trackers = make_trackers(self.config.output.trackers, self.folder.path)
         for tracker in self._trackers:
             tracker.start(self.config.tree())
         self._check()
 
-    def advance(self, server: Any, record: RoundRecord) -> None:
+    def advance(self, server: Any, record: engine.RoundRecord) -> None:
         """Take over a round that was played: evaluate, record, report, and save a checkpoint where these are due."""
         self._state = self._evaluated(replace(self._state, server=server), record)
         if server.round % self.config.output.checkpoint_every == 0 or self.is_over:
@@ -214,22 +187,22 @@ class TrainingLoop:
 
         Where clients are ahead of it, inside a round that was interrupted, the last checkpoint stays as it is.
         """
-        if self._folder is not None and self._clients.newest <= self.server.round:
-            self._folder.save_checkpoint(replace(self._state, clients=self._clients.save()), self.server.round)
-            self._clients.drop_stale()
+        if self.folder is not None and self.clients.newest <= self.server.round:
+            self.folder.save_checkpoint(replace(self._state, clients=self.clients.save()), self.server.round)
+            self.clients.drop_stale()
 
     def finish(self) -> SeedRun:
         """Write the summary and the models; the final one is then in `model`. A finished run is only read."""
         final = self.runner.evaluated_model(self.server)
         assert final is not None, "a run ends with a model"
-        state, folder = self._state, self._folder
-        if self._finished is not None:
+        state, folder = self._state, self.folder
+        if self._summary is not None:
             self.model.write_state(final)
             assert folder is not None, "only a folder's run was finished before"
             folder.check_model("model.safetensors", self.model.state_dict())
-            if self._finisher is not None and "failed" not in self._finished["finished"]:
+            if self.finisher is not None and "failed" not in self._summary["finished"]:
                 self.finished = self._finished_state(folder, final)
-            return self._run(self._finished | headline(self._finished, self.config.evaluation.summary))
+            return self._run(self._summary | headline(self._summary, self.config.evaluation.summary))
         best_round = state.best_round if state.best_round >= 0 else None
         device = self.model.vector.device
         summary = summarise(self.records, best_round, self.config.evaluation.summary) | surroundings(
@@ -239,10 +212,10 @@ class TrainingLoop:
         summary["objective"] = methods.objective_in_words(self.config.method)
         if folder is not None and best_round is not None:
             self.model.write_state(state.best)
-            folder.save_model("best.safetensors", self.model.state_dict(), self._info)
+            folder.save_model("best.safetensors", self.model.state_dict(), self.info)
         self.save_model()
-        if self._finisher is not None:
-            summary["finished"] = self._finish(self._finisher, final)
+        if self.finisher is not None:
+            summary["finished"] = self._finish(self.finisher, final)
         if folder is not None:
             folder.write_summary(summary)
         for tracker in self._trackers:
@@ -254,8 +227,8 @@ class TrainingLoop:
         final = self.runner.evaluated_model(self.server)
         assert final is not None, "there is a model"
         self.model.write_state(final)
-        if self._folder is not None:
-            self._folder.save_model("model.safetensors", self.model.state_dict(), self._info)
+        if self.folder is not None:
+            self.folder.save_model("model.safetensors", self.model.state_dict(), self.info)
 
     def finished_network(self) -> nn.Module | None:
         """Return a copy of the network with the finished model; None where the method has no finish."""
@@ -280,10 +253,10 @@ class TrainingLoop:
             return {"name": name, "failed": str(error), "evaluation": None}
         seconds = time.perf_counter() - began
         self.finished = made.state
-        evaluation, _ = self._evaluate(self.server.round, self.finished)
-        if self._folder is not None:
+        evaluation, _ = self.evaluate(self.server.round, self.finished)
+        if self.folder is not None:
             self.model.write_state(self.finished)
-            self._folder.save_model(FINISHED, self.model.state_dict(), self._info)
+            self.folder.save_model(FINISHED, self.model.state_dict(), self.info)
         self.model.write_state(final)
         return {
             "name": name,
@@ -314,58 +287,60 @@ class TrainingLoop:
 
     def _finished_before(self) -> dict[str, Any] | None:
         """Return the summary of a folder whose run is finished, which must be of the records and the checkpoint."""
-        assert self._folder is not None, "only a folder is resumed"
-        summary = self._folder.summary
+        assert self.folder is not None, "only a folder is resumed"
+        summary = self.folder.summary
         if summary is not None:
-            path = self._folder.path / "summary.json"
+            path = self.folder.path / "summary.json"
             check_summary(path, summary, self.records)
             if not self.is_over:
                 raise RunError(f"{path}: of a finished run, and the checkpoint is of round {self.server.round}")
         return summary
 
     def _check(self) -> None:
-        if self._watch is not None and self._finished is None:
-            self._watch.check(self.server)
+        if self.watch is not None and self._summary is None:
+            self.watch.check(self.server)
 
-    def _evaluated(self, state: RunState, record: RoundRecord) -> RunState:
+    def _evaluated(self, state: RunState, record: engine.RoundRecord) -> RunState:
         """Evaluate the round where that is due, keep its record, and return the state with the best model so far."""
         due = self.config.is_evaluated(record.round)
         model = self.runner.evaluated_model(state.server) if due else None
         if model is not None:
-            record.evaluation, record.validation = self._evaluate(record.round, model)
+            record.evaluation, record.validation = self.evaluate(record.round, model)
             if record.validation is not None and record.validation.score > state.best_score:
                 score = record.validation.score
                 state = replace(state, best=model, best_score=score, best_round=record.round, stale=0)
             elif record.validation is not None:
                 state = replace(state, stale=state.stale + 1)
-        if self._watch is not None:
-            state = replace(state, server=self._watch.review(state.server, record))
+        if self.watch is not None:
+            state = replace(state, server=self.watch.review(state.server, record))
         self.records.append(record)
-        if self._folder is not None:
-            self._folder.append(record)
+        if self.folder is not None:
+            self.folder.append(record)
         return state
 
 
-def _backend_notes(runner: RoundRunner) -> dict[str, Any]:
+def _backend_notes(runner: engine.RoundRunner) -> dict[str, Any]:
     """Describe a run's backend for its summary.
 
     Its `name`; where clients are trained one after another, what was done to the `network` (see `models.Faster.rules`);
     for a cohort how many clients are `stacked`, or why they are `not_mapped`; under torchrun the number of `ranks`.
     """
-    backend: Any = runner.encoders.backend if isinstance(runner, FedConcatRunner) else getattr(runner, "backend", None)
+    backend: Any = (
+        runner.encoders.backend if isinstance(runner, engine.FedConcatRunner) else getattr(runner, "backend", None)
+    )
     notes: dict[str, Any] = {}
-    if isinstance(backend, RankBackend):
+    if isinstance(backend, engine.RankBackend):
         backend, notes = backend.local, {"ranks": torchrun.ranks()}
     notes["name"] = getattr(backend, "name", type(backend).__name__.lower())
-    if isinstance(backend, SequentialBackend | ProcessBackend):
+    if isinstance(backend, engine.SequentialBackend | engine.ProcessBackend):
         notes["network"] = dict(backend.model.network.rules)
-    elif isinstance(backend, CohortBackend):
+    elif isinstance(backend, engine.CohortBackend):
         stacked = {"stacked": backend.stack_size} if backend.not_mapped is None else {"not_mapped": backend.not_mapped}
         notes |= stacked
     return notes
 
 
-def one_after_another(runners: Sequence[RoundRunner], states: Sequence[Any]) -> list[PlayedRound]:
+def one_after_another(runners: Sequence[engine.RoundRunner], states: Sequence[Any]) -> list[PlayedRound]:
     """Return the next round of each runner."""
     return [runner.run_round(state) for runner, state in zip(runners, states, strict=True)]
 

@@ -9,25 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedskew import methods, models, torchrun
+from fedskew import engine, methods, models, torchrun
 from fedskew.data import take
-from fedskew.engine import (
-    Backend,
-    ClientStates,
-    CohortBackend,
-    Conditions,
-    FedConcatRunner,
-    Federation,
-    LocalWork,
-    Observer,
-    PartitionedData,
-    ProcessBackend,
-    RankBackend,
-    RoundRunner,
-    SequentialBackend,
-    cohort_size,
-    faster_together,
-)
 from fedskew.engine.sums import FixedPoint, Floats, answers_in_sum, summable
 from fedskew.errors import ArgumentError, ConfigError, RunError
 from fedskew.experiment._config import Config
@@ -43,7 +26,6 @@ from fedskew.experiment._preflight import (
     refuses_one,
     sums_notes,
 )
-from fedskew.experiment._sections import EngineSection
 from fedskew.experiment._target import make_estimation, make_finisher, make_watch, noisy_target
 from fedskew.experiment._task import Task, make_task, model_info
 from fedskew.experiment._trackers import make_trackers
@@ -90,7 +72,7 @@ def make_training_loop(config: Config, seed: int, folder: Path | None = None, ta
         if len(held_out)
         else None
     )
-    clients = ClientStates(None if folder is None else folder / "checkpoint" / "clients")
+    clients = engine.ClientStates(None if folder is None else folder / "checkpoint" / "clients")
     observe = ClientEvaluations(config, test, task.counts) if config.evaluation.clients else None
     runner, untrained, model = _make_runner(config, seed, task, device, clients, observe)
     one_fails = refuses_one(model.module, dataset.inputs.index_select(0, torch.tensor([0])))
@@ -158,8 +140,13 @@ def choose_device(name: str) -> torch.device:
 
 
 def _make_runner(
-    config: Config, seed: int, task: Task, device: torch.device, clients: ClientStates, observe: Observer | None
-) -> tuple[RoundRunner, ModelState, FlatModel]:
+    config: Config,
+    seed: int,
+    task: Task,
+    device: torch.device,
+    clients: engine.ClientStates,
+    observe: engine.Observer | None,
+) -> tuple[engine.RoundRunner, ModelState, FlatModel]:
     """Return the runner of a method's rounds, the untrained model, and the network for evaluated models."""
     training, dataset = config.training, task.dataset
     method = methods.build(config.method, training.momentum)
@@ -167,7 +154,7 @@ def _make_runner(
     network = make_network(config, seed, method, dataset.num_classes, dataset.in_shape, some.cpu())
     model = FlatModel(network.to(device))
     model.network.train().program(some.to(device))  # what is done to the network stands in the run's record
-    samples = PartitionedData(
+    samples = engine.PartitionedData(
         dataset.inputs.to(device), dataset.targets.to(device), task.partition.indices, task.counts
     )
     work = make_work(config, seed, method, samples, dataset.mean, dataset.std)
@@ -180,22 +167,22 @@ def _make_runner(
     weighed = noisy if conditions.count_use == "all" else None
     if weighed is not None and config.engine.label_counts == "summed":
         weighed = summable(weighed)
-    size = cohort_size(training.participation, len(task.counts))
+    size = engine.cohort_size(training.participation, len(task.counts))
     target = task.target if config.target.is_estimated else noisy_target(task.server_target, config.target.noise, seed)
     if method.pipeline is not None:
         size //= method.pipeline.clusters  # each cluster's part of a cohort trains by itself
     protection = make_protection(config, model, len(task.counts))
     announced = _announced(config, method, task.counts if weighed is None else weighed, target)
-    federation = Federation(
+    federation = engine.Federation(
         method=method,
-        backend=_backend(config.engine, model, work, observe, size),
+        backend=_backend(config, model, work, observe, size),
         counts=task.counts,
         target=target,
         participation=training.participation,
         seed=seed,
         epochs=training.most_epochs,
         steps=training.steps,
-        conditions=Conditions(conditions.dropout, conditions.dropout_rule, conditions.stragglers),
+        conditions=engine.Conditions(conditions.dropout, conditions.dropout_rule, conditions.stragglers),
         seen=noisy,
         weighed=weighed,
         clients=clients,
@@ -225,11 +212,11 @@ def _announced(config: Config, method: methods.Method, counts: FloatArray, targe
 def _fedconcat(
     pipeline: FedConcat,
     config: Config,
-    federation: Federation,
+    federation: engine.Federation,
     network: FlatModel,
-    work: LocalWork,
-    observe: Observer | None,
-) -> FedConcatRunner:
+    work: engine.LocalWork,
+    observe: engine.Observer | None,
+) -> engine.FedConcatRunner:
     """Return the runner of a pipeline, around a federation that trains the config's network."""
     seed = federation.seed
     counts = federation.counts if federation.seen is None else federation.seen
@@ -246,13 +233,13 @@ def _fedconcat(
     head = replace(
         federation,
         method=replace(federation.method, weighting=Uniform(), server_update=Plain(), pipeline=None),
-        backend=_backend(config.engine, whole_model, replace(work, hooks={}), observe, federation.cohort_size),
+        backend=_backend(config, whole_model, replace(work, hooks={}), observe, federation.cohort_size),
         epochs=pipeline.batches,  # even a client with a single batch can take all its steps
         steps=pipeline.batches,
         conditions=replace(federation.conditions, stragglers=0.0),
         constant_bytes=0,  # its encoders' buffers are no part of the state
     )
-    return FedConcatRunner(
+    return engine.FedConcatRunner(
         pipeline=pipeline,
         encoder_rounds=pipeline.split(config.training.rounds),
         cluster_of=cluster_of,
@@ -264,21 +251,19 @@ def _fedconcat(
 
 
 def _backend(
-    engine: EngineSection, model: FlatModel, work: LocalWork, observe: Observer | None, clients: int
-) -> Backend:
+    config: Config, model: FlatModel, work: engine.LocalWork, observe: engine.Observer | None, clients: int
+) -> engine.Backend:
     """Return the backend for cohorts of so many clients, on the model's device; under `torchrun`, over all ranks."""
-    local = _local(engine, model, work, observe, -(-clients // torchrun.ranks()))
-    return RankBackend(local, work) if torchrun.launched() else local
-
-
-def _local(engine: EngineSection, model: FlatModel, work: LocalWork, observe: Observer | None, clients: int) -> Backend:
-    if engine.backend == "cohort" or (engine.backend == "auto" and faster_together(model, work, clients)):
-        return CohortBackend(model, work, observe, engine.chunk)
-    if engine.backend == "processes":
+    section = config.engine
+    local: engine.Backend = engine.SequentialBackend(model, work, observe)
+    here = -(-clients // torchrun.ranks())
+    if section.backend == "cohort" or (section.backend == "auto" and engine.faster_together(model, work, here)):
+        local = engine.CohortBackend(model, work, observe, section.chunk)
+    elif section.backend == "processes":
         if model.vector.device.type != "cpu":
             raise ConfigError(
                 "engine.backend: 'processes' trains on the CPU only; set engine.device to 'cpu', or engine.backend to "
                 "'sequential'"
             )
-        return ProcessBackend(model, work, engine.number_of_processes(), observe)
-    return SequentialBackend(model, work, observe)
+        local = engine.ProcessBackend(model, work, section.number_of_processes(), observe)
+    return engine.RankBackend(local, work) if torchrun.launched() else local

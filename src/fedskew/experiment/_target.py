@@ -11,24 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedskew import labels, methods, torchrun
+from fedskew import engine, labels, methods, torchrun
 from fedskew.data import Inputs
-from fedskew.engine import (
-    ClientSamples,
-    EstimatedMix,
-    Estimation,
-    Federation,
-    FinishedModel,
-    PartitionedData,
-    RoundRecord,
-    RoundRunner,
-    ServerState,
-    answer,
-    check_finish,
-    finish_model,
-    from_the_first,
-    logits_of,
-)
 from fedskew.errors import ArgumentError, ConfigError
 from fedskew.experiment._config import Config
 from fedskew.experiment._task import Task, held_out_data, held_out_rows
@@ -40,13 +24,13 @@ from fedskew.randomness import Purpose, generator
 FloatArray = NDArray[np.float64]
 
 
-def make_estimation(config: Config, classes: int) -> Estimation | None:
+def make_estimation(config: Config, classes: int) -> engine.Estimation | None:
     """Return how a config's target mix is estimated; None where it is not."""
     section = config.target
     if not section.is_estimated:
         return None
-    rules = {field.name: getattr(section, field.name) for field in fields(Estimation) if field.name != "classes"}
-    return Estimation(classes, **rules)
+    rules = {field.name: getattr(section, field.name) for field in fields(engine.Estimation) if field.name != "classes"}
+    return engine.Estimation(classes, **rules)
 
 
 def noisy_target(target: FloatArray | None, noise: float, seed: int) -> FloatArray | None:
@@ -58,11 +42,11 @@ def noisy_target(target: FloatArray | None, noise: float, seed: int) -> FloatArr
     return shares
 
 
-def make_watch(seed: int, runner: RoundRunner, model: FlatModel, task: Task) -> TargetWatch | None:
+def make_watch(seed: int, runner: engine.RoundRunner, model: FlatModel, task: Task) -> TargetWatch | None:
     """Make the watch that estimates the target's mix after a round; None if it is not estimated."""
     if task.unlabelled is None:
         return None
-    assert isinstance(runner, Federation), "the config has been checked"
+    assert isinstance(runner, engine.Federation), "the config has been checked"
     return TargetWatch(runner, model, held_out_data(task), task.unlabelled, seed)
 
 
@@ -78,43 +62,43 @@ class TargetWatch:
         seed: Seed of all random draws.
     """
 
-    federation: Federation
+    federation: engine.Federation
     model: FlatModel
-    held_out: PartitionedData
+    held_out: engine.PartitionedData
     unlabelled: Inputs
     seed: int
 
     @property
-    def _estimation(self) -> Estimation:
-        assert isinstance(self.federation.aim, Estimation), "the mix is estimated"
+    def _estimation(self) -> engine.Estimation:
+        assert isinstance(self.federation.aim, engine.Estimation), "the mix is estimated"
         return self.federation.aim
 
-    def review(self, server: ServerState, record: RoundRecord) -> ServerState:
+    def review(self, server: engine.ServerState, record: engine.RoundRecord) -> engine.ServerState:
         """Estimate the mix where that is due, and complete the round's record (see `Watch.review`)."""
         if not self._estimation.is_due(record.round):
             return server
         self.model.write_state(self.federation.evaluated_model(server))
-        before = EstimatedMix.of(server)
+        before = engine.EstimatedMix.of(server)
         assert before is not None, "as the federation starts"
         known, record.target = self._updated(before, record.round)
         if torchrun.launched():  # ranks may be unlike machines, and must go on with the same numbers
-            known, record.target = from_the_first((known, record.target))
+            known, record.target = engine.from_the_first((known, record.target))
         return known.within(server)
 
-    def check(self, server: ServerState) -> None:
+    def check(self, server: engine.ServerState) -> None:
         """End a run whose target does not fit, if it is to end (see `Watch.check`)."""
-        known = EstimatedMix.of(server)
+        known = engine.EstimatedMix.of(server)
         assert known is not None, "as the federation starts"
         self._estimation.check(known)
 
-    def _updated(self, known: EstimatedMix, round: int) -> tuple[EstimatedMix, dict[str, Any]]:
+    def _updated(self, known: engine.EstimatedMix, round: int) -> tuple[engine.EstimatedMix, dict[str, Any]]:
         estimation, data = self._estimation, self.held_out
         asked = self._asked(round)
         rows = np.concatenate([data.rows[client] for client in asked])
         true = data.targets.numpy()[rows]
         try:
-            ours = logits_of(self.model.network, data.inputs, rows)
-            theirs = logits_of(self.model.network, self.unlabelled)
+            ours = engine.logits_of(self.model.network, data.inputs, rows)
+            theirs = engine.logits_of(self.model.network, self.unlabelled)
             said: NDArray[np.float64] | NDArray[np.int64]
             if estimation.estimator == "em":
                 said = labels.calibrate(ours, true).apply(theirs)
@@ -144,7 +128,7 @@ class _Tables(Mapping[int, NDArray[np.float64]]):
         rows: list[NDArray[np.int64]],
         true: NDArray[np.int64],
         cells: NDArray[np.int64],
-        estimation: Estimation,
+        estimation: engine.Estimation,
     ) -> None:
         ends = np.cumsum([len(own) for own in rows]).tolist()
         self._places = {
@@ -172,15 +156,15 @@ def make_finisher(config: Config, seed: int, task: Task, model: FlatModel) -> Lo
     if "held_out" in component.asks:
         _check_held_out_classes(task, config.method["finish"]["name"])
 
-    def held_by(some: Sequence[NDArray[np.int64]]) -> list[ClientSamples]:
+    def held_by(some: Sequence[NDArray[np.int64]]) -> list[engine.ClientSamples]:
         unused = np.zeros(dataset.num_classes)  # counts, of which a finish has its own
-        return [ClientSamples(dataset.inputs, dataset.targets, own, unused) for own in some if len(own)]
+        return [engine.ClientSamples(dataset.inputs, dataset.targets, own, unused) for own in some if len(own)]
 
     target = held_by(rows[clients:])
     if task.unlabelled is not None:
         size = len(task.unlabelled)
         none = torch.zeros(size, dtype=torch.int64)
-        target = [ClientSamples(task.unlabelled, none, np.arange(size), np.zeros(dataset.num_classes))]
+        target = [engine.ClientSamples(task.unlabelled, none, np.arange(size), np.zeros(dataset.num_classes))]
     return LocalFinisher(
         component=component,
         model=model,
@@ -234,7 +218,7 @@ class LocalFinisher:
 
     component: Finish
     model: FlatModel
-    holders: Mapping[Source, Sequence[ClientSamples]]
+    holders: Mapping[Source, Sequence[engine.ClientSamples]]
     samples: Tensor
     target: NDArray[np.float64] | None
     is_estimated: bool
@@ -242,20 +226,20 @@ class LocalFinisher:
 
     def __post_init__(self) -> None:
         try:
-            check_finish(self.component, self.model.module, self.samples, self._known(None))
+            engine.check_finish(self.component, self.model.module, self.samples, self._known(None))
         except ArgumentError as error:
             raise ConfigError(str(error)) from None
 
     def _known(self, server: Any) -> Known:
-        estimated = EstimatedMix.of(server) if isinstance(server, ServerState) else None
+        estimated = engine.EstimatedMix.of(server) if isinstance(server, engine.ServerState) else None
         mix = self.target if estimated is None else estimated.used
         sources = frozenset(source for source, held in self.holders.items() if held)
         return Known(sources, mix, self.is_estimated, generator(self.seed, Purpose.FINISH))
 
-    def __call__(self, model: ModelState, server: Any) -> FinishedModel:
+    def __call__(self, model: ModelState, server: Any) -> engine.FinishedModel:
         """Finish a model; the same one gives the same bits, however its rounds were played."""
-        return finish_model(self.component, self.model, model, self.samples, self._answers, self._known(server))
+        return engine.finish_model(self.component, self.model, model, self.samples, self._answers, self._known(server))
 
     def _answers(self, source: Source, question: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
         for samples in self.holders[source]:
-            yield answer(self.component, self.model.module, samples, question, labelled=source != "target")
+            yield engine.answer(self.component, self.model.module, samples, question, labelled=source != "target")

@@ -129,6 +129,7 @@ def load(
     seed: int | None = None,
     best: bool = False,
     finished: bool = False,
+    adapted: bool = False,
     trust_code: bool = False,
 ) -> TrainedModel:
     """Read the model of a finished run, to use it.
@@ -142,6 +143,7 @@ def load(
         seed: The seed whose model it is to be; None: the first.
         best: The model that was best on the validation samples, in place of the final one.
         finished: The model that the method's finish made of the final one.
+        adapted: The model that `fedskew adapt` made; its probabilities are those under the target's label mix.
         trust_code: Import the code that the run folder brings, which then runs with your rights. Without it a network
             of one's own has to be importable from your own files.
 
@@ -149,12 +151,18 @@ def load(
         The model, on the CPU.
 
     Raises:
-        ArgumentError: Both `best` and `finished`.
+        ArgumentError: More than one of `best`, `finished` and `adapted`.
         RunError: There is no such run or model, or it can't be read.
         ConfigError: Its network can't be built, as where a class of one's own isn't importable here, or came with it.
     """
     if best and finished:
         raise ArgumentError("finished: it is made of the final model, not of the best one; leave out best")
+    if adapted:
+        from fedskew.experiment._adapt import load_moved
+
+        if best or finished:
+            raise ArgumentError("adapted: the file says of which model it is; leave out best and finished")
+        return load_moved(run, load(run, seed=seed, trust_code=trust_code))
     folder = _of_seed(Path(run), seed, trust_code)
     config = read(folder / "config.toml")
     path = folder / ("best.safetensors" if best else FINISHED if finished else "model.safetensors")
