@@ -1,7 +1,8 @@
 """The papers' tables and figures: what they ran, what they print, and our runs beside it."""
 
 from fedskew.papers._estimate import estimate
-from fedskew.papers._recipe import PrintedCounts, Recipe, RecipeRow, config_file, config_names, names, read_recipe
+from fedskew.papers._published import PrintedCounts
+from fedskew.papers._recipe import Recipe, RecipeRow, config_file, config_names, names, read_recipe
 from fedskew.papers._reproduce import Reproduction, compare, plan, reproduce
 from fedskew.papers._values import paired
 

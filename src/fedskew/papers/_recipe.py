@@ -29,38 +29,31 @@ An item names its rows by these labels. It may have tables of its own of each ki
     [readings]                          # one run gives several values: an axis and its labels
     rounds = ["40", "60", "80"]
     [[figure]]                          # see `FigurePart`
-
-The values that the papers print are in `published.json`, one entry for each table: what is measured and in which unit,
-the axes, and the rows: a label for each axis (null where the axis does not apply), then mean and standard deviation as
-printed (null where none is). What stands in the authors' own runs, published beside the paper, names its source.
 """
 
 from __future__ import annotations
 
 import copy
 import itertools
-import json
 import os
 import re
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
-import numpy as np
 import pydantic
-from numpy.typing import ArrayLike, NDArray
 
-from fedskew.errors import ConfigError, FedskewError, PartitionError, nearest
+from fedskew.errors import ConfigError, FedskewError, nearest
 from fedskew.experiment import Config, resolve
 from fedskew.methods import DEFAULTS
 from fedskew.papers._estimate import facts_of
+from fedskew.papers._published import PublishedTable, published
 from fedskew.parameters import first_mistake
 from fedskew.report import MOMENTS
 from fedskew.tables import flatten
-from fedskew.trees import put
+from fedskew.trees import put, read_tree
 
 Labels = dict[str, str]
 """A row's label on each axis."""
@@ -174,71 +167,6 @@ class FigurePart(pydantic.BaseModel):
 
 
 @dataclass(frozen=True)
-class Printed:
-    """One printed value: its label on each axis, mean, and standard deviation where one is printed."""
-
-    labels: Labels
-    mean: float
-    std: float | None
-
-
-@dataclass(frozen=True)
-class PublishedTable:
-    """One printed table; `source` says where the values stand: "as printed", or beside the paper."""
-
-    metric: str
-    source: str
-    unit: str
-    rows: tuple[Printed, ...]
-
-    def find(self, labels: Mapping[str, str]) -> Printed | None:
-        """Return what is printed for a row with these labels.
-
-        Axes that the table, or one of its rows, does not have are ignored; the row with the most labels counts.
-        """
-        found = [row for row in self.rows if row.labels.items() <= labels.items()]
-        return max(found, key=lambda row: len(row.labels), default=None)
-
-
-@cache
-def _published() -> dict[str, Any]:
-    tables: dict[str, Any] = json.loads(Path(__file__).with_name("published.json").read_text(encoding="utf-8"))
-    return tables
-
-
-@dataclass(frozen=True)
-class PrintedCounts:
-    """The one partition that a paper prints in full: CIFAR-10 among ten clients, FedVLS's table 7.
-
-    Each client has as many samples of each class as the table prints; which ones is drawn.
-    """
-
-    target_client: ClassVar[bool] = False
-
-    def split(
-        self, labels: ArrayLike, clients: int, rng: np.random.Generator, num_classes: int | None = None
-    ) -> list[NDArray[np.int64]]:
-        """Divide the samples among 10 clients; see `fedskew.partition.Rule`.
-
-        Raises:
-            PartitionError: The table does not fit these samples or clients.
-        """
-        counts, labels = np.array(_published()["fedvls-table7"]["counts"], dtype=np.int64), np.asarray(labels)
-        held = np.bincount(labels, minlength=num_classes or 0)
-        if clients != len(counts) or len(held) != counts.shape[1] or (held < counts.sum(axis=0)).any():
-            raise PartitionError(
-                f"the printed table is for {len(counts)} clients and {counts.shape[1]} classes of "
-                f"{counts.sum(axis=0).max()} samples each, as CIFAR-10 has"
-            )
-        shares: list[list[NDArray[np.int64]]] = [[] for _ in counts]
-        for label in range(counts.shape[1]):
-            rows = rng.permutation(np.flatnonzero(labels == label))
-            for client, part in enumerate(np.split(rows, np.cumsum(counts[:, label]))[:-1]):
-                shares[client].append(part)
-        return [np.sort(np.concatenate(parts)) for parts in shares]
-
-
-@dataclass(frozen=True)
 class Recipe:
     """One table or figure of a paper.
 
@@ -278,17 +206,7 @@ class Recipe:
         Raises:
             ConfigError: No table has that name.
         """
-        if self.published is None:
-            return None
-        tables = {name: table for name, table in _published().items() if "rows" in table}
-        if self.published not in tables:
-            raise ConfigError(f"published: no table is called {self.published!r}{nearest(self.published, tables)}")
-        table = tables[self.published]
-        rows = []
-        for *labels, mean, std in table["rows"]:
-            known = {axis: label for axis, label in zip(table["axes"], labels, strict=True) if label is not None}
-            rows.append(Printed(known, mean, std))
-        return PublishedTable(table["metric"], table.get("source", "as printed"), table["unit"], tuple(rows))
+        return None if self.published is None else published(self.published)
 
     def deviating(self, rows: Iterable[RecipeRow]) -> list[str]:
         """Return what differs from the paper in any of these rows."""
@@ -462,12 +380,7 @@ def _matches(where: Mapping[str, Any], labels: Labels) -> bool:
 
 
 def _tables(path: Path, kind: str) -> dict[str, Any]:
-    try:
-        tree = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path}: the recipe can't be read: {error.strerror}") from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"{path}: not valid TOML: {error}") from None
+    tree, _, _ = read_tree(path, "recipe")
     for key in tree:
         if key not in _KEYS[kind]:
             raise ConfigError(f"{path}: {key}: no such key{nearest(key, _KEYS[kind])}")

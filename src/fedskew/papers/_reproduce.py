@@ -14,7 +14,8 @@ from fedskew.errors import CombinationError, ConfigError, DataError
 from fedskew.experiment import Cell, Config, Job, RefusedCell, Sweep, SweepProgress, model_notes, read_runs, run_sweep
 from fedskew.files import write_text, writing
 from fedskew.papers._figure import draw
-from fedskew.papers._recipe import Labels, Printed, Recipe, RecipeRow
+from fedskew.papers._published import Printed
+from fedskew.papers._recipe import Labels, Recipe, RecipeRow
 from fedskew.papers._values import (
     BASELINE,
     DRAWN,
