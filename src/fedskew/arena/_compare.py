@@ -107,12 +107,9 @@ class Scored(NamedTuple):
 
 @dataclass(frozen=True)
 class Scores:
-    """The score of every compared run, in percent, under one view.
+    """The score of every compared run under one view: by method, then situation and partition, what each seed has.
 
-    Attributes:
-        axes: Names of what situations differ in.
-        values: By method, then situation and partition: what is known of each seed.
-        trainings: For each situation the training that it belongs to; one that is not here is a training of its own.
+    A situation is part of the training that `trainings` names, else one of its own.
     """
 
     axes: tuple[str, ...]
@@ -209,15 +206,9 @@ def _mean(line: Line, last: int, share: float = 1.0) -> float | None:
 
 
 def standings(found: Scores, reference: str, within: Mapping[str, str] | None = None) -> list[Standing]:
-    """Compare every method with the reference.
+    """Compare every method with the reference, the largest difference first.
 
-    Args:
-        found: The scores.
-        reference: Label of the reference.
-        within: Labels by axis that a situation must have to count; there are no intervals and tests then.
-
-    Returns:
-        The methods, the largest difference first; with `within`, in the order of the scores.
+    With `within`, only situations with these labels, by axis, count; there are no order, intervals and tests then.
     """
     from scipy import stats
 

@@ -30,12 +30,8 @@ Stage = Literal["tune", "run", "traffic"]
 class ArenaJob:
     """The runs of one config, one for each of its seeds.
 
-    Attributes:
-        entry: The method in its situation.
-        stage: "tune" for runs that tune, "run" for runs that are compared, "traffic" for those with fewer rounds that
-            are compared at equal traffic in their place.
-        config: The config.
-        own: The value of the method's own parameter, as text; empty: the default.
+    Runs of stage "tune" tune, those of "run" are compared, and those of "traffic", with fewer rounds, are compared at
+    equal traffic in their place. `own` is the value of the method's own parameter, as text; empty: the default.
     """
 
     entry: ArenaEntry
@@ -164,12 +160,8 @@ def next_calls(plans: Sequence[Plan], runs: Runs, failed: Collection[str]) -> li
     """Return the next calls for a situation; the jobs of a call train at a time, at most `arena.together` runs.
 
     No method goes on to its next step before all are done with this one, so that which runs train together depends
-    neither on the number of workers nor on where an arena was stopped.
-
-    Args:
-        plans: The methods in that situation.
-        runs: The finished runs, by their hash.
-        failed: Hashes of runs that are not tried again.
+    neither on the number of workers nor on where an arena was stopped. Runs with the hashes `failed` are not tried
+    again.
     """
     known = {*runs, *failed}
     for jobs in zip_longest(*(plan.steps(runs) for plan in plans), fillvalue=[]):

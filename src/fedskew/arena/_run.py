@@ -37,7 +37,7 @@ class ArenaProgress(Protocol):
 
 @dataclass(frozen=True)
 class ArenaState:
-    """The state of an arena: its finished runs.
+    """The state of an arena.
 
     Attributes:
         arena: The arena.
@@ -74,7 +74,7 @@ def run_arena(
         out: The folder of all runs, such as `runs`.
         executor: Where federations are trained; it is given a function of this package and plain values.
         at_once: How many calls the executor can run at a time.
-        progress: Callbacks.
+        progress: Called as it goes on.
 
     Raises:
         RunError: The folder can't be written, or another process writes there.

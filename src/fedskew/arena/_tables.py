@@ -26,12 +26,8 @@ _MOST_LABELS = 12
 def write_comparison(state: ArenaState, out: Path) -> list[Path]:
     """Write an arena's tables so far: `table.md`, `standings.csv`, `choices.csv`, `evidence.csv.gz` and the figures.
 
-    Args:
-        state: The arena's state.
-        out: The folder of all runs, such as `runs`.
-
-    Returns:
-        The files; none if no compared run has ended.
+    They are written into the arena's folder in `out`, the folder of all runs, and returned; none if no compared run has
+    ended.
 
     Raises:
         RunError: They can't be written.
