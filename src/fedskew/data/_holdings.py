@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedskew.data._folder import is_image, tree
-from fedskew.data._huggingface import saved_table
+from fedskew.data._huggingface import names_in, saved_table
 from fedskew.data._own import ordered
 from fedskew.data._tables import read_arrays
 from fedskew.errors import ArgumentError, DataError
@@ -107,9 +107,6 @@ def _of_huggingface(path: Path, label: str | None, client: str | None) -> Holdin
         raise DataError(f"{path}: {error}") from None
     if place is None:
         raise DataError(f"{path}: no column of labels; say by --label which it is")
-    feature = part.features[part.column_names[place]]
-    names = list(getattr(feature, "names", None) or [])
-    values = part[part.column_names[place]]
-    labels = [names[value] if names else str(value) for value in values]
-    owners = None if owner is None else [str(value) for value in part[part.column_names[owner]]]
-    return _made(path, labels, owners, names)
+    label = part.column_names[place]
+    owners = None if owner is None else names_in(part, part.column_names[owner])
+    return _made(path, names_in(part, label), owners, list(getattr(part.features[label], "names", None) or []))

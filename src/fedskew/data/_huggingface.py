@@ -83,14 +83,14 @@ def from_huggingface(
         if absent := {*columns, label} - set(held.column_names):
             raise DataError(f"table: its part {test!r} has no column {sorted(absent)[0]!r}")
     else:
-        kept_rows, held_rows = hold_out(_names(train, label), test_share, rng)
+        kept_rows, held_rows = hold_out(names_in(train, label), test_share, rng)
         train, held = train.select(kept_rows), train.select(held_rows)
     features = train.features[label]
     values, held_values = _read(package, train, held, columns, size, vocabulary_size, length)
     return make(
         "huggingface",
-        RawSamples(values, _names(train, label), None if client is None else _names(train, client)),
-        RawSamples(held_values, _names(held, label)),
+        RawSamples(values, names_in(train, label), None if client is None else names_in(train, client)),
+        RawSamples(held_values, names_in(held, label)),
         test_share,
         rng,
         numbered=features.names if isinstance(features, package.ClassLabel) else (),
@@ -147,7 +147,7 @@ def _columns(table: Table, label: str, client: str | None, inputs: str | None) -
     return numbers
 
 
-def _names(table: Table, column: str) -> list[str]:
+def names_in(table: Table, column: str) -> list[str]:
     """Return the values of a column as names; those of a ClassLabel by its own names."""
     feature, values = table.features[column], list(table[column])
     if None in values:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -14,7 +15,6 @@ from numpy.typing import NDArray
 
 from fedskew.data._dataset import Dataset, names_clients
 from fedskew.data._published import IMAGENET, ImageFiles, check_count, class_folders, damaged, read
-from fedskew.data._stored import Stored
 from fedskew.errors import ArgumentError
 
 _CINIC_PAGE = "https://datashare.ed.ac.uk/handle/10283/3192"
@@ -34,6 +34,54 @@ _WILD_SPLITS = {"train": 129_809, "val": 14_961, "test": 42_791, "id_val": 7_314
 _WILD_CLASSES = 182
 
 
+@dataclass
+class _Part:
+    """Images with their labels and their sources: domains, or cameras."""
+
+    names: list[str] = field(default_factory=list)
+    labels: list[int] = field(default_factory=list)
+    sources: list[int] = field(default_factory=list)
+
+    def add(self, name: str, label: int, source: int = 0) -> None:
+        self.names.append(name)
+        self.labels.append(label)
+        self.sources.append(source)
+
+    def label_mix(self, classes: int) -> NDArray[np.float64]:
+        """Return the share of each class, `(classes,)`."""
+        counts = np.bincount(self.labels, minlength=classes).astype(np.float64)
+        mix: NDArray[np.float64] = counts / max(counts.sum(), 1.0)
+        return mix
+
+
+def _dataset(
+    name: str,
+    files: ImageFiles,
+    parts: tuple[_Part, _Part, _Part],
+    classes: tuple[str, ...],
+    packed: tuple[str, str] | None,
+    **more: Any,
+) -> Dataset:
+    """Return a data set of images to train on, to set aside and to test on.
+
+    They lie and are normalised as `files` says; `packed` names two files into which they are decoded once.
+    """
+    train, held, test = parts
+    inputs, test_inputs = (replace(files, names=tuple(names)) for names in (train.names + held.names, test.names))
+    return Dataset(
+        name,
+        inputs.pack(packed[0]) if packed else inputs,
+        torch.tensor(train.labels + held.labels),
+        test_inputs.pack(packed[1]) if packed else test_inputs,
+        torch.tensor(test.labels),
+        classes,
+        files.mean,
+        files.std,
+        validation=np.arange(len(train.names), len(train.names + held.names)) if held.names else None,
+        **more,
+    )
+
+
 def cinic10(
     root: Path, valid: Literal["unused", "train", "own"] = "unused", packed: bool = True, verify: bool = True
 ) -> Dataset:
@@ -50,32 +98,21 @@ def cinic10(
         verify: Check the folders against the published numbers of images.
     """
     folder = root / "cinic-10"
-    train, more, test = (
-        class_folders(
-            folder,
-            [f"{part}/{label}" for label in _CINIC_CLASSES],
-            _CINIC_PAGE,
-            _CINIC_EACH if verify else None,
-        )
-        if part != "valid" or valid != "unused"
-        else ([], [])
-        for part in ("train", "valid", "test")
-    )
 
-    def images(names: list[str], part: str) -> Stored:
-        files = ImageFiles(folder, tuple(names), (32, 32), *_CINIC, _CINIC_PAGE)
-        return files.pack(part) if packed else files
+    def part(name: str) -> _Part:
+        folders = [f"{name}/{label}" for label in _CINIC_CLASSES]
+        return _Part(*class_folders(folder, folders, _CINIC_PAGE, _CINIC_EACH if verify else None))
 
-    return Dataset(
+    train, test = part("train"), part("test")
+    held = part("valid") if valid != "unused" else _Part()
+    whole = _dataset(
         "cinic10",
-        images(train[0] + more[0], "train" if valid == "unused" else "train+valid"),
-        torch.tensor(train[1] + more[1]),
-        images(test[0], "test"),
-        torch.tensor(test[1]),
+        ImageFiles(folder, (), (32, 32), *_CINIC, _CINIC_PAGE),
+        (train, held, test),
         _CINIC_CLASSES,
-        *_CINIC,
-        validation=np.arange(len(train[0]), len(train[0] + more[0])) if valid == "own" else None,
+        ("train" if valid == "unused" else "train+valid", "test") if packed else None,
     )
+    return replace(whole, validation=None) if valid == "train" else whole
 
 
 def tiny_imagenet(root: Path, packed: bool = True, verify: bool = True) -> Dataset:
@@ -96,41 +133,19 @@ def tiny_imagenet(root: Path, packed: bool = True, verify: bool = True) -> Datas
     if verify and len(ids) != _TINY_CLASSES:
         raise damaged(folder / "wnids.txt", f"it names {len(ids)} classes, expected {_TINY_CLASSES}", _TINY_PAGE)
     folders = [f"train/{wnid}/images" for wnid in ids]
-    names, targets = class_folders(folder, folders, _TINY_PAGE, _TINY_EACH if verify else None)
+    train, test = _Part(*class_folders(folder, folders, _TINY_PAGE, _TINY_EACH if verify else None)), _Part()
     number = {wnid: index for index, wnid in enumerate(ids)}
-    test_names, test_targets = [], []
     for line, row in enumerate(_text(annotations, _TINY_PAGE).splitlines(), start=1):
         file, wnid, *_ = [*row.split("\t"), ""]  # and a box
         if wnid not in number:
             raise damaged(annotations, f"line {line} names no image and class", _TINY_PAGE)
-        test_names.append(f"val/images/{file}")
-        test_targets.append(number[wnid])
+        test.add(f"val/images/{file}", number[wnid])
     if verify:
-        check_count(folder / "val", len(test_names), _TINY_TEST, _TINY_PAGE)
+        check_count(folder / "val", len(test.names), _TINY_TEST, _TINY_PAGE)
     words = dict(row.split("\t", 1) for row in _text(folder / "words.txt", _TINY_PAGE).splitlines() if "\t" in row)
-    return Dataset(
-        "tiny_imagenet",
-        _images(folder, names, 64, _TINY_PAGE, "train" if packed else None),
-        torch.tensor(targets),
-        _images(folder, test_names, 64, _TINY_PAGE, "val" if packed else None),
-        torch.tensor(test_targets),
-        tuple(words.get(wnid, wnid).split(",")[0] for wnid in ids),
-        *IMAGENET,
-    )
-
-
-class _Part:
-    """Images with their labels and their sources: domains, or cameras."""
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-        self.labels: list[int] = []
-        self.sources: list[int] = []
-
-    def add(self, name: str, label: int, source: int) -> None:
-        self.names.append(name)
-        self.labels.append(label)
-        self.sources.append(source)
+    files = ImageFiles(folder, (), (64, 64), *IMAGENET, _TINY_PAGE)
+    classes = tuple(words.get(wnid, wnid).split(",")[0] for wnid in ids)
+    return _dataset("tiny_imagenet", files, (train, _Part(), test), classes, ("train", "val") if packed else None)
 
 
 def pacs(
@@ -172,34 +187,30 @@ def pacs(
     if size < 1:
         raise ArgumentError(f"size: got {size}, expected a side in pixels")
     folder = root / "PACS"
-    whole, tested = _Part(), _Part()
-    _add_domains(whole, folder, train, "train" if kfold else None, verify)
-    trained = len(whole.names)
+    trained, held = _domains(folder, train, "train" if kfold else None, verify), _Part()
     if validation_domain is not None:
-        _add_domains(whole, folder, [validation_domain], None, verify, leave_out)
+        held = _domains(folder, [validation_domain], None, verify, leave_out)
     elif kfold:
-        _add_domains(whole, folder, train, "crossval", verify, leave_out)
-    _add_domains(tested, folder, [test], "test" if kfold else None, verify, leave_out)
-    return Dataset(
+        held = _domains(folder, train, "crossval", verify, leave_out)
+    tested = _domains(folder, [test], "test" if kfold else None, verify, leave_out)
+    return _dataset(
         "pacs",
-        _images(folder, whole.names, size, _PACS_PAGE, "train" if packed else None),
-        torch.tensor(whole.labels),
-        _images(folder, tested.names, size, _PACS_PAGE, "test" if packed else None),
-        torch.tensor(tested.labels),
+        ImageFiles(folder, (), (size, size), *IMAGENET, _PACS_PAGE),
+        (trained, held, tested),
         _PACS_CLASSES,
-        *IMAGENET,
-        target=_label_mix(tested.labels, len(_PACS_CLASSES)),
-        domains=np.array(whole.sources),
+        ("train", "test") if packed else None,
+        target=tested.label_mix(len(_PACS_CLASSES)),
+        domains=np.array(trained.sources + held.sources),
         test_domains=np.array(tested.sources),
         domain_names=tuple(_PACS_DOMAINS),
-        validation=np.arange(trained, len(whole.names)) if len(whole.names) > trained else None,
     )
 
 
-def _add_domains(
-    part: _Part, folder: Path, domains: Sequence[str], fold: str | None, verify: bool, leave_out: Sequence[str] = ()
-) -> None:
-    """Add all images of some domains, or the images that one of the domains' fold files lists."""
+def _domains(
+    folder: Path, domains: Sequence[str], fold: str | None, verify: bool, leave_out: Sequence[str] = ()
+) -> _Part:
+    """Return all images of some domains, or the images that one of the domains' fold files lists."""
+    part = _Part()
     for domain in domains:
         if fold is None:
             names, labels = class_folders(folder, [f"{domain}/{name}" for name in _PACS_CLASSES], _PACS_PAGE)
@@ -210,6 +221,7 @@ def _add_domains(
         for name, label in zip(names, labels, strict=True):
             if _PACS_CLASSES[label] not in leave_out:
                 part.add(name, label, list(_PACS_DOMAINS).index(domain))
+    return part
 
 
 def _fold(path: Path) -> tuple[list[str], list[int]]:
@@ -267,19 +279,15 @@ def iwildcam(
     categories = folder / "categories.csv"
     rows = _table(categories) if categories.exists() else []
     names = {row.get("y"): row.get("name") for row in rows}
-    samples = len(trained.names), len(trained.names + held.names)
-    return Dataset(
+    return _dataset(
         "iwildcam",
-        _images(folder, trained.names + held.names, size, _WILD_PAGE, "train" if packed else None),
-        torch.tensor(trained.labels + held.labels),
-        _images(folder, tested.names, size, _WILD_PAGE, test if packed else None),
-        torch.tensor(tested.labels),
+        ImageFiles(folder, (), (size, size), *IMAGENET, _WILD_PAGE),
+        (trained, held, tested),
         tuple(names.get(str(label)) or str(label) for label in range(classes)),
-        *IMAGENET,
+        ("train", test) if packed else None,
         clients=np.append(owners, [-1] * len(held.names)).astype(np.int64),
         client_names=tuple(f"camera {camera}" for camera in cameras.tolist()),
-        target=_label_mix(tested.labels, classes),
-        validation=np.arange(*samples) if held.names else None,
+        target=tested.label_mix(classes),
     )
 
 
@@ -303,19 +311,6 @@ def _table(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(io.StringIO(_text(path, _WILD_PAGE), newline="")))
     except csv.Error as error:
         raise damaged(path, f"it can't be read as CSV ({error})", _WILD_PAGE) from None
-
-
-def _images(folder: Path, names: Sequence[str], size: int, page: str, part: str | None) -> Stored:
-    """Return images as ImageNet's are normalised, decoded once where `part` names them."""
-    files = ImageFiles(folder, tuple(names), (size, size), *IMAGENET, page)
-    return files if part is None else files.pack(part)
-
-
-def _label_mix(labels: Sequence[int], classes: int) -> NDArray[np.float64]:
-    """Return the share of each class among labels, `(classes,)`."""
-    counts = np.bincount(labels, minlength=classes).astype(np.float64)
-    mix: NDArray[np.float64] = counts / max(counts.sum(), 1.0)
-    return mix
 
 
 def _text(path: Path, page: str) -> str:
