@@ -12,6 +12,7 @@ import torch
 import fedskew
 from fedskew import methods
 from fedskew.engine import Assignment, Federation, Sent, Update
+from fedskew.engine.sums import as_matrix
 from fedskew.errors import ArgumentError
 from fedskew.models import ModelState
 
@@ -176,6 +177,24 @@ def test_clients_without_samples_train_but_weigh_nothing():
     one = federation("fedavg", counts=counts)
     _, record = one.run_round(start(one))
     assert by_client(record) == pytest.approx({0: 1 / 3, 1: 0.0, 2: 2 / 3})
+
+
+@pytest.mark.parametrize(
+    ("rows", "copied"),
+    [
+        (list(torch.arange(12.0).view(4, 3)[1:]), False),
+        ([torch.arange(3.0), torch.arange(3.0) + 5], True),
+        ([*torch.arange(12.0).view(4, 3)[[2, 0]], torch.zeros(3)], True),
+        ([*torch.arange(12.0).view(4, 3)[::2]], True),
+        (list(torch.arange(12.0).view(4, 3))[::-1], True),
+        ([*torch.arange(12.0).view(3, 4).T], True),
+    ],
+    ids=["beside each other", "apart", "mixed", "with gaps", "backwards", "columns"],
+)
+def test_updates_beside_each_other_are_a_matrix_without_a_copy(rows, copied):
+    matrix = as_matrix(rows)
+    assert torch.equal(matrix, torch.stack(rows))
+    assert (matrix.data_ptr() != rows[0].data_ptr()) == copied
 
 
 def test_clients_with_quotas_are_weighed_by_their_quotas():

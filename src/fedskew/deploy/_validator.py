@@ -32,7 +32,7 @@ from fedskew.deploy._plausible import (
 )
 from fedskew.deploy._plausible import STEPS as TAKEN
 from fedskew.deploy._replies import ExpectedReply, Reply, bytes_needed, check_arrays, check_reply
-from fedskew.engine import Assignment, LocalTraining, Sent, Update, UpdateBuffer
+from fedskew.engine import Assignment, LocalTraining, Sent, Update
 from fedskew.hooks import Hooks, Returned
 from fedskew.models import ModelState
 
@@ -137,7 +137,6 @@ class ReplyValidator:
     not_finite: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self._buffer = UpdateBuffer()
         self._own_rows: dict[int, Tensor] = {}  # by client
         self._tasks: dict[int, Assignment] = {}
         self._sent: Sent
@@ -152,13 +151,10 @@ class ReplyValidator:
     def begin(self, cohort: Sequence[Assignment], sent: Sent) -> None:
         """Begin a round: clear the notes and prepare memory for the cohort's updates."""
         self.notes, self.not_finite = no_notes(), set()
-        self._own_rows.clear()  # the buffer is free only once nothing refers to its rows
         self._tasks = {task.client: task for task in cohort}
         self._sent = sent
         self._counters = self.layout.counters(sent.model)
-        rows = self._buffer.acquire(len(cohort), sent.model.parameters.numel())
-        if rows is not None:
-            self._own_rows.update(zip(self._tasks, rows, strict=True))
+        self._own_rows = dict(zip(self._tasks, torch.empty(len(cohort), sent.model.parameters.numel()), strict=True))
 
     def missing(
         self, round: int, what: Literal["offline", "silent", "skipped", "left_out"], clients: Sequence[int]

@@ -15,14 +15,12 @@ from fedskew.engine._faults import stilled
 from fedskew.engine._fedconcat import FedConcatRunner, FedConcatState
 from fedskew.engine._finish import FinishedModel, answer, check_finish, finish_model
 from fedskew.engine._local_work import ClientData, ClientSamples, LocalWork, PartitionedData
-from fedskew.engine._processes import ProcessBackend
-from fedskew.engine._ranks import RankBackend, from_the_first
 from fedskew.engine._records import ClientEvaluation, Cohort, Evaluation, RoundOutcome, RoundRecord, RoundRunner
 from fedskew.engine._sequential import SequentialBackend
 from fedskew.engine._states import ClientStates, ServerState
 from fedskew.engine._target import EstimatedMix, Estimation, logits_of
-from fedskew.engine._update_buffer import UpdateBuffer
 from fedskew.engine._weights import Weights
+from fedskew.engine._workers import ProcessBackend, RankBackend, from_the_first
 from fedskew.engine.cohort import CohortBackend, faster_together, run_round_together
 from fedskew.engine.contracts import adapting, hooked, shortage
 from fedskew.engine.round import Federation
@@ -59,7 +57,6 @@ __all__ = [
     "SequentialBackend",
     "ServerState",
     "Update",
-    "UpdateBuffer",
     "Weights",
     "adapting",
     "answer",

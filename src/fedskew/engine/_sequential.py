@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from fedskew.engine._backend import Assignment, Backend, Observer, Sent, Update
 from fedskew.engine._faults import has_own_parts, watched
 from fedskew.engine._local_work import ClientSamples, LocalWork, Schedule, training_failed
-from fedskew.engine._update_buffer import UpdateBuffer
 from fedskew.engine.contracts import calling, checked_step
 from fedskew.errors import ComponentError, RunError
 from fedskew.hooks import LocalEnd
@@ -90,12 +89,11 @@ class SequentialBackend(Backend):
         batch_statistics = self.work.training.teacher_train_mode
         self._teacher = _FrozenModel(self.model, batch_statistics) if "teacher" in reads else None
         self._previous = _FrozenModel(self.model) if "previous" in reads else None
-        self._rows = UpdateBuffer()
 
     def train(self, round: int, cohort: Sequence[Assignment], sent: Sent) -> list[Update]:
         """See `Backend.train`."""
-        on_cpu = sent.model.parameters.device.type == "cpu"
-        rows = self._rows.acquire(len(cohort), sent.model.parameters.numel()) if on_cpu else None
+        start = sent.model.parameters
+        rows = start.new_empty(len(cohort), start.numel()) if start.device.type == "cpu" else None
         return self.train_into(rows, round, cohort, sent)
 
     def train_into(self, rows: Tensor | None, round: int, cohort: Sequence[Assignment], sent: Sent) -> list[Update]:

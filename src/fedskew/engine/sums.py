@@ -35,7 +35,6 @@ from fedskew.engine._backend import Assignment, Sent, Update, tensor_bytes
 from fedskew.engine._faults import finite, stilled
 from fedskew.engine._records import Cohort, FloatArray
 from fedskew.engine._states import Named, ServerState
-from fedskew.engine._update_buffer import as_matrix
 from fedskew.engine._weights import Weights, shown, weigh
 from fedskew.engine.contracts import calling, checked_aggregate, checked_share, shortage
 from fedskew.errors import ArgumentError
@@ -479,6 +478,17 @@ def _weighted_total(method: Method, state: ServerState, updates: Sequence[Update
         replies=[update.reply for update in updates],
         drift=drift if math.isfinite(drift) else None,  # undefined where updates cancel out
     )
+
+
+def as_matrix(rows: Sequence[Tensor]) -> Tensor:
+    """Stack vectors of equal length into a matrix: a view if they are adjacent in memory, else a copy."""
+    first = rows[0]
+    memory, width = first.untyped_storage().data_ptr(), first.numel()
+    for position, row in enumerate(rows):
+        adjacent = row.untyped_storage().data_ptr() == memory and row.dtype == first.dtype and row.is_contiguous()
+        if not adjacent or row.storage_offset() != first.storage_offset() + position * width:
+            return torch.stack(list(rows))
+    return first.as_strided((len(rows), width), (width, 1))
 
 
 def _combined(

@@ -1,0 +1,321 @@
+"""Trains a cohort in several processes of this machine, or on the ranks of `torchrun`, with the bits of one process.
+
+In processes, the data, what is sent and the updates lie in memory that all share (`torch.multiprocessing`); each writes
+the changes of its clients' parameters into rows of one matrix.
+"""
+
+from __future__ import annotations
+
+import atexit
+import pickle
+import signal
+import sys
+import threading
+import traceback
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from multiprocessing.connection import Connection
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+import torch.distributed as distributed
+import torch.multiprocessing  # from now on, tensors that are sent to a process lie in shared memory
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from fedskew import torchrun
+from fedskew.children import Child, Died, Pool, Reply
+from fedskew.engine._backend import Assignment, Backend, Observer, Sent, Update
+from fedskew.engine._local_work import LocalWork
+from fedskew.engine._sequential import SequentialBackend
+from fedskew.errors import ArgumentError, ComponentError, RunError
+from fedskew.models import FlatModel
+
+
+@dataclass
+class ProcessBackend(Backend):
+    """Trains a cohort in several processes, each of which trains one client after another.
+
+    Clients are handed out by estimated work, the longest first, each to the next free process. The processes start with
+    `open` or with the first round; each computes with as many threads as this process has at that time, and keeps the
+    frozen parts of the model as they are in its first round. CPU only.
+
+    An error inside a client's training is raised in this process too; if a process is killed, a RunError is raised.
+    After either, and after an interrupt, all processes are ended.
+
+    Attributes:
+        model: The network, on the CPU; picklable.
+        work: Local training; picklable.
+        processes: Number of processes.
+        observe: Called with every client's model after its training; picklable.
+
+    Raises:
+        ArgumentError: There is less than one process, the model is not on the CPU, or the system is Windows, which
+            can't share memory by file descriptors.
+    """
+
+    name: ClassVar[str] = "processes"
+    model: FlatModel
+    work: LocalWork
+    processes: int
+    observe: Observer | None = None
+
+    def __post_init__(self) -> None:
+        if self.processes < 1:
+            raise ArgumentError(f"processes: must be at least 1, not {self.processes}")
+        if self.model.vector.device.type != "cpu":
+            raise ArgumentError(f"processes: they train on the CPU only; the model is on {self.model.vector.device}")
+        if sys.platform == "win32":
+            raise ArgumentError("processes: they need Linux or macOS; use the backend 'sequential' on Windows")
+        self._pool = Pool(partial(_Trainer, self.model, (self.work, self.observe)), self.processes)
+        weakref.finalize(self, self._pool.kill)
+
+    def find_fault(self, round: int, task: Assignment, sent: Sent) -> ComponentError | None:
+        """See `Backend.find_fault`."""
+        return SequentialBackend(self.model, self.work).find_fault(round, task, sent)
+
+    def open(self) -> None:
+        """Start the processes if they are not running. They need some seconds; the call returns at once."""
+        self._pool.open()
+
+    def close(self) -> None:
+        """End the processes."""
+        self._pool.kill()
+
+    def train(self, round: int, cohort: Sequence[Assignment], sent: Sent) -> list[Update]:
+        """See `Backend.train`."""
+        if not cohort:
+            return []
+        try:
+            self.open()
+            return self._train(round, cohort, sent)
+        except BaseException:  # some processes may still be training
+            self.close()
+            raise
+
+    def _train(self, round: int, cohort: Sequence[Assignment], sent: Sent) -> list[Update]:
+        places = sorted(range(len(cohort)), key=lambda place: -self.work.expected_samples(cohort[place]))
+        with _sendable():
+            changes = torch.empty(len(cohort), sent.model.parameters.numel()).share_memory_()  # type: ignore[no-untyped-call]
+        jobs = [(changes[place], round, cohort[place], sent) for place in places]
+        updates: dict[int, Update] = {}
+        for number, reply in self._pool.run(jobs):
+            place = places[number]
+            if isinstance(reply.value, Died):
+                where = f"round {round}, client {cohort[place].client}"
+                raise RunError(f"{where}: the process that trained it ended early ({reply.value})")
+            update, error, trace = reply.value
+            if error is not None:
+                raise error from _RemoteError(trace)
+            updates[place] = _mapped(np.ndarray, _as_tensor, update)._replace(change=changes[place])
+        return [updates[place] for place in range(len(cohort))]
+
+
+class _Trainer(Child):
+    """A child process that trains clients; its first job carries the model, which is its own, and the work."""
+
+    def __init__(self, model: FlatModel, arguments: tuple[Any, ...]) -> None:
+        super().__init__(_train_clients, torch.get_num_threads(), daemon=True)
+        with _sendable():
+            self._first: tuple[Any, ...] | None = (pickle.dumps(model), *arguments)
+
+    def send(self, job: Any) -> None:
+        row, round, task, sent = job
+        # Tensors that a client keeps are copied: there may be more of them than a process may have files.
+        task = task._replace(state={name: part.numpy() for name, part in task.state.items()})
+        with _sendable():
+            super().send((self._first, row, round, task, sent))
+        self._first = None
+
+
+class _RemoteError(Exception):
+    """An error in another process, as the text of its traceback."""
+
+    def __str__(self) -> str:
+        return f"in another process:\n{self.args[0]}"
+
+
+def _train_clients(connection: Connection, threads: int) -> None:
+    """Train each client that is received, and reply with an update, or with an error and its traceback."""
+    torch.set_num_threads(threads)
+    backend: SequentialBackend | None = None
+    while True:
+        result: tuple[Update | None, Exception | None, str]
+        try:
+            try:
+                first, row, round, task, sent = connection.recv()
+            except (AttributeError, ImportError) as error:
+                raise _not_importable(error) from error
+            if first is not None:
+                backend = SequentialBackend(pickle.loads(first[0]), *first[1:])
+            assert backend is not None, "the model comes with the first job"
+            task = task._replace(state={name: _as_tensor(part) for name, part in task.state.items()})
+            (update,) = backend.train_into(row.unsqueeze(0), round, [task], sent)
+            # The change is in shared memory already.
+            result = _mapped(Tensor, Tensor.numpy, update._replace(change=row[:0])), None, ""
+        except EOFError:
+            return
+        except Exception as error:
+            result = None, picklable_error(error), traceback.format_exc()
+        connection.send(Reply(result))
+
+
+def _mapped(kind: type, function: Callable[[Any], Any], update: Update) -> Update:
+    """Apply a function to all parts of an update of one type, but for what was observed."""
+    mapped: Update = tree_map_only(kind, function, update._replace(observed=None))
+    return mapped._replace(observed=update.observed)
+
+
+def _as_tensor(array: Any) -> Tensor:
+    """Copy an array into a tensor, in memory of a tensor's alignment: some kernels' bits depend on that."""
+    return torch.from_numpy(array).clone()
+
+
+def picklable_error(error: Exception) -> Exception:
+    """Return the error itself, or a RunError with its message if it can't be pickled."""
+    try:
+        again = pickle.loads(pickle.dumps(error))
+    except Exception:
+        again = None
+    return error if type(again) is type(error) else RunError(f"{type(error).__name__}: {error}")
+
+
+def _not_importable(error: Exception) -> RunError:
+    """Return the error of a child that can't import a class which the parent has, as those of a notebook."""
+    said = " ".join(str(error).split())
+    return RunError(
+        f"engine.backend: other processes can't import what this run uses ({said}); put classes "
+        "of a notebook into a file and import them, or set engine.backend to 'sequential' or 'cohort'"
+    )
+
+
+@contextmanager
+def _sendable() -> Iterator[None]:
+    """Turn errors of pickling, and of too little shared memory, into a RunError of one line."""
+    try:
+        yield
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        raise RunError(
+            f"engine.backend: this run can't be sent to other processes ({error}); define your own classes and "
+            "functions at the top level of a module, or use the backend 'sequential'"
+        ) from error
+    except RuntimeError as error:
+        if "shared memory" not in str(error):
+            raise
+        raise RunError(
+            "engine.backend: /dev/shm is too small for the data and the updates of a round; give the container more "
+            "(docker run --shm-size 8g), or set engine.backend to 'sequential' or 'cohort'"
+        ) from error
+
+
+_TIMEOUT = timedelta(hours=1)
+"""How long a rank waits for another that runs but sends nothing. A rank that has ended is noticed at once."""
+
+
+@dataclass
+class RankBackend(Backend):
+    """Trains each rank's part of a cohort, and gathers the updates of all ranks on every rank.
+
+    Every rank plays the same rounds from the same server state, on the model's device. Clients are assigned by
+    estimated work, the longest first, each to the rank with the least work so far. Updates are exchanged byte for byte,
+    so all ranks continue with the same bits. If `local` trains clients one by one, they are those of `local` alone in
+    one process.
+
+    An error inside a client's training is raised on every rank; if another rank has ended, a RunError is raised.
+
+    Attributes:
+        local: The backend that trains this rank's clients.
+        work: Local training; estimates each client's work.
+    """
+
+    name: ClassVar[str] = "ranks"
+    local: Backend
+    work: LocalWork
+
+    def find_fault(self, round: int, task: Assignment, sent: Sent) -> ComponentError | None:
+        """See `Backend.find_fault`; every rank finds the same."""
+        return self.local.find_fault(round, task, sent)
+
+    def open(self) -> None:
+        """Connect to the other ranks, and open the local backend."""
+        meet()
+        self.local.open()
+
+    def close(self) -> None:
+        """Close the local backend; the connection between ranks ends with the process."""
+        self.local.close()
+
+    def train(self, round: int, cohort: Sequence[Assignment], sent: Sent) -> list[Update]:
+        """See `Backend.train`."""
+        assigned = torchrun.assign([self.work.expected_samples(task) for task in cohort])
+        mine, parameters = assigned[torchrun.rank()], sent.model.parameters
+        changes = parameters.new_zeros((max(map(len, assigned)), parameters.numel()))
+        own: list[Update] | Exception
+        try:
+            updates = self.local.train(round, [cohort[place] for place in mine], sent)
+            for row, update in zip(changes, updates, strict=False):
+                row.copy_(update.change)
+            own = [_on("cpu", update._replace(change=parameters.new_zeros(0))) for update in updates]
+        except Exception as error:
+            own = picklable_error(error)
+        gathered: list[Any] = [None] * len(assigned)
+        everybodys = [torch.empty_like(changes) for _ in assigned]
+        try:
+            # The changes, most of the data, as one tensor: gathering objects copies them several times.
+            distributed.all_gather_object(gathered, own)
+            distributed.all_gather(everybodys, changes)
+        except RuntimeError:
+            raise _lost(f"round {round}: another rank has ended or can't be reached") from None
+        by_place: dict[int, Update] = {}
+        for places, part, rows in zip(assigned, gathered, everybodys, strict=True):
+            if isinstance(part, Exception):
+                raise part
+            for place, update, row in zip(places, part, rows, strict=False):
+                by_place[place] = _on(parameters.device, update)._replace(change=row)
+        return [by_place[place] for place in range(len(cohort))]
+
+
+def _on(device: torch.device | str, update: Update) -> Update:
+    """Copy an update's tensors to a device; a view would be pickled with the whole storage behind it."""
+    return _mapped(Tensor, lambda part: part.to(device, copy=True), update)
+
+
+def meet() -> None:
+    """Connect to the other ranks unless connected; the connection ends with the process."""
+    if not distributed.is_initialized():
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, _stop)
+        links = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        distributed.init_process_group(links, timeout=_TIMEOUT)
+        atexit.register(distributed.destroy_process_group)
+
+
+def _stop(number: int, frame: object) -> None:
+    """Raise an error at SIGTERM, which torchrun sends when another rank has failed, so that the run ends properly."""
+    raise _lost("torchrun has ended this job: another rank has failed, or torchrun itself was stopped")
+
+
+def _lost(what: str) -> RunError:
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # one error is enough; torchrun kills ranks that take too long
+    return RunError(f"{what}; go on from the last checkpoint with --resume, on any number of ranks")
+
+
+def from_the_first(value: Any) -> Any:
+    """Broadcast the first rank's value to every rank.
+
+    Args:
+        value: A value that can be pickled; only the first rank's is used.
+
+    Returns:
+        The value that the first rank gave.
+    """
+    meet()
+    values = [value]
+    distributed.broadcast_object_list(values, src=0)
+    return values[0]
