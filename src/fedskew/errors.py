@@ -16,13 +16,10 @@ from typing import ClassVar
 
 
 class FedskewError(Exception):
-    """Base class of every error raised on purpose.
-
-    Attributes:
-        exit_code: Status with which a command ends.
-    """
+    """Base class of every error raised on purpose."""
 
     exit_code: ClassVar[int] = 2
+    """Status with which a command ends."""
 
 
 class ArgumentError(FedskewError, ValueError):
@@ -92,15 +89,7 @@ class BackendWarning(UserWarning):
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Suggest a known word for an unknown one, as the end of a message.
-
-    Args:
-        word: The unknown word.
-        known: All known words.
-
-    Returns:
-        ` (did you mean 'x'?)` if a known word is close, else a list of the known ones.
-    """
+    """Suggest a known word for an unknown one, as the end of a message: ` (did you mean 'x'?)`, or all known ones."""
     known = sorted(known)
     if not known:
         return " (there are none)"
@@ -109,25 +98,14 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def in_one_line(error: BaseException) -> str:
-    """Describe an error of a user's own code: type, message, and the line that raised it.
-
-    Args:
-        error: The error.
-    """
+    """Describe an error of a user's own code: type, message, and the line that raised it."""
     said = " ".join(str(error).split())
     place = place_of(error)
     return f"{type(error).__name__}{': ' if said else ''}{said}{f' ({place})' if place else ''}"
 
 
 def place_of(error: BaseException) -> str:
-    """Find the innermost line of a user's own code in a traceback.
-
-    Args:
-        error: The error.
-
-    Returns:
-        The place, as "own.py, line 7"; empty if there is none.
-    """
+    """Return the innermost line of a user's own code in a traceback, as "own.py, line 7"; empty if there is none."""
     libraries = {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         path = frame.filename

@@ -33,9 +33,6 @@ def replacing(path: Path, shared: bool = False, private: bool = False, wait: boo
         shared: Whether several processes may write this file at the same time.
         private: Whether only the file's owner may read it (mode 0600), from its first byte on.
         wait: Whether to wait until it is on the disk; otherwise `sync_files` does, for many at once.
-
-    Yields:
-        The temporary path to write to.
     """
     part = path.with_name(f".{path.name}.{os.getpid()}.part" if shared else f".{path.name}.part")
     try:
@@ -54,14 +51,7 @@ def replacing(path: Path, shared: bool = False, private: bool = False, wait: boo
 
 
 def sync_files(paths: Collection[Path]) -> None:
-    """Wait until files that were written without waiting are on the disk, and each folder's list of them once.
-
-    Args:
-        paths: The files.
-
-    Raises:
-        RunError: They can't be written.
-    """
+    """Wait until files that were written without waiting are on the disk, and each folder's list of them once."""
     for path in paths:
         with writing(path):
             _sync(path)
@@ -72,17 +62,7 @@ def sync_files(paths: Collection[Path]) -> None:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn the system's errors inside the block into one line.
-
-    Args:
-        path: The file or folder that is written to.
-
-    Yields:
-        Nothing.
-
-    Raises:
-        RunError: The system refused; the message names the path and the reason.
-    """
+    """Turn the system's errors inside the block into one line, a RunError that names the path and the reason."""
     try:
         yield
     except OSError as error:
@@ -90,38 +70,20 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def write_text(path: Path, text: str, private: bool = False) -> None:
-    """Write a UTF-8 text file atomically, replacing an existing one.
-
-    Args:
-        path: The file; its folder must exist.
-        text: Its contents.
-        private: See `replacing`.
-    """
+    """Write a UTF-8 text file atomically, replacing an existing one."""
     with replacing(path, private=private) as part:
         part.write_text(text, encoding="utf-8")
 
 
 def private_folder(path: Path) -> None:
-    """Make a folder that only its owner may enter (mode 0700), and so those above it that are missing.
-
-    Args:
-        path: The folder; nothing is changed where it exists.
-
-    Raises:
-        RunError: It can't be made.
-    """
+    """Make a folder that only its owner may enter (mode 0700), and so those above it that are missing."""
     with writing(path):
         for folder in (*reversed([place for place in path.parents if not place.exists()]), path):
             folder.mkdir(mode=0o700, exist_ok=True)
 
 
 def append(path: Path, content: bytes) -> None:
-    """Append to a file, and return when that is on the disk.
-
-    Args:
-        path: The file.
-        content: What to append.
-    """
+    """Append to a file, and return when that is on the disk."""
     with path.open("ab") as file:
         file.write(content)
         file.flush()
@@ -131,17 +93,7 @@ def append(path: Path, content: bytes) -> None:
 def save_tensors(
     path: Path, tensors: Mapping[str, Tensor], notes: Mapping[str, Any] | None = None, *, wait: bool = True
 ) -> None:
-    """Write a safetensors file whole, with a checksum that `load_tensors` looks at.
-
-    Args:
-        path: The file; its folder exists.
-        tensors: Tensors by name, on the CPU.
-        notes: Plain values that go with them.
-        wait: See `replacing`.
-
-    Raises:
-        RunError: It can't be written.
-    """
+    """Write tensors on the CPU and plain notes whole as safetensors, with a checksum that `load_tensors` looks at."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
@@ -155,17 +107,7 @@ def save_tensors(
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read what `save_tensors` wrote.
-
-    Args:
-        path: The file.
-
-    Returns:
-        The tensors, on the CPU, and the notes.
-
-    Raises:
-        RunError: It is missing or damaged; the message leaves it to the caller to name the file.
-    """
+    """Read what `save_tensors` wrote. RunError where it is missing or damaged; to name the file is the caller's."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -185,14 +127,7 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def read_notes(path: Path) -> dict[str, Any]:
-    """Read the notes of what `save_tensors` wrote, and no tensor.
-
-    Args:
-        path: The file.
-
-    Raises:
-        RunError: It is damaged; the message leaves it to the caller to name the file.
-    """
+    """Read the notes of what `save_tensors` wrote, and no tensor. RunError as with `load_tensors`."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -210,9 +145,6 @@ def locked(folder: Path, patience: float = 0.0, waiting: Callable[[], None] = la
         folder: The folder; it is made, and removed at the end if nothing was written.
         patience: Seconds to wait for another process's end.
         waiting: Called once if there is one to wait for.
-
-    Yields:
-        Nothing.
 
     Raises:
         RunError: Another process is still writing after that time, or the folder can't be written.

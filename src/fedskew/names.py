@@ -50,7 +50,7 @@ def visible(text: str, keep: str = "") -> str:
 
 
 def look_alikes(names: Iterable[str]) -> list[tuple[str, ...]]:
-    """Names that differ by case, spaces or the way a letter is encoded (Unicode's NFC and NFD) only."""
+    """Return groups of names that differ by case, spaces or how a letter is encoded (Unicode's NFC and NFD) only."""
     groups: dict[str, list[str]] = {}
     for name in dict.fromkeys(names):
         same = name if name.isascii() else unicodedata.normalize("NFKC", name)
@@ -59,7 +59,7 @@ def look_alikes(names: Iterable[str]) -> list[tuple[str, ...]]:
 
 
 def warn_of_look_alikes(names: Iterable[str], what: str, where: object) -> None:
-    """Issue a DataWarning for each group of `look_alikes`."""
+    """Issue a DataWarning for each group of `look_alikes` among names of `what`, in the plural."""
     for group in look_alikes(names):
         listed = " and ".join(map(repr, group)) if _differ_when_read(group) else f"{group[0]!r} twice"
         why = "" if _differ_when_read(group) else ", written with letters that are encoded in two ways (NFC and NFD)"

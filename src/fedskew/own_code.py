@@ -44,25 +44,13 @@ _trusted: set[Path] = set()
 
 
 def is_name(text: str) -> bool:
-    """Return whether a text has the form `module:name`.
-
-    Args:
-        text: The text.
-    """
+    """Return whether a text has the form `module:name`."""
     module, separator, attribute = text.partition(":")
     return bool(separator) and all(part.isidentifier() for part in [*module.split("."), attribute])
 
 
 def names_in(tree: Any, key: str = "") -> dict[str, str]:
-    """Find every `module:name` in a config's tree, whatever its key.
-
-    Args:
-        tree: The tree.
-        key: The tree's own dotted key.
-
-    Returns:
-        The names by dotted key.
-    """
+    """Return every `module:name` in a config's tree by its dotted key, whatever that is."""
     if isinstance(tree, Mapping):
         parts = [(part, f"{key}.{name}" if key else str(name)) for name, part in tree.items()]
     elif isinstance(tree, list | tuple):
@@ -73,24 +61,13 @@ def names_in(tree: Any, key: str = "") -> dict[str, str]:
 
 
 def is_ours(name: str) -> bool:
-    """Return whether a `module:name` names something in fedskew.
-
-    Args:
-        name: The name.
-    """
+    """Return whether a `module:name` names something in fedskew."""
     return name.partition(":")[0].partition(".")[0] == "fedskew"
 
 
 @contextmanager
 def refused(reason: str) -> Iterator[None]:
-    """Import nothing but fedskew for a config's names while the block runs.
-
-    Args:
-        reason: Why, for the message.
-
-    Yields:
-        Nothing.
-    """
+    """Import nothing but fedskew for a config's names while the block runs."""
     with _limited(lambda name, file: None if is_ours(name) else reason):
         yield
 
@@ -99,13 +76,7 @@ def refused(reason: str) -> Iterator[None]:
 def of_run(folder: Path, trust_code: bool) -> Iterator[None]:
     """Import nothing from inside a run folder for a config's names while the block runs, unless it is trusted.
 
-    Args:
-        folder: The run folder.
-        trust_code: Whether the code that the run brings is trusted, as it then is for as long as this process runs: its
-            `code/` is importable, after all else.
-
-    Yields:
-        Nothing.
+    Code that is trusted is so for as long as this process runs: its `code/` is importable, after all else.
     """
     while _is_run(folder.absolute().parent):  # the folder of one seed
         folder = folder.absolute().parent
@@ -132,24 +103,13 @@ def of_run(folder: Path, trust_code: bool) -> Iterator[None]:
 
 
 def is_run(config: Path) -> bool:
-    """Return whether a config's file is that of a run folder.
-
-    Args:
-        config: The file.
-    """
+    """Return whether a config's file is that of a run folder."""
     return config.name == "config.toml" and _is_run(config.parent)
 
 
 @contextmanager
 def importable(folder: Path) -> Iterator[None]:
-    """Import from a folder first while the block runs; what was imported from it is forgotten afterwards.
-
-    Args:
-        folder: The folder.
-
-    Yields:
-        Nothing.
-    """
+    """Import from a folder first while the block runs; what was imported from it is forgotten afterwards."""
     place, wrote = str(folder), sys.dont_write_bytecode
     sys.path.insert(0, place)
     sys.dont_write_bytecode = True
@@ -166,11 +126,7 @@ def importable(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def away_from_current_folder() -> Iterator[None]:
-    """Import nothing from the current folder while the block runs, unless PYTHONPATH names it.
-
-    Yields:
-        Nothing.
-    """
+    """Import nothing from the current folder while the block runs, unless PYTHONPATH names it."""
     before, here = list(sys.path), os.getcwd()
     meant = {os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path}
     if here not in meant:
@@ -183,13 +139,6 @@ def away_from_current_folder() -> Iterator[None]:
 
 def load(name: str, where: str) -> Any:
     """Import what a `module:name` stands for.
-
-    Args:
-        name: The name.
-        where: Its key in the config, for messages.
-
-    Returns:
-        The class, the function, or whatever else has the name.
 
     Raises:
         ConfigError: It names nothing, can't be imported, or is nothing that a config may name.
@@ -225,14 +174,7 @@ def load(name: str, where: str) -> Any:
 
 
 def file_of(module: str) -> Path | None:
-    """Find the file of a module without importing it, or anything else.
-
-    Args:
-        module: The module's name.
-
-    Returns:
-        Its file; None where it has none, or does not exist.
-    """
+    """Return the file of a module without importing it, or anything else; None where it has none."""
     loaded = sys.modules.get(module)
     file = getattr(loaded, "__file__", None)
     if loaded is None and (spec := _spec(module)) is not None and spec.has_location:
@@ -241,14 +183,7 @@ def file_of(module: str) -> Path | None:
 
 
 def origin_of(module: str) -> Origin:
-    """Find out whose a module is, without importing it.
-
-    Args:
-        module: The module's name.
-
-    Returns:
-        "own" also where it does not exist, or was made without a file.
-    """
+    """Return whose a module is, without importing it; "own" also where it does not exist, or has no file."""
     if module.partition(".")[0] in {*sys.stdlib_module_names, *sys.builtin_module_names}:
         return "standard library"
     file = file_of(module)

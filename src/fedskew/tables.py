@@ -24,11 +24,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Spread:
-        """Return the spread of these values.
-
-        Args:
-            values: The values.
-        """
+        """Return the spread of these values."""
         known = list(values)
         return cls(
             statistics.fmean(known) if known else None,
@@ -36,13 +32,7 @@ class Spread:
         )
 
     def text(self, digits: int = 1, *, scale: float = 1.0, nothing: str = "-") -> str:
-        """Return `mean ± std`, or the mean alone where there is no standard deviation.
-
-        Args:
-            digits: Decimals.
-            scale: What both are multiplied by, 100 for shares in percent.
-            nothing: What stands for a missing mean.
-        """
+        """Return `mean ± std`, times `scale`; the mean alone where there is no standard deviation, or `nothing`."""
         if self.mean is None:
             return nothing
         mean = f"{scale * self.mean:,.{digits}f}"
@@ -50,13 +40,7 @@ class Spread:
 
 
 def counted(number: int, one: str, several: str | None = None) -> str:
-    """Return a number with its noun: `1 client`, `2,000 clients`.
-
-    Args:
-        number: The number.
-        one: The noun in the singular.
-        several: The noun in the plural; None: the singular with an s.
-    """
+    """Return a number with its noun: `1 client`, `2,000 clients`."""
     return f"{number:,} {one if number == 1 else several or f'{one}s'}"
 
 
@@ -69,33 +53,19 @@ def duration(seconds: float) -> str:
 
 
 def amount(value: float) -> str:
-    """Return a number with separators of thousands; a decimal only if it is not whole.
-
-    Args:
-        value: The number.
-    """
+    """Return a number with separators of thousands; a decimal only if it is not whole."""
     return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.1f}"
 
 
 def csv_text(lines: Iterable[Sequence[Any]]) -> str:
-    """Return lines of cells as CSV; None becomes an empty cell.
-
-    Args:
-        lines: The lines, each a sequence of cells.
-    """
+    """Return lines of cells as CSV; None becomes an empty cell."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(lines)
     return text.getvalue()
 
 
 def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]], labels: int) -> str:
-    """Return a Markdown table.
-
-    Args:
-        headings: A heading for each column.
-        rows: The cells of each row.
-        labels: How many columns, from the left, hold labels; the others hold numbers and are set to the right.
-    """
+    """Return a Markdown table; `labels` columns, from the left, hold labels, and the others numbers, to the right."""
 
     def line(cells: Sequence[str]) -> str:
         return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
@@ -108,10 +78,6 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return a nested config as one level of dotted keys.
 
     `{"data": {"name": "mnist"}}` becomes `{"data.name": "mnist"}`; an empty table stays as the value `{}`.
-
-    Args:
-        tree: The config's tree.
-        prefix: Put before every key.
     """
     flat: dict[str, Any] = {}
     for key, value in tree.items():

@@ -172,9 +172,6 @@ def adaptation(
         method: See `labels.estimate_mix`.
         normalised: Whether the target's and the held-out samples are normalised already (see `TrainedModel.predict`).
 
-    Returns:
-        The move, with the estimate that it is based on.
-
     Raises:
         ArgumentError: Samples that the model can't take, or held-out samples of fewer than two classes.
     """

@@ -51,12 +51,7 @@ IDENTITY = "identity.json"
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """Where the run was made whose folder a config is from; its own relative paths lead from there.
-
-    Attributes:
-        directory: The folder that the command was given in.
-        data: The folder of the data sets, where the config names none.
-    """
+    """Where a run was made, and its relative paths lead from; and the folder of data sets that its config does not name."""
 
     directory: Path
     data: Path | None
@@ -138,11 +133,7 @@ class Config(Section):
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:8]
 
     def with_value(self, key: str, value: Any) -> Config:
-        """Return this config with one dotted key changed.
-
-        Raises:
-            ConfigError: The changed config is not valid.
-        """
+        """Return this config with one dotted key changed; ConfigError if it is not valid then."""
         tree = self.tree()
         put(tree, key, value)
         return resolve(tree).of(self.origin)
@@ -157,9 +148,6 @@ class Config(Section):
         """Return this config with another method, whose name is added to the config's own.
 
         A `tune` section for a key of the method is dropped.
-
-        Raises:
-            ConfigError: The method does not go with the rest of the config.
         """
         tree = self.tree()
         if self.tune is not None and self.tune.key.startswith("method."):
@@ -203,11 +191,7 @@ def read(path: Path, changes: Mapping[str, Any] | None = None, quick: bool = Fal
 
 
 def outline(path: Path) -> Config:
-    """Read the keys of a config that is only looked at: nothing that it names is imported, opened or checked.
-
-    Raises:
-        ConfigError: The file can't be read, or a key or value is wrong.
-    """
+    """Read the keys of a config that is only looked at: nothing that it names is imported, opened or checked."""
     tree, _, _ = read_tree(path, "config", None, False)
     try:
         return _validated(tree)

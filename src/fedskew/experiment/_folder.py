@@ -106,11 +106,6 @@ class RunFolder:
 
         Nothing is written where the run is finished.
 
-        Args:
-            config: The run's config.
-            task: Names and target, for `task.json`.
-            resume: Whether there may be a run in the folder.
-
         Raises:
             RunError: There is a run already and it is not to be resumed, or it was made of something else; or the
                 folder can't be written.
@@ -302,14 +297,9 @@ def check_summary(path: Path, summary: Mapping[str, Any], rounds: Sequence[Round
 
 
 def read_records(path: Path, mark: Mark | None = None) -> list[RoundRecord]:
-    """Read the records of a `rounds.jsonl`, without a last line that is still being written.
+    """Read a `rounds.jsonl` without a last line that is still being written; none if it does not exist.
 
-    Args:
-        path: The file; if it does not exist, there are no records.
-        mark: How far it was when its checkpoint was written.
-
-    Raises:
-        RunError: It is not what it was at that mark, or a round is missing.
+    RunError where it is not what it was at its checkpoint's mark, or a round is missing.
     """
     content = path.read_bytes() if path.exists() else b""
     if mark is not None:

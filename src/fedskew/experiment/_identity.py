@@ -165,14 +165,7 @@ def changed_since(folder: Path, config: Config, data: Callable[[], str], present
 
 
 def set_aside(folder: Path) -> Path | None:
-    """Move a run folder, or a file, to `earlier/` beside it, so that it can be made anew and nothing is lost.
-
-    Returns:
-        Where it is now; None where there was none.
-
-    Raises:
-        RunError: It can't be moved.
-    """
+    """Move a run folder, or a file, to `earlier/` beside it, and return where it is now; None where there was none."""
     if not folder.exists():
         return None
     earlier = folder.parent / "earlier"

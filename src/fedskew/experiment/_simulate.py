@@ -126,16 +126,7 @@ def simulate_together(configs: Sequence[Config]) -> list[Result | FedskewError]:
 
 
 def check_runs(configs: Sequence[Config], out: Path, anew: bool) -> None:
-    """Set up the first seed of every config, so that nothing is trained where one of them can't be.
-
-    Args:
-        configs: The configs.
-        out: The folder that the run folders are in.
-        anew: Whether every run begins with its first round, so that there may be none yet.
-
-    Raises:
-        FedskewError: One of them can't be run; the message names it.
-    """
+    """Raise where a config's first seed can't be set up, or (`anew`) its folder holds a run already."""
     for config in configs:
         folder = run_folder(config, out)
         try:

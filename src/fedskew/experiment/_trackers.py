@@ -174,12 +174,7 @@ TRACKERS: dict[str, Callable[[Path], Tracker]] = {"tensorboard": TensorBoard, "m
 
 
 def make_trackers(names: Sequence[str], folder: Path) -> list[Tracker]:
-    """Make the trackers of one seed, which write below a folder.
-
-    Raises:
-        ConfigError: There is no tracker of such a name.
-        MissingPackageError: A tracker's package is not installed.
-    """
+    """Make the trackers of one seed, which write below a folder."""
     for name in names:
         if name not in TRACKERS:
             raise ConfigError(f"output.trackers: there is no tracker {name!r}{nearest(name, TRACKERS)}")
