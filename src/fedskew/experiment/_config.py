@@ -51,7 +51,7 @@ IDENTITY = "identity.json"
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """Where a run was made, and its relative paths lead from; and the folder of data sets that its config does not name."""
+    """Where a run was made, which its relative paths lead from, and the folder of data sets that no config names."""
 
     directory: Path
     data: Path | None
