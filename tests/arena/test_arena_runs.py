@@ -43,15 +43,13 @@ class Heard:
 
     def __init__(self) -> None:
         self.jobs: list[str] = []
-        self.finished = -1
 
     def begin(self, finished: int, runs: int) -> None:
         self.finished = finished
 
     def ended(self, results) -> None:
-        for job, trained in results:
-            assert not trained.failed
-            self.jobs.append(f"{job.entry.method} {job.stage}")
+        assert not any(trained.failed for _, trained in results)
+        self.jobs += [f"{job.entry.method} {job.stage}" for job, _ in results]
 
 
 def run(tmp_path: Path, text: str, **more: object) -> tuple[ArenaState, Heard]:

@@ -54,9 +54,7 @@ def test_an_estimate_trains_nothing(tmp_path: Path, command: Command) -> None:
     assert command("run", "short.toml", "--estimate", cwd=tmp_path).stdout == "Time: about a minute at most.\n"
     said = command("run", "long.toml", "--estimate", cwd=tmp_path).stdout
     assert said.startswith("Time: about ")
-    assert said.endswith(" h, one run after another on this machine's CPU (from some measured steps).\n") or (
-        " days, one run after another" in said
-    )
+    assert " h, one run after another" in said or " days, one run after another" in said
     assert not (tmp_path / "runs").exists()
 
 

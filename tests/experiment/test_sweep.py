@@ -304,12 +304,13 @@ partition.min_size = [1, 1000]
 @pytest.mark.slow
 def test_what_makes_no_sense_or_cannot_be_set_up_is_a_row_with_its_reason_while_the_others_run(tmp_path):
     changes = {"training.rounds": 1, "seeds": [0], "partition.max_tries": 9}
-    sweep, progress = sweep_of(tmp_path, REFUSED, changes=changes), RecordedProgress()
+    sweep, progress = sweep_of(tmp_path, REFUSED, changes=changes), Recorded()
     result = run_sweep(sweep, tmp_path / "runs", processes=1, progress=progress)
-    assert progress.begun == [(["fedavg, min_size=1, seed 0"], 0)]
+    assert progress.begun() == [(["fedavg, min_size=1, seed 0"], 0)]
     assert result.failures == ()
     reasons = dict(line.split(": ", 1) for line in result.refused)
-    assert list(reasons) == progress.refusals == [
+    assert dict(progress.of("refused")) == reasons
+    assert list(reasons) == [
         "fedla+fedpals, min_size=1", "fedla+fedpals, min_size=1000",
         "fedavg, min_size=1000", "fedpals, min_size=1", "fedpals, min_size=1000",
     ]  # fmt: skip
@@ -542,43 +543,29 @@ def test_data_are_loaded_once_by_each_process_that_needs_them(tmp_path, monkeypa
     assert len(loads) == len(set(loads)) == 2  # this process, and the one that trains both
 
 
-class RecordedProgress:
-    """Progress callbacks that record their calls."""
+class Recorded(list):
+    """Progress callbacks that record their calls: the name, then the arguments."""
 
-    def __init__(self) -> None:
-        self.refusals: list[str] = []
-        self.places: list[Path] = []
-        self.begun: list[tuple[list[str], int]] = []
-        self.rounds: dict[str, list[int]] = {}
-        self.ends: list[tuple[str, str | None]] = []
+    def __getattr__(self, name):
+        return lambda *arguments: self.append((name, *arguments))
 
-    def moved(self, folders):
-        self.places += folders
+    def of(self, name):
+        return [call[1:] for call in self if call[0] == name]
 
-    def refused(self, label, reason):
-        assert reason
-        self.refusals.append(label)
-
-    def begin(self, jobs, finished):
-        self.begun.append(([job.name for job in jobs], finished))
-
-    def round(self, job, round, accuracy):
-        assert 0 <= accuracy <= 1
-        self.rounds.setdefault(job.name, []).append(round)
-
-    def ended(self, job, failure, accuracy):
-        self.ends.append((job.name, failure))
+    def begun(self):
+        return [([job.name for job in jobs], finished) for jobs, finished in self.of("begin")]
 
 
 @pytest.mark.slow
 def test_a_sweep_is_ordinary_runs_which_another_sweep_may_share(tmp_path):
     tables = "[sweep]\naccuracy = 0.3\nmethods = ['fedavg']\n"
-    sweep, progress = sweep_of(tmp_path, tables), RecordedProgress()
+    sweep, progress = sweep_of(tmp_path, tables), Recorded()
     first = run_sweep(sweep, tmp_path / "runs", processes=1, progress=progress)
     names = ["fedavg, seed 0", "fedavg, seed 1"]
-    assert progress.begun == [(names, 0)]
-    assert progress.rounds == {name: [0, 1, 2, 3] for name in names}
-    assert sorted(progress.ends) == [(name, None) for name in names]
+    assert progress.begun() == [(names, 0)]
+    ended = [(job.name, round) for job, round, accuracy in progress.of("round") if 0 <= accuracy <= 1]
+    assert sorted(ended) == [(name, round) for name in names for round in range(4)]
+    assert sorted((job.name, failure) for job, failure, _ in progress.of("ended")) == [(name, None) for name in names]
     assert first.failures == ()
 
     alone = simulate(sweep.cells[0].config.for_seed(1), out=tmp_path / "alone")
@@ -598,9 +585,9 @@ def test_a_sweep_is_ordinary_runs_which_another_sweep_may_share(tmp_path):
         ("small-fedavg", [2]), ("small-fedla", [0, 2]),
     ]  # fmt: skip
 
-    part, progress = sweep_of(tmp_path, tables, changes={"seeds": [0], "sweep.accuracy": 0.9}), RecordedProgress()
+    part, progress = sweep_of(tmp_path, tables, changes={"seeds": [0], "sweep.accuracy": 0.9}), Recorded()
     again = run_sweep(part, tmp_path / "runs", progress=progress)
-    assert progress.begun == [([], 1)]
+    assert progress.begun() == [([], 1)]
     assert again.folder != first.folder
     assert again.table()[1][0][:2] == ["fedavg", "1"]
     assert "fedavg" in again.report.read_text()

@@ -49,7 +49,7 @@ import pydantic
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
 from fedskew.errors import ConfigError, FedskewError, nearest
-from fedskew.experiment import Config, command_line, sweep_of
+from fedskew.experiment import Config, sweep_of
 from fedskew.parameters import first_mistake
 from fedskew.tables import flatten
 from fedskew.trees import read_tree
@@ -191,7 +191,7 @@ def read_arena(
             grid["point"] = _points(settings.draw)
     except ConfigError as error:
         raise type(error)(f"{path}: {error}") from None
-    whole = sweep_of(tree, path, text, changed, command_line("arena", path, changes, quick))
+    whole = sweep_of(tree, text, path, changes, quick, changed, "arena")
     axes = tuple(axis for axis in whole.axes if axis != "method")
     by_situation: dict[tuple[str, ...], list[ArenaEntry]] = {}  # one that is stopped early has complete comparisons
     for cell in whole.cells:

@@ -21,7 +21,6 @@ from ._folder import read_runs as read_runs
 from ._grid import Cell as Cell
 from ._grid import RefusedCell as RefusedCell
 from ._grid import Sweep as Sweep
-from ._grid import command_line as command_line
 from ._grid import read_sweep as read_sweep
 from ._grid import sweep_of as sweep_of
 from ._identity import set_aside as set_aside

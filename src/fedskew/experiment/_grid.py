@@ -161,14 +161,19 @@ def read_sweep(path: Path, changes: Mapping[str, Any] | None = None, quick: bool
         raise ConfigError(f"{path}: it has an [arena] table, so use: fedskew arena {path}")
     if "sweep" not in tree:
         raise ConfigError(f"{path}: it has no [sweep] table, so it is one run: fedskew run {path}")
-    return sweep_of(tree, path, text, changed, command_line("sweep", path, changes, quick))
+    return sweep_of(tree, text, path, changes, quick, changed, "sweep")
 
 
-def sweep_of(tree: dict[str, Any], path: Path, text: str, changed: Collection[str], command: str) -> Sweep:
-    """Check every cell of a sweep that has been read already; see `read_sweep`.
-
-    Messages name `path` and the line of a key in its `text`, but for keys that were `changed` on the command line.
-    """
+def sweep_of(
+    tree: dict[str, Any],
+    text: str,
+    path: Path,
+    changes: Mapping[str, Any],
+    quick: bool,
+    changed: Collection[str],
+    command: str,
+) -> Sweep:
+    """Check every cell of a sweep that `command` has read by `read_tree`; see `read_sweep`."""
     source = _Source(path, text, frozenset(changed))
     tree = copy.deepcopy(tree)
     section = tree.pop("sweep")
@@ -192,7 +197,7 @@ def sweep_of(tree: dict[str, Any], path: Path, text: str, changed: Collection[st
         raise source.located(errors[0], first)
     _check_distinct(cells, path)
     name = str(tree.get("name", "run"))
-    return Sweep(name, tuple(cells), accuracy, command, tuple(refused))
+    return Sweep(name, tuple(cells), accuracy, _command_line(command, path, changes, quick), tuple(refused))
 
 
 def _axes(section: Any, tree: dict[str, Any]) -> dict[str, list[_Value]]:
@@ -369,7 +374,7 @@ def _check_distinct(cells: list[Cell], path: Path) -> None:
         raise ConfigError(f"{path}: {times} cells are called {label!r}; give their values other labels")
 
 
-def command_line(command: str, path: Path, changes: Mapping[str, Any], quick: bool) -> str:
+def _command_line(command: str, path: Path, changes: Mapping[str, Any], quick: bool) -> str:
     """Return the command line that runs a file, without the folder of the data sets, which is of this machine only."""
     words = ["fedskew", command, str(path), *(["--quick"] if quick else [])]
     for key, value in changes.items():
