@@ -19,40 +19,30 @@ def written(folder: Path, text: str | bytes) -> Path:
     return path
 
 
-def test_wide_form_has_a_row_a_client_and_a_column_a_class(tmp_path: Path) -> None:
-    record = LabelCounts.read_csv(written(tmp_path, 'client,cat,"dog, small"\nParis,3,0\n"Rome",2.5,1\n'))
-    assert record.clients == ("Paris", "Rome")
-    assert record.classes == ("cat", "dog, small")
-    assert record.counts.tolist() == [[3, 0], [2.5, 1]]
+READ = {
+    # text: clients, classes, counts
+    'client,cat,"dog, small"\nParis,3,0\n"Rome",2.5,1\n': ("Paris Rome", ("cat", "dog, small"), [[3, 0], [2.5, 1]]),
+    "class,client,count\ndog,b,4\ncat,a,1\ndog,a,2\n": ("b a", ("dog", "cat"), [[4, 0], [2, 1]]),
+    "client,class,count\na,10,1\na,2,5\nb,0,7\n": ("a b", ("0", "2", "10"), [[0, 5, 1], [7, 0, 0]]),
+    **dict.fromkeys(
+        (
+            "\ufeffclient,x,y\na,1,2\n",
+            "client,x,y\r\na,1,2\r\n",
+            "\nclient , x,y\n\n a,1 , 2\n,,\n",
+            "x,client,y\n1,a,2\n",
+            "client,x,y\na,1e0,2.0",
+        ),
+        ("a", ("x", "y"), [[1, 2]]),
+    ),
+}
 
 
-def test_long_form_is_told_by_its_header_in_any_order(tmp_path: Path) -> None:
-    text = "class,client,count\ndog,b,4\ncat,a,1\ndog,a,2\n"
+@pytest.mark.parametrize("text", READ)
+def test_both_forms_are_read_as_programs_and_spreadsheets_write_them(tmp_path: Path, text: str) -> None:
     record = LabelCounts.read_csv(written(tmp_path, text))
-    assert (record.clients, record.classes) == (("b", "a"), ("dog", "cat"))
-    assert record.counts.tolist() == [[4, 0], [2, 1]]
-
-
-def test_numbered_classes_of_the_long_form_stand_by_number(tmp_path: Path) -> None:
-    record = LabelCounts.read_csv(written(tmp_path, "client,class,count\na,10,1\na,2,5\nb,0,7\n"))
-    assert record.classes == ("0", "2", "10")
-    assert record.counts.tolist() == [[0, 5, 1], [7, 0, 0]]
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "\ufeffclient,x,y\na,1,2\n",
-        "client,x,y\r\na,1,2\r\n",
-        "\nclient , x,y\n\n a,1 , 2\n,,\n",
-        "x,client,y\n1,a,2\n",
-        "client,x,y\na,1e0,2.0",
-    ],
-    ids=["byte order mark", "windows lines", "blanks", "client in the middle", "number forms"],
-)
-def test_files_as_spreadsheets_write_them(tmp_path: Path, text: str) -> None:
-    record = LabelCounts.read_csv(written(tmp_path, text))
-    assert (record.clients, record.classes, record.counts.tolist()) == (("a",), ("x", "y"), [[1, 2]])
+    clients, classes, counts = READ[text]
+    assert (record.clients, record.classes) == (tuple(clients.split()), classes)
+    assert record.counts.tolist() == counts
 
 
 @pytest.mark.parametrize(
@@ -217,16 +207,13 @@ def test_what_is_written_is_read_back_exactly(tmp_path: Path, seed: int, form: s
     assert np.array_equal(after.counts, before.counts)
 
 
-def test_a_fraction_is_written_so_that_it_is_not_taken_for_thousands(tmp_path: Path) -> None:
-    LabelCounts([[1.125, 12.5]]).to_csv(tmp_path / "c.csv")
-    assert LabelCounts.read_csv(tmp_path / "c.csv").counts.tolist() == [[1.125, 12.5]]
-    LabelCounts([[1.125, 120]]).to_csv(tmp_path / "c.csv")
-    assert LabelCounts.read_csv(tmp_path / "c.csv").counts.tolist() == [[1.125, 120]]
-
-
-def test_whole_counts_are_written_without_a_point(tmp_path: Path) -> None:
-    LabelCounts([[3, 0.5]]).to_csv(tmp_path / "c.csv")
-    assert (tmp_path / "c.csv").read_text() == "client,0,1\n0,3,0.5\n"
+@pytest.mark.parametrize(
+    ("row", "text"), [([3, 0.5], "3,0.5"), ([1.125, 12.5], "1.1250,12.5"), ([1.125, 120], "1.1250,120")]
+)
+def test_numbers_are_written_so_that_they_are_not_taken_for_thousands(tmp_path: Path, row, text) -> None:
+    LabelCounts([row]).to_csv(tmp_path / "c.csv")
+    assert (tmp_path / "c.csv").read_text() == f"client,0,1\n0,{text}\n"
+    assert LabelCounts.read_csv(tmp_path / "c.csv").counts.tolist() == [row]
 
 
 @pytest.mark.parametrize(
