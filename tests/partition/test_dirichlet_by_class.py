@@ -2,15 +2,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from splits import CIFAR_LABELS, counts_of
 
-from fedskew.errors import ArgumentError, PartitionError
+from fedskew.errors import PartitionError
 from fedskew.partition import DirichletByClass
-
-CIFAR_LABELS = np.repeat(np.arange(10), 5000)
-
-
-def counts_of(split: list[np.ndarray], labels: np.ndarray, classes: int = 10) -> np.ndarray:
-    return np.stack([np.bincount(labels[held], minlength=classes) for held in split])
 
 
 def niid_bench(draws: np.ndarray, class_sizes: list[int], balance: bool) -> np.ndarray:
@@ -114,28 +109,3 @@ def test_an_empty_class_is_legal() -> None:
 def test_one_client_gets_everything() -> None:
     (held,) = DirichletByClass(0.1).split(CIFAR_LABELS, 1, np.random.default_rng(0))
     np.testing.assert_array_equal(held, np.arange(50_000))
-
-
-def test_gives_up_after_max_tries_and_says_what_to_change() -> None:
-    with pytest.raises(PartitionError, match=r"none of 3 draws gave 200 samples to each of 200 .* lower min_size"):
-        DirichletByClass(0.1, min_size=200, max_tries=3).split(CIFAR_LABELS, 200, np.random.default_rng(0))
-
-
-def test_refuses_at_once_what_no_draw_can_give() -> None:
-    with pytest.raises(PartitionError, match="20 samples can't give 10 to each of 3 clients"):
-        DirichletByClass(0.5).split(np.zeros(20, dtype=int), 3, np.random.default_rng(0))
-
-
-@pytest.mark.parametrize("beta", [0, -1.0, float("nan"), float("inf"), "0.1", True])
-def test_refuses_a_beta_that_is_no_positive_number(beta) -> None:
-    with pytest.raises(ArgumentError, match="^beta: input should be (greater than 0|a finite number|a valid number)"):
-        DirichletByClass(beta)
-
-
-def test_refuses_other_bad_parameters_by_name() -> None:
-    with pytest.raises(ArgumentError, match="min_size"):
-        DirichletByClass(0.1, min_size=-1)
-    with pytest.raises(ArgumentError, match="max_tries"):
-        DirichletByClass(0.1, max_tries=0)
-    with pytest.raises(ArgumentError, match="balance"):
-        DirichletByClass(0.1, balance="no")

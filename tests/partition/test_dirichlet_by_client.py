@@ -4,15 +4,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from splits import CIFAR_LABELS, counts_of
 
-from fedskew.errors import ArgumentError, PartitionError
 from fedskew.partition import DirichletByClient
-
-CIFAR_LABELS = np.repeat(np.arange(10), 5000)
-
-
-def counts_of(split: list[np.ndarray], labels: np.ndarray, classes: int = 10) -> np.ndarray:
-    return np.stack([np.bincount(labels[held], minlength=classes) for held in split])
 
 
 def test_counts_are_the_drawn_mix_by_largest_remainder_where_nothing_runs_out() -> None:
@@ -67,22 +61,3 @@ def test_sizes_are_met_exactly_whatever_is_left(class_sizes, clients, beta, seed
     split = rule.split(labels, clients, np.random.default_rng(seed), num_classes=len(class_sizes))
     assert tuple(map(len, split)) == sizes
     assert len(np.unique(np.concatenate(split))) == sum(sizes)
-
-
-def test_refuses_sizes_that_do_not_fit() -> None:
-    rng = np.random.default_rng(0)
-    with pytest.raises(ArgumentError, match="sizes: has 2 entries for 3 clients"):
-        DirichletByClient(0.1, sizes=(1, 2)).split([0, 1, 2], 3, rng)
-    with pytest.raises(PartitionError, match="sizes ask for 4 samples and there are 3"):
-        DirichletByClient(0.1, sizes=(2, 2)).split([0, 1, 2], 2, rng)
-    with pytest.raises(ArgumentError, match=r"^sizes\.0: input should be greater than or equal to 0 \(got -1\)"):
-        DirichletByClient(0.1, sizes=(-1, 2))
-    with pytest.raises(PartitionError, match="2 samples can't be divided among 3 clients"):
-        DirichletByClient(0.1).split([0, 1], 3, rng)
-
-
-def test_refuses_bad_parameters_by_name() -> None:
-    with pytest.raises(ArgumentError, match="beta"):
-        DirichletByClient(0.0)
-    with pytest.raises(ArgumentError, match="target_client"):
-        DirichletByClient(0.1, target_client="yes")

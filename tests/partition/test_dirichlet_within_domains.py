@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedskew.errors import ArgumentError, PartitionError
-from fedskew.partition import DirichletByClass, DirichletWithinDomains, DomainRule, Quantity
+from fedskew.partition import DirichletByClass, DirichletWithinDomains
 
 # Four domains of unequal size, interleaved.
 DOMAINS = np.random.default_rng(1).permutation(np.repeat([0, 1, 2, 3], [3000, 1000, 2000, 1500]))
@@ -47,18 +47,3 @@ def test_says_in_which_domain_the_draws_fail() -> None:
 def test_refuses_domains_that_are_not_one_integer_a_sample(domains) -> None:
     with pytest.raises(ArgumentError, match="domains: must be one integer a sample"):
         DirichletWithinDomains(0.1).split_domains(LABELS, domains, 4, np.random.default_rng(0))
-
-
-def test_labels_alone_are_not_enough() -> None:
-    with pytest.raises(PartitionError, match="no domains: choose another partition rule"):
-        DirichletWithinDomains(0.1).split(LABELS, 4, np.random.default_rng(0))
-
-
-def test_only_this_rule_asks_for_domains() -> None:
-    assert isinstance(DirichletWithinDomains(0.1), DomainRule)
-    assert not isinstance(Quantity(2), DomainRule)
-
-
-def test_parameters_are_checked_when_it_is_made() -> None:
-    with pytest.raises(ArgumentError, match="^beta: input should be greater than 0"):
-        DirichletWithinDomains(0.0)

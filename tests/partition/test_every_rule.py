@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from splits import CIFAR_LABELS
 
 from fedskew.errors import ArgumentError, PartitionError
 from fedskew.partition import (
@@ -14,16 +15,15 @@ from fedskew.partition import (
     INDEX,
     DirichletByClass,
     DirichletByClient,
+    DirichletWithinDomains,
     IIDAndExclusive,
+    Natural,
     OneLabelMissing,
     PairedShards,
     Quantity,
-    Rule,
     Shards,
     Sparsity,
 )
-
-CIFAR_LABELS = np.repeat(np.arange(10), 5000)
 
 RULES = [
     DirichletByClass(0.5),
@@ -53,7 +53,7 @@ def assert_lawful(split: list[np.ndarray], clients: int, samples: int) -> None:
 
 
 @every_rule
-def test_clients_get_disjoint_ascending_indices(rule: Rule) -> None:
+def test_clients_get_disjoint_ascending_indices(rule) -> None:
     labels = np.random.default_rng(3).permutation(CIFAR_LABELS)
     split = rule.split(labels, 10, np.random.default_rng(0))
     assert_lawful(split, 10, len(labels))
@@ -62,7 +62,7 @@ def test_clients_get_disjoint_ascending_indices(rule: Rule) -> None:
 
 
 @every_rule
-def test_is_a_function_of_its_rng(rule: Rule) -> None:
+def test_is_a_function_of_its_rng(rule) -> None:
     np.random.seed(1)  # noqa: NPY002 (the global generator must not matter)
     first = rule.split(CIFAR_LABELS, 10, np.random.default_rng(7))
     np.random.seed(2)  # noqa: NPY002
@@ -73,7 +73,7 @@ def test_is_a_function_of_its_rng(rule: Rule) -> None:
 
 
 @every_rule
-def test_any_integer_type_and_a_tensor_give_the_same_split(rule: Rule) -> None:
+def test_any_integer_type_and_a_tensor_give_the_same_split(rule) -> None:
     expected = rule.split(CIFAR_LABELS, 10, np.random.default_rng(0), num_classes=10)
     for labels in (CIFAR_LABELS.astype(np.uint8), torch.from_numpy(CIFAR_LABELS), CIFAR_LABELS.tolist()):
         split = rule.split(labels, 10, np.random.default_rng(0))
@@ -81,7 +81,7 @@ def test_any_integer_type_and_a_tensor_give_the_same_split(rule: Rule) -> None:
 
 
 @every_rule
-def test_does_not_change_the_labels(rule: Rule) -> None:
+def test_does_not_change_the_labels(rule) -> None:
     labels = CIFAR_LABELS.copy()
     labels.setflags(write=False)
     rule.split(labels, 10, np.random.default_rng(0))
@@ -103,13 +103,13 @@ def test_does_not_change_the_labels(rule: Rule) -> None:
         ([0, 1], 2, 0, "num_classes: must be a whole number of at least 1"),
     ],
 )
-def test_refuses_bad_arguments_by_name(rule: Rule, labels, clients, num_classes, named) -> None:
+def test_refuses_bad_arguments_by_name(rule, labels, clients, num_classes, named) -> None:
     with pytest.raises(ArgumentError, match=named):
         rule.split(labels, clients, np.random.default_rng(0), num_classes=num_classes)
 
 
 @every_rule
-def test_refuses_a_seed_in_place_of_a_generator(rule: Rule) -> None:
+def test_refuses_a_seed_in_place_of_a_generator(rule) -> None:
     with pytest.raises(ArgumentError, match=r"rng: must be a numpy\.random\.Generator, not int"):
         rule.split(CIFAR_LABELS, 10, 0)
 
@@ -157,6 +157,83 @@ def test_ends_with_a_lawful_split_or_says_what_to_change(labels, clients, extra,
     assert_lawful(split, clients, len(labels))
     if isinstance(rule, USES_ALL) and not isinstance(rule, DirichletByClient):
         assert sum(map(len, split)) == len(labels)
+
+
+@pytest.mark.parametrize(
+    ("rule", "clients", "labels", "says"),
+    [
+        (DirichletByClass(0.1, min_size=200, max_tries=3), 200, CIFAR_LABELS,
+         r"none of 3 draws gave 200 samples to each of 200 .* lower min_size"),
+        (DirichletByClass(0.5), 3, np.zeros(20, dtype=int), "20 samples can't give 10 to each of 3 clients"),
+        (DirichletByClient(0.1, sizes=(2, 2)), 2, [0, 1, 2], "sizes ask for 4 samples and there are 3"),
+        (DirichletByClient(0.1), 3, [0, 1], "2 samples can't be divided among 3 clients"),
+        (DirichletWithinDomains(0.1), 4, CIFAR_LABELS, "no domains: choose another partition rule"),
+        (Quantity(2), 5, CIFAR_LABELS, "5 clients leave some of 10 classes without a holder: take at least 10"),
+        (Quantity(11), 20, CIFAR_LABELS, "a client can't hold 11 of 10 classes: lower labels_per_client"),
+        (Sparsity(2), 3, np.repeat([0, 1], [100, 2]),
+         "class 1 has 2 samples for 3 holders: lower clients or labels_per_client"),
+        (Sparsity(11), 10, CIFAR_LABELS, "a client can't hold 11 of 10 classes"),
+        (Sparsity(2), 1, CIFAR_LABELS, "the last client is the target"),
+        *((Shards(each), clients, CIFAR_LABELS,
+           "choose per_client or clients so that their product is a multiple of 10")
+          for clients, each in [(7, 1), (3, 2), (4, 1)]),
+        # floor(2 * 8 / 10) = floor(2 * 9 / 10) = 1: each class to one client, five clients; with 12 clients five pairs
+        *((PairedShards(2), clients, CIFAR_LABELS,
+           rf"leave {left} clients and 0 classes over: take 10 clients \(5 pairs\)")
+          for clients, left in [(8, 3), (9, 4), (12, 2)]),
+        (PairedShards(2), 3, CIFAR_LABELS, "leave 3 clients and 10 classes over"),
+        (PairedShards(2, high=1.0), 10, np.repeat(np.arange(4), 3000),
+         r"5 clients share a class.*lower high to 0\.625 or less"),
+        (PairedShards(2, high=0.626), 10, np.repeat(np.arange(4), 3000), "lower high"),
+        (IIDAndExclusive(0.5, 2, 10), 4, np.repeat(np.arange(4), 100), "lower exclusive_share or labels_per_client"),
+        (IIDAndExclusive(0.25, 2, 200), 4, np.repeat(np.arange(5), 100),
+         "have 300 samples and 3 clients need 600: lower samples_per_client"),
+        (IIDAndExclusive(0.3, 1, 1000), 10, np.repeat(np.arange(100), 500),
+         "has 500 samples and its owner needs 1000: lower samples_per_client"),
+        *((OneLabelMissing(), clients, np.arange(7), "take at least 2 and at most 7") for clients in (1, 8)),
+        (IID(), 4, [0, 1, 2], "3 samples can't be divided among 4 clients"),
+        (Natural(), 2, [0, 1], "choose another partition rule"),
+    ],
+    ids=lambda value: type(value).__name__ if hasattr(value, "split") else None,
+)  # fmt: skip
+def test_what_can_not_be_divided_is_refused_and_what_to_change_is_said(rule, clients, labels, says) -> None:
+    with pytest.raises(PartitionError, match=says):
+        rule.split(labels, clients, np.random.default_rng(0))
+
+
+@pytest.mark.parametrize(
+    ("rule", "arguments", "says"),
+    [
+        *((DirichletByClass, (beta,), "^beta: input should be (greater than 0|a finite number|a valid number)")
+          for beta in (0, -1.0, float("nan"), float("inf"), "0.1", True)),
+        (DirichletByClass, (0.1, -1), "min_size"),
+        (DirichletByClass, (0.1, 10, "no"), "balance"),
+        (DirichletByClass, (0.1, 10, True, 0), "max_tries"),
+        (DirichletWithinDomains, (0.0,), "^beta: input should be greater than 0"),
+        (DirichletByClient, (0.0,), "beta"),
+        (DirichletByClient, (0.1, "yes"), "target_client"),
+        (DirichletByClient, (0.1, False, (-1, 2)),
+         r"^sizes\.0: input should be greater than or equal to 0 \(got -1\)"),
+        (Quantity, (0,), "^labels_per_client: input should be greater than or equal to 1"),
+        (Sparsity, (2.5,), "labels_per_client"),
+        (Shards, (0,), "per_client"),
+        *((PairedShards, (2, low, high), "low, high: must satisfy 0 <= low < high <= 1|low: input should be a finite")
+          for low, high in [(0.5, 0.5), (-0.1, 0.5), (0.5, 1.1), (float("nan"), 0.5)]),
+        *((IIDAndExclusive, (share, 1, 1), "exclusive_share") for share in (1.1, -0.1, float("nan"))),
+        (IIDAndExclusive, (0.5, 0, 1), "labels_per_client"),
+        (IIDAndExclusive, (0.5, 1, 0), "samples_per_client"),
+        *((OneLabelMissing, (kept,), "^kept: input should be (greater than 0|less than or equal to 1)")
+          for kept in (0.0, 1.1, float("nan"))),
+    ],
+)  # fmt: skip
+def test_bad_parameters_are_refused_by_name(rule, arguments, says) -> None:
+    with pytest.raises(ArgumentError, match=says):
+        rule(*arguments)
+
+
+def test_sizes_must_be_as_many_as_clients() -> None:
+    with pytest.raises(ArgumentError, match="sizes: has 2 entries for 3 clients"):
+        DirichletByClient(0.1, sizes=(1, 2)).split([0, 1, 2], 3, np.random.default_rng(0))
 
 
 def test_the_index_names_every_rule() -> None:

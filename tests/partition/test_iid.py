@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedskew.errors import ArgumentError, PartitionError
+from fedskew.errors import ArgumentError
 from fedskew.partition import IID, stratified
 
 LABELS = np.repeat(np.arange(10), 1000)
@@ -19,11 +19,6 @@ def test_label_mixes_are_those_of_drawing_without_replacement() -> None:
     deviation = np.sqrt(50 * 0.9 * (10_000 - 500) / 9_999)  # hypergeometric: 500 of 10,000, of which a tenth in a class
     assert counts.std() == pytest.approx(deviation, rel=0.15)
     assert abs(counts - 50).max() < 5 * deviation
-
-
-def test_more_clients_than_samples_are_refused() -> None:
-    with pytest.raises(PartitionError, match="3 samples can't be divided among 4 clients"):
-        IID().split([0, 1, 2], 4, np.random.default_rng(0))
 
 
 def test_a_stratified_draw_has_every_class_by_its_share() -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedskew.errors import ArgumentError, PartitionError
-from fedskew.partition import Natural, grouped, natural_split
+from fedskew.partition import grouped, natural_split
 
 
 def test_samples_go_to_the_client_that_their_id_names() -> None:
@@ -64,8 +64,3 @@ def test_refuses_to_cut_cameras_up(clients: int) -> None:
 def test_refuses_other_ids(ids, clients, message) -> None:
     with pytest.raises(ArgumentError, match=f"client_ids: .*{message}"):
         natural_split(ids, clients)
-
-
-def test_labels_alone_can_not_be_divided_naturally() -> None:
-    with pytest.raises(PartitionError, match="choose another partition rule"):
-        Natural().split([0, 1], 2, np.random.default_rng(0))

@@ -6,14 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from splits import counts_of
 
 import fedskew
 from fedskew.errors import ArgumentError, ConfigError, PartitionError
 from fedskew.partition import DirichletByClient, oracle
-
-
-def counts_of(indices, labels, classes) -> np.ndarray:
-    return np.stack([np.bincount(labels[own], minlength=classes) for own in indices])
 
 
 def test_sizes_stay_where_every_class_suffices():

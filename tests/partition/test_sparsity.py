@@ -2,15 +2,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from splits import CIFAR_LABELS, counts_of, dealt
 
-from fedskew.errors import ArgumentError, PartitionError
 from fedskew.partition import Sparsity
-
-CIFAR_LABELS = np.repeat(np.arange(10), 5000)
-
-
-def counts_of(split: list[np.ndarray], labels: np.ndarray, classes: int = 10) -> np.ndarray:
-    return np.stack([np.bincount(labels[held], minlength=classes) for held in split])
 
 
 @pytest.mark.parametrize("k", [1, 3, 10])
@@ -35,23 +29,8 @@ def test_labels_are_drawn_uniformly_for_the_target_too() -> None:
 
 
 def test_all_labels_for_all_is_an_even_split() -> None:
-    counts = counts_of(Sparsity(10).split(CIFAR_LABELS, 10, np.random.default_rng(0)), CIFAR_LABELS)
+    counts = dealt(Sparsity(10), 10)
     np.testing.assert_array_equal(counts, 500)
-
-
-def test_refuses_where_a_label_runs_out() -> None:
-    labels = np.repeat([0, 1], [100, 2])
-    with pytest.raises(PartitionError, match="class 1 has 2 samples for 3 holders: lower clients or labels_per_client"):
-        Sparsity(2).split(labels, 3, np.random.default_rng(0))
-
-
-def test_refuses_what_can_not_be() -> None:
-    with pytest.raises(PartitionError, match="a client can't hold 11 of 10 classes"):
-        Sparsity(11).split(CIFAR_LABELS, 10, np.random.default_rng(0))
-    with pytest.raises(PartitionError, match="the last client is the target"):
-        Sparsity(2).split(CIFAR_LABELS, 1, np.random.default_rng(0))
-    with pytest.raises(ArgumentError, match="labels_per_client"):
-        Sparsity(2.5)
 
 
 @pytest.mark.slow

@@ -222,7 +222,7 @@ def _divide(
     rule = components.make_component(partition.INDEX, {"name": section.rule, **section.parameters}, "partition")
     rng = generator(seed, Purpose.PARTITION)
     names = tuple(map(str, range(section.clients)))
-    by_domain = isinstance(rule, partition.DomainRule) and components.covers(rule, "split_domains", "split")
+    by_domain = components.covers(rule, "split_domains", "split")
     if by_domain and dataset.domains is not None:
         shares = rule.split_domains(labels[kept], dataset.domains[kept], section.clients, rng, num_classes=classes)
     else:

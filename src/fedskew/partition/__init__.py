@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from fedskew.partition._dirichlet_by_class import DirichletByClass, DirichletWithinDomains
 from fedskew.partition._dirichlet_by_client import DirichletByClient
-from fedskew.partition._held_out import hold_out
-from fedskew.partition._iid import IID, stratified
-from fedskew.partition._iid_and_exclusive import IIDAndExclusive
+from fedskew.partition._fedpals import OneLabelMissing, oracle
+from fedskew.partition._iid import IID, IIDAndExclusive
 from fedskew.partition._labels_per_client import Quantity, Sparsity
 from fedskew.partition._natural import Natural, grouped, natural_split
-from fedskew.partition._one_label_missing import OneLabelMissing
-from fedskew.partition._oracle import oracle
 from fedskew.partition._partition import Partition
-from fedskew.partition._rule import DomainRule, Rule
+from fedskew.partition._rule import hold_out, stratified
 from fedskew.partition._shards import PairedShards, Shards
 
 INDEX: dict[str, type] = {
@@ -36,14 +33,12 @@ __all__ = [
     "DirichletByClass",
     "DirichletByClient",
     "DirichletWithinDomains",
-    "DomainRule",
     "IIDAndExclusive",
     "Natural",
     "OneLabelMissing",
     "PairedShards",
     "Partition",
     "Quantity",
-    "Rule",
     "Shards",
     "Sparsity",
     "grouped",

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedskew.errors import ArgumentError, PartitionError
 from fedskew.parameters import Count, Positive, Size, Switch, component
-from fedskew.partition._rule import IntArray, check_samples, deal
+from fedskew.partition._rule import IntArray, Rule
 from fedskew.tables import counted
 
 FloatArray = NDArray[np.float64]
 
 
 @component
-class DirichletByClass:
+class DirichletByClass(Rule):
     """Every class is divided among the clients by a Dirichlet draw: label mixes and sizes both vary.
 
     Li et al., "Federated Learning on Non-IID Data Silos" (NIID-Bench); the `Dir(beta)` of FedEntOpt and FedVLS. For
@@ -36,29 +34,23 @@ class DirichletByClass:
         max_tries: Draws before the rule gives up.
     """
 
-    target_client: ClassVar[bool] = False
-
     beta: Positive
     min_size: Size = 10
     balance: Switch = True
     max_tries: Count = 10_000
 
-    def split(
-        self, labels: ArrayLike, clients: int, rng: np.random.Generator, num_classes: int | None = None
-    ) -> list[IntArray]:
-        """Divide all samples; see `Rule.split`."""
-        labels, class_sizes = check_samples(labels, clients, rng, num_classes)
-        if len(labels) < clients * self.min_size:
+    def _counts(self, class_sizes: IntArray, clients: int, rng: np.random.Generator) -> IntArray:
+        samples = int(class_sizes.sum())
+        if samples < clients * self.min_size:
             raise PartitionError(
-                f"{len(labels)} samples can't give {self.min_size} to each of {counted(clients, 'client')}: "
-                "lower min_size"
+                f"{samples} samples can't give {self.min_size} to each of {counted(clients, 'client')}: lower min_size"
             )
         best = 0
         for _ in range(self.max_tries):
             counts = self._draw_counts(class_sizes, clients, rng)
             smallest = int(counts.sum(axis=1).min())
             if smallest >= self.min_size:
-                return deal(labels, counts, rng)
+                return counts
             best = max(best, smallest)
         raise PartitionError(
             f"none of {self.max_tries} draws gave {self.min_size} samples to each of {counted(clients, 'client')} (the "
@@ -111,7 +103,7 @@ class DirichletWithinDomains(DirichletByClass):
     def split(
         self, labels: ArrayLike, clients: int, rng: np.random.Generator, num_classes: int | None = None
     ) -> list[IntArray]:
-        """Always raises PartitionError: labels alone do not give the domain of a sample."""
+        """Raise PartitionError: labels alone do not give the domain of a sample."""
         raise PartitionError("the data set has no domains: choose another partition rule")
 
     def split_domains(
@@ -122,7 +114,7 @@ class DirichletWithinDomains(DirichletByClass):
         rng: np.random.Generator,
         num_classes: int | None = None,
     ) -> list[IntArray]:
-        """Divide all samples; see `DomainRule.split_domains`."""
+        """Divide all samples, of these domain ids, as `Rule.split` does."""
         labels, domains = np.asarray(labels), np.asarray(domains)
         if domains.shape != labels.shape or domains.dtype.kind not in "iu":
             raise ArgumentError(
@@ -138,7 +130,7 @@ class DirichletWithinDomains(DirichletByClass):
         for domain in found:
             rows = np.flatnonzero(domains == domain)
             try:
-                shares += [rows[own] for own in DirichletByClass.split(self, labels[rows], each, rng, num_classes)]
+                shares += [rows[own] for own in super().split(labels[rows], each, rng, num_classes)]
             except PartitionError as error:
                 raise PartitionError(f"in domain {domain}: {error}") from None
         return shares

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from fedskew.errors import ArgumentError, PartitionError
 from fedskew.parameters import Positive, Size, Switch, component
-from fedskew.partition._rule import IntArray, apportion, check_samples, deal
+from fedskew.partition._rule import IntArray, Rule, apportion
 from fedskew.tables import counted
 
 
 @component
-class DirichletByClient:
+class DirichletByClient(Rule):
     """Every client draws a label mix from a Dirichlet: label mixes vary, sizes are given.
 
     Yurochkin et al., 2019; the `Dir(beta)` of FedPALS' text. Client i draws p_i ~ Dir(beta, ..., beta) over the
@@ -35,14 +35,10 @@ class DirichletByClient:
     target_client: Switch = False
     sizes: tuple[Size, ...] | None = None
 
-    def split(
-        self, labels: ArrayLike, clients: int, rng: np.random.Generator, num_classes: int | None = None
-    ) -> list[IntArray]:
-        """Divide the samples; see `Rule.split`."""
-        labels, class_sizes = check_samples(labels, clients, rng, num_classes)
-        sizes = self._client_sizes(len(labels), clients)
+    def _counts(self, class_sizes: IntArray, clients: int, rng: np.random.Generator) -> IntArray:
+        sizes = self._client_sizes(int(class_sizes.sum()), clients)
         mixes = rng.dirichlet(np.full(len(class_sizes), self.beta), size=clients)
-        return deal(labels, _fill(sizes, mixes, class_sizes), rng)
+        return _fill(sizes, mixes, class_sizes)
 
     def _client_sizes(self, samples: int, clients: int) -> IntArray:
         if self.sizes is None:

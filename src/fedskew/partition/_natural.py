@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from fedskew.errors import ArgumentError, PartitionError
 from fedskew.parameters import component
-from fedskew.partition._rule import IntArray
+from fedskew.partition._rule import IntArray, Rule
 
 
 def natural_split(client_ids: ArrayLike, clients: int | None = None) -> list[IntArray]:
     """Return the samples of each client, by the client id that comes with every sample.
 
-    Args:
-        client_ids: Client ids, shape `(samples,)`, integers or strings.
-        clients: Number of clients. With it, ids are numbers from 0 to clients - 1, and an id that does not occur is an
-            empty client.
-
-    Returns:
-        One ascending index array per client; without `clients`, per id in the order of `numpy.unique(client_ids)`.
-
-    Raises:
-        ArgumentError: Wrong shape, type or values.
+    Ids are integers or strings, shape `(samples,)`; there is one ascending index array per id, in the order of
+    `numpy.unique(client_ids)`. With `clients`, ids are numbers from 0 to clients - 1, and one that does not occur is an
+    empty client. ArgumentError is raised for any other shape, type or value.
     """
     ids = np.asarray(client_ids)
     if ids.ndim != 1 or ids.size == 0:
@@ -48,15 +40,8 @@ def grouped(shares: Sequence[IntArray], clients: int) -> list[IntArray]:
     first). This is how the FedDG benchmark (Bai et al., 2024; "NonIIDSplitter" with iid 0) makes 100 clients of the 243
     cameras of iWildCam's training part.
 
-    Args:
-        shares: The samples of each natural client.
-        clients: Number of clients to merge them into.
-
-    Returns:
-        One ascending index array per client.
-
-    Raises:
-        PartitionError: There are fewer natural clients than `clients` (the benchmark would divide them).
+    `shares` has the samples of each natural client; what is returned has one ascending index array per client. Where
+    there are fewer natural clients than `clients` (the benchmark would divide them), PartitionError is raised.
     """
     if not 1 <= clients <= len(shares):
         raise PartitionError(
@@ -74,13 +59,8 @@ def grouped(shares: Sequence[IntArray], clients: int) -> list[IntArray]:
 
 
 @component
-class Natural:
+class Natural(Rule):
     """The data set's own clients; a run divides samples by their client ids, with `natural_split` and `grouped`."""
 
-    target_client: ClassVar[bool] = False
-
-    def split(
-        self, labels: ArrayLike, clients: int, rng: np.random.Generator, num_classes: int | None = None
-    ) -> list[IntArray]:
-        """Always raises PartitionError: labels alone do not give the client of a sample."""
+    def _counts(self, class_sizes: IntArray, clients: int, rng: np.random.Generator) -> IntArray:
         raise PartitionError("the data set does not name the client of each sample: choose another partition rule")

@@ -40,13 +40,7 @@ class Partition:
 
     @classmethod
     def of(cls, indices: Sequence[ArrayLike], labels: ArrayLike, num_classes: int, rule: object = "") -> Partition:
-        """Make the record of a split.
-
-        Args:
-            indices: Samples of each client.
-            labels: Class ids, shape `(samples,)`, integers in [0, num_classes).
-            num_classes: Number of classes.
-            rule: How the split was made; kept as text.
+        """Make the record of a split: the samples of each client, of labels `(samples,)`; `rule` is kept as text.
 
         Raises:
             ArgumentError: A sample goes to two clients or does not exist, or a label is out of range.
@@ -83,9 +77,6 @@ class Partition:
             num_classes: Number of classes.
             columns: What else the partitioner divides by: values of each sample, by name.
 
-        Returns:
-            The partition.
-
         Raises:
             ArgumentError: It has a data set already, or can't divide these samples.
             MissingPackageError: The package `datasets` is not installed.
@@ -111,15 +102,8 @@ class Partition:
             data = FederatedDataset(dataset="mnist", partitioners={"train": partition.to_flower()})
             data.load_partition(0)
 
-        Args:
-            label: Name of the data set's column of labels. They must be those that the partition was made of, in the
-                same order, which is checked when the first partition is loaded.
-
-        Returns:
-            A `flwr_datasets.partitioner.Partitioner`, to which no data set has been assigned yet.
-
-        Raises:
-            MissingPackageError: The package `flwr-datasets` is not installed.
+        The data set's labels, in the column `label`, must be those that the partition was made of, in the same order,
+        which is checked when the first partition is loaded. MissingPackageError is raised where the package is missing.
         """
         try:
             base: Any = import_module("flwr_datasets.partitioner").Partitioner
@@ -147,11 +131,7 @@ class Partition:
         return digest.hexdigest()
 
     def check(self, labels: ArrayLike) -> None:
-        """Check that this partition was made for a data set with these labels.
-
-        Raises:
-            DataError: The samples have other counts, or do not exist.
-        """
+        """Raise DataError unless this partition was made for a data set with these labels."""
         try:
             counts = Partition.of(self.indices, labels, self.num_classes).counts
         except ArgumentError as error:
@@ -160,11 +140,7 @@ class Partition:
             raise DataError("the partition was made for another data set, or for its samples in another order")
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write an `.npz` file, atomically; the same partition gives the same bytes.
-
-        Args:
-            path: The file.
-        """
+        """Write an `.npz` file, atomically; the same partition gives the same bytes."""
         arrays: dict[str, NDArray[np.generic]] = {
             "format": np.array(_FORMAT),
             "rule": np.array(self.rule),
@@ -181,14 +157,7 @@ class Partition:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Partition:
-        """Read a file that `save` wrote.
-
-        Args:
-            path: The file.
-
-        Raises:
-            DataError: The file is missing, damaged or of another kind.
-        """
+        """Read a file that `save` wrote; DataError is raised where it is missing, damaged or of another kind."""
         try:
             with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
                 arrays = {name: archive[name] for name in ("format", "rule", "hash", "counts", "sizes", "indices")}

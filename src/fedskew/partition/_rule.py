@@ -1,24 +1,25 @@
-"""Shared by the partition rules: the protocol, checks of arguments, and dealing out samples by counts."""
+"""What the partition rules share: the base class, checks of arguments, and dealing out samples by counts."""
 
 from __future__ import annotations
 
 from numbers import Integral
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedskew.errors import ArgumentError
+from fedskew.errors import ArgumentError, PartitionError
 
 IntArray: TypeAlias = NDArray[np.int64]
 
 
-class Rule(Protocol):
-    """A way to divide a labelled data set among clients: a frozen dataclass of parameters."""
+class Rule:
+    """A way to divide a labelled data set among clients: a frozen dataclass of parameters.
 
-    @property
-    def target_client(self) -> bool:
-        """Whether the last client is the target: the others train for its label mix."""
+    All that a rule decides is how many samples of each class every client gets; which ones is drawn uniformly.
+    """
+
+    target_client = False  # whether the last client is the target: the others train for its label mix
 
     def split(
         self, labels: ArrayLike, clients: int, rng: np.random.Generator, num_classes: int | None = None
@@ -39,36 +40,12 @@ class Rule(Protocol):
             ArgumentError: A bad argument; the message names it.
             PartitionError: The rule can't divide these labels among this many clients; the message says what to change.
         """
+        labels, class_sizes = check_samples(labels, clients, rng, num_classes)
+        return deal(labels, self._counts(class_sizes, clients, rng), rng)
 
-
-@runtime_checkable
-class DomainRule(Protocol):
-    """A rule that needs the domain of each sample; its plain `split` raises `PartitionError`."""
-
-    def split_domains(
-        self,
-        labels: ArrayLike,
-        domains: ArrayLike,
-        clients: int,
-        rng: np.random.Generator,
-        num_classes: int | None = None,
-    ) -> list[IntArray]:
-        """Divide samples as `Rule.split` does.
-
-        Args:
-            labels: Class ids, shape `(samples,)`.
-            domains: Domain ids, shape `(samples,)`, integers.
-            clients: Number of clients.
-            rng: Source of all random draws.
-            num_classes: Number of classes.
-
-        Returns:
-            For each client an ascending array of indices into `labels`.
-
-        Raises:
-            ArgumentError: A bad argument.
-            PartitionError: The rule can't divide these labels among this many clients.
-        """
+    def _counts(self, class_sizes: IntArray, clients: int, rng: np.random.Generator) -> IntArray:
+        """Return the samples of each client and class, `(clients, classes)`, of so many samples of each class."""
+        raise NotImplementedError
 
 
 def check_samples(
@@ -100,11 +77,17 @@ def _check_count(name: str, value: object) -> None:
         raise ArgumentError(f"{name}: must be a whole number of at least 1, not {value!r}")
 
 
+def check_labels_per_client(labels: int, classes: int) -> None:
+    """Refuse more labels a client than there are."""
+    if labels > classes:
+        raise PartitionError(f"a client can't hold {labels} of {classes} classes: lower labels_per_client")
+
+
 def deal(labels: IntArray, counts: IntArray, rng: np.random.Generator) -> list[IntArray]:
     """Draw `counts[client, class]` samples of each class for each client, uniformly and without replacement.
 
-    `labels`: `(samples,)`; `counts`: `(clients, classes)` with column sums of at most the class sizes. Every rule ends
-    here: all it decides is its table of counts. Returns one ascending index array per client.
+    `labels`: `(samples,)`; `counts`: `(clients, classes)` with column sums of at most the class sizes. Returns one
+    ascending index array per client.
     """
     clients, classes = counts.shape
     shuffled = rng.permutation(len(labels))
@@ -130,3 +113,45 @@ def apportion(totals: IntArray, shares: NDArray[np.float64] | IntArray) -> IntAr
     one_more = np.arange(shares.shape[1]) < (totals - counts.sum(axis=1))[:, None]
     np.put_along_axis(counts, order, np.take_along_axis(counts, order, axis=1) + one_more, axis=1)
     return counts
+
+
+def holding(held: IntArray, classes: int) -> IntArray:
+    """Return 1 where a client holds a class, else 0, `(clients, classes)`; `held` has each client's classes."""
+    holds = np.zeros((len(held), classes), dtype=np.int64)
+    np.put_along_axis(holds, held, 1, axis=1)
+    return holds
+
+
+def stratified(labels: ArrayLike, size: int, rng: np.random.Generator) -> IntArray:
+    """Draw some of the samples, each class by its share of all.
+
+    Returns an ascending array of indices into `labels`; no class has more than its share rounded up, nor less than
+    rounded down. ArgumentError is raised where there are not so many samples.
+    """
+    array, class_sizes = check_samples(labels, 1, rng, None)
+    if not 1 <= size <= len(array):
+        raise ArgumentError(f"rows: must be from 1 to the number of samples, {len(array)}, not {size}")
+    return deal(array, apportion(np.array([size]), class_sizes[None]), rng)[0]
+
+
+def hold_out(rows: IntArray, labels: ArrayLike, share: float, rng: np.random.Generator) -> tuple[IntArray, IntArray]:
+    """Divide a client's samples into those that it trains on and those that are held out, both ascending.
+
+    Every sample is held out with the same probability, and of every class the share, rounded up or down at random: so
+    that over many clients a class of which each has few samples is held out as often as any. One sample at least stays.
+
+    Args:
+        rows: The client's samples, as indices into `labels`.
+        labels: Class ids of the whole data set, shape `(samples,)`.
+        share: Share to hold out, from 0 to below 1; else ArgumentError is raised.
+        rng: Source of all random draws.
+    """
+    if not 0 <= share < 1:
+        raise ArgumentError(f"share: must be from 0 to below 1, not {share}")
+    mixed = rng.permutation(np.asarray(rows, dtype=np.int64))
+    by_class = mixed[np.argsort(np.asarray(labels)[mixed], kind="stable")]
+    passed = np.floor(share * np.arange(len(by_class) + 1) + rng.random())  # systematic sampling, from a random start
+    taken = np.diff(passed) > 0
+    if taken.all():
+        taken[-1:] = False
+    return np.sort(by_class[~taken]), np.sort(by_class[taken])

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import numpy as np
-from numpy.typing import ArrayLike
 
 from fedskew.errors import ArgumentError, PartitionError
 from fedskew.parameters import Count, Finite, component
-from fedskew.partition._rule import IntArray, check_samples, deal
+from fedskew.partition._rule import IntArray, Rule
 
 
 @component
-class Shards:
+class Shards(Rule):
     """Every class is cut into equal shards, and every client is dealt the same number of them.
 
     The sharding of FedNTD (Lee et al., 2022). With K clients, C classes and s shards per client, each class is cut into
@@ -24,15 +21,9 @@ class Shards:
         per_client: Shards of each client, s.
     """
 
-    target_client: ClassVar[bool] = False
-
     per_client: Count
 
-    def split(
-        self, labels: ArrayLike, clients: int, rng: np.random.Generator, num_classes: int | None = None
-    ) -> list[IntArray]:
-        """Divide all samples; see `Rule.split`."""
-        labels, class_sizes = check_samples(labels, clients, rng, num_classes)
+    def _counts(self, class_sizes: IntArray, clients: int, rng: np.random.Generator) -> IntArray:
         classes = len(class_sizes)
         per_class, rest = divmod(self.per_client * clients, classes)
         if rest or not per_class:
@@ -45,11 +36,11 @@ class Shards:
         shards = rng.permutation(classes * per_class).reshape(clients, self.per_client)
         counts = np.zeros((clients, classes), dtype=np.int64)
         np.add.at(counts, (np.arange(clients)[:, None], shards // per_class), shard_sizes.ravel()[shards])
-        return deal(labels, counts, rng)
+        return counts
 
 
 @component
-class PairedShards:
+class PairedShards(Rule):
     """Pairs, or larger groups, of clients that share the same classes exclusively and in unequal parts.
 
     The "s" partition of FedVLS, read in its authors' code (the paper cites FedNTD, whose rule is another: `Shards`).
@@ -66,8 +57,6 @@ class PairedShards:
         high: Largest such share.
     """
 
-    target_client: ClassVar[bool] = False
-
     classes_per_client: Count
     low: Finite = 1 / 20
     high: Finite = 1 / 2
@@ -76,11 +65,7 @@ class PairedShards:
         if not 0 <= self.low < self.high <= 1:
             raise ArgumentError(f"low, high: must satisfy 0 <= low < high <= 1, not {self.low!r} and {self.high!r}")
 
-    def split(
-        self, labels: ArrayLike, clients: int, rng: np.random.Generator, num_classes: int | None = None
-    ) -> list[IntArray]:
-        """Divide all samples; see `Rule.split`. PartitionError where a client or a class would be left over."""
-        labels, class_sizes = check_samples(labels, clients, rng, num_classes)
+    def _counts(self, class_sizes: IntArray, clients: int, rng: np.random.Generator) -> IntArray:
         classes = len(class_sizes)
         held = self._held(clients, classes)
         holders = held.sum(axis=0)
@@ -99,7 +84,7 @@ class PairedShards:
         # Where the class is too small for the interval to hold a whole number, its lower end.
         counts[client, of_class] = rng.integers(least, np.maximum(end, least + 1))
         counts[last, np.arange(classes)] = class_sizes - counts.sum(axis=0)
-        return deal(labels, counts, rng)
+        return counts
 
     def _held(self, clients: int, classes: int) -> np.ndarray[tuple[int, int], np.dtype[np.bool_]]:
         """Return which client holds which class, `(clients, classes)`."""
