@@ -10,7 +10,7 @@ import pytest
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from fedskew.deploy import BodyLimits
+from fedskew.deploy import Door
 
 PUSH, MESSAGES, PULL = "/v1/fleet/push-object", "/v1/fleet/push-messages", "/v1/fleet/pull-messages"
 MEGABYTE = 10**6
@@ -38,12 +38,12 @@ class Port:
 
     def __init__(self, max_reply: int = 3 * MEGABYTE) -> None:
         self.flower = Flower()
-        self.door = BodyLimits(self.flower, max_reply)
+        self.door = Door(self.flower, max_reply)
 
-    def status(self, path: str, size: int, headers: dict[str, str] | None = None, **more: str) -> int:
+    def status(self, path: str, size: int, headers: dict[str, str] | None = None, client: Any = None) -> int:
         """The answer to a request with a body of this size."""
-        lengths = {"content-length": str(size)} | {name.replace("_", "-"): value for name, value in more.items()}
-        given = [(name.encode(), value.encode()) for name, value in {**lengths, **(headers or {})}.items()]
+        named = {"content-length": str(size), **(headers or {})}
+        given = [(name.encode(), value.encode()) for name, value in named.items()]
         pieces = iter([*([65536] * (size // 65536)), size % 65536])
         left, answer = size, []
         self.taken = 0
@@ -57,7 +57,7 @@ class Port:
         async def send(event: Any) -> None:
             answer.append(event)
 
-        scope = {"type": "http", "path": path, "method": "POST", "headers": given}
+        scope = {"type": "http", "path": path, "method": "POST", "headers": given, "client": client}
         asyncio.run(self.door(scope, receive, send))
         return int(answer[0]["status"])
 
@@ -112,7 +112,7 @@ def test_what_supernodes_ask_passes() -> None:
 
 def test_other_apis_are_not_its_business() -> None:
     port = Port()
-    assert port.status("/v1/runtime/push-object", 5 * MEGABYTE) == 200
+    assert port.status("/v1/runtime/push-object", 5 * MEGABYTE, client=("127.0.0.1", 1)) == 200
 
 
 def test_a_key_may_push_so_much_for_each_message_that_it_is_handed(key: ec.EllipticCurvePrivateKey) -> None:

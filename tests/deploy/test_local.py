@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -27,10 +28,9 @@ from fedskew.cli.deploy import LOCAL
 from fedskew.deploy import (
     Address,
     Agreement,
-    LocalCommands,
+    Door,
     LocalFederation,
     free_port,
-    is_local,
     run_superlink,
     write_certificates,
     write_federation,
@@ -310,9 +310,29 @@ CLIENTS = (
 )
 
 
+def through(scope: dict[str, Any]) -> list[Any]:
+    """What a door answers to a request; nothing where it lets it in."""
+    reached: list[Any] = []
+    sent: list[Any] = []
+
+    async def behind(scope, receive, send):  # type: ignore[no-untyped-def]
+        reached.append(scope["path"])
+
+    async def send(message):  # type: ignore[no-untyped-def]
+        sent.append(message)
+
+    async def receive():  # type: ignore[no-untyped-def]
+        return {}
+
+    asyncio.run(Door(behind, 2**30)({"type": "http", "headers": [], **scope}, receive, send))
+    assert bool(reached) is not bool(sent)
+    return sent
+
+
 @pytest.mark.parametrize(("client", "server", "local"), CLIENTS)
 def test_requests_of_this_machine_are_told_from_others(client: str, server: str, local: bool) -> None:
-    assert is_local({"client": (client, 5000), "server": (server, 9092)}) is local
+    sent = through({"client": (client, 5000), "server": (server, 9092), "path": "/v1/control/start-run"})
+    assert (not sent) is local
 
 
 @pytest.mark.parametrize(
@@ -330,23 +350,10 @@ def test_requests_of_this_machine_are_told_from_others(client: str, server: str,
     ],
 )
 def test_from_elsewhere_only_supernodes_are_served(path: str, passes: bool) -> None:
-    reached, sent = [], []
-
-    async def behind(scope, receive, send):  # type: ignore[no-untyped-def]
-        reached.append(scope["path"])
-
-    async def send(message):  # type: ignore[no-untyped-def]
-        sent.append(message)
-
-    async def receive():  # type: ignore[no-untyped-def]
-        return {}
-
     elsewhere = {"client": ("203.0.113.8", 5000), "server": ("203.0.113.7", 9092), "path": path}
-    asyncio.run(LocalCommands(behind)({"type": "http", **elsewhere}, receive, send))
-    assert bool(reached) is passes
-    assert [message.get("status") for message in sent] == ([] if passes else [403, None])
-    asyncio.run(LocalCommands(behind)({"type": "websocket", **elsewhere, "path": "/v1/control/x"}, receive, send))
-    assert sent[-1] == {"type": "websocket.close", "code": 1008}
+    assert [message.get("status") for message in through(elsewhere)] == ([] if passes else [403, None])
+    closed = through({**elsewhere, "type": "websocket", "path": "/v1/control/x"})
+    assert closed == [{"type": "websocket.close", "code": 1008}]
 
 
 def _until(done, seconds: float) -> None:  # type: ignore[no-untyped-def]

@@ -18,7 +18,7 @@ from federated import Federated, LocalGrid, federate, fedskew, tree
 from flwr.app import Array, Context, Message, RecordDict
 from safetensors.numpy import load_file
 
-from fedskew.deploy import read_ending, reserve_ending, server_app
+from fedskew.deploy import Ending, server_app
 
 
 @pytest.fixture(autouse=True)
@@ -44,14 +44,14 @@ def largest_file(size: int) -> Iterator[None]:
 def served(federation: Federated, grid: LocalGrid) -> tuple[int, str]:
     """Run the ServerApp as Flower does; return the outcome that it told."""
     ended = federation.folder / "ended.json"
-    reserve_ending(ended)
+    Ending.reserve(ended)
     config: dict[str, Any] = {"out": str(federation.folder / "runs"), "target": "", "ended": str(ended)}
     context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=config)
     try:
         server_app(federation.app)(grid=grid, context=context)
     except Exception as error:
         logging.getLogger("flwr").error("ServerApp raised an exception", exc_info=error)  # as Flower's runtime does
-    outcome = read_ending(ended)
+    outcome = Ending.read(ended)
     assert outcome is not None
     return outcome
 

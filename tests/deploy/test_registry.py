@@ -14,7 +14,7 @@ from flwr.supercore.control import ControlHttpClient
 from flwr.superlink.main import create_app
 
 from fedskew.cli import app
-from fedskew.deploy import free_port, register, revoke, write_certificates, write_node_key
+from fedskew.deploy import Registry, free_port, write_certificates, write_node_key
 from fedskew.errors import ConfigError, RunError
 
 SITES = ("north", "south")
@@ -60,47 +60,47 @@ def new_key(folder: Path, name: str) -> None:
 
 
 def test_registering_again_says_so_and_changes_nothing(client: ControlHttpClient, folder: Path) -> None:
-    assert register(client, folder, SITES[:1]) == ["north: registered"]
+    assert Registry(client, folder).register(SITES[:1]) == ["north: registered"]
     first = registered(client)
-    assert register(client, folder, SITES) == ["north: registered already", "south: registered"]
-    assert register(client, folder, SITES) == ["north: registered already", "south: registered already"]
+    assert Registry(client, folder).register(SITES) == ["north: registered already", "south: registered"]
+    assert Registry(client, folder).register(SITES) == ["north: registered already", "south: registered already"]
     assert registered(client)["north"] == first["north"]
     assert set(registered(client)) == set(SITES)
 
 
 def test_a_key_of_a_comment_and_another_line_end_is_the_same_key(client: ControlHttpClient, folder: Path) -> None:
-    register(client, folder, SITES)
+    Registry(client, folder).register(SITES)
     public = folder / "sites" / "north" / "key.pub"
     public.write_text(public.read_text().strip() + " admin@north\r\n")
-    assert register(client, folder, SITES)[0] == "north: registered already"
+    assert Registry(client, folder).register(SITES)[0] == "north: registered already"
 
 
 @pytest.mark.slow
 def test_a_revoked_key_is_out_for_good_and_its_site_may_come_with_another(
     client: ControlHttpClient, folder: Path
 ) -> None:
-    register(client, folder, SITES)
-    said = revoke(client, folder, "north")
+    Registry(client, folder).register(SITES)
+    said = Registry(client, folder).revoke("north")
     assert said.startswith("north: revoked")
     assert "\n" not in said
     assert set(registered(client)) == {"south"}
     with pytest.raises(ConfigError, match="north: its key was revoked; have the site make another"):
-        register(client, folder, SITES)
+        Registry(client, folder).register(SITES)
     with pytest.raises(ConfigError, match="north: no key is registered for this site; registered are: south"):
-        revoke(client, folder, "north")
+        Registry(client, folder).revoke("north")
     new_key(folder, "north")
-    assert register(client, folder, SITES) == ["north: registered", "south: registered already"]
+    assert Registry(client, folder).register(SITES) == ["north: registered", "south: registered already"]
 
 
 def test_another_key_under_a_name_is_a_decision_of_the_operator(client: ControlHttpClient, folder: Path) -> None:
-    register(client, folder, SITES)
+    Registry(client, folder).register(SITES)
     before = registered(client)
     new_key(folder, "north")
     with pytest.raises(ConfigError, match=r"another key is registered .* fedskew deploy revoke .* north"):
-        register(client, folder, SITES)
+        Registry(client, folder).register(SITES)
     assert registered(client) == before
-    revoke(client, folder, "north")  # the old one
-    assert register(client, folder, SITES)[0] == "north: registered"
+    Registry(client, folder).revoke("north")  # the old one
+    assert Registry(client, folder).register(SITES)[0] == "north: registered"
 
 
 @pytest.mark.parametrize("content", [None, b"", b"no key", b"\xff\xfe"])
@@ -112,7 +112,7 @@ def test_a_key_that_cannot_be_read_registers_nobody(
     if content is not None:
         public.write_bytes(content)
     with pytest.raises(ConfigError, match=r"south/key\.pub"):
-        register(client, folder, SITES)
+        Registry(client, folder).register(SITES)
     assert registered(client) == {}
 
 

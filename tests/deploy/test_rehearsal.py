@@ -10,8 +10,7 @@ import pytest
 import tomli_w
 from federated import federate, fedskew, tree
 
-from fedskew.deploy import Agreement, draft, even, losses_in_words, over_few, read_agreement, rehearse, with_defences
-from fedskew.deploy import limit_in_words as limit_of
+from fedskew.deploy import Agreement, draft, even, over_few, read_agreement, rehearse, with_defences
 from fedskew.errors import ConfigError
 from fedskew.experiment import Config, read, resolve
 from fedskew.weighting import limited
@@ -106,7 +105,7 @@ def test_check_and_server_refuse_with_the_same_words(tmp_path: Path) -> None:
 
 
 def lines(made: Config, agreement: Agreement, counts: Any = None) -> str:
-    return "\n".join(losses_in_words(rehearse(made, agreement, counts=counts)))
+    return "\n".join(rehearse(made, agreement, counts=counts).losses_in_words())
 
 
 def test_check_plays_the_loss_of_each_site() -> None:
@@ -128,8 +127,8 @@ def test_check_plays_it_for_sums_too_with_the_label_counts_there_are() -> None:
         "without d: every round stands still, as with these weights a sum over 3 sites is in effect one over 2.05"
         in (lines(wide, made.agreement, counts))
     )
-    assert "up to 0.4 it never is" in limit_of(rehearse(wide, made.agreement))
-    assert "never is" not in limit_of(rehearse(made.config, made.agreement))
+    assert "up to 0.4 it never is" in rehearse(wide, made.agreement).limit_in_words()
+    assert "never is" not in rehearse(made.config, made.agreement).limit_in_words()
     three = draft(config(), NAMES[:3], SAMPLES, updates="masked")
     assert "without any of a, b, c: every round stands still, as a masked sum is over 3 sites at least" in (
         lines(three.config, three.agreement)
@@ -138,10 +137,10 @@ def test_check_plays_it_for_sums_too_with_the_label_counts_there_are() -> None:
 
 def test_check_says_when_the_limit_decides_all_weights() -> None:
     two = config("fedla", training={"participation": 0.67, "weight_limit": 0.5})
-    said = limit_of(rehearse(two, agreed(3)))
+    said = rehearse(two, agreed(3)).limit_in_words()
     assert "makes all weights equal, as 2 of 3 sites take part in a round: fedla never acts; take one above 0.5" in said
     more = two.with_value("training.weight_limit", 0.6)
-    assert limit_of(rehearse(more, agreed(3))).endswith("the largest share of the weight that a site can have")
+    assert rehearse(more, agreed(3)).limit_in_words().endswith("the largest share of the weight that a site can have")
 
 
 def write(folder: Path, **more: Any) -> Path:

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedskew.cli import app
-from fedskew.deploy import days_left, expires_soon, renew_authority, renew_certificate, write_certificates
+from fedskew.deploy import expires_soon, renew, write_certificates
 from fedskew.errors import ConfigError
 
 SECRET = b"a long passphrase"
@@ -47,7 +47,7 @@ def test_a_renewed_certificate_is_trusted_by_sites_as_they_are(tmp_path: Path) -
     write_certificates(tmp_path, HOSTS, SECRET)
     authority = (tmp_path / "ca.crt").read_bytes()
     before, key = certificate(tmp_path / "server.crt"), (tmp_path / "server.key").read_bytes()
-    renew_certificate(tmp_path, SECRET)
+    renew(tmp_path, lambda: SECRET)
     after = certificate(tmp_path / "server.crt")
     assert trusted(tmp_path, tmp_path / "ca.crt")
     assert (tmp_path / "ca.crt").read_bytes() == authority
@@ -66,7 +66,7 @@ def test_the_authoritys_key_is_encrypted_and_its_owners_alone(tmp_path: Path) ->
     assert stat.S_IMODE((tmp_path / "ca.key").stat().st_mode) == 0o600
     before = (tmp_path / "server.crt").read_bytes()
     with pytest.raises(ConfigError, match="the passphrase is wrong"):
-        renew_certificate(tmp_path, b"another")
+        renew(tmp_path, lambda: b"another")
     assert (tmp_path / "server.crt").read_bytes() == before
 
 
@@ -76,10 +76,10 @@ def test_without_its_key_a_new_authority_is_needed_and_no_site_trusts_it_yet(tmp
     site.write_bytes((server / "ca.crt").read_bytes())
     assert not (server / "ca.key").exists()
     with pytest.raises(ConfigError, match="--new-authority"):
-        renew_certificate(server, SECRET)
+        renew(server, lambda: SECRET)
     with pytest.raises(ConfigError, match="--new-authority"):
         app(["deploy", "renew", str(server.parent)], standalone_mode=False)
-    renew_authority(server)
+    renew(server, None, new_authority=True)
     assert not trusted(server, site)
     site.write_bytes((server / "ca.crt").read_bytes())
     assert trusted(server, site)
@@ -87,7 +87,7 @@ def test_without_its_key_a_new_authority_is_needed_and_no_site_trusts_it_yet(tmp
 
 def test_an_old_key_does_not_stay_beside_a_new_authority(tmp_path: Path) -> None:
     write_certificates(tmp_path, HOSTS, SECRET)
-    renew_authority(tmp_path)
+    renew(tmp_path, None, new_authority=True)
     assert not (tmp_path / "ca.key").exists()
     (aside,) = (tmp_path / "replaced").iterdir()
     assert (aside / "ca.key").exists()
@@ -112,14 +112,15 @@ def test_the_command_says_what_is_next(
         app(["deploy", "renew", str(tmp_path)], standalone_mode=False)
 
 
-def test_days_are_those_of_the_certificate(tmp_path: Path) -> None:
-    write_certificates(tmp_path, HOSTS)
-    assert days_left(tmp_path / "server.crt") == pytest.approx(825, abs=0.1)
-    assert days_left(tmp_path / "ca.crt") == pytest.approx(3650, abs=0.1)
-    lasts = certificate(tmp_path / "server.crt").not_valid_after_utc - datetime.datetime.now(datetime.UTC)
-    assert lasts < datetime.timedelta(days=825.1)
+def test_the_authority_outlives_several_certificates(tmp_path: Path) -> None:
+    write_certificates(tmp_path, HOSTS, SECRET)
+    now = datetime.datetime.now(datetime.UTC)
+    for name, days in (("server.crt", 825), ("ca.crt", 3650)):
+        lasts = (certificate(tmp_path / name).not_valid_after_utc - now) / datetime.timedelta(days=1)
+        assert lasts == pytest.approx(days, abs=0.1)
+    assert renew(tmp_path, lambda: SECRET) == pytest.approx(825, abs=0.1)
     with pytest.raises(ConfigError, match="expected a certificate"):
-        days_left(tmp_path / "server.key")
+        expires_soon(tmp_path / "server.key")
 
 
 @pytest.mark.parametrize(

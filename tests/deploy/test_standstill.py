@@ -12,7 +12,7 @@ import pytest
 from federated import Federated, LocalGrid, federate, fedskew, tree
 from flwr.app import Context, Message, RecordDict
 
-from fedskew.deploy import read_ending, reserve_ending, server_app, with_defences
+from fedskew.deploy import Ending, server_app, with_defences
 from fedskew.experiment import read_records, resolve
 
 FOUR = ("ash", "birch", "cedar", "dogwood")
@@ -54,13 +54,13 @@ def lost_after_the_first_round(federation: Federated) -> LocalGrid:
 def served(federation: Federated, grid: LocalGrid) -> tuple[int, str]:
     """Run the ServerApp as Flower does, in the federation's own folder; return how it said that it ended."""
     ended = federation.folder / "ended.json"
-    reserve_ending(ended)
+    Ending.reserve(ended)
     config: dict[str, Any] = {"out": str(federation.folder / "server" / "runs"), "target": "", "ended": str(ended)}
     try:
         server_app(federation.app)(grid=grid, context=Context(1, 0, {}, RecordDict(), config))
     except Exception as error:
         logging.getLogger("flwr").error("ServerApp raised an exception", exc_info=error)
-    ending = read_ending(ended)
+    ending = Ending.read(ended)
     assert ending is not None
     return ending
 

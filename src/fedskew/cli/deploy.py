@@ -20,10 +20,8 @@ from fedskew.own_code import away_from_current_folder, refused
 from fedskew.tables import counted
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from fedskew.data import Dataset
-    from fedskew.deploy import Agreement, Draft, LocalFederation, Rehearsal
+    from fedskew.deploy import Draft, LocalFederation
     from fedskew.experiment import Config
 
 app = typer.Typer(
@@ -154,10 +152,8 @@ def init(
     made = draft(whole, _names(sites, "--sites"), samples, label_counts, epsilon, updates, target_site)
     images = _images_table(whole)
     played = write_federation(folder, made.config, made.agreement, place, images, target, secret, made.mask_keys, wheel)
-    _print_notes(made, played)
-    Console().print(
-        f"{folder}/README.md says who does what; send {folder}/sites/NAME to that site alone", soft_wrap=True
-    )
+    _print_notes(made, played.losses_in_words(harmless=False))
+    Console().say(f"{folder}/README.md says who does what; send {folder}/sites/NAME to that site alone")
 
 
 @app.command("check")
@@ -175,7 +171,7 @@ def check_federation(folder: Annotated[Path, FOLDER], trust_code: TrustCode = Fa
 
         fedskew deploy check hospitals --trust-code      (with a network or a component of your own in hospitals/app)
     """
-    from fedskew.deploy import asked_of_site, other_code, read_app, running
+    from fedskew.deploy import asked_of_site, check_folder, other_code, read_app, running
     from fedskew.errors import ConfigError
     from fedskew.experiment import outline
 
@@ -183,7 +179,7 @@ def check_federation(folder: Annotated[Path, FOLDER], trust_code: TrustCode = Fa
     files = read_app(app)
     if code := other_code(files):
         said = f"CODE THAT IS NOT AS FEDSKEW WRITES IT, and would run at the sites: {', '.join(code)}. Read it."
-        Console(soft_wrap=True, highlight=False).print(said, markup=False, style="bold red")
+        Console().say(said, style="bold red")
     asked = asked_of_site(outline(app / "run.toml").model_dump())
     if asked and not trust_code:
         key, name = next(iter(asked.items()))
@@ -192,48 +188,8 @@ def check_federation(folder: Annotated[Path, FOLDER], trust_code: TrustCode = Fa
             "read it, and if you trust it add --trust-code"
         )
     with running(files) if asked else refused(NOT_YET):
-        _check_federation(folder)
-
-
-def _check_federation(folder: Path) -> None:
-    """Check the folder of a federation whose own code, if it has any, may run."""
-    from fedskew.deploy import (
-        check_config,
-        check_target_file,
-        limit_in_words,
-        losses_in_words,
-        noise_in_words,
-        read_agreement,
-        rehearse,
-        target_site_in_words,
-    )
-    from fedskew.experiment import read
-
-    config, agreed = read(folder / "app" / "run.toml"), read_agreement(folder / "app" / "deploy.toml")
-    target = folder / "server" / "target.csv"
-    place = target if target.exists() else None
-    check_config(config, agreed, has_target=place is not None)
-    check_target_file(config, place)
-    counts, whose = _paper_counts(folder, agreed)
-    played = rehearse(config, agreed, place, counts)
-    console = Console(soft_wrap=True, highlight=False)
-    console.print(f"{folder}: can be played, by {counted(len(agreed.sites), 'site')}, with {whose}", markup=False)
-    for line in (
-        f"updates = masked: the server sees sums over {agreed.sum_sites} sites at least, one of a round, so that "
-        "nothing bounds what a site that lies sends, and a round is lost with a site that masks and does not open"
-        if agreed.updates == "masked"
-        else f"norm_limit = {agreed.norm_limit:g}, norm_action = {agreed.norm_action}: what is so many times as large "
-        f"as is likely is {'left out' if agreed.norm_action == 'leave_out' else 'counted, and only reported'}",
-        limit_in_words(played),
-        f"method.aggregation: {config.method.get('aggregation', {'name': 'mean'})['name']}",
-        *losses_in_words(played),
-        "directions: updates are compared with those of sites that told the same labels, from four sites in a round"
-        if agreed.updates == "plain" and agreed.label_counts == "exact"
-        else "directions: not compared, as that takes exact label counts and updates that are not masked",
-        *noise_in_words(config),
-        *target_site_in_words(config, agreed),
-    ):
-        console.print(line, markup=False)
+        for line in check_folder(folder):
+            Console().say(line)
 
 
 @app.command()
@@ -280,6 +236,7 @@ def site(
         read_mask_key,
         read_terms,
         running,
+        server_notes,
         standing_app,
         take_offered,
         terms_path,
@@ -300,13 +257,14 @@ def site(
         terms = propose_terms(app_hash(files), config, agreed, data, before, may_build)
         leaves = disclosures(config, agreed, data, may_build)
     console, copy = Console(highlight=False), check.parent / "app"
-    _print_server_check(console, check)
+    for note in server_notes(check):
+        console.say(f"note: {note}", style="yellow")
     if not data.is_unlabelled:
         console.print(samples_table(data, agreed))
     if data.unlabelled is not None:
         samples = counted(len(data.unlabelled()), "sample")
         others = "; it has no others, and does not train" if data.is_unlabelled else ""
-        console.print(f"As the target site this site has {samples} without labels{others}", soft_wrap=True)
+        console.say(f"As the target site this site has {samples} without labels{others}")
     noise = None if config.privacy is None else config.privacy.noise
 
     def show() -> None:
@@ -335,7 +293,7 @@ def site(
     if before is not None and before.app != terms.app and copy.is_dir():
         lines += [f"changed since {before.agreed}: {line}" for line in app_changes(read_app(copy), files)]
     for line in lines:
-        console.print(line, soft_wrap=True, markup=False)
+        console.say(line)
     asks = sys.stdin.isatty() and sys.stdout.isatty()
     if before is not None and before == terms.model_copy(update={"agreed": before.agreed}) and not agree:
         result = f"this site agreed to this at {before.agreed}; --agree renews it, and counts rounds anew"
@@ -352,7 +310,7 @@ def site(
         result = "agreed; the site refuses whatever goes beyond it"
     else:
         result = "nothing is written; if you agree, run this again with --agree"
-    console.print(f"{path}: {result}", soft_wrap=True, markup=False)
+    console.say(f"{path}: {result}")
 
 
 @app.command()
@@ -421,22 +379,22 @@ def local(
     address, renamed = Address("127.0.0.1", port), renamed_folders(task.dataset.classes)
     images = _images_table(whole) | ({"classes": renamed} if renamed else {})
     played = write_federation(folder, made.config, made.agreement, address, images, mask_keys=made.mask_keys)
-    _print_notes(made, played)
+    _print_notes(made, played.losses_in_words(harmless=False))
     write_images(task.dataset, shares, [folder / "sites" / name / "images" for name in names])
     for name in names:
         agree(folder / "sites" / name / "data.toml", folder / "app")
-    console = Console(soft_wrap=True, highlight=False)
+    console = Console()
     there = counted(sum(map(len, shares)), "image")
-    console.print(f"{counted(len(names), 'site')} with {there} to train on, in {folder / 'sites'}")
+    console.say(f"{counted(len(names), 'site')} with {there} to train on, in {folder / 'sites'}")
     try:
         with _stopped_by_signals(), LocalFederation(folder, port, tuple(names)) as federation:
-            console.print(f"server and sites are running, with TLS and node keys; logs: {folder / 'logs'}")
+            console.say(f"server and sites are running, with TLS and node keys; logs: {folder / 'logs'}")
             summary, still = _train(console, federation)
     except KeyboardInterrupt:
-        console.print(f"stopped, server and sites too; what was trained is in {folder}")
+        console.say(f"stopped, server and sites too; what was trained is in {folder}")
         raise typer.Exit(130) from None
-    console.print(_result(summary))
-    console.print(f"report: {next((folder / 'server' / 'runs').glob('*/report.html'))}")
+    console.say(_result(summary))
+    console.say(f"report: {next((folder / 'server' / 'runs').glob('*/report.html'))}")
     if still:
         raise StandstillError(still)
 
@@ -491,12 +449,11 @@ def register(folder: Annotated[Path, FOLDER]) -> None:
         fedskew deploy register hospitals       (as server/register.sh does)
     """
     _require_flower()
-    from fedskew.deploy import control, read_agreement
-    from fedskew.deploy import register as register_keys
+    from fedskew.deploy import Registry, read_agreement
 
     names = read_agreement(folder / "app" / "deploy.toml").members
-    with control(folder) as client:
-        for line in register_keys(client, folder, names):
+    with Registry.of(folder) as registry:
+        for line in registry.register(names):
             typer.echo(line)
 
 
@@ -515,11 +472,10 @@ def revoke(
         fedskew deploy revoke hospitals north
     """
     _require_flower()
-    from fedskew.deploy import control
-    from fedskew.deploy import revoke as revoke_key
+    from fedskew.deploy import Registry
 
-    with control(folder) as client:
-        Console(soft_wrap=True).print(revoke_key(client, folder, name), markup=False, highlight=False)
+    with Registry.of(folder) as registry:
+        Console().say(registry.revoke(name))
 
 
 @app.command()
@@ -543,29 +499,22 @@ def renew(
         fedskew deploy renew hospitals --new-authority --keep-authority
     """
     _require_flower()
-    from fedskew.deploy import days_left, renew_authority, renew_certificate
+    from fedskew import deploy
     from fedskew.errors import ConfigError
 
     server = folder / "server"
     if keep_authority and not new_authority:
         raise ConfigError("--keep-authority: goes with --new-authority; the key of the present one is gone, or is kept")
-    if not new_authority and not (server / "ca.key").exists():
-        raise ConfigError(
-            f"{server / 'ca.key'}: is not there: the authority's key was not kept, so a new certificate needs a new "
-            "authority, and a new ca.crt at every site: --new-authority"
-        )
+    asks = keep_authority or not new_authority
+    days = deploy.renew(server, (lambda: _passphrase(new=new_authority)) if asks else None, new_authority)
+    console = Console()
+    console.say(f"{server / 'server.crt'}: valid for {days:.0f} days")
     if new_authority:
-        renew_authority(server, _passphrase(new=True) if keep_authority else None)
-    else:
-        renew_certificate(server, _passphrase(new=False))
-    console = Console(soft_wrap=True, highlight=False)
-    console.print(f"{server / 'server.crt'}: valid for {days_left(server / 'server.crt'):.0f} days")
-    if new_authority:
-        console.print(
+        console.say(
             f"send {server / 'ca.crt'} to every site, in the place of its old one, over a channel that nobody else can "
             "change; until a site has it, it can't connect. Keys and registrations stay as they are."
         )
-    console.print(f"now start {server / 'superlink.sh'} again")
+    console.say(f"now start {server / 'superlink.sh'} again")
 
 
 def _passphrase(new: bool) -> bytes:
@@ -580,21 +529,6 @@ def _passphrase(new: bool) -> bytes:
     if not given:
         raise ConfigError("passphrase: expected at least one character")
     return str(given).encode()
-
-
-def _paper_counts(folder: Path, agreed: Agreement) -> tuple[NDArray[Any], str]:
-    """Return label counts to play a federation with on paper, and whose they are."""
-    import json
-
-    import numpy as np
-
-    from fedskew.deploy import example_counts
-
-    runs = sorted((folder / "server" / "runs").glob("*/deployment.json"), key=lambda path: path.stat().st_mtime)
-    if not runs or agreed.label_counts not in ("exact", "noisy"):
-        return example_counts(len(agreed.names), len(agreed.classes)), "made-up label counts"
-    counts = np.array(json.loads(runs[-1].read_text(encoding="utf-8"))["label_counts"], dtype=np.float64)
-    return counts, f"the label counts of {runs[-1].parent.name}"
 
 
 def _names(text: str, option: str) -> list[str]:
@@ -642,12 +576,10 @@ def _kind(dataset: Dataset) -> dict[str, Any]:
     }
 
 
-def _print_notes(made: Draft, played: Rehearsal) -> None:
+def _print_notes(made: Draft, losses: list[str]) -> None:
     """Print what an operator should know of a new federation: what was filled in, and what a lost site stops."""
-    from fedskew.deploy import losses_in_words
-
-    for line in (*made.notes, *losses_in_words(played, harmless=False)):
-        Console(soft_wrap=True, highlight=False).print(f"note: {line}", markup=False, style="yellow")
+    for line in (*made.notes, *losses):
+        Console().say(f"note: {line}", style="yellow")
 
 
 def _images_table(config: Config) -> dict[str, object]:
@@ -665,23 +597,6 @@ def _require_flower() -> None:
 
     if find_spec("flwr") is None:
         raise MissingPackageError("Flower is not installed: pip install 'fedskew[flower]'")
-
-
-def _print_server_check(console: Console, data: Path) -> None:
-    """Print what is to be said of the server that a site names; raise RunError where it would refuse the site."""
-    from fedskew.deploy import UnreachableError, check_server, server_of
-    from fedskew.errors import RunError
-
-    server = server_of(data)
-    try:
-        found = check_server(server, data.parent / "ca.crt")
-    except UnreachableError as error:
-        console.print(f"note: {error}; run this again when the server runs, to compare clocks", style="yellow")
-        return
-    if (refusal := found.refusal()) is not None:
-        raise RunError(refusal)
-    for note in found.notes():
-        console.print(f"note: {note}", style="yellow")
 
 
 @contextmanager
@@ -724,7 +639,7 @@ def _train(console: Console, federation: LocalFederation) -> tuple[dict[str, Any
             seen = len(records)
             warnings = federation.warnings("run")
             for warning in warnings[warned:]:
-                console.print(warning, style="yellow", markup=False)
+                console.say(warning, style="yellow")
             warned = len(warnings)
             if ended:
                 break

@@ -27,13 +27,13 @@ def run(context: typer.Context) -> None:
 
         fedskew deploy run ../app fedskew --run-config 'out="/srv/runs"'      (see server/run.sh)
     """
-    from fedskew.deploy import Ending, read_ending, reserve_ending
+    from fedskew.deploy import Ending
     from fedskew.errors import EndedEarlyError
 
     path = Path.cwd() / f".ended-{os.getpid()}.json"
-    reserve_ending(path)
+    Ending.reserve(path)
     words = ["flwr", "run", *context.args, "--stream", "--run-config", f'ended="{path}"']
-    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    console = Console(stderr=True)
     try:
         with subprocess.Popen(words) as process:
             try:
@@ -41,9 +41,9 @@ def run(context: typer.Context) -> None:
             except BaseException:  # Ctrl-C has reached Flower's command too, which then only stops showing the log
                 process.terminate()
                 raise
-        ended = read_ending(path)
+        ended = Ending.read(path)
     except KeyboardInterrupt:
-        console.print("the run goes on; flwr log shows its log again, flwr stop ends it")
+        console.say("the run goes on; flwr log shows its log again, flwr stop ends it")
         raise typer.Exit(130) from None
     finally:
         path.unlink(missing_ok=True)
@@ -52,7 +52,7 @@ def run(context: typer.Context) -> None:
         why = f"flwr run ended with status {status}" if status else silent
         ended = Ending(EndedEarlyError.exit_code, f"the run was cut short: {why}; start it again, and it goes on")
     if ended.code:
-        console.print(f"fedskew: {ended.message}", markup=False, style="red")
+        console.say(f"fedskew: {ended.message}", style="red")
         raise typer.Exit(ended.code)
 
 
@@ -77,27 +77,25 @@ def status(run: Annotated[Path, RUN]) -> None:
     sites = site_activity(seed)
     if not sites:
         raise RunError(f"{folder}: is a simulation's run, or has no round of a real federation yet")
-    console = Console(soft_wrap=True, highlight=False)
+    console = Console()
     last = seed.rounds[-1]
     ended = (last.deployment or {}).get("ended", "")
     state = "trained to its end" if seed.summary else "not finished"
     accuracy = "" if last.evaluation is None else f", accuracy {100 * last.evaluation.accuracy:.1f} %"
-    console.print(
-        f"{folder.name}: {state}; round {last.round} of {seed.config['training']['rounds']}, {ended}{accuracy}"
-    )
-    console.print(sites_table(sites), soft_wrap=False)
+    console.say(f"{folder.name}: {state}; round {last.round} of {seed.config['training']['rounds']}, {ended}{accuracy}")
+    console.print(sites_table(sites))
     if (estimated := target_line(seed)) is not None:
-        console.print(estimated, markup=False)
+        console.say(estimated)
     for site in sites:
         if site.trouble is not None:
-            console.print(f"{site.name}: {site.trouble}", markup=False)
+            console.say(f"{site.name}: {site.trouble}")
     for line in (*undone_rounds(seed), *still_rounds(seed)):
-        console.print(line, style="yellow", markup=False)
+        console.say(line, style="yellow")
     certificate = folder.parent.parent / "server.crt"
     if certificate.exists() and (said := expires_soon(certificate)):
-        console.print(said, style="yellow", markup=False)
+        console.say(said, style="yellow")
     if out := [site.name for site in sites if site.quarantine is not None]:
-        console.print(f"after a look at {', '.join(out)}: fedskew deploy readmit {folder} NAME", markup=False)
+        console.say(f"after a look at {', '.join(out)}: fedskew deploy readmit {folder} NAME")
 
 
 def readmit(
@@ -133,10 +131,9 @@ def readmit(
     again = {name: round for name, round in waiting.items() if name in names}
     Decisions(decided.readmitted | again, seed.rounds[-1].round).write(folder)
     still = [name for name in waiting if name not in again]
-    Console(soft_wrap=True, highlight=False).print(
+    Console().say(
         f"{', '.join(again) or 'nobody'} may take part again from the next round on; left out: "
-        f"{', '.join(still) or 'nobody'}",
-        markup=False,
+        f"{', '.join(still) or 'nobody'}"
     )
 
 

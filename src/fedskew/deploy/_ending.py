@@ -29,19 +29,19 @@ class Ending(NamedTuple):
     code: int
     message: str
 
+    @staticmethod
+    def reserve(path: Path) -> None:
+        """Make the file for the ending of a run that has yet to start; RunError where it can't be written."""
+        with writing(path):
+            path.write_bytes(b" " * SIZE)
 
-def reserve_ending(path: Path) -> None:
-    """Make the file for the ending of a run that has yet to start; RunError where it can't be written."""
-    with writing(path):
-        path.write_bytes(b" " * SIZE)
-
-
-def read_ending(path: Path) -> Ending | None:
-    """Read how a run ended; None if the run's process was killed before it could write that."""
-    try:
-        return Ending(*json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
-        return None
+    @classmethod
+    def read(cls, path: Path) -> Ending | None:
+        """Read how a run ended; None if the run's process was killed before it could write that."""
+        try:
+            return cls(*json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
+            return None
 
 
 @contextmanager

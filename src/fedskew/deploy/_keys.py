@@ -11,8 +11,9 @@ import os
 import shutil
 import tempfile
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -56,7 +57,7 @@ def write_certificates(folder: Path, hosts: Sequence[str], passphrase: bytes | N
     Args:
         folder: The folder to write to.
         hosts: Names and addresses for which the server's certificate is valid.
-        passphrase: Keeps the authority's private key, encrypted, in `ca.key`, so that `renew_certificate` can issue
+        passphrase: Keeps the authority's private key, encrypted, in `ca.key`, so that `renew` can issue
             the next certificate. None: the key is not stored, and a new server certificate needs a new authority.
 
     Raises:
@@ -76,54 +77,48 @@ def write_certificates(folder: Path, hosts: Sequence[str], passphrase: bytes | N
     (folder / "server.crt").write_bytes(certificate)
 
 
-def renew_certificate(folder: Path, passphrase: bytes) -> None:
-    """Issue the server a new key and certificate for the same names, by the authority that the sites know.
+def renew(folder: Path, passphrase: Callable[[], bytes] | None, new_authority: bool = False) -> float:
+    """Issue the server a new key and certificate for the same names; return the days for which that is valid.
 
-    `folder` is the server's, with `ca.crt` and `ca.key`, whose passphrase it takes.
+    Args:
+        folder: The server's folder, whose old files are kept in `replaced`.
+        passphrase: Asks for the passphrase of `ca.key`. None, with a new authority: its key is not kept.
+        new_authority: Whether to make a new authority, too, so that every site needs the new `ca.crt`.
 
     Raises:
         ConfigError: A file is missing or damaged, the passphrase is wrong, or the authority has expired.
     """
-    authority, names = _read_certificate(folder / "ca.crt"), _names(folder)
-    path = folder / "ca.key"
-    try:
-        key = serialization.load_pem_private_key(path.read_bytes(), passphrase)
-    except OSError:
+    names, path = _names(folder), folder / "ca.key"
+    if new_authority:
+        secret = None if passphrase is None else passphrase()
+        with tempfile.TemporaryDirectory(dir=folder) as aside:
+            write_certificates(Path(aside), [str(name.value) for name in names], secret)
+            _replace(folder, {made.name: made.read_bytes() for made in sorted(Path(aside).iterdir())})
+        if secret is None:
+            path.unlink(missing_ok=True)  # of the authority before
+        return _days_left(folder / "server.crt")
+    if passphrase is None or not path.exists():
         raise ConfigError(
             f"{path}: is not there: the authority's key was not kept, so a new certificate needs a new authority, and "
             "a new ca.crt at every site: --new-authority"
-        ) from None
+        )
+    authority = _read_certificate(folder / "ca.crt")
+    try:
+        key = serialization.load_pem_private_key(path.read_bytes(), passphrase())
     except (ValueError, TypeError):
         raise ConfigError(f"{path}: the passphrase is wrong, or the file is damaged") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != authority.public_key():
         raise ConfigError(f"{path}: is not the key of ca.crt beside it")
-    if authority.not_valid_after_utc <= _now():
+    if _days_left(folder / "ca.crt") <= 0:
         raise ConfigError(f"{folder / 'ca.crt'}: has expired; --new-authority makes another, which every site needs")
-    secret, certificate = _server_certificate(key, authority.not_valid_after_utc, names)
-    _replace(folder, {"server.key": secret, "server.crt": certificate})
-
-
-def renew_authority(folder: Path, passphrase: bytes | None = None) -> None:
-    """Make a new authority, and a server certificate for the same names. Every site needs the new `ca.crt`.
-
-    `folder` is the server's; for `passphrase` see `write_certificates`. Raises ConfigError where `server.crt` can't be
-    read.
-    """
-    with tempfile.TemporaryDirectory(dir=folder) as aside:
-        write_certificates(Path(aside), [str(name.value) for name in _names(folder)], passphrase)
-        _replace(folder, {path.name: path.read_bytes() for path in sorted(Path(aside).iterdir())})
-    if passphrase is None:
-        (folder / "ca.key").unlink(missing_ok=True)  # of the authority before
-
-
-def days_left(path: Path) -> float:
-    """Return the days for which a certificate, in PEM, is still valid; below 0: it has expired."""
-    return (_read_certificate(path).not_valid_after_utc - _now()) / datetime.timedelta(days=1)
+    private, certificate = _server_certificate(key, authority.not_valid_after_utc, names)
+    _replace(folder, {"server.key": private, "server.crt": certificate})
+    return _days_left(folder / "server.crt")
 
 
 def expires_soon(certificate: Path) -> str | None:
     """Say when a certificate, in PEM, expires, if that is within 60 days; None: later."""
-    days = days_left(certificate)
+    days = _days_left(certificate)
     if days >= SOON:
         return None
     when = f"expires in {days:.0f} days" if days > 0 else "has expired, and sites can't connect"
@@ -151,7 +146,7 @@ def write_secret(path: Path, content: bytes) -> None:
         file.write(content)
 
 
-class Node(NamedTuple):
+class _Node(NamedTuple):
     """A registration: Flower's node id, the site's name, and its public key in OpenSSH's format."""
 
     id: int
@@ -159,98 +154,108 @@ class Node(NamedTuple):
     key: str
 
 
-@contextmanager
-def control(folder: Path) -> Iterator[ControlHttpClient]:
-    """Connect to the SuperLink of a federation on this machine, as `superlink.sh` has started it.
+@dataclass(frozen=True)
+class Registry:
+    """The sites' keys at a SuperLink: registered, revoked.
 
-    Raises:
-        ConfigError: The folder is no federation whose server has been started.
-        RunError: The SuperLink can't be reached, or refuses.
+    Attributes:
+        client: Flower's client of the SuperLink.
+        folder: The federation's folder, with `sites/NAME/key.pub`.
     """
-    path = folder / "server" / "flower" / "config.toml"
-    try:
-        settings = tomllib.loads(path.read_text(encoding="utf-8"))["superlink"][CONNECTION]
-        address, authority = settings["address"], Path(settings["root-certificates"]).read_bytes()
-    except (OSError, ValueError, KeyError):
-        raise ConfigError(
-            f"{folder}: expected a federation's folder whose server runs; start it: sh {folder}/server/superlink.sh"
-        ) from None
-    version = RuntimeVersionHttpInterceptor(component_name="CLI")
-    try:
-        with ControlHttpClient.from_server_address(address, False, authority, interceptors=[version]) as client:
-            yield client
-    except httpx.HTTPStatusError as error:
-        details = FlowerError.from_json(error.response.text)
-        raise RunError(f"the SuperLink refuses: {details.message if details else error}") from None
-    except httpx.HTTPError as error:
-        raise RunError(
-            f"the SuperLink at {address} can't be reached ({error}); start it: sh {folder}/server/superlink.sh"
-        ) from None
 
+    client: ControlHttpClient
+    folder: Path
 
-def register(client: ControlHttpClient, folder: Path, names: tuple[str, ...]) -> list[str]:
-    """Register the keys of a federation's sites that are not registered yet; say of each site what was done.
+    @classmethod
+    @contextmanager
+    def of(cls, folder: Path) -> Iterator[Registry]:
+        """Connect to the SuperLink of a federation on this machine, as `superlink.sh` has started it.
 
-    Raises:
-        ConfigError: A key can't be read, was revoked, or another one is registered for this site. The keys of all
-            sites are looked at before any is registered.
-    """
-    registered = {node.name: node for node in _nodes(client)}
-    keys = {name: _read_key(folder / "sites" / name / "key.pub") for name in names}
-    revoked = {line.rsplit(" ", 2)[0] for line in _lines(folder / "server" / REVOKED)}
-    for name, key in keys.items():
-        if key in revoked:
+        Raises:
+            ConfigError: The folder is no federation whose server has been started.
+            RunError: The SuperLink can't be reached, or refuses.
+        """
+        path = folder / "server" / "flower" / "config.toml"
+        try:
+            settings = tomllib.loads(path.read_text(encoding="utf-8"))["superlink"][CONNECTION]
+            address, authority = settings["address"], Path(settings["root-certificates"]).read_bytes()
+        except (OSError, ValueError, KeyError):
             raise ConfigError(
-                f"{name}: its key was revoked; have the site make another (ssh-keygen -t ecdsa -b 384 -N '' -f key), "
-                f"and put its key.pub into {folder}/sites/{name}"
-            )
-        if name in registered and registered[name].key != key:
-            raise ConfigError(
-                f"{name}: another key is registered for this site than {folder}/sites/{name}/key.pub; if that is the "
-                f"new one, revoke the old one first: fedskew deploy revoke {folder} {name}"
-            )
-    lines = []
-    for name, key in keys.items():
-        if name in registered:
-            lines.append(f"{name}: registered already")
-            continue
-        public = serialization.load_ssh_public_key(key.encode())
-        client.RegisterNode(RegisterNodeRequest(public_key=_pem(public), name=name))
-        lines.append(f"{name}: registered")
-    return lines
+                f"{folder}: expected a federation's folder whose server runs; start it: sh {folder}/server/superlink.sh"
+            ) from None
+        version = RuntimeVersionHttpInterceptor(component_name="CLI")
+        try:
+            with ControlHttpClient.from_server_address(address, False, authority, interceptors=[version]) as client:
+                yield cls(client, folder)
+        except httpx.HTTPStatusError as error:
+            details = FlowerError.from_json(error.response.text)
+            raise RunError(f"the SuperLink refuses: {details.message if details else error}") from None
+        except httpx.HTTPError as error:
+            raise RunError(
+                f"the SuperLink at {address} can't be reached ({error}); start it: sh {folder}/server/superlink.sh"
+            ) from None
 
+    def register(self, names: tuple[str, ...]) -> list[str]:
+        """Register the keys of sites that are not registered yet; say of each site what was done.
 
-def revoke(client: ControlHttpClient, folder: Path, name: str) -> str:
-    """Remove a site's key from the SuperLink for good; it can't join any more. Say what happens next.
+        Raises:
+            ConfigError: A key can't be read, was revoked, or another one is registered for this site. The keys of all
+                sites are looked at before any is registered.
+        """
+        registered = {node.name: node for node in self._nodes()}
+        keys = {name: _read_key(self.folder / "sites" / name / "key.pub") for name in names}
+        revoked = {line.rsplit(" ", 2)[0] for line in _lines(self.folder / "server" / REVOKED)}
+        for name, key in keys.items():
+            if key in revoked:
+                raise ConfigError(
+                    f"{name}: its key was revoked; have the site make another (ssh-keygen -t ecdsa -b 384 -N '' -f "
+                    f"key), and put its key.pub into {self.folder}/sites/{name}"
+                )
+            if name in registered and registered[name].key != key:
+                raise ConfigError(
+                    f"{name}: another key is registered for this site than {self.folder}/sites/{name}/key.pub; if "
+                    f"that is the new one, revoke the old one first: fedskew deploy revoke {self.folder} {name}"
+                )
+        lines = []
+        for name, key in keys.items():
+            if name in registered:
+                lines.append(f"{name}: registered already")
+                continue
+            public = serialization.load_ssh_public_key(key.encode())
+            self.client.RegisterNode(RegisterNodeRequest(public_key=_pem(public), name=name))
+            lines.append(f"{name}: registered")
+        return lines
 
-    Raises ConfigError where no key is registered for this site.
-    """
-    nodes = _nodes(client)
-    own = [node for node in nodes if node.name == name]
-    if not own:
-        registered = ", ".join(sorted(node.name for node in nodes)) or "none"
-        raise ConfigError(f"{name}: no key is registered for this site; registered are: {registered}")
-    path = folder / "server" / REVOKED
-    now = _now().isoformat(timespec="seconds")
-    with path.open("a", encoding="utf-8") as file:  # before it is removed, so that it can't be registered again
-        file.writelines(f"{node.key} {name} {now}\n" for node in own)
-        file.flush()
-        os.fsync(file.fileno())
-    for node in own:
-        client.UnregisterNode(UnregisterNodeRequest(node_id=node.id))
-    return (
-        f"{name}: revoked; its SuperNode is refused from its next request on, and rounds go on without it. Its "
-        "updates that were aggregated before stay in the model"
-    )
+    def revoke(self, name: str) -> str:
+        """Remove a site's key from the SuperLink for good; it can't join any more. Say what happens next.
 
+        Raises ConfigError where no key is registered for this site.
+        """
+        nodes = self._nodes()
+        own = [node for node in nodes if node.name == name]
+        if not own:
+            registered = ", ".join(sorted(node.name for node in nodes)) or "none"
+            raise ConfigError(f"{name}: no key is registered for this site; registered are: {registered}")
+        path = self.folder / "server" / REVOKED
+        now = _now().isoformat(timespec="seconds")
+        with path.open("a", encoding="utf-8") as file:  # before it is removed, so that it can't be registered again
+            file.writelines(f"{node.key} {name} {now}\n" for node in own)
+            file.flush()
+            os.fsync(file.fileno())
+        for node in own:
+            self.client.UnregisterNode(UnregisterNodeRequest(node_id=node.id))
+        return (
+            f"{name}: revoked; its SuperNode is refused from its next request on, and rounds go on without it. Its "
+            "updates that were aggregated before stay in the model"
+        )
 
-def _nodes(client: ControlHttpClient) -> list[Node]:
-    found = client.ListNodes(ListNodesRequest()).nodes_info
-    return [
-        Node(node.node_id, node.name, _openssh(serialization.load_pem_public_key(node.public_key)))
-        for node in found
-        if node.status != "unregistered"
-    ]
+    def _nodes(self) -> list[_Node]:
+        found = self.client.ListNodes(ListNodesRequest()).nodes_info
+        return [
+            _Node(node.node_id, node.name, _openssh(serialization.load_pem_public_key(node.public_key)))
+            for node in found
+            if node.status != "unregistered"
+        ]
 
 
 def _read_key(path: Path) -> str:
@@ -329,6 +334,11 @@ def _read_certificate(path: Path) -> x509.Certificate:
         return x509.load_pem_x509_certificate(path.read_bytes())
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: expected a certificate ({type(error).__name__})") from None
+
+
+def _days_left(path: Path) -> float:
+    """Return the days for which a certificate, in PEM, is still valid; below 0: it has expired."""
+    return (_read_certificate(path).not_valid_after_utc - _now()) / datetime.timedelta(days=1)
 
 
 def _names(folder: Path) -> list[x509.GeneralName]:

@@ -5,6 +5,7 @@ Nothing is trained: rounds are selected and weighed with label counts of a run b
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -13,13 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedskew import methods
-from fedskew.deploy._agreement import Agreement
+from fedskew.deploy._agreement import Agreement, check_config, check_target_file, read_agreement
 from fedskew.deploy._assembly import Assembly, FloatArray, assemble
+from fedskew.deploy._spending import noise_in_words
 from fedskew.deploy._sum_messages import even, over_few, why_no_sum
+from fedskew.deploy._target_site import target_site_in_words
 from fedskew.engine import Assignment, Backend, ClientStates, Cohort, Federation, Sent, ServerState, Update, shortage
-from fedskew.experiment import Config
+from fedskew.experiment import Config, read
 from fedskew.partition import DirichletByClass
 from fedskew.randomness import Purpose, generator
+from fedskew.tables import counted
 
 ROUNDS = 20
 
@@ -38,6 +42,48 @@ class Rehearsal(NamedTuple):
     made: Assembly
     federation: Federation
     losses: tuple[Loss, ...]
+
+    def limit_in_words(self) -> str:
+        """Say what the weight limit does in this federation, in one line."""
+        federation, masked = self.federation, self.made.agreement.updates == "masked"
+        limit, cohort, of = federation.weight_limit, federation.cohort_size, len(federation.counts)
+        if limit is None:
+            return "training.weight_limit: none; one site may have all of the weight"
+        if limit * cohort <= 1 + 1e-9:
+            name = methods.key_of("weighting", federation.method.weighting).removeprefix("weighting.")
+            return (
+                f"training.weight_limit = {limit:g} makes all weights equal, as {cohort} of {of} sites take part in a "
+                f"round: {name} never acts; take one above {1 / cohort:.3g}{'' if masked else ', or none'}"
+            )
+        whose, most = "an honest site" if masked else "a site", int(1 / limit + 1e-9)
+        said = f"training.weight_limit = {limit:g}: the largest share of the weight that {whose} can have"
+        fewest = self.made.fewest
+        if masked and over_few([*[limit] * most, max(0.0, 1 - most * limit)], fewest):
+            said += (
+                ". Where sites have so much, a sum can be in effect one over too few, and its round stands still; up "
+                f"to {even(fewest):.3g} it never is"
+            )
+        return said
+
+    def losses_in_words(self, harmless: bool = True) -> list[str]:
+        """Say what the loss of each site does, a line for all sites with the same outcome; the graver first.
+
+        `harmless` sites, without which rounds go on, may be left out.
+        """
+        agreement, found = self.made.agreement, []
+        if agreement.label_counts == "summed":
+            found.append("training begins once label counts are summed over all sites: until then none may be lost")
+        elif agreement.min_sites == len(agreement.sites):
+            found.append(f"training begins once all sites are there (min_sites = {agreement.min_sites} in deploy.toml)")
+        lines: dict[tuple[float, str], list[str]] = {}
+        for loss in sorted(self.losses, key=lambda loss: -loss.rounds):
+            if harmless or loss.reason:
+                lines.setdefault((loss.rounds, loss.reason), []).append(loss.site)
+        for (share, reason), names in lines.items():
+            whom = f"any of {', '.join(names)}" if len(names) > 1 else names[0]
+            rounds = "every round stands still" if share == 1 else f"{share:.0%} of the rounds stand still"
+            found.append(f"without {whom}: {f'{rounds}, as {reason}' if reason else 'rounds go on with the others'}")
+        return found
 
 
 def rehearse(
@@ -70,48 +116,49 @@ def example_counts(sites: int, classes: int) -> FloatArray:
     return np.array([np.bincount(labels[own], minlength=classes) for own in rows], dtype=np.float64)
 
 
-def limit_in_words(rehearsal: Rehearsal) -> str:
-    """Say what the weight limit does in this federation, in one line."""
-    federation, masked = rehearsal.federation, rehearsal.made.agreement.updates == "masked"
-    limit, cohort, of = federation.weight_limit, federation.cohort_size, len(federation.counts)
-    if limit is None:
-        return "training.weight_limit: none; one site may have all of the weight"
-    if limit * cohort <= 1 + 1e-9:
-        name = methods.key_of("weighting", federation.method.weighting).removeprefix("weighting.")
-        return (
-            f"training.weight_limit = {limit:g} makes all weights equal, as {cohort} of {of} sites take part in a "
-            f"round: {name} never acts; take one above {1 / cohort:.3g}{'' if masked else ', or none'}"
-        )
-    whose, most = "an honest site" if masked else "a site", int(1 / limit + 1e-9)
-    said = f"training.weight_limit = {limit:g}: the largest share of the weight that {whose} can have"
-    fewest = rehearsal.made.fewest
-    if masked and over_few([*[limit] * most, max(0.0, 1 - most * limit)], fewest):
-        said += (
-            ". Where sites have so much, a sum can be in effect one over too few, and its round stands still; up to "
-            f"{even(fewest):.3g} it never is"
-        )
-    return said
+def check_folder(folder: Path) -> list[str]:
+    """Check that a federation's folder can be played; say what bounds its sites, and what the loss of each stops.
 
+    The label counts are those of the newest run, where there is one, else made-up ones.
 
-def losses_in_words(rehearsal: Rehearsal, harmless: bool = True) -> list[str]:
-    """Say what the loss of each site does, a line for all sites with the same outcome; the graver first.
-
-    `harmless` sites, without which rounds go on, may be left out.
+    Raises:
+        ConfigError: The run would be refused.
     """
-    agreement, found = rehearsal.made.agreement, []
-    if agreement.label_counts == "summed":
-        found.append("training begins once label counts are summed over all sites: until then none may be lost")
-    elif agreement.min_sites == len(agreement.sites):
-        found.append(f"training begins once all sites are there (min_sites = {agreement.min_sites} in deploy.toml)")
-    lines: dict[tuple[float, str], list[str]] = {}
-    for loss in sorted(rehearsal.losses, key=lambda loss: -loss.rounds):
-        if harmless or loss.reason:
-            lines.setdefault((loss.rounds, loss.reason), []).append(loss.site)
-    for (share, reason), names in lines.items():
-        whom = f"any of {', '.join(names)}" if len(names) > 1 else names[0]
-        rounds = "every round stands still" if share == 1 else f"{share:.0%} of the rounds stand still"
-        found.append(f"without {whom}: {f'{rounds}, as {reason}' if reason else 'rounds go on with the others'}")
-    return found
+    config, agreement = read(folder / "app" / "run.toml"), read_agreement(folder / "app" / "deploy.toml")
+    target = folder / "server" / "target.csv"
+    place = target if target.exists() else None
+    check_config(config, agreement, has_target=place is not None)
+    check_target_file(config, place)
+    runs = sorted((folder / "server" / "runs").glob("*/deployment.json"), key=lambda path: path.stat().st_mtime)
+    counts, whose = None, "made-up label counts"
+    if runs and agreement.label_counts in ("exact", "noisy"):
+        counts = np.array(json.loads(runs[-1].read_text(encoding="utf-8"))["label_counts"], dtype=np.float64)
+        whose = f"the label counts of {runs[-1].parent.name}"
+    played = rehearse(config, agreement, place, counts)
+    leaves_out = agreement.norm_action == "leave_out"
+    bound = (
+        f"norm_limit = {agreement.norm_limit:g}, norm_action = {agreement.norm_action}: what is so many times as large "
+        f"as is likely is {'left out' if leaves_out else 'counted, and only reported'}"
+    )
+    if agreement.updates == "masked":
+        bound = (
+            f"updates = masked: the server sees sums over {agreement.sum_sites} sites at least, one of a round, so "
+            "that nothing bounds what a site that lies sends, and a round is lost with a site that masks and does not "
+            "open"
+        )
+    compared = agreement.updates == "plain" and agreement.label_counts == "exact"
+    return [
+        f"{folder}: can be played, by {counted(len(agreement.sites), 'site')}, with {whose}",
+        bound,
+        played.limit_in_words(),
+        f"method.aggregation: {config.method.get('aggregation', {'name': 'mean'})['name']}",
+        *played.losses_in_words(),
+        "directions: updates are compared with those of sites that told the same labels, from four sites in a round"
+        if compared
+        else "directions: not compared, as that takes exact label counts and updates that are not masked",
+        *noise_in_words(config),
+        *target_site_in_words(config, agreement),
+    ]
 
 
 def _loss(made: Assembly, federation: Federation, client: int) -> Loss:

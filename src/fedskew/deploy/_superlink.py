@@ -48,15 +48,12 @@ LONGEST_WAIT = "25000"
 does not send again what was refused."""
 
 
-class BodyLimits:
-    """ASGI middleware that refuses a SuperNode's request by its size, before its body is read.
+class Door:
+    """ASGI middleware that lets in what a SuperLink's port is for: sites' requests, and this machine's commands.
 
-    A body of more than 64 KiB has to be signed, as SuperNodes sign all requests, by a key to which Flower has handed a
-    message since; all that this key then pushes may have `max_reply` bytes, until it is handed the next message.
-
-    Args:
-        app: The application behind.
-        max_reply: Most bytes that a site may push in reply to one message.
+    Of a site's requests, a body of more than 64 KiB has to be signed, as SuperNodes sign all requests, by a key to
+    which Flower has handed a message since; all that this key then pushes may have `max_reply` bytes, until it is
+    handed the next message.
     """
 
     def __init__(self, app: Application, max_reply: int) -> None:
@@ -66,24 +63,34 @@ class BodyLimits:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one connection (ASGI 3.0)."""
         path = scope.get("path", "")
-        if scope["type"] != "http" or not path.startswith(SITES_API):
+        if scope["type"] != "lifespan" and not path.startswith(SITES_API) and not _is_local(scope):
+            if scope["type"] == "http":
+                await _refuse(send, 403, "only the server's own machine may do this")
+            else:
+                await send({"type": "websocket.close", "code": 1008})
+        elif scope["type"] != "http" or not path.startswith(SITES_API):
             await self._app(scope, receive, send)
-            return
+        else:
+            await self._pass_site(scope, receive, send, path)
+
+    async def _pass_site(self, scope: Scope, receive: Receive, send: Send, path: str) -> None:
+        """Pass on a SuperNode's request, or refuse it by its size, before its body is read."""
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        size = body_size(headers)
-        key = signer(headers) if path in (*PUSHES, PULL) else None
+        size = _body_size(headers)
+        key = _signer(headers) if path in (*PUSHES, PULL) else None
         if size is None:
-            await refuse(send, 411, "say how long the body is (Content-Length)")
+            await _refuse(send, 411, "say how long the body is (Content-Length)")
         elif path in PUSHES and key in self._left:
             if size > min(self._left[key], PIECE):
                 LOG.warning("a site's reply is refused: --max-reply leaves %d bytes for %d", self._left[key], size)
-                await drain(receive)  # a SuperNode reads the answer only when it has sent all
-                await refuse(send, 413, "the reply is larger than the server's --max-reply")
+                while (await receive()).get("more_body"):  # a SuperNode reads the answer only when it has sent all
+                    pass
+                await _refuse(send, 413, "the reply is larger than the server's --max-reply")
             else:
                 self._left[key] -= size
                 await self._app(scope, receive, send)
         elif size > SMALL:
-            await refuse(send, 413, "only a site may send as much, and only in reply to a message")
+            await _refuse(send, 413, "only a site may send as much, and only in reply to a message")
         elif path == PULL and key is not None:
             await self._app(scope, receive, self._allowing(send, key))
         else:
@@ -104,7 +111,7 @@ class BodyLimits:
         return pass_on
 
 
-def body_size(headers: MutableMapping[str, str]) -> int | None:
+def _body_size(headers: MutableMapping[str, str]) -> int | None:
     """Return the size of a request's body as its headers, in lower case, tell it; None where they do not."""
     if "transfer-encoding" in headers:
         return None
@@ -112,7 +119,7 @@ def body_size(headers: MutableMapping[str, str]) -> int | None:
     return int(length) if length.isascii() and length.isdecimal() else None
 
 
-def signer(headers: MutableMapping[str, str]) -> str | None:
+def _signer(headers: MutableMapping[str, str]) -> str | None:
     """Return the public key that has signed a request's time, or None. Flower checks the time, and whose key it is."""
     try:
         key = headers[FLEET_HTTP_PUBLIC_KEY_HEADER]
@@ -123,13 +130,7 @@ def signer(headers: MutableMapping[str, str]) -> str | None:
         return None
 
 
-async def drain(receive: Receive) -> None:
-    """Read a request's body piece by piece, and forget it."""
-    while (await receive()).get("more_body"):
-        pass
-
-
-async def refuse(send: Send, status: int, reason: str) -> None:
+async def _refuse(send: Send, status: int, reason: str) -> None:
     """Answer with a status and one line, and end the connection."""
     body = f"{reason}\n".encode()
     headers = [
@@ -141,23 +142,7 @@ async def refuse(send: Send, status: int, reason: str) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-class LocalCommands:
-    """ASGI middleware that passes on requests to the SuperNodes' API, and all requests from this machine."""
-
-    def __init__(self, app: Application) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one connection (ASGI 3.0)."""
-        if scope["type"] == "lifespan" or is_local(scope) or scope.get("path", "").startswith(SITES_API):
-            await self._app(scope, receive, send)
-        elif scope["type"] == "http":
-            await refuse(send, 403, "only the server's own machine may do this")
-        else:
-            await send({"type": "websocket.close", "code": 1008})
-
-
-def is_local(scope: Scope) -> bool:
+def _is_local(scope: Scope) -> bool:
     """Return whether a request comes from this machine: over loopback, or from the address that it was sent to."""
     client, server = scope.get("client"), scope.get("server")
     if not client:
@@ -173,7 +158,7 @@ def is_local(scope: Scope) -> bool:
 def run_superlink(arguments: Sequence[str], max_reply: int) -> None:
     """Run `flower-superlink` until it ends, so that only this machine can give it commands.
 
-    `arguments` are its options; for `max_reply` see `BodyLimits`.
+    `arguments` are its options; for `max_reply` see `Door`.
     """
     from flwr.superlink.cli.flower_superlink import flower_superlink
 
@@ -181,7 +166,7 @@ def run_superlink(arguments: Sequence[str], max_reply: int) -> None:
 
     def serve_filtered(app: Application, **settings: Any) -> None:
         # Headers that claim another origin of a request are ignored.
-        serve(LocalCommands(BodyLimits(app, max_reply)), **settings, proxy_headers=False)
+        serve(Door(app, max_reply), **settings, proxy_headers=False)
 
     uvicorn.run = serve_filtered  # type: ignore[assignment]
     # Flower's own 5 s are too short where ten sites answer at once on a busy disk: their answers were lost.

@@ -65,7 +65,7 @@ BY_HASH = {"agreed.toml": ""}
 """Replaces Flower's check of trusted entities."""
 
 
-class UnreachableError(RunError):
+class _UnreachableError(RunError):
     """The server can't be reached now; it may be later."""
 
 
@@ -110,7 +110,23 @@ class ServerCheck(NamedTuple):
         return f"this machine's clock is {abs(self.ahead):.0f} s {side} the server's"
 
 
-def server_of(path: Path) -> str:
+def server_notes(data: Path) -> list[str]:
+    """Compare clocks with the server that a site's `data.toml` names; return what should be looked at soon.
+
+    Raises:
+        ConfigError: The file names no server, or `ca.crt` beside it can't be read.
+        RunError: The server would refuse this machine's requests, or what answers is not this federation's server.
+    """
+    try:
+        check = _check_server(_server_of(data), data.parent / "ca.crt")
+    except _UnreachableError as error:
+        return [f"{error}; to compare clocks, look again when the server runs"]
+    if (refusal := check.refusal()) is not None:
+        raise RunError(refusal)
+    return check.notes()
+
+
+def _server_of(path: Path) -> str:
     """Read the server's address, `HOST:PORT`, from a site's `data.toml`; ConfigError where it names none."""
     server = read_tree(path, "site's data", None, False)[0].get("server")
     if not isinstance(server, str):
@@ -118,12 +134,12 @@ def server_of(path: Path) -> str:
     return server
 
 
-def check_server(address: str, authority: Path) -> ServerCheck:
+def _check_server(address: str, authority: Path) -> ServerCheck:
     """Ask a server, `HOST:PORT`, for its time and its certificate; `authority` is the federation's `ca.crt`.
 
     Raises:
         ConfigError: `ca.crt` can't be read.
-        UnreachableError: There is no answer.
+        _UnreachableError: There is no answer.
         RunError: What answers is not this federation's server, or a certificate is not valid at this machine's time.
     """
     try:
@@ -159,7 +175,7 @@ def _reason(address: str, error: httpx.HTTPError) -> RunError:
         )
     if "CERTIFICATE_VERIFY_FAILED" in text:
         return RunError(f"{address}: what answers there has no certificate of this federation's ca.crt: {text}")
-    return UnreachableError(f"{address} can't be reached: {text or type(error).__name__}")
+    return _UnreachableError(f"{address} can't be reached: {text or type(error).__name__}")
 
 
 class _Signer(NodeAuthHttpInterceptor):
@@ -203,16 +219,19 @@ def run_supernode(data: Path, arguments: Sequence[str]) -> None:
     from flwr.supernode.cli.flower_supernode import flower_supernode
 
     data = data.absolute()
-    folder, server = data.parent, server_of(data)
-    authority = folder / "ca.crt"
-    if (refusal := _refusal(server, authority)) is not None:
-        raise RunError(refusal)
-
-    ending = Lock()
+    folder, server = data.parent, _server_of(data)
+    authority, ending = folder / "ca.crt", Lock()
+    for note in server_notes(data):
+        LOG.warning("%s", note)
 
     def refused(why: str) -> None:
         ending.acquire()  # for good: one thread says it
-        LOG.error("%s", _refusal(server, authority) or f"{server} {why}")
+        reason = f"{server} {why}"
+        try:
+            server_notes(data)
+        except RunError as error:
+            reason = str(error)
+        LOG.error("%s", reason)
         for process in psutil.Process().children(recursive=True):  # an answer of theirs would be refused, too
             with suppress(psutil.NoSuchProcess):
                 process.kill()
@@ -231,19 +250,6 @@ def run_supernode(data: Path, arguments: Sequence[str]) -> None:
         *arguments,
     ]
     flower_supernode()
-
-
-def _refusal(server: str, authority: Path) -> str | None:
-    """Return why the server refuses this machine's clock, and log what should be looked at soon."""
-    try:
-        found = check_server(server, authority)
-    except UnreachableError as error:
-        LOG.warning("%s; its clock is not compared", error)
-        return None
-    refusal = found.refusal()
-    for note in found.notes() if refusal is None else ():
-        LOG.warning("%s", note)
-    return refusal
 
 
 def is_agreed(content: bytes, data: Path) -> bool:
