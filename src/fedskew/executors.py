@@ -24,13 +24,10 @@ _parent: Connection | None = None  # of a child process
 
 
 class Processes(Executor):
-    """Runs calls in child processes of this one, which end with it even if it is killed.
+    """Runs calls in so many child processes of this one, which end with it even if it is killed.
 
-    When one of them is killed, only its own call fails; the next call starts another.
-
-    Args:
-        number: Largest number of processes at a time.
-        hear: Called, in a thread, with what a call passes to `report` before it ends.
+    When one of them is killed, only its own call fails; the next call starts another. `hear` is called, in a thread,
+    with what a call passes to `report` before it ends.
     """
 
     def __init__(self, number: int, hear: Callable[[Any], None] = lambda value: None) -> None:
@@ -110,13 +107,9 @@ def executor(
 ) -> Iterator[tuple[Executor, int]]:
     """Open an executor, and end it with the block; at once if the block raises an error.
 
-    Args:
-        processes: Number of processes on this machine.
-        on: Address of a Dask scheduler, such as `tcp://10.0.0.1:8786`, whose workers are used instead.
-        hear: See `Processes`; workers of a cluster report nothing.
-
-    Yields:
-        The executor, and the number of calls that it can run at a time.
+    Calls run in `processes` of this machine, or on the workers of the Dask scheduler `on`, such as
+    `tcp://10.0.0.1:8786`, which report nothing (see `Processes`). Yields the executor, and how many calls it can run at
+    a time.
 
     Raises:
         MissingPackageError: Dask is not installed.

@@ -80,14 +80,9 @@ class RefusedCell:
 
 @dataclass(frozen=True)
 class Sweep:
-    """A grid of runs.
+    """A grid of runs: combinations in the order of the file, whose first axis varies slowest; those that make no sense.
 
-    Attributes:
-        name: Its name.
-        cells: The combinations in the order of the file; the first axis varies slowest.
-        accuracy: The test accuracy whose first round the table names.
-        command: The command line that runs it.
-        refused: The combinations that make no sense, likewise.
+    `accuracy` is the test accuracy whose first round the table names, `command` the command line that runs the sweep.
     """
 
     name: str

@@ -40,19 +40,12 @@ Reasons = Mapping[tuple[str, int], str]
 
 @dataclass(frozen=True)
 class CellResult:
-    """The numbers of one cell of a sweep.
+    """The numbers of one cell of a sweep by name, for each seed; why other seeds failed, or were not begun.
 
-    Attributes:
-        cell: The cell.
-        seeds: The numbers by name, for each seed; a seed whose run failed is absent. `accuracy`, `worst_class` and
-            `target_accuracy` are shares, of what the cell's `evaluation.summary` names. `last_tenth` is the mean over
-            the last tenth of the rounds, of `target_accuracy` where that is known, else of `accuracy`.
-            `rounds_to_accuracy` is the first evaluated round with the sweep's accuracy; `megabytes` (10**6 bytes) are
-            up and down together.
-        failures: Why runs failed, by seed.
-        refused: Why runs were not begun, by seed.
-        shown: What the accuracies are of, in words.
-        again: Whether the same runs have an earlier row, so that what failed has been said.
+    `accuracy`, `worst_class` and `target_accuracy` are shares, of what the cell's `evaluation.summary` names, in words
+    `shown`. `last_tenth` is the mean over the last tenth of the rounds, of `target_accuracy` where that is known, else
+    of `accuracy`. `rounds_to_accuracy` is the first evaluated round with the sweep's accuracy; `megabytes` (10**6)
+    are up and down together. `again`: the same runs have an earlier row, so that what failed has been said.
     """
 
     cell: Cell
@@ -84,15 +77,10 @@ class CellResult:
 
 @dataclass(frozen=True)
 class SweepResult:
-    """The result of `run_sweep`.
+    """The result of `run_sweep`: the finished runs, and a row for each cell, in tables in a folder.
 
-    Attributes:
-        sweep: The sweep.
-        rows: The result of each cell; of one whose method has a finish two, as trained and after it.
-        runs: All finished runs.
-        folder: Where the tables are.
-        failures: One line for each run that failed.
-        refused: One line for each cell that was not run, as it makes no sense or can't be set up.
+    A cell whose method has a finish has two rows, as trained and after it. Of runs that failed, and cells that were not
+    run, as they make no sense or can't be set up, there is a line each.
     """
 
     sweep: Sweep

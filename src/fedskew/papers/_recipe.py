@@ -174,7 +174,7 @@ class Recipe:
         name: "<paper>-<item>".
         paper: Title of the paper.
         title: Title of the item.
-        measure: What is read from a run, see `value_of`.
+        measure: What is read from a run.
         published: Name of the table with the paper's own values, where it prints any.
         rows: The rows, in the order of the file.
         relative: For a label of `method`, the label from which its value is the change.

@@ -37,14 +37,10 @@ Table = tuple[list[str], list[list[str]], int]
 
 @dataclass(frozen=True)
 class Comparison:
-    """One line of a reproduction: our values and the paper's.
+    """One line of a reproduction: its label on each axis, our value for each seed, what the paper prints, if anything.
 
-    Attributes:
-        labels: Its label on each axis.
-        ours: Our value for each seed.
-        theirs: What the paper prints; None where it prints nothing.
-        ceilings: For values on a target's label mix, by seed: the most that can be had, in percent, as nobody learns
-            a class that no client holds; empty for other values.
+    `ceilings` are for values on a target's label mix, by seed: the most that can be had, in percent, as nobody learns a
+    class that no client holds.
     """
 
     labels: Labels
@@ -66,16 +62,10 @@ class Comparison:
 
 @dataclass
 class Reproduction:
-    """The result of `reproduce`.
+    """The result of `reproduce`: a line for each row, written to files in a folder.
 
-    Attributes:
-        recipe: The recipe.
-        lines: Our values and the paper's, a line for each row.
-        notes: How to read it, what was made smaller, what deviates from the paper.
-        failures: One line for each run that failed.
-        refused: One line for each row that was not run, as it makes no sense or can't be set up.
-        folder: Where the files are.
-        files: What was written.
+    Notes say how to read it, what was made smaller, and what deviates from the paper. There is a line for each run that
+    failed, and for each row that was not run, as it makes no sense or can't be set up.
     """
 
     recipe: Recipe
@@ -161,12 +151,7 @@ def _row(labels: Labels, axes: Sequence[str], values: Mapping[int, float], seeds
 def plan(
     rows: Sequence[RecipeRow], changes: Mapping[str, Any] | None = None, rounds: int | None = None
 ) -> list[tuple[RecipeRow, Config]]:
-    """Return the config of each row, changed.
-
-    Args:
-        rows: The rows.
-        changes: Dotted keys of every config to change, and their values.
-        rounds: No run has more rounds than these.
+    """Return the config of each row, with other values for some dotted keys, and no more rounds than these.
 
     Raises:
         ConfigError: A config makes no sense; the message names the row.
@@ -208,9 +193,9 @@ def reproduce(
         out: Where run folders and the folder of the comparison go.
         changes: Dotted keys of every config to change, and their values.
         rounds: No run has more rounds than these.
-        processes: See `run_sweep`, as for `fresh` and `progress`.
-        fresh: See `processes`.
-        progress: See `processes`.
+        processes: As in `run_sweep`.
+        fresh: As in `run_sweep`.
+        progress: As in `run_sweep`.
         command: The command line to write into the comparison; by default that of the whole recipe.
 
     Raises:
