@@ -152,10 +152,6 @@ def check(done: subprocess.CompletedProcess[str], words: list[str]) -> None:
     assert [word for word in words if word not in done.stderr] == [], done.stderr
 
 
-def test_there_are_sixty() -> None:
-    assert len(SETS) + len(COMMANDS) >= 60
-
-
 @pytest.mark.parametrize(("change", "words"), SETS, ids=[change for change, _ in SETS])
 def test_a_wrong_value_is_answered_in_one_line(
     change: str, words: list[str], folder: Path, command: Command, monkeypatch: pytest.MonkeyPatch

@@ -1,4 +1,4 @@
-"""Batches of one sample and batch norm: found before the first round, cured in the same run folder."""
+"""Batches of one sample and batch norm: found before the first round."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from torch import nn
 
 import fedskew
 from fedskew.data import Dataset
-from fedskew.errors import ConfigError, RunError
-from fedskew.experiment import read_runs, resolve
+from fedskew.errors import ConfigError
 
 
 def data() -> Dataset:
@@ -29,13 +28,6 @@ class Normalised(nn.Sequential):
 
     def __init__(self, num_classes: int, in_shape: tuple[int, ...]) -> None:
         super().__init__(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, num_classes))
-
-
-class Plain(nn.Sequential):
-    """No batch norm."""
-
-    def __init__(self, num_classes: int, in_shape: tuple[int, ...]) -> None:
-        super().__init__(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, num_classes))
 
 
 TASK = {
@@ -91,28 +83,3 @@ def test_images_that_stay_larger_than_one_pixel_may_come_alone():
             return self.head(self.norm(x.view(len(x), 2, 3)).flatten(1))
 
     fedskew.simulate(TASK, model=Wide())
-
-
-def test_the_cure_keeps_the_folder_and_its_finished_rounds(tmp_path):
-    """Participation that has not met client y yet: as a run of an earlier version, which met it in round 3."""
-    one, two = resolve({**TASK, **training()}), resolve({**TASK, **training(smallest_batch=2)})
-    assert one.hash == two.hash
-    tree = {**TASK, "partition": {"rule": "natural"}, "model": {"name": Plain}}
-    tree["method"] = {"selection": {"name": "recorded", "cohorts": [[0, 2]]}}
-
-    def interrupt(record):
-        if record["round"] == 1:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        fedskew.simulate(tree, out=tmp_path, progress=interrupt)
-    result = fedskew.simulate(tree, **training(smallest_batch=2), out=tmp_path, resume=True)
-    assert [record.round for record in read_runs(result.folder)[0].rounds] == [0, 1, 2]
-    assert read_runs(result.folder)[0].config["training"]["smallest_batch"] == 2
-
-
-def test_finished_rounds_that_depend_on_it_are_not_mixed_with_others(tmp_path):
-    tree = {**TASK, "model": {"name": Plain}}
-    fedskew.simulate(tree, out=tmp_path)
-    with pytest.raises(RunError, match="training.smallest_batch was 1 and is 2, which finished rounds depend on"):
-        fedskew.simulate(tree, **training(smallest_batch=2), out=tmp_path, resume=True)

@@ -175,7 +175,7 @@ def test_quick_and_set_change_the_sweep_itself(tmp_path):
 def test_long_names_that_differ_at_their_end_are_folders_of_their_own(tmp_path):
     label = "a label that says so much of its cell that its name is longer than the name of a folder may be"
     methods = [{"label": label, "set": {"training.smallest_batch": size}} for size in (1, 2)]
-    methods[1]["label"] += " indeed"  # batches of one are no part of a config's hash
+    methods[1]["label"] += " indeed"
     sweep = sweep_of(tmp_path, "[sweep]\n", changes={"sweep.methods": methods})
     first, second = (run_folder(cell.config, tmp_path).name for cell in sweep.cells)
     assert first != second

@@ -55,22 +55,6 @@ def test_a_log_line_of_a_federation_is_one_line(caplog: pytest.LogCaptureFixture
     assert caplog.messages == [f"refused the reply of north: {SHOWN}"]
 
 
-def test_every_module_of_a_federation_writes_to_that_log() -> None:
-    import fedskew.deploy
-
-    (folder,) = fedskew.deploy.__path__
-    logs = [path.name for path in Path(folder).glob("*.py") if "getLogger" in path.read_text()]
-    assert logs == ["_log.py"]
-
-
-def test_no_command_writes_past_the_console() -> None:
-    import fedskew.cli
-
-    (folder,) = fedskew.cli.__path__
-    for path in Path(folder).glob("*.py"):
-        assert "rich.console import Console" not in path.read_text() or path.name == "console.py", path.name
-
-
 def shown(*things: object, **more: bool) -> str:
     out = io.StringIO()
     Console(file=out, force_terminal=True, width=200).print(*things, **more)  # type: ignore[arg-type]

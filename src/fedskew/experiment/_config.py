@@ -121,10 +121,9 @@ class Config(Section):
 
     @property
     def hash(self) -> str:
-        """Eight hex digits that differ whenever the run's model or records can differ, but for `smallest_batch`."""
+        """Eight hex digits that differ whenever the run's model or records can differ."""
         tree = {key: value for key, value in self.tree().items() if key not in {"name", "output"}}
         del tree["evaluation"]["summary"]  # what is said of a run changes nothing in it
-        tree["training"]["smallest_batch"] = 1  # its change is the cure of a run that can't go on (see `_preflight`)
         if not self.target.is_estimated:  # how an estimate would be made changes nothing
             tree["target"] = {key: tree["target"][key] for key in ("mix", "truth", "noise") if key in tree["target"]}
         tree["engine"].pop("processes", None)

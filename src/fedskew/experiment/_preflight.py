@@ -1,18 +1,10 @@
-"""What labels, sizes and network tell of a run before its first round: notes, and batches that can't be trained on.
-
-Batch norm can't train on a batch of one sample. `training.smallest_batch` leaves short batches out; it is no part of a
-config's hash, so that cure goes on with the same run folder, and what it would change in finished rounds is looked up
-there.
-"""
+"""What labels, sizes and network tell of a run before its first round: notes, and batches that can't be trained on."""
 
 from __future__ import annotations
 
 import copy
-import json
 import math
-import tomllib
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -20,12 +12,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedskew import components, methods
-from fedskew.errors import ConfigError, FedskewError
+from fedskew.errors import ConfigError
 from fedskew.experiment._config import Config
 from fedskew.experiment._sections import TrainingSection
 from fedskew.labels import ClassPairs, unheld_in_words
 from fedskew.methods import Method, key_of
-from fedskew.partition import Partition
 from fedskew.weighting import BySums
 
 _BatchNorm = nn.modules.batchnorm._BatchNorm
@@ -53,7 +44,7 @@ def check_batches(config: Config, names: Sequence[str], sizes: NDArray[np.int64]
     `names` and `sizes` are of the clients that train.
     """
     training = config.training
-    if _by_quotas(config):
+    if components.has(methods.build(config.method, training.momentum).selection, "assigns_quotas"):
         return  # a client's samples differ from round to round
     found = [name for name, size in zip(names, sizes.tolist(), strict=True) if _has_batch_of_one(training, size)]
     if not found:
@@ -62,38 +53,12 @@ def check_batches(config: Config, names: Sequence[str], sizes: NDArray[np.int64]
     cure = (
         "set training.batch_size to 2 or more"
         if training.batch_size == 1
-        else "set training.smallest_batch = 2, which leaves it out (a run that was begun goes on with --resume), or "
-        "another batch_size"
+        else "set training.smallest_batch = 2, which leaves it out, or another batch_size"
     )
     raise ConfigError(
         f"training.smallest_batch: {who} a batch of one sample, on which the batch norm of {config.model.name} can't "
         f"be trained; {cure}"
     )
-
-
-def changed_batches(folder: Path, config: Config, one_fails: bool = False) -> list[str]:
-    """Describe what another `training.smallest_batch` would have changed in a folder's finished rounds, a line each.
-
-    `one_fails`: the network can't be trained on a single sample, so that no finished round had such a batch.
-    """
-    now = config.training.smallest_batch
-    try:
-        stored = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
-        before = int(stored["training"]["smallest_batch"])
-        if before == now or (one_fails and max(before, now) <= 2):
-            return []
-        records = [json.loads(line) for line in (folder / "rounds.jsonl").read_bytes().split(b"\n")[:-1]]
-        trained = sorted({client for record in records for client in record["answered"]})
-        last = Partition.load(folder / "partition.npz").counts.sum(axis=1)[trained] % config.training.batch_size
-    except (OSError, ValueError, KeyError, TypeError, IndexError, FedskewError):
-        return []  # what is damaged is said elsewhere
-    if trained and (_by_quotas(config) or ((last < before) != (last < now)).any()):
-        return [f"training.smallest_batch was {before} and is {now}, which finished rounds depend on"]
-    return []
-
-
-def _by_quotas(config: Config) -> bool:
-    return components.has(methods.build(config.method, config.training.momentum).selection, "assigns_quotas")
 
 
 def _has_batch_of_one(training: TrainingSection, size: int) -> bool:

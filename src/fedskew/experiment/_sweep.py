@@ -20,7 +20,6 @@ from fedskew.experiment._dataset import content_of, data_seed, keep_data, load_d
 from fedskew.experiment._folder import read_runs
 from fedskew.experiment._grid import Cell, Sweep
 from fedskew.experiment._identity import Present, changed_since, set_aside
-from fedskew.experiment._preflight import changed_batches
 from fedskew.experiment._sections import cores
 from fedskew.experiment._setup import choose_device, try_out
 from fedskew.experiment._simulate import is_finished, run_config, run_folder
@@ -292,9 +291,6 @@ def _stale(jobs: Sequence[Job], out: Path, damaged_too: bool) -> list[tuple[Job,
         return checksums[key]
 
     found = [(job, changed_since(job.folder(out), job.config, partial(data_of, job), present)) for job in jobs]
-    for job, changes in found:
-        if job.is_finished(out):
-            changes += changed_batches(job.folder(out), job.config)
     return [(job, changes) for job, changes in found if changes or (damaged_too and _is_damaged(job.folder(out)))]
 
 

@@ -208,12 +208,12 @@ def reproduce(
     _check_data(recipe, planned)
     cells: dict[str, Cell] = {}
     for row, config in planned:
-        cells.setdefault(_run_of(config), Cell(row.name, _labels(recipe, row), config))
+        cells.setdefault(config.hash, Cell(row.name, _labels(recipe, row), config))
     command = command or shlex.join(["fedskew", "reproduce", recipe.name])
     result = run_sweep(
         Sweep(recipe.name, tuple(cells.values()), None, command, without), out, processes, progress, fresh
     )
-    finished = {row.name: _finished(recipe, cells[_run_of(config)], Path(out)) for row, config in planned}
+    finished = {row.name: _finished(recipe, cells[config.hash], Path(out)) for row, config in planned}
     runs = [(row, finished.get(row.name, [])) for row in rows]
     lines = compare(recipe, runs)
     notes = [
@@ -261,11 +261,6 @@ def _planned(
     if errors and not planned:
         raise errors[0]
     return planned, tuple(refused)
-
-
-def _run_of(config: Config) -> str:
-    """Return the part of a config by which the runs of two rows differ."""
-    return f"{config.hash} {config.training.smallest_batch}"
 
 
 def _check_data(recipe: Recipe, planned: Sequence[tuple[RecipeRow, Config]]) -> None:
