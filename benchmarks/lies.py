@@ -74,7 +74,7 @@ def lies(
         counts: True label counts, shape `(sites, classes)`.
         target: Target label mix, shape `(classes,)`.
         participation: Share of the sites that is selected in each round.
-        weight_limit: See `weighting.limited`.
+        weight_limit: See `mixing.limited`.
         rounds: Number of rounds.
         seed: Seed of the selection.
 

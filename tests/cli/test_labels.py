@@ -243,7 +243,7 @@ def test_weights_are_written_for_every_client(here: Path) -> None:
     ("arguments", "message"),
     [
         ("describe none.csv", "none.csv: can't be read"),
-        ("describe counts.csv --target counts.csv", "counts.csv, line 1: the counts have no class 'client'"),
+        ("describe counts.csv --target counts.csv", "counts.csv, line 2, column 'client': 'Paris', expected a number"),
         ("describe counts.csv --picture who.xyz", "--picture: who.xyz: the picture is a page"),
         ("describe counts.csv --picture a.png --no-picture", "--no-picture: contradicts --picture"),
         ("weights counts.csv --method fedpal", "--method: unknown name 'fedpal' (did you mean 'fedpals'?)"),

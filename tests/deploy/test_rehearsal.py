@@ -13,7 +13,7 @@ from federated import federate, fedskew, tree
 from fedskew.deploy import Agreement, draft, even, over_few, read_agreement, rehearse, with_defences
 from fedskew.errors import ConfigError
 from fedskew.experiment import Config, read, resolve
-from fedskew.weighting import limited
+from fedskew.mixing import limited
 
 SAMPLES = {"classes": ["a", "b", "c"], "shape": [1, 4, 4]}
 NAMES = tuple("abcdefghij")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedskew.errors import ArgumentError
-from fedskew.weighting import limited
+from fedskew.mixing import limited
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ from fedskew.labels import (
 )
 from fedskew.labels import describe as describe_labels
 from fedskew.tables import amount, counted, csv_text
-from fedskew.weighting import INDEX, Answered, Solver, Weighting, fedavg
+from fedskew.weighting import INDEX, Answered, fedavg
 
 CLASSES_SHOWN = 20
 CLASSES_NAMED = 4
@@ -277,7 +277,7 @@ def _weigh(
             raise ArgumentError(f"--set: expected NAME=VALUE, got {setting!r}")
         table[name] = _parsed(text)
     try:
-        chosen: Weighting = make_component(INDEX, table, "--set")
+        chosen = make_component(INDEX, table, "--set")
     except ConfigError as error:
         key, _, reason = str(error).removeprefix("--set.").partition(": ")
         option = f"--{'method' if key == 'name' else key}" if key == "name" or key in options else f"--set {key}"
@@ -293,7 +293,7 @@ def _weigh(
     if target is not None and getattr(chosen, "target", True) is False:
         unread = f"{method} doesn't read the target as it is set here; it does with --set target=true."
     everyone = Answered(np.asarray(counts), counts.sizes, target, np.arange(len(counts)))
-    if isinstance(chosen, Solver) and covers(chosen, "solve", "weigh"):
+    if covers(chosen, "solve", "weigh"):
         solution, strength = chosen.solve(everyone)
         solved = {"strength": strength, "gap": solution.gap, "kkt": solution.kkt}
         return _Weighed(counts, method, solution.weights, target, solved, getattr(chosen, "ess", None))

@@ -98,7 +98,7 @@ class MethodStrategy(FedAvg):
             chooses among these; no other node is asked anything. None: all nodes.
         query_timeout: Seconds to wait for label counts.
         max_reply: See `Agreement`.
-        weight_limit: Upper limit on a client's weight, from above 0 to 1 (see `weighting.limited`); None: no limit.
+        weight_limit: Upper limit on a client's weight, from above 0 to 1 (see `mixing.limited`); None: no limit.
 
     Attributes:
         record: The last round's record, as in a line of a run's `rounds.jsonl`.

@@ -12,7 +12,8 @@ from fedskew import components
 from fedskew.engine._records import Cohort, FloatArray
 from fedskew.engine._states import Named, ServerState
 from fedskew.engine.contracts import calling, checked_weights
-from fedskew.weighting import Answered, FedAvg, limited
+from fedskew.mixing import limited
+from fedskew.weighting import Answered, FedAvg
 
 Federation = Any
 """That of `round`, which imports this file."""

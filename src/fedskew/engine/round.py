@@ -53,7 +53,7 @@ class Federation:
         seen: Label counts given to the selection, `(clients, classes)`; None: the exact ones.
         weighed: Label counts given to the weighting, `(clients, classes)`; None: the exact ones.
         clients: The states that clients keep between their participations.
-        weight_limit: Upper limit on a client's weight (see `weighting.limited`); None: no limit.
+        weight_limit: Upper limit on a client's weight (see `mixing.limited`); None: no limit.
         aim: Gives the mix that clients are weighed towards; None: it is `target`.
         codec: How updates travel and are added up.
         constant_bytes: Bytes of the model that training does not change, and that therefore need not travel.

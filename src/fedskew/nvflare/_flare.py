@@ -17,9 +17,10 @@ from fedskew import weighting as weightings
 from fedskew.components import has, make_component
 from fedskew.errors import ArgumentError, ConfigError, RunError
 from fedskew.labels import LabelCounts, as_counts, as_target
+from fedskew.mixing import limited
 from fedskew.randomness import Purpose, generator
 from fedskew.selection import Selection
-from fedskew.weighting import Answered, Weighting, limited
+from fedskew.weighting import Answered, Weighting
 
 FloatArray = NDArray[np.float64]
 

@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from fedskew.mixing import Solution, limited
 from fedskew.weighting._afl import AFL, afl_update
 from fedskew.weighting._fedavg import FedAvg, fedavg
 from fedskew.weighting._feddisco import FedDisco, feddisco
 from fedskew.weighting._fedla import FedLA, fedla
 from fedskew.weighting._fedpals import FedPALS, fedpals, fedpals_solve, fedpals_strength
-from fedskew.weighting._from_sums import (
-    FromSums,
-    Question,
-    fedla_share,
-    fedpals_answer,
-    fedpals_from_sums,
-    fedpals_weight,
-)
-from fedskew.weighting._protocol import Answered, BySums, Facts, Solver, Weighting
+from fedskew.weighting._protocol import Answered, BySums, Facts, Weighting
 from fedskew.weighting._uniform import Uniform, uniform
 
 INDEX: dict[str, type] = {
@@ -35,26 +26,16 @@ __all__ = [
     "BySums",
     "Facts",
     "FedAvg",
-    "FedDisco",
     "FedLA",
     "FedPALS",
-    "FromSums",
-    "Question",
-    "Solution",
-    "Solver",
     "Uniform",
     "Weighting",
     "afl_update",
     "fedavg",
     "feddisco",
     "fedla",
-    "fedla_share",
     "fedpals",
-    "fedpals_answer",
-    "fedpals_from_sums",
     "fedpals_solve",
     "fedpals_strength",
-    "fedpals_weight",
-    "limited",
     "uniform",
 ]

@@ -16,7 +16,7 @@ import numpy as np
 from fedskew.errors import ArgumentError
 from fedskew.labels import CountsLike, as_counts
 from fedskew.parameters import component
-from fedskew.weighting._from_sums import FromTotals, fedla_share
+from fedskew.weighting._from_sums import FromTotals, checked
 from fedskew.weighting._protocol import Answered, Facts, FloatArray
 
 
@@ -46,5 +46,7 @@ class FedLA(FromTotals):
 
     def own_weight(self, counts: FloatArray, announced: Facts) -> float:
         """Return the mean over the labels of the client's share of each, at most 1; see `BySums.own_weight`."""
-        totals = np.maximum(announced["totals"], counts)  # an error would tell a server that lies what the client holds
-        return fedla_share(counts, totals) / np.count_nonzero(totals)
+        own = checked(counts)
+        totals = np.maximum(announced["totals"], own)  # an error would tell a server that lies what the client holds
+        shares = np.divide(own, totals, out=np.zeros_like(own), where=totals > 0)
+        return float(shares.sum()) / np.count_nonzero(totals)

@@ -31,14 +31,7 @@ from fedskew.errors import ArgumentError
 from fedskew.labels import CountsLike, as_counts, as_sizes, as_target, effective_sample_size
 from fedskew.mixing import Programme, Solution
 from fedskew.parameters import Share, component
-from fedskew.weighting._from_sums import (
-    LEAST_CLIENTS,
-    MOST_QUESTIONS,
-    Question,
-    fedpals_answer,
-    fedpals_from_sums,
-    fedpals_weight,
-)
+from fedskew.weighting import _from_sums
 from fedskew.weighting._protocol import Answered, Facts, FloatArray
 
 SMALLEST, LARGEST, SPREAD, MET = 1e-15, 1e18, 1e-9, 1e-13
@@ -115,8 +108,8 @@ class FedPALS:
     keeps_limit: ClassVar[bool] = True
     paper: ClassVar[str] = "Listo Zec et al., arXiv 2411.03799"
     needs_label_counts: ClassVar[bool] = True
-    most_questions: ClassVar[int] = MOST_QUESTIONS
-    least_clients: ClassVar[int] = LEAST_CLIENTS
+    most_questions: ClassVar[int] = _from_sums.MOST_QUESTIONS
+    least_clients: ClassVar[int] = _from_sums.LEAST_CLIENTS
     reveals: ClassVar[str | None] = (
         "its sums tell a server that only computes the exact label counts of a site that alone holds a class, or alone "
         "has weight 0"
@@ -148,19 +141,15 @@ class FedPALS:
         """Solve the programme of all clients, in 2 to `MOST_QUESTIONS` questions; see `BySums.announce`."""
         if target is None:
             raise ArgumentError("target: FedPALS weighs clients towards a target label mix, and none is given")
-
-        def of_all(question: Question) -> FloatArray:
-            return ask({} if question.direction is None else question.facts())
-
-        return fedpals_from_sums(of_all, target, self.strength, clients).question.facts()
+        return _from_sums.solve(ask, target, self.strength, clients)
 
     def answer(self, counts: FloatArray, question: Facts) -> FloatArray:
-        """Return `fedpals_answer`; see `BySums.answer`."""
-        return fedpals_answer(counts, Question.of(question))
+        """See `BySums.answer`."""
+        return _from_sums.answer(counts, question)
 
     def own_weight(self, counts: FloatArray, announced: Facts) -> float:
-        """Return `fedpals_weight`, 0 without samples; see `BySums.own_weight`."""
-        return fedpals_weight(counts, Question.of(announced))
+        """Return the client's weight, 0 without samples; see `BySums.own_weight`."""
+        return _from_sums.weight(counts, announced)
 
     def solve(self, answered: Answered) -> tuple[Solution, float]:
         """Return the weights with certificates of their optimality, and the strength that they are for."""

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -52,62 +52,6 @@ ROUGH, NOISE = 1e-2, 1e-9
 """The error of the weights before the last kappa, and what is too small to correct moments by."""
 
 
-class Question(NamedTuple):
-    """A question to all clients, whose answers (`fedpals_answer`) the server gets as one sum.
-
-    Attributes:
-        direction: z, shape `(classes + 1,)`; None in the first exchange.
-        rest: What rounding takes from the direction, same shape.
-        kappa: The strength divided by the number of samples of all; 0 in the first exchange.
-        samples: The number of samples of all, N; 0 in the first exchange.
-    """
-
-    direction: FloatArray | None = None
-    rest: FloatArray | None = None
-    kappa: float = 0.0
-    samples: float = 0.0
-
-    def facts(self) -> dict[str, FloatArray]:
-        """Return a later question as named numbers."""
-        assert self.direction is not None, "the first question says nothing"
-        assert self.rest is not None, "of the direction"
-        return {
-            "direction": self.direction,
-            "rest": self.rest,
-            "kappa": np.array([self.kappa]),
-            "samples": np.array([self.samples]),
-        }
-
-    @classmethod
-    def of(cls, facts: Facts) -> Question:
-        """Read a question; no numbers are the first one."""
-        if not facts:
-            return cls()
-        return cls(facts["direction"], facts["rest"], float(facts["kappa"][0]), float(facts["samples"][0]))
-
-
-class FromSums(NamedTuple):
-    """FedPALS's solution, from which every client computes its own weight (`fedpals_weight`).
-
-    Attributes:
-        question: The last question.
-        exchanges: How often the clients were asked.
-    """
-
-    question: Question
-    exchanges: int
-
-
-def fedla_share(counts: ArrayLike, totals: ArrayLike) -> float:
-    """Compute FedLA's W of one client, from its counts, `(classes,)`, and the sums of all clients' counts."""
-    own, pooled = _counts(counts, "counts"), _counts(totals, "totals")
-    if own.shape != pooled.shape:
-        raise ArgumentError(f"totals: expected shape {own.shape}, got {pooled.shape}")
-    if (own > pooled * (1 + 1e-12)).any():
-        raise ArgumentError("totals: are below the client's own counts, so they are not of all clients")
-    return float(np.sum(np.divide(own, pooled, out=np.zeros_like(own), where=pooled > 0)))
-
-
 class FromTotals:
     """The part of `BySums` that weightings from the sum of all label counts share."""
 
@@ -123,7 +67,7 @@ class FromTotals:
         self, ask: Callable[[Facts], FloatArray], target: FloatArray | None, clients: int
     ) -> dict[str, FloatArray]:
         """Ask for the sum of all label counts; see `BySums.announce`."""
-        _check_enough(clients, self.least_clients)
+        check_enough(clients, self.least_clients)
         totals = ask({})
         if not totals.sum() > 0:
             raise ArgumentError("counts: no client holds a sample")
@@ -134,52 +78,41 @@ class FromTotals:
         return counts
 
 
-def fedpals_answer(counts: ArrayLike, question: Question) -> FloatArray:
-    """Compute one client's answer, which leaves it only as part of a sum: n S~ S~' to the first question, else a S~."""
-    own = _counts(counts, "counts")
-    mix = _mix(own)
-    if question.direction is None:
-        moments: FloatArray = own.sum() * np.outer(mix, mix)
-        return moments
-    return fedpals_weight(own, question) * mix
+def answer(counts: ArrayLike, question: Facts) -> FloatArray:
+    """Compute one client's answer to FedPALS's question: n S~ S~' to the first, without numbers, else a S~."""
+    own = checked(counts)
+    total = own.sum()
+    mix = np.append(own / total, 1.0) if total > 0 else np.zeros(own.size + 1)
+    return weight(own, question) * mix if question else total * np.outer(mix, mix)
 
 
-def fedpals_weight(counts: ArrayLike, question: Question) -> float:
-    """Compute one client's weight from a question: with that of `FromSums`, FedPALS's, which sum to 1."""
-    own = _counts(counts, "counts")
-    direction, rest = question.direction, question.rest
-    if direction is None or rest is None or not direction.shape == rest.shape == (own.size + 1,):
+def weight(counts: ArrayLike, question: Facts) -> float:
+    """Compute one client's weight from a question: z as `direction` and `rest`, kappa, and all clients' samples."""
+    own = checked(counts)
+    direction, rest = (question.get(name, np.zeros(0)) for name in ("direction", "rest"))
+    if not direction.shape == rest.shape == (own.size + 1,):
         raise ArgumentError(f"question: expected a direction and its rest of shape ({own.size + 1},)")
     amounts = np.append(own, own.sum())
     product = amounts * direction
     (high, low), (of_high, of_low) = _halves(amounts), _halves(direction)
     lost = ((high * of_high - product) + high * of_low + low * of_high) + low * of_low  # by rounding (Dekker)
     along = math.fsum([*product, *lost, *(amounts * rest)])
-    return max(0.0, along) / (question.samples * question.kappa)
+    return max(0.0, along) / float(question["samples"][0] * question["kappa"][0])
 
 
-def fedpals_from_sums(
-    ask: Callable[[Question], FloatArray],
-    target: ArrayLike,
-    strength: float,
-    clients: int,
-    tolerance: float = 1e-7,
-) -> FromSums:
-    """Solve FedPALS's programme from sums over clients.
+def solve(
+    ask: Callable[[Facts], FloatArray], target: ArrayLike, strength: float, clients: int, tolerance: float = 1e-7
+) -> dict[str, FloatArray]:
+    """Solve FedPALS's programme from sums over clients: the question whose `weight` is each client's.
 
-    Args:
-        ask: Sends a question to all clients and returns the sum of their answers.
-        target: Label mix, shape `(classes,)`; normalised here.
-        strength: The paper's lambda, in samples, above 0.
-        clients: Number of clients that the sums are over.
-        tolerance: The error of the weights to stop at, as the sum of their differences.
+    It ends where the weights are wrong by the tolerance, as the sum of their differences.
     """
-    _check_enough(clients, LEAST_CLIENTS)
+    check_enough(clients, LEAST_CLIENTS)
     if not 0 < strength < np.inf:
         raise ArgumentError(
             f"strength: must be above 0 and finite, not {strength!r}; the limit 0 needs the counts themselves"
         )
-    moments = ask(Question())
+    moments = ask({})
     classes, samples = len(moments) - 1, float(moments[-1, -1])
     if not samples > 0:
         raise ArgumentError("counts: no client holds a sample")
@@ -190,18 +123,21 @@ def fedpals_from_sums(
 
     before = np.zeros(classes + 1), np.zeros(classes + 1)
 
+    def question(at: float) -> dict[str, FloatArray]:
+        return {"direction": direction, "rest": rest, "kappa": np.array([at]), "samples": np.array([samples])}
+
     def gradient() -> FloatArray:
         """Ask, and correct the moments of the clients that have weight: by this answer, and by what changed."""
         nonlocal before, exchanges, moments
         exchanges += 1
-        answer = ask(Question(direction, rest, kappa, samples))
-        now = direction + rest, kappa * answer
-        for along, told in (now, (now[0] - before[0], now[1] - before[1])):
-            missing = told - moments @ along
+        told = ask(question(kappa))
+        now = direction + rest, kappa * told
+        for along, here in (now, (now[0] - before[0], now[1] - before[1])):
+            missing = here - moments @ along
             if abs(missing @ along) > NOISE * np.linalg.norm(missing) * np.linalg.norm(along):
                 moments = moments + np.outer(missing, missing) / (missing @ along)
         before = now
-        found: FloatArray = (held * direction - aim + answer) + held * rest
+        found: FloatArray = (held * direction - aim + told) + held * rest
         return found
 
     def move(step: FloatArray) -> None:
@@ -225,7 +161,7 @@ def fedpals_from_sums(
                 move((shorter - taken) * step)
                 now, taken = gradient(), shorter
         if kappa == last or exchanges >= MOST_QUESTIONS:
-            return FromSums(Question(direction, rest, last, samples), exchanges)
+            return question(last)
         kappa = max(last, kappa / (FAR if calm else NEAR))
         move(
             _newton(
@@ -249,7 +185,8 @@ def _halves(values: FloatArray) -> tuple[FloatArray, FloatArray]:
     return high, values - high
 
 
-def _check_enough(clients: int, least: int) -> None:
+def check_enough(clients: int, least: int) -> None:
+    """Refuse sums over so few clients that they tell one's counts."""
     if clients < least:
         raise ArgumentError(
             f"clients: {clients} are too few, as the sums would tell their counts; ask {least} or more, or have noise "
@@ -257,14 +194,9 @@ def _check_enough(clients: int, least: int) -> None:
         )
 
 
-def _mix(own: FloatArray) -> FloatArray:
-    """S~, or zeros without samples."""
-    total = own.sum()
-    return np.append(own / total, 1.0) if total > 0 else np.zeros(own.size + 1)
-
-
-def _counts(values: ArrayLike, name: str) -> FloatArray:
-    array = np.asarray(values, dtype=np.float64)
+def checked(counts: ArrayLike) -> FloatArray:
+    """Return one client's counts, `(classes,)`, as float64."""
+    array = np.asarray(counts, dtype=np.float64)
     if array.ndim != 1 or array.size == 0 or not (np.isfinite(array) & (array >= 0)).all():
-        raise ArgumentError(f"{name}: expected a finite number for each class, none negative, got shape {array.shape}")
+        raise ArgumentError(f"counts: expected a finite number for each class, none negative, got shape {array.shape}")
     return array

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol, runtime_checka
 import numpy as np
 from numpy.typing import NDArray
 
-from fedskew.mixing import Solution
-
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -90,11 +88,3 @@ class BySums(Protocol):
 
     def own_weight(self, counts: FloatArray, announced: Facts) -> float:
         """Compute a client's share of all clients from what was announced, at the client; those of all sum to 1."""
-
-
-@runtime_checkable
-class Solver(Protocol):
-    """A weighting that solves an optimisation problem, and can say how near its weights are to the optimum."""
-
-    def solve(self, answered: Answered) -> tuple[Solution, float]:
-        """Return the weights of a round with certificates of their optimality, and the strength that they are for."""
