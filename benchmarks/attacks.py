@@ -42,7 +42,7 @@ from fedskew.deploy import (
     with_defences,
     write_federation,
 )
-from fedskew.deploy._disclosures import returned_specs
+from fedskew.deploy._plan import Plan
 from fedskew.deploy._validator import ReplyRules, ReplyValidator
 from fedskew.engine import Assignment, Backend, Sent, Update, cohort_size, hooked
 from fedskew.experiment import Config, local_training, make_task, make_training_loop, resolve
@@ -158,10 +158,12 @@ def accuracy(config: Config, seed: int, task: Any, lie: dict[str, float], direct
     federation, told = loop.runner, loop.runner.counts.copy()
     if "told" in lie:
         told[BAD] = lie["told"]
-    returned, idle = returned_specs(config, AGREEMENT, federation.method)
+    plan = Plan.of(config, AGREEMENT)
     rules = ReplyRules(training=local_training(config), classes=CLASSES, counts=(lambda: told) if directions else None)
     names = [str(client) for client in range(CLIENTS)]
-    validator = ReplyValidator(names, ModelLayout(loop.model), returned, idle, rules, hooked(federation.method))
+    validator = ReplyValidator(
+        names, ModelLayout(loop.model), plan.returned, plan.returned_idle, rules, hooked(federation.method)
+    )
     validator.start(loop.untrained)
     sites = CheckedSites(federation.backend, federation.counts.sum(axis=1), validator, **lie)
     loop.runner = dataclasses.replace(federation, backend=sites, counts=told)

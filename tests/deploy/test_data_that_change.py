@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sqlite3
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import pytest
 from federated import NAMES, Federated, federate, fedskew, tree
 from flwr.app import Error, Message
 
-from fedskew.deploy import CountsAsked, Ledger, agree, load_site
+from fedskew.deploy import Book, CountsRequest, agree, load_site
 
 
 def lines(federation: Federated) -> list[dict[str, Any]]:
@@ -52,32 +54,32 @@ def test_counts_are_asked_for_again_and_the_site_goes_on(tmp_path: Path, label_c
     kept = json.loads((federation.run_folder / "deployment.json").read_text())["sites"]["ash"]
     assert (kept["samples"] if label_counts == "withheld" else sum(kept["counts"])) == 450
     assert "the data have changed since the label counts that the server has" in caplog.text
-    assert [sum(entry.released) for entry in Ledger(tmp_path / "ash" / "state").releases] == [150, 450]
+    assert [sum(entry.released) for entry in Book(tmp_path / "ash" / "state").releases] == [150, 450]
 
 
 @pytest.mark.slow
 def test_noisy_counts_are_released_again_only_if_the_site_says_so(tmp_path: Path) -> None:
     pytest.importorskip("opendp")
     federation = federate(tmp_path, tree("fedavg", rounds=3), label_counts="noisy", epsilon=1.0)
-    ledger, data = Ledger(tmp_path / "ash" / "state"), federation.data_of("ash")
+    book, data = Book(tmp_path / "ash" / "state"), federation.data_of("ash")
     trained(federation, lambda grid: grow(federation, "ash"))
     assert [record["deployment"]["failed"] for record in lines(federation)[1:]] == [{}, {}, {}]
-    assert len(ledger.releases) == 1
+    assert len(book.releases) == 1
 
     federation.run_folder.rename(tmp_path / "first")
     agreed = agree(data, federation.app)  # what `deploy site --check` does after it has shown it
     assert agreed.epsilon_total == 2.0
     trained(federation, lambda grid: None)
-    assert ledger.spent("add-remove") == 2.0
-    assert sum(ledger.releases[1].exact) == 450
+    assert book.spent("add-remove") == 2.0
+    assert sum(book.releases[1].exact) == 450
 
 
 def test_the_epsilon_of_an_earlier_release_is_what_the_server_records(tmp_path: Path) -> None:
     pytest.importorskip("opendp")
     federation = federate(tmp_path, tree("fedavg", rounds=1), label_counts="noisy", epsilon=2.0)
-    asked = CountsAsked("noisy", tuple(federation.agreement.classes), 0.5, "replace")
+    asked = CountsRequest("noisy", tuple(federation.agreement.classes), 0.5, "replace")
     site = load_site(federation.data_of("ash"), federation.agreement)
-    earlier, _ = Ledger(tmp_path / "ash" / "state").release(asked, site.counts, None)
+    earlier, _ = Book(tmp_path / "ash" / "state").release(asked, site.counts, None)
     federation.run(federation.grid())
     sites = json.loads((federation.run_folder / "deployment.json").read_text())["sites"]
     assert sites["ash"]["counts"] == earlier
@@ -86,7 +88,7 @@ def test_the_epsilon_of_an_earlier_release_is_what_the_server_records(tmp_path: 
 
 
 def second(federation: Federated, epsilon: float) -> Federated:
-    """Another federation of the same sites, whose ledgers have what they released to the first."""
+    """Another federation of the same sites, whose books have what they released to the first."""
     federation.run_folder.rename(federation.folder / "first")
     agreement = federation.agreement.model_copy(update={"epsilon": epsilon})
     agreement.write(federation.app / "deploy.toml")
@@ -104,10 +106,9 @@ def test_replies_are_held_against_the_noise_of_the_release_that_a_site_answers_w
     first.run(first.grid())
     later = second(first, epsilon=2.0)
     for name in NAMES:
-        ledger = tmp_path / name / "state" / "label-counts.json"
-        kept = json.loads(ledger.read_text())
-        kept["releases"][0]["released"][0] += 500.0
-        ledger.write_text(json.dumps(kept))
+        with closing(sqlite3.connect(tmp_path / name / "state" / "book.db")) as db, db:
+            more = "json_set(entry, '$.released[0]', json_extract(entry, '$.released[0]') + 500.0)"
+            db.execute(f"UPDATE release SET entry = {more}")
     trained(later, lambda grid: None)
     (_, record) = lines(later)
     assert record["deployment"]["refused"] == {}
@@ -118,9 +119,9 @@ def test_replies_are_held_against_the_noise_of_the_release_that_a_site_answers_w
 def test_a_release_that_is_too_noisy_is_refused_and_agreeing_makes_another(tmp_path: Path, caplog: Any) -> None:
     pytest.importorskip("opendp")
     federation = federate(tmp_path, tree("fedavg", rounds=1, steps=1), label_counts="noisy", epsilon=2.0)
-    asked = CountsAsked("noisy", tuple(federation.agreement.classes), 0.19)
-    ledger = Ledger(tmp_path / "ash" / "state")
-    ledger.release(asked, load_site(federation.data_of("ash"), federation.agreement).counts, None)
+    asked = CountsRequest("noisy", tuple(federation.agreement.classes), 0.19)
+    book = Book(tmp_path / "ash" / "state")
+    book.release(asked, load_site(federation.data_of("ash"), federation.agreement).counts, None)
     federation = dataclasses.replace(
         federation, agreement=federation.agreement.model_copy(update={"start_timeout": 0.1})
     )
@@ -140,7 +141,7 @@ def test_a_release_that_is_too_noisy_is_refused_and_agreeing_makes_another(tmp_p
     federation.run_folder.rename(tmp_path / "first")
     trained(federation, lambda grid: None)
     assert sorted(lines(federation)[1]["answered"]) == [0, 1, 2]
-    assert ledger.spent("add-remove") == pytest.approx(2.19)
+    assert book.spent("add-remove") == pytest.approx(2.19)
 
 
 def test_a_site_cant_claim_so_much_noise_that_any_reply_is_plausible(tmp_path: Path, caplog: Any) -> None:

@@ -14,7 +14,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from tests.deploy.federated import NAMES, federate, tree
 
 import fedskew
-from fedskew.deploy import agree, check_config, disclosures, read_terms
+from fedskew.deploy import Plan, check_config, disclosures
 from fedskew.errors import ConfigError, RunError
 from fedskew.files import load_tensors
 
@@ -83,17 +83,6 @@ def test_a_site_that_stops_answering_is_left_out_and_a_wrong_answer_refused(tmp_
     assert sum(done.summary["finished"]["notes"]["held_out"]) < whole
 
 
-@pytest.mark.slow
-def test_a_site_answers_no_finish_that_it_did_not_agree_to(tmp_path, caplog):
-    sites = federate(tmp_path, finishing("ccvr"))
-    agreed = sites.data_of("ash").with_name("agreed.toml")
-    assert read_terms(agreed).finish == "ccvr"
-    agreed.write_text(agreed.read_text().replace('finish = "ccvr"', 'finish = ""'))
-    sites.run(sites.grid()).run(resume=True)
-    assert "no answer of ash: not agreed: finish" in caplog.text
-    assert (sites.run_folder / "finished.safetensors").exists()
-
-
 def asked_once_more(grid, sites, name, source, names=(), offset=0.0):
     """What a site answers to a question that the server makes up, after an honest run: of a run's tensors, these."""
     questions = [one for one in grid.asked if one.metadata.message_type == "query.finish"]
@@ -142,7 +131,7 @@ def test_what_leaves_a_site_is_listed_and_within_the_agreed_bytes(tmp_path):
     assert [thing.bytes for thing in listed] == [8 * 10 * (1 + 12 + 12**2)]
     assert "sums over its training samples" in listed[0].what
     wide = federate(tmp_path / "wide", finishing("ccvr", model={"name": "mlp3", "width": 80}))
-    assert agree(wide.data_of("ash"), wide.app).bytes > 8 * 10 * 80**2  # more than its model has
+    assert Plan.of(wide.config, wide.agreement).reply_bytes > 8 * 10 * 80**2  # more than its model has
 
 
 @pytest.mark.parametrize(
@@ -257,18 +246,13 @@ def test_a_site_that_is_left_out_has_no_part_in_the_finish_after_a_restart_eithe
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["silent", "not agreed"])
-def test_a_minority_finishes_no_model(how, tmp_path, caplog):
+def test_a_minority_finishes_no_model(tmp_path):
     sites = federate(tmp_path, finishing("ccvr", target={"mix": TARGET}))
     grid = sites.grid()
     for name in NAMES[1:]:
-        agreed = sites.data_of(name).with_name("agreed.toml")
-        if how == "not agreed":
-            agreed.write_text(agreed.read_text().replace("training: nothing", "training: something"))
-        else:
-            grid.tamper[sites.node(name)] = lambda question, answer: (
-                None if question.metadata.message_type == "query.finish" else answer
-            )
+        grid.tamper[sites.node(name)] = lambda question, answer: (
+            None if question.metadata.message_type == "query.finish" else answer
+        )
     done = sites.run(grid).run(resume=True)
     assert done.summary["finished"]["notes"]["kept"].startswith("1 of 3 sites answer")
     trained = load_tensors(sites.run_folder / "model.safetensors")[0]

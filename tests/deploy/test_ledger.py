@@ -1,4 +1,4 @@
-"""The ledger of label counts: noise is drawn once, and what is released is added up."""
+"""The book of label counts: noise is drawn once, and what is released is added up."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedskew.deploy import Budget, CountsAsked, Ledger, NotAgreedError, converted
+from fedskew.deploy import Book, Budget, CountsRequest, NotAgreedError, converted
 from fedskew.errors import RunError
 
 CLASSES = ("cat", "dog", "owl")
@@ -22,87 +22,87 @@ def secure() -> None:
     pytest.importorskip("opendp")
 
 
-def noisy(epsilon: float = 1.0, classes: tuple[str, ...] = CLASSES, neighbours: str = "add-remove") -> CountsAsked:
-    return CountsAsked("noisy", classes, epsilon, neighbours)  # type: ignore[arg-type]
+def noisy(epsilon: float = 1.0, classes: tuple[str, ...] = CLASSES, neighbours: str = "add-remove") -> CountsRequest:
+    return CountsRequest("noisy", classes, epsilon, neighbours)  # type: ignore[arg-type]
 
 
-def asked(ledger: Ledger, *more: object, budget: Budget | None = ONE, counts: np.ndarray = COUNTS) -> list[float]:  # type: ignore[type-arg]
-    return ledger.release(noisy(*more), counts, budget)[0]  # type: ignore[arg-type]
+def asked(book: Book, *more: object, budget: Budget | None = ONE, counts: np.ndarray = COUNTS) -> list[float]:  # type: ignore[type-arg]
+    return book.release(noisy(*more), counts, budget)[0]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("budget", [None, ONE, ONE._replace(total=1e9)], ids=["none", "one", "plenty"])
 def test_epsilons_that_alternate_give_one_release(tmp_path: Path, budget: Budget | None) -> None:
-    ledger = Ledger(tmp_path / "state")
-    answers = {tuple(asked(ledger, 1 + 1e-9 * (turn % 2), budget=budget)) for turn in range(400)}
+    book = Book(tmp_path / "state")
+    answers = {tuple(asked(book, 1 + 1e-9 * (turn % 2), budget=budget)) for turn in range(400)}
     assert len(answers) == 1
-    (release,) = ledger.releases
+    (release,) = book.releases
     assert (release.epsilon, release.neighbours, release.exact) == (1.0, "add-remove", [40, 3, 0])
 
 
 def test_queries_at_the_same_time_give_one_release(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:  # Flower handles each message in a process of its own
-        answers = list(pool.map(lambda turn: tuple(asked(Ledger(tmp_path / "state"), 1 + 1e-9 * turn)), range(16)))
+        answers = list(pool.map(lambda turn: tuple(asked(Book(tmp_path / "state"), 1 + 1e-9 * turn)), range(16)))
     assert len(set(answers)) == 1
-    assert len(Ledger(tmp_path / "state").releases) == 1
+    assert len(Book(tmp_path / "state").releases) == 1
 
 
 def test_orders_parts_and_neighbours_are_answered_from_the_release(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path)
-    cat, dog, owl = asked(ledger)
-    assert asked(ledger, 1.0, ("owl", "cat", "dog"), counts=COUNTS[[2, 0, 1]]) == [owl, cat, dog]
-    assert asked(ledger, 1.0, ("dog", "cat"), counts=COUNTS[[1, 0]]) == [dog, cat]
-    assert asked(ledger, 0.1, CLASSES, "replace") == [cat, dog, owl]
-    assert len(ledger.releases) == 1
+    book = Book(tmp_path)
+    cat, dog, owl = asked(book)
+    assert asked(book, 1.0, ("owl", "cat", "dog"), counts=COUNTS[[2, 0, 1]]) == [owl, cat, dog]
+    assert asked(book, 1.0, ("dog", "cat"), counts=COUNTS[[1, 0]]) == [dog, cat]
+    assert asked(book, 0.1, CLASSES, "replace") == [cat, dog, owl]
+    assert len(book.releases) == 1
 
 
 def test_a_release_is_on_the_disk_and_its_owners_alone(tmp_path: Path) -> None:
-    first = asked(Ledger(tmp_path / "state"))
-    assert stat.S_IMODE((tmp_path / "state" / "label-counts.json").stat().st_mode) == 0o600
-    assert asked(Ledger(tmp_path / "state")) == first
+    first = asked(Book(tmp_path / "state"))
+    assert stat.S_IMODE((tmp_path / "state" / "book.db").stat().st_mode) == 0o600
+    assert asked(Book(tmp_path / "state")) == first
 
 
 def test_nothing_is_sent_that_cannot_be_written_down(tmp_path: Path) -> None:
     (tmp_path / "state").write_text("a file where the folder should be")
     with pytest.raises(RunError, match="can't be written"):
-        asked(Ledger(tmp_path / "state"))
+        asked(Book(tmp_path / "state"))
 
 
 def test_data_that_changed_are_released_again_if_the_site_says_so_and_within_the_total(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path)
-    first, grown = asked(ledger), COUNTS + 1000
-    assert asked(ledger, counts=grown) == first  # nobody has said so
-    second = asked(ledger, counts=grown, budget=ONE._replace(data="tuesday"))
+    book = Book(tmp_path)
+    first, grown = asked(book), COUNTS + 1000
+    assert asked(book, counts=grown) == first  # nobody has said so
+    second = asked(book, counts=grown, budget=ONE._replace(data="tuesday"))
     assert second[0] > 900
-    assert ledger.spent("add-remove") == 2.0
-    assert asked(ledger, counts=grown + 1000, budget=ONE._replace(data="wednesday")) == second  # the total is spent
+    assert book.spent("add-remove") == 2.0
+    assert asked(book, counts=grown + 1000, budget=ONE._replace(data="wednesday")) == second  # the total is spent
     more = ONE._replace(data="wednesday", total=3.0)
-    assert asked(ledger, counts=grown + 1000, budget=more)[0] > 1900
-    assert ledger.spent("add-remove") == 3.0
+    assert asked(book, counts=grown + 1000, budget=more)[0] > 1900
+    assert book.spent("add-remove") == 3.0
 
 
 def test_classes_that_no_release_covers_cost_another(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path)
-    asked(ledger)
+    book = Book(tmp_path)
+    asked(book)
     four, counts = (*CLASSES, "ape"), np.array([40.0, 3.0, 0.0, 0.0])
     with pytest.raises(
         NotAgreedError, match=r"agreed to 2 in one release and 1\.5 in all \(add-remove\), and has spent 1$"
     ):
-        asked(ledger, 1.0, four, counts=counts, budget=ONE._replace(total=1.5))
+        asked(book, 1.0, four, counts=counts, budget=ONE._replace(total=1.5))
     with pytest.raises(NotAgreedError, match="second release"):
-        asked(ledger, 1.0, four, counts=counts, budget=None)
-    asked(ledger, 1.0, four, counts=counts)
-    assert ledger.spent("add-remove") == 2.0
+        asked(book, 1.0, four, counts=counts, budget=None)
+    asked(book, 1.0, four, counts=counts)
+    assert book.spent("add-remove") == 2.0
     with pytest.raises(NotAgreedError):
-        asked(ledger, 1.0, (*four, "bee"), counts=np.append(counts, 0))
+        asked(book, 1.0, (*four, "bee"), counts=np.append(counts, 0))
 
 
 def test_a_release_with_less_noise_than_agreed_is_refused(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path)
+    book = Book(tmp_path)
     with pytest.raises(NotAgreedError, match=r"a release with 2\.5"):
-        asked(ledger, 2.5)
+        asked(book, 2.5)
     with pytest.raises(NotAgreedError, match="a release with 2;"):  # 4 for replaced samples is 2 for added ones
-        asked(ledger, 4.0, CLASSES, "replace", budget=ONE._replace(epsilon=1.9))
-    assert ledger.releases == ()
+        asked(book, 4.0, CLASSES, "replace", budget=ONE._replace(epsilon=1.9))
+    assert book.releases == ()
 
 
 def test_epsilons_convert_as_laplace_noise_does() -> None:
@@ -114,40 +114,40 @@ def test_epsilons_convert_as_laplace_noise_does() -> None:
 
 
 def test_the_sum_is_in_the_units_that_were_asked_for(tmp_path: Path) -> None:
-    ledger, plenty = Ledger(tmp_path), ONE._replace(total=10.0)
+    book, plenty = Book(tmp_path), ONE._replace(total=10.0)
     for place, (epsilon, neighbours) in enumerate(((0.1, "add-remove"), (0.2, "add-remove"), (0.6, "replace"))):
-        asked(ledger, epsilon, CLASSES, neighbours, budget=plenty._replace(data=str(place)))
-    assert ledger.spent("add-remove") == pytest.approx(0.6)
-    assert ledger.spent("replace") == pytest.approx(1.2)
+        asked(book, epsilon, CLASSES, neighbours, budget=plenty._replace(data=str(place)))
+    assert book.spent("add-remove") == pytest.approx(0.6)
+    assert book.spent("replace") == pytest.approx(1.2)
 
 
 def test_a_total_is_reached_in_spite_of_rounding(tmp_path: Path) -> None:
-    ledger, three = Ledger(tmp_path), Budget(0.1, 0.3, "add-remove")
+    book, three = Book(tmp_path), Budget(0.1, 0.3, "add-remove")
     for place in range(4):
-        asked(ledger, 0.1, budget=three._replace(data=str(place)))
-    assert len(ledger.releases) == 3  # 0.1 + 0.1 + 0.1 > 0.3 in floating point
+        asked(book, 0.1, budget=three._replace(data=str(place)))
+    assert len(book.releases) == 3  # 0.1 + 0.1 + 0.1 > 0.3 in floating point
 
 
 def test_exact_counts_are_written_down_as_often_as_they_change(tmp_path: Path) -> None:
-    ledger, exact = Ledger(tmp_path), CountsAsked("exact", CLASSES)
+    book, exact = Book(tmp_path), CountsRequest("exact", CLASSES)
     for _ in range(3):
-        assert ledger.release(exact, COUNTS, None)[0] == [40, 3, 0]
-    turned = CountsAsked("exact", CLASSES[::-1])
-    assert ledger.release(turned, COUNTS[::-1], None)[0] == [0, 3, 40]
-    assert ledger.release(exact, COUNTS + 1, None)[0] == [41, 4, 1]
-    withheld = CountsAsked("withheld", CLASSES)
-    assert ledger.release(withheld, COUNTS, None)[0] == [43]
-    assert [(entry.label_counts, entry.epsilon) for entry in ledger.releases] == [
+        assert book.release(exact, COUNTS, None)[0] == [40, 3, 0]
+    turned = CountsRequest("exact", CLASSES[::-1])
+    assert book.release(turned, COUNTS[::-1], None)[0] == [0, 3, 40]
+    assert book.release(exact, COUNTS + 1, None)[0] == [41, 4, 1]
+    withheld = CountsRequest("withheld", CLASSES)
+    assert book.release(withheld, COUNTS, None)[0] == [43]
+    assert [(entry.label_counts, entry.epsilon) for entry in book.releases] == [
         ("exact", None),
         ("exact", None),
         ("withheld", None),
     ]
 
 
-@pytest.mark.parametrize(
-    "content", ["", "{}", '{"releases": [{"epsilon": 1}]}', '{"of": [1], "how": {}, "released": [1]}']
-)
-def test_a_damaged_ledger_releases_nothing(tmp_path: Path, content: str) -> None:
-    (tmp_path / "label-counts.json").write_text(content)
-    with pytest.raises(RunError, match=r"label-counts\.json: can't be read .*restore it"):
-        asked(Ledger(tmp_path))
+@pytest.mark.parametrize("length", [0, 2, 5000])
+def test_a_damaged_book_releases_nothing(tmp_path: Path, length: int) -> None:
+    book = Book(tmp_path)
+    asked(book)
+    book.path.write_bytes(book.path.read_bytes()[:length])
+    with pytest.raises(RunError, match=r"book\.db: can't be read .*restore it"):
+        asked(book)

@@ -25,7 +25,6 @@ from fedskew.deploy import (
     public_keys,
     read_agreement,
     read_mask_key,
-    read_terms,
     write_mask_key,
 )
 from fedskew.engine import RoundRecord, Update
@@ -180,7 +179,7 @@ def test_what_opens_is_the_sum_of_what_the_sites_kept_to_the_last_integer(tmp_pa
     config = last(grid, "train", federation).content["config"]
     method, encoded = build(federation.config.method, 0.5), []
     for name, weight in zip(config["fedskew-members"], config["fedskew-weights"], strict=True):
-        kept, _ = load_tensors(federation.kept(name) / "sums" / "train.safetensors")
+        kept, _ = load_tensors(federation.kept(name) / "train.safetensors")
         of_site = Update(0, kept["change"], kept["norm"][0], kept["buffers"], kept["integers"], 1, float(kept["loss"]))
         encoded.append(encode_update(method, of_site, weight, len(FOUR)))
     change = UPDATES.decode(add_up(encoded)["update"], sum(config["fedskew-weights"]))  # as a simulation adds them
@@ -418,7 +417,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[Federated, LocalGr
 @pytest.mark.parametrize(
     ("kind", "entries", "reason"),
     [
-        ("query.unmask", {}, "SumsError"),  # it has opened it
+        ("query.unmask", {}, "not agreed: opened"),  # it has opened it
         ("train", {"fedskew-members": ["ash", "birch"], "fedskew-weights": [0.5, 0.5]}, "not agreed: members"),
         ("evaluate", {"fedskew-members": ["ash", "birch"]}, "not agreed: members"),
         ("train", {"fedskew-members": ["birch", "cedar", "dogwood"]}, "not agreed: members"),
@@ -485,14 +484,13 @@ def test_a_sum_with_other_weights_or_without_some_that_were_asked_stays_closed(t
     sent = last(grid, "train", federation, "ash")
     asked = {"fedskew-purpose": "train", "server-round": 2}
     assert outcome(federation, sent, "train", **asked) == ""  # masked with these weights and members
-    again = outcome(federation, sent, "query.again", **asked, **{"fedskew-weights": [0.25] * 4})
-    assert "SumsError" in again  # a sum is masked once
-    kept = (federation.kept("ash") / "sums" / "sums.json").read_text()
-    assert str(sent.content["config"]["fedskew-weights"][0].hex()) in kept
 
-    # Whatever the message names, what opens is the sum over all four that the site was told of.
     named = {"fedskew-members": ["ash", "birch", "cedar"], "fedskew-arrived": ["ash", "birch", "cedar"]}
-    assert "SumsError" in outcome(federation, sent, "query.unmask", **asked, **named)
+    refused = "not agreed: opened; its own log says more"
+    assert outcome(federation, sent, "query.unmask", **asked, **named) == refused  # it masked for all four
+    assert outcome(federation, sent, "query.again", **asked, **{"fedskew-weights": [0.25] * 4}) == ""
+    assert outcome(federation, sent, "query.unmask", **asked) == ""  # with the weights that it was told last
+    assert outcome(federation, sent, "query.unmask", **asked) == refused
 
 
 @pytest.mark.slow
@@ -603,15 +601,6 @@ def test_keys_that_are_none_are_refused() -> None:
         public_keys({"ash": "MCowBQYDK2VwAyEAcnVi"})
 
 
-def test_terms_say_that_updates_are_masked(played: tuple[Federated, LocalGrid]) -> None:
-    federation, _ = played
-    path = federation.folder / "ash" / "agreed.toml"
-
-    assert read_terms(path).updates == "masked"
-    assert 'updates = "masked"' in path.read_text()
-    assert (federation.folder / "ash" / "mask.key").stat().st_mode & 0o777 == 0o600
-
-
 @pytest.mark.slow
 def test_init_writes_a_key_for_each_site_and_a_site_is_told_with_whose_it_masks(tmp_path: Path) -> None:
     plain = {**tree("scaffold", rounds=1), "data": "digits", "partition": {"rule": "iid", "clients": 3}}
@@ -643,7 +632,7 @@ def test_init_writes_a_key_for_each_site_and_a_site_is_told_with_whose_it_masks(
     swapped = {**agreed.keys, "c": key_line(Key.generate().public)}
     assert key_fingerprint(swapped) != key_fingerprint(agreed.keys)
     assert "of it the server learns the sum over 3 sites or more" in words_said
-    assert read_terms(site / "agreed.toml").updates == "masked"
+    assert (site / "mask.key").stat().st_mode & 0o777 == 0o600
 
     other = Key.generate()
     (site / "mask.key").unlink()

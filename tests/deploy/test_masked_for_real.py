@@ -21,7 +21,7 @@ from safetensors.numpy import load_file
 from test_real_federation import PATIENCE, kill, rounds, run_folder, until
 
 from fedskew.data import load
-from fedskew.deploy import Address, LocalFederation, Spending, agree, free_port, write_federation
+from fedskew.deploy import Address, Book, LocalFederation, agree, free_port, write_federation
 from fedskew.engine import Federation, predict
 from fedskew.experiment import Config, TrainingLoop, make_training_loop
 
@@ -133,9 +133,9 @@ def test_noise_on_updates_is_paid_for_at_every_site(tmp_path: Path) -> None:
     assert [sorted(record["answered"]) for record in found[1:]] == [[0, 1, 2, 3]] * 2
     assert [record["privacy"]["rounds"] for record in found[1:]] == [1, 2]
     for name in FOUR:
-        spending = Spending(local.folder / "sites" / name / "state")
+        spending = Book(local.folder / "sites" / name / "state")
         assert spending.noises == (4.0, 4.0)
-        assert spending.spent(4.0, 1e-3).epsilon == pytest.approx(found[-1]["privacy"]["epsilon"])
+        assert spending.spending(4.0, 1e-3).epsilon == pytest.approx(found[-1]["privacy"]["epsilon"])
 
 
 def test_ten_sites_whose_counts_are_only_summed_train_fedla_as_simulated(tmp_path: Path) -> None:

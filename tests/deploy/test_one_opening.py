@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +15,9 @@ from federated import Federated, LocalGrid
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from test_masked import FOUR, a_round_of, asked_directly, kinds, last, masked, outcome, silent_at
 
-from fedskew.deploy import NotAgreedError, OpenedSums, Used, agree, read_terms
+from fedskew.deploy import Book, MaskedSum, NotAgreedError, Terms, agree, read_terms
 from fedskew.errors import ConfigError, StandstillError
+from fedskew.privacy import Protection, UpdateNoise
 from fedskew.sums import Masked, Opening, SumContext, unmask
 
 EVALUATED: dict[str, Any] = {"evaluation": "confusion"}
@@ -82,7 +86,8 @@ def test_no_second_sum_of_a_round_opens_with_permuted_weights_or_over_others(
     federation, grid = played
     entries: dict[str, Any] = {"fedskew-attempt": attempt, "fedskew-purpose": "train"}
     entries |= {} if session == "the same" else {"fedskew-session": session}
-    trained = Used(federation.folder / "ash" / "state", read_terms(federation.folder / "ash" / "agreed.toml")).rounds()
+    book, agreed = Book(federation.folder / "ash" / "state"), read_terms(federation.folder / "ash" / "agreed.toml")
+    trained = book.rounds(agreed)
 
     for members, weights in ((FOUR, (0.3, 0.2, 0.3, 0.2)), (FOUR[:3], (0.4, 0.3, 0.3)), (FOUR[:3], (0.3, 0.4, 0.3))):
         question = last(grid, "train", federation)
@@ -90,8 +95,7 @@ def test_no_second_sum_of_a_round_opens_with_permuted_weights_or_over_others(
             outcome(federation, question, kind, **entries, **over(members, weights), **{"fedskew-counted": 1}) == AGAIN
         )
 
-    after = Used(federation.folder / "ash" / "state", read_terms(federation.folder / "ash" / "agreed.toml")).rounds()
-    assert after == trained  # nothing was trained, either
+    assert book.rounds(agreed) == trained  # nothing was trained, either
 
 
 def test_of_two_sums_that_are_masked_only_the_last_opens(tmp_path: Path) -> None:
@@ -110,31 +114,97 @@ def test_of_two_sums_that_are_masked_only_the_last_opens(tmp_path: Path) -> None
         assert outcome(federation, question, "query.again", **entries, **{"fedskew-attempt": 2}) == AGAIN
 
 
-def test_what_is_opened_is_written_down_before_and_once(tmp_path: Path) -> None:
-    federation = masked(tmp_path)
-    used = Used(tmp_path / "state", read_terms(federation.folder / "ash" / "agreed.toml"))
-    used.masked("train", 1, "first", "answer", "all")
-    used.masked("evaluate", 1, "tables", "table", "all")
-    used.masked("train", 1, "second", "answer", "three")
+def terms(agreed: str = "now", **more: Any) -> Terms:
+    return Terms(schema=1, agreed=agreed, app="0" * 64, rounds=9, data="now", **more)
 
-    with pytest.raises(NotAgreedError, match="has masked for another one since"):
-        used.opened("train", 1, "first")
-    assert used.opened("train", 1, "second") == ("answer", "three")
-    for again in (lambda: used.opened("train", 1, "second"), lambda: used.masked("train", 1, "third", "x", "y")):
+
+def part(purpose: str, round: int, name: str, answer: str = "", among: str = "") -> MaskedSum:
+    return MaskedSum(purpose, round, name, f"digest of {name}", answer, among)
+
+
+LATER = 1e12
+"""A deadline."""
+
+
+def test_what_is_opened_is_written_down_before_and_once(tmp_path: Path) -> None:
+    book, agreed = Book(tmp_path / "state"), terms()
+    book.mask(agreed, part("train", 1, "first", "answer", "all"), b"one" * 9, LATER)
+    book.mask(agreed, part("evaluate", 1, "tables", "table", "all"), b"two" * 9, LATER)
+    book.mask(agreed, part("train", 1, "second", "answer", "three"), b"last" * 9, LATER)
+    assert b"one" * 9 not in book.path.read_bytes()
+
+    with pytest.raises(NotAgreedError, match="has masked another one after"):
+        book.open(agreed, part("train", 1, "first"))
+    assert book.open(agreed, part("train", 1, "second")) == b"last" * 9
+    assert b"last" * 9 not in book.path.read_bytes()
+    for again in (
+        lambda: book.open(agreed, part("train", 1, "second")),
+        lambda: book.mask(agreed, part("train", 1, "third", "x", "y"), b"", LATER),
+        lambda: book.check_open(agreed, "train", 1),
+    ):
         with pytest.raises(NotAgreedError, match="opened"):
             again()
-    assert used.opened("evaluate", 1, "tables") == ("table", "all")
+    book.check_open(agreed, "train", 2)
+    assert book.open(agreed, part("evaluate", 1, "tables")) == b"two" * 9
+    assert book.path.stat().st_mode & 0o777 == 0o600
 
 
 def test_an_answer_is_in_sums_over_the_same_sites_alone(tmp_path: Path) -> None:
-    sums = OpenedSums(tmp_path / "state")
-    sums.add("answer", "all")
-    sums.add("answer", "all")
+    book = Book(tmp_path)
+    for round in (1, 2):  # the same sum again tells nothing more
+        book.mask(terms(), part("train", round, f"sum {round}", "answer", "all"), b"own", LATER)
+        book.open(terms(), part("train", round, f"sum {round}"))
 
     with pytest.raises(NotAgreedError, match="two such sums would tell single sites' parts"):
-        sums.add("answer", "three")
-    OpenedSums(tmp_path / "state").check("another", "three")
-    assert (tmp_path / "state" / "opened.json").stat().st_mode & 0o777 == 0o600
+        book.mask(terms(), part("train", 3, "sum 3", "answer", "three"), b"own", LATER)
+    book.mask(terms(), part("train", 3, "sum 3", "another", "three"), b"own", LATER)
+
+
+def test_a_sum_is_opened_once_whatever_is_agreed_to(tmp_path: Path) -> None:
+    """Two masks of one sum have the same seeds of pairs, so that both opened would tell the difference."""
+    book = Book(tmp_path)
+    for agreed in ("monday", "tuesday"):
+        book.mask(terms(agreed), part("train", 1, "sum", "answer", "all"), b"own", LATER)
+        if agreed == "monday":
+            book.open(terms(agreed), part("train", 1, "sum"))
+    with pytest.raises(NotAgreedError, match="opened this sum before it agreed once more"):
+        book.open(terms("tuesday"), part("train", 1, "sum"))
+
+
+def test_what_is_too_old_opens_no_more_and_is_deleted(tmp_path: Path) -> None:
+    book = Book(tmp_path)
+    book.mask(terms(), part("train", 1, "sum"), b"past its time", 1.0)
+    with pytest.raises(NotAgreedError, match="too old"):
+        book.open(terms(), part("train", 1, "sum"))
+    book.mask(terms(), part("evaluate", 1, "sum"), b"own", LATER)
+    assert b"past its time" not in book.path.read_bytes()
+
+
+PAYS = Protection(UpdateNoise(0.5, 4.0, 0.5), 8.0, 1e-3)
+
+
+@pytest.mark.parametrize("end", ["refused", "killed"])
+def test_an_opening_that_is_not_finished_has_not_begun(tmp_path: Path, end: str) -> None:
+    """Else a sum that was never opened would be closed, or paid for twice."""
+    pytest.importorskip("dp_accounting")
+    book = Book(tmp_path)
+    book.mask(terms(), part("train", 1, "sum"), b"own", LATER, noisy=True)
+    if end == "refused":
+        with pytest.raises(NotAgreedError, match="updates_epsilon: with one more sum"):
+            book.open(terms(), part("train", 1, "sum"), dataclasses.replace(PAYS, epsilon=1e-3))
+    else:
+        open_and_be_killed = (
+            "import os, sys; from test_one_opening import *; import fedskew.deploy._book as module; "
+            "module.now = lambda: os._exit(9); "
+            "Book(Path(sys.argv[1])).open(terms(), part('train', 1, 'sum'), PAYS)"
+        )
+        ended = subprocess.run([sys.executable, "-c", open_and_be_killed, tmp_path], cwd=Path(__file__).parent)
+        assert ended.returncode == 9
+
+    book.check_open(terms(), "train", 1)
+    assert book.noises == ()
+    assert book.open(terms(), part("train", 1, "sum"), PAYS) == b"own"
+    assert book.noises == (4.0,)
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from flwr.app import Message
 from test_masked import FOUR, last, outcome, silent_at
 from test_one_opening import opened
 
-from fedskew.deploy import Agreement, Spending, agree, check_config, disclosures, read_agreement, read_terms
+from fedskew.deploy import Agreement, Book, agree, check_config, disclosures, read_agreement, read_terms
 from fedskew.engine import RoundRecord
 from fedskew.errors import ConfigError
 from fedskew.experiment import make_training_loop, read, resolve
@@ -42,8 +42,8 @@ def private(folder: Path, given: dict[str, Any], **agreed: Any) -> Federated:
     return federate(folder, given, FOUR, **agreed)
 
 
-def spending(federation: Federated, name: str) -> Spending:
-    return Spending(federation.folder / name / "state")
+def spending(federation: Federated, name: str) -> Book:
+    return Book(federation.folder / name / "state")
 
 
 def played(federation: Federated, grid: LocalGrid, rounds: int = 1) -> tuple[list[Any], list[RoundRecord]]:
@@ -85,7 +85,7 @@ def test_a_run_spends_what_the_simulation_says(tmp_path: Path) -> None:
     for name in FOUR:
         assert spending(federation, name).noises == (4.0, 4.0)
         assert spending(federation, name).path.stat().st_mode & 0o777 == 0o600
-        spent = spending(federation, name).spent(4.0, 1e-3)
+        spent = spending(federation, name).spending(4.0, 1e-3)
         assert spent.epsilon == pytest.approx(deployed.rounds[-1].privacy["epsilon"])
         assert spent.following == pytest.approx(epsilon(4.0, 3, 1e-3))
 

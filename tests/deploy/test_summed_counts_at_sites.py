@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 from test_data_that_change import grow
 from test_masked import FOUR, agreement_of, asked_directly, first_of, kinds, last, outcome
 
-from fedskew.deploy import check_config, disclosures, read_agreement, read_terms
+from fedskew.deploy import Book, CountsRequest, check_config, disclosures, read_agreement
 from fedskew.errors import ConfigError, EndedEarlyError
 from fedskew.experiment import make_training_loop, read, resolve
 from fedskew.parameters import component
@@ -213,23 +213,19 @@ def test_a_site_adds_noise_once_to_counts_that_are_summed(tmp_path: Path) -> Non
     pytest.importorskip("opendp")
     federation = summed(tmp_path, config(rounds=2), epsilon=0.2)
     federation.run(federation.grid()).run(resume=True)
-    states = (federation.folder / name / "state" / "label-counts.json" for name in FOUR)
-    (releases,) = zip(*(json.loads(state.read_text())["releases"] for state in states), strict=True)
-    assert {release["epsilon"] for release in releases} == {0.2}
-    assert all(release["released"] != release["exact"] for release in releases)
+    (releases,) = zip(*(Book(federation.folder / name / "state").releases for name in FOUR), strict=True)
+    assert {release.epsilon for release in releases} == {0.2}
+    assert all(release.released != release.exact for release in releases)
     totals = json.loads((federation.run_folder / "announced.json").read_text())["totals"]
-    assert totals == pytest.approx(np.sum([release["released"] for release in releases], axis=0), abs=1e-5)
+    assert totals == pytest.approx(np.sum([release.released for release in releases], axis=0), abs=1e-5)
 
 
 def test_a_site_sums_no_release_with_less_noise_than_it_agreed_to(tmp_path: Path, caplog: Any) -> None:
     pytest.importorskip("opendp")
     federation = summed(tmp_path, config(), epsilon=0.2, start_timeout=0.1, idle_timeout=0.1)
     classes = tuple(read_agreement(federation.folder / "app" / "deploy.toml").classes)
-    earlier = {"label_counts": "noisy", "classes": list(classes), "exact": [150] + [0] * (len(classes) - 1)}
-    earlier |= {"at": "2026-01-01T00:00:00Z", "released": [150.01] + [0.0] * (len(classes) - 1), "epsilon": 100.0}
-    path = federation.folder / "ash" / "state" / "label-counts.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"releases": [{**earlier, "neighbours": "add-remove"}]}))
+    state, counts = federation.folder / "ash" / "state", np.array([150.0] + [0.0] * (len(classes) - 1))
+    Book(state).release(CountsRequest("noisy", classes, 100.0), counts, None)
     with pytest.raises(EndedEarlyError):
         federation.run(federation.grid())
     assert "epsilon: this site released its label counts with 100, and what is summed is to have 0.2" in caplog.text
@@ -304,6 +300,5 @@ def test_init_and_the_site_s_check_say_that_counts_are_summed(tmp_path: Path) ->
     status, said = fedskew("deploy", "site", "--check", site / "data.toml", "--agree")
     assert status == 0, said
     assert "the server learns the sum over all 10 sites" in " ".join(said.split())
-    terms = read_terms(site / "agreed.toml")
-    assert (terms.label_counts, terms.most_questions) == ("summed", 1)
+    assert any("the weighting asks: 1 at most" in thing.when for thing in disclosures(written, agreed))
     assert any("the site's own weight, that weight" in thing.what for thing in disclosures(written, agreed))

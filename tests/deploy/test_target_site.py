@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tomli_w
 from federated import Federated, LocalGrid, federate, fedskew, tree
-from flwr.app import Message, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from safetensors.numpy import load_file
 
 from fedskew.data import load
@@ -23,7 +23,6 @@ from fedskew.deploy import (
     check_config,
     check_target_file,
     load_site,
-    read_terms,
 )
 from fedskew.errors import ConfigError, DataError, RunError
 from fedskew.experiment import make_task, make_training_loop, resolve
@@ -247,9 +246,11 @@ def test_one_sample_of_the_target_adapts_no_model(tmp_path: Path) -> None:
 def test_a_model_stays_as_it_was_trained_where_nothing_is_known_of_the_target(tmp_path: Path) -> None:
     method = {"preset": "fedavg", "finish": "adapt"}
     federation = estimating(tmp_path, method, target={"warmup": 9})
-    path = tmp_path / "dogwood" / "agreed.toml"
-    read_terms(path).model_copy(update={"cells": False}).write(path)
-    done = federation.run(federation.grid()).run(resume=True)
+    grid = federation.grid()
+    grid.tamper[federation.node("dogwood")] = lambda question, answer: (
+        None if question.metadata.message_type == "query.finish" else answer
+    )
+    done = federation.run(grid).run(resume=True)
     assert done.summary["finished"]["notes"] == {"kept": "the target site dogwood does not answer"}
 
 
@@ -389,17 +390,26 @@ def test_a_mix_is_not_both_given_and_estimated() -> None:
         check_target_file(resolve(config()), Path("mix.csv"))
 
 
-def test_a_site_answers_with_what_it_agreed_to(tmp_path: Path, caplog: Any) -> None:
+@pytest.mark.parametrize(
+    ("name", "key", "kind"),
+    [("ash", "cells", "cells"), ("dogwood", "confusion", "evaluation"), ("dogwood", "outcomes", "evaluation")],
+)
+def test_a_site_answers_with_what_it_agreed_to(tmp_path: Path, name: str, key: str, kind: str) -> None:
     federation = estimating(tmp_path)
-    for name, changes in (("ash", {"evaluation": "confusion"}), ("dogwood", {"cells": False})):
-        path = federation.folder / name / "agreed.toml"
-        read_terms(path).model_copy(update=changes).write(path)
-    federation.run(federation.grid()).run(resume=True)
-    record = lines(federation)[1]
-    assert record["deployment"]["unevaluated"]["ash"] == "not agreed: evaluation; its own log says more"
-    assert record["target"]["skipped"] == "dogwood: not agreed: cells; its own log says more"
-    said = [entry.message for entry in caplog.records if entry.levelname == "ERROR"]
-    assert sorted(line.split(":")[0] for line in said) == ["cells", "evaluation"]
+    grid, seen = federation.grid(), []
+
+    def another_question(question: Message, answer: Message) -> Message:
+        config = question.content.get("config")
+        if question.metadata.message_type == "evaluate" and key not in config:
+            asked = ConfigRecord({"server-round": 1, key: federation.config.target.bins})
+            content = RecordDict({**question.content, "config": asked})
+            message = Message(content, question.metadata.dst_node_id, "evaluate")
+            seen.extend(grid.pull_messages(grid.push_messages([message])))
+        return answer
+
+    grid.tamper[federation.node(name)] = another_question
+    federation.run(grid).run(resume=True)
+    assert {answer.error.reason for answer in seen} == {f"not agreed: {kind}; its own log says more"}
 
 
 def test_a_site_without_labels_does_not_train_whatever_the_server_asks(tmp_path: Path, caplog: Any) -> None:
@@ -455,5 +465,4 @@ def test_the_folder_the_check_and_what_the_target_site_agrees_to(tmp_path: Path)
     assert "20 samples without labels; it has no others, and does not train" in said
     assert "how many of its samples without labels are in each of 40 cells" in " ".join(said.split())
     assert "local training" not in said
-    terms = read_terms(path.with_name("agreed.toml"))
-    assert (terms.cells, terms.evaluation) == (True, "none")
+    assert "the confusion matrix" not in said

@@ -254,7 +254,7 @@ def site(
     may_build = not asked_of_site(config.model_dump())
     with refused(NOT_YET):
         config = read(place / "run.toml") if may_build else config
-        terms = propose_terms(app_hash(files), config, agreed, data, before, may_build)
+        terms = propose_terms(app_hash(files), config, agreed, data, before)
         leaves = disclosures(config, agreed, data, may_build)
     console, copy = Console(highlight=False), check.parent / "app"
     for note in server_notes(check):
@@ -269,7 +269,7 @@ def site(
 
     def show() -> None:
         console.print(disclosure_table(leaves, agreed))
-        console.print(terms_table(terms, data, agreed.classes, before, other_code(files), noise))
+        console.print(terms_table(terms, data, agreed, before, other_code(files), noise))
 
     show()
     lines = []
@@ -300,9 +300,7 @@ def site(
     elif agree or (asks and typer.confirm(f"Agree{'' if may_build else ', run its code'}, and write {path}?")):
         if not may_build:
             with running(files) as held:
-                config = read(held / "run.toml")
-                terms = propose_terms(app_hash(files), config, agreed, data, before)
-                leaves = disclosures(config, agreed, data)
+                leaves = disclosures(read(held / "run.toml"), agreed, data)
             show()
         accept_terms(terms, check, data.state, before)
         if agreement is None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from rich import box
 from rich.cells import cell_len
+from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
@@ -18,12 +19,11 @@ from fedskew.report import SiteActivity, after_finish, as_trained, headline_in_w
 from fedskew.tables import Spread, counted
 
 if TYPE_CHECKING:
-    from fedskew.deploy import Agreement, Disclosure, SiteData, Terms
+    from fedskew.deploy import Agreement, Book, CountsRequest, Disclosure, SiteData, Terms
     from fedskew.papers import Reproduction
 
 BAR = 24
 UNKNOWN = "unknown"
-UNTIL = "unknown until agreed to: it takes the app's own code, or files that it names"
 
 
 def results_table(results: Sequence[Result]) -> Table:
@@ -138,41 +138,24 @@ def sites_table(sites: Sequence[SiteActivity]) -> Table:
 def terms_table(
     terms: Terms,
     data: SiteData,
-    classes: Sequence[str],
+    agreement: Agreement,
     before: Terms | None,
     code: Sequence[str],
     noise: float | None = None,
-) -> Table:
-    """Print what a site agrees to, what it agreed to before where that differs, and code that fedskew did not write.
+) -> Group:
+    """Return what a site agrees to, what it agreed to before where that differs, and code that fedskew did not write.
 
     `noise` is the noise multiplier of its updates, where these have noise.
     """
-    from fedskew.deploy import CountsAsked, Ledger, Spending, Used
-    from fedskew.privacy import COVERED
+    from fedskew.deploy import Book, CountsRequest
 
     old = terms if before is None else before
     rows: list[tuple[str, object, object]] = [
         ("hash of the app's files", f"{terms.app[:16]}...", f"{old.app[:16]}..."),
-        ("label counts", terms.label_counts, old.label_counts),
-        *(
-            [("updates", terms.updates, old.updates), ("fewest sites in a sum", terms.sum_sites, old.sum_sites)]
-            if "masked" in (terms.updates, old.updates)
-            else []
-        ),
-        ("evaluation on its test samples", terms.evaluation, old.evaluation),
-        *(
-            [("of its samples without labels", "counts by cell", "counts by cell" if old.cells else "nothing")]
-            if terms.cells
-            else []
-        ),
-        ("beside the model", _returns(terms), _returns(old)),
         ("most rounds", terms.rounds, old.rounds),
-        ("most local epochs in a round", f"{terms.epochs:g}", f"{old.epochs:g}"),
-        ("largest reply, bytes", f"{terms.bytes:,}" if terms.bytes else UNTIL, f"{old.bytes:,}"),
     ]
-    if terms.finish or old.finish:
-        sums = (terms.finish or "nothing", old.finish or "nothing")
-        rows.append(("sums over its samples after the last round, for", *sums))
+    if agreement.updates == "masked":
+        rows.append(("fewest sites in a sum", terms.sum_sites, old.sum_sites))
     if terms.updates_epsilon is not None or old.updates_epsilon is not None:
         rows.append(("largest epsilon of its updates together", _epsilon_in_words(terms), _epsilon_in_words(old)))
     if terms.epsilon is not None:
@@ -180,7 +163,7 @@ def terms_table(
             (f"largest epsilon of a release ({terms.neighbours})", terms.epsilon, old.epsilon),
             (f"largest sum of epsilons ({terms.neighbours})", terms.epsilon_total, old.epsilon_total),
         ]
-    table = Table(title="What this site agrees to", title_justify="left", caption_justify="left")
+    table = Table(title="What this site agrees to", title_justify="left")
     for heading in ("what", "limit", "agreed before")[: 2 if before is None else 3]:
         table.add_column(heading, overflow="fold")
     for what, limit, earlier in rows:
@@ -189,27 +172,31 @@ def terms_table(
     notes = []
     if code:
         notes.append(f"CODE THAT IS NOT AS FEDSKEW WRITES IT, and would run at this site: {', '.join(code)}. Read it.")
-    if before is not None and data.state is not None:
-        notes.append(f"Since {before.agreed} it has trained in {Used(data.state, before).rounds()} rounds.")
-    if terms.epsilon is not None and data.state is not None:
-        ledger = Ledger(data.state)
-        released, spent = sum(entry.epsilon is not None for entry in ledger.releases), ledger.spent(terms.neighbours)
-        notes.append(f"Releases of noisy label counts so far: {released}, with a sum of epsilons of {spent:g}.")
-        asked = CountsAsked(terms.label_counts, tuple(classes), terms.epsilon, terms.neighbours)
-        if why := ledger.why_another(asked, data.counts):
-            notes.append(f"{why}: if you agree, the counts are released once more.")
-    if terms.updates_delta is not None and noise is not None and data.state is not None:
-        found = Spending(data.state).spent(noise, terms.updates_delta)
-        notes.append(
-            f"Sums opened with noise on updates so far: {found.sums}, with an epsilon of {found.epsilon:.3g}; one more "
-            f"makes it {found.following:.3g}. It is about {COVERED}."
+    if data.state is not None:
+        notes += _booked(Book(data.state), terms, data, CountsRequest.of(agreement), before, noise)
+    return Group(table, Text(" ".join(notes), style="bold red" if code else "dim"))
+
+
+def _booked(
+    book: Book, terms: Terms, data: SiteData, request: CountsRequest, before: Terms | None, noise: float | None
+) -> Iterator[str]:
+    """Say what a site has done and spent so far."""
+    from fedskew.privacy import COVERED
+
+    if before is not None:
+        yield f"Since {before.agreed} it has trained in {book.rounds(before)} rounds."
+    if terms.epsilon is not None:
+        released = sum(release.epsilon is not None for release in book.releases)
+        spent = book.spent(terms.neighbours)
+        yield f"Releases of noisy label counts so far: {released}, with a sum of epsilons of {spent:g}."
+        if why := book.why_another(request, data.counts):
+            yield f"{why}: if you agree, the counts are released once more."
+    if terms.updates_delta is not None and noise is not None:
+        total = book.spending(noise, terms.updates_delta)
+        yield (
+            f"Sums opened with noise on updates so far: {total.sums}, with an epsilon of {total.epsilon:.3g}; one more "
+            f"makes it {total.following:.3g}. It is about {COVERED}."
         )
-    table.caption = Text(" ".join(notes), style="bold red" if code else "dim")
-    return table
-
-
-def _returns(terms: Terms) -> str:
-    return (", ".join(terms.returns) or "nothing") if terms.bytes else UNTIL
 
 
 def _epsilon_in_words(terms: Terms) -> str:

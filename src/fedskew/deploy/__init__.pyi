@@ -14,6 +14,8 @@ from ._arrays import ArraySpec as ArraySpec
 from ._arrays import ModelLayout as ModelLayout
 from ._arrays import RefusedError as RefusedError
 from ._arrays import decode as decode
+from ._book import Book as Book
+from ._book import MaskedSum as MaskedSum
 from ._client import client_app as client_app
 from ._client import site_app as site_app
 from ._defaults import Draft as Draft
@@ -36,12 +38,6 @@ from ._keys import expires_soon as expires_soon
 from ._keys import renew as renew
 from ._keys import write_certificates as write_certificates
 from ._keys import write_node_key as write_node_key
-from ._ledger import Budget as Budget
-from ._ledger import CountsAsked as CountsAsked
-from ._ledger import Ledger as Ledger
-from ._ledger import NotAgreedError as NotAgreedError
-from ._ledger import Release as Release
-from ._ledger import converted as converted
 from ._local import LocalFederation as LocalFederation
 from ._local import free_port as free_port
 from ._mask_keys import key_fingerprint as key_fingerprint
@@ -50,13 +46,17 @@ from ._mask_keys import public_keys as public_keys
 from ._mask_keys import read_mask_key as read_mask_key
 from ._mask_keys import write_mask_key as write_mask_key
 from ._messages import TrainInstruction as TrainInstruction
-from ._opened_sums import OpenedSums as OpenedSums
+from ._plan import Plan as Plan
 from ._proposal import accept_terms as accept_terms
 from ._proposal import agree as agree
 from ._proposal import propose_terms as propose_terms
 from ._rehearsal import check_folder as check_folder
 from ._rehearsal import example_counts as example_counts
 from ._rehearsal import rehearse as rehearse
+from ._releases import Budget as Budget
+from ._releases import CountsRequest as CountsRequest
+from ._releases import NotAgreedError as NotAgreedError
+from ._releases import converted as converted
 from ._replies import ExpectedReply as ExpectedReply
 from ._replies import check_counts as check_counts
 from ._replies import check_only_samples as check_only_samples
@@ -67,7 +67,6 @@ from ._server import server_app as server_app
 from ._site_data import SiteData as SiteData
 from ._site_data import SiteStates as SiteStates
 from ._site_data import load_site as load_site
-from ._spending import Spending as Spending
 from ._strategy import strategy as strategy
 from ._sum_messages import even as even
 from ._sum_messages import over_few as over_few
@@ -79,7 +78,6 @@ from ._supernode import run_supernode as run_supernode
 from ._supernode import server_notes as server_notes
 from ._target_site import target_line as target_line
 from ._terms import Terms as Terms
-from ._terms import Used as Used
 from ._terms import read_terms as read_terms
 from ._terms import terms_path as terms_path
 from ._watch import Decisions as Decisions

@@ -1,30 +1,19 @@
-"""A list of everything that leaves a site, in words and bytes, and the arrays that a method's clients return."""
+"""A list of everything that leaves a site, in words and bytes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
-
-from fedskew.deploy._agreement import Agreement, check_config, method_of
-from fedskew.deploy._arrays import HEADER, ArraySpec, ModelLayout, specs_of
-from fedskew.deploy._finish import questions_of
-from fedskew.deploy._replies import bytes_needed
+from fedskew.deploy._agreement import Agreement, check_config
+from fedskew.deploy._plan import Plan
 from fedskew.deploy._site_data import SiteData
-from fedskew.engine import Assignment, LocalWork, Sent, SequentialBackend, Update
-from fedskew.engine.sums import encode_update
-from fedskew.experiment import Config, make_network, make_protection, make_work
-from fedskew.methods import Method
-from fedskew.models import FlatModel
+from fedskew.experiment import Config
+from fedskew.privacy import epsilon, most_rounds
 from fedskew.sums import SEED
-from fedskew.weighting import BySums
 
 
 class Disclosure(NamedTuple):
-    """An item of data that leaves a site.
+    """An item of data that leaves a site: what, when, and how large.
 
     Attributes:
         what: The item, in words.
@@ -39,6 +28,7 @@ class Disclosure(NamedTuple):
 
 EACH = "every round that the site takes part in"
 FAILED = Disclosure("that it cannot do what it is asked, and the kind of error", "when that happens", 100)
+SAMPLES = {"training": "training samples", "held_out": "test samples", "target": "unlabelled samples"}
 
 
 def disclosures(
@@ -53,36 +43,31 @@ def disclosures(
         may_build: Whether network and method may be built. If not, what they make a site send is one item of unknown
             size, and the config need not fit the agreement.
 
-    Returns:
-        The items.
-
     Raises:
         ConfigError: The config can't be deployed under the agreement.
     """
     if not may_build:
         return (_counts(agreement), _unknown(agreement), *_evaluations(config, agreement, data), FAILED)
     check_config(config, agreement, has_target=True)
-    method = method_of(config, agreement)
-    model = FlatModel(make_network(config, config.seeds[0], method, len(agreement.classes), tuple(agreement.shape)))
-    if agreement.updates == "masked":
-        several = isinstance(method.weighting, BySums) and method.weighting.most_questions > 1
-        return (_counts(agreement, several), *_masked(config, agreement, method, model))
+    plan = Plan.of(config, agreement)
+    if plan.is_masked:
+        return (_counts(agreement, plan.most_questions), *_masked(plan), FAILED)
     trains = data is None or not data.is_unlabelled
     return (
-        *((_counts(agreement), *_trained(config, agreement, method, model)) if trains else ()),
+        *((_counts(agreement), *_trained(plan)) if trains else ()),
         *_evaluations(config, agreement, data),
-        *_finished(config, agreement, method, model, data),
+        *_finished(plan, data),
         FAILED,
     )
 
 
-def _counts(agreement: Agreement, several: bool = False) -> Disclosure:
-    """Say what leaves a site of its label counts; `several`: in masked sums from which one site's may follow."""
+def _counts(agreement: Agreement, questions: int = 0) -> Disclosure:
+    """Say what leaves a site of its label counts; of several masked sums of them one site's may follow."""
     classes, once = len(agreement.classes), "before the first round, and again if they change"
     laplace = f", with Laplace noise for epsilon {agreement.epsilon} ({agreement.neighbours}), drawn once"
     noise = "" if agreement.epsilon is None else laplace
-    more = "; from several such sums it may work out what one site has" if several else ""
-    more += ", with its noise" if several and agreement.epsilon is not None else ""
+    more = "; from several such sums it may work out what one site has" if questions > 1 else ""
+    more += ", with its noise" if questions > 1 and agreement.epsilon is not None else ""
     return {
         "exact": Disclosure(f"the number of its training samples of each of {classes} classes", once, 8 * classes),
         "noisy": Disclosure(
@@ -94,7 +79,7 @@ def _counts(agreement: Agreement, several: bool = False) -> Disclosure:
         "summed": Disclosure(
             f"numbers of its training samples of each class{noise}, or what follows from these; masked: of them the "
             f"server learns the sum over all {len(agreement.sites)} sites{more}",
-            "before the first round, each time that the weighting asks: most_questions in agreed.toml",
+            f"before the first round, each time that the weighting asks{f': {questions} at most' if questions else ''}",
             8 * (classes + 1) ** 2 + 2 * SEED * len(agreement.sites),
         ),
     }[agreement.label_counts]
@@ -111,18 +96,22 @@ def _unknown(agreement: Agreement) -> Disclosure:
     )
 
 
-def _trained(config: Config, agreement: Agreement, method: Method, model: FlatModel) -> list[Disclosure]:
+def _trained(plan: Plan) -> list[Disclosure]:
     """List what leaves a site of its local training."""
-    arrays = ModelLayout(model).specs
-    returned, _ = returned_specs(config, agreement, method)
+    arrays, epochs = plan.layout.specs, plan.config.training.most_epochs
     return [
         Disclosure(
-            f"the model after local training, {len(arrays)} arrays", EACH, sum(spec.bytes for spec in arrays.values())
+            f"the model after local training of {epochs:g} epochs at most, {len(arrays)} arrays",
+            EACH,
+            sum(spec.bytes for spec in arrays.values()),
         ),
         Disclosure(
             "its mean training loss, and its number of local steps (which reveals its number of batches)", EACH, 16
         ),
-        *(Disclosure(f"{name}, {spec}, which the method needs", EACH, spec.bytes) for name, spec in returned.items()),
+        *(
+            Disclosure(f"{name}, {spec}, which the method needs", EACH, spec.bytes)
+            for name, spec in plan.returned.items()
+        ),
     ]
 
 
@@ -160,34 +149,28 @@ def _evaluations(config: Config, agreement: Agreement, data: SiteData | None) ->
     return things
 
 
-def _finished(
-    config: Config, agreement: Agreement, method: Method, model: FlatModel, data: SiteData | None
-) -> list[Disclosure]:
+def _finished(plan: Plan, data: SiteData | None) -> list[Disclosure]:
     """List what leaves a site after the last round."""
-    if method.finish is None:
-        return []
     sources = {"training", "held_out"} if data is None or not data.is_unlabelled else set()
     sources |= {"target"} if data is not None and data.unlabelled is not None else set()
-    whose = {"training": "training samples", "held_out": "test samples", "target": "unlabelled samples"}
-    name = config.method["finish"]["name"]
     return [
         Disclosure(
-            f"sums over its {whose[asked.source]}, for {name}: "
-            + ", ".join(f"{key}, {spec}" for key, spec in asked.arrays.items()),
+            f"sums over its {SAMPLES[question.source]}, for {plan.config.method['finish']['name']}: "
+            + ", ".join(f"{key}, {spec}" for key, spec in question.arrays.items()),
             "after the last round, each time that the finish asks",
-            sum(spec.bytes for spec in asked.arrays.values()),
+            sum(spec.bytes for spec in question.arrays.values()),
         )
-        for asked in questions_of(method.finish, model, agreement)
-        if asked.source in sources
+        for question in plan.questions
+        if question.source in sources
     ]
 
 
-def _masked(config: Config, agreement: Agreement, method: Method, model: FlatModel) -> list[Disclosure]:
+def _masked(plan: Plan) -> list[Disclosure]:
     """List what leaves a site in masked sums."""
-    specs, least = sum_specs(config, agreement, method, model), agreement.sum_sites
+    config, agreement = plan.config, plan.agreement
     seeds, classes = 2 * SEED * len(agreement.sites), len(agreement.classes)
-    beside = "".join(f", {name.removeprefix('reply.')}" for name in specs if name.startswith("reply."))
-    within = f"masked: of it the server learns the sum over {least} sites or more"
+    beside = "".join(f", {name.removeprefix('reply.')}" for name in plan.sums if name.startswith("reply."))
+    within = f"masked: of it the server learns the sum over {agreement.sum_sites} sites or more"
     hers = "the site's own weight, that weight" if agreement.label_counts == "summed" else "a weight"
     change = f"the change of the model by local training times {hers}, its training loss and local steps{beside}"
     if config.privacy is not None:
@@ -198,8 +181,8 @@ def _masked(config: Config, agreement: Agreement, method: Method, model: FlatMod
     things = [
         Disclosure(
             f"{change}; {within}",
-            "every round that the site takes part in; masked anew where another site does not answer",
-            sum(spec.bytes for spec in specs.values()) + seeds,
+            f"{EACH}; masked anew where another site does not answer",
+            sum(spec.bytes for spec in plan.sums.values()) + seeds,
         )
     ]
     if agreement.evaluates:
@@ -210,90 +193,18 @@ def _masked(config: Config, agreement: Agreement, method: Method, model: FlatMod
                 8 * classes * classes + 8 + seeds,
             )
         )
-    things.append(Disclosure("what opens its part of a sum, once", "after each of these", seeds))
-    return [*things, FAILED]
+    return [*things, Disclosure("what opens its part of a sum, once", "after each of these", seeds)]
 
 
-def sum_specs(config: Config, agreement: Agreement, method: Method, model: FlatModel) -> dict[str, ArraySpec]:
-    """Return shapes and dtypes of the integers that a site sends of a training, where updates are masked.
-
-    Raises:
-        ConfigError: The network can't be trained with the noise that the config asks for.
-    """
-    state = model.read_state()
-    if make_protection(config, model, len(agreement.sites)) is not None:
-        return {"update": ArraySpec((state.parameters.numel(),), "int32")}  # with noise nothing else is sent
-    returned, _ = returned_specs(config, agreement, method)
-    nothing = Update(
-        client=0,
-        change=torch.zeros_like(state.parameters),
-        norm=torch.zeros(()),
-        buffers=state.buffers,
-        integers=state.integers,
-        steps=1,
-        loss=0.0,
-        reply={name: torch.zeros(spec.shape) for name, spec in returned.items()},
-    )
-    encoded = encode_update(method, nothing, 0.0, len(agreement.sites), own_weight=agreement.label_counts == "summed")
-    return {name: ArraySpec(array.shape, str(array.dtype)) for name, array in encoded.items()}
-
-
-def reply_limit(config: Config, agreement: Agreement) -> int:
-    """Return how many bytes a server should let a site push in reply to one message.
-
-    That is four times what the method needs (or `max_reply`), as parts of a reply may have to be sent again.
-
-    Args:
-        config: The config that was simulated.
-        agreement: What server and sites agree on.
-    """
-    classes = len(agreement.classes)
-    method = method_of(config, agreement)
-    network = make_network(config, config.seeds[0], method, classes, tuple(agreement.shape))
-    returned, _ = returned_specs(config, agreement, method)
-    model, bins = FlatModel(network), config.target.bins if config.target.is_estimated else 1
-    tables = 10 * classes * (classes + 1) * bins  # a confusion matrix, or a table of outcomes and cells
-    needed = bytes_needed(ModelLayout(model).specs, returned) + tables
-    asked = [] if method.finish is None else questions_of(method.finish, model, agreement)
-    if agreement.updates == "masked":
-        needed = max(needed, masked_bytes(sum_specs(config, agreement, method, model), agreement))
-    return 4 * max(agreement.max_reply or needed, *(bytes_needed(one.arrays) for one in asked), 0)
-
-
-def masked_bytes(specs: Mapping[str, ArraySpec], agreement: Agreement) -> int:
-    """Return how large a reply in masked sums can be, in bytes."""
-    classes = len(agreement.classes)
-    values = max(sum(spec.bytes + HEADER for spec in specs.values()), 8 * (classes + 1) ** 2 + 3 * HEADER)
-    return values + len(agreement.sites) * (SEED + 200)
-
-
-def returned_specs(
-    config: Config, agreement: Agreement, method: Method
-) -> tuple[dict[str, ArraySpec], dict[str, ArraySpec]]:
-    """Find the arrays that clients return beside the model, after some local steps and after none.
-
-    A client is trained on samples of zeros to find them.
-    """
-    return _returned(config, agreement, method, 2), _returned(config, agreement, method, 0)
-
-
-def _returned(config: Config, agreement: Agreement, method: Method, samples: int) -> dict[str, ArraySpec]:
-    seed, classes, shape = config.seeds[0], len(agreement.classes), tuple(agreement.shape)
-    model = FlatModel(make_network(config, seed, method, classes, shape))
-    inputs = torch.zeros(samples, *shape, dtype=torch.int64 if agreement.tokens else torch.float32)
-    targets = torch.arange(samples) % classes
-    data = SiteData(inputs, targets, inputs[:0], targets[:0], classes, Path())
-    work = make_work(config, seed, method, data, tuple(agreement.mean), tuple(agreement.std))
-    return returned_by(model, work, len(agreement.sites))
-
-
-def returned_by(model: FlatModel, work: LocalWork, clients: int) -> dict[str, ArraySpec]:
-    """Find the arrays that a client returns beside the model, by training it."""
-    start = model.read_state()
-    sent: dict[str, Tensor] = {}
-    kept: dict[str, Tensor] = {}
-    for hooks in work.hooks.values():
-        sent |= hooks.broadcast(hooks.init_server(start.parameters, clients))
-        kept |= hooks.init_client(start.parameters)
-    (update,) = SequentialBackend(model, work).train(1, [Assignment(0, 1, kept)], Sent(start, sent))
-    return specs_of(update.reply)
+def noise_in_words(config: Config) -> list[str]:
+    """Say in a line what the noise on updates costs a site; no line where updates have no noise."""
+    section, rounds = config.privacy, config.training.rounds
+    if section is None:
+        return []
+    all_rounds = epsilon(section.noise, rounds, section.delta)
+    most = most_rounds(section.noise, section.epsilon, section.delta)
+    return [
+        f"privacy.noise = {section.noise:g}: a site that takes part in all {rounds} rounds spends epsilon "
+        f"{all_rounds:.3g} (delta {section.delta:g}), and in {min(most, rounds)} of them at most, for an epsilon of "
+        f"{section.epsilon:g}"
+    ]

@@ -36,7 +36,6 @@ from fedskew import __version__
 from fedskew.data import Dataset, Inputs
 from fedskew.deploy._agreement import Agreement, check_config, check_target_file
 from fedskew.deploy._app_files import APP, PROJECT, AppFiles, project_content
-from fedskew.deploy._disclosures import reply_limit
 from fedskew.deploy._keys import CONNECTION, write_certificates, write_node_key
 from fedskew.deploy._mask_keys import write_mask_key
 from fedskew.deploy._rehearsal import Rehearsal, rehearse
@@ -146,7 +145,7 @@ def write_federation(
         "ALLOW": _allowed(address),
         "VERSION": __version__,
         **installation(wheel),
-        "MAX_REPLY": str(reply_limit(config, agreement)),
+        "MAX_REPLY": str(played.pushed_bytes),
         "SITES": " ".join(agreement.members),
         "TARGET": "" if target is None else f' target=\\"$PWD/{TARGET}\\"',
     }

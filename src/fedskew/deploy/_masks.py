@@ -1,10 +1,8 @@
 """A site's part in masked sums: what it masks, what it opens, and what it refuses.
 
-Of each round a site opens one sum of updates and one of evaluations. What it has opened it adds to no sum over other
-sites (`OpenedSums`): its evaluation of a model, and its training of one in a round, or in any round where one batch
-holds all of its samples. What it answered in a round is kept until the next round, in the folder of the app that it
-agreed to: where another site does not answer, the same answer is masked anew before anything is opened. No other app
-has it masked or opened, as that may take less noise, and to agree anew deletes it.
+What a site answered in a round is kept until the next round, in the folder of the app that it agreed to: where another
+site does not answer, the same answer is masked anew before anything is opened. No other app has it masked or opened, as
+that may take less noise, and to agree anew deletes it. What is masked and opened stands in the site's `Book`.
 """
 
 from __future__ import annotations
@@ -12,21 +10,21 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import ConfigRecord, RecordDict
+from flwr.app import RecordDict
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedskew.deploy._ledger import NotAgreedError
-from fedskew.deploy._messages import CONFIG
-from fedskew.deploy._opened_sums import OpenedSums
-from fedskew.deploy._spending import Spending
+from fedskew.deploy._book import Book, MaskedSum
+from fedskew.deploy._mask_keys import public_keys, read_mask_key
+from fedskew.deploy._plan import Plan
+from fedskew.deploy._releases import NotAgreedError
 from fedskew.deploy._sum_messages import (
     ANSWER,
     COUNTS,
@@ -38,18 +36,18 @@ from fedskew.deploy._sum_messages import (
     opening_content,
     over_few,
 )
-from fedskew.deploy._terms import Used
+from fedskew.deploy._terms import Terms
 from fedskew.engine import Update
 from fedskew.engine.sums import encode_update
 from fedskew.errors import RunError
-from fedskew.files import load_tensors, private_folder, save_tensors, writing
-from fedskew.methods import Method
-from fedskew.privacy import Protection
+from fedskew.files import load_tensors, private_folder, save_tensors
+from fedskew.privacy import Protection, UpdateNoise
 from fedskew.sums import COUNTS as WHOLE
-from fedskew.sums import Key, Masked, Memory, mask
-from fedskew.weighting import BySums
+from fedskew.sums import Key, Opening, mask
 
-FOLDER = "sums"
+PATIENCE = 60.0
+"""Seconds for which a site still opens a sum beyond the two exchanges that it may take."""
+
 MOST_SAID = 200
 """Longest list of the server's that a refusal names."""
 ROUNDING = 1e-6
@@ -59,40 +57,58 @@ LIMIT_ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class Masks:
-    """A site's part in masked sums: its key, and the limits that it agreed to.
+    """A site's part in masked sums.
 
     Attributes:
+        plan: What the federation computes.
+        terms: What the site agreed to.
+        book: What it has masked and opened.
+        folder: Where it keeps what it masked under this app.
         name: The site's name.
         key: Its own key.
         peers: Public keys of all sites, by name, as it agreed to them.
-        app: Hash of the app that it agreed to: masks depend on it.
-        folder: Where it keeps what it masked under this app (`Terms.folder`).
-        state: Its state folder, with the ledgers of what it has opened, and what that has cost, under all apps.
-        least: Fewest sites that a sum may be over.
-        evaluated: Numbers of the rounds after which the model is evaluated.
-        limit: Largest weight of one site's update.
-        seconds: How long after its answer the site is still willing to open it.
-        method: The method.
-        used: What it has masked and opened since it agreed.
-        by_sums: The weighting by which the site computes its own weight, which the server does not know; None: the
-            server tells it.
         protection: The noise of its updates, and the budget that it agreed to; None: they have no noise.
     """
 
+    plan: Plan
+    terms: Terms
+    book: Book
+    folder: Path
     name: str
     key: Key
     peers: Mapping[str, bytes]
-    app: str
-    folder: Path
-    state: Path
-    least: int
-    evaluated: Collection[int]
-    limit: float
-    seconds: float
-    method: Method
-    used: Used
-    by_sums: BySums | None = None
-    protection: Protection | None = None
+    protection: Protection | None
+
+    @classmethod
+    def of(cls, plan: Plan, terms: Terms, state: Path, place: Path) -> Masks:
+        """Make what a site masks with.
+
+        Args:
+            plan: What the federation computes.
+            terms: What the site agreed to.
+            state: The site's state folder.
+            place: Its `data.toml`, beside which its key is.
+
+        Raises:
+            ConfigError: Its key can't be read, or is none of the federation's.
+            NotAgreedError: Its updates are to have noise, and it agreed to none.
+        """
+        keys = plan.agreement.keys
+        name, key = read_mask_key(place, keys)
+        protection = _protection(plan, terms)
+        return cls(plan, terms, Book(state), terms.folder(state), name, key, public_keys(keys), protection)
+
+    @property
+    def limit(self) -> float:
+        """Largest weight of one site's update."""
+        limit = self.plan.config.training.weight_limit
+        assert limit is not None, "checked with the config"
+        return limit
+
+    @property
+    def least(self) -> int:
+        """Fewest sites that a sum may be over."""
+        return max(self.plan.agreement.sum_sites, self.terms.sum_sites)
 
     def check(self, asked: SumAsked | None, purpose: str) -> SumAsked:
         """Check that this site agreed to be in a sum.
@@ -101,9 +117,6 @@ class Masks:
             asked: The sum; None: the server asks for the answer itself.
             purpose: What the answer is for.
 
-        Returns:
-            The sum.
-
         Raises:
             NotAgreedError: The site did not agree to it.
         """
@@ -111,7 +124,7 @@ class Masks:
             raise NotAgreedError(
                 "updates", "updates: the server asks for an answer without masks; this site agreed to none"
             )
-        if purpose == EVALUATE and asked.round not in self.evaluated:
+        if purpose == EVALUATE and not self._is_evaluated(asked.round):
             raise NotAgreedError(
                 "rounds",
                 f"rounds: the server asks for an evaluation after round {asked.round}, where the config has none",
@@ -132,10 +145,10 @@ class Masks:
             if self.protection is not None:
                 self._check_noise(self.protection, len(members))
         if purpose != COUNTS:
-            self.used.check_closed(purpose, asked.round)
+            self.book.check_open(self.terms, purpose, asked.round)
         return asked
 
-    def keep_update(self, round: int, training: str, about: str, update: Update, weight: float = 0.0) -> None:
+    def keep_update(self, round: int, training: str, about: str, update: Update, weight: float) -> None:
         """Keep an update until the next round.
 
         Args:
@@ -187,33 +200,28 @@ class Masks:
             asked: The sum.
             client: The site's client index, if it knows it.
 
-        Returns:
-            The reply's records.
-
         Raises:
             NotAgreedError: It has opened a sum of this round, or has opened the same answer in one over other sites.
-            SumsError: The site has masked something for this sum already.
         """
-        parts, notes = self._kept(asked.purpose)
+        path = self._path(asked.purpose)
+        try:
+            parts, notes = load_tensors(path)
+        except RunError as error:
+            raise RunError(f"{path}: {error}") from None
         if notes["round"] != asked.round:
             raise RunError(
                 f"asked for round {asked.round} again, and this site last answered in round {notes['round']}"
             )
-        weight = float(parts["weight"]) if "weight" in parts else 0.0
-        if asked.weights:
-            weight = dict(zip(asked.members, asked.weights, strict=True))[self.name]
-        among = self._among(asked, weight)
-        if self._noise_of(asked.purpose) is None:
-            OpenedSums(self.state).check(notes["answer"], among)
-        self.used.masked(asked.purpose, asked.round, _name(asked), notes["answer"], among)
         if asked.purpose == TRAIN:
+            weight = dict(zip(asked.members, asked.weights, strict=False)).get(self.name, float(parts["weight"]))
             values = self._encoded(parts, weight, len(asked.members))
         else:
+            weight = 0.0
             values = {
                 "counts": WHOLE.encode(parts["confusion"].numpy()),
                 "losses": LOSSES.encode(parts["loss"].numpy()),
             }
-        return masked_content(asked, self._masked(values, asked, notes["about"]), client)
+        return self._masked(values, asked, notes["about"], client, notes["answer"], self._among(asked, weight))
 
     def answer_of_counts(self, asked: SumAsked, about: str, values: NDArray[Any]) -> RecordDict:
         """Mask an answer about this site's label counts.
@@ -222,43 +230,23 @@ class Masks:
             asked: The sum.
             about: See `about_of`.
             values: The answer, encoded.
-
-        Returns:
-            The reply's records.
-
-        Raises:
-            SumsError: The site has masked something for this sum already.
         """
-        return masked_content(asked, self._masked({ANSWER: values}, asked, about))
+        return self._masked({ANSWER: values}, asked, about)
 
-    def unmask(self, content: RecordDict) -> RecordDict:
+    def unmask(self, asked: SumAsked) -> RecordDict:
         """Open this site's part of a sum, once, and only over the members and weights that it masked for.
 
-        Args:
-            content: The message's records.
-
-        Returns:
-            The reply's records.
-
         Raises:
-            NotAgreedError: It is over others than this federation's sites, or the site has opened one of this round.
-            SumsError: It is refused for another reason (see `sums.Memory.answer`).
+            NotAgreedError: It is over others than this federation's sites, or can't be opened (see `Book.open`).
         """
-        config = content.get(CONFIG)
-        assert isinstance(config, ConfigRecord), "it says which sum"
-        asked = SumAsked.parse(config)
-        if asked is None:
-            raise RunError("the server's request to open a sum does not say which")
         self._members(asked)
-        opening = self._memory.answer(asked.context(""), asked.members)
-        if asked.purpose != COUNTS:  # the same question has the same sum, over all sites
-            answer, among = self.used.opened(asked.purpose, asked.round, _name(asked))
-            protection = self._noise_of(asked.purpose)
-            if protection is None:
-                OpenedSums(self.state).add(answer, among)
-            else:
-                Spending(self.state).charge(f"round {asked.round} of {asked.session}", protection)
-        return opening_content(opening)
+        sum = MaskedSum(asked.purpose, asked.round, _name(asked))
+        own = self.book.open(self.terms, sum, self._noise_of(asked.purpose), closes=asked.purpose != COUNTS)
+        return opening_content(Opening(own, {}))
+
+    def _is_evaluated(self, round: int) -> bool:
+        config = self.plan.config
+        return 0 <= round <= config.training.rounds and config.is_evaluated(round)
 
     def _noise_of(self, purpose: str) -> Protection | None:
         """Return the noise of a sum, which is drawn anew and charged each time; None: the sum has none."""
@@ -274,8 +262,8 @@ class Masks:
         """Return the members of a sum, sites of this federation with this one among them, each named once."""
         members = set(asked.members)
         if self.name not in members or not members <= self.peers.keys() or len(members) < len(asked.members):
-            said = ", ".join(asked.members)
-            raise NotAgreedError("members", f"members: a sum over {said:.{MOST_SAID}} is none of this federation's")
+            names = ", ".join(asked.members)
+            raise NotAgreedError("members", f"members: a sum over {names:.{MOST_SAID}} is none of this federation's")
         return members
 
     def _check_noise(self, protection: Protection, members: int) -> None:
@@ -284,10 +272,10 @@ class Masks:
             raise NotAgreedError(
                 "members", f"members: a sum over {members} sites; this site's share of the noise is for {answers}"
             )
-        Spending(self.state).check(protection)
+        self.book.check_affordable(protection)
 
     def _check_weights(self, values: Sequence[float], members: int) -> None:
-        if self.by_sums is not None:
+        if self.plan.by_sums is not None:
             if values:
                 raise NotAgreedError("weights", "weights: the server tells some, and each site computes its own")
             return
@@ -314,52 +302,50 @@ class Masks:
             reply={name.removeprefix("reply."): part for name, part in parts.items() if name.startswith("reply.")},
         )
         noise = None if self.protection is None else self.protection.noise
-        return encode_update(self.method, update, weight, members, noise, own_weight=self.by_sums is not None)
+        own_weight = self.plan.by_sums is not None
+        return encode_update(self.plan.method, update, weight, members, noise, own_weight=own_weight)
 
-    def _masked(self, values: Mapping[str, NDArray[Any]], asked: SumAsked, about: str) -> Masked:
-        """Mask values, and keep what opens them until the deadline."""
-        masked, pending = mask(values, self.key, self.peers, asked.context(f"{self.app} {about}"))
-        now, memory = time.time(), self._memory
-        memory.forget(before=now)
-        memory.keep(pending, now + self.seconds)
-        return masked
-
-    @property
-    def _memory(self) -> Memory:
-        return Memory(self.folder / FOLDER, self.least)
+    def _masked(
+        self,
+        values: Mapping[str, NDArray[Any]],
+        asked: SumAsked,
+        about: str,
+        client: int | None = None,
+        answer: str = "",
+        among: str = "",
+    ) -> RecordDict:
+        """Mask values, write down what opens them, and make the reply."""
+        context = asked.context(f"{self.terms.app} {about}")
+        masked, pending = mask(values, self.key, self.peers, context)
+        sum = MaskedSum(asked.purpose, asked.round, _name(asked), context.digest.hex(), answer, among)
+        deadline = time.time() + PATIENCE + 2 * self.plan.agreement.round_timeout
+        self.book.mask(self.terms, sum, pending.own, deadline, noisy=self._noise_of(asked.purpose) is not None)
+        return masked_content(asked, masked, client)
 
     def _keep(self, purpose: str, round: int, answer: str, about: str, parts: Mapping[str, Tensor]) -> None:
-        path = self._path(purpose)
-        private_folder(path.parent)
+        private_folder(self.folder)
         tensors = {name: part.detach().cpu().contiguous() for name, part in parts.items()}
         same = hashlib.sha256(f"{purpose} {answer}".encode()).hexdigest()
-        save_tensors(path, tensors, {"round": round, "answer": same, "about": about})
-
-    def _kept(self, purpose: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        try:
-            return load_tensors(self._path(purpose))
-        except RunError as error:
-            raise RunError(f"{self._path(purpose)}: {error}") from None
+        save_tensors(self._path(purpose), tensors, {"round": round, "answer": same, "about": about})
 
     def _path(self, purpose: str) -> Path:
-        return self.folder / FOLDER / f"{purpose}.safetensors"
+        return self.folder / f"{purpose}.safetensors"
+
+
+def _protection(plan: Plan, terms: Terms) -> Protection | None:
+    """Make the noise of a site's updates, as the config says, and the budget, as the site agreed to it."""
+    section, limit = plan.config.privacy, plan.config.training.weight_limit
+    if section is None or limit is None:
+        return None
+    if terms.updates_epsilon is None or terms.updates_delta is None:
+        raise NotAgreedError(
+            "updates_epsilon", "updates_epsilon: this site agreed to none; look, and agree: fedskew deploy site --check"
+        )
+    noise = UpdateNoise(section.clip, section.noise, limit, section.answers)
+    return Protection(noise, terms.updates_epsilon, terms.updates_delta)
 
 
 def _name(asked: SumAsked) -> str:
-    """Name a sum by hash: its session, round and attempt."""
-    return hashlib.sha256(json.dumps([asked.session, asked.round, asked.attempt]).encode()).hexdigest()
-
-
-def forget_kept(folder: Path) -> None:
-    """Delete what a site kept under an app: its last update and evaluation, and the seeds of what is not open yet.
-
-    Args:
-        folder: The app's folder (`Terms.folder`).
-
-    Raises:
-        RunError: It can't be deleted.
-    """
-    for path in (folder / FOLDER).glob("*.safetensors"):
-        with writing(path):
-            path.unlink(missing_ok=True)
-    Memory(folder / FOLDER).forget()
+    """Name a sum by hash, as requests to mask it and to open it alike do."""
+    whole = [asked.session, asked.round, asked.attempt, asked.purpose, sorted(asked.members)]
+    return hashlib.sha256(json.dumps(whole).encode()).hexdigest()

@@ -1,43 +1,30 @@
-"""The terms that a site has to agree to before it can take part, worked out from the app and the site's data."""
+"""What a site has to agree to before it can take part, worked out from the app, its data and its book."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
 
-from fedskew.deploy._agreement import Agreement, method_of, read_agreement
+from fedskew.deploy._agreement import Agreement, read_agreement
 from fedskew.deploy._app_files import app_hash, read_app, running
-from fedskew.deploy._arrays import HEADER, ModelLayout
-from fedskew.deploy._disclosures import masked_bytes, returned_specs, sum_specs
-from fedskew.deploy._finish import questions_of
-from fedskew.deploy._ledger import CountsAsked, Ledger, converted, now
+from fedskew.deploy._book import Book, cost, now
+from fedskew.deploy._disclosures import disclosures
 from fedskew.deploy._mask_keys import read_mask_key
-from fedskew.deploy._masks import forget_kept
+from fedskew.deploy._releases import CountsRequest, converted
 from fedskew.deploy._site_data import SiteData, load_site
-from fedskew.deploy._spending import Spending, cost
 from fedskew.deploy._terms import Terms, read_terms, terms_path
-from fedskew.experiment import Config, make_network, read
-from fedskew.methods import Method
-from fedskew.models import FlatModel
+from fedskew.experiment import Config, read
+from fedskew.files import writing
 from fedskew.privacy import most_rounds
 from fedskew.sums import LEAST
-from fedskew.weighting import BySums
 
 
-def propose_terms(
-    app: str,
-    config: Config,
-    agreement: Agreement,
-    data: SiteData,
-    before: Terms | None = None,
-    may_build: bool = True,
-) -> Terms:
+def propose_terms(app: str, config: Config, agreement: Agreement, data: SiteData, before: Terms | None = None) -> Terms:
     """Work out what a site has to agree to, so that it can take part.
 
-    Rounds, epochs and bytes are those that the config needs. The total of epsilon is what was spent, plus one release
-    if there is none yet for these classes, if the data have changed since, or if the last is too noisy for the server.
-    That of updates is what was spent, plus what the config's `[privacy]` allows one run; to agree to the same app once
-    more does not raise it.
+    Rounds are those that the config needs. The total of epsilon is what was spent, plus one release if there is none
+    yet for these classes, if the data have changed since, or if the last is too noisy for the server. That of updates
+    is what was spent, plus what the config's `[privacy]` allows one run; to agree to the same app once more does not
+    raise it.
 
     Args:
         app: Hash of the app's files.
@@ -45,25 +32,13 @@ def propose_terms(
         agreement: The app's `deploy.toml`.
         data: The site's samples.
         before: What the site agreed to last.
-        may_build: Whether network and method may be built. If not, what follows from them is what the site agreed to
-            for the same app, or else unknown: `bytes` is 0.
-
-    Returns:
-        The terms.
     """
-    if may_build:
-        replies = _replies(config, agreement)
-    elif before is not None and before.app == app:
-        replies = before.model_dump(include={"returns", "finish", "questions", "most_questions", "bytes"})
-    else:
-        replies = {"bytes": 0}
     epsilon, total, mark = agreement.epsilon, None, now() if before is None else before.data
     if epsilon is not None and data.state is not None:
-        ledger = Ledger(data.state)
-        kept, total = ledger.covering(agreement.classes), ledger.spent(agreement.neighbours)
+        book, request = Book(data.state), CountsRequest.of(agreement)
+        kept, total = book.covering(agreement.classes), book.spent(agreement.neighbours)
         if kept is not None:
-            release = CountsAsked(agreement.label_counts, tuple(agreement.classes), epsilon, agreement.neighbours)
-            mark = now() if ledger.why_another(release, data.counts) else kept.data
+            mark = now() if book.why_another(request, data.counts) else kept.data
         if kept is None or kept.data != mark:
             total += epsilon
         if before is not None and before.epsilon_total is not None:
@@ -72,12 +47,7 @@ def propose_terms(
         schema=1,
         agreed=now(),
         app=app,
-        label_counts=agreement.label_counts,
-        evaluation=_evaluation(config, agreement, data),
-        cells=config.target.is_estimated and data.unlabelled is not None,
         rounds=config.training.rounds,
-        epochs=config.training.most_epochs,
-        updates=agreement.updates,
         sum_sites=max(agreement.sum_sites, LEAST if before is None else before.sum_sites),
         updates_epsilon=_epsilon_of_updates(app, config, data, before),
         updates_delta=None if config.privacy is None else config.privacy.delta,
@@ -85,38 +55,7 @@ def propose_terms(
         epsilon=epsilon,
         epsilon_total=total,
         neighbours=agreement.neighbours,
-        **replies,
     )
-
-
-def _replies(config: Config, agreement: Agreement) -> dict[str, Any]:
-    """Work out the terms about a site's replies, which take network and method."""
-    method = method_of(config, agreement)
-    classes = len(agreement.classes)
-    model = FlatModel(make_network(config, config.seeds[0], method, classes, tuple(agreement.shape)))
-    returned, _ = returned_specs(config, agreement, method)
-    bins = config.target.bins if config.target.is_estimated else 1
-    specs = [*ModelLayout(model).specs.values(), *returned.values()]
-    asked = [] if method.finish is None else questions_of(method.finish, model, agreement)
-    sums = [sum(spec.bytes + HEADER for spec in one.arrays.values()) for one in asked]
-    reply = sum(spec.bytes + HEADER for spec in specs) + 8 * classes * (classes + 1) * bins + HEADER
-    if agreement.updates == "masked":
-        reply = masked_bytes(sum_specs(config, agreement, method, model), agreement)
-    return {
-        "returns": sorted(returned),
-        "finish": config.method["finish"]["name"] if "finish" in config.method else "",
-        "questions": sorted({str(one) for one in asked}),
-        "most_questions": _most_questions(method, agreement),
-        "bytes": max([reply, *sums]),
-    }
-
-
-def _most_questions(method: Method, agreement: Agreement) -> int:
-    """Return how many questions a site answers after the last round, or about its label counts before the first."""
-    if agreement.label_counts == "summed":
-        assert isinstance(method.weighting, BySums), "checked with the config"
-        return method.weighting.most_questions
-    return 0 if method.finish is None else method.finish.most_questions
 
 
 def _epsilon_of_updates(app: str, config: Config, data: SiteData, before: Terms | None) -> float | None:
@@ -126,17 +65,11 @@ def _epsilon_of_updates(app: str, config: Config, data: SiteData, before: Terms 
         return None
     if before is not None and before.app == app and before.updates_epsilon is not None:
         return before.updates_epsilon
-    opened = () if data.state is None else Spending(data.state).noises
-    if not opened:
+    charged = () if data.state is None else Book(data.state).noises
+    if not charged:
         return section.epsilon
     most = most_rounds(section.noise, section.epsilon, section.delta)
-    return cost([*opened, *[section.noise] * most], section.delta)
-
-
-def _evaluation(config: Config, agreement: Agreement, data: SiteData) -> Literal["outcomes", "confusion", "none"]:
-    if data.is_unlabelled or not agreement.evaluates:
-        return "none"
-    return "outcomes" if config.target.is_estimated else "confusion"
+    return cost([*charged, *[section.noise] * most], section.delta)
 
 
 def accept_terms(terms: Terms, data: Path, state: Path | None, before: Terms | None = None) -> None:
@@ -152,7 +85,10 @@ def accept_terms(terms: Terms, data: Path, state: Path | None, before: Terms | N
         RunError: The files can't be written or deleted.
     """
     if before is not None and state is not None:
-        forget_kept(before.folder(state))
+        for path in before.folder(state).glob("*.safetensors"):
+            with writing(path):
+                path.unlink(missing_ok=True)
+        Book(state).forget_masked(before.app)
     terms.write(terms_path(data))
 
 
@@ -163,9 +99,6 @@ def agree(data: Path, app: Path) -> Terms:
         data: The site's `data.toml`.
         app: The app folder.
 
-    Returns:
-        What the site agreed to.
-
     Raises:
         FedskewError: The app or the data can't be read, or do not fit each other.
     """
@@ -175,6 +108,8 @@ def agree(data: Path, app: Path) -> Terms:
     path, site = terms_path(data), load_site(data, agreement)
     before = read_terms(path) if path.exists() else None
     with running(files) as folder:
-        terms = propose_terms(app_hash(files), read(folder / "run.toml"), agreement, site, before)
+        config = read(folder / "run.toml")
+        disclosures(config, agreement, site)  # which works out all that would leave, or says why it can't be deployed
+    terms = propose_terms(app_hash(files), config, agreement, site, before)
     accept_terms(terms, data, site.state, before)
     return terms

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from fedskew import methods
 from fedskew.deploy._agreement import Agreement, check_config, check_target_file, read_agreement
-from fedskew.deploy._assembly import Assembly, FloatArray, assemble
-from fedskew.deploy._spending import noise_in_words
+from fedskew.deploy._disclosures import noise_in_words
+from fedskew.deploy._plan import FloatArray, Plan
 from fedskew.deploy._sum_messages import even, over_few, why_no_sum
 from fedskew.deploy._target_site import target_site_in_words
 from fedskew.engine import Assignment, Backend, ClientStates, Cohort, Federation, Sent, ServerState, Update, shortage
@@ -37,15 +37,16 @@ class Loss(NamedTuple):
 
 
 class Rehearsal(NamedTuple):
-    """A federation on paper: its parts, what plays its rounds, and the loss of each site."""
+    """A federation on paper: its plan, what plays its rounds, each loss of a site, and the bytes that one may push."""
 
-    made: Assembly
+    plan: Plan
     federation: Federation
     losses: tuple[Loss, ...]
+    pushed_bytes: int
 
     def limit_in_words(self) -> str:
         """Say what the weight limit does in this federation, in one line."""
-        federation, masked = self.federation, self.made.agreement.updates == "masked"
+        federation, masked = self.federation, self.plan.agreement.updates == "masked"
         limit, cohort, of = federation.weight_limit, federation.cohort_size, len(federation.counts)
         if limit is None:
             return "training.weight_limit: none; one site may have all of the weight"
@@ -57,7 +58,7 @@ class Rehearsal(NamedTuple):
             )
         whose, most = "an honest site" if masked else "a site", int(1 / limit + 1e-9)
         said = f"training.weight_limit = {limit:g}: the largest share of the weight that {whose} can have"
-        fewest = self.made.fewest
+        fewest = self.plan.fewest
         if masked and over_few([*[limit] * most, max(0.0, 1 - most * limit)], fewest):
             said += (
                 ". Where sites have so much, a sum can be in effect one over too few, and its round stands still; up "
@@ -70,7 +71,7 @@ class Rehearsal(NamedTuple):
 
         `harmless` sites, without which rounds go on, may be left out.
         """
-        agreement, found = self.made.agreement, []
+        agreement, found = self.plan.agreement, []
         if agreement.label_counts == "summed":
             found.append("training begins once label counts are summed over all sites: until then none may be lost")
         elif agreement.min_sites == len(agreement.sites):
@@ -102,10 +103,10 @@ def rehearse(
     """
     if counts is None:
         counts = example_counts(len(agreement.names), len(agreement.classes))
-    made = assemble(config, agreement, target)
-    federation = made.federation(_Nobody(), counts, ClientStates())
-    losses = [_loss(made, federation, client) for client in range(len(agreement.names))]
-    return Rehearsal(made, federation, tuple(losses))
+    plan = Plan.of(config, agreement)
+    federation = plan.federation(_Nobody(), counts, ClientStates(), plan.mix(counts, target))
+    losses = [_loss(plan, federation, client) for client in range(len(agreement.names))]
+    return Rehearsal(plan, federation, tuple(losses), plan.pushed_bytes)
 
 
 def example_counts(sites: int, classes: int) -> FloatArray:
@@ -161,27 +162,25 @@ def check_folder(folder: Path) -> list[str]:
     ]
 
 
-def _loss(made: Assembly, federation: Federation, client: int) -> Loss:
+def _loss(plan: Plan, federation: Federation, client: int) -> Loss:
     """Play rounds without a site."""
-    state, reasons = federation.start(made.model.read_state()), []
+    state, reasons = federation.start(plan.model.read_state()), []
     for _ in range(ROUNDS):
         cohort, state = federation.select(state)
-        reasons.append(_why_still(made, federation, state, cohort, cohort.ids != client))
+        reasons.append(_why_still(plan, federation, state, cohort, cohort.ids != client))
     still = [reason for reason in reasons if reason]
-    return Loss(made.agreement.names[client], len(still) / ROUNDS, still[0] if still else "")
+    return Loss(plan.agreement.names[client], len(still) / ROUNDS, still[0] if still else "")
 
 
-def _why_still(
-    made: Assembly, federation: Federation, state: ServerState, cohort: Cohort, there: NDArray[np.bool_]
-) -> str:
+def _why_still(plan: Plan, federation: Federation, state: ServerState, cohort: Cohort, there: NDArray[np.bool_]) -> str:
     """Return why a round of the sites that are there would move nothing; empty if it would."""
     number = int(there.sum())
-    if made.agreement.updates == "masked":
-        weighed = number >= made.fewest and made.agreement.label_counts != "summed"  # else each site weighs itself
+    if plan.agreement.updates == "masked":
+        weighed = number >= plan.fewest and plan.agreement.label_counts != "summed"  # else each site weighs itself
         weights = [0.0] * number
         if weighed:
             weights = federation.codec.weigh(federation, state, cohort.take(there)).values.tolist()
-        return why_no_sum(weights, made.fewest, federation.weight_limit if weighed else None, len(cohort.ids))
+        return why_no_sum(weights, plan.fewest, federation.weight_limit if weighed else None, len(cohort.ids))
     if not number:
         return "nobody else takes part in them"
     return "" if number >= federation.method.aggregation.least else shortage(federation.method.aggregation, number)

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from fedskew.deploy._agreement import Agreement
 from fedskew.deploy._arrays import ArraySpec, RefusedError, encode
 from fedskew.deploy._ask import Members, T
-from fedskew.deploy._ledger import NOISIEST, is_too_noisy
 from fedskew.deploy._log import LOG, utc_now
 from fedskew.deploy._messages import BROADCAST, CONFIG, ROUND, fingerprint
+from fedskew.deploy._releases import NOISIEST, is_too_noisy
 from fedskew.deploy._replies import check_counts, check_only_samples, only
 from fedskew.deploy._sum_messages import (
     ANSWER,

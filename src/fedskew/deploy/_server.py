@@ -19,10 +19,10 @@ from fedskew import methods
 from fedskew.deploy._agreement import Agreement, check_config, check_target_file, read_agreement
 from fedskew.deploy._arrays import ModelLayout
 from fedskew.deploy._ask import Members
-from fedskew.deploy._assembly import Assembly, assemble
 from fedskew.deploy._ending import recording_ending
 from fedskew.deploy._finish import SiteFinisher
 from fedskew.deploy._log import LOG, say_errors_in_one_line
+from fedskew.deploy._plan import Plan
 from fedskew.deploy._roster import ANNOUNCED_FILE, Announcing, Roster, samples_of
 from fedskew.deploy._round import DeployedRunner, SiteSums
 from fedskew.deploy._sites import Sites, TargetSite
@@ -145,20 +145,20 @@ def make_deployed_loop(
         ConfigError: The method does not fit the federation, or it needs a target and there is none.
         RunError: The folder belongs to another federation.
     """
-    made = assemble(config, agreement, target)
+    plan = Plan.of(config, agreement)
     members = Members(grid, agreement.members, len(agreement.names), agreement.round_timeout)
     roster = Roster(members, agreement, folder)
     roster.gather()
-    mix = made.mix(roster.counts)
-    announced = _announced(made, roster, mix, folder)
+    mix = plan.mix(roster.counts, target)
+    announced = _announced(plan, roster, mix, folder)
     members.begin()
-    sites = _sites(made, roster, announced)
+    sites = _sites(plan, roster, announced)
     clients = ClientStates(folder / "checkpoint" / "clients")
-    federation = made.federation(sites, roster.counts, clients, announced)
+    federation = plan.federation(sites, roster.counts, clients, mix, announced)
     if isinstance(federation.codec, FixedPoint):
-        codec = SiteSums(made.protection, federation.codec.announced, sites, made.sums)
+        codec = SiteSums(plan.protection, federation.codec.announced, sites, plan.sums)
         federation = dataclasses.replace(federation, codec=codec)
-    seed, finish = config.seeds[0], made.method.finish
+    seed, finish = config.seeds[0], plan.method.finish
     runner = DeployedRunner(federation, roster, sites, agreement, folder, config.training.rounds)
 
     def task() -> TaskInfo:
@@ -168,8 +168,8 @@ def make_deployed_loop(
     return TrainingLoop(
         config=config.for_seed(seed),
         runner=runner,
-        untrained=made.model.read_state(),
-        model=made.model,
+        untrained=plan.model.read_state(),
+        model=plan.model,
         info=ModelInfo(
             tuple(agreement.classes),
             tuple(agreement.shape),
@@ -184,15 +184,15 @@ def make_deployed_loop(
         watch=runner,
         finisher=None
         if finish is None
-        else SiteFinisher(finish, made.model, sites, agreement, mix, seed, runner.reported_samples),
+        else SiteFinisher(finish, plan.model, sites, agreement, mix, seed, runner.reported_samples),
     )
 
 
-def _announced(made: Assembly, roster: Roster, target: FloatArray | None, folder: Path) -> dict[str, FloatArray] | None:
+def _announced(plan: Plan, roster: Roster, target: FloatArray | None, folder: Path) -> dict[str, FloatArray] | None:
     """Sum the label counts of sites that report them in no other way; return what is announced to all sites."""
     if not roster.is_summed:
         return None
-    agreement, weighting = made.agreement, made.method.weighting
+    agreement, weighting = plan.agreement, plan.method.weighting
     assert isinstance(weighting, BySums), "checked with the config"
     patience = max(agreement.idle_timeout, agreement.start_timeout)
     asking = Announcing(roster.members, roster.session, patience, folder / ANNOUNCED_FILE)
@@ -201,21 +201,27 @@ def _announced(made: Assembly, roster: Roster, target: FloatArray | None, folder
     return announced
 
 
-def _sites(made: Assembly, roster: Roster, announced: Mapping[str, FloatArray] | None) -> Sites:
+def _sites(plan: Plan, roster: Roster, announced: Mapping[str, FloatArray] | None) -> Sites:
     """Make the sites as the backend of a federation."""
-    agreement, limit, estimation = made.agreement, made.config.training.weight_limit, made.estimation
+    agreement, limit, estimation = plan.agreement, plan.config.training.weight_limit, plan.estimation
     rules = ReplyRules(
         norm_limit=agreement.norm_limit,
         norm_action=agreement.norm_action,
         max_reply=agreement.max_reply,
-        training=local_training(made.config),
+        training=local_training(plan.config),
         slack=roster.slack,
         classes=len(agreement.classes),
-        least_loss=least_loss(made.method),
+        least_loss=least_loss(plan.method),
         counts=(lambda: roster.counts) if agreement.label_counts == "exact" else None,
     )
     validator = ReplyValidator(
-        roster.names, ModelLayout(made.model), *made.returned, rules, hooked(made.method), roster.members.refuse
+        roster.names,
+        ModelLayout(plan.model),
+        plan.returned,
+        plan.returned_idle,
+        rules,
+        hooked(plan.method),
+        roster.members.refuse,
     )
     target = masked = None
     if agreement.target_site is not None and estimation is not None:
@@ -223,7 +229,7 @@ def _sites(made: Assembly, roster: Roster, announced: Mapping[str, FloatArray] |
         target = TargetSite(agreement.target_site, place, estimation.bins)
     if agreement.updates != "plain":
         assert limit is not None, "checked with the config"
-        masked = MaskedSums(roster.members, roster.session, made.fewest, limit)
+        masked = MaskedSums(roster.members, roster.session, plan.fewest, limit)
     return Sites(
         members=roster.members,
         run=roster.run,
@@ -233,7 +239,7 @@ def _sites(made: Assembly, roster: Roster, announced: Mapping[str, FloatArray] |
         knows_labels=agreement.label_counts not in ("withheld", "summed"),
         masked=masked,
         announced={name: torch.from_numpy(values) for name, values in (announced or {}).items()},
-        noise=None if made.protection is None else made.protection.noise,
+        noise=None if plan.protection is None else plan.protection.noise,
     )
 
 

@@ -24,7 +24,6 @@ from fedskew.deploy._agreement import needs_label_counts
 from fedskew.deploy._arrays import ArraysLayout, Layout, ModelLayout, RefusedError, Specs, decode, short
 from fedskew.deploy._ask import Arrivals, error_line, exchange
 from fedskew.deploy._client import as_method
-from fedskew.deploy._disclosures import returned_by
 from fedskew.deploy._log import LOG
 from fedskew.deploy._messages import (
     CLIENT,
@@ -38,6 +37,7 @@ from fedskew.deploy._messages import (
     STEPS,
     TrainInstruction,
 )
+from fedskew.deploy._plan import returned_by
 from fedskew.deploy._replies import (
     Reply,
     bytes_needed,

@@ -10,64 +10,16 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import nn
-from torch.nn import functional
 
-from fedskew.data import Inputs
 from fedskew.deploy._agreement import Agreement
 from fedskew.deploy._evaluations import SiteEvaluation
-from fedskew.engine import Estimation, logits_of
 from fedskew.experiment import Config
-from fedskew.labels import outcome_table
 from fedskew.report import SeedRun
 
 IntArray = NDArray[np.int64]
 NAMED = 10
 """Most classes whose shares are logged."""
-
-
-def count_outcomes(
-    estimation: Estimation, network: nn.Module, inputs: Inputs, targets: torch.Tensor
-) -> tuple[IntArray, float]:
-    """Count a site's test samples by true class and outcome cell.
-
-    Args:
-        estimation: How the mix is estimated.
-        network: The network.
-        inputs: The samples, `(samples, ...)`.
-        targets: Their class ids, `(samples,)`.
-
-    Returns:
-        Counts, `(classes, classes * bins)`, and the mean cross-entropy.
-
-    Raises:
-        ArgumentError: The model's outputs are not finite.
-    """
-    logits = logits_of(network, inputs)
-    loss = float(functional.cross_entropy(torch.from_numpy(logits), targets.cpu()))
-    cells = estimation.outcomes(logits)
-    table = outcome_table(targets.cpu().numpy(), cells, estimation.classes, estimation.bins)
-    return table.astype(np.int64), loss
-
-
-def count_cells(estimation: Estimation, network: nn.Module, inputs: Inputs) -> IntArray:
-    """Count the target site's samples without labels by outcome cell.
-
-    Args:
-        estimation: How the mix is estimated.
-        network: The network.
-        inputs: The samples, `(samples, ...)`, at least one.
-
-    Returns:
-        Counts, `(classes * bins,)`.
-
-    Raises:
-        ArgumentError: The model's outputs are not finite.
-    """
-    cells = estimation.outcomes(logits_of(network, inputs))
-    return np.bincount(cells, minlength=estimation.classes * estimation.bins)
 
 
 def tables_of(evaluations: Mapping[int, SiteEvaluation], reduced: tuple[int, float] | None) -> dict[int, IntArray]:

@@ -1,0 +1,513 @@
+"""What a site does under its terms: it trains, evaluates and answers questions, and refuses what goes beyond them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+from fedskew import components
+from fedskew.deploy._agreement import Agreement, check_config
+from fedskew.deploy._arrays import ModelLayout, RefusedError, decode, encode
+from fedskew.deploy._book import EVALUATED_AGAIN, FINISHED_MODELS, Book, Kind
+from fedskew.deploy._finish import kind_of
+from fedskew.deploy._log import LOG
+from fedskew.deploy._masks import Masks
+from fedskew.deploy._messages import (
+    ANNOUNCED,
+    ARRAYS,
+    BROADCAST,
+    CELLS,
+    CLIENT,
+    CONFIG,
+    CONFUSION,
+    COUNTS,
+    EVALUATION_LOSS,
+    LOSS,
+    METRICS,
+    OUTCOMES,
+    REPLY,
+    REPORTED,
+    ROUND,
+    SAMPLES,
+    SOURCE,
+    STEPS,
+    TrainInstruction,
+    fingerprint,
+    hash_of_question,
+)
+from fedskew.deploy._plan import Plan
+from fedskew.deploy._releases import ROUNDING, CountsRequest, NotAgreedError, is_too_noisy
+from fedskew.deploy._replies import check_size
+from fedskew.deploy._site_data import SiteData, SiteStates
+from fedskew.deploy._sum_messages import COUNTS as COUNTED
+from fedskew.deploy._sum_messages import EVALUATE, TRAIN, SumAsked, about_of
+from fedskew.deploy._terms import Terms
+from fedskew.engine import (
+    ClientSamples,
+    LocalWork,
+    Sent,
+    SequentialBackend,
+    Update,
+    answer,
+    logits_of,
+    predict,
+    stilled,
+)
+from fedskew.engine.sums import encode_answer, summable
+from fedskew.errors import ArgumentError, RunError
+from fedskew.experiment import Config, make_work
+from fedskew.labels import outcome_table
+from fedskew.models import FlatModel, ModelState
+
+MOST_SAID = 300
+"""Longest text of the server's that a site logs."""
+
+Figures = dict[str, Any]
+Evaluation = tuple[NDArray[np.int64], float]
+
+
+class CountsChangedError(RunError):
+    """The site's label counts are no longer those that the server has."""
+
+
+class Trained(NamedTuple):
+    """What a training made: the update, the model, and the state that it began from."""
+
+    update: Update
+    model: ModelState
+    before: dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Worker:
+    """A site's network, samples and local training."""
+
+    model: FlatModel
+    work: LocalWork
+    data: SiteData
+
+    def train(self, content: RecordDict, task: TrainInstruction, states: SiteStates | None) -> Trained:
+        """Train the model that a message contains, from the state after the last round that counted."""
+        received = {name: values for name, values in broadcast_of(content).items() if not name.startswith(ANNOUNCED)}
+        sent = Sent(model_of(content, ModelLayout(self.model)), received)
+        before = {} if states is None else states.load(task.counted)
+        for hooks in self.work.hooks.values():
+            before = dict(hooks.init_client(sent.model.parameters)) | before
+        backend = SequentialBackend(self.model, self.work)
+        update, model = backend.train_client(task.round, task.assignment(before), sent)
+        return Trained(update, model, before)
+
+    def read(self, content: RecordDict) -> None:
+        """Take the model that a message contains."""
+        self.model.write_state(model_of(content, ModelLayout(self.model)))
+
+    def predict(self) -> Evaluation:
+        """Return the confusion matrix of the test samples, and their mean loss."""
+        data = self.data
+        return predict(self.model.network, data.test_inputs, data.test_targets, data.num_classes)
+
+    def confusion(self) -> Figures:
+        """Return the same as figures of a reply."""
+        confusion, loss = self.predict()
+        return {EVALUATION_LOSS: loss, CONFUSION: confusion.reshape(-1).tolist()}
+
+
+@dataclass(frozen=True)
+class Site:
+    """A site that keeps to its terms, and whose server sees what it sends.
+
+    Attributes:
+        worker: What trains and evaluates.
+        plan: What the federation computes.
+        terms: What the site agreed to.
+        state: The site's state folder.
+    """
+
+    worker: Worker
+    plan: Plan
+    terms: Terms
+    state: Path
+
+    @property
+    def book(self) -> Book:
+        """What the site has released, answered and opened."""
+        return Book(self.state)
+
+    def train(self, content: RecordDict) -> RecordDict:
+        """Train as a message instructs; return the reply's records."""
+        instruction = self._instruction(content)
+        trained = self.worker.train(content, instruction, self._states(instruction))
+        update = trained.update
+        self._states(instruction).keep(instruction.round, update.state)
+        if beyond := sorted(update.reply.keys() - self.plan.returned.keys()):
+            raise NotAgreedError("returns", f"returns: the method returns {beyond[0]}; this site did not agree to it")
+        figures: Figures = {
+            LOSS: update.loss,
+            CLIENT: instruction.client,
+            ROUND: instruction.round,
+            STEPS: update.steps,
+        }
+        layout = ModelLayout(self.worker.model)
+        reply = RecordDict({ARRAYS: layout.to_record(trained.model), METRICS: MetricRecord(figures)})
+        if update.reply:
+            reply[REPLY] = encode(update.reply)
+        return self._within(reply)
+
+    def evaluate(self, content: RecordDict) -> RecordDict:
+        """Evaluate the model that a message contains.
+
+        Returns:
+            The reply's records: loss and confusion matrix; where the target's mix is estimated the table of outcomes in
+            its place, and the target site's cells.
+        """
+        self._check_evaluation(content)
+        self.worker.read(content)
+        config = config_of(content)
+        figures: Figures = {ROUND: int(config[ROUND])}  # type: ignore[arg-type]
+        if OUTCOMES in config:
+            figures |= self._outcomes()
+        elif CONFUSION in config:
+            figures |= self.worker.confusion()
+        if CELLS in config:
+            figures[CELLS] = self._cells()
+        return RecordDict({METRICS: MetricRecord(figures)})
+
+    def report_labels(self) -> RecordDict:
+        """Return the reply to a query: exact or noisy label counts, or only the number of samples."""
+        self._check_labelled()
+        request = CountsRequest.of(self.plan.agreement)
+        if request.label_counts == "summed":
+            raise NotAgreedError("label_counts", "label_counts: the server asks for this site's own; they are summed")
+        values, release = self.book.release(request, self.worker.data.counts, self.terms.budget)
+        return counts_reply(request, values, release.epsilon_for(request.neighbours))
+
+    def finish(self, content: RecordDict) -> RecordDict:
+        """Answer a question of the method's finish by sums over this site's samples; none where it has no such."""
+        source, finish, data = config_of(content).get(SOURCE), self.plan.method.finish, self.worker.data
+        if finish is None:
+            raise NotAgreedError("finish", "finish: the server asks for sums; this site agreed to none")
+        if source not in ("training", "held_out", "target"):
+            raise ArgumentError(f"message: asks for sums over {str(source)[:40]!r} samples")
+        question = broadcast_of(content)
+        if (kind := kind_of(source, question)) not in map(str, self.plan.questions):
+            raise NotAgreedError(
+                "finish", f"finish: the server asks for sums ({kind[:MOST_SAID]}) that this site did not agree to"
+            )
+        if source == "target" and data.unlabelled is None:
+            raise NotAgreedError("cells", "cells: the server asks for sums over samples without labels; agreed to none")
+        self._count("models", hash_of_model(content), FINISHED_MODELS)
+        self._count("finish", hash_of_question(content, source), self.plan.most_questions)
+        inputs, targets = (data.inputs, data.targets) if source == "training" else (data.test_inputs, data.test_targets)
+        if source == "target" and data.unlabelled is not None:
+            inputs = data.unlabelled()
+            targets = torch.zeros(len(inputs), dtype=torch.int64)  # not shown to the finish
+        if not len(targets):
+            return RecordDict({REPLY: encode({})})
+        self.worker.read(content)
+        samples = ClientSamples(inputs, targets, np.arange(len(targets)), data.counts)
+        sums = answer(finish, self.worker.model.module, samples, question, source != "target")
+        return self._within(RecordDict({REPLY: encode(sums)}))
+
+    def add_counts(self, content: RecordDict) -> RecordDict:
+        """Answer a question about this site's label counts, in a sum over all sites."""
+        raise NotAgreedError("label_counts", "label_counts: the server asks for sums of them; agreed to none")
+
+    def mask_again(self, content: RecordDict) -> RecordDict:
+        """Mask this site's last answer once more, for a sum over fewer sites; none of this round is opened yet."""
+        raise NotAgreedError("updates", "updates: the server asks for masked ones; this site agreed to none")
+
+    def unmask(self, content: RecordDict) -> RecordDict:
+        """Open this site's part of a sum, once."""
+        raise NotAgreedError("updates", "updates: the server asks to open a sum; this site has masked nothing")
+
+    def _states(self, instruction: TrainInstruction) -> SiteStates:
+        """Return the states of a run: as many earlier ones as its evaluations and checkpoints can make it go back."""
+        config = self.plan.config
+        evaluated = config.evaluation.every if self.plan.agreement.evaluates else 1
+        return SiteStates(self.state, instruction.run, evaluated + config.output.checkpoint_every - 1)
+
+    def _instruction(self, content: RecordDict) -> TrainInstruction:
+        """Read a training's instruction, within the terms, of a server that has the site's label counts; count it."""
+        instruction = TrainInstruction.parse(config_of(content))
+        self._check_labelled()
+        if instruction is None:
+            raise NotAgreedError("message", "message: this is no instruction of fedskew's server, as was agreed")
+        self._check_instruction(instruction)
+        known, request = config_of(content).get(REPORTED), CountsRequest.of(self.plan.agreement)
+        if isinstance(known, str) and request.label_counts != "summed":
+            reported = self.book.current(request, self.worker.data.counts, self.terms.budget)
+            if reported is None or fingerprint(reported) != known:
+                raise CountsChangedError("the data have changed since the label counts that the server has")
+        self._count("train", hash_of_question(content, instruction), self.terms.rounds)
+        return instruction
+
+    def _check_labelled(self) -> None:
+        """Refuse what takes labels at a site that says that it has none."""
+        if self.worker.data.is_unlabelled:
+            raise NotAgreedError(
+                "data", "data: the server takes this site for one that trains, and its data.toml has no table [data]"
+            )
+
+    def _check_round(self, round: object, first: int) -> None:
+        """Refuse a round that is none of the config's: a learning rate may depend on its number."""
+        rounds = self.plan.config.training.rounds
+        if not isinstance(round, int) or not first <= round <= rounds:
+            raise NotAgreedError(
+                "rounds",
+                f"rounds: the server asks for round {str(round)[:20]}; this site agreed to {first} to {rounds}",
+            )
+
+    def _check_instruction(self, instruction: TrainInstruction) -> None:
+        """Refuse a training that is not the config's: by a few samples or steps, a reply would show single samples."""
+        self._check_round(instruction.round, first=1)
+        training = self.plan.config.training
+        asks = f"in round {instruction.round}; this site agreed to"
+        if instruction.epochs != training.most_epochs:
+            raise NotAgreedError(
+                "epochs", f"epochs: the server asks for {instruction.epochs:g} {asks} {training.most_epochs:g}"
+            )
+        if instruction.steps != training.steps:
+            limits = [
+                "no limit" if steps is None else f"{steps} at most" for steps in (instruction.steps, training.steps)
+            ]
+            raise NotAgreedError("steps", f"steps: the server asks for {limits[0]} {asks} {limits[1]}")
+        exact = self.plan.agreement.label_counts == "exact"
+        assigns = exact and components.has(self.plan.method.selection, "assigns_quotas")
+        if instruction.quota is not None and not assigns:
+            raise NotAgreedError(
+                "quota",
+                f"quota: the server chooses samples of single classes {asks} none: that takes a selection that assigns "
+                "quotas, and exact label counts",
+            )
+
+    def _check_evaluation(self, content: RecordDict) -> None:
+        """Refuse an evaluation that goes beyond the terms; count it."""
+        config, data, estimation = config_of(content), self.worker.data, self.plan.estimation
+        self._check_round(config.get(ROUND), first=0)
+        agreed = {CONFUSION, OUTCOMES} if estimation is not None else {CONFUSION}
+        if not self.plan.agreement.evaluates or data.is_unlabelled:
+            agreed = set()
+        wanted = {CONFUSION, OUTCOMES, CELLS} & config.keys()
+        bins = {config.get(key) for key in wanted - {CONFUSION}}
+        known = None if estimation is None else estimation.bins
+        if not wanted or not wanted <= agreed | {CELLS} or not bins <= {known}:
+            raise NotAgreedError("evaluation", "evaluation: this site did not agree to the one that is asked for")
+        if CELLS in wanted and data.unlabelled is None:
+            raise NotAgreedError(
+                "cells",
+                "cells: the server asks for what the model makes of samples without labels; this site agreed "
+                "to tell nothing of such samples",
+            )
+        question = hash_of_question(content, [config.get(key) for key in (ROUND, OUTCOMES, CELLS)])
+        self._count("evaluate", question, self.terms.rounds + 1 + EVALUATED_AGAIN)
+
+    def _outcomes(self) -> Figures:
+        """Return the table of outcomes and the loss; the confusion matrix where the site has no such table."""
+        estimation, data = self.plan.estimation, self.worker.data
+        assert estimation is not None, "checked with the terms"
+        if not len(data.test_targets):
+            return self.worker.confusion()
+        try:
+            logits = logits_of(self.worker.model.network, data.test_inputs)
+            loss = float(functional.cross_entropy(torch.from_numpy(logits), data.test_targets.cpu()))
+            cells = estimation.outcomes(logits)
+        except ArgumentError as error:  # a ruined model, whose loss says so
+            LOG.warning("%s", error)
+            return self.worker.confusion()
+        table = outcome_table(data.test_targets.cpu().numpy(), cells, estimation.classes, estimation.bins)
+        return {EVALUATION_LOSS: loss, OUTCOMES: table.astype(np.int64).reshape(-1).tolist()}
+
+    def _cells(self) -> list[int]:
+        """Count the target site's samples without labels by outcome cell."""
+        estimation, unlabelled = self.plan.estimation, self.worker.data.unlabelled
+        assert estimation is not None, "checked with the terms"
+        assert unlabelled is not None, "checked with the terms"
+        cells = estimation.outcomes(logits_of(self.worker.model.network, unlabelled()))
+        counts: list[int] = np.bincount(cells, minlength=estimation.classes * estimation.bins).tolist()
+        return counts
+
+    def _count(self, kind: Kind, question: str, most: int) -> None:
+        self.book.count(self.terms, kind, question, most)
+
+    def _within(self, reply: RecordDict) -> RecordDict:
+        """Return a reply, unless it is larger than was agreed."""
+        try:
+            check_size(reply, self.plan.reply_bytes)
+        except RefusedError as error:
+            raise NotAgreedError("bytes", f"bytes: {error}, by what this site agreed to") from None
+        return reply
+
+
+@dataclass(frozen=True)
+class MaskedSite(Site):
+    """A site whose updates and evaluations leave it in masked sums only."""
+
+    masks: Masks
+
+    def train(self, content: RecordDict) -> RecordDict:
+        """See `Site.train`: the reply is for a sum."""
+        request = self.masks.check(SumAsked.parse(config_of(content), TRAIN), TRAIN)
+        instruction = self._instruction(content)
+        states = self._states(instruction)
+        trained = self.worker.train(content, instruction, states)
+        update, state = trained.update, trained.update.state
+        if self.masks.protection is not None:  # its loss and norm are not sent
+            if stilled(update) is not update:
+                LOG.warning("this site's update is NaN or infinite; it takes part with noise alone, which tells nobody")
+                state = trained.before
+            update = stilled(update)._replace(loss=0.0, norm=torch.zeros(()))
+        states.keep(instruction.round, state)
+        training, weight = hash_of_model(content), self._own_weight(content)
+        if self.worker.work.training.batch_size < len(
+            self.worker.data.targets
+        ):  # else batches are the same in every round
+            training += f" {instruction.round}"
+        self.masks.keep_update(instruction.round, training, about_of(content), update, weight)
+        return self._within(self.masks.answer(request, instruction.client))
+
+    def evaluate(self, content: RecordDict) -> RecordDict:
+        """See `Site.evaluate`: the reply is for a sum."""
+        request = self.masks.check(SumAsked.parse(config_of(content), EVALUATE), EVALUATE)
+        self._check_evaluation(content)
+        self.worker.read(content)
+        confusion, loss = self.worker.predict()
+        self.masks.keep_evaluation(request.round, hash_of_model(content), about_of(content), confusion, loss)
+        return self._within(self.masks.answer(request))
+
+    def add_counts(self, content: RecordDict) -> RecordDict:
+        """See `Site.add_counts`."""
+        weighting = self.plan.by_sums
+        if weighting is None:
+            return super().add_counts(content)
+        request = self.masks.check(SumAsked.parse(config_of(content), COUNTED), COUNTED)
+        self._count("counts", hash_of_question(content, "counts"), self.plan.most_questions)
+        question = {name: values.numpy() for name, values in broadcast_of(content).items()}
+        values = encode_answer(weighting, self._share(), question)
+        return self._within(self.masks.answer_of_counts(request, about_of(content), values))
+
+    def mask_again(self, content: RecordDict) -> RecordDict:
+        """See `Site.mask_again`."""
+        request = SumAsked.parse(config_of(content))
+        if request is None:
+            return super().mask_again(content)
+        if request.purpose == EVALUATE and not self.plan.agreement.evaluates:
+            raise NotAgreedError("evaluation", "evaluation: the server asks for one; this site agreed to none")
+        return self._within(self.masks.answer(self.masks.check(request, request.purpose)))
+
+    def unmask(self, content: RecordDict) -> RecordDict:
+        """See `Site.unmask`."""
+        request = SumAsked.parse(config_of(content))
+        if request is None:
+            raise RunError("the server's request to open a sum does not say which")
+        return self.masks.unmask(request)
+
+    def _own_weight(self, content: RecordDict) -> float:
+        """Compute this site's weight from what was announced to all sites, once; 0 where the server tells it."""
+        weighting = self.plan.by_sums
+        announced = {
+            name.removeprefix(ANNOUNCED): values
+            for name, values in broadcast_of(content).items()
+            if name.startswith(ANNOUNCED)
+        }
+        if weighting is None:
+            return 0.0
+        if announced:
+            self._count("announced", hash_of_question(RecordDict({BROADCAST: encode(announced)}), "announced"), 1)
+        facts = {name: values.numpy() for name, values in announced.items()}
+        return min(weighting.own_weight(self._share(), facts), self.masks.limit)
+
+    def _share(self) -> NDArray[np.float64]:
+        """Return what stands for this site in sums of label counts, with an epsilon its noisy release.
+
+        It stays what it was when the site was first asked under its terms, as does what was announced of the sums.
+        """
+        noisy = self.plan.agreement.epsilon is not None
+        return self.book.share(self.terms, self._noisy if noisy else lambda: self.worker.data.counts)
+
+    def _noisy(self) -> NDArray[np.float64]:
+        """Return noisy counts with the noise that was agreed on: nobody who gets a sum is told another epsilon."""
+        request = CountsRequest.of(self.plan.agreement)._replace(label_counts="noisy")
+        values, release = self.book.release(request, self.worker.data.counts, self.terms.budget)
+        epsilon, wanted = release.epsilon_for(request.neighbours), request.epsilon
+        assert epsilon is not None, "of noisy counts"
+        assert wanted is not None, "of noisy counts"
+        if epsilon > wanted * ROUNDING or is_too_noisy(epsilon, wanted):
+            raise NotAgreedError(
+                "epsilon",
+                f"epsilon: this site released its label counts with {epsilon:g}, and what is summed is to have "
+                f"{wanted:g}; to release them once more, agree: fedskew deploy site --check data.toml",
+            )
+        return summable(np.array(values))
+
+
+def agreed_site(config: Config, agreement: Agreement, data: SiteData, terms: Terms, place: Path) -> Site:
+    """Make the site that a config and an agreement describe, and that keeps to its terms.
+
+    Args:
+        config: The config.
+        agreement: The agreement.
+        data: The site's samples.
+        terms: What it agreed to.
+        place: Its `data.toml`, beside which its keys are.
+
+    Raises:
+        ConfigError: The config can't be deployed under the agreement, or the site has no key.
+        NotAgreedError: Its updates are to have noise, and it agreed to none.
+    """
+    check_config(config, agreement, has_target=True)
+    plan = Plan.of(config, agreement)
+    assert data.state is not None, "data.toml always has one"
+    work = make_work(config, config.seeds[0], plan.method, data, tuple(agreement.mean), tuple(agreement.std))
+    torch.set_num_threads(config.engine.threads)
+    worker = Worker(plan.model, work, data)
+    if not plan.is_masked:
+        return Site(worker, plan, terms, data.state)
+    return MaskedSite(worker, plan, terms, data.state, Masks.of(plan, terms, data.state, place))
+
+
+def counts_reply(request: CountsRequest, values: list[float], epsilon: float | None) -> RecordDict:
+    """Make the reply to a query of label counts; `epsilon` is that of noisy ones."""
+    if request.label_counts == "withheld":
+        return RecordDict({METRICS: MetricRecord({SAMPLES: int(values[0])})})
+    if epsilon is None:
+        return RecordDict({METRICS: MetricRecord({COUNTS: [int(value) for value in values]})})
+    return RecordDict({METRICS: MetricRecord({COUNTS: values, "epsilon": epsilon})})
+
+
+def config_of(content: RecordDict) -> ConfigRecord:
+    """Return a message's config; an empty one if it has none."""
+    record = content.get(CONFIG)
+    return record if isinstance(record, ConfigRecord) else ConfigRecord()
+
+
+def hash_of_model(content: RecordDict) -> str:
+    """Hash the model that a message contains."""
+    return hash_of_question(RecordDict({ARRAYS: _arrays(content, ARRAYS)}), "model")
+
+
+def model_of(content: RecordDict, layout: ModelLayout) -> ModelState:
+    """Read the model that the server sent."""
+    return layout.to_state(decode(_arrays(content, ARRAYS), layout.specs, "the server's array"))
+
+
+def broadcast_of(content: RecordDict) -> Mapping[str, Tensor]:
+    """Read the tensors sent beside the model; they are not checked, as they affect only this site's training."""
+    if BROADCAST not in content:
+        return {}
+    return {name: torch.from_numpy(array.numpy().copy()) for name, array in _arrays(content, BROADCAST).items()}
+
+
+def _arrays(content: RecordDict, key: str) -> ArrayRecord:
+    record = content.get(key)
+    if not isinstance(record, ArrayRecord):
+        raise ArgumentError(f"message: has no ArrayRecord {key!r}")
+    return record
