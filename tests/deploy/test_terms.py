@@ -260,7 +260,7 @@ def test_a_refusing_site_costs_its_update_only(tmp_path: Path) -> None:
     ("edit", "message"),
     [
         (lambda text: text.replace("rounds", "round"), r"round: no such key \(did you mean 'rounds'\?\)"),
-        (lambda text: text.replace("rounds = 3", "rounds = 0"), "rounds: Input should be greater than or equal to 1"),
+        (lambda text: text.replace("rounds = 3", "rounds = 0"), "rounds: input should be greater than or equal to 1"),
         (lambda text: text.replace('app = "', 'app = "x'), "app: "),
         (lambda text: "[", "not valid TOML"),
     ],

@@ -13,9 +13,9 @@ import tomli_w
 from pydantic import BaseModel, ConfigDict, Field
 
 from fedskew import components, methods
-from fedskew.errors import ArgumentError, ConfigError, nearest
+from fedskew.errors import ArgumentError, ConfigError
 from fedskew.experiment import Config, target_mix
-from fedskew.parameters import Count, Finite, Positive
+from fedskew.parameters import Count, Finite, Positive, first_mistake
 from fedskew.sums import LEAST
 from fedskew.trees import read_tree
 from fedskew.weighting import BySums
@@ -176,13 +176,7 @@ class Agreement(BaseModel):
         try:
             return cls.model_validate(tree)
         except pydantic.ValidationError as error:
-            first = error.errors()[0]
-            key = ".".join(map(str, first["loc"]))
-            fields = [field.alias or name for name, field in cls.model_fields.items()]
-            if first["type"] == "extra_forbidden":
-                raise ConfigError(f"{key}: no such key{nearest(key, fields)}") from None
-            message = first["msg"].removeprefix("Value error, ")
-            raise ConfigError(f"{key}: {message}" if key else message) from None
+            raise ConfigError(first_mistake(error, fields=cls)) from None
 
     def tree(self) -> dict[str, Any]:
         """Return the agreement as plain values, with defaults and without None."""

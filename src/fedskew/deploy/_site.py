@@ -367,9 +367,8 @@ class MaskedSite(Site):
             update = stilled(update)._replace(loss=0.0, norm=torch.zeros(()))
         states.keep(instruction.round, state)
         training, weight = hash_of_model(content), self._own_weight(content)
-        if self.worker.work.training.batch_size < len(
-            self.worker.data.targets
-        ):  # else batches are the same in every round
+        samples = len(self.worker.data.targets)
+        if self.worker.work.training.batch_size < samples:  # else batches are the same in every round
             training += f" {instruction.round}"
         self.masks.keep_update(instruction.round, training, about_of(content), update, weight)
         return self._within(self.masks.answer(request, instruction.client))

@@ -15,9 +15,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from fedskew.deploy._app_files import app_hash, read_app
 from fedskew.deploy._releases import Budget, Neighbours, NotAgreedError
-from fedskew.errors import ConfigError, nearest
+from fedskew.errors import ConfigError
 from fedskew.files import write_text, writing
-from fedskew.parameters import Count, Positive
+from fedskew.parameters import Count, Positive, first_mistake
 from fedskew.sums import LEAST
 from fedskew.trees import read_tree
 
@@ -109,8 +109,4 @@ def read_terms(path: Path) -> Terms:
     try:
         return Terms.model_validate(tree)
     except pydantic.ValidationError as error:
-        first = min(error.errors(), key=lambda entry: entry["type"] != "extra_forbidden")
-        key = ".".join(map(str, first["loc"]))
-        fields = [field.alias or name for name, field in Terms.model_fields.items()]
-        reason = f"no such key{nearest(key, fields)}" if first["type"] == "extra_forbidden" else first["msg"]
-        raise ConfigError(f"{path}: {key}: {reason}") from None
+        raise ConfigError(f"{path}: {first_mistake(error, fields=Terms)}") from None
