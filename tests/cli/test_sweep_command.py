@@ -192,9 +192,3 @@ def test_a_mistake_is_one_line_and_exit_status_2_before_anything_runs(home, comm
     assert says in done.stderr
     assert done.stdout == ""
     assert not (home / "runs").exists()
-
-
-def test_help_shows_the_file_and_an_example(home, command):
-    done = command("sweep", "--help", cwd=home)
-    assert "[sweep.grid]" in done.stdout
-    assert "fedskew sweep @compare --quick" in done.stdout

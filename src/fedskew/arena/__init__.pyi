@@ -1,6 +1,5 @@
 from ._advice import Advice as Advice
 from ._advice import advise as advise
-from ._arena import TUNING_SEED as TUNING_SEED
 from ._arena import Arena as Arena
 from ._arena import read_arena as read_arena
 from ._compare import ranks as ranks

@@ -23,7 +23,6 @@ from fedskew.cli.options import (
     print_failures,
     quick_note,
 )
-from fedskew.cli.page import empty_table
 from fedskew.errors import ArgumentError
 from fedskew.tables import counted
 
@@ -84,6 +83,7 @@ def arena(
     """
     from fedskew.arena import comparison, read_arena, read_state, run_arena, write_comparison
     from fedskew.cli.progress import ArenaProgressBar, stoppable
+    from fedskew.cli.tables import plain_table
     from fedskew.executors import executor
     from fedskew.experiment import cores
 
@@ -109,10 +109,7 @@ def arena(
     files = write_comparison(state, out)
     headings, body, notes = comparison(state)
     if body:
-        table = empty_table((headings[0], "left"), *((name, "right") for name in headings[1:]))
-        for cells in body:
-            table.add_row(*cells)
-        console.wide.print(table)
+        console.wide.print(plain_table(headings, body, labels=1))
         for note in notes:
             console.wide.note(note)
     else:

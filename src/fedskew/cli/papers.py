@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich import box
-from rich.table import Table
 from rich.text import Text
 
 from fedskew.cli.console import Console
@@ -66,15 +64,15 @@ def recipes(
 
 
 def _list(console: Console, found: list[Recipe], with_cost: bool, root: Path | None) -> None:
+    from fedskew.cli.tables import plain_table
     from fedskew.papers import config_names
 
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for heading in ("recipe", "runs", "data", *(["time"] if with_cost else []), "content"):
-        table.add_column(heading, justify="right" if heading in {"runs", "time"} else "left", overflow="fold")
-    with console.status("measuring") if with_cost else console.status("reading"):
+    rows = []
+    with console.status("measuring" if with_cost else "reading"):
         for recipe in found:
             cost = [_time(recipe.rows)] if with_cost else []
-            table.add_row(recipe.name, str(_runs(recipe)), _data(recipe, root), *cost, Text(recipe.title))
+            rows.append([recipe.name, _data(recipe, root), recipe.title, str(_runs(recipe)), *cost])
+    table = plain_table(["recipe", "data", "content", "runs", *(["time"] if with_cost else [])], rows, labels=3)
     console.print(table)
     console.print("Data: ✓ present, ✗ missing (see --data-root). Runs: rows times seeds.")
     if with_cost:

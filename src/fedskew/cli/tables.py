@@ -68,14 +68,14 @@ def sweep_table(result: SweepResult, width: int) -> Table:
     if sum(max(map(len, column)) + 2 for column in zip(headings, *rows, strict=True)) > width:
         headings = [*headings[:axes], *(heading.replace(" ", "\n", 1) for heading in headings[axes:])]
         rows = [[*row[:axes], *(re.sub(r" (?=[±(])", "\n", cell) for cell in row[axes:])] for row in rows]
-    table = _table(headings, rows, axes)
+    table = plain_table(headings, rows, axes)
     table.title, table.title_justify = Text(result.sweep.name), "left"
     return table
 
 
 def comparison_table(done: Reproduction) -> Table:
     """Return ours, theirs and the difference, a line for each row of a recipe."""
-    return _table(*done.table())
+    return plain_table(*done.table())
 
 
 def samples_table(data: SiteData, agreement: Agreement) -> Table:
@@ -205,7 +205,7 @@ def _epsilon_in_words(terms: Terms) -> str:
     return f"{terms.updates_epsilon:g} (delta {terms.updates_delta:g})"
 
 
-def _table(headings: Sequence[str], rows: Sequence[Sequence[str]], labels: int) -> Table:
+def plain_table(headings: Sequence[str], rows: Sequence[Sequence[str]], labels: int) -> Table:
     """Return a table whose first columns are labels and the others numbers."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for at, heading in enumerate(headings):
