@@ -12,7 +12,8 @@ The same types check a config, where the error names the key in the file instead
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Any, TypeVar, dataclass_transform, get_args
+from collections.abc import Callable, Collection, Mapping
+from typing import Annotated, Any, TypeVar, dataclass_transform, get_args, get_type_hints
 
 import numpy as np
 import pydantic
@@ -109,3 +110,32 @@ def _place(loc: tuple[int | str, ...], table: type[pydantic.BaseModel] | None) -
         if table is None:
             break
     return path, known
+
+
+def checked_options(
+    function: Callable[..., Any], options: Mapping[str, Any], what: str, own: Collection[str]
+) -> dict[str, Any]:
+    """Return the options of a function, held against its annotated types; lists stand for tuples.
+
+    Args:
+        function: The function, or a class's `__init__`.
+        options: Its arguments by name, as a user gives them.
+        what: What it makes, for messages.
+        own: Its parameters that are no options.
+
+    Raises:
+        ArgumentError: There is no such option, or a value is of another type; the message names the option.
+    """
+    hints = get_type_hints(function)
+    known = sorted(hints.keys() - {*own, "return"})
+    checked = {}
+    for option, value in options.items():
+        if option not in known:
+            hint = nearest(option, known) if known else " (it has none)"
+            raise ArgumentError(f"{option}: {what} has no such option{hint}")
+        taken = tuple(value) if type(value) is list else plain(value)
+        try:
+            checked[option] = pydantic.TypeAdapter(hints[option]).validate_python(taken, strict=True)
+        except pydantic.ValidationError as error:
+            raise ArgumentError(f"{option}: {error.errors()[0]['msg']} (got {taken!r})") from None
+    return checked

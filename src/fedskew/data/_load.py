@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import os
 from collections.abc import Callable
@@ -10,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pydantic
 
 from fedskew.data._builtin import digits, synthetic
 from fedskew.data._cifar import cifar10, cifar100
@@ -23,7 +21,7 @@ from fedskew.data._image_sets import cinic10, iwildcam, pacs, tiny_imagenet
 from fedskew.data._tables import csv, npz
 from fedskew.data._text import ag_news
 from fedskew.errors import ArgumentError, DataError, nearest
-from fedskew.parameters import plain
+from fedskew.parameters import checked_options
 
 Reader = Callable[..., Dataset]
 """A function with options as keywords; with `root` if it reads files, and `rng` if it draws random numbers."""
@@ -58,30 +56,14 @@ def load(
     """
     if name not in INDEX:
         raise ArgumentError(f"name: no data set is called {name!r}{nearest(name, INDEX)}")
-    options = {option: tuple(value) if type(value) is list else plain(value) for option, value in options.items()}
     reader = INDEX[name]
+    options = checked_options(reader, options, f"data set {name!r}", ("root", "rng"))
     accepted = inspect.signature(reader).parameters
-    known = sorted(set(accepted) - {"root", "rng"})
-    for option in options:
-        if option not in known:
-            hint = nearest(option, known) if known else " (it has none)"
-            raise ArgumentError(f"{option}: data set {name!r} has no such option{hint}")
     if "root" in accepted:
         options["root"] = _root(name, root)
     if "rng" in accepted:
         options["rng"] = rng
-    try:
-        return _validated(reader)(**options)
-    except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        option = str(first["loc"][0])
-        raise ArgumentError(f"{option}: {first['msg']} (got {options[option]!r})") from None
-
-
-@functools.cache  # made once: it takes longer than to read a small file
-def _validated(reader: Reader) -> Reader:
-    """Return the reader, with options checked by its types."""
-    return pydantic.validate_call(config={"arbitrary_types_allowed": True, "strict": True})(reader)
+    return reader(**options)
 
 
 def _root(name: str, root: str | os.PathLike[str] | None) -> Path:

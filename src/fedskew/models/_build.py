@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import Any, get_type_hints
+from typing import Any
 
-import pydantic
 import torch
 from torch import Tensor, nn
 
@@ -15,7 +14,7 @@ from fedskew.models._dropout import swap_dropout
 from fedskew.models._network import Network
 from fedskew.models._networks import CNNW2, MLP3, VGG11, CNNMnist, FastText, FedLACifar, LeNet5, Logistic
 from fedskew.models._residual import MobileNetV2, ResNet18, ResNet32, ResNet50
-from fedskew.parameters import plain
+from fedskew.parameters import checked_options
 
 INDEX: dict[str, type[Network]] = {
     "logistic": Logistic,
@@ -63,9 +62,9 @@ def build(
     if not in_shape or min(in_shape) < 1:
         raise ArgumentError(f"in_shape: must be positive sizes without the batch, got {tuple(in_shape)}")
     network = INDEX[name]
-    given = {option: _checked(network, name, option, value) for option, value in options.items()}
+    own = checked_options(network.__init__, options, f"model {name!r}", ("num_classes", "in_shape"))
     with torch.device("meta"):  # allocates nothing and draws nothing: weights are drawn once, below
-        model = network(num_classes, tuple(in_shape), **given)
+        model = network(num_classes, tuple(in_shape), **own)
     # The same as `to_empty`, which however imports sympy; that takes half a second.
     model._apply(lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype))  # type: ignore[no-untyped-call]
     model.draw(generator or torch.Generator().manual_seed(0))
@@ -124,15 +123,3 @@ def _check_draws(module: nn.Module, inputs: Tensor) -> None:
 def note(name: str, options: Mapping[str, Any]) -> str:
     """Return what a user should know before training a network of `INDEX`: a sentence, or nothing."""
     return INDEX[name].note(options) if name in INDEX else ""
-
-
-def _checked(network: type[Network], name: str, option: str, value: Any) -> Any:
-    known = get_type_hints(network.__init__)
-    own = known.keys() - {"num_classes", "in_shape", "return"}
-    if option not in known:
-        hint = nearest(option, own) if own else " (it has none)"
-        raise ArgumentError(f"{option}: model {name!r} has no such option{hint}")
-    try:
-        return pydantic.TypeAdapter(known[option]).validate_python(plain(value), strict=True)
-    except pydantic.ValidationError as error:
-        raise ArgumentError(f"{option}: {error.errors()[0]['msg']} (got {value!r})") from None
