@@ -122,8 +122,7 @@ def test_p_values_are_corrected_for_the_number_of_methods() -> None:
 
 
 def of(found, method: str) -> float:
-    (seeds,) = found.values[method].values()
-    return fmean(scored.score for scored in seeds.values())
+    return fmean(scored.score for scored in found.values[method].values())
 
 
 def test_at_equal_compute_or_traffic_a_method_stops_where_the_reference_has_spent_as_much() -> None:

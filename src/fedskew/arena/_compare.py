@@ -107,13 +107,13 @@ class Scored(NamedTuple):
 
 @dataclass(frozen=True)
 class Scores:
-    """The score of every compared run under one view: by method, then situation and partition, what each seed has.
+    """The score of every compared run under one view: by method, then situation, partition and seed.
 
     A situation is part of the training that `trainings` names, else one of its own.
     """
 
     axes: tuple[str, ...]
-    values: Mapping[str, Mapping[tuple[Situation, str], Mapping[str, Scored]]]
+    values: Mapping[str, Mapping[tuple[Situation, str, str], Scored]]
     trainings: Mapping[Situation, Hashable]
 
     def pairs(self, method: str, within: Mapping[str, str] | None = None) -> tuple[Runs, Runs]:
@@ -122,12 +122,11 @@ class Scores:
         Both are means over the situations of a training.
         """
         found: dict[tuple[Hashable, str, str], list[tuple[float, float]]] = {}
-        for (situation, partition), seeds in self.values.get(method, {}).items():
-            if (within or {}).items() <= dict(zip(self.axes, situation, strict=True)).items():
-                for seed, scored in seeds.items():
-                    if scored.difference is not None:
-                        training = self.trainings.get(situation, situation)
-                        found.setdefault((training, partition, seed), []).append((scored.score, scored.difference))
+        for (situation, partition, seed), scored in self.values.get(method, {}).items():
+            shown = (within or {}).items() <= dict(zip(self.axes, situation, strict=True)).items()
+            if shown and scored.difference is not None:
+                training = self.trainings.get(situation, situation)
+                found.setdefault((training, partition, seed), []).append((scored.score, scored.difference))
         means = {key: [fmean(column) for column in zip(*values, strict=True)] for key, values in found.items()}
         return {key: score for key, (score, _) in means.items()}, {key: gain for key, (_, gain) in means.items()}
 
@@ -163,18 +162,16 @@ def scores(
         last: Number of evaluations whose mean is a score.
         trainings: For each situation the training that it belongs to (see `Arena.trainings`).
     """
-    of: dict[str, dict[tuple[Situation, str], dict[str, Line]]] = {}
+    of: dict[str, dict[tuple[Situation, str, str], Line]] = {}
     for line in sorted(lines, key=lambda line: line["stage"] == "traffic"):
         if view == "traffic" or line["stage"] != "traffic":
-            key = tuple(line[axis] for axis in axes), line["partition"]
-            of.setdefault(line["method"], {}).setdefault(key, {})[line["seed"]] = line
-    values: dict[str, dict[tuple[Situation, str], dict[str, Scored]]] = {}
-    for method, federations in of.items():
-        for key, seeds in federations.items():
-            for seed, line in seeds.items():
-                other = of.get(reference, {}).get(key, {}).get(seed)
-                if (scored := _scored(line, other, view, last)) is not None:
-                    values.setdefault(method, {}).setdefault(key, {})[seed] = scored
+            key = tuple(line[axis] for axis in axes), line["partition"], line["seed"]
+            of.setdefault(line["method"], {})[key] = line
+    values: dict[str, dict[tuple[Situation, str, str], Scored]] = {}
+    for method, own in of.items():
+        for key, line in own.items():
+            if (scored := _scored(line, of.get(reference, {}).get(key), view, last)) is not None:
+                values.setdefault(method, {})[key] = scored
     return Scores(tuple(axes), values, trainings or {})
 
 
@@ -269,7 +266,7 @@ def ranks(found: Scores) -> Ranks:
 
     means = {method: _by_training(found.pairs(method)[1]) for method in found.values}
     trainings = list(dict.fromkeys(training for own in means.values() for training in own))
-    situations = {method: {situation for situation, _ in own} for method, own in found.values.items()}
+    situations = {method: {situation for situation, _, _ in own} for method, own in found.values.items()}
     most = len(set().union(*situations.values()))
     methods = [method for method in means if len(situations[method]) >= _NEARLY_ALL * most]
     blocks = [training for training in trainings if all(training in means[method] for method in methods)]

@@ -136,7 +136,7 @@ def _page(state: ArenaState, found: Scores, tables: dict[View, list[Standing]], 
         table = markdown_table(["method", "average rank"], cells, labels=1)
         lines += ["", "## Average ranks", "", table, "", _rank_words(ranked)]
     for at, axis in enumerate(arena.axes):
-        labels = list(dict.fromkeys(situation[at] for own in found.values.values() for situation, _ in own))
+        labels = list(dict.fromkeys(situation[at] for own in found.values.values() for situation, _, _ in own))
         if 1 < len(labels) <= _MOST_LABELS:
             lines += ["", f"## By {axis}: mean difference, median of runs (trainings; collapsed runs)", ""]
             lines += [_by_axis(found, arena.settings.reference, axis, labels)]
@@ -212,12 +212,12 @@ def _choice_lines(state: ArenaState) -> Iterable[list[Any]]:
 
 def _evidence(state: ArenaState, found: Scores) -> bytes:
     """Return what every method gained over the reference in every federation, mean over seeds."""
-    gains: dict[tuple[str, ...], dict[str, float]] = {}
+    points: dict[tuple[str, ...], dict[str, list[float]]] = {}
     for method, own in found.values.items():
-        for (situation, partition), seeds in own.items():
-            known = [one.difference for one in seeds.values() if one.difference is not None]
-            if known and method != state.arena.settings.reference:
-                gains.setdefault((*situation, partition), {})[method] = fmean(known)
+        for (situation, partition, _), scored in own.items():
+            if scored.difference is not None and method != state.arena.settings.reference:
+                points.setdefault((*situation, partition), {}).setdefault(method, []).append(scored.difference)
+    gains = {key: {method: fmean(seeds) for method, seeds in own.items()} for key, own in points.items()}
     federations = {
         key: {name.removeprefix(OF_FEDERATION): value for name, value in line.items()}
         for key, line in state.federations.items()
