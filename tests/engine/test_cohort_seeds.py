@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file
 from torch import Tensor
 
@@ -112,13 +113,14 @@ def test_federations_of_different_methods_rates_and_partitions_end_as_each_of_th
 
 @dataclass(frozen=True)
 class Anchored:
-    """A local step that begins with something of its own at every client."""
+    """A local step that begins with something of its own at every client, and counts its steps."""
 
-    def init(self, settings: StepSettings) -> Tensor:
-        return settings.start.clone() * settings.lr
+    def init(self, settings: StepSettings) -> dict[str, Tensor]:
+        return {"anchor": settings.start.clone() * settings.lr, "steps": torch.zeros((), dtype=torch.int64)}
 
-    def step(self, parameters: Tensor, gradient: Gradient, carried: Tensor, settings: StepSettings) -> Any:
-        return parameters - settings.lr * gradient(parameters) - 0.1 * carried, carried
+    def step(self, parameters: Tensor, gradient: Gradient, carried: Any, settings: StepSettings) -> Any:
+        pull = 0.1 / (1 + carried["steps"]) * carried["anchor"]
+        return parameters - settings.lr * gradient(parameters) - pull, carried | {"steps": carried["steps"] + 1}
 
 
 @pytest.mark.slow

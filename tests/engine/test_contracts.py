@@ -198,7 +198,7 @@ class Step:
     ("what", "says"),
     [
         ("nan", "returns parameters that are NaN or infinite"),
-        ("alone", "must return (next parameters, what it carries or None), the parameters of shape (650,)"),
+        ("alone", "must return (next parameters, what it carries by name or None), the parameters of shape (650,)"),
         ("short", "not (a tensor of shape (5,), None)"),
     ],
 )

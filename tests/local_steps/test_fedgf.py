@@ -49,7 +49,7 @@ def test_the_first_round_is_fedsam_to_the_bit():
     step = FedGF(rho=0.2)
     settings = StepSettings(START, 0.003, 0.9, 0.01, step.broadcast(step.init_server(START + 5, 9)))
     ours = theirs = START
-    carried = buffer = torch.zeros_like(START)
+    carried = buffer = {"momentum": torch.zeros_like(START)}
     for _ in range(5):
         ours, carried = step.step(ours, gradient, carried, settings)
         theirs, buffer = FedSAM(rho=0.2).step(theirs, gradient, buffer, settings)

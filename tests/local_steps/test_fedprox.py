@@ -45,7 +45,7 @@ def test_one_step_worked_out_by_hand():
 
 def test_the_first_step_and_mu_zero_are_plain_sgd_to_the_bit():
     settings = StepSettings(START, lr=0.01, momentum=0.9)
-    carried = torch.zeros_like(START)
+    carried = {"momentum": torch.zeros_like(START)}
     assert torch.equal(
         FedProx(mu=9.0).step(START, gradient, carried, settings)[0], SGD().step(START, gradient, carried, settings)[0]
     )
@@ -57,7 +57,7 @@ def test_the_first_step_and_mu_zero_are_plain_sgd_to_the_bit():
 
 def test_the_larger_mu_the_closer_it_stays():
     def distance(mu):
-        theta, carried = START, torch.zeros_like(START)
+        theta, carried = START, {"momentum": torch.zeros_like(START)}
         for _ in range(50):
             theta, carried = FedProx(mu).step(theta, gradient, carried, StepSettings(START, lr=0.003))
         return (theta - START).norm()

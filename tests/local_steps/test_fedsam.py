@@ -38,7 +38,8 @@ def test_it_is_torch_optim_sgd_on_the_perturbed_gradient():
 
 
 def test_rho_zero_is_plain_sgd_and_weight_decay_acts_on_the_unperturbed_parameters():
-    settings, carried = StepSettings(START, lr=0.01, momentum=0.9, weight_decay=0.1), torch.zeros_like(START)
+    settings = StepSettings(START, lr=0.01, momentum=0.9, weight_decay=0.1)
+    carried = {"momentum": torch.zeros_like(START)}
     plain = SGD().step(START, gradient, carried, settings)
     torch.testing.assert_close(FedSAM(rho=0.0).step(START, gradient, carried, settings), plain)
     flat = FedSAM(rho=0.5).step(START, lambda at: torch.ones_like(at), carried, settings)

@@ -39,16 +39,16 @@ def test_the_correction_enters_the_gradient_before_momentum_and_weight_decay():
     # theta 1, gradient 2, c_k 0.5, c 3, weight decay 1, momentum 0.5 with buffer 4, lr 0.1:
     # corrected 4.5, decayed 5.5, buffer 2 + 5.5 = 7.5, theta 1 - 0.75.
     settings = StepSettings(values(9), 0.1, 0.5, 1.0, {SERVER: values(3)}, {CLIENT: values(0.5)})
-    after, buffer = TWO.step(values(1), lambda _: values(2), values(4), settings)
+    after, buffer = TWO.step(values(1), lambda _: values(2), {"momentum": values(4)}, settings)
     assert after.item() == pytest.approx(0.25, abs=1e-15)
-    assert buffer.item() == pytest.approx(7.5, abs=1e-15)
+    assert buffer["momentum"].item() == pytest.approx(7.5, abs=1e-15)
 
 
 def test_with_control_variates_of_zero_it_is_sgd_to_the_bit():
     start = torch.randn(37, generator=torch.Generator().manual_seed(0))
     settings = StepSettings(start, 0.1, 0.9, 0.01, TWO.init_server(start, 5), TWO.init_client(start))
     ours, theirs = start, start
-    carried = buffer = torch.zeros_like(start)
+    carried = buffer = {"momentum": torch.zeros_like(start)}
     for _ in range(5):
         ours, carried = TWO.step(ours, lambda at: at**3, carried, settings)
         theirs, buffer = SGD().step(theirs, lambda at: at**3, buffer, settings)
@@ -68,7 +68,7 @@ def test_option_two_recovers_a_constant_gradient_whatever_momentum_and_control_v
     gradient, own, server = values(2, -1), values(0.3, 0.7), values(-0.2, 0.1)
     start = values(5, 6)
     settings = StepSettings(start, 0.05, momentum, 0.0, {SERVER: server}, {CLIENT: own})
-    parameters, carried = start, torch.zeros_like(start)
+    parameters, carried = start, {"momentum": torch.zeros_like(start)}
     for _ in range(steps):
         parameters, carried = TWO.step(parameters, lambda _: gradient, carried, settings)
     state, _ = TWO.end_local(local_end(start, parameters, steps, 0.05, momentum, own, server))

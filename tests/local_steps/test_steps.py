@@ -41,16 +41,19 @@ def run(step, start, settings, steps=5):
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("weight_decay", [0.0, 0.01])
 def test_no_argument_is_written_to_and_the_result_is_its_own_memory(step, momentum, weight_decay):
-    parameters, carried, start = START + 1, torch.ones_like(START), START.clone()
+    parameters, buffer, start = START + 1, torch.ones_like(START), START.clone()
     given = CURVATURE.clone()
     after, _ = step.step(
-        parameters, lambda _: given, carried, settings(step, start, momentum=momentum, weight_decay=weight_decay)
+        parameters,
+        lambda _: given,
+        {"momentum": buffer},
+        settings(step, start, momentum=momentum, weight_decay=weight_decay),
     )
     assert torch.equal(parameters, START + 1)
-    assert torch.equal(carried, torch.ones_like(START))
+    assert torch.equal(buffer, torch.ones_like(START))
     assert torch.equal(given, CURVATURE)
     assert torch.equal(start, START)
-    assert after.data_ptr() not in {parameters.data_ptr(), given.data_ptr(), carried.data_ptr(), start.data_ptr()}
+    assert after.data_ptr() not in {parameters.data_ptr(), given.data_ptr(), buffer.data_ptr(), start.data_ptr()}
     assert after.dtype == START.dtype
 
 

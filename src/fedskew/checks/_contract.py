@@ -19,6 +19,7 @@ from fedskew.checks._tiny import CLASSES, COUNTS, FEATURES, MOMENTUM, train
 from fedskew.components import covers, has, make_component, with_clients
 from fedskew.engine.contracts import (
     checked_aggregate,
+    checked_carried,
     checked_choice,
     checked_finished,
     checked_model,
@@ -305,7 +306,7 @@ def _steps(component: Any) -> None:
                 broadcast=hooks.broadcast(hooks.init_server(start, len(COUNTS))),
                 client=hooks.init_client(start),
             )
-            parameters, carried = start + 0.5, component.init(settings)
+            parameters, carried = start + 0.5, checked_carried(component, component.init(settings))
             before = parameters.clone()
             given = slope.clone()
             after, _ = checked_step(
@@ -340,13 +341,15 @@ def _in_place(component: Any) -> None:
         hooks = component if isinstance(component, Hooks) else Hooks()
         kept = {"broadcast": hooks.broadcast(hooks.init_server(start, 6)), "client": hooks.init_client(start)}
         settings = StepSettings(start.clone(), 0.1, momentum, 0.01, **kept)
-        parameters, carried = start, component.init(settings)
+        parameters, carried = start, checked_carried(component, component.init(settings))
         for _ in range(2):
-            parameters, carried = component.step(parameters, gradient, carried, settings)
+            parameters, carried = checked_step(
+                component, component.step(parameters, gradient, carried, settings), parameters
+            )
         model.write(start)
-        carried = component.init(settings)
+        parts = {name: model.parts(part) for name, part in checked_carried(component, component.init(settings)).items()}
         for _ in range(2):
-            in_place.step_in_place(model, objective, [] if carried is None else model.parts(carried), settings)
+            in_place.step_in_place(model, objective, parts, settings)
         apart = float((model.read() - parameters).abs().max())
         if not apart <= CLOSE:
             raise ComponentError(

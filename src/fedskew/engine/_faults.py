@@ -178,12 +178,12 @@ class _Step:
     model: FlatModel
     network: str | None
 
-    def init(self, settings: StepSettings) -> Tensor | None:
+    def init(self, settings: StepSettings) -> Named | None:
         return self.inner.init(settings)
 
     def step(
-        self, parameters: Tensor, gradient: Gradient, carried: Tensor | None, settings: StepSettings
-    ) -> tuple[Tensor, Tensor | None]:
+        self, parameters: Tensor, gradient: Gradient, carried: Named, settings: StepSettings
+    ) -> tuple[Tensor, Named | None]:
         seen: list[Tensor] = [parameters]
 
         def watched(at: Tensor) -> Tensor:
@@ -196,9 +196,11 @@ class _Step:
             return found
 
         after, carries = self.inner.step(parameters, watched, carried, settings)
-        if not is_finite(after, carries):
+        if not is_finite(after, *(carries or {}).values()):
             name = name_in("local_step", self.inner) if is_own(self.inner) else None
-            raise _blame(name, (*seen, carried), "returns parameters that are NaN or infinite", "look at its step()")
+            raise _blame(
+                name, (*seen, *carried.values()), "returns parameters that are NaN or infinite", "look at its step()"
+            )
         return after, carries
 
 

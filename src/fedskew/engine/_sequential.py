@@ -14,17 +14,17 @@ from torch import Tensor, nn
 from fedskew.engine._backend import Assignment, Backend, Observer, Sent, Update
 from fedskew.engine._faults import has_own_parts, watched
 from fedskew.engine._local_work import ClientSamples, LocalWork, Schedule, training_failed
-from fedskew.engine.contracts import calling, checked_step
+from fedskew.engine.contracts import calling, checked_carried, checked_step
 from fedskew.errors import ComponentError, RunError
-from fedskew.hooks import LocalEnd
+from fedskew.hooks import LocalEnd, Named
 from fedskew.local_steps import StepSettings, steps_in_place
 from fedskew.models import Dropout, FlatModel, ModelState, Outputs, with_features
 from fedskew.objectives import Batch, Context
 from fedskew.randomness import Purpose, fold, mix, stream_key
 
 ROWS_AT_ONCE = 1000
-MOMENTUM = "training.momentum"
-"""The key of a client's momentum buffer in its state."""
+PERSISTENT = "training."
+"""Begins the names of what a client's local step carried, in the client's state."""
 
 
 class ClientSetup(NamedTuple):
@@ -54,14 +54,14 @@ class ClientResult(NamedTuple):
 
     Attributes:
         model: The client's model after the last step.
-        carried: State of the local step, such as a momentum buffer; None: it has none.
+        carried: What the local step carried, such as a momentum buffer.
         steps: Number of local steps taken.
         loss: Mean objective over the samples seen.
         gathered: Tensors that each component's hook `gather` collected, by the component's place in the method.
     """
 
     model: ModelState
-    carried: Tensor | None
+    carried: Named
     steps: int
     loss: float
     gathered: Mapping[str, Mapping[str, Tensor]]
@@ -185,8 +185,8 @@ class SequentialBackend(Backend):
             observed = self.observe(setup.round, setup.task.client, self.model.network)
         reply: dict[str, Tensor] = {}
         state: dict[str, Tensor] = {}
-        if work.training.persist_momentum and result.carried is not None:
-            state[MOMENTUM] = result.carried
+        if work.training.persist_momentum:
+            state |= {PERSISTENT + name: part for name, part in result.carried.items()}
         full = _FullObjective(self, setup)
         for name, hooks in work.hooks.items():
             end = LocalEnd(
@@ -227,13 +227,9 @@ class SequentialBackend(Backend):
         self._network.train()
         previous = self._previous_of(setup)
         step, parameters = work.local_step, settings.start
-        with calling("local_step", step, "init", f"round {round}, client {client}: "):
-            carried = setup.state[MOMENTUM].clone() if MOMENTUM in setup.state else step.init(settings)
-            checked_step(step, (settings.start, carried), settings.start, "init")
-        carried_parts = [] if carried is None else self.model.parts(carried)
-        in_place = steps_in_place(step)
+        carried, in_place = carried_first(work, setup), steps_in_place(step)
         if in_place is not None:
-            parameters = self.model.vector
+            parameters, parts = self.model.vector, {name: self.model.parts(part) for name, part in carried.items()}
         dropout_key = stream_key(work.seed, Purpose.DROPOUT_LAYER, round, client)
         augmentation_key = stream_key(work.seed, Purpose.AUGMENTATION, round, client)
         gathered: dict[str, Mapping[str, Tensor]] = {name: {} for name in work.hooks}
@@ -248,7 +244,7 @@ class SequentialBackend(Backend):
             objective = _BatchObjective(self, x, y, setup.context, previous)
             try:
                 if in_place is not None:
-                    in_place.step_in_place(self.model, objective.value, carried_parts, settings)
+                    in_place.step_in_place(self.model, objective.value, parts, settings)
                 else:
                     stepped = step.step(parameters, objective.gradient, carried, settings)
                     parameters, carried = checked_step(step, stepped, parameters)
@@ -284,6 +280,16 @@ class SequentialBackend(Backend):
         """Yield the rows of every batch of the epochs that are begun."""
         for order in self.work.epoch_orders(round, task.client, samples.rows, schedule.epochs):
             yield from torch.split(torch.from_numpy(order).to(samples.targets.device), self.work.training.batch_size)
+
+
+def carried_first(work: LocalWork, setup: ClientSetup) -> dict[str, Tensor]:
+    """Return what a client's first step is given: what its last one kept, where momentum persists, or what is new."""
+    step, state = work.local_step, setup.state
+    with calling("local_step", step, "init", f"round {setup.round}, client {setup.task.client}: "):
+        fresh = checked_carried(step, step.init(setup.settings))
+    return {
+        name: state[PERSISTENT + name].clone() if PERSISTENT + name in state else part for name, part in fresh.items()
+    }
 
 
 class _FrozenModel:

@@ -149,10 +149,11 @@ def _train_clients(connection: Connection, threads: int) -> None:
         try:
             try:
                 first, row, round, task, sent = connection.recv()
+                model = None if first is None else pickle.loads(first[0])
             except (AttributeError, ImportError) as error:
                 raise _not_importable(error) from error
             if first is not None:
-                backend = SequentialBackend(pickle.loads(first[0]), *first[1:])
+                backend = SequentialBackend(model, *first[1:])
             assert backend is not None, "the model comes with the first job"
             task = task._replace(state={name: _as_tensor(part) for name, part in task.state.items()})
             (update,) = backend.train_into(row.unsqueeze(0), round, [task], sent)

@@ -286,14 +286,12 @@ def checked_state(component: Any, state: Any, where: str = "") -> dict[str, Tens
     Raises:
         ComponentError: It is something else.
     """
-    if state is None:
-        return {}
-    if not isinstance(state, Mapping) or not all(isinstance(part, Tensor) for part in state.values()):
+    if not _is_named(state):
         raise ComponentError(
             f"{where}{name_in('server_update', component)}: its state can't be saved; what it keeps between rounds is "
             f"tensors by name, not {_what(state)}"
         )
-    return dict(state)
+    return dict(state or {})
 
 
 def blame_for_infinity(component: Any, where: str) -> None:
@@ -327,32 +325,32 @@ def checked_parameters(slot: str, component: Any, made: Any, parameters: Tensor,
     return made
 
 
-def checked_step(
-    component: Any, stepped: Any, parameters: Tensor, function: str = "step"
-) -> tuple[Tensor, Tensor | None]:
+def checked_step(component: Any, stepped: Any, parameters: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the next parameters that a local step returned, and what it carries; the values are not looked at.
 
-    Args:
-        component: The local step.
-        stepped: What `step` returned.
-        parameters: The parameters that it was given, `(parameters,)`.
-        function: Name of the function; of what `init` returned, `stepped` has the parameters before it.
+    Raises:
+        ComponentError: They are not parameters of the shape of `parameters`, and tensors by name (or None).
+    """
+    if not _is_pair(stepped, parameters) or not _is_named(stepped[1]):
+        raise ComponentError(
+            f"{name_in('local_step', component)}: step() must return (next parameters, what it carries by name or "
+            f"None), the parameters of shape {tuple(parameters.shape)}, not {_what(stepped)}"
+        )
+    return stepped[0], dict(stepped[1] or {})
+
+
+def checked_carried(component: Any, carried: Any) -> dict[str, Tensor]:
+    """Return what a local step's `init` returned.
 
     Raises:
-        ComponentError: They are not parameters of that shape and a tensor or None.
+        ComponentError: It is not tensors by name, or None.
     """
-    if function == "init" and not (stepped[1] is None or isinstance(stepped[1], Tensor)):
+    if not _is_named(carried):
         raise ComponentError(
-            f"{name_in('local_step', component)}: init() must return what the first step is given as carried, a tensor "
-            f"or None, not {_what(stepped[1])}"
+            f"{name_in('local_step', component)}: init() must return what the first step is given as carried, tensors "
+            f"by name or None, not {_what(carried)}"
         )
-    if not _is_pair(stepped, parameters) or not (stepped[1] is None or isinstance(stepped[1], Tensor)):
-        raise ComponentError(
-            f"{name_in('local_step', component)}: step() must return (next parameters, what it carries or None), the "
-            f"parameters of shape {tuple(parameters.shape)}, not {_what(stepped)}"
-        )
-    following: tuple[Tensor, Tensor | None] = stepped
-    return following
+    return dict(carried or {})
 
 
 def checked_sums(component: Any, answers: Iterable[Any]) -> dict[str, Tensor]:
@@ -418,6 +416,11 @@ def _is_pair(value: Any, like: Tensor) -> bool:
     return (
         isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], Tensor) and value[0].shape == like.shape
     )
+
+
+def _is_named(value: Any) -> bool:
+    """Return whether it is tensors by name, or None."""
+    return value is None or (isinstance(value, Mapping) and all(isinstance(part, Tensor) for part in value.values()))
 
 
 def _what(value: object) -> str:

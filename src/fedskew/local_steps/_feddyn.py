@@ -26,15 +26,15 @@ from torch import Tensor
 
 from fedskew.components import Cost
 from fedskew.hooks import Hooks, LocalEnd
-from fedskew.local_steps._protocol import Gradient, StepSettings
-from fedskew.local_steps._sgd import descend, momentum_buffer
+from fedskew.local_steps._protocol import Gradient, Named, StepSettings
+from fedskew.local_steps._sgd import SGD, descend
 from fedskew.parameters import Positive, component
 
 DRIFT = "feddyn.drift"
 
 
 @component
-class FedDyn(Hooks):
+class FedDyn(SGD, Hooks):
     """SGD on the objective with FedDyn's linear and quadratic terms.
 
     Attributes:
@@ -56,13 +56,9 @@ class FedDyn(Hooks):
 
     alpha: Positive = 0.01
 
-    def init(self, settings: StepSettings) -> Tensor | None:
-        """Return an SGD momentum buffer of zeros, or None without momentum."""
-        return momentum_buffer(settings)
-
     def step(
-        self, parameters: Tensor, gradient: Gradient, carried: Tensor | None, settings: StepSettings
-    ) -> tuple[Tensor, Tensor | None]:
+        self, parameters: Tensor, gradient: Gradient, carried: Named, settings: StepSettings
+    ) -> tuple[Tensor, Named]:
         """Take a step along the gradient plus FedDyn's two terms; no argument is written to."""
         away = settings.client[DRIFT] + (parameters - settings.start)
         return descend(parameters, torch.add(gradient(parameters), away, alpha=self.alpha), carried, settings)

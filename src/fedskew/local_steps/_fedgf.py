@@ -21,17 +21,17 @@ import torch
 from torch import Tensor
 
 from fedskew.components import Cost
-from fedskew.hooks import Hooks, Named, RoundEnd
+from fedskew.hooks import Hooks, RoundEnd
 from fedskew.local_steps._fedsam import ascend
-from fedskew.local_steps._protocol import Gradient, StepSettings
-from fedskew.local_steps._sgd import descend, momentum_buffer
+from fedskew.local_steps._protocol import Gradient, Named, StepSettings
+from fedskew.local_steps._sgd import SGD, descend
 from fedskew.parameters import Count, NonNegative, component
 
 PERTURBED, SHARE, WINDOW = "fedgf.perturbed", "fedgf.share", "fedgf.window"
 
 
 @component
-class FedGF(Hooks):
+class FedGF(SGD, Hooks):
     """SGD along the gradient at a point between the client's ascent and the server's.
 
     Attributes:
@@ -49,13 +49,9 @@ class FedGF(Hooks):
     window: Count = 30
     threshold: NonNegative = 0.3
 
-    def init(self, settings: StepSettings) -> Tensor | None:
-        """Return an SGD momentum buffer of zeros, or None without momentum."""
-        return momentum_buffer(settings)
-
     def step(
-        self, parameters: Tensor, gradient: Gradient, carried: Tensor | None, settings: StepSettings
-    ) -> tuple[Tensor, Tensor | None]:
+        self, parameters: Tensor, gradient: Gradient, carried: Named, settings: StepSettings
+    ) -> tuple[Tensor, Named]:
         """Take a step along the gradient at the interpolated point; no argument is written to."""
         ascended = ascend(parameters, gradient, self.rho)
         point = torch.lerp(ascended, settings.broadcast[PERTURBED], settings.broadcast[SHARE])

@@ -15,13 +15,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedskew.local_steps._protocol import Gradient, StepSettings
-from fedskew.local_steps._sgd import descend, momentum_buffer
+from fedskew.local_steps._protocol import Gradient, Named, StepSettings
+from fedskew.local_steps._sgd import SGD, descend
 from fedskew.parameters import NonNegative, component
 
 
 @component
-class FedProx:
+class FedProx(SGD):
     """SGD on the objective plus `mu / 2` times the squared distance from the sent parameters.
 
     Attributes:
@@ -32,13 +32,9 @@ class FedProx:
 
     mu: NonNegative = 0.01
 
-    def init(self, settings: StepSettings) -> Tensor | None:
-        """Return an SGD momentum buffer of zeros, or None without momentum."""
-        return momentum_buffer(settings)
-
     def step(
-        self, parameters: Tensor, gradient: Gradient, carried: Tensor | None, settings: StepSettings
-    ) -> tuple[Tensor, Tensor | None]:
+        self, parameters: Tensor, gradient: Gradient, carried: Named, settings: StepSettings
+    ) -> tuple[Tensor, Named]:
         """Take a step along the gradient at `parameters` plus the proximal pull; no argument is written to."""
         pulled = torch.add(gradient(parameters), parameters - settings.start, alpha=self.mu)
         return descend(parameters, pulled, carried, settings)

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from fedskew.components import Cost
-from fedskew.local_steps._protocol import Gradient, StepSettings
-from fedskew.local_steps._sgd import descend, momentum_buffer
+from fedskew.local_steps._protocol import Gradient, Named, StepSettings
+from fedskew.local_steps._sgd import SGD, descend
 from fedskew.parameters import NonNegative, component
 
 
@@ -30,7 +30,7 @@ def ascend(parameters: Tensor, gradient: Gradient, rho: float) -> Tensor:
 
 
 @component
-class FedSAM:
+class FedSAM(SGD):
     """SGD along the gradient at the point that lies a distance `rho` uphill.
 
     Attributes:
@@ -42,12 +42,8 @@ class FedSAM:
 
     rho: NonNegative = 0.1
 
-    def init(self, settings: StepSettings) -> Tensor | None:
-        """Return an SGD momentum buffer of zeros, or None without momentum."""
-        return momentum_buffer(settings)
-
     def step(
-        self, parameters: Tensor, gradient: Gradient, carried: Tensor | None, settings: StepSettings
-    ) -> tuple[Tensor, Tensor | None]:
+        self, parameters: Tensor, gradient: Gradient, carried: Named, settings: StepSettings
+    ) -> tuple[Tensor, Named]:
         """Take a step along the gradient at the perturbed parameters; no argument is written to."""
         return descend(parameters, gradient(ascend(parameters, gradient, self.rho)), carried, settings)

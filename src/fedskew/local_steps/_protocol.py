@@ -14,6 +14,7 @@ from torch import Tensor
 from fedskew.components import covers
 from fedskew.models import FlatModel
 
+Named = Mapping[str, Tensor]
 Gradient = Callable[[Tensor], Tensor]
 """The gradient of this batch's objective at any parameters: `(parameters,)` to `(parameters,)`.
 
@@ -44,19 +45,12 @@ class StepSettings(NamedTuple):
 class LocalStep(Protocol):
     """One component of the local-step slot: a frozen dataclass of hyper-parameters."""
 
-    def init(self, settings: StepSettings) -> Tensor | None:
-        """Begin a client's round.
-
-        Args:
-            settings: Settings that all steps of the round share.
-
-        Returns:
-            What is carried from step to step, such as a momentum buffer, shape `(parameters,)`; or None.
-        """
+    def init(self, settings: StepSettings) -> Named | None:
+        """Return what the first step is given as carried: tensors by name of any shape, such as a momentum buffer."""
 
     def step(
-        self, parameters: Tensor, gradient: Gradient, carried: Tensor | None, settings: StepSettings
-    ) -> tuple[Tensor, Tensor | None]:
+        self, parameters: Tensor, gradient: Gradient, carried: Named, settings: StepSettings
+    ) -> tuple[Tensor, Named | None]:
         """Take a step.
 
         Args:
@@ -77,22 +71,22 @@ class InPlace(Protocol):
     """
 
     def step_in_place(
-        self, model: FlatModel, objective: Callable[[], Tensor], carried: Sequence[Tensor], settings: StepSettings
+        self,
+        model: FlatModel,
+        objective: Callable[[], Tensor],
+        carried: Mapping[str, Sequence[Tensor]],
+        settings: StepSettings,
     ) -> None:
         """Take the step on the model's own parameters: the bits of `step`, except for rounding in wide layers.
 
         Args:
             model: The model, at the parameters of the step's beginning.
             objective: Computes this batch's objective, 0-d, from the model's module.
-            carried: What `init` returned as `FlatModel.parts`, updated in place; empty where that was None.
+            carried: What `init` returned, vectors of the parameters' shape, as `FlatModel.parts`; updated in place.
             settings: As for `step`.
         """
 
 
 def steps_in_place(step: Any) -> InPlace | None:
-    """Return a local step as one that updates the model in place; None if it can't, or overrides `step` alone.
-
-    Args:
-        step: The local step.
-    """
+    """Return a local step as one that updates the model in place; None if it can't, or overrides `step` alone."""
     return cast(InPlace, step) if covers(step, "step_in_place", "step") else None

@@ -28,9 +28,9 @@ import torch
 from torch import Tensor
 
 from fedskew.components import Cost
-from fedskew.hooks import Hooks, LocalEnd, Named, Returned, RoundEnd
-from fedskew.local_steps._protocol import Gradient, StepSettings
-from fedskew.local_steps._sgd import descend, momentum_buffer
+from fedskew.hooks import Hooks, LocalEnd, Returned, RoundEnd
+from fedskew.local_steps._protocol import Gradient, Named, StepSettings
+from fedskew.local_steps._sgd import SGD, descend
 from fedskew.momentum import fednova_normaliser
 from fedskew.parameters import component
 
@@ -40,7 +40,7 @@ TOLERANCE = 1e-2
 
 
 @component
-class Scaffold(Hooks):
+class Scaffold(SGD, Hooks):
     """SGD along the gradient minus the client's control variate plus the server's.
 
     A client that took no step keeps its control variate.
@@ -63,13 +63,9 @@ class Scaffold(Hooks):
 
     option: Literal["one", "two"] = "two"
 
-    def init(self, settings: StepSettings) -> Tensor | None:
-        """Return an SGD momentum buffer of zeros, or None without momentum."""
-        return momentum_buffer(settings)
-
     def step(
-        self, parameters: Tensor, gradient: Gradient, carried: Tensor | None, settings: StepSettings
-    ) -> tuple[Tensor, Tensor | None]:
+        self, parameters: Tensor, gradient: Gradient, carried: Named, settings: StepSettings
+    ) -> tuple[Tensor, Named]:
         """Take a step along the corrected gradient at `parameters`; no argument is written to."""
         corrected = gradient(parameters) - settings.client[CLIENT] + settings.broadcast[SERVER]
         return descend(parameters, corrected, carried, settings)

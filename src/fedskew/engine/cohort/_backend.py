@@ -23,8 +23,7 @@ from fedskew.engine._sequential import ClientResult, SequentialBackend
 from fedskew.engine._states import ServerState
 from fedskew.engine.cohort._layers import MappedNetwork
 from fedskew.engine.cohort._rules import stack_size
-from fedskew.engine.cohort._stack import Stack, StackedClient
-from fedskew.engine.cohort._step import Networks, Step
+from fedskew.engine.cohort._stack import Networks, Stack, StackedClient
 from fedskew.engine.round import Federation
 from fedskew.errors import BackendWarning, ComponentError, RunError
 from fedskew.models import FlatModel, added_to
@@ -60,15 +59,14 @@ class CohortBackend(Backend):
             _train_alone([self], f"{added}, which can't be mapped over clients")
 
     @cached_property
-    def step(self) -> Step:
-        """The local step of stacked clients."""
+    def networks(self) -> Networks:
+        """What is computed of stacked clients."""
         reads, batch_statistics = self.work.objective.reads, self.work.training.teacher_train_mode
-        networks = Networks(
+        return Networks(
             train=MappedNetwork(self.model, train=True),
             teacher=MappedNetwork(self.model, False, batch_statistics) if "teacher" in reads else None,
             previous=MappedNetwork(self.model, False) if "previous" in reads else None,
         )
-        return Step(networks, self.work)
 
     def train(self, round: int, cohort: Sequence[Assignment], sent: Sent) -> list[Update]:
         """See `Backend.train`."""
@@ -232,7 +230,7 @@ def _train_mapped(requests: Sequence[CohortRequest]) -> list[list[Update]]:
         alike.sort(key=lambda client: -client.steps)
         for start in range(0, len(alike), first.stack_size):
             stacked = alike[start : start + first.stack_size]
-            results |= dict(zip(stacked, Stack(first.step, stacked).train(), strict=True))
+            results |= dict(zip(stacked, Stack(first.networks, first.work, stacked).train(), strict=True))
     remaining = iter(clients)
     return [
         [

@@ -1,25 +1,36 @@
-"""Stacks of clients: which client takes which step on which rows, and the training of a whole stack."""
+"""Stacks of clients: which client takes which step on which rows, and the steps of all of them at once."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.func import vmap
 from torch.utils._pytree import tree_map
 
 from fedskew.data import Inputs
 from fedskew.engine._local_work import LocalWork, training_failed
-from fedskew.engine._sequential import MOMENTUM, ClientResult, ClientSetup
-from fedskew.engine.cohort._step import StackData, Step, StepInputs
-from fedskew.engine.contracts import calling
+from fedskew.engine._sequential import ClientResult, ClientSetup, carried_first
+from fedskew.engine.cohort._layers import MappedNetwork, on_stacks
+from fedskew.engine.contracts import checked_step
 from fedskew.hooks import Hooks, Named
-from fedskew.models import ModelState
-from fedskew.objectives import Batch
+from fedskew.local_steps import StepSettings
+from fedskew.models import ModelState, Outputs
+from fedskew.objectives import Batch, Context
 from fedskew.randomness import Purpose, mix, stream_key
+
+
+class Networks(NamedTuple):
+    """The network to train; the teacher and the client's previous model, each None unless a loss reads it."""
+
+    train: MappedNetwork
+    teacher: MappedNetwork | None
+    previous: MappedNetwork | None
 
 
 class StackedClient:
@@ -28,8 +39,8 @@ class StackedClient:
     def __init__(self, work: LocalWork, setup: ClientSetup) -> None:
         self.work, self.setup = work, setup
         self.size = work.training.samples_of_epoch(len(setup.samples.rows))
-        self._schedule = work.schedule(setup.task, len(setup.samples.rows))
-        self.steps, self._epoch = self._schedule
+        self.schedule = work.schedule(setup.task, len(setup.samples.rows))
+        self.steps = self.schedule.steps
 
     @property
     def kind(self) -> Any:
@@ -39,206 +50,290 @@ class StackedClient:
 
     def batches(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the rows of each step's batch, `(steps, batch size)`; the client's rows also pad short batches."""
-        task, size = self.setup.task, self.work.training.batch_size
+        task, size, schedule = self.setup.task, self.work.training.batch_size, self.schedule
         if not self.steps:
             return np.zeros((0, size), dtype=np.int64)
-        table = np.empty((-(-self.steps // self._epoch), self._epoch * size), dtype=np.int64)
-        orders = self.work.epoch_orders(self.setup.round, task.client, rows, self._schedule.epochs)
+        table = np.empty((schedule.epochs, schedule.of_epoch * size), dtype=np.int64)
+        orders = self.work.epoch_orders(self.setup.round, task.client, rows, schedule.epochs)
         for epoch, order in zip(table, orders, strict=False):
             epoch[: self.size], epoch[self.size :] = order, order[0]
         return table.reshape(-1, size)[: self.steps]
 
     def lengths(self) -> NDArray[np.int64]:
         """Return the number of real rows in each step's batch, `(steps,)`."""
-        size = self.work.training.batch_size
-        epoch = np.full(self._epoch, size, dtype=np.int64)
-        epoch[-1:] = self.size - size * (self._epoch - 1)
+        size, of_epoch = self.work.training.batch_size, self.schedule.of_epoch
+        epoch = np.full(of_epoch, size, dtype=np.int64)
+        epoch[-1:] = self.size - size * (of_epoch - 1)
         return np.resize(epoch, self.steps)
-
-    def in_last_epoch(self, step: int) -> bool:
-        """Return whether a step belongs to the client's last local epoch; see `Schedule.in_last_epoch`."""
-        return self._schedule.in_last_epoch(step)
 
     def key(self, purpose: Purpose) -> int:
         """Return the key of the client's random draws inside steps."""
         return stream_key(self.work.seed, purpose, self.setup.round, self.setup.task.client)
 
 
+class Own(NamedTuple):
+    """What a step reads beside the parameters: stacked, `(clients, ...)`, or shared by all (None in `Stack.dims`)."""
+
+    sent: ModelState
+    broadcast: Named
+    lr: float | Tensor
+    counts: Tensor
+    client: Named
+    x: Any = None
+    y: Any = None
+    mask: Tensor | None = None
+    key: Tensor | None = None
+    teacher: Outputs | None = None
+    previous: Outputs | None = None
+
+
 class Stack:
-    """The data and the schedule of clients of one kind.
-
-    The clients are ordered by falling numbers of steps, so that the active ones always come first.
-
-    Args:
-        step: The local step of stacked clients.
-        clients: Clients of one kind, in the order of falling numbers of steps.
+    """Clients of one kind, in the order of falling numbers of steps, so that the active ones always come first.
 
     Attributes:
-        data: Data that stay the same during training.
-        active: Number of clients that take each step.
-        rows: Rows of each batch, `(steps, clients, batch size)`.
+        own: What steps read, without batches.
         sizes: Number of real rows of each batch, `(steps, clients)`; 0 once a client has finished.
-        lengths: `sizes` as a tensor on the training device.
-        dropout: Keys of the dropout layers, `(steps, clients)`; None without dropout.
-        smallest: Number of real rows in the smallest batch.
     """
 
-    def __init__(self, step: Step, clients: Sequence[StackedClient]) -> None:
-        self.clients, self.settings = clients, clients[0].setup.settings
-        self.work, self._step, self._device = step.work, step, self.settings.start.device
-        inputs, targets, rows = self._samples()
-        self.data = StackData(inputs, targets, clients[0].setup.sent, self._own(), self._augmentation())
-        self._schedule(rows)
+    def __init__(self, networks: Networks, work: LocalWork, clients: Sequence[StackedClient]) -> None:
+        self.networks, self.work, self.clients = networks, work, clients
+        setups = [client.setup for client in clients]
+        self._device = setups[0].settings.start.device
+        self.own, self.dims = _own(setups)
+        self._inputs, self._targets, rows = _samples(setups)
+        steps = clients[0].steps
+        table = np.zeros((steps, len(clients), work.training.batch_size), dtype=np.int64)
+        self.sizes = np.zeros((steps, len(clients)), dtype=np.int64)
+        for index, (client, own_rows) in enumerate(zip(clients, rows, strict=True)):
+            table[: client.steps, index] = client.batches(own_rows)
+            self.sizes[: client.steps, index] = client.lengths()
+        self._active: list[int] = (self.sizes > 0).sum(1).tolist()
+        self._rows = torch.from_numpy(table).to(self._device)
+        self._lengths = torch.from_numpy(self.sizes).to(self._device)
+        self._dropout = self._augmentation = None
+        if networks.train.has_dropout:
+            keys = torch.tensor([client.key(Purpose.DROPOUT_LAYER) for client in clients])
+            self._dropout = mix(0, keys, torch.arange(steps).unsqueeze(1)).to(self._device)
+        if work.augment is not None:
+            keys = torch.tensor([client.key(Purpose.AUGMENTATION) for client in clients])
+            self._augmentation = keys.unsqueeze(1).to(self._device)
 
     def train(self) -> list[ClientResult]:
         """Take all steps of all clients; return the results in the order of the clients."""
         clients, work = self.clients, self.work
-        model, carried = self.start()
-        finished = split_clients(model, carried, slice(self.active[0] if self.active else 0, len(clients)))
+        model, carried = self._start()
+        finished = _split(model, carried, slice(self._active[0] if self._active else 0, len(clients)))
         gathering = {name: hooks for name, hooks in work.hooks.items() if type(hooks).gather is not Hooks.gather}
         gathered: list[dict[str, Named]] = [{name: {} for name in work.hooks} for _ in clients]
         totals = torch.zeros(len(clients), device=self._device)
-        for number, active in enumerate(self.active):
-            model, carried = _first((model, carried), active)
+        for number, active in enumerate(self._active):
+            model, carried = tree_map(partial(_first, active), (model, carried))
             try:
-                result = self._step.take(
-                    self._first_data(active), self._step_inputs(number), self.settings, model, carried
-                )
+                objective, model, carried = self._step(number, active, model, carried)
             except Exception as error:
                 names = ", ".join(str(client.setup.task.client) for client in clients[:active])
                 where = f"round {clients[0].setup.round}, clients {names}, step {number}"
                 raise training_failed(where, error) from error
-            model, carried = result.model, result.carried
-            totals[:active] += result.values * self.lengths[number, :active]
+            totals[:active] += objective.values * self._lengths[number, :active]
             for name, hooks in gathering.items():
                 for index, client in enumerate(clients[:active]):
-                    rows = int(self.sizes[number, index])
-                    batch = Batch(*(part[index, :rows] for part in result.batch[:3]))
-                    gathered[index][name] = hooks.gather(gathered[index][name], batch, client.in_last_epoch(number))
-            following = self.active[number + 1] if number + 1 < len(self.active) else 0
-            finished = split_clients(model, carried, slice(following, active)) + finished
-        return self.results(finished, totals, gathered)
-
-    def start(self) -> tuple[ModelState, Tensor | None]:
-        """Return every client's model and the state of its local step, before the first step."""
-        clients, sent = self.clients, self.data.sent.model
-        if "sent" in self.data.own:
-            model = self.data.own["sent"]
-        else:
-            model = ModelState(*(part.expand(len(clients), -1) for part in sent))
-        # Cloned, because a user's own layers may write to buffers in place.
-        model = model._replace(buffers=model.buffers.clone(), integers=model.integers.clone())
-        carried = []
-        for client in clients:
-            with calling("local_step", self.work.local_step, "init", f"round {client.setup.round}: "):
-                fresh = self.work.local_step.init(client.setup.settings)
-            if fresh is None:
-                return model, None
-            carried.append(client.setup.state.get(MOMENTUM, fresh))
-        return model, torch.stack(carried)
-
-    def results(
-        self,
-        finished: Sequence[tuple[ModelState, Tensor | None]],
-        totals: Tensor,
-        gathered: Sequence[dict[str, Named]],
-    ) -> list[ClientResult]:
-        """Make the results of finished clients; `totals`: sums of their objectives over all samples, `(clients,)`."""
-        losses = (totals / self.lengths.sum(0).clamp(min=1)).tolist()
+                    batch = Batch(*(part[index, : int(self.sizes[number, index])] for part in objective.batch[:3]))
+                    last = client.schedule.in_last_epoch(number)
+                    gathered[index][name] = hooks.gather(gathered[index][name], batch, last)
+            following = self._active[number + 1] if number + 1 < len(self._active) else 0
+            finished = _split(model, carried, slice(following, active)) + finished
+        losses = (totals / self._lengths.sum(0).clamp(min=1)).tolist()
         return [
             ClientResult(model, carried, client.steps, loss, own)
-            for client, (model, carried), loss, own in zip(self.clients, finished, losses, gathered, strict=True)
+            for client, (model, carried), loss, own in zip(clients, finished, losses, gathered, strict=True)
         ]
 
-    def _own(self) -> dict[str, Any]:
-        """Stack the data that differ between clients; with several servers also what each sent, and learning rates."""
-        setups = [client.setup for client in self.clients]
-        own: dict[str, Any] = {
-            "counts": torch.stack([one.context.counts for one in setups]),
-            "client": {name: torch.stack([one.state[name] for one in setups]) for name in setups[0].state},
-        }
-        rates = [float(one.settings.lr) for one in setups]
-        if len(set(rates)) > 1:
-            own["lr"] = torch.tensor(rates, device=self._device)
-        sent = setups[0].sent
-        if any(one.sent is not sent for one in setups):
-            own["sent"] = ModelState(*map(torch.stack, zip(*(one.sent.model for one in setups), strict=True)))
-            own["broadcast"] = {
-                name: torch.stack([one.sent.broadcast[name] for one in setups]) for name in sent.broadcast
-            }
-        return own
+    def _start(self) -> tuple[ModelState, Named]:
+        """Return every client's model, and what its first step is given as carried."""
+        model, clients = self.own.sent, len(self.clients)
+        if self.dims.sent is None:
+            model = ModelState(*(part.expand(clients, -1) for part in model))
+        # Cloned, because a user's own layers may write to buffers in place.
+        model = model._replace(buffers=model.buffers.clone(), integers=model.integers.clone())
+        first = [carried_first(self.work, client.setup) for client in self.clients]
+        return model, {name: torch.stack([one[name] for one in first]) for name in first[0]}
 
-    def _augmentation(self) -> Tensor | None:
-        """Return the keys of augmentation, `(clients, 1)`."""
-        if self.work.augment is None:
-            return None
-        keys = torch.tensor([client.key(Purpose.AUGMENTATION) for client in self.clients])
-        return keys.unsqueeze(1).to(self._device)
+    @torch.no_grad()
+    def _step(
+        self, number: int, active: int, model: ModelState, carried: Named
+    ) -> tuple[_StackObjective, ModelState, Named]:
+        """Take one step of the active clients. Operations depend on shapes only: it never waits for the device."""
+        settings = self.clients[0].setup.settings
+        own, dims, smallest = self._batches(number, active, model)
+        objective = _StackObjective(self, own, dims, smallest, model)
 
-    def _samples(self) -> tuple[Inputs, Tensor, list[NDArray[np.int64]]]:
-        """Return inputs and targets with the samples of all clients, and each client's rows of them.
+        def one(parameters: Tensor, carried: Named, own: Own) -> tuple[Tensor, Named]:
+            mine = StepSettings(
+                own.sent.parameters, own.lr, settings.momentum, settings.weight_decay, own.broadcast, own.client
+            )
+            stepped = self.work.local_step.step(parameters, objective.gradient, carried, mine)
+            return checked_step(self.work.local_step, stepped, parameters)
 
-        They are the data set itself if all clients share one, else copies of the samples.
+        parameters, carried = vmap(one, in_dims=(0, 0 if carried else None, dims))(model.parameters, carried, own)
+        return objective, ModelState(parameters, objective.buffers, objective.integers), carried
+
+    def _batches(self, number: int, active: int, model: ModelState) -> tuple[Own, Any, int]:
+        """Return what the active clients read in a step, what of it is stacked, and the smallest batch's real rows.
+
+        Batches are as wide as the longest.
         """
-        samples = [client.setup.samples for client in self.clients]
-        inputs, targets, _, _ = samples[0]
-        if all(one.inputs is inputs and one.targets is targets for one in samples):
-            return inputs, targets, [one.rows for one in samples]
-        picked = [(one, torch.from_numpy(one.rows).to(one.targets.device)) for one in samples]
-        ends = np.cumsum([len(one.rows) for one in samples])
-        return (
-            torch.cat([one.inputs.index_select(0, rows) for one, rows in picked]),
-            torch.cat([one.targets.index_select(0, rows) for one, rows in picked]),
-            [np.arange(end - len(one.rows), end) for one, end in zip(samples, ends, strict=True)],
-        )
-
-    def _schedule(self, rows: Sequence[NDArray[np.int64]]) -> None:
-        """Set the attributes that say which client trains on which rows in each step."""
-        clients, steps = self.clients, self.clients[0].steps
-        table = np.zeros((steps, len(clients), self.work.training.batch_size), dtype=np.int64)
-        self.sizes = np.zeros((steps, len(clients)), dtype=np.int64)
-        for index, (client, own) in enumerate(zip(clients, rows, strict=True)):
-            table[: client.steps, index] = client.batches(own)
-            self.sizes[: client.steps, index] = client.lengths()
-        self.active: list[int] = (self.sizes > 0).sum(1).tolist()
-        self.smallest = min(self.sizes[self.sizes > 0].tolist(), default=0)
-        self.rows = torch.from_numpy(table).to(self._device)
-        self.lengths = torch.from_numpy(self.sizes).to(self._device)
-        self.dropout: Tensor | None = None
-        if self._step.networks.train.has_dropout:
-            keys = torch.tensor([client.key(Purpose.DROPOUT_LAYER) for client in clients])
-            self.dropout = mix(0, keys, torch.arange(steps).unsqueeze(1)).to(self._device)
-
-    def _step_inputs(self, number: int) -> StepInputs:
-        """Return the inputs of one step of the active clients, as wide as the longest batch."""
-        active = self.active[number]
         sizes = self.sizes[number, :active]
         width, smallest = int(sizes.max()), int(sizes.min())
-        mask = None
+        rows = self._rows[number, :active, :width].reshape(-1)
+        x, mask = self._inputs.index_select(0, rows), None
+        if self.work.augment is not None and self._augmentation is not None:
+            keys = mix(torch.arange(width, device=x.device), self._augmentation[:active], number)
+            x = self.work.augment(x, keys.reshape(-1))
         if smallest < width:
-            mask = torch.arange(width, device=self._device) < self.lengths[number, :active].unsqueeze(1)
-        dropout = None if self.dropout is None else self.dropout[number, :active]
-        return StepInputs(number, self.rows[number, :active, :width], mask, smallest, dropout)
+            mask = torch.arange(width, device=self._device) < self._lengths[number, :active].unsqueeze(1)
+        own = Own(*(part if dim is None else tree_map(partial(_first, active), part) for part, dim in self._parts()))
+        own = own._replace(
+            x=x.view(active, width, *x.shape[1:]),
+            y=self._targets.index_select(0, rows).view(active, width),
+            mask=mask,
+            key=None if self._dropout is None else self._dropout[number, :active],
+        )
+        if self.networks.teacher is not None:
+            own = own._replace(teacher=self._teach(self.networks.teacher, own, smallest))
+        if self.networks.previous is not None and "previous.parameters" in own.client:
+            kept, network = own.client, self.networks.previous
+            own = own._replace(
+                previous=vmap(lambda *arguments: network(*arguments)[0])(
+                    network.views(kept["previous.parameters"]), kept["previous.buffers"], model.integers, own.x
+                )
+            )
+        return own, Own(*self.dims[:5], *(None if part is None else 0 for part in own[5:])), smallest
 
-    def _first_data(self, clients: int) -> StackData:
-        """Return the data of the first `clients` clients."""
-        augmentation = None if self.data.augmentation is None else self.data.augmentation[:clients]
-        return self.data._replace(own=_first(self.data.own, clients), augmentation=augmentation)
+    def _parts(self) -> list[tuple[Any, Any]]:
+        return list(zip(self.own[:5], self.dims[:5], strict=True))
+
+    def _teach(self, network: MappedNetwork, own: Own, smallest: int) -> Outputs:
+        """Compute the teacher's outputs on each client's batch."""
+        parameters, buffers, integers = own.sent
+        if self.dims.sent is None and not network.batch_statistics:  # one pass over the rows of all clients
+            outputs, _, _ = network(network.views(parameters), buffers, integers, own.x.flatten(0, 1))
+            return Outputs(*(part.view(*own.x.shape[:2], -1) for part in outputs))
+        dim: Any = self.dims.sent
+
+        def teach(parameters: Named, buffers: Tensor, integers: Tensor, x: Tensor, mask: Tensor | None) -> Outputs:
+            return network(parameters, buffers, integers, x, mask=mask, smallest=smallest)[0]
+
+        taught: Outputs = vmap(teach, in_dims=(dim, dim, dim, 0, None if own.mask is None else 0))(
+            network.views(parameters), buffers, integers, own.x, own.mask
+        )
+        return taught
 
 
-def split_clients(model: ModelState, carried: Tensor | None, which: slice) -> list[tuple[ModelState, Tensor | None]]:
-    """Split stacked clients into models and carried vectors of single clients.
+class _StackObjective:
+    """The objective on one batch of each client, and its gradient, at any parameters.
+
+    `buffers` and `integers` are the networks' buffers after the last evaluation; `values` and `batch` are the
+    objectives, and features, logits and targets, at the parameters with which the step began.
+    """
+
+    values: Tensor
+    batch: Batch
+
+    def __init__(self, stack: Stack, own: Own, dims: Any, smallest: int, model: ModelState) -> None:
+        self._work, self._network, self._smallest = stack.work, stack.networks.train, smallest
+        self._own, self._dims, self.buffers, self.integers = own, dims, model.buffers, model.integers
+        self._evaluated = False
+
+    def gradient(self, parameters: Tensor) -> Tensor:
+        """Compute one client's gradient, `(parameters,)`; called inside a mapped step."""
+        return on_stacks(self._gradients, parameters)
+
+    def _gradients(self, parameters: Tensor) -> Tensor:
+        """Compute each client's gradient, `(clients, parameters)`.
+
+        As clients share no parameters, it is the gradient of the sum of their objectives.
+        """
+        views = self._network.views
+        with torch.enable_grad():
+            # Each tensor is a leaf of its own: the gradient of a slice of a vector would be a full vector of zeros.
+            leaves = {name: view.detach().requires_grad_() for name, view in views(parameters).items()}
+            values, seen, buffers, integers = vmap(self._value, in_dims=(0, 0, 0, self._dims))(
+                leaves, self.buffers, self.integers, self._own
+            )
+            by_name = torch.autograd.grad(values.sum(), list(leaves.values()), materialize_grads=True)
+        gradients = torch.empty_like(parameters)
+        for view, gradient in zip(views(gradients).values(), by_name, strict=True):
+            view.copy_(gradient)
+        self.buffers, self.integers = buffers.detach(), integers
+        if not self._evaluated:
+            self.values, self._evaluated = values.detach(), True
+            self.batch = Batch(seen.features.detach(), seen.logits.detach(), self._own.y)
+        return gradients
+
+    def _value(self, parameters: Named, buffers: Tensor, integers: Tensor, own: Own) -> Any:
+        """Compute one client's objective, 0-d, the network's outputs, and its buffers afterwards."""
+        outputs, buffers, integers = self._network(
+            parameters, buffers, integers, own.x, own.key, own.mask, self._smallest
+        )
+        context = Context(own.counts, own.teacher, own.previous, own.broadcast)
+        value = self._work.objective.value(Batch(*outputs, own.y, own.mask), context)
+        return value, outputs, buffers, integers
+
+
+def _own(setups: Sequence[ClientSetup]) -> tuple[Own, Any]:
+    """Return what steps read without batches, and what of it is stacked (0) or the same for all (None).
+
+    With several servers (federations trained together) what each sent is stacked, and so are learning rates that
+    differ.
+    """
+    first, rates = setups[0], [float(one.settings.lr) for one in setups]
+    several, uneven = any(one.sent is not first.sent for one in setups), len(set(rates)) > 1
+    sent, broadcast = first.sent
+    if several:
+        sent = ModelState(*map(torch.stack, zip(*(one.sent.model for one in setups), strict=True)))
+        broadcast = {name: torch.stack([one.sent.broadcast[name] for one in setups]) for name in broadcast}
+    own = Own(
+        sent=sent,
+        broadcast=broadcast,
+        lr=torch.tensor(rates, device=sent.parameters.device) if uneven else first.settings.lr,
+        counts=torch.stack([one.context.counts for one in setups]),
+        client={name: torch.stack([one.state[name] for one in setups]) for name in first.state},
+    )
+    dim: Any = 0 if several else None
+    rate: Any = 0 if uneven else None
+    return own, Own(dim, dim, rate, 0, 0)  # type: ignore[arg-type]
+
+
+def _samples(setups: Sequence[ClientSetup]) -> tuple[Inputs, Tensor, list[NDArray[np.int64]]]:
+    """Return inputs and targets with the samples of all clients, and each client's rows of them.
+
+    They are the data set itself if all clients share one, else copies of the samples.
+    """
+    samples = [setup.samples for setup in setups]
+    inputs, targets, _, _ = samples[0]
+    if all(one.inputs is inputs and one.targets is targets for one in samples):
+        return inputs, targets, [one.rows for one in samples]
+    picked = [(one, torch.from_numpy(one.rows).to(one.targets.device)) for one in samples]
+    ends = np.cumsum([len(one.rows) for one in samples])
+    return (
+        torch.cat([one.inputs.index_select(0, rows) for one, rows in picked]),
+        torch.cat([one.targets.index_select(0, rows) for one, rows in picked]),
+        [np.arange(end - len(one.rows), end) for one, end in zip(samples, ends, strict=True)],
+    )
+
+
+def _split(model: ModelState, carried: Named, which: slice) -> list[tuple[ModelState, Named]]:
+    """Split stacked clients into models and carried tensors of single clients.
 
     They are copied if other clients of the stack go on training, so that the stack's memory can be freed.
     """
-    clients = which.stop - which.start
-    parts = [
-        part[which] if clients == len(part) else part[which].clone() for part in (*model, carried) if part is not None
+    whole = which.stop - which.start == len(model.parameters)
+    model, carried = tree_map(lambda part: part[which] if whole else part[which].clone(), (model, carried))
+    return [
+        (ModelState(*(part[at] for part in model)), {name: part[at] for name, part in carried.items()})
+        for at in range(which.stop - which.start)
     ]
-    rows = zip(*(part.unbind() for part in parts), strict=True)
-    return [(ModelState(*row[:3]), row[3] if len(row) > 3 else None) for row in rows]
 
 
-def _first(tree: Any, clients: int) -> Any:
-    """Return the first `clients` rows of every tensor of a tree."""
-    return tree_map(lambda part: None if part is None else part[:clients], tree)
+def _first(clients: int, part: Tensor) -> Tensor:
+    return part[:clients]
