@@ -22,20 +22,6 @@ def test_the_formula(rows, dim):
     assert feddecorr(torch.tensor(features)).item() == pytest.approx(by_formula(features), rel=1e-9)
 
 
-def test_three_samples_worked_out_by_hand():
-    # Columns (0, 1, 2) and (0, 0, 3): centred (-1, 0, 1) and (-1, -1, 2), variances 1 and 3. Their product is 3, so the
-    # entry of X^T X off the diagonal is 3 / sqrt 3, its square 3, and that by three rows 1.
-    features = torch.tensor([[0.0, 0.0], [1.0, 0.0], [2.0, 3.0]], dtype=torch.float64)
-    assert feddecorr(features).item() == pytest.approx(1.0, abs=1e-7)
-
-
-def test_uncorrelated_features_are_worth_nothing_and_equal_ones_most():
-    signs = torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, 1.0], [-1.0, -1.0]], dtype=torch.float64)
-    assert feddecorr(signs).item() == pytest.approx(0, abs=1e-12)
-    # Correlation 1: the entry is the number of rows less one, 3; 9 / 4.
-    assert feddecorr(signs[:, :1].expand(4, 2)).item() == pytest.approx(9 / 4, abs=1e-6)
-
-
 def test_it_is_fedmrs_term_where_the_batch_has_one_class():
     features = torch.tensor(np.random.default_rng(1).normal(size=(7, 4)))
     assert torch.equal(feddecorr(features), fedmr(features, torch.full((7,), 3)))

@@ -14,8 +14,7 @@ from fedskew.hooks import Hooks, LocalEnd, Returned, RoundEnd
 from fedskew.local_steps import SGD
 from fedskew.methods import expand
 from fedskew.models import FlatModel, OnPrototypes, build, unit_rows, with_features
-from fedskew.objectives import Batch, Context, CrossEntropy, FedNH, Objective
-from fedskew.objectives.functional import cross_entropy
+from fedskew.objectives import Batch, CrossEntropy, FedNH, Objective
 from fedskew.parameters import component
 
 MEANS, COUNTS = "fednh.means", "fednh.counts"  # as in replies
@@ -195,12 +194,6 @@ def test_prototypes_are_the_models_first_parameters_and_get_no_gradient():
     assert moved == set(model.names) - {"head.weight"}
 
 
-def test_the_loss_is_cross_entropy():
-    logits, targets, mask = torch.randn(4, 3), torch.tensor([0, 1, 2, 0]), torch.tensor([True, True, False, True])
-    value = FedNH().value(Batch(logits, logits, targets, mask), Context(torch.ones(3)))
-    assert torch.equal(value, cross_entropy(logits, targets, mask))
-
-
 def test_in_a_run_prototypes_move_a_little_to_the_classes_and_stay_unit_whatever_the_weight_decay():
     decayed = [{**TASK["training"], "weight_decay": 0.1, "rounds": rounds} for rounds in (0, 2)]
     runs = [fedskew.simulate({**TASK, "training": training, "method": "fednh"}) for training in decayed]
@@ -247,11 +240,6 @@ def test_what_makes_another_last_layer_is_refused(preset):
 def test_scaffold_and_fednh_both_weigh_uniformly_and_either_gives_way():
     assert expand({"preset": "fednh+scaffold"})["weighting"] == {"name": "uniform"}
     assert expand({"preset": "fednh+fedla"})["weighting"] == {"name": "fedla"}
-
-
-def test_values_out_of_range_are_refused_by_name():
-    with pytest.raises(ArgumentError, match=r"^smoothing: input should be less than or equal to 1"):
-        FedNH(smoothing=1.1)
 
 
 def test_a_network_without_a_head_is_refused_with_the_cure():

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 import torch
@@ -35,28 +33,6 @@ def test_the_uniformity_term_is_the_authors(rows):
     apart = distances[distances != 0]
     expected = (-distances / (apart.median() if len(apart) else 1)).exp().mean()
     assert uniformity(double(features)).item() == pytest.approx(expected.item(), rel=1e-9)
-
-
-def test_variance_worked_out_by_hand():
-    # Two classes, shares (3/4, 1/4) and (1/4, 3/4): deviations sqrt(2 (1/4)^2) = sqrt 2 / 4, wanted 1 / sqrt 2.
-    logits = double([[math.log(3), 0.0], [0.0, math.log(3)]])
-    assert classifier_variance(logits).item() == pytest.approx(math.sqrt(2) / 4, abs=1e-12)
-
-
-def test_uniformity_worked_out_by_hand():
-    # Points 0, 1 and 3 of a line: squared distances 1, 4 and 9, of which 4 is the median.
-    value = uniformity(double([[0.0], [1.0], [3.0]]))
-    assert value.item() == pytest.approx((math.exp(-1 / 4) + math.exp(-1) + math.exp(-9 / 4)) / 3, abs=1e-12)
-    # Four points, six distances: 1, 1, 4 | 4, 9, 16: the lower middle one is 4.
-    value = uniformity(double([[0.0], [1.0], [2.0], [4.0]]))
-    assert value.item() == pytest.approx(
-        (2 * math.exp(-1 / 4) + 2 * math.exp(-1) + math.exp(-9 / 4) + math.exp(-4)) / 6, abs=1e-12
-    )
-
-
-def test_outputs_that_vary_enough_cost_nothing_and_constant_ones_the_most():
-    assert classifier_variance(100 * torch.eye(4).double()).item() == pytest.approx(0, abs=1e-12)
-    assert classifier_variance(torch.ones(6, 4).double()).item() == pytest.approx(1 / 2, abs=1e-12)
 
 
 def test_features_have_no_scale_and_no_origin():

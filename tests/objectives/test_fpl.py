@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedskew.errors import ArgumentError, MissingPackageError
+from fedskew.errors import MissingPackageError
 from fedskew.hooks import LocalEnd, RoundEnd
 from fedskew.objectives import FPL, Batch, Context
 from fedskew.objectives.functional import fpl
@@ -47,21 +47,6 @@ def test_the_formula(temperature):
     assert value.item() == pytest.approx(by_formula(temperature), rel=1e-10)
 
 
-def test_one_row_worked_out_by_hand():
-    # Cosine 1 with its own prototype and 0 with the other, T = 1; the squared distance is (2 - 1)^2 over 2 dimensions.
-    prototypes = {0: torch.tensor([[1.0, 0.0]]), 1: torch.tensor([[0.0, 1.0]])}
-    value = fpl(torch.tensor([[2.0, 0.0]]), torch.tensor([0]), prototypes, temperature=1.0)
-    assert value.item() == pytest.approx(math.log(1 + math.exp(-1)) + 0.5, abs=1e-6)
-
-
-def test_the_order_of_the_dictionary_means_nothing():
-    backwards = as_tensors(dict(reversed(PROTOTYPES.items())))
-    assert torch.equal(
-        fpl(torch.tensor(FEATURES), torch.tensor(TARGETS), backwards),
-        fpl(torch.tensor(FEATURES), torch.tensor(TARGETS), as_tensors(PROTOTYPES)),
-    )
-
-
 @pytest.mark.parametrize("prototypes", [{}, {5: torch.ones(1, 3, dtype=torch.float64)}], ids=["none", "of others"])
 def test_without_prototypes_of_its_classes_a_batch_is_worth_nothing_and_moves_nothing(prototypes):
     features = torch.tensor(FEATURES, requires_grad=True)
@@ -84,22 +69,6 @@ def test_padding_of_the_flat_form_changes_nothing():
     batch = Batch(torch.tensor(FEATURES), torch.zeros(7, 4, dtype=torch.float64), torch.tensor(TARGETS))
     flat = FPL().value(batch, Context(torch.ones(4), broadcast={VALUES: values, CLASSES: classes}))
     torch.testing.assert_close(flat, fpl(torch.tensor(FEATURES), torch.tensor(TARGETS), as_tensors(PROTOTYPES)))
-
-
-@pytest.mark.parametrize(
-    "prototypes",
-    [
-        {0: torch.ones(3, dtype=torch.float64)},
-        {0: torch.ones(1, 4, dtype=torch.float64)},
-        {-1: torch.ones(1, 3, dtype=torch.float64)},
-        {0: torch.ones(1, 3)},
-        {0: [[1.0, 1.0, 1.0]]},
-    ],
-    ids=["a vector", "another dimension", "a negative class", "another dtype", "a list"],
-)
-def test_senseless_prototypes_are_refused_by_name(prototypes):
-    with pytest.raises(ArgumentError, match=r"^prototypes(\[0\])?: expected"):
-        fpl(torch.tensor(FEATURES), torch.tensor(TARGETS), prototypes)
 
 
 def batch(features, targets, classes: int = 4, mask=None) -> Batch:
@@ -213,23 +182,7 @@ def test_the_component_is_the_loss_of_the_prototypes_that_were_sent():
     )
 
 
-def test_in_the_first_round_nothing_is_sent_and_the_term_is_exactly_0():
-    sent = FPL().broadcast(FPL().init_server(torch.zeros(5), 9))
-    assert sent == {}
-    features = torch.tensor(FEATURES, requires_grad=True)
-    value = FPL().value(Batch(features, features, torch.tensor(TARGETS)), Context(torch.ones(3), broadcast=sent))
-    value.backward()
-    assert value == 0
-    assert (features.grad == 0).all()
-
-
 def test_without_its_extra_a_run_is_refused_before_it_begins(monkeypatch):
     monkeypatch.setitem(sys.modules, "finch", None)
     with pytest.raises(MissingPackageError, match=r"pip install 'fedskew\[fpl\]'"):
         FPL().init_server(torch.zeros(5), 9)
-
-
-@pytest.mark.parametrize("temperature", [0, -1.0, math.nan])
-def test_a_senseless_temperature_is_refused_by_name(temperature):
-    with pytest.raises(ArgumentError, match=r"^temperature: input should be (greater than 0|a finite number)"):
-        FPL(temperature=temperature)
