@@ -6,6 +6,7 @@ with executor(processes=2) as (pool, at_once):
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -148,3 +149,8 @@ def _dask(address: str) -> Iterator[tuple[Executor, int]]:
             raise RunError(f"--on {address}: the scheduler has no workers; start some: {start}")
         # A call whose worker is lost is given to another worker, so many times.
         yield client.get_executor(pure=False, retries=_LOST_WORKERS), at_once
+
+
+def cores() -> int:
+    """Return the processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

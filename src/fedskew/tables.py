@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -86,3 +87,8 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[f"{prefix}{key}"] = value
     return flat
+
+
+def json_text(value: Any) -> str:
+    """Return plain values as indented JSON with sorted keys."""
+    return json.dumps(value, indent=1, sort_keys=True) + "\n"

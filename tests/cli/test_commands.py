@@ -137,15 +137,6 @@ def test_debug_shows_the_traceback(tmp_path, command):
         command("--debug", "run", "none.toml", cwd=tmp_path)
 
 
-@pytest.mark.slow
-def test_a_second_run_does_not_write_over_the_first(config, tmp_path, command):
-    command("run", config, cwd=tmp_path)
-    again = command("run", config, cwd=tmp_path)
-    assert again.returncode == 2
-    assert "--resume" in again.stderr
-    assert command("run", config, "--resume", cwd=tmp_path).returncode == 0
-
-
 @pytest.mark.parametrize("name", [name for name in get_command(app).commands if name != "deploy"])
 def test_every_command_shows_an_example_in_its_help(name, command, tmp_path):
     done = command(name, "--help", cwd=tmp_path)

@@ -6,7 +6,6 @@ import gc
 import json
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from weakref import WeakSet
 
@@ -17,7 +16,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import fedskew
-from fedskew.errors import ComponentError, ConfigError, RunError
+from fedskew.errors import ConfigError, RunError
 from fedskew.experiment import read_runs
 
 TASK = {
@@ -139,20 +138,6 @@ def test_a_run_stopped_by_an_interrupt_goes_on_to_the_same_bytes(tmp_path):
     resumed = fedskew.simulate(tree, out=tmp_path / "stopped", resume=True)
     assert lines(resumed.folder) == lines(whole.folder)
     assert (resumed.folder / "model.safetensors").read_bytes() == (whole.folder / "model.safetensors").read_bytes()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("left", [b"", b'{"half": ', b"not json\n"])
-def test_a_damaged_checkpoint_is_named_in_one_line(tmp_path, left):
-    result = fedskew.simulate(TASK, out=tmp_path)
-    (result.folder / "checkpoint" / "state.safetensors").write_bytes(left)
-    with pytest.raises(RunError, match="checkpoint can't be read"):
-        fedskew.simulate(TASK, out=tmp_path, resume=True)
-
-
-def test_a_folder_that_is_no_run_is_refused(tmp_path):
-    with pytest.raises(RunError, match="not a run folder"):
-        read_runs(tmp_path)
 
 
 KILLED = """\
@@ -293,28 +278,6 @@ def test_what_labels_do_not_allow_is_said_of_the_run_and_in_its_report(tmp_path)
     plain = fedskew.simulate({**tree, "partition": {**partition, "covered": True}}, out=tmp_path)
     assert plain.runs[0].notes == ()
     assert "notes" not in json.loads((plain.folder / "task.json").read_text())
-
-
-@dataclass(frozen=True)
-class Fails:
-    """A weighting of one's own with a mistake in it."""
-
-    strength: float = 1.0
-
-    def weigh(self, given):
-        raise KeyError("lost")
-
-
-def test_a_mistake_in_a_tuned_weighting_of_ones_own_is_one_line():
-    with pytest.raises(ComponentError, match=r"weighting .*Fails: weigh\(\) failed: KeyError: 'lost'"):
-        fedskew.simulate(
-            data={"name": "digits", "validation": 0.1},
-            partition={"rule": "iid", "clients": 3},
-            model="logistic",
-            method={"weighting": {"name": f"{__name__}:Fails"}},
-            training={"rounds": 1},
-            tune={"key": "method.weighting.strength", "values": [0.0, 1.0]},
-        )
 
 
 ALIVE: WeakSet = WeakSet()

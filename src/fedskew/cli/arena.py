@@ -84,8 +84,7 @@ def arena(
     from fedskew.arena import comparison, read_arena, read_state, run_arena, write_comparison
     from fedskew.cli.progress import ArenaProgressBar, stoppable
     from fedskew.cli.tables import plain_table
-    from fedskew.executors import executor
-    from fedskew.experiment import cores
+    from fedskew.executors import cores, executor
 
     if processes is not None and (on is not None or processes < 1):
         reason = "is for this machine, and --on for others; give one of them" if on else "must be at least 1"

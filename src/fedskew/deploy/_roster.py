@@ -35,10 +35,10 @@ from fedskew.deploy._sum_messages import (
 )
 from fedskew.engine.sums import decode_answers
 from fedskew.errors import ArgumentError, ConfigError, EndedEarlyError, RunError, SumsError
-from fedskew.experiment import plain_json
 from fedskew.files import write_text, writing
 from fedskew.labels import SENSITIVITY
 from fedskew.sums import unmask
+from fedskew.tables import json_text
 from fedskew.weighting import BySums, Facts
 
 FILE = "deployment.json"
@@ -250,7 +250,7 @@ class Roster:
         }
         with writing(self._path):
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            write_text(self._path, plain_json(content), private=True)
+            write_text(self._path, json_text(content), private=True)
 
 
 @dataclass

@@ -15,7 +15,6 @@ from ._dataset import shared_data as shared_data
 from ._folder import RunFolder as RunFolder
 from ._folder import TaskInfo as TaskInfo
 from ._folder import notes_of as notes_of
-from ._folder import plain_json as plain_json
 from ._folder import read_records as read_records
 from ._folder import read_runs as read_runs
 from ._grid import Cell as Cell
@@ -23,16 +22,13 @@ from ._grid import RefusedCell as RefusedCell
 from ._grid import Sweep as Sweep
 from ._grid import read_sweep as read_sweep
 from ._grid import sweep_of as sweep_of
-from ._identity import set_aside as set_aside
 from ._loop import Evaluator as Evaluator
 from ._loop import TrainingLoop as TrainingLoop
 from ._model_info import EXPORTS as EXPORTS
 from ._model_info import ModelInfo as ModelInfo
 from ._progress import Bar as Bar
 from ._progress import RunBar as RunBar
-from ._progress import rounds_of as rounds_of
 from ._result import Result as Result
-from ._sections import cores as cores
 from ._setup import make_training_loop as make_training_loop
 from ._simulate import check_resumable as check_resumable
 from ._simulate import check_runs as check_runs

@@ -154,6 +154,11 @@ class Config(Section):
         name = f"{self.name}-{preset}".replace(":", "-")  # of a class, which is refused by what it is, not by its name
         return resolve({**tree, "method": {"preset": preset}, "name": name}).of(self.origin)
 
+    @property
+    def most_rounds(self) -> int:
+        """The largest number of rounds that it takes, with all its seeds and values that are tried."""
+        return self.training.rounds * len(self.seeds) * (1 if self.tune is None else len(self.tune.values))
+
     def is_evaluated(self, round: int) -> bool:
         """Return whether a round ends with an evaluation; round 0 is the untrained model."""
         return round % self.evaluation.every == 0 or round == self.training.rounds

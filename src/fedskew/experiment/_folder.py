@@ -43,6 +43,7 @@ from fedskew.experiment._model_info import ModelInfo
 from fedskew.files import LOCK, append, load_tensors, read_notes, save_tensors, write_text, writing
 from fedskew.partition import Partition
 from fedskew.report import SeedRun
+from fedskew.tables import json_text
 
 FINISHED = "finished.safetensors"
 CHECKPOINT = "checkpoint/state.safetensors"
@@ -199,7 +200,7 @@ class RunFolder:
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write `summary.json`, in plain values."""
         with writing(self.path / "summary.json"):
-            write_text(self.path / "summary.json", plain_json(summary))
+            write_text(self.path / "summary.json", json_text(summary))
 
     def _check(self, config: Config, identity: Identity) -> None:
         """Raise RunError where the run in the folder was made of something else."""
@@ -318,11 +319,6 @@ def notes_of(folder: Path, seed: int) -> list[str]:
         if path.exists():
             return list(json.loads(path.read_text(encoding="utf-8")).get("notes", []))
     return []
-
-
-def plain_json(value: Any) -> str:
-    """Return plain values as indented JSON with sorted keys."""
-    return json.dumps(value, indent=1, sort_keys=True) + "\n"
 
 
 def _check_content(path: Path, content: bytes, mark: Mark) -> None:

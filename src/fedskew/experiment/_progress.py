@@ -109,12 +109,12 @@ class RunBar(Bar):
         super().__init__(console, "{task.fields[latest]}", every=every)
         self._ends = 0
         self.said = ""
-        self.open(sum(map(rounds_of, configs)), latest="")
+        self.open(sum(config.most_rounds for config in configs), latest="")
 
     def start(self, config: Config) -> Callable[[Mapping[str, Any]], None]:
         """Begin a config, and return what to call with each of its records."""
         self.show(self._ends, description=config.name)  # an earlier one may have stopped early
-        self._ends += rounds_of(config)
+        self._ends += config.most_rounds
         latest = ""
 
         def words() -> str:
@@ -130,11 +130,6 @@ class RunBar(Bar):
             self.said = words()
 
         return listen
-
-
-def rounds_of(config: Config) -> int:
-    """Return the largest number of rounds that a config takes, with all its seeds and values that are tried."""
-    return config.training.rounds * len(config.seeds) * (1 if config.tune is None else len(config.tune.values))
 
 
 @contextmanager

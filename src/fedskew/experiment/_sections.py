@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from typing import Annotated, Any, Literal
 
 import pydantic
 from pydantic import BaseModel, ConfigDict, Field
 
+from fedskew.executors import cores
 from fedskew.labels import MixMethod
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -274,8 +274,3 @@ class OutputSection(Section):
     """Rounds from one checkpoint to the next."""
     trackers: list[Literal["tensorboard", "mlflow", "wandb"]] = []
     """Experiment trackers that get every record."""
-
-
-def cores() -> int:
-    """Return the processor cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -19,7 +19,7 @@ from fedskew.engine import Federation, RoundRunner, from_the_first, run_round_to
 from fedskew.errors import ConfigError, FedskewError
 from fedskew.experiment._config import Config, read, resolve, write
 from fedskew.experiment._dataset import shared_data
-from fedskew.experiment._folder import check_empty, is_begun, plain_json
+from fedskew.experiment._folder import check_empty, is_begun
 from fedskew.experiment._identity import set_aside
 from fedskew.experiment._loop import PlayedRound, Progress, TrainingLoop, run_in_step
 from fedskew.experiment._progress import watched
@@ -29,7 +29,7 @@ from fedskew.experiment._setup import make_training_loop, try_out
 from fedskew.experiment._summary import over_seeds
 from fedskew.files import locked, write_text, writing
 from fedskew.report import SeedRun, write_report
-from fedskew.tables import counted, flatten
+from fedskew.tables import counted, flatten, json_text
 
 Trained = tuple[SeedRun, nn.Module, nn.Module | None]
 """A run, the network with its final model, and the one with its finished model, if its method has a finish."""
@@ -106,7 +106,7 @@ def simulate_together(configs: Sequence[Config]) -> list[Result | FedskewError]:
             raise ConfigError("engine.seeds_together: is false, and federations train together; set it to true")
         tree = config.tree()
         same = [tree["data"], tree["model"], tree["engine"], config.training.augmentation]
-        alike.setdefault(plain_json(same), []).append(at)
+        alike.setdefault(json_text(same), []).append(at)
     results: dict[int, Result | FedskewError] = {}
     with shared_data():
         for places in alike.values():
@@ -290,7 +290,7 @@ def _write_whole(folder: Path, config: Config, summary: Mapping[str, Any]) -> No
     """Write the config and the summary of a folder that holds several runs."""
     with writing(folder):
         write(config, folder / "config.toml")
-        write_text(folder / "summary.json", plain_json(summary))
+        write_text(folder / "summary.json", json_text(summary))
 
 
 @contextmanager

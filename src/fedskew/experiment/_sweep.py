@@ -15,12 +15,12 @@ from typing import Any, Protocol
 
 from fedskew import executors
 from fedskew.errors import ArgumentError, ConfigError, FedskewError, PartitionError, RunError
+from fedskew.executors import cores
 from fedskew.experiment._config import Config, resolve
 from fedskew.experiment._dataset import content_of, data_seed, keep_data, load_dataset, shared_data
 from fedskew.experiment._folder import read_runs
 from fedskew.experiment._grid import Cell, Sweep
 from fedskew.experiment._identity import Present, changed_since, set_aside
-from fedskew.experiment._sections import cores
 from fedskew.experiment._setup import choose_device, try_out
 from fedskew.experiment._simulate import is_finished, run_config, run_folder
 from fedskew.experiment._sweep_tables import SweepResult, refused_cells
