@@ -9,9 +9,8 @@ across clients with different labels does to a model, its preference for some cl
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +18,15 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtri
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedskew.data import Inputs, take, unlabelled
 from fedskew.errors import ArgumentError, DataError, RunError, in_one_line
 from fedskew.experiment._config import read
-from fedskew.experiment._folder import FINISHED
 from fedskew.experiment._identity import set_aside
 from fedskew.experiment._task import held_out_rows, make_task
-from fedskew.experiment._trained import TrainedModel, load
-from fedskew.files import load_tensors, save_tensors
+from fedskew.experiment._trained import ADAPTED, TrainedModel, digest
+from fedskew.files import save_tensors
 from fedskew.finish import LEAST_SAMPLES, offsets
 from fedskew.labels import (
     EDGES,
@@ -42,26 +40,6 @@ from fedskew.labels import (
 )
 
 FloatArray = NDArray[np.float64]
-
-ADAPTED = "adapted.safetensors"
-
-
-class Adapted(nn.Module):
-    """A network whose outputs are log-probabilities under a target's label mix: of z / temperature + offsets."""
-
-    temperature: Tensor
-    offsets: Tensor
-
-    def __init__(self, network: nn.Module, temperature: float, offsets: FloatArray) -> None:
-        super().__init__()
-        self.network = network
-        self.register_buffer("temperature", torch.tensor(temperature, dtype=torch.float32))
-        self.register_buffer("offsets", torch.from_numpy(offsets).float())
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Return log-probabilities, `(samples, classes)`, of `(samples, ...)`."""
-        outputs: Tensor = (self.network(inputs) / self.temperature + self.offsets).log_softmax(dim=1)
-        return outputs
 
 
 @dataclass(frozen=True)
@@ -151,7 +129,7 @@ class Adaptation:
             "mix": torch.from_numpy(self.estimate.mix.copy()),
             "covariance": torch.from_numpy(self.estimate.covariance.copy()),
         }
-        save_tensors(path, tensors, {"model": file.name, "digest": _digest(file), "seed": self.model.seed})
+        save_tensors(path, tensors, {"model": file.name, "digest": digest(file), "seed": self.model.seed})
         return path
 
 
@@ -199,26 +177,8 @@ def adaptation(
         # Two more samples, one better and one worse, so that no class's gain is taken to be certain.
         reach = ndtri(0.975) * np.sqrt(((squares - mean**2) * sizes + 2) / (sizes + 2) / (sizes + 2))
     gains = np.stack([mean, (mean - reach).clip(-1, 1), (mean + reach).clip(-1, 1)], axis=1)
-    adapted = _moved(model, calibration.temperature, calibration.biases, estimate.mix)
+    adapted = moved_model(model, calibration.temperature, calibration.biases, estimate.mix)
     return Adaptation(adapted, calibration, estimate, plain, plain + mean, gains, sizes, len(theirs))
-
-
-def _moved(model: TrainedModel, temperature: float, biases: FloatArray, mix: FloatArray) -> TrainedModel:
-    return replace(model, network=Adapted(model.network, temperature, offsets(biases, mix)).eval())
-
-
-def load_moved(run: str | Path, plain: TrainedModel) -> TrainedModel:
-    """Read the model that `fedskew adapt` made of a run's; RunError if there is none, or it is of other weights."""
-    path = plain.file.with_name(ADAPTED)
-    try:
-        tensors, notes = load_tensors(path)
-    except RunError as error:
-        raise RunError(f"{path}: {error}; make it: fedskew adapt {run} --target-data ...") from None
-    name = notes["model"]
-    model = load(run, seed=plain.seed, best=name == "best.safetensors", finished=name == FINISHED)
-    if notes["digest"] != _digest(model.file):
-        raise RunError(f"{path}: made of other weights than {model.file.name} holds now; run fedskew adapt {run} again")
-    return _moved(model, tensors["temperature"].item(), tensors["biases"].numpy(), tensors["mix"].numpy())
 
 
 def held_out_of(model: TrainedModel) -> tuple[Inputs, NDArray[np.int64]]:
@@ -286,7 +246,3 @@ def _labels_in(path: Path, size: int, classes: Sequence[str]) -> NDArray[np.int6
 
 def _no_class(where: Path, label: Any, classes: Sequence[str]) -> DataError:
     return DataError(f"{where}: the model has no class {label!r}; it has {', '.join(classes)}")
-
-
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]

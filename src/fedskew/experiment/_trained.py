@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,13 @@ from fedskew.experiment._folder import FINISHED
 from fedskew.experiment._model_info import ModelInfo, export
 from fedskew.experiment._work import make_network
 from fedskew.files import load_tensors
+from fedskew.finish import offsets
 from fedskew.own_code import of_run
 from fedskew.tables import counted
 
+FloatArray = NDArray[np.float64]
+
+ADAPTED = "adapted.safetensors"
 BATCH = 256
 
 
@@ -123,6 +128,24 @@ class TrainedModel:
                 yield batch
 
 
+class Adapted(nn.Module):
+    """A network whose outputs are log-probabilities under a target's label mix: of z / temperature + offsets."""
+
+    temperature: Tensor
+    offsets: Tensor
+
+    def __init__(self, network: nn.Module, temperature: float, offsets: FloatArray) -> None:
+        super().__init__()
+        self.network = network
+        self.register_buffer("temperature", torch.tensor(temperature, dtype=torch.float32))
+        self.register_buffer("offsets", torch.from_numpy(offsets).float())
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return log-probabilities, `(samples, classes)`, of `(samples, ...)`."""
+        outputs: Tensor = (self.network(inputs) / self.temperature + self.offsets).log_softmax(dim=1)
+        return outputs
+
+
 def load(
     run: str | Path,
     *,
@@ -158,11 +181,9 @@ def load(
     if best and finished:
         raise ArgumentError("finished: it is made of the final model, not of the best one; leave out best")
     if adapted:
-        from fedskew.experiment._adapt import load_moved
-
         if best or finished:
             raise ArgumentError("adapted: the file says of which model it is; leave out best and finished")
-        return load_moved(run, load(run, seed=seed, trust_code=trust_code))
+        return _adapted(run, load(run, seed=seed, trust_code=trust_code))
     folder = _of_seed(Path(run), seed, trust_code)
     config = read(folder / "config.toml")
     path = folder / ("best.safetensors" if best else FINISHED if finished else "model.safetensors")
@@ -240,3 +261,25 @@ def _tensor(values: ArrayLike) -> Tensor:
         return torch.from_numpy(np.require(numbers, requirements=["C", "W"]))  # as PyTorch takes memory
     except (ValueError, TypeError) as error:
         raise ArgumentError(f"inputs: not an array of numbers: {error}") from None
+
+
+def moved_model(model: TrainedModel, temperature: float, biases: FloatArray, mix: FloatArray) -> TrainedModel:
+    return replace(model, network=Adapted(model.network, temperature, offsets(biases, mix)).eval())
+
+
+def _adapted(run: str | Path, plain: TrainedModel) -> TrainedModel:
+    """Read the model that `fedskew adapt` made of a run's; RunError if there is none, or it is of other weights."""
+    path = plain.file.with_name(ADAPTED)
+    try:
+        tensors, notes = load_tensors(path)
+    except RunError as error:
+        raise RunError(f"{path}: {error}; make it: fedskew adapt {run} --target-data ...") from None
+    name = notes["model"]
+    model = load(run, seed=plain.seed, best=name == "best.safetensors", finished=name == FINISHED)
+    if notes["digest"] != digest(model.file):
+        raise RunError(f"{path}: made of other weights than {model.file.name} holds now; run fedskew adapt {run} again")
+    return moved_model(model, tensors["temperature"].item(), tensors["biases"].numpy(), tensors["mix"].numpy())
+
+
+def digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
