@@ -25,7 +25,7 @@ from fedskew.errors import ArgumentError, DataError, RunError, in_one_line
 from fedskew.experiment._config import read
 from fedskew.experiment._identity import set_aside
 from fedskew.experiment._task import held_out_rows, make_task
-from fedskew.experiment._trained import ADAPTED, TrainedModel, digest
+from fedskew.experiment._trained import ADAPTED, TrainedModel, digest, moved_model
 from fedskew.files import save_tensors
 from fedskew.finish import LEAST_SAMPLES, offsets
 from fedskew.labels import (
