@@ -132,11 +132,7 @@ class Hooks:
         """Return the network to train in place of the method's; called once, before the first round.
 
         Args:
-            module: The network, on the CPU.
             generator: Draws the weights of new layers; on the CPU.
-
-        Returns:
-            The network to train, on the CPU.
 
         Raises:
             ArgumentError: The network can't be adapted.
@@ -144,26 +140,11 @@ class Hooks:
         return module
 
     def init_server(self, parameters: Tensor, clients: int) -> dict[str, Tensor]:
-        """Return the component's state at the server before the first round.
-
-        Args:
-            parameters: The untrained model's parameters, shape `(parameters,)`.
-            clients: Number of all clients.
-
-        Returns:
-            Tensors by name.
-        """
+        """Return the component's state at the server before the first round."""
         return {}
 
     def broadcast(self, state: Named) -> dict[str, Tensor]:
-        """Return what the server sends to every client of the cohort beside the model.
-
-        Args:
-            state: The component's state at the server.
-
-        Returns:
-            Tensors by name.
-        """
+        """Return what the server sends to every client of the cohort beside the model."""
         return {}
 
     def init_client(self, parameters: Tensor) -> dict[str, Tensor]:
@@ -171,9 +152,6 @@ class Hooks:
 
         Args:
             parameters: The parameters that are sent, shape `(parameters,)`.
-
-        Returns:
-            Tensors by name.
         """
         return {}
 
@@ -193,9 +171,6 @@ class Hooks:
 
     def end_local(self, end: LocalEnd) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Make the client's next state and its reply at the end of local training.
-
-        Args:
-            end: Data about the local training.
 
         Returns:
             The client's next state, and what the client returns beside its update; both tensors by name.
@@ -222,32 +197,13 @@ class Hooks:
 
         Args:
             end: Data about the round; `new` is the model that the server update made.
-
-        Returns:
-            Parameters, shape `(parameters,)`.
         """
         return end.new
 
     def end_round(self, state: Named, end: RoundEnd) -> dict[str, Tensor]:
-        """Return the component's next state at the server.
-
-        Args:
-            state: The component's state at the server.
-            end: Data about the round.
-
-        Returns:
-            Tensors by name.
-        """
+        """Return the component's next state at the server."""
         return dict(state)
 
     def evaluated(self, state: Named, parameters: Tensor) -> Tensor:
-        """Return the parameters to evaluate and to save, if training continues with other parameters.
-
-        Args:
-            state: The component's state at the server.
-            parameters: The global model's parameters, shape `(parameters,)`.
-
-        Returns:
-            Parameters, shape `(parameters,)`.
-        """
+        """Return the parameters to evaluate and to save, if training continues with other parameters."""
         return parameters

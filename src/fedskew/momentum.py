@@ -12,10 +12,6 @@ def fednova_normaliser(steps: int, momentum: float) -> float:
 
     The momentum buffer is empty before the first step. FedNova divides updates by a, SCAFFOLD its control variates.
 
-    Args:
-        steps: Number of local steps, tau.
-        momentum: Momentum, rho, in [0, 1).
-
     Returns:
         The number a; equal to `steps` without momentum.
 
@@ -31,9 +27,6 @@ def fednova_normaliser(steps: int, momentum: float) -> float:
 
 def check_momentum(momentum: float) -> None:
     """Check that a momentum is from 0 to below 1.
-
-    Args:
-        momentum: The momentum.
 
     Raises:
         ArgumentError: It is not.

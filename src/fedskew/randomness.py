@@ -56,8 +56,6 @@ def generator(seed: int, purpose: Purpose, round: int = 0, client: int = 0) -> n
     different rounds or clients overlap only after 2**128 draws.
 
     Args:
-        seed: The run's seed.
-        purpose: What the draws are for.
         round: Number of the round; 0 outside rounds.
         client: The client's index; 0 where none is meant.
     """
@@ -85,8 +83,6 @@ def stream_key(seed: int, purpose: Purpose, round: int = 0, client: int = 0) -> 
     """Return a 31-bit key for `mix` and `uniform`, drawn from `generator` of the same four numbers.
 
     Args:
-        seed: The run's seed.
-        purpose: What the draws are for.
         round: Number of the round; 0 outside rounds.
         client: The client's index; 0 where none is meant.
     """
@@ -101,9 +97,6 @@ def mix(*words: Tensor | int) -> Tensor:
 
     Args:
         *words: Tensors and numbers, at least one tensor.
-
-    Returns:
-        The hashes, int64, of the broadcast shape.
     """
     if _is_on_cpu(words):
         return torch.from_numpy(_mix_on_cpu(words).astype(np.int64))
@@ -155,12 +148,7 @@ def uniform(*words: Tensor | int) -> Tensor:
 
 
 def at_least(p: float, *words: Tensor | int) -> Tensor:
-    """Return 1.0 where `uniform` is at least `p`, in [0, 1], and 0.0 elsewhere; float32.
-
-    Args:
-        p: The threshold.
-        *words: See `uniform`.
-    """
+    """Return 1.0 where `uniform` is at least `p`, in [0, 1], and 0.0 elsewhere; float32."""
     if _is_on_cpu(words):
         least = math.ceil(float(np.float32(p)) * (1 << 24))
         return torch.from_numpy(((_mix_on_cpu(words) >> np.uint32(8)) >= np.uint32(least)).astype(np.float32))

@@ -69,9 +69,6 @@ class Aggregation:
         Args:
             changes: Client buffers minus sent buffers, shape `(answered, buffers)`, finite.
             weights: The weighting's weights, shape `(answered,)`, sum 1.
-
-        Returns:
-            Changes and their weights, as in `combine`.
         """
         return self.combine(changes, weights)
 
@@ -87,17 +84,7 @@ def products(updates: Tensor) -> FloatArray:
 
 
 def by_coordinate(updates: Tensor, weights: FloatArray, lowest: float) -> Tensor:
-    """Compute the weighted trimmed mean of each coordinate, shape `(1, parameters)`.
-
-    The values of a coordinate are sorted and laid end to end on a line of length 1, each as long as its client's
-    weight. What lies below `lowest` or above `1 - lowest` is cut off, if need be a part of a value; the mean is of the
-    rest.
-
-    Args:
-        updates: Updates, shape `(answered, parameters)`.
-        weights: Their weights, shape `(answered,)`, sum 1.
-        lowest: Share of the weight that is cut off at each end, below 1/2.
-    """
+    """Compute the weighted trimmed mean of each coordinate, shape `(1, parameters)`."""
     lengths = torch.from_numpy(weights).to(updates.device)
     merged = torch.empty_like(updates[:1])
     for share, part in zip(torch.split(merged[0], PART), torch.split(updates, PART, dim=1), strict=True):

@@ -55,19 +55,11 @@ class LocalTraining:
         return samples - last if last < self.smallest_batch else samples
 
     def lr_of(self, round: int) -> float:
-        """Compute the learning rate of a round.
-
-        Args:
-            round: Number of the round, from 1.
-        """
+        """Compute the learning rate of a round."""
         return self.lr * self.lr_decay ** (round - 1)
 
     def batches_of_epoch(self, samples: int) -> int:
-        """Count the batches in an epoch.
-
-        Args:
-            samples: Number of the client's samples.
-        """
+        """Count the batches in an epoch."""
         return -(-self.samples_of_epoch(samples) // self.batch_size)
 
     def steps(self, epochs: float, samples: int, most: int | None = None) -> int:
@@ -77,9 +69,6 @@ class LocalTraining:
             epochs: Local epochs; a part of an epoch is rounded up to whole batches.
             samples: Number of samples that the client has.
             most: Upper limit on its steps; None: no limit.
-
-        Returns:
-            Its steps.
         """
         steps = math.ceil(epochs * self.batches_of_epoch(samples) - 1e-9)
         return steps if most is None else min(steps, most)
@@ -104,11 +93,6 @@ class Conditions:
     def dropped(self, cohort: int, seed: int, round: int) -> NDArray[np.bool_]:
         """Draw which clients of a cohort drop out.
 
-        Args:
-            cohort: Number of clients in the cohort.
-            seed: The run's seed.
-            round: Number of the round, from 1.
-
         Returns:
             A mask, `(cohort,)`, True for clients that drop out.
         """
@@ -123,12 +107,7 @@ class Conditions:
         """Draw the local epochs of every client, the same in every round.
 
         Args:
-            clients: Number of clients.
             epochs: Local epochs of a client that is not a straggler.
-            seed: The run's seed.
-
-        Returns:
-            The local epochs of each client, `(clients,)`.
         """
         each = np.full(clients, epochs)
         slow = math.floor(self.stragglers * clients + 1e-9)
@@ -226,8 +205,6 @@ class Backend(Protocol):
         """Train every client of a cohort, each from what the server sent.
 
         Args:
-            round: Number of the round, from 1.
-            cohort: The assignment of each client.
             sent: The global model and what is broadcast beside it.
 
         Returns:
@@ -239,11 +216,6 @@ class Backend(Protocol):
 
     def find_fault(self, round: int, task: Assignment, sent: Sent) -> ComponentError | None:
         """Train a client again whose update or loss was not finite, and find out why.
-
-        Args:
-            round: Number of the round, from 1.
-            task: The client's assignment.
-            sent: What the server sent.
 
         Returns:
             The error that names the component of a user's own that is to blame; None: its training diverged.

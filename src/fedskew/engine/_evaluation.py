@@ -23,9 +23,6 @@ def predict(network: nn.Module, inputs: Inputs, targets: Tensor, num_classes: in
 
     Args:
         network: The network; it is set to eval mode.
-        inputs: The data set's inputs, `(samples, ...)`.
-        targets: Class ids, `(samples,)`.
-        num_classes: Number of classes.
 
     Returns:
         The confusion matrix, `(classes, classes)`, with a row for each true class, and the mean cross-entropy.
@@ -55,11 +52,7 @@ def evaluation(confusion: NDArray[np.int64], loss: float, target: NDArray[np.flo
 
     Args:
         confusion: Confusion matrix, `(classes, classes)`, with a row for each true class.
-        loss: Mean cross-entropy.
         target: Target label mix, `(classes,)`; None: there is no target.
-
-    Returns:
-        The metrics, as plain values.
     """
     return Evaluation(
         accuracy=float(np.trace(confusion) / max(confusion.sum(), 1)),
@@ -73,14 +66,7 @@ def evaluation(confusion: NDArray[np.int64], loss: float, target: NDArray[np.flo
 
 
 def plain(values: NDArray[np.float64]) -> list[float | None]:
-    """Convert an array to a list of floats, with None in place of NaN, which JSON does not have.
-
-    Args:
-        values: The array, `(values,)`.
-
-    Returns:
-        The values in the same order.
-    """
+    """Convert an array to a list of floats, with None in place of NaN, which JSON does not have."""
     return [_defined(float(value)) for value in values]
 
 

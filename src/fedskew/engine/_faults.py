@@ -53,13 +53,7 @@ def stilled(update: Update) -> Update:
 def find_fault(
     backend: Any, round: int, tasks: Sequence[Assignment], sent: Sent, replies: Sequence[Update], fine: set[int]
 ) -> None:
-    """Find out whether a component of a user's own is to blame for an update or a loss that is not finite.
-
-    One such client is trained again, if there is one; see `Backend.find_fault`.
-
-    Raises:
-        ComponentError: One is; the message names it, the client and the step.
-    """
+    """Find out whether a component of a user's own is to blame for an update or a loss that is not finite."""
     suspects = {update.client for update in replies if update.client not in fine or not math.isfinite(update.loss)}
     task = next((task for task in tasks if task.client in suspects), None)
     find = getattr(backend, "find_fault", None)  # a user's own backend may have none
@@ -83,27 +77,13 @@ class _DivergedError(RunError):
 
 
 def has_own_parts(work: LocalWork, model: FlatModel) -> bool:
-    """Return whether a component that trains clients, or the network, is a user's own.
-
-    Args:
-        work: Local training.
-        model: The network.
-    """
+    """Return whether a component that trains clients, or the network, is a user's own."""
     losses = [work.objective.loss, *(term for _, term in work.objective.terms)]
     return any(map(is_own, [*losses, work.local_step, *work.hooks.values()])) or own_network(model.module) is not None
 
 
 def watched(work: LocalWork, model: FlatModel) -> LocalWork:
-    """Return the same local training with components that look at what goes through them.
-
-    Args:
-        work: Local training.
-        model: The network that is trained in place.
-
-    Returns:
-        Local training of the same bits, except for rounding in wide layers. It raises a ComponentError where a
-        component is to blame for a value that is not finite, and another RunError where none is.
-    """
+    """Return the same local training with components that look at what goes through them."""
     network = own_network(model.module)
     return replace(
         work,

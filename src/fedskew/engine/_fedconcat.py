@@ -47,7 +47,6 @@ class FedConcatRunner:
     """Plays FedConcat's rounds: first each cluster trains a network, then all clients train one head on its encoders.
 
     Attributes:
-        pipeline: FedConcat's hyper-parameters.
         encoder_rounds: Number of rounds in which the clusters train; the others train the head.
         cluster_of: The cluster of each client, `(clients,)`.
         encoders: Trains `network`, for one cluster at a time.
@@ -78,11 +77,7 @@ class FedConcatRunner:
         self.head.close()
 
     def start(self, model: ModelState) -> FedConcatState:
-        """Make the state before the first round, in which every cluster has a copy of the untrained network.
-
-        Args:
-            model: The untrained network of a cluster.
-        """
+        """Make the state before the first round, in which every cluster has a copy of the untrained network."""
         return FedConcatState(
             head=self.head.start(self._untrained_head),
             encoders={
@@ -146,12 +141,7 @@ class FedConcatRunner:
 
 
 def _merged(cohort: Cohort, outcomes: Sequence[RoundOutcome]) -> RoundOutcome:
-    """Merge the clusters' outcomes into one, in the order of the cohort.
-
-    A cluster's weights, which sum to 1, are multiplied by its share of all samples trained on, so that all weights sum
-    to 1; clusters weighted by FedAvg thus give the weights of plain FedAvg. The drift diversity is the clusters' mean,
-    weighted by the same shares.
-    """
+    """Merge the clusters' outcomes into one, in the order of the cohort."""
     place = {client: at for at, client in enumerate(cohort.ids.tolist())}
     updates = [update for outcome in outcomes for update in outcome.updates]
     order = np.argsort([place[update.client] for update in updates])

@@ -28,7 +28,6 @@ class FinishedModel:
     """What a finish made of a trained model.
 
     Attributes:
-        state: The model.
         notes: What the component says of it, in plain values.
         clients: Number of holders whose answers it is made of, of the question that most answered.
         bytes_up: Bytes of these answers.
@@ -49,14 +48,7 @@ def answer(
     """Answer a question of a finish at one holder of samples.
 
     Args:
-        component: The finish.
         module: The trained network; in eval mode after the call.
-        samples: The holder's samples, one at least.
-        question: What the server sent, by name.
-        labelled: Whether the component sees their labels.
-
-    Returns:
-        What the component's `statistics` returns.
     """
     rows = torch.from_numpy(samples.rows).to(samples.targets.device)
     network, device = with_features(module.eval()), next(module.parameters()).device
@@ -72,15 +64,6 @@ def answer(
 
 def check_finish(component: Finish, module: nn.Module, samples: Tensor, known: Known) -> nn.Linear:
     """Check that a finish can be applied to a network, and find its last layer.
-
-    Args:
-        component: The finish.
-        module: The network.
-        samples: Some samples, `(batch, ...)`.
-        known: What the server knows.
-
-    Returns:
-        The last layer.
 
     Raises:
         ArgumentError: The network has no trained linear layer with a bias at its end, or the run lacks something.
@@ -105,15 +88,8 @@ def finish_model(
     """Finish a trained model.
 
     Args:
-        component: The finish.
         model: The network, which the trained model is written into.
-        state: The trained model.
         samples: Some samples, `(batch, ...)`, by which the last layer is found.
-        answers: Asks the holders of samples.
-        known: What the server knows.
-
-    Returns:
-        The finished model.
 
     Raises:
         FinishError: The network or the answers don't allow it.

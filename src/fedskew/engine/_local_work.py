@@ -41,11 +41,7 @@ class ClientData(Protocol):
     """Gives the samples of each client; asked only for clients that take part in a round."""
 
     def of(self, client: int) -> ClientSamples:
-        """Return the samples of one client.
-
-        Args:
-            client: The client's number.
-        """
+        """Return the samples of one client."""
 
 
 @dataclass(frozen=True)
@@ -65,21 +61,12 @@ class PartitionedData:
     counts: NDArray[np.float64]
 
     def of(self, client: int) -> ClientSamples:
-        """Return the samples of one client.
-
-        Args:
-            client: The client's number.
-        """
+        """Return the samples of one client."""
         return ClientSamples(self.inputs, self.targets, self.rows[client], self.counts[client])
 
 
 class Schedule(NamedTuple):
-    """How many local steps a client takes.
-
-    Attributes:
-        steps: All of its steps.
-        of_epoch: Steps of a whole epoch.
-    """
+    """How many local steps a client takes."""
 
     steps: int
     of_epoch: int
@@ -90,11 +77,7 @@ class Schedule(NamedTuple):
         return -(-self.steps // self.of_epoch) if self.steps else 0
 
     def in_last_epoch(self, step: int) -> bool:
-        """Return whether a step, from 0, is one of the last, of which there are as many as a whole epoch has.
-
-        These are the last epoch, where epochs are whole; where they are not, the end of one epoch and what is begun of
-        the next. Either way they hold as many samples as an epoch.
-        """
+        """Return whether a step, from 0, is one of the last, of which there are as many as a whole epoch has."""
         return step >= self.steps - self.of_epoch
 
 
@@ -125,9 +108,6 @@ class LocalWork:
     def trains_like(self, other: LocalWork) -> bool:
         """Find whether other work on the same data set is the same but for clients' samples, seed and learning rate.
 
-        Args:
-            other: The other work.
-
         Returns:
             Whether it is. Components are compared by `==`, and so are their parameters that `==` leaves out
             (`compare=False`); they are different where that can't tell.
@@ -144,12 +124,8 @@ class LocalWork:
         """Make the settings that all local steps of a client share.
 
         Args:
-            round: Number of the round, from 1.
             sent: The global model, and what is broadcast beside it.
             state: The state that the client kept from its last participation.
-
-        Returns:
-            The settings.
         """
         return StepSettings(
             start=sent.model.parameters,
@@ -162,10 +138,6 @@ class LocalWork:
 
     def samples(self, round: int, task: Assignment) -> ClientSamples:
         """Choose the samples that a client trains on in a round.
-
-        Args:
-            round: Number of the round, from 1.
-            task: The client's assignment.
 
         Returns:
             All of the client's samples; with a quota, as many of each class as it says, drawn at random.
@@ -183,12 +155,6 @@ class LocalWork:
         """Estimate, from the server's knowledge, how many samples a client passes through the model.
 
         Backends balance their load by it, since a client's training time is proportional to it.
-
-        Args:
-            task: The client's assignment.
-
-        Returns:
-            The number of samples, over all epochs.
         """
         seen = math.ceil(task.epochs * task.samples)
         return seen if task.steps is None else min(seen, task.steps * self.training.batch_size)
@@ -197,7 +163,6 @@ class LocalWork:
         """Count a client's local steps.
 
         Args:
-            task: The client's assignment.
             samples: Number of samples that the client trains on.
 
         Returns:
@@ -213,10 +178,7 @@ class LocalWork:
         """Shuffle a client's rows anew for every epoch.
 
         Args:
-            round: Number of the round, from 1.
-            client: The client's number.
             rows: Indices of the client's samples, `(own samples,)`.
-            epochs: Number of epochs.
 
         Yields:
             The rows of each epoch in random order, cut to the length that `LocalTraining.samples_of_epoch` gives.

@@ -245,14 +245,7 @@ class RoundRecord:
         """Make the record of a round that was played, without evaluations and duration.
 
         Args:
-            seed: The run's seed.
-            round: The round's number.
-            cohort: The selected clients.
-            outcome: The round's outcome.
             target: Target label mix, `(classes,)`; None: there is no target.
-
-        Returns:
-            The record.
         """
         updates, counts, weights = outcome.updates, outcome.counts, outcome.weights
         ids, summed = cohort.ids.tolist(), outcome.summed
@@ -307,14 +300,7 @@ class RoundRecord:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> RoundRecord:
-        """Read the record from a line of `rounds.jsonl`; fields that an older fedskew did not write get defaults.
-
-        Args:
-            values: The line's values by key.
-
-        Returns:
-            The record.
-        """
+        """Read the record from a line of `rounds.jsonl`; fields that an older fedskew did not write get defaults."""
         record = _read(cls, values)
         for name in ("evaluation", "validation"):
             part = values.get(name)

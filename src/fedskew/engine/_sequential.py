@@ -32,10 +32,8 @@ class ClientSetup(NamedTuple):
 
     Attributes:
         round: Number of the round, from 1.
-        task: The client's assignment.
         sent: The global model, and what is broadcast beside it.
         state: The client's state from its last participation, on the training device.
-        samples: The samples to train on.
         settings: Settings that all local steps share.
         context: What losses may read beside the batch.
     """
@@ -55,7 +53,6 @@ class ClientResult(NamedTuple):
     Attributes:
         model: The client's model after the last step.
         carried: What the local step carried, such as a momentum buffer.
-        steps: Number of local steps taken.
         loss: Mean objective over the samples seen.
         gathered: Tensors that each component's hook `gather` collected, by the component's place in the method.
     """
@@ -73,7 +70,6 @@ class SequentialBackend(Backend):
 
     Attributes:
         model: The network, on the device of the clients' data.
-        work: Local training.
         observe: Called with every client's model after its training.
     """
 
@@ -101,8 +97,6 @@ class SequentialBackend(Backend):
 
         Args:
             rows: Memory for the changes, `(cohort, parameters)`; None: new memory.
-            round: Number of the round, from 1.
-            cohort: The assignment of each client.
             sent: The global model, and what is broadcast beside it.
 
         Returns:
@@ -120,8 +114,6 @@ class SequentialBackend(Backend):
         """Train one client, as a real site does.
 
         Args:
-            round: Number of the round, from 1.
-            task: The client's assignment.
             sent: The global model, and what is broadcast beside it.
 
         Returns:
@@ -153,12 +145,7 @@ class SequentialBackend(Backend):
         """Prepare a client's local training: its samples, settings and context.
 
         Args:
-            round: Number of the round, from 1.
-            task: The client's assignment.
             sent: The global model, and what is broadcast beside it.
-
-        Returns:
-            Everything that the client's local steps need.
         """
         start = sent.model.parameters
         state = {name: value.to(start.device) for name, value in task.state.items()}  # from files: on the CPU
@@ -171,12 +158,7 @@ class SequentialBackend(Backend):
         """Make the update of a client that has taken its last local step.
 
         Args:
-            setup: The client's setup, from `set_up`.
-            result: The result of the local steps.
             row: Memory for the change of the parameters, `(parameters,)`; None: new memory.
-
-        Returns:
-            The update.
         """
         work, start = self.work, setup.settings.start
         observed = None

@@ -52,12 +52,7 @@ class ServerState:
 
 
 def packed(state: Any, of: str = "selection") -> dict[str, Tensor]:
-    """Return a dataclass of tensors, arrays and plain values (or None) as named tensors; plain values as JSON.
-
-    Args:
-        state: The dataclass.
-        of: What it is the state of, for messages.
-    """
+    """Return a dataclass of tensors, arrays and plain values (or None) as named tensors; plain values as JSON."""
     if state is not None and not is_dataclass(state):
         raise _unfit(of, state)
     return {entry.name: _tensor(of, getattr(state, entry.name)) for entry in fields(state)} if state is not None else {}
@@ -119,9 +114,6 @@ class ClientStates:
     def get(self, client: int) -> Named | None:
         """Look up a client's state.
 
-        Args:
-            client: The client's number.
-
         Returns:
             The client's tensors by name; None before its first participation.
         """
@@ -136,8 +128,6 @@ class ClientStates:
         """Store a client's state at the end of a round.
 
         Args:
-            client: The client's number.
-            round: Number of the round.
             state: The client's tensors by name; an empty state is not stored.
         """
         if not state:

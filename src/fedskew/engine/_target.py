@@ -75,7 +75,6 @@ class Estimation:
         classes: Number of classes.
         warmup: The round after which the first estimate is made.
         every: Rounds from one estimate to the next.
-        estimator: See `labels.estimate_mix`.
         bins: Outcome cells of a predicted class, from 1 to 4: the upper ones of `labels.EDGES` divide them.
         on_misfit: What to do where the target looks like no mix of the clients' classes: "warn" uses the mix in spite
             of that, "fedavg" uses none, "stop" ends the run.
@@ -96,11 +95,7 @@ class Estimation:
         return EDGES[len(EDGES) + 1 - self.bins :]
 
     def is_due(self, round: int) -> bool:
-        """Return whether an estimate is made after a round.
-
-        Args:
-            round: Number of the round.
-        """
+        """Return whether an estimate is made after a round."""
         return round >= self.warmup and (round - self.warmup) % self.every == 0
 
     @property
@@ -135,8 +130,6 @@ class Estimation:
         """Estimate the mix after a round, and decide whether it is used.
 
         Args:
-            known: What the server kept.
-            round: Number of the round.
             tables: Held-out samples by true class and outcome cell, `(classes, classes * bins)`, by client.
             cells: The target's samples by outcome cell, `(classes * bins,)`; for the estimator `em` their calibrated
                 probabilities, `(samples, classes)`.
@@ -170,23 +163,12 @@ class Estimation:
         return following, record
 
     def skip(self, known: EstimatedMix, reason: str) -> tuple[EstimatedMix, dict[str, Any]]:
-        """Go on with the newest estimate, as none can be made after this round.
-
-        Args:
-            known: What the server kept.
-            reason: Why.
-
-        Returns:
-            As `update` does.
-        """
+        """Go on with the newest estimate, as none can be made after this round."""
         following = known if known.round >= 0 or known.misfit else replace(known, unused=reason)
         return following, {"mix": None, "skipped": reason, "unused": following.unused or None}
 
     def check(self, known: EstimatedMix) -> None:
         """End a run whose target looks like no mix of the clients' classes, if it is to end.
-
-        Args:
-            known: What the server keeps.
 
         Raises:
             RunError: It is.
@@ -228,10 +210,6 @@ def logits_of(network: nn.Module, inputs: Inputs, rows: IntArray | None = None) 
     Args:
         network: The network; it is set to eval mode.
         inputs: Inputs, `(samples, ...)`; some at a time are moved to the network's device.
-        rows: Which of them, `(some,)`; None: all.
-
-    Returns:
-        Logits, `(some, classes)`.
 
     Raises:
         ArgumentError: One of them is not finite.

@@ -149,7 +149,7 @@ def _train_clients(connection: Connection, threads: int) -> None:
         try:
             try:
                 first, row, round, task, sent = connection.recv()
-                model = None if first is None else pickle.loads(first[0])
+                model: Any = None if first is None else pickle.loads(first[0])
             except (AttributeError, ImportError) as error:
                 raise _not_importable(error) from error
             if first is not None:
@@ -312,9 +312,6 @@ def from_the_first(value: Any) -> Any:
 
     Args:
         value: A value that can be pickled; only the first rank's is used.
-
-    Returns:
-        The value that the first rank gave.
     """
     meet()
     values = [value]

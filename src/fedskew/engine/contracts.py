@@ -34,12 +34,7 @@ def is_own(component: Any) -> bool:
 
 
 def name_in(slot: str, component: Any) -> str:
-    """Return a component's slot and name, such as `weighting own:RootWeights`.
-
-    Args:
-        slot: The slot, or the place in it.
-        component: The component.
-    """
+    """Return a component's slot and name, such as `weighting own:RootWeights`."""
     kind = type(component)
     names = {known: name for name, known in PLACES.get(slot.partition(".")[0], {}).items()}
     return f"{slot} {names.get(kind, f'{kind.__module__}:{kind.__qualname__}')}"
@@ -73,12 +68,7 @@ def shortage(aggregation: Any, clients: int) -> str:
 
 
 def fitting(federation: Any) -> Method:
-    """Return a federation's method, whose server update knows the number of clients.
-
-    Raises:
-        ArgumentError: The weighting needs a target label mix and there is none, the selection can't work with the
-            label counts, or the cohort is too small for the aggregation.
-    """
+    """Return a federation's method, whose server update knows the number of clients."""
     method: Method = federation.method
     if federation.target is None and federation.aim is None and components.has(method.weighting, "needs_target"):
         raise ArgumentError(
@@ -105,17 +95,7 @@ def fitting(federation: Any) -> Method:
 
 @contextmanager
 def calling(slot: str, component: Any, function: str, where: str = "") -> Iterator[None]:
-    """Say in one line what a user's own component raised.
-
-    Args:
-        slot: Its slot.
-        component: The component.
-        function: The function that is called.
-        where: What stands before the message, such as "round 3: ".
-
-    Raises:
-        ComponentError: The component is a user's own, and raised an error that is not fedskew's.
-    """
+    """Say in one line what a user's own component raised."""
     try:
         yield
     except FedskewError:
@@ -127,17 +107,7 @@ def calling(slot: str, component: Any, function: str, where: str = "") -> Iterat
 
 
 def checked_choice(component: Any, chosen: object, clients: int, where: str = "") -> tuple[NDArray[np.int64], Any]:
-    """Return the cohort and the state that a selection returned.
-
-    Args:
-        component: The selection.
-        chosen: What `select` returned.
-        clients: Number of clients in the pool.
-        where: What stands before a message.
-
-    Raises:
-        ComponentError: They are not distinct ids of clients in the pool, and a state.
-    """
+    """Return the cohort and the state that a selection returned."""
     name = f"{where}{name_in('selection', component)}"
     if not isinstance(chosen, tuple) or len(chosen) != 2:
         raise ComponentError(f"{name}: select() must return (client ids, next state), not {_what(chosen)}")
@@ -162,18 +132,7 @@ def checked_choice(component: Any, chosen: object, clients: int, where: str = ""
 
 
 def checked_quotas(component: Any, quotas: Any, ids: NDArray[np.int64], classes: int, where: str = "") -> FloatArray:
-    """Return the quotas in a selection's state, `(cohort, classes)`.
-
-    Args:
-        component: The selection.
-        quotas: Its state's `quotas`.
-        ids: The cohort, `(cohort,)`.
-        classes: Number of classes.
-        where: What stands before a message.
-
-    Raises:
-        ComponentError: Another shape, or a value that is no amount.
-    """
+    """Return the quotas in a selection's state, `(cohort, classes)`."""
     try:
         amounts = np.asarray(quotas, dtype=np.float64)
     except (TypeError, ValueError):
@@ -187,17 +146,7 @@ def checked_quotas(component: Any, quotas: Any, ids: NDArray[np.int64], classes:
 
 
 def checked_weights(component: Any, weights: Any, answered: NDArray[np.int64], where: str = "") -> FloatArray:
-    """Return the weights that a weighting returned, `(answered,)`.
-
-    Args:
-        component: The weighting.
-        weights: What `weigh` returned.
-        answered: The clients that replied, `(answered,)`.
-        where: What stands before a message.
-
-    Raises:
-        ComponentError: They are not finite, not negative and of sum 1, one for each client.
-    """
+    """Return the weights that a weighting returned, `(answered,)`."""
     try:
         found = np.asarray(weights, dtype=np.float64)
     except (TypeError, ValueError, RuntimeError):  # the last: a tensor that requires a gradient
@@ -221,17 +170,7 @@ def checked_weights(component: Any, weights: Any, answered: NDArray[np.int64], w
 
 
 def checked_aggregate(component: Any, combined: Any, updates: Tensor, where: str = "") -> tuple[Tensor, FloatArray]:
-    """Return the updates and their weights that an aggregation returned; the updates' values are not looked at.
-
-    Args:
-        component: The aggregation.
-        combined: What `combine` returned.
-        updates: The updates that it was given, `(answered, parameters)`.
-        where: What stands before a message.
-
-    Raises:
-        ComponentError: They are not an update for each client, or one of all, and finite weights of sum 1.
-    """
+    """Return the updates and their weights that an aggregation returned; the updates' values are not looked at."""
     name = f"{where}{name_in('aggregation', component)}: combine()"
     if not isinstance(combined, tuple) or len(combined) != 2 or not isinstance(combined[0], Tensor):
         raise ComponentError(f"{name} must return (updates, their weights), not {_what(combined)}")
@@ -248,11 +187,7 @@ def checked_aggregate(component: Any, combined: Any, updates: Tensor, where: str
 
 
 def checked_share(component: Any, shared: Any) -> tuple[float, Mapping[str, Any]]:
-    """Return how a client's update enters a sum, as a server update's `share` returned it.
-
-    Raises:
-        ComponentError: It is not a factor from 0 to 1 and finite numbers by name.
-    """
+    """Return how a client's update enters a sum, as a server update's `share` returned it."""
     try:
         factor, extras = shared
         fine = 0 <= factor <= 1 and all(torch.as_tensor(extra).isfinite().all() for extra in extras.values())
@@ -267,11 +202,7 @@ def checked_share(component: Any, shared: Any) -> tuple[float, Mapping[str, Any]
 
 
 def checked_model(component: Any, moved: Any, parameters: Tensor, where: str = "") -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the next model and state that a server update returned; the values are not looked at.
-
-    Raises:
-        ComponentError: They are not a model of the shape of `parameters`, and tensors by name.
-    """
+    """Return the next model and state that a server update returned; the values are not looked at."""
     if not _is_pair(moved, parameters):
         raise ComponentError(
             f"{where}{name_in('server_update', component)}: move() must return (next model, next state), the model of "
@@ -281,11 +212,7 @@ def checked_model(component: Any, moved: Any, parameters: Tensor, where: str = "
 
 
 def checked_state(component: Any, state: Any, where: str = "") -> dict[str, Tensor]:
-    """Return the state of a server update: tensors by name, none where it is None.
-
-    Raises:
-        ComponentError: It is something else.
-    """
+    """Return the state of a server update: tensors by name, none where it is None."""
     if not _is_named(state):
         raise ComponentError(
             f"{where}{name_in('server_update', component)}: its state can't be saved; what it keeps between rounds is "
@@ -304,18 +231,7 @@ def blame_for_infinity(component: Any, where: str) -> None:
 
 
 def checked_parameters(slot: str, component: Any, made: Any, parameters: Tensor, where: str = "") -> Tensor:
-    """Return the next model that a component's hook returned.
-
-    Args:
-        slot: The component's place in the method.
-        component: The component.
-        made: What `next_model` returned.
-        parameters: The model that it was given, `(parameters,)`.
-        where: What stands before a message.
-
-    Raises:
-        ComponentError: It is not a model of that shape, or not finite.
-    """
+    """Return the next model that a component's hook returned."""
     if not isinstance(made, Tensor) or made.shape != parameters.shape or not bool(made.isfinite().all()):
         got = "NaN or infinity" if isinstance(made, Tensor) and made.shape == parameters.shape else _what(made)
         raise ComponentError(
@@ -326,11 +242,7 @@ def checked_parameters(slot: str, component: Any, made: Any, parameters: Tensor,
 
 
 def checked_step(component: Any, stepped: Any, parameters: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the next parameters that a local step returned, and what it carries; the values are not looked at.
-
-    Raises:
-        ComponentError: They are not parameters of the shape of `parameters`, and tensors by name (or None).
-    """
+    """Return the next parameters that a local step returned, and what it carries; the values are not looked at."""
     if not _is_pair(stepped, parameters) or not _is_named(stepped[1]):
         raise ComponentError(
             f"{name_in('local_step', component)}: step() must return (next parameters, what it carries by name or "
@@ -340,11 +252,7 @@ def checked_step(component: Any, stepped: Any, parameters: Tensor) -> tuple[Tens
 
 
 def checked_carried(component: Any, carried: Any) -> dict[str, Tensor]:
-    """Return what a local step's `init` returned.
-
-    Raises:
-        ComponentError: It is not tensors by name, or None.
-    """
+    """Return what a local step's `init` returned."""
     if not _is_named(carried):
         raise ComponentError(
             f"{name_in('local_step', component)}: init() must return what the first step is given as carried, tensors "
@@ -354,18 +262,7 @@ def checked_carried(component: Any, carried: Any) -> dict[str, Tensor]:
 
 
 def checked_sums(component: Any, answers: Iterable[Any]) -> dict[str, Tensor]:
-    """Add up what holders of samples answered to a question of a finish, in their order, in float64.
-
-    Args:
-        component: The finish.
-        answers: What `statistics` returned at each holder, one at least.
-
-    Returns:
-        The sums by name.
-
-    Raises:
-        ComponentError: They are not tensors of the same names and shapes, or not finite.
-    """
+    """Add up what holders of samples answered to a question of a finish, in their order, in float64."""
     name = f"{name_in('finish', component)}: statistics()"
     total: dict[str, Tensor] = {}
     for answer in answers:
@@ -387,16 +284,7 @@ def checked_sums(component: Any, answers: Iterable[Any]) -> dict[str, Tensor]:
 
 
 def checked_finished(component: Any, finished: Any, head: Head) -> Finished:
-    """Return the last layer that a finish made.
-
-    Args:
-        component: The finish.
-        finished: What `finish` returned.
-        head: The layer that it was given.
-
-    Raises:
-        ComponentError: It is not a finite layer of the same shape.
-    """
+    """Return the last layer that a finish made."""
     name = f"{name_in('finish', component)}: finish()"
     if not isinstance(finished, Finished) or not all(isinstance(part, Tensor) for part in finished.head):
         raise ComponentError(f"{name} must return Finished(Head(weight, bias)), not {_what(finished)}")

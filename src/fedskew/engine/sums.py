@@ -58,10 +58,8 @@ class Total(NamedTuple):
     Attributes:
         change: Sum of a f D, `(parameters,)`, float64, where the a sum to 1.
         extras: Sums of the server update's extras.
-        buffers: Mean of the buffers, `(buffers,)`.
         integers: The integer buffers of the next model, `(integers,)`.
         changes: What hooks see of the updates, `(rows, parameters)`: each client's, or one of all.
-        weights: Weight of each row.
         replies: What components returned beside each row.
         loss: Weighted mean of the losses, where a sum tells it.
         steps: Number of local steps of all, where a sum tells it.
@@ -85,14 +83,10 @@ class Collected(NamedTuple):
 
     Attributes:
         members: The clients that it is about: they replied, and did not diverge.
-        weights: Their weights.
         total: What they sent, added up; None: the model stays.
         unmoved: Why it stays; None if it moves, or nobody has a weight.
-        replied: Clients that sent anything back.
         updates: The members' updates, where each is known.
         states: What clients keep until their next participation.
-        bytes_up: Bytes sent by clients.
-        summed: Whether only sums are known.
         charged: Clients whose privacy budget the round costs.
     """
 
@@ -229,15 +223,7 @@ class FixedPoint(Floats):
     def opened(
         self, sent: ModelState, members: Cohort, weights: Weights, totals: Integers, unmoved: str | None = None
     ) -> Collected:
-        """Decode what clients encoded and was summed.
-
-        Args:
-            sent: The model that was sent.
-            members: The clients in the sum.
-            weights: Their weights.
-            totals: The sums by name; empty if nothing was opened.
-            unmoved: Why nothing was; None: it was, or nobody replied.
-        """
+        """Decode what clients encoded and was summed."""
         number, total, clients = len(members.ids), None, members.ids.tolist()
         whole = whole_weight(totals, float(weights.values.sum()))
         if totals and whole > 0:
@@ -292,18 +278,7 @@ def shared(update: Any, change: Tensor, steps: int, weight: float, where: str = 
 def summed(
     update: Any, changes: Tensor, weights: FloatArray, steps: Sequence[int], where: str = ""
 ) -> tuple[Tensor, dict[str, Any]]:
-    """Add up updates as a server update reads them.
-
-    Args:
-        update: The server update.
-        changes: The updates, `(clients, parameters)`.
-        weights: Their weights, `(clients,)`, sum 1.
-        steps: Local steps of each.
-        where: What stands before a message.
-
-    Returns:
-        The arguments `change` and `extras` of `ServerUpdate.move`.
-    """
+    """Add up updates as a server update reads them."""
     factors, extras = [], dict[str, Any]()
     for change, taken, weight in zip(changes, steps, weights.tolist(), strict=True):
         factor, own = shared(update, change, taken, weight, where)
@@ -322,25 +297,7 @@ def encode_update(
     rng: np.random.Generator | None = None,
     own_weight: bool = False,
 ) -> dict[str, NDArray[Any]]:
-    """Encode what a client adds to a sum; at a real site, `sums.mask` takes it next.
-
-    Args:
-        method: The method.
-        update: The client's update, finite.
-        weight: Its weight.
-        cohort: Number of members of the sum.
-        noise: With differential privacy: how the update is clipped, and what noise is added. Nothing else is sent then.
-        rng: See `UpdateNoise.protect`.
-        own_weight: Whether the weight is the client's own secret, and is sent, too.
-
-    Returns:
-        int32 and int64 arrays by name; the names and shapes are the same at all clients.
-
-    Raises:
-        ArgumentError: A value is not finite, the weight is above 1 or above the noise's limit, or with noise, there is
-            more to send than the update.
-        ComponentError: A server update of a user's own fails, or has no such share.
-    """
+    """Encode what a client adds to a sum; at a real site, `sums.mask` takes it next."""
     if noise is not None:
         hidden = ["weight"] if own_weight else []
         if beside := [*update.reply, *(["buffers"] if update.buffers.numel() else []), *hidden]:
@@ -382,15 +339,7 @@ def whole_weight(totals: Integers, known: float) -> float:
 
 
 def decode_sums(totals: Integers, weight: float, cohort: int, members: int, sent: ModelState) -> Total:
-    """Decode the sums of what clients encoded by `encode_update`.
-
-    Args:
-        totals: The sums by name.
-        weight: Sum of the weights of those in it, above 0.
-        cohort: Number of clients that were asked.
-        members: Number of clients in it.
-        sent: The model that was sent.
-    """
+    """Decode the sums of what clients encoded by `encode_update`."""
     like = sent.parameters
     integers = sent.integers  # where they are in no sum, as with noise, they stay
     if "integers" in totals:

@@ -29,7 +29,6 @@ class StepSettings(NamedTuple):
         start: The parameters that the server sent.
         lr: Learning rate; a 0-d tensor if clients with different rates train as one cohort.
         momentum: Momentum, in [0, 1).
-        weight_decay: L2 penalty.
         broadcast: Tensors that the server sent beside the parameters (see `fedskew.hooks`).
         client: Tensors that the client kept (see `fedskew.hooks`).
     """
@@ -83,7 +82,6 @@ class InPlace(Protocol):
             model: The model, at the parameters of the step's beginning.
             objective: Computes this batch's objective, 0-d, from the model's module.
             carried: What `init` returned, vectors of the parameters' shape, as `FlatModel.parts`; updated in place.
-            settings: As for `step`.
         """
 
 

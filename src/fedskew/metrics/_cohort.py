@@ -22,10 +22,6 @@ def mix_distance(weights: ArrayLike, counts: CountsLike, target: ArrayLike) -> f
     Args:
         weights: Weights as they are used, shape `(clients,)`, sum 1.
         counts: Label counts, shape `(clients, classes)`; the marginals of an empty client are 0.
-        target: Label mix, shape `(classes,)`; normalised here.
-
-    Returns:
-        The squared Euclidean distance.
 
     Raises:
         ArgumentError: Wrong shapes or values; the message names the argument.
@@ -58,12 +54,6 @@ def class_groups(counts: ArrayLike) -> ClassGroups:
     With n samples in C classes, a class is a majority class with more than n / C samples, a minority class with some
     but no more than that, vacant with none. The FedVLS paper gives no threshold; this one (FedLMD's) gives its table 7.
 
-    Args:
-        counts: One client's label counts, shape `(classes,)`.
-
-    Returns:
-        The three groups.
-
     Raises:
         ArgumentError: The counts are not one client's.
     """
@@ -84,9 +74,6 @@ def drift_diversity(updates: ArrayLike | Tensor, norms: ArrayLike | None = None)
         updates: Client model minus the model that was sent, shape `(clients, parameters)`; summed in their dtype,
             unweighted.
         norms: The norm of each update, shape `(clients,)`, if known; saves a third of the work.
-
-    Returns:
-        The drift diversity.
 
     Raises:
         ArgumentError: Wrong shapes, NaN or infinity; the message names the argument.

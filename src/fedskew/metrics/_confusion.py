@@ -14,9 +14,6 @@ FloatArray = NDArray[np.float64]
 def per_class_accuracy(confusion: ArrayLike) -> FloatArray:
     """Compute the share of each class that was recognised.
 
-    Args:
-        confusion: Confusion matrix, shape `(classes, classes)`.
-
     Returns:
         Accuracies, shape `(classes,)`; NaN where the class has no sample.
 
@@ -33,12 +30,6 @@ def per_class_accuracy(confusion: ArrayLike) -> FloatArray:
 def balanced_accuracy(confusion: ArrayLike) -> float:
     """Compute the mean of `per_class_accuracy` over the classes with a sample.
 
-    Args:
-        confusion: Confusion matrix, shape `(classes, classes)`.
-
-    Returns:
-        The balanced accuracy; NaN without any sample.
-
     Raises:
         ArgumentError: As for `per_class_accuracy`.
     """
@@ -51,12 +42,8 @@ def macro_f1(confusion: ArrayLike, present_only: bool = True) -> float:
     """Compute the mean over classes of F1 = 2 TP / (2 TP + FP + FN), 0 where TP is 0.
 
     Args:
-        confusion: Confusion matrix, shape `(classes, classes)`.
         present_only: Average over the classes that have samples, as WILDS does for iWildCam; otherwise over those that
             have samples or are predicted, as scikit-learn does by default.
-
-    Returns:
-        The macro F1; NaN without any sample.
 
     Raises:
         ArgumentError: As for `per_class_accuracy`.
@@ -74,7 +61,6 @@ def target_accuracy(confusion: ArrayLike, target: ArrayLike) -> float:
     """Compute the accuracy to expect under the target label mix: the mean of per-class accuracy, weighted by the mix.
 
     Args:
-        confusion: Confusion matrix, shape `(classes, classes)`.
         target: Label mix, shape `(classes,)`, non-negative with a positive sum; normalised here.
 
     Returns:

@@ -21,9 +21,6 @@ def epsilon(noise: float, rounds: int, delta: float) -> float:
         rounds: Rounds in which the client took part, each after the others' results are known.
         delta: The delta, from above 0 to below 1.
 
-    Returns:
-        Epsilon; 0 for no round.
-
     Raises:
         ArgumentError: A number is out of its range.
         MissingPackageError: dp-accounting is not installed.
@@ -63,11 +60,6 @@ def together(noises: Iterable[float]) -> float:
 def most_rounds(noise: float, budget: float, delta: float) -> int:
     """Count the rounds in which a client can take part before its epsilon is above a budget.
 
-    Args:
-        noise: See `epsilon`.
-        budget: The budget, above 0.
-        delta: See `epsilon`.
-
     Returns:
         The number of rounds; a million where it is more.
 
@@ -89,14 +81,6 @@ def most_rounds(noise: float, budget: float, delta: float) -> int:
 
 def noise_for(budget: float, rounds: int, delta: float) -> float:
     """Compute the smallest noise multiplier for which a client can take part in so many rounds within a budget.
-
-    Args:
-        budget: The budget, above 0.
-        rounds: The rounds, at least 1.
-        delta: See `epsilon`.
-
-    Returns:
-        The noise multiplier.
 
     Raises:
         ArgumentError: A number is out of its range.

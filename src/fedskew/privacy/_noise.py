@@ -59,18 +59,13 @@ class UpdateNoise:
             )
 
     def deviation(self, parameters: int) -> float:
-        """Compute the standard deviation of a sum's noise, s, in units of 2**-24.
-
-        Args:
-            parameters: Length of an update.
-        """
+        """Compute the standard deviation of a sum's noise, s, in units of 2**-24."""
         return self.noise * (2.0**UPDATES.fraction * self.weight_limit * self.clip + math.sqrt(parameters) / 2)
 
     def share(self, parameters: int, members: int | None = None) -> float:
         """Compute the standard deviation of one client's share of the noise, in units of 2**-24.
 
         Args:
-            parameters: Length of an update.
             members: Number of clients in the sum, where `answers` is None.
 
         Raises:
@@ -99,7 +94,6 @@ class UpdateNoise:
         """Clip, weigh and encode an update, and add this client's share of the noise.
 
         Args:
-            update: The update, `(parameters,)`, finite.
             weight: The client's weight, up to the limit.
             rng: Source of reproducible noise, for simulation only. Without it the noise is exactly the discrete
                 Gaussian of opendp's secure mechanism (extra `fedskew[dp]`).

@@ -10,9 +10,6 @@ from fedskew.errors import MissingPackageError
 def secure_noise() -> Any:
     """Import opendp's mechanisms, which draw the noise of real sites.
 
-    Returns:
-        The module `opendp.prelude`.
-
     Raises:
         MissingPackageError: opendp is not installed.
     """

@@ -22,7 +22,6 @@ class Protection:
     Attributes:
         noise: What is done to every update.
         epsilon: The largest epsilon of a client.
-        delta: Its delta.
     """
 
     noise: UpdateNoise
@@ -35,9 +34,5 @@ class Protection:
         return most_rounds(self.noise.noise, self.epsilon, self.delta)
 
     def spent(self, rounds: int) -> float:
-        """Compute the epsilon of a client that took part in so many rounds.
-
-        Args:
-            rounds: Number of rounds.
-        """
+        """Compute the epsilon of a client that took part in so many rounds."""
         return epsilon(self.noise.noise, rounds, self.delta)

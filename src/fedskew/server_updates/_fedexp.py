@@ -31,7 +31,6 @@ def fedexp_step(updates: ArrayLike | Tensor, weights: ArrayLike, eps: float) -> 
 
     Args:
         updates: Client model minus sent model, shape `(clients, parameters)`, numpy or torch.
-        weights: Weights, shape `(clients,)`, sum 1.
         eps: Keeps the step small where updates cancel.
 
     Returns:

@@ -37,8 +37,6 @@ def fednova(updates: ArrayLike | Tensor, steps: ArrayLike, weights: ArrayLike, m
     Args:
         updates: Client model minus sent model, shape `(clients, parameters)`.
         steps: Local steps of each client, shape `(clients,)`.
-        weights: Weights, shape `(clients,)`, sum 1.
-        momentum: Momentum of the clients' SGD.
 
     Returns:
         The change, shape `(parameters,)`: an array for an array, a tensor of the same dtype for a tensor.

@@ -51,7 +51,6 @@ class FixedPoint:
         """Bound how far a decoded sum is from the sum of the clipped numbers.
 
         Args:
-            members: Number of sites in the sum.
             weight: The weight that it is decoded with.
 
         Returns:
@@ -63,12 +62,8 @@ class FixedPoint:
         """Turn a site's numbers into integers.
 
         Args:
-            values: Finite numbers, any shape.
             weight: What they are multiplied by, from 0. The weights of all members of a sum together are at most
                 `largest_weights`; they sum to 1 as a rule.
-
-        Returns:
-            Integers of `dtype`, same shape.
 
         Raises:
             ArgumentError: A number is not finite, or the weight is not usable.
@@ -87,11 +82,7 @@ class FixedPoint:
         """Turn a sum of encoded numbers into numbers.
 
         Args:
-            total: The integers' sum.
             weight: What to divide it by: the sum of the weights of those in it, for a weighted mean.
-
-        Returns:
-            Numbers, same shape.
 
         Raises:
             ArgumentError: The weight is not above 0.
@@ -122,9 +113,6 @@ def add(rows: Iterable[IntArray]) -> IntArray:
     Args:
         rows: Each site's integers, all of one type and shape; at least one.
 
-    Returns:
-        Their sum, of the same type.
-
     Raises:
         ArgumentError: There is none, or they differ in type or shape.
     """
@@ -141,10 +129,6 @@ def add(rows: Iterable[IntArray]) -> IntArray:
 
 def add_to(total: IntArray, row: IntArray) -> None:
     """Add an encoded vector to a sum, in place; see `add`.
-
-    Args:
-        total: The sum so far.
-        row: What is added.
 
     Raises:
         ArgumentError: They differ in type or shape.

@@ -58,10 +58,6 @@ class Key:
     def shared(self, peer: bytes, digest: bytes) -> bytes:
         """Derive the seed that this site and a peer share for one sum; the peer derives the same.
 
-        Args:
-            peer: The peer's public key, 32 bytes.
-            digest: The sum's `SumContext.digest`.
-
         Returns:
             The seed, 32 bytes: HKDF-SHA256 of the X25519 secret, whose `info` is the digest and both public keys.
 
@@ -86,14 +82,7 @@ def commitment(seed: bytes) -> bytes:
 
 
 def stream(seed: bytes) -> Callable[[int], bytes]:
-    """Start the ChaCha20 stream of a seed that is used for one sum only.
-
-    Args:
-        seed: The seed, 32 bytes.
-
-    Returns:
-        A function that returns the stream's next bytes, as many as it is asked for.
-    """
+    """Start the ChaCha20 stream of a seed that is used for one sum only."""
     from cryptography.hazmat.primitives.ciphers import Cipher
     from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 

@@ -50,7 +50,6 @@ class Pending:
     """The secrets that a site keeps until it is asked to open its mask. `Memory` keeps them on disk.
 
     Attributes:
-        context: The sum.
         site: The site's name.
         own: Seed of its own mask.
         pairs: Seeds of the masks that it shares with each other member.
@@ -62,25 +61,14 @@ class Pending:
     pairs: Mapping[str, bytes] = field(repr=False)
 
     def to_json(self) -> str:
-        """Write everything as JSON, the secret seeds included.
-
-        Returns:
-            One line of JSON.
-        """
+        """Write everything as JSON, the secret seeds included."""
         context = vars(self.context) | {"members": list(self.context.members)}
         pairs = {name: seed.hex() for name, seed in self.pairs.items()}
         return json.dumps({"context": context, "site": self.site, "own": self.own.hex(), "pairs": pairs})
 
     @classmethod
     def from_json(cls, text: str) -> Pending:
-        """Read a pending sum that `to_json` wrote.
-
-        Args:
-            text: What `to_json` returned.
-
-        Returns:
-            The pending sum.
-        """
+        """Read a pending sum that `to_json` wrote."""
         said = json.loads(text)
         context = SumContext(**said["context"] | {"members": tuple(said["context"]["members"])})
         pairs = {name: bytes.fromhex(seed) for name, seed in said["pairs"].items()}
@@ -110,10 +98,8 @@ def mask(values: Values, key: Key, peers: Mapping[str, bytes], context: SumConte
     Args:
         values: An int32 or int64 array, or such arrays by name (of either type, mixed), which are then masked, sent and
             opened together. All members mask arrays of the same names, types and shapes. See `FixedPoint.encode`.
-        key: The site's own key.
         peers: Public keys by site, of at least all members, the site itself among them: its name is the one that its
             own public key stands under. Take them from what the sites agreed on, never from the server's message.
-        context: The sum.
 
     Returns:
         What to send, and what to keep for `answer`.
@@ -155,12 +141,8 @@ def answer(pending: Pending, arrived: Collection[str], least: int = LEAST) -> Op
     they were told the same `arrived`: otherwise their answers together can open a single site's values.
 
     Args:
-        pending: What `mask` returned.
         arrived: Members that the sum is over, as the server says.
         least: Fewest members that the site lets a sum be over, from 2.
-
-    Returns:
-        The answer.
 
     Raises:
         SumsError: The site is not among those that arrived, these are no members, or too few.
@@ -185,10 +167,6 @@ def disagreements(masked: Mapping[str, Masked], context: SumContext) -> list[tup
 
     The server checks this before it asks sites to open, since leaving a site out of `arrived` costs no attempt then.
 
-    Args:
-        masked: What sites sent, by site.
-        context: The sum.
-
     Returns:
         The pairs, sorted. A site with commitments for too few or for unknown members is paired with itself.
     """
@@ -211,8 +189,6 @@ def unmask(masked: Mapping[str, Masked], openings: Mapping[str, Opening], contex
 
     Args:
         masked: What each site that arrived sent, by site: exactly those that `answer` was told of.
-        openings: What each of them answered.
-        context: The sum.
 
     Returns:
         The exact sum of their integers modulo 2**32 or 2**64, signed, in the form that the sites masked: an array, or
@@ -248,10 +224,7 @@ def check_opening_of(site: str, masked: Mapping[str, Masked], opening: Opening, 
     """Check one site's opening.
 
     Args:
-        site: The site.
         masked: What each site that arrived sent, by site.
-        opening: What this site answered.
-        context: The sum.
 
     Raises:
         SumsError: It is about other members, or is not what the site committed to.

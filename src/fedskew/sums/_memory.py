@@ -48,7 +48,6 @@ class Memory:
         """Keep what `mask` returned.
 
         Args:
-            pending: What to keep.
             deadline: The time after which the site opens it no more, in seconds since 1970 (`time.time`).
 
         Raises:
@@ -94,9 +93,6 @@ class Memory:
             context: The sum. Only run, purpose, round and attempt are read; the rest is what the site remembers.
             arrived: Members that the sum is over, as the server says.
             now: The time, in seconds since 1970; None: by the clock.
-
-        Returns:
-            The answer.
 
         Raises:
             SumsError: It was answered already, the deadline is over, there is no mask for this sum, not all of its

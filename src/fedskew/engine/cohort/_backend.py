@@ -39,8 +39,6 @@ class CohortBackend(Backend):
     must ignore the rows at which `Batch.mask` is False.
 
     Attributes:
-        model: The network.
-        work: Local training.
         observe: Called with every client's model after its training.
         chunk: Largest number of clients in a stack; None: as many as fit into memory, estimated from tensor shapes.
         not_mapped: Why clients are trained one after another all the same; None if they are not.
@@ -114,18 +112,7 @@ class CohortRequest(NamedTuple):
 
 
 def train_together(requests: Sequence[CohortRequest]) -> list[list[Update]]:
-    """Train the cohorts of several federations as one cohort, or as few as there are kinds of local training.
-
-    Where the network or a component can't be mapped over clients (an LSTM, a Python branch on values), clients are
-    trained one after another instead, in this round and all that follow; a `BackendWarning` says why.
-
-    Args:
-        requests: A round of each federation. The federations have the same network and data set; the backend of the
-            first one of each kind sets the size of stacks.
-
-    Returns:
-        The updates of each federation, in the order of its cohort.
-    """
+    """Train the cohorts of several federations as one cohort, or as few as there are kinds of local training."""
     groups: list[list[int]] = []
     for at, request in enumerate(requests):
         same = (group for group in groups if requests[group[0]].backend.stacks_with(request.backend))
@@ -152,9 +139,6 @@ def run_round_together(
         federations: Federations with the same network and data set, each with a `CohortBackend`. Those whose local
             training differs in more than samples, seed and learning rate train in cohorts of their own.
         states: The state of each federation after the last round.
-
-    Returns:
-        What `Federation.run_round` returns, for each federation.
     """
     began = time.perf_counter()
     rounds, requests = [], []

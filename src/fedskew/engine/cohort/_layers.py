@@ -24,11 +24,6 @@ class MappedNetwork:
 
     Frozen tensors are shared with `model`. Batch norm, unlike PyTorch's, uses the statistics of the client's real rows
     only, and returns its running statistics instead of writing them.
-
-    Args:
-        model: The network, flat.
-        train: Whether the network is in training mode; otherwise in eval mode.
-        batch_statistics: Whether batch norm is in training mode even if `train` is False.
     """
 
     def __init__(self, model: FlatModel, train: bool, batch_statistics: bool = False) -> None:
@@ -55,20 +50,7 @@ class MappedNetwork:
         mask: Tensor | None = None,
         smallest: int = 0,
     ) -> tuple[Outputs, Tensor, Tensor]:
-        """Compute the network's outputs, and its buffers afterwards.
-
-        Args:
-            parameters: The client's parameters, by name.
-            buffers: The client's floating-point buffers, `(buffers,)`.
-            integers: The client's integer buffers, `(integers,)`.
-            x: Inputs, `(batch, ...)`.
-            key: Key of the dropout layers' draws; None without dropout.
-            mask: True at real rows, `(batch,)`; None: all rows are real.
-            smallest: Number of real rows in the smallest batch of the stack; read only with a mask.
-
-        Returns:
-            The outputs, the floating-point buffers and the integer buffers.
-        """
+        """Compute the network's outputs, and its buffers afterwards."""
         views = {**parameters, **self._model.buffer_views(buffers, integers)}
         tensors = {_INSIDE + name: tensor for name, tensor in views.items()}
         if key is not None:
@@ -270,11 +252,7 @@ class _Conv2d(nn.Module):
         return torch.stack([image.permute(0, 2, 3, 1) for image in images]).permute(0, 1, 4, 2, 3)
 
     def _as_columns(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Convolve by one batched product of all clients' patches, `(clients, batch * places, patch)`, and weights.
-
-        Patches are views that one operation copies; PyTorch's `functional.unfold` launches a kernel for every image on
-        a GPU.
-        """
+        """Convolve by one batched product of all clients' patches, `(clients, batch * places, patch)`, and weights."""
         assert not isinstance(self._padding, str), "convolution_form chooses another form for padding given by name"
         clients, outs, (down, across) = len(x), weight.shape[1], self._padding
         patches = functional.pad(x.flatten(0, 1), (across, across, down, down))

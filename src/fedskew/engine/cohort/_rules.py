@@ -49,11 +49,6 @@ def faster_together(model: FlatModel, work: LocalWork, clients: int) -> bool:
 
     Args:
         model: The network, on the device that trains.
-        work: Local training.
-        clients: Size of the cohort.
-
-    Returns:
-        Whether `CohortBackend` is the faster choice.
     """
     if clients < 2 or not _is_ours(model, work):
         return False
@@ -66,11 +61,7 @@ def faster_together(model: FlatModel, work: LocalWork, clients: int) -> bool:
 
 
 def stack_size(model: FlatModel, work: LocalWork) -> int:
-    """Compute how many clients fit into a stack, from the memory that one client's step takes.
-
-    A stack may take 1 GiB on a CPU, and on a GPU half of its memory. Tensors that a step saves for its backward pass
-    count twice.
-    """
+    """Compute how many clients fit into a stack, from the memory that one client's step takes."""
     device = model.vector.device
     budget = CPU_MEMORY if device.type == "cpu" else GPU_SHARE * torch.cuda.get_device_properties(device).total_memory
     own, saved = model.vector.untyped_storage().data_ptr(), 0

@@ -91,7 +91,6 @@ class Stack:
     """Clients of one kind, in the order of falling numbers of steps, so that the active ones always come first.
 
     Attributes:
-        own: What steps read, without batches.
         sizes: Number of real rows of each batch, `(steps, clients)`; 0 once a client has finished.
     """
 
@@ -178,10 +177,7 @@ class Stack:
         return objective, ModelState(parameters, objective.buffers, objective.integers), carried
 
     def _batches(self, number: int, active: int, model: ModelState) -> tuple[Own, Any, int]:
-        """Return what the active clients read in a step, what of it is stacked, and the smallest batch's real rows.
-
-        Batches are as wide as the longest.
-        """
+        """Return what the active clients read in a step, what of it is stacked, and the smallest batch's real rows."""
         sizes = self.sizes[number, :active]
         width, smallest = int(sizes.max()), int(sizes.min())
         rows = self._rows[number, :active, :width].reshape(-1)
@@ -249,10 +245,7 @@ class _StackObjective:
         return on_stacks(self._gradients, parameters)
 
     def _gradients(self, parameters: Tensor) -> Tensor:
-        """Compute each client's gradient, `(clients, parameters)`.
-
-        As clients share no parameters, it is the gradient of the sum of their objectives.
-        """
+        """Compute each client's gradient, `(clients, parameters)`."""
         views = self._network.views
         with torch.enable_grad():
             # Each tensor is a leaf of its own: the gradient of a slice of a vector would be a full vector of zeros.
@@ -281,11 +274,7 @@ class _StackObjective:
 
 
 def _own(setups: Sequence[ClientSetup]) -> tuple[Own, Any]:
-    """Return what steps read without batches, and what of it is stacked (0) or the same for all (None).
-
-    With several servers (federations trained together) what each sent is stacked, and so are learning rates that
-    differ.
-    """
+    """Return what steps read without batches, and what of it is stacked (0) or the same for all (None)."""
     first, rates = setups[0], [float(one.settings.lr) for one in setups]
     several, uneven = any(one.sent is not first.sent for one in setups), len(set(rates)) > 1
     sent, broadcast = first.sent
@@ -305,10 +294,7 @@ def _own(setups: Sequence[ClientSetup]) -> tuple[Own, Any]:
 
 
 def _samples(setups: Sequence[ClientSetup]) -> tuple[Inputs, Tensor, list[NDArray[np.int64]]]:
-    """Return inputs and targets with the samples of all clients, and each client's rows of them.
-
-    They are the data set itself if all clients share one, else copies of the samples.
-    """
+    """Return inputs and targets with the samples of all clients, and each client's rows of them."""
     samples = [setup.samples for setup in setups]
     inputs, targets, _, _ = samples[0]
     if all(one.inputs is inputs and one.targets is targets for one in samples):
@@ -323,10 +309,7 @@ def _samples(setups: Sequence[ClientSetup]) -> tuple[Inputs, Tensor, list[NDArra
 
 
 def _split(model: ModelState, carried: Named, which: slice) -> list[tuple[ModelState, Named]]:
-    """Split stacked clients into models and carried tensors of single clients.
-
-    They are copied if other clients of the stack go on training, so that the stack's memory can be freed.
-    """
+    """Split stacked clients into models and carried tensors of single clients."""
     whole = which.stop - which.start == len(model.parameters)
     model, carried = tree_map(lambda part: part[which] if whole else part[which].clone(), (model, carried))
     return [
