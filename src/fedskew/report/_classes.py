@@ -6,24 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from fedskew.report._figure import (
-    CATEGORY,
-    CLASSES,
-    DOWN,
-    MANY,
-    Figure,
-    add_cloud,
-    categories,
-    class_axes,
-    class_dots,
-    figure,
-    heat_map,
-    mean_of_blocks,
-    number,
-    numbers,
-    orders,
-    square,
-)
+from fedskew.report import _charts as charts
+from fedskew.report._figure import CLASSES, Figure, add_cloud, class_dots, figure
 from fedskew.report._groups import Group, same_classes
 from fedskew.report._runs import SeedRun, label_shares
 from fedskew.report.drawing import FloatArray
@@ -51,7 +35,7 @@ def _final_per_class(run: SeedRun) -> FloatArray | None:
 def _class_by_round(drawn: Figure) -> None:
     names = drawn.members[0].first.class_names
     columns = int(np.clip(_CELLS // (len(drawn.groups) * len(names)), 8, _MOST_ROUNDS))
-    rows = categories(names, "class")
+    rows = charts.categories(names, "class")
     for group in drawn.members:
         by_round: dict[int, list[list[float | None]]] = {}
         for record in (record for run in group.seeds for record in run.rounds):
@@ -63,16 +47,16 @@ def _class_by_round(drawn: Figure) -> None:
         rounds = [at for at in sorted(by_round) if len(by_round[at]) == seeds]  # a mean of fewer seeds would jump
         accuracies = np.array([np.array(by_round[at], dtype=np.float64).mean(axis=0) for at in rounds])
         each = -(-len(rounds) // columns)
-        accuracies = 100 * mean_of_blocks(accuracies, each)
-        x = numbers(mean_of_blocks(np.array(rounds, dtype=np.float64), each), 1)
+        accuracies = 100 * charts.mean_of_blocks(accuracies, each)
+        x = charts.numbers(charts.mean_of_blocks(np.array(rounds, dtype=np.float64), each), 1)
         if not drawn.shown:
             drawn.axis, drawn.orders = "y", _orders(drawn, group, rows, accuracies[-1])
         hover = "%{y}, round %{x}: %{z:.1f} %"
-        drawn.add(group, heat_map(x, rows, numbers(accuracies.T, 1), hover, percent=True), seeds=seeds)
+        drawn.add(group, charts.heat_map(x, rows, charts.numbers(accuracies.T, 1), hover, percent=True), seeds=seeds)
     if max((seeds for _, seeds in drawn.shown), default=0) > 1:
         drawn.caption += " Mean over seeds."
-    drawn.layout = {"xaxis": {"title": {"text": "round"}}, "yaxis": DOWN}
-    drawn.height = 480 if len(names) > MANY else 120 + 24 * len(names)
+    drawn.layout = {"xaxis": {"title": {"text": "round"}}, "yaxis": charts.DOWN}
+    drawn.height = 480 if len(names) > charts.MANY else 120 + 24 * len(names)
 
 
 @figure(
@@ -83,8 +67,8 @@ def _class_by_round(drawn: Figure) -> None:
 )
 def _final(drawn: Figure) -> None:
     names = drawn.members[0].first.class_names
-    drawn.axis, drawn.layout, drawn.height = class_axes(len(names), "accuracy")
-    rows = categories(names, "class")
+    drawn.axis, drawn.layout, drawn.height = charts.class_axes(len(names), "accuracy")
+    rows = charts.categories(names, "class")
     worst = []
     for group in drawn.members:
         finals = [final for run in group.seeds if (final := _final_per_class(run)) is not None]
@@ -101,7 +85,7 @@ def _final(drawn: Figure) -> None:
         if np.isfinite(mean).any():
             lowest = np.flatnonzero(mean == np.nanmin(mean))
             others = f" and {len(lowest) - 1} more" if len(lowest) > 1 else ""
-            named = f"{names[lowest[0]]}{others} ({number(mean[lowest[0]])})"
+            named = f"{names[lowest[0]]}{others} ({charts.number(mean[lowest[0]])})"
             worst.append(f"{group.label}: {named}" if len(drawn.groups) > 1 else named)
     more = f"; and of {len(worst) - _NAMED} more runs" if len(worst) > _NAMED else ""
     drawn.findings = [f"Worst class: {'; '.join(worst[:_NAMED]) or 'none was tested'}{more}."]
@@ -120,7 +104,7 @@ def _orders(drawn: Figure, group: Group, rows: list[str], accuracies: FloatArray
         "held by fewest clients first": np.count_nonzero(counts, axis=0),
         "fewest samples first": counts.sum(axis=0),
     }
-    return orders(rows, ways)
+    return charts.orders(rows, ways)
 
 
 @figure(
@@ -133,7 +117,7 @@ def _orders(drawn: Figure, group: Group, rows: list[str], accuracies: FloatArray
 )
 def _confusion(drawn: Figure) -> None:
     names = drawn.members[0].first.class_names
-    rows = categories(names, "class")
+    rows = charts.categories(names, "class")
     for group in drawn.members:
         last = [found for run in group.seeds if (found := run.last_evaluation) is not None]
         matrices = [np.array(one.confusion) for one in last if len(one.confusion) == len(names)]
@@ -145,7 +129,7 @@ def _confusion(drawn: Figure) -> None:
         part = np.sort(np.argsort(-wrong, kind="stable")[:_CONFUSED])
         some = [rows[at] for at in part]
         hover = "of %{y}, %{z:.1f} % are taken for %{x}"
-        trace = heat_map(some, some, numbers(shares[np.ix_(part, part)], 1), hover, percent=True)
+        trace = charts.heat_map(some, some, charts.numbers(shares[np.ix_(part, part)], 1), hover, percent=True)
         drawn.add(group, trace, seeds=len(matrices))
         if len(drawn.findings) < 4 and (mistakes := "; ".join(_mistakes(shares, names))):
             label = f"{group.label}: " if len(drawn.groups) > 1 else ""
@@ -155,8 +139,8 @@ def _confusion(drawn: Figure) -> None:
     if max((seeds for _, seeds in drawn.shown), default=0) > 1:
         drawn.caption += " All seeds' samples together."
     drawn.layout = {
-        "xaxis": CATEGORY | {"title": {"text": "taken for"}, "tickangle": -90},
-        "yaxis": DOWN | {"title": {"text": "true class"}},
+        "xaxis": charts.CATEGORY | {"title": {"text": "taken for"}, "tickangle": -90},
+        "yaxis": charts.DOWN | {"title": {"text": "true class"}},
     }
     drawn.height = 460
 
@@ -166,7 +150,7 @@ def _mistakes(shares: FloatArray, names: tuple[str, ...]) -> Iterator[str]:
     for at in np.argsort(-wrong, axis=None, kind="stable")[:3]:
         truth, answer = divmod(int(at), len(names))
         if (share := float(wrong[truth, answer])) >= 5:
-            yield f"{names[truth]} for {names[answer]} ({number(share)})"
+            yield f"{names[truth]} for {names[answer]} ({charts.number(share)})"
 
 
 @figure(
@@ -193,5 +177,5 @@ def _by_client(drawn: Figure) -> None:
         add_cloud(drawn, group, clients, x, y, "%{customdata}<br>held %{x:.1f} %, vacant %{y:.1f} %", 2, notes)
     ends = {"range": [-2, 102]}
     titles = ({"title": {"text": title}} for title in ("classes it holds", "classes vacant at it"))
-    drawn.layout = square(100, *(ends | title for title in titles))
+    drawn.layout = charts.square(100, *(ends | title for title in titles))
     drawn.height = 340

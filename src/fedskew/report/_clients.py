@@ -9,25 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedskew.labels import ClassPairs
-from fedskew.report._figure import (
-    CATEGORY,
-    DATA,
-    DOWN,
-    MANY,
-    Figure,
-    Trace,
-    add_cloud,
-    categories,
-    class_axes,
-    class_dots,
-    figure,
-    heat_map,
-    mean_of_blocks,
-    number,
-    numbers,
-    orders,
-    square,
-)
+from fedskew.report import _charts as charts
+from fedskew.report._figure import DATA, Figure, add_cloud, class_dots, figure
 from fedskew.report._groups import Group, alike, listed, same_cohorts, same_data, together
 from fedskew.report._runs import label_shares
 from fedskew.report.drawing import FloatArray
@@ -60,14 +43,14 @@ def _holdings(drawn: Figure) -> None:
         f"{len(counts):,} clients, {counts.sum():,.12g} samples, {len(names)} classes; a client holds {held.min()} to "
         f"{held.max()} of the classes, {np.median(held):g} in the median."
     ]
-    columns, digits = categories(run.client_names, "client"), _digits(counts)
+    columns, digits = charts.categories(run.client_names, "client"), _digits(counts)
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     by_class = np.lexsort((-shares.max(axis=1), shares.argmax(axis=1), counts.sum(axis=1) == 0))
     each = -(-len(counts) // max(_CELLS // len(names), 100))
     if each > 1:
         starts = range(0, len(counts), each)
         columns = [f"clients {start + 1:,} to {min(start + each, len(counts)):,}" for start in starts]
-        counts, digits = mean_of_blocks(counts[by_class].astype(np.float64), each), 1
+        counts, digits = charts.mean_of_blocks(counts[by_class].astype(np.float64), each), 1
         drawn.caption += f" Clients stand by their largest class, {each} to a column, which shows their mean."
     else:
         ways = {
@@ -75,24 +58,24 @@ def _holdings(drawn: Figure) -> None:
             "most samples first": -counts.sum(axis=1),
             "fewest classes first": held,
         }
-        drawn.axis, drawn.orders = "x", orders(columns, ways)
-    cells = [[value or None for value in row] for row in numbers(counts.T, digits)]
+        drawn.axis, drawn.orders = "x", charts.orders(columns, ways)
+    cells = [[value or None for value in row] for row in charts.numbers(counts.T, digits)]
     sizes = {
         "type": "bar",
         "x": columns,
-        "y": numbers(counts.sum(axis=1), digits),
+        "y": charts.numbers(counts.sum(axis=1), digits),
         "yaxis": "y2",
         "hovertemplate": "%{x}: %{y:,} samples<extra></extra>",
         "meta": {"ink": "area"},
     }
     hover = "%{x}, %{y}: %{customdata:,} samples"
-    drawn.add(drawn.members[0], heat_map(columns, categories(names, "class"), cells, hover), sizes)
-    tall = 20 * len(names) if len(names) <= MANY else 400
+    drawn.add(drawn.members[0], charts.heat_map(columns, charts.categories(names, "class"), cells, hover), sizes)
+    tall = 20 * len(names) if len(names) <= charts.MANY else 400
     top = tall / (tall + 12 + _BARS)
     drawn.height = tall + _BARS + 112
     drawn.layout = {
-        "xaxis": CATEGORY | {"anchor": "y"} | ({"nticks": 12} if each > 1 else {}),
-        "yaxis": DOWN | {"domain": [0, top]},
+        "xaxis": charts.CATEGORY | {"anchor": "y"} | ({"nticks": 12} if each > 1 else {}),
+        "yaxis": charts.DOWN | {"domain": [0, top]},
         "yaxis2": {"domain": [1 - top * _BARS / tall, 1], "nticks": 3, "anchor": "x"},
         "bargap": 0.1,
         "hovermode": "closest",
@@ -114,13 +97,13 @@ def _pairs(drawn: Figure) -> None:
     pairs = ClassPairs.of(run.counts)
     if not len(pairs.under(pairs.few)):
         return
-    rows = categories(run.class_names, "class")
+    rows = charts.categories(run.class_names, "class")
     occurs = np.diagonal(pairs.together) > 0
     cells = np.where(np.tril(np.outer(occurs, occurs), -1), pairs.together, np.nan)
     hover = "%{y} and %{x}: %{customdata:,} samples"
-    drawn.add(drawn.members[0], heat_map(rows, rows, numbers(cells, _digits(pairs.together)), hover))
+    drawn.add(drawn.members[0], charts.heat_map(rows, rows, charts.numbers(cells, _digits(pairs.together)), hover))
     drawn.findings = list(filter(None, [pairs.in_words(run.class_names)]))
-    drawn.layout, drawn.height = {"xaxis": CATEGORY, "yaxis": DOWN}, 420
+    drawn.layout, drawn.height = {"xaxis": charts.CATEGORY, "yaxis": charts.DOWN}, 420
 
 
 @figure(DATA, "How often each client took part", "", one_seed=True, by_run=True)
@@ -148,8 +131,9 @@ def _participation(drawn: Figure) -> None:
                 drawn.findings.append(f"{group.label}: {who} client{plural} diverged, {len(lost)} times in all.")
     many = max((len(chosen) for _, chosen, _ in rows), default=0) > _MOST_BARS
     for members, chosen, diverged in rows:
-        drawn.said.append(f"{together(members)} {number(100 * chosen.min())} to {number(100 * chosen.max())}")
-        traces = _histogram(members[0], chosen) if many else _bars(drawn, members[0], chosen, diverged)
+        ends = (charts.number(100 * share) for share in (chosen.min(), chosen.max()))
+        drawn.said.append(f"{together(members)} {' to '.join(ends)}")
+        traces = _histogram(members[0], chosen) if many else _bars(members[0], chosen, diverged)
         drawn.add(members[0], *traces, name=together(members))
     drawn.height = 300
     if many:
@@ -165,9 +149,9 @@ def _participation(drawn: Figure) -> None:
     if any(diverged.any() for _, _, diverged in rows):
         drawn.caption += " Outlined: the rounds in which it diverged and was left out."
     if len(rows) == 1:
-        drawn.axis, drawn.orders = "x", orders(drawn.traces[0]["x"], {"least often first": rows[0][1]})
+        drawn.axis, drawn.orders = "x", charts.orders(drawn.traces[0]["x"], {"least often first": rows[0][1]})
     drawn.layout = {
-        "xaxis": CATEGORY,
+        "xaxis": charts.CATEGORY,
         "yaxis": {"ticksuffix": " %", "rangemode": "tozero", "nticks": 5},
         "barmode": "overlay",
         "bargap": 0.15,
@@ -195,26 +179,26 @@ def _never(group: Group, chosen: FloatArray, rounds: int) -> Iterator[str]:
         yield f"asked, but no update of theirs ever counted: {named}."
 
 
-def _bars(drawn: Figure, group: Group, chosen: FloatArray, diverged: FloatArray) -> Iterator[Trace]:
-    kinds: list[tuple[str, FloatArray, Trace]] = [("chosen", chosen, {"look": group.style, "bar": True})]
+def _bars(group: Group, chosen: FloatArray, diverged: FloatArray) -> Iterator[charts.Trace]:
+    kinds: list[tuple[str, FloatArray, charts.Trace]] = [("chosen", chosen, {"look": group.style, "bar": True})]
     if diverged.any():
         kinds.append(("diverged", diverged, {"ink": "line"}))
     for kind, values, meta in kinds:
         yield {
             "type": "bar",
             "name": kind,
-            "x": categories(group.first.client_names, "client"),
-            "y": numbers(100 * values, 2),
+            "x": charts.categories(group.first.client_names, "client"),
+            "y": charts.numbers(100 * values, 2),
             "hovertemplate": f"%{{x}}: {kind} in %{{y:.1f}} % of the rounds<extra></extra>",
             "meta": meta | {"level": float(100 * chosen.mean())},
         }
 
 
-def _histogram(group: Group, chosen: FloatArray) -> Iterator[Trace]:
+def _histogram(group: Group, chosen: FloatArray) -> Iterator[charts.Trace]:
     times, clients = np.unique(np.round(100 * chosen, 2), return_counts=True)
     yield {
         "type": "bar",
-        "x": numbers(times, 2),
+        "x": charts.numbers(times, 2),
         "y": clients.tolist(),
         "hovertemplate": "%{y:,} clients in %{x:.1f} % of the rounds<extra></extra>",
         "meta": {"look": group.style, "bar": True},
@@ -251,7 +235,7 @@ def _weights(drawn: Figure) -> None:
         drawn.findings = [f"{who} client counts exactly as in FedAvg."]
     zero = {"rangemode": "tozero"}
     titles = ("mean weight that FedAvg would give", "mean weight given")
-    drawn.layout = square(top, *(zero | {"title": {"text": title}} for title in titles))
+    drawn.layout = charts.square(top, *(zero | {"title": {"text": title}} for title in titles))
     drawn.height = 340
 
 
@@ -263,9 +247,9 @@ def _same_mix(group: Group) -> Hashable:
 @figure(DATA, "The label mix that trained the model", "Outlined: the labels of all clients together.", alike=_same_mix)
 def _mixes(drawn: Figure) -> None:
     names = drawn.members[0].first.class_names
-    axis, drawn.layout, drawn.height = class_axes(len(names), "share of the label mix")
+    axis, drawn.layout, drawn.height = charts.class_axes(len(names), "share of the label mix")
     other, direction = ("x", "h") if axis == "y" else ("y", "v")
-    rows = categories(names, "class")
+    rows = charts.categories(names, "class")
     for group in drawn.members:
         mixes = [mix for run in group.seeds if (mix := run.effective_mix()) is not None]
         if mixes:
@@ -282,11 +266,11 @@ def _mixes(drawn: Figure) -> None:
         drawn.title = "The label mix"
         drawn.shown = [(group, len(group.seeds)) for group in drawn.members]
 
-    def bars(name: str, mixes: list[FloatArray], ink: str) -> Trace:
+    def bars(name: str, mixes: list[FloatArray], ink: str) -> charts.Trace:
         # outlines of many bars merge
         steps = {"type": "scatter", "mode": "lines", "line": {"shape": "hvh", "width": 1}}
         kind = steps if axis == "x" and ink == "line" else {"type": "bar", "orientation": direction}
-        shares = {axis: rows, other: numbers(100 * np.mean(mixes, axis=0), 2)}
+        shares = {axis: rows, other: charts.numbers(100 * np.mean(mixes, axis=0), 2)}
         return {**kind, "name": name, **shares, "hovertemplate": f"%{{{other}:.1f}} %", "meta": {"ink": ink}}
 
     runs = [run for group in drawn.members for run in group.seeds]

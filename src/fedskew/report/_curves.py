@@ -6,12 +6,12 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
 
 import numpy as np
 
 from fedskew.engine import RoundRecord
-from fedskew.report._figure import GOOD, LOCAL, ROUND, Figure, Trace, curve, figure, number, rounds_axes
+from fedskew.report import _charts as charts
+from fedskew.report._figure import GOOD, LOCAL, ROUND, Figure, figure
 from fedskew.report._groups import Group, listed, together
 from fedskew.report._runs import SeedRun, most_frequent
 from fedskew.report.drawing import Curve, FloatArray
@@ -47,19 +47,24 @@ class CurvePanel:
     uneven: bool = False
 
 
-def _of(name: Literal["accuracy", "balanced_accuracy", "target_accuracy", "worst_class"]) -> Value:
+def _of(name: str) -> Value:
     return lambda record: None if record.evaluation is None else getattr(record.evaluation, name)
 
 
-def _mean_over_clients(kind: Literal["majority", "minority", "vacant"]) -> Value:
+def _mean_over_clients(kind: str) -> Value:
     def value(record: RoundRecord) -> float | None:
         found = [getattr(client, kind) for client in record.clients or []]
-        values = [number for number in found if number is not None and math.isfinite(number)]
+        values = [one for one in found if one is not None and math.isfinite(one)]
         return float(np.mean(values)) if values else None
 
     return value
 
 
+_KINDS = {
+    "majority": "holds many samples of",
+    "minority": "holds few samples of",
+    "vacant": "holds no sample of: what the model still knows of them, it owes to the other clients",
+}
 _LOCAL_MODEL = (
     "Each client's own model right after its local training, tested on the classes that this client {}. Mean over the "
     "clients of a round."
@@ -145,26 +150,9 @@ CURVES = (
         "What the updates so far have told at most of any one client, the one that took part most often; no "
         "amplification by sampling is counted, and label counts are apart.",
     ),
-    CurvePanel(
-        LOCAL,
-        "Accuracy on majority classes",
-        _mean_over_clients("majority"),
-        _LOCAL_MODEL.format("holds many samples of"),
-        unit="%",
-    ),
-    CurvePanel(
-        LOCAL,
-        "Accuracy on minority classes",
-        _mean_over_clients("minority"),
-        _LOCAL_MODEL.format("holds few samples of"),
-        unit="%",
-    ),
-    CurvePanel(
-        LOCAL,
-        "Accuracy on vacant classes",
-        _mean_over_clients("vacant"),
-        _LOCAL_MODEL.format("holds no sample of: what the model still knows of them, it owes to the other clients"),
-        unit="%",
+    *(
+        CurvePanel(LOCAL, f"Accuracy on {kind} classes", _mean_over_clients(kind), _LOCAL_MODEL.format(holds), "%")
+        for kind, holds in _KINDS.items()
     ),
 )
 """Every value that the report draws over rounds, in the order of the page."""
@@ -200,13 +188,13 @@ def _draw(panel: CurvePanel, drawn: Figure) -> None:
     if (longest := max(line.block for line, _ in lines)) > 1:
         drawn.caption += f" Each point is the mean of up to {longest} recorded rounds."
     drawn.traces = [trace for line, owners in lines for trace in _traces(line, owners, unit)]
-    drawn.layout = rounds_axes(drawn.traces, unit, levels)
-    drawn.said = [f"{together(owners)} ends at {number(line.mean[-1], unit)}" for line, owners in lines]
+    drawn.layout = charts.rounds_axes(drawn.traces, unit, levels)
+    drawn.said = [f"{together(owners)} ends at {charts.number(line.mean[-1], unit)}" for line, owners in lines]
     for line, owners in lines:
         labels = listed(group.label for group in owners)
         if len(line.mean) > 1 and np.ptp(line.mean) <= _noise(line.mean):
             named = f"{labels}: " if len(drawn.groups) > 1 else ""
-            drawn.findings.append(f"{named}{number(line.mean[0], unit)} in every round.")
+            drawn.findings.append(f"{named}{charts.number(line.mean[0], unit)} in every round.")
         elif len(owners) > 1:
             drawn.findings.append(f"The same line: {labels}.")
 
@@ -236,10 +224,10 @@ def _held_and_vacant(drawn: Figure) -> None:
             if kind == "held":
                 line = replace(line, std=None)
             name = kind if len(drawn.groups) == 1 else f"{group.label}, {kind}"
-            drawn.traces.append(curve(name, line, [group.style], "%", dash))
-            drawn.said.append(f"{name} {number(line.mean[-1])} at the end")
+            drawn.traces.append(charts.curve(name, line, [group.style], "%", dash))
+            drawn.said.append(f"{name} {charts.number(line.mean[-1])} at the end")
     if drawn.traces:
-        drawn.layout = rounds_axes(drawn.traces, "%")
+        drawn.layout = charts.rounds_axes(drawn.traces, "%")
 
 
 def _by_cohort(run: SeedRun) -> tuple[dict[int, float], dict[int, float]]:
@@ -272,16 +260,17 @@ def _equal(one: Curve, other: Curve) -> bool:
     return np.array_equal(one.x, other.x) and close(one.mean, other.mean) and close(one.std, other.std)
 
 
-def _traces(line: Curve, owners: list[Group], unit: str) -> Iterator[Trace]:
+def _traces(line: Curve, owners: list[Group], unit: str) -> Iterator[charts.Trace]:
     name, runs = together(owners), [group.style for group in owners]
     whole = line.complete
-    yield curve(name, line.part(whole), runs, unit)
+    yield charts.curve(name, line.part(whole), runs, unit)
     if not whole.all():  # the thin part begins where the complete one ends
-        yield curve(name, line.part(slice(max(int(np.flatnonzero(~whole)[0]) - 1, 0), None)), runs, unit, thin=True)
+        end = max(int(np.flatnonzero(~whole)[0]) - 1, 0)
+        yield charts.curve(name, line.part(slice(end, None)), runs, unit, thin=True)
 
 
 def _series(run: SeedRun, panel: CurvePanel) -> dict[int, float]:
     """Return the value by round, where there is a finite one."""
     scale = 100.0 if panel.unit == "%" else 1.0
     found = ((record.round, panel.value(record)) for record in run.rounds)
-    return {number: scale * x for number, x in found if x is not None and math.isfinite(x)}
+    return {round: scale * x for round, x in found if x is not None and math.isfinite(x)}

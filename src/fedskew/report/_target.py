@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from fedskew.report._figure import DATA, Figure, curve, figure, rounds_axes, span
+from fedskew.report import _charts as charts
+from fedskew.report._figure import DATA, Figure, figure
 from fedskew.report._groups import Group, listed
 from fedskew.report._runs import SeedRun
 from fedskew.report.drawing import Curve, FloatArray
@@ -46,13 +47,13 @@ def _target_mix(drawn: Figure) -> None:
             rounds = np.array([round for round, _ in estimates], dtype=np.float64)
             mix, error = _shares(estimates, "mix")[:, label], _shares(estimates, "se")[:, label]
             line = Curve(group.style, rounds, 100 * mix, 100 * _REACH * error, np.ones(len(mix), dtype=np.bool_))
-            trace = curve(group.label, line, [group.style], "%")
+            trace = charts.curve(group.label, line, [group.style], "%")
             trace["meta"]["pick"] = place
             if truth is not None:
                 trace["meta"]["level"] = round(100 * float(truth[label]), 3)
             drawn.traces.append(trace)
-    drawn.layout = rounds_axes(drawn.traces, "%")
-    drawn.layout["yaxis"] = span(0.0, max(max(trace["y"]) for trace in drawn.traces), "%")
+    drawn.layout = charts.rounds_axes(drawn.traces, "%")
+    drawn.layout["yaxis"] = charts.span(0.0, max(max(trace["y"]) for trace in drawn.traces), "%")
     drawn.menu, drawn.picks = "Class", [f"class {names[at]}" if names[at].isdecimal() else names[at] for at in order]
     if any(truth is not None for truth in truths):
         drawn.caption += " Dashed: the truth, which the server does not know."
