@@ -93,11 +93,19 @@ def heat_map(x: list[Any], y: list[str], z: list[Any], hover: str, percent: bool
     return {"type": "heatmap", "x": x, "y": y, "z": z, "hovertemplate": template, **colours}
 
 
-def square(end: float, x: dict[str, Any], y: dict[str, Any]) -> dict[str, Any]:
+def bars(x: list[Any], y: list[Any], hover: str, **meta: Any) -> Trace:
+    """Return a bar for each value."""
+    return {"type": "bar", "x": x, "y": y, "hovertemplate": f"{hover}<extra></extra>", "meta": meta}
+
+
+def square(end: float, x: str, y: str, **ends: Any) -> dict[str, Any]:
     """Return the layout of a cloud, with the diagonal up to `end`."""
-    ends = {"ticksuffix": " %", "nticks": 6}
     diagonal = {"type": "line", "x0": 0, "y0": 0, "x1": end, "y1": end, "line": {"dash": "dash", "width": 1}}
-    return {"xaxis": ends | x, "yaxis": ends | y, "shapes": [diagonal], "hovermode": "closest"}
+    axes = {
+        name: {"ticksuffix": " %", "nticks": 6, "title": {"text": title}, **ends}
+        for name, title in {"xaxis": x, "yaxis": y}.items()
+    }
+    return {**axes, "shapes": [diagonal], "hovermode": "closest"}
 
 
 def class_axes(classes: int, values_title: str) -> tuple[str, dict[str, Any], int]:

@@ -85,11 +85,10 @@ def _final(drawn: Figure) -> None:
         if np.isfinite(mean).any():
             lowest = np.flatnonzero(mean == np.nanmin(mean))
             others = f" and {len(lowest) - 1} more" if len(lowest) > 1 else ""
-            named = f"{names[lowest[0]]}{others} ({charts.number(mean[lowest[0]])})"
-            worst.append(f"{group.label}: {named}" if len(drawn.groups) > 1 else named)
+            worst.append(f"{drawn.about(group)}{names[lowest[0]]}{others} ({charts.number(mean[lowest[0]])})")
     more = f"; and of {len(worst) - _NAMED} more runs" if len(worst) > _NAMED else ""
     drawn.findings = [f"Worst class: {'; '.join(worst[:_NAMED]) or 'none was tested'}{more}."]
-    drawn.said = drawn.findings
+    drawn.description = drawn.findings
     if any(seeds > 1 for _, seeds in drawn.shown):
         drawn.caption += " Whiskers: one standard deviation over seeds to each side."
     values = "xaxis" if drawn.axis == "y" else "yaxis"
@@ -132,8 +131,7 @@ def _confusion(drawn: Figure) -> None:
         trace = charts.heat_map(some, some, charts.numbers(shares[np.ix_(part, part)], 1), hover, percent=True)
         drawn.add(group, trace, seeds=len(matrices))
         if len(drawn.findings) < 4 and (mistakes := "; ".join(_mistakes(shares, names))):
-            label = f"{group.label}: " if len(drawn.groups) > 1 else ""
-            drawn.findings.append(f"Most often mistaken: {label}{mistakes}.")
+            drawn.findings.append(f"Most often mistaken: {drawn.about(group)}{mistakes}.")
     if len(names) > _CONFUSED:
         drawn.caption += f" The {_CONFUSED} classes with the most mistakes of {len(names)}."
     if max((seeds for _, seeds in drawn.shown), default=0) > 1:
@@ -175,7 +173,5 @@ def _by_client(drawn: Figure) -> None:
         holds = np.count_nonzero(group.first.counts, axis=1)
         notes = [f", {holds[at]} classes" for at in clients]
         add_cloud(drawn, group, clients, x, y, "%{customdata}<br>held %{x:.1f} %, vacant %{y:.1f} %", 2, notes)
-    ends = {"range": [-2, 102]}
-    titles = ({"title": {"text": title}} for title in ("classes it holds", "classes vacant at it"))
-    drawn.layout = charts.square(100, *(ends | title for title in titles))
+    drawn.layout = charts.square(100, "classes it holds", "classes vacant at it", range=[-2, 102])
     drawn.height = 340

@@ -60,16 +60,13 @@ def _holdings(drawn: Figure) -> None:
         }
         drawn.axis, drawn.orders = "x", charts.orders(columns, ways)
     cells = [[value or None for value in row] for row in charts.numbers(counts.T, digits)]
-    sizes = {
-        "type": "bar",
-        "x": columns,
-        "y": charts.numbers(counts.sum(axis=1), digits),
-        "yaxis": "y2",
-        "hovertemplate": "%{x}: %{y:,} samples<extra></extra>",
-        "meta": {"ink": "area"},
-    }
+    sizes = charts.bars(columns, charts.numbers(counts.sum(axis=1), digits), "%{x}: %{y:,} samples", ink="area")
     hover = "%{x}, %{y}: %{customdata:,} samples"
-    drawn.add(drawn.members[0], charts.heat_map(columns, charts.categories(names, "class"), cells, hover), sizes)
+    drawn.add(
+        drawn.members[0],
+        charts.heat_map(columns, charts.categories(names, "class"), cells, hover),
+        sizes | {"yaxis": "y2"},
+    )
     tall = 20 * len(names) if len(names) <= charts.MANY else 400
     top = tall / (tall + 12 + _BARS)
     drawn.height = tall + _BARS + 112
@@ -121,7 +118,7 @@ def _participation(drawn: Figure) -> None:
         if len(members) > 1:
             same = listed((group.label for group in members), 36)
             drawn.findings.append(f"The same clients in every round: {same}.")
-        label = listed(group.label for group in members) + ": " if len(drawn.groups) > 1 else ""
+        label = drawn.about(*members)
         for found in _never(members[0], chosen, len(trained)):
             drawn.findings.append(label + found if label else found[0].upper() + found[1:])
         for group in members:
@@ -132,7 +129,7 @@ def _participation(drawn: Figure) -> None:
     many = max((len(chosen) for _, chosen, _ in rows), default=0) > _MOST_BARS
     for members, chosen, diverged in rows:
         ends = (charts.number(100 * share) for share in (chosen.min(), chosen.max()))
-        drawn.said.append(f"{together(members)} {' to '.join(ends)}")
+        drawn.description.append(f"{together(members)} {' to '.join(ends)}")
         traces = _histogram(members[0], chosen) if many else _bars(members[0], chosen, diverged)
         drawn.add(members[0], *traces, name=together(members))
     drawn.height = 300
@@ -180,29 +177,18 @@ def _never(group: Group, chosen: FloatArray, rounds: int) -> Iterator[str]:
 
 
 def _bars(group: Group, chosen: FloatArray, diverged: FloatArray) -> Iterator[charts.Trace]:
-    kinds: list[tuple[str, FloatArray, charts.Trace]] = [("chosen", chosen, {"look": group.style, "bar": True})]
-    if diverged.any():
-        kinds.append(("diverged", diverged, {"ink": "line"}))
-    for kind, values, meta in kinds:
-        yield {
-            "type": "bar",
-            "name": kind,
-            "x": charts.categories(group.first.client_names, "client"),
-            "y": charts.numbers(100 * values, 2),
-            "hovertemplate": f"%{{x}}: {kind} in %{{y:.1f}} % of the rounds<extra></extra>",
-            "meta": meta | {"level": float(100 * chosen.mean())},
-        }
+    names, level = charts.categories(group.first.client_names, "client"), float(100 * chosen.mean())
+    looks: dict[str, dict[str, Any]] = {"chosen": {"look": group.style, "bar": True}, "diverged": {"ink": "line"}}
+    for (kind, look), shares in zip(looks.items(), (chosen, diverged), strict=True):
+        if kind == "chosen" or shares.any():
+            hover = f"%{{x}}: {kind} in %{{y:.1f}} % of the rounds"
+            yield charts.bars(names, charts.numbers(100 * shares, 2), hover, level=level, **look) | {"name": kind}
 
 
 def _histogram(group: Group, chosen: FloatArray) -> Iterator[charts.Trace]:
     times, clients = np.unique(np.round(100 * chosen, 2), return_counts=True)
-    yield {
-        "type": "bar",
-        "x": charts.numbers(times, 2),
-        "y": clients.tolist(),
-        "hovertemplate": "%{y:,} clients in %{x:.1f} % of the rounds<extra></extra>",
-        "meta": {"look": group.style, "bar": True},
-    }
+    hover = "%{y:,} clients in %{x:.1f} % of the rounds"
+    yield charts.bars(charts.numbers(times, 2), clients.tolist(), hover, look=group.style, bar=True)
 
 
 def _times(lists: Sequence[Sequence[int]], clients: int) -> FloatArray:
@@ -233,9 +219,7 @@ def _weights(drawn: Figure) -> None:
     if plain:
         who = f"{listed(plain)}: every" if len(drawn.groups) > 1 else "Every"
         drawn.findings = [f"{who} client counts exactly as in FedAvg."]
-    zero = {"rangemode": "tozero"}
-    titles = ("mean weight that FedAvg would give", "mean weight given")
-    drawn.layout = charts.square(top, *(zero | {"title": {"text": title}} for title in titles))
+    drawn.layout = charts.square(top, "mean weight that FedAvg would give", "mean weight given", rangemode="tozero")
     drawn.height = 340
 
 

@@ -189,12 +189,11 @@ def _draw(panel: CurvePanel, drawn: Figure) -> None:
         drawn.caption += f" Each point is the mean of up to {longest} recorded rounds."
     drawn.traces = [trace for line, owners in lines for trace in _traces(line, owners, unit)]
     drawn.layout = charts.rounds_axes(drawn.traces, unit, levels)
-    drawn.said = [f"{together(owners)} ends at {charts.number(line.mean[-1], unit)}" for line, owners in lines]
+    drawn.description = [f"{together(owners)} ends at {charts.number(line.mean[-1], unit)}" for line, owners in lines]
     for line, owners in lines:
         labels = listed(group.label for group in owners)
         if len(line.mean) > 1 and np.ptp(line.mean) <= _noise(line.mean):
-            named = f"{labels}: " if len(drawn.groups) > 1 else ""
-            drawn.findings.append(f"{named}{charts.number(line.mean[0], unit)} in every round.")
+            drawn.findings.append(f"{drawn.about(*owners)}{charts.number(line.mean[0], unit)} in every round.")
         elif len(owners) > 1:
             drawn.findings.append(f"The same line: {labels}.")
 
@@ -225,7 +224,7 @@ def _held_and_vacant(drawn: Figure) -> None:
                 line = replace(line, std=None)
             name = kind if len(drawn.groups) == 1 else f"{group.label}, {kind}"
             drawn.traces.append(charts.curve(name, line, [group.style], "%", dash))
-            drawn.said.append(f"{name} {charts.number(line.mean[-1])} at the end")
+            drawn.description.append(f"{name} {charts.number(line.mean[-1])} at the end")
     if drawn.traces:
         drawn.layout = charts.rounds_axes(drawn.traces, "%")
 

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedskew.report._charts import Trace, numbers, text
-from fedskew.report._groups import Group, alike
+from fedskew.report._groups import Group, alike, listed
 from fedskew.report.drawing import FloatArray
 
 GOOD, CLASSES, DATA, ROUND, LOCAL = (
@@ -82,22 +82,9 @@ def figure(section: str, title: str, caption: str, **settings: Any) -> Callable[
 class Figure:
     """A figure with the words around it, which the function that draws it completes.
 
-    Attributes:
-        kind: What is the same on every page.
-        groups: The runs of the page.
-        members: The runs that this figure may show.
-        traces: Its traces.
-        layout: Its layout.
-        height: Height in CSS pixels.
-        title: Its heading, with the runs that it may show where these are not all.
-        caption: How to read it.
-        findings: What it shows, in sentences.
-        said: What it shows, for readers who don't see it; the names of its runs unless there is more to say.
-        shown: The runs that it shows, with their number of seeds.
-        axis: The axis whose categories can be put in another order, "x" or "y".
-        orders: The orders, by name, each as the categories from left to right or from the top.
-        menu: What is shown one at a time, by a menu.
-        picks: The entries of that menu.
+    `members` of the page's `groups` may be shown; `add` says which are, and with how many seeds. `axis` ("x" or "y")
+    has categories that can be put in the `orders`, each from left to right or from the top; `picks` are shown one at a
+    time, by a `menu`. `findings` are sentences on what is seen, `description` is for readers who see nothing.
     """
 
     kind: Kind
@@ -109,7 +96,7 @@ class Figure:
     title: str = ""
     caption: str = ""
     findings: list[str] = field(default_factory=list)
-    said: list[str] = field(default_factory=list)
+    description: list[str] = field(default_factory=list)
     shown: list[tuple[Group, int]] = field(default_factory=list)
     axis: str = ""
     orders: dict[str, list[str]] = field(default_factory=dict)
@@ -130,14 +117,14 @@ class Figure:
         self.traces += traces
         self.shown.append((group, seeds))
 
-    def find(self, group: Group, sentence: str) -> None:
-        """Add a sentence about a run."""
-        self.findings.append(f"{group.label}: {sentence}" if len(self.groups) > 1 else sentence)
+    def about(self, *groups: Group) -> str:
+        """Return the beginning of a sentence about some runs: their labels, where the page has others."""
+        return f"{listed(group.label for group in groups)}: " if len(self.groups) > 1 else ""
 
     @property
     def alt(self) -> str:
         """What it shows, for readers who don't see it."""
-        return f"{self.title}: {', '.join(self.said or [group.label for group, _ in self.shown])}."
+        return f"{self.title}: {', '.join(self.description or [group.label for group, _ in self.shown])}."
 
     @property
     def basis(self) -> str:

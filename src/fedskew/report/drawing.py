@@ -48,19 +48,13 @@ _RC = {
     "svg.fonttype": "none",
     "font.size": 12,
     "text.parse_math": False,
-    "text.color": _INK,
-    "axes.edgecolor": _MUTED,
-    "axes.labelcolor": _MUTED,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.axisbelow": True,
     "axes.formatter.useoffset": False,
     "axes.titlesize": 12,
     "axes.titlelocation": "left",
-    "axes.titlecolor": _MUTED,
     "grid.color": _GRID,
-    "xtick.color": _MUTED,
-    "ytick.color": _MUTED,
 }
 
 
