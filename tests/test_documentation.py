@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from importlib.util import module_from_spec, spec_from_file_location
+import runpy
 from pathlib import Path
 
 import pytest
@@ -34,12 +34,8 @@ def test_the_site_builds_and_holds_every_public_name(tmp_path, monkeypatch, capf
     for style in (tmp_path / "site").rglob("*.css"):
         assert not re.search(r"url\([\"']?(https?:)?//|@import", style.read_text(encoding="utf-8")), style
 
-    spec = spec_from_file_location("reference_pages", REPOSITORY / "tools" / "reference_pages.py")
-    assert spec is not None
-    assert spec.loader is not None
-    reference_pages = module_from_spec(spec)
-    spec.loader.exec_module(reference_pages)
-    for module in reference_pages.modules():
+    reference = runpy.run_path(str(REPOSITORY / "tools" / "reference_pages.py"))
+    for module in reference["modules"]():
         page = pages[Path(f"reference/{module}.html")]
-        absent = [name for name in reference_pages.exported(module) if f'id="{module}.{name}"' not in page]
+        absent = [name for name in reference["exported"](module) if f'id="{module}.{name}"' not in page]
         assert not absent, module

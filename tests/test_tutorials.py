@@ -26,32 +26,25 @@ MARK = r"(?:<!-- (not run by the tests|fails|printed) -->\n+)?"
 BLOCK = re.compile(MARK + r'```(\w+)(?: title="([^"]+)")?\n(.*?)```', re.DOTALL)
 
 
+WRITTEN = {
+    "own-data.md": ["who.html", "runs/clinics.html", "runs/sweep-*/table.md"],
+    "own-method.md": ["runs/own-*/report.html", "runs/own-*/finished.safetensors"],
+    "new-place.md": ["runs/clinics-*/adapted.safetensors", "predictions.csv", "target-mix.png"],
+    "researcher.md": ["runs/rare.html", "runs/sweep-compare-*/report.html"],
+    "coordinator.md": ["weights.csv", "predictions.csv"],
+    "sites.md": ["runs/hospitals-*/report.html", "hospitals/app/run.toml", "hospitals/server/run.sh"],
+    "../label-counts.md": [],
+    "../data.md": [],
+}
+"""Pages, and files that following them writes."""
+
+
 @pytest.mark.first
 @pytest.mark.parametrize(
-    ("page", "written"),
-    [
-        pytest.param("own-data.md", ["who.html", "runs/clinics.html", "runs/sweep-*/table.md"], marks=pytest.mark.slow),
-        pytest.param(
-            "own-method.md", ["runs/own-*/report.html", "runs/own-*/finished.safetensors"], marks=pytest.mark.slow
-        ),
-        pytest.param(
-            "new-place.md",
-            ["runs/clinics-*/adapted.safetensors", "predictions.csv", "target-mix.png"],
-            marks=pytest.mark.slow,
-        ),
-        pytest.param("researcher.md", ["runs/rare.html", "runs/sweep-compare-*/report.html"], marks=pytest.mark.slow),
-        pytest.param("coordinator.md", ["weights.csv", "predictions.csv"], marks=pytest.mark.slow),
-        ("../label-counts.md", []),
-        ("../data.md", []),
-        pytest.param(
-            "sites.md",
-            ["runs/hospitals-*/report.html", "hospitals/app/run.toml", "hospitals/server/run.sh"],
-            marks=pytest.mark.slow,
-        ),
-    ],
+    "page", [pytest.param(page, marks=[pytest.mark.slow] if written else []) for page, written in WRITTEN.items()]
 )
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # a user sees them, and no error
-def test_a_page_works_as_it_stands(page, written, tmp_path, monkeypatch, capfd):
+def test_a_page_works_as_it_stands(page, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setattr(sys, "dont_write_bytecode", True)  # a file may change twice in a second
@@ -75,7 +68,7 @@ def test_a_page_works_as_it_stands(page, written, tmp_path, monkeypatch, capfd):
             run_commands(text, monkeypatch, tmp_path, fails=marked == "fails")
         if not title and language in ("python", "sh"):
             printed = re.sub(" +", " ", "".join(capfd.readouterr()))
-    for pattern in written:
+    for pattern in WRITTEN[page]:
         assert list(tmp_path.glob(pattern)), f"{page}: {pattern} was not written"
     forget_modules(tmp_path)
 

@@ -174,29 +174,6 @@ def test_a_data_set_of_stored_inputs_is_checked_without_reading_them(tmp_path):
         data.Dataset("own", inputs, labels[:2], inputs, labels, ("a", "b"))
 
 
-def svhn_as_tensors(folder: str) -> data.Dataset:
-    found = data.load("svhn", folder, verify=False)
-    parts = [part.index_select(0, torch.arange(len(part))) for part in (found.inputs, found.test_inputs)]
-    return data.Dataset("tensors", parts[0], found.targets, parts[1], found.test_targets, found.classes)
-
-
-@pytest.mark.slow
-def test_training_is_the_same_on_stored_inputs_as_on_the_tensor_that_they_stand_for(tmp_path):
-    write("svhn", tmp_path, train=12, test=4)
-    settings = {
-        "partition": {"rule": "quantity", "clients": 10, "labels_per_client": 3},
-        "model": "lenet5",
-        "method": "fedvls",
-        "training": {"rounds": 2, "lr": 0.05},
-    }
-    from_files = {"name": "svhn", "root": str(tmp_path), "verify": False, "validation": 0.2}
-    first = fedskew.simulate(data=from_files, **settings)
-    second = fedskew.simulate(data={"name": svhn_as_tensors, "folder": str(tmp_path), "validation": 0.2}, **settings)
-    for one, other in zip(first.rounds, second.rounds, strict=True):
-        assert one["evaluation"] == other["evaluation"]
-        assert one["validation"] == other["validation"]
-
-
 @pytest.mark.slow
 def test_what_a_data_set_sets_aside_is_validated_on_and_never_trained_on(tmp_path):
     write("pacs", tmp_path, train=2, test=1)
