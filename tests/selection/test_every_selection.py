@@ -99,6 +99,23 @@ def test_refuses_bad_counts(selection: Selection, counts) -> None:
         selection.select(selection.init(COUNTS), counts, 1, np.random.default_rng(0))
 
 
+@pytest.mark.parametrize(
+    ("name", "parameter", "wrong"),
+    [
+        ("fedentopt", "buffer", (-0.1, 1.0, float("nan"))),
+        ("fedentopt", "candidates", (0, -3, 2.5, True)),
+        ("fedcbs", "exploration", (-1.0, float("inf"))),
+        ("fedcbs", "exponent", (0.0, -1.0)),
+        ("seol_kim", "threshold", (-0.1, float("nan"), float("inf"))),
+        ("greedy_kl", "normalise", (1,)),
+    ],
+)
+def test_senseless_parameters_are_refused_by_name(name: str, parameter: str, wrong: tuple) -> None:
+    for value in wrong:
+        with pytest.raises(ArgumentError, match=f"^{parameter}: input should be "):
+            INDEX[name](**{parameter: value})
+
+
 def test_the_index_names_every_selection() -> None:
     expected = {
         "uniform": Uniform(),

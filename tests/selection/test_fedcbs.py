@@ -8,7 +8,6 @@ import math
 import numpy as np
 import pytest
 
-from fedskew.errors import ArgumentError
 from fedskew.selection import FedCBS, FedCBSState, even_cohort
 
 # The paper's figure 3: six classes, four clients of 30 samples, of whom three are chosen.
@@ -120,10 +119,3 @@ def test_clients_without_samples_come_last_at_every_place() -> None:
     assert FedCBS().select(FedCBS().init(counts), counts, 2, rng, first=3)[0][0] == 3  # who is told to come first does
     nobody = np.zeros((3, 2))
     assert len(FedCBS().select(FedCBS().init(nobody), nobody, 2, np.random.default_rng(0))[0]) == 2
-
-
-def test_senseless_parameters_are_refused_by_name() -> None:
-    with pytest.raises(ArgumentError, match="^exploration: input should be greater than or equal to 0"):
-        FedCBS(exploration=-1.0)
-    with pytest.raises(ArgumentError, match="^exponent: input should be greater than 0"):
-        FedCBS(exponent=0.0)

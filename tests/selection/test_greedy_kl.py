@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedskew.errors import ArgumentError
 from fedskew.selection import FedEntOpt, GreedyKL
 
 tables = st.integers(1, 4).flatmap(
@@ -43,8 +42,3 @@ def test_normalised_every_client_counts_alike() -> None:
 def test_an_empty_client_changes_nothing_when_normalised() -> None:
     # (3, 1) first. With (0, 5) it is (.75, 1.25), more even than (.75, .25) with nobody.
     assert choose(GreedyKL(normalise=True), [[0, 0], [3, 1], [0, 5]], 3) == [1, 2, 0]
-
-
-def test_refuses_a_switch_that_is_none() -> None:
-    with pytest.raises(ArgumentError, match="normalise"):
-        GreedyKL(normalise=1)

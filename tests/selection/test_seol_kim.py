@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from fedskew.errors import ArgumentError
 from fedskew.selection import SeolKim
@@ -46,18 +44,11 @@ def test_is_algorithm_2(seed: int) -> None:
     counts = np.floor(rng.dirichlet(np.full(classes, 0.3), clients) * rng.integers(1, 60, (clients, 1)))
     counts[rng.integers(0, clients)] += 1
     size, threshold = int(rng.integers(1, clients + 1)), float(rng.choice([0, 0.01, 0.2]))
-    cohort, quotas = choose(counts, size, threshold)
-    expected, expected_quotas = algorithm_2(counts, size, threshold)
+    first = None if seed % 3 else int(np.argmax(counts.any(axis=1)))
+    cohort, quotas = choose(counts, size, threshold, first=first)
+    expected, expected_quotas = algorithm_2(counts, size, threshold, first)
     assert cohort == expected
     np.testing.assert_array_equal(quotas, expected_quotas)
-
-
-def test_the_one_who_adds_something_is_found_among_many() -> None:
-    # The largest has (9, 1); all others but the last but two hold class 0 alone, which is full.
-    counts = np.zeros((50_000, 2))
-    counts[:, 0] = 3
-    counts[7], counts[49_997] = (9, 1), (0, 2)
-    assert choose(counts, 5) == ([7, 49_997], [[9, 1], [0, 2]])
 
 
 def test_a_worked_example() -> None:
@@ -69,10 +60,6 @@ def test_a_worked_example() -> None:
     cohort, quotas = choose(counts, 4)
     assert cohort == [0, 2, 3, 1]
     assert quotas == [[8, 4, 0], [0, 1, 3], [0, 0, 4], [0, 3, 0]]
-
-
-def test_stops_at_the_size_asked_for() -> None:
-    assert choose([[8, 4, 0], [4, 6, 0], [2, 1, 3], [0, 0, 4]], 2)[0] == [0, 2]
 
 
 def test_stops_when_the_labels_in_use_are_even_enough() -> None:
@@ -88,44 +75,9 @@ def test_a_client_whose_quota_would_be_empty_is_not_taken() -> None:
     assert choose([[5, 5], [3, 0], [0, 3]], 3) == ([0], [[5, 5]])
 
 
-def test_may_return_fewer_than_asked_for() -> None:
-    # Nobody holds class 2, which stays the rarest.
-    assert choose([[5, 1, 0], [1, 3, 0]], 2) == ([0], [[5, 1, 0]])
-
-
-def test_ties_in_size_go_to_the_lowest_id() -> None:
-    assert choose([[0, 3], [3, 0], [0, 3]], 3) == ([0, 1], [[0, 3], [3, 0]])
-
-
 def test_begins_with_the_given_client_and_its_own_largest_class() -> None:
     assert choose([[9, 0], [2, 1]], 2, first=1) == ([1], [[2, 1]])
     assert choose([[0, 9], [2, 1]], 2, first=1) == ([1, 0], [[2, 1], [0, 1]])
-
-
-def test_the_cohort_is_the_same_every_round() -> None:
-    counts = np.random.default_rng(0).integers(0, 30, (20, 5))
-    selection = SeolKim()
-    state = selection.init(counts)
-    assert state.quotas.shape == (0, 5)
-    once, state = selection.select(state, counts, 6, np.random.default_rng(1))
-    again, _ = selection.select(state, counts, 6, np.random.default_rng(2))
-    assert once.tolist() == again.tolist()
-
-
-@settings(max_examples=100, deadline=None, derandomize=True)
-@given(
-    counts=st.lists(
-        st.lists(st.floats(0, 50, allow_subnormal=False), min_size=4, max_size=4), min_size=1, max_size=8
-    ).filter(lambda rows: any(map(any, rows))),
-    size=st.integers(1, 8),
-)
-def test_quotas_are_held_and_never_exceed_the_first_clients_largest_class(counts, size) -> None:
-    cohort, quotas = choose(counts, min(size, len(counts)))
-    held = np.array(counts)[cohort]
-    assert np.all(np.array(quotas) >= 0)
-    assert np.all(np.array(quotas) <= held * (1 + 1e-12) + 1e-9)
-    assert np.all(np.sum(quotas, axis=0) <= held[0].max() * (1 + 1e-12))
-    assert np.all(np.any(np.array(quotas) > 0, axis=1))
 
 
 def test_refuses_a_federation_without_samples() -> None:
@@ -133,9 +85,3 @@ def test_refuses_a_federation_without_samples() -> None:
         choose(np.zeros((3, 2)), 2)
     with pytest.raises(ArgumentError, match="counts: no client holds a sample"):
         SeolKim().check(np.zeros((3, 2)), 2)
-
-
-@pytest.mark.parametrize("threshold", [-0.1, float("nan"), float("inf")])
-def test_refuses_a_threshold_that_is_none(threshold: float) -> None:
-    with pytest.raises(ArgumentError, match="threshold"):
-        SeolKim(threshold)

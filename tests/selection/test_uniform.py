@@ -25,11 +25,6 @@ def test_after_a_given_first_client_the_others_are_equally_likely() -> None:
     np.testing.assert_allclose(np.delete(seconds, 2), 1000, atol=140)
 
 
-def test_all_clients_may_be_asked() -> None:
-    cohort, _ = Uniform().select(None, COUNTS, 5, np.random.default_rng(0))
-    assert sorted(cohort) == [0, 1, 2, 3, 4]
-
-
 def test_label_counts_do_not_matter() -> None:
     ones, _ = Uniform().select(None, COUNTS, 3, np.random.default_rng(4))
     others, _ = Uniform().select(None, np.diag([9.0] * 5), 3, np.random.default_rng(4))

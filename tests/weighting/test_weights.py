@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fedskew.components import has
 from fedskew.errors import ArgumentError
 from fedskew.labels import LabelCounts
-from fedskew.weighting import INDEX, Answered, FedAvg, FedLA, FedPALS, Uniform, fedavg, fedla, uniform
+from fedskew.weighting import Answered, FedAvg, FedLA, Uniform, fedavg, fedla, uniform
 
 QUICK = settings(max_examples=60, deadline=None, derandomize=True)
 
@@ -83,10 +83,6 @@ def test_fedavg_refuses_sizes_that_do_not_fit() -> None:
         fedavg([[1, 2]], sizes=[1, 2])
     with pytest.raises(ArgumentError, match="sizes: no client holds a sample"):
         fedavg([[1, 2]], sizes=[0])
-
-
-def test_the_index_names_every_component() -> None:
-    assert {"fedavg": FedAvg, "uniform": Uniform, "fedla": FedLA, "fedpals": FedPALS}.items() <= INDEX.items()
 
 
 def test_components_weigh_those_who_answered() -> None:

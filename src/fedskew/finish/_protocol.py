@@ -26,12 +26,9 @@ NEVER = -1e30
 
 
 class Observed(NamedTuple):
-    """Samples of one holder as the trained model sees them.
+    """Samples of one holder as the trained model sees them: `(samples, dim)`, `(samples, classes)`, `(samples,)`.
 
-    Attributes:
-        features: Input of the last linear layer, `(samples, dim)`.
-        logits: Its output, `(samples, classes)`.
-        targets: Class ids, `(samples,)` int64; None where there are no labels.
+    `targets` are class ids, int64; None where there are no labels.
     """
 
     features: Tensor
@@ -40,12 +37,7 @@ class Observed(NamedTuple):
 
 
 class Head(NamedTuple):
-    """The last linear layer: `features @ weight.T + bias` are the logits.
-
-    Attributes:
-        weight: Shape `(classes, dim)`, float64.
-        bias: Shape `(classes,)`, float64.
-    """
+    """The last linear layer, float64: `features @ weight.T + bias` are the logits."""
 
     weight: Tensor
     bias: Tensor
@@ -70,12 +62,7 @@ class Known:
 
 @dataclass(frozen=True)
 class Finished:
-    """The result of a finish.
-
-    Attributes:
-        head: The new last layer, of the old one's shape.
-        notes: Plain values for the run's summary, such as an estimated mix.
-    """
+    """The new last layer, of the old one's shape, and plain values for the run's summary."""
 
     head: Head
     notes: Mapping[str, Any] = field(default_factory=dict)
@@ -131,32 +118,19 @@ class Finish:
         return next((_LACKS[source] for source in sorted(self.asks - known.sources)), None)
 
     def statistics(self, question: Mapping[str, Tensor], observed: Observed) -> dict[str, Tensor]:
-        """Answer a question at one holder of samples; only the sum over all holders is used.
+        """Answer what the server asks at one holder of at least one sample; only the sum over all holders is used.
 
-        Args:
-            question: What the server sent, by name.
-            observed: The holder's samples, at least one.
-
-        Returns:
-            Tensors by name; their shapes must not depend on the samples.
+        The shapes of the tensors must not depend on the samples.
         """
         raise NotImplementedError
 
     def refuse(
         self, question: Mapping[str, Tensor], answer: Mapping[str, Tensor], samples: FloatArray | None
     ) -> str | None:
-        """Return why a site's answer can't be true; None if nothing is wrong.
+        """Return why a real site's answer can't be true, in words that continue "refused: "; None if nothing is wrong.
 
-        Called only in federations of real sites, where a site could send anything. Shapes, dtypes and finiteness have
-        been checked before.
-
-        Args:
-            question: What the server sent, by name.
-            answer: What the site answered, by name.
-            samples: Number of samples of each class that the site reported, `(classes,)`; None if it did not.
-
-        Returns:
-            The reason, in one line that continues "refused: ".
+        Shapes, dtypes and finiteness have been checked. `samples` are those of each class that the site reported,
+        `(classes,)`; None if it did not.
         """
         return None
 

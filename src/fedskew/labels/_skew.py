@@ -105,10 +105,7 @@ class QuantitySkew:
     """How unevenly samples are spread over clients, whatever their labels.
 
     Attributes:
-        smallest: Samples of the smallest client.
-        median: Median of the client sizes.
-        mean: Mean of the client sizes.
-        largest: Samples of the largest client.
+        smallest: Samples of the smallest client; `median`, `mean` and `largest` likewise.
         variation: Standard deviation of the client sizes over their mean.
         gini: Gini coefficient: 0 where all sizes are equal, near 1 where one client holds all samples.
         largest_tenth: Share of all samples at the largest tenth of the clients (at least one).

@@ -12,8 +12,7 @@ x = 1 is FedAvg. `Programme(counts, target, sizes).solve(kappa)` takes one of tw
    clients' scores. Therefore the mix T - r nearest to T that weighted clients can have is found first
    (`Programme.projection`). Around it, the programme is solved in the scale of kappa by the method of multipliers.
 
-Both ways end with certificates, computed from the weights alone, that bound how far the weights are from optimal. All
-arrays are float64 and have been checked by the caller.
+Both ways end with certificates, computed from the weights alone, that bound how far the weights are from optimal.
 
 `limited` cuts weights of any origin at a share that none may exceed.
 """

@@ -45,12 +45,11 @@ ROWS_AT_ONCE = 4096
 
 @dataclass(frozen=True)
 class Solution:
-    """FedPALS's weights with certificates of their optimality.
+    """FedPALS's weights with certificates of their optimality, for the programme scaled to mean size 1.
 
-    `gap` and `kkt` are computed from the weights, for the programme with sizes and strength in units of the mean size.
-    They are divided by max(1, strength / samples), which keeps them comparable if the penalty dominates. At strength 0
-    each is the larger of two values: one for the distance to the target, and one for the spread `sum a^2 / n` among the
-    weights of smallest distance, relative to the spread.
+    `gap` and `kkt` are divided by max(1, strength / samples). At strength 0 each is the larger of two values: one for
+    the distance to the target, and one for the spread `sum a^2 / n` among the weights of smallest distance, relative to
+    the spread.
 
     Attributes:
         weights: Client weights, shape `(clients,)`, sum 1.
@@ -70,13 +69,9 @@ class Solution:
 
 @dataclass(frozen=True)
 class Projection:
-    """The mix nearest to the target that weighted clients can have.
+    """The mix nearest to the target: weights that give it, `(clients,)`, and target minus mix, `(classes,)`.
 
-    Attributes:
-        weights: Weights that give this mix, shape `(clients,)`; there may be others.
-        residual: Target minus nearest mix, shape `(classes,)`.
-        gap: Upper bound on how much the squared distance exceeds the minimum.
-        kkt: Largest violation of stationarity.
+    `gap` bounds how much the squared distance exceeds the minimum; `kkt` is the largest violation of stationarity.
     """
 
     weights: FloatArray
@@ -88,15 +83,8 @@ class Projection:
 class Programme:
     """FedPALS's programme for one round, with kappa = strength / samples as its only parameter.
 
-    Args:
-        counts: Label counts, shape `(clients, classes)`; not checked here.
-        target: Target mix, shape `(classes,)`, sum 1.
-        sizes: Number of samples of each client, shape `(clients,)`; None: the row sums of `counts`.
-        limit: Upper limit on each weight; None: there is none. Where the clients are too few for it, their weights are
-            equal.
-
-    Raises:
-        ArgumentError: No client holds a sample.
+    `sizes` are the row sums of `counts` unless given. Where the clients are too few for the limit on each weight, their
+    weights are equal. ArgumentError: no client holds a sample. Nothing else is checked.
     """
 
     def __init__(

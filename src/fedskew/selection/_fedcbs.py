@@ -41,12 +41,7 @@ from fedskew.selection._protocol import EVEN_LABELS, FloatArray, IntArray, check
 
 @dataclass(frozen=True)
 class FedCBSState:
-    """State of Fed-CBS.
-
-    Attributes:
-        round: The number of cohorts chosen so far.
-        chosen: How often each client was chosen, shape `(clients,)`.
-    """
+    """The number of cohorts chosen so far, and how often each client was chosen, `(clients,)`."""
 
     round: int
     chosen: NDArray[np.int64]

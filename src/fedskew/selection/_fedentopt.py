@@ -34,11 +34,7 @@ from fedskew.selection._protocol import EVEN_LABELS, IntArray, check_rng, check_
 
 @dataclass(frozen=True)
 class FedEntOptState:
-    """State of FedEntOpt.
-
-    Attributes:
-        buffer: Ids of the clients that can't be chosen, oldest first.
-    """
+    """Ids of the clients that can't be chosen, oldest first."""
 
     buffer: IntArray
 

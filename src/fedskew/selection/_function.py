@@ -17,11 +17,7 @@ from fedskew.selection._protocol import IntArray, check_cohort, check_first, che
 
 @dataclass(frozen=True)
 class FunctionState:
-    """State of Function.
-
-    Attributes:
-        round: The number of cohorts chosen so far.
-    """
+    """The number of cohorts chosen so far."""
 
     round: int
 

@@ -14,11 +14,7 @@ from fedskew.selection._protocol import IntArray, check_cohort, check_first
 
 @dataclass(frozen=True)
 class RecordedState:
-    """State of Recorded.
-
-    Attributes:
-        round: The number of cohorts chosen so far.
-    """
+    """The number of cohorts chosen so far."""
 
     round: int
 

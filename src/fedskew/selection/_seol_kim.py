@@ -30,12 +30,7 @@ from fedskew.selection._protocol import EVEN_LABELS, FloatArray, IntArray, check
 
 @dataclass(frozen=True)
 class SeolKimState:
-    """State of SeolKim.
-
-    Attributes:
-        quotas: Number of samples of each class that each client of the last cohort trains on, shape `(cohort,
-            classes)`.
-    """
+    """How many samples of each class each client of the last cohort trains on, `(cohort, classes)`."""
 
     quotas: FloatArray
 
