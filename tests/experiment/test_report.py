@@ -72,6 +72,16 @@ def with_summary(run: SeedRun, moment: str, **figures: float) -> SeedRun:
     return dataclasses.replace(run, summary=run.summary | {moment: {**(run.summary["final"]), **figures}})
 
 
+def with_cohorts(run: SeedRun, *cohorts: list[int], silent: tuple[int, ...] = (), **changes: Any) -> SeedRun:
+    """The run with these clients in its trained rounds, of whom all but `silent` reply with equal weights."""
+    rounds = run.rounds[:1]
+    for record, cohort in zip(run.rounds[1:], cohorts, strict=True):
+        answered = [client for client in cohort if client not in silent]
+        weights = [1.0 / max(len(answered), 1)] * len(answered)
+        rounds.append(dataclasses.replace(record, cohort=cohort, answered=answered, diverged=[], weights=weights))
+    return dataclasses.replace(run, rounds=rounds, **changes)
+
+
 @pytest.fixture(scope="module")
 def single(tmp_path_factory: pytest.TempPathFactory) -> Page:
     """One seed of one label, with a target."""
@@ -195,48 +205,39 @@ def test_runs_of_different_data_sets_can_be_compared(tmp_path):
     assert "perfectly even mix" not in page.text, "it differs between them"
 
 
-def test_a_line_goes_on_thin_when_some_seeds_have_stopped():
-    curve = Curve.over_seeds(0, [{0: 1.0, 1: 2.0, 2: 3.0}, {0: 3.0, 1: 4.0}], most=200)
-    assert curve.x.tolist() == [0, 1, 2]
-    assert curve.mean.tolist() == [2.0, 3.0, 3.0]
-    assert curve.complete.tolist() == [True, True, False]
-    np.testing.assert_allclose(curve.std, [2**0.5, 2**0.5, np.nan])
-
-
-def test_a_round_that_only_one_of_the_running_seeds_evaluated_makes_no_jump():
-    # the first seed stops at 7, between two evaluations of the second
-    curve = Curve.over_seeds(0, [{0: 0.0, 5: 0.5, 7: 0.9}, {0: 0.0, 5: 0.7, 10: 0.8}], most=200)
-    assert curve.x.tolist() == [0, 5, 10]
-    np.testing.assert_allclose(curve.mean, [0.0, 0.6, 0.8])
+@pytest.mark.parametrize(
+    ("series", "x", "mean", "std"),
+    [
+        # a seed that stops makes the line thin; one point at which its deviation is unknown
+        ([{0: 1.0, 1: 2.0, 2: 3.0}, {0: 3.0, 1: 4.0}], [0, 1, 2], [2, 3, 3], [2**0.5, 2**0.5, np.nan]),
+        # the first seed stops at 7, between two evaluations of the second: that round makes no jump
+        ([{0: 0, 5: 0.5, 7: 0.9}, {0: 0, 5: 0.7, 10: 0.8}], [0, 5, 10], [0, 0.6, 0.8], [0, 0.02**0.5, np.nan]),
+    ],
+)
+def test_a_line_is_the_mean_over_the_seeds_that_run(series, x, mean, std):
+    curve = Curve.over_seeds(0, series, most=200)
+    assert (curve.x.tolist(), curve.complete.tolist()) == (x, [True, True, False])
+    np.testing.assert_allclose(curve.mean, mean)
+    np.testing.assert_allclose(curve.std, std)
 
 
 def test_a_long_curve_becomes_means_of_blocks_of_rounds(tmp_path):
     curve = Curve.over_seeds(0, [{number: float(number) for number in range(6)}], most=2)
-    assert curve.block == 3
-    assert curve.x.tolist() == [1, 4]
-    assert curve.mean.tolist() == [1, 4]
-    assert curve.std is None
+    assert (curve.block, curve.x.tolist(), curve.mean.tolist(), curve.std) == (3, [1, 4], [1, 4], None)
     assert "Each point is the mean of up to 2 recorded rounds" in page_of([example_run(rounds=250)], tmp_path).text
 
 
 def test_the_effective_mix_is_weights_times_label_shares():
-    run = example_run(rounds=2, clients=2, classes=2, cohort=1)
-    first, second = (
-        dataclasses.replace(run.rounds[1], answered=[0, 1], weights=[0.25, 0.75]),
-        dataclasses.replace(run.rounds[2], answered=[], weights=[]),
+    run = with_cohorts(
+        example_run(rounds=2, clients=2, classes=2, cohort=1), [0, 1], [], counts=np.array([[10, 0], [10, 30]])
     )
-    run = dataclasses.replace(run, counts=np.array([[10, 0], [10, 30]]), rounds=[run.rounds[0], first, second])
+    run.rounds[1].weights = [0.25, 0.75]
     # 0.25 * (1, 0) + 0.75 * (1/4, 3/4)
     np.testing.assert_allclose(run.effective_mix(), [0.4375, 0.5625])
 
 
 def test_participation_is_the_share_of_rounds_after_the_untrained_one(tmp_path):
-    run = example_run(rounds=4, clients=3, cohort=1)
-    rounds = [run.rounds[0]] + [
-        dataclasses.replace(record, cohort=cohort, answered=cohort, weights=[1.0 / len(cohort)] * len(cohort))
-        for record, cohort in zip(run.rounds[1:], ([0], [0], [0, 1], [1]), strict=True)
-    ]
-    page = page_of([dataclasses.replace(run, rounds=rounds)], tmp_path)
+    page = page_of([with_cohorts(example_run(rounds=4, clients=3, cohort=1), [0], [0], [0, 1], [1])], tmp_path)
     assert any("fedavg 0.0 % to 75.0 %" in alt for alt in page.values("aria-label"))
 
 
@@ -268,16 +269,17 @@ def test_undefined_and_diverged_values_are_left_out(tmp_path):
     assert "–" in page.words
 
 
-def test_the_worst_class_is_named_and_so_is_that_it_has_equals(tmp_path):
+@pytest.mark.parametrize(
+    ("per_class", "says"),
+    [
+        ([0.5, 0.25, 0.75, 0.25, *[0.5] * 6], "Worst class: automobile and 1 more (25.0 %)."),
+        ([None] * 10, "Worst class: none was tested."),
+    ],
+)
+def test_the_worst_class_is_named_and_so_is_that_it_has_equals(tmp_path, per_class, says):
     run = example_run(rounds=1)
-    run.rounds[-1].evaluation.per_class = [0.5, 0.25, 0.75, 0.25, *[0.5] * 6]
-    assert "Worst class: automobile and 1 more (25.0 %)." in page_of([run], tmp_path).words
-
-
-def test_classes_of_which_none_was_tested_have_no_worst(tmp_path):
-    run = example_run(rounds=1)
-    run.rounds[-1].evaluation.per_class = [None] * 10
-    assert "Worst class: none was tested." in page_of([run], tmp_path).words
+    run.rounds[-1].evaluation.per_class = per_class
+    assert says in page_of([run], tmp_path).words
 
 
 def test_a_run_that_has_just_begun_or_not_yet_has_a_page(tmp_path):
@@ -372,14 +374,12 @@ def test_six_methods_of_three_seeds_500_rounds_and_100_clients_stay_below_3_mega
     assert write_report(runs, tmp_path / "r.html", "t").stat().st_size < 3e6
 
 
-def test_a_report_of_nothing_is_refused(tmp_path):
-    with pytest.raises(ArgumentError, match="at least one run"):
-        write_report([], tmp_path / "r.html", "t")
-
-
-def test_the_same_seed_twice_under_one_label_is_refused(tmp_path):
-    with pytest.raises(ArgumentError, match="'a' has seed 1 twice"):
-        write_report([example_run("a", 1), example_run("b", 1), example_run("a", 1)], tmp_path / "r.html", "t")
+@pytest.mark.parametrize(
+    ("runs", "says"), [([], "at least one run"), ([("a", 1), ("b", 1), ("a", 1)], "'a' has seed 1 twice")]
+)
+def test_no_runs_and_a_seed_twice_under_one_label_are_refused(tmp_path, runs, says):
+    with pytest.raises(ArgumentError, match=says):
+        write_report([example_run(*run) for run in runs], tmp_path / "r.html", "t")
 
 
 def test_the_folder_is_made_and_a_place_that_can_not_be_written_is_named(tmp_path):
@@ -435,19 +435,23 @@ def test_the_confusion_matrix_shares_out_every_true_class_over_all_seeds(tmp_pat
 
 
 def test_classes_that_the_cohort_holds_stand_against_those_that_it_does_not(tmp_path):
-    run = example_run(rounds=2, clients=2, classes=3, cohort=1)
-    run = evaluated(run, [[0.1, 0.1, 0.1], [0.9, 0.3, 0.5], [0.2, 0.8, None]])
-    cohorts = ([], [0], [1])
-    rounds = [
-        dataclasses.replace(record, cohort=ids, answered=ids, weights=[1.0] * len(ids))
-        for record, ids in zip(run.rounds, cohorts, strict=True)
-    ]
-    run = dataclasses.replace(run, rounds=rounds, counts=np.array([[5, 0, 0], [0, 3, 2]]))
-    held, vacant = page_of([run], tmp_path).charts["Classes that the round's clients hold, and those that they don't"][
-        "data"
-    ]
+    run = evaluated(
+        example_run(rounds=2, clients=2, classes=3, cohort=1), [[0.1] * 3, [0.9, 0.3, 0.5], [0.2, 0.8, None]]
+    )
+    run = with_cohorts(run, [0], [1], counts=np.array([[5, 0, 0], [0, 3, 2]]))
+    charts = page_of([run], tmp_path).charts
+    held, vacant = charts["Classes that the round's clients hold, and those that they don't"]["data"]
     assert (held["x"], held["y"]) == ([1, 2], [90, 80])  # the untrained model has no cohort
     assert (vacant["x"], vacant["y"]) == ([1, 2], [40, 20])
+
+
+def test_classes_that_clients_hardly_hold_together_are_drawn_by_their_samples(tmp_path):
+    counts = np.array([[30, 10, 0], [0, 40, 5], [300, 300, 0]])
+    run = dataclasses.replace(example_run(rounds=1, clients=3, classes=3, cohort=1), counts=counts)
+    (trace,) = page_of([run], tmp_path).charts["Classes that clients hold together"]["data"]
+    assert trace["z"] == [[None] * 3, [310, None, None], [0, 5, None]]
+    even = dataclasses.replace(run, counts=np.full((3, 3), 300))
+    assert "Classes that clients hold together" not in page_of([even], tmp_path).charts
 
 
 def test_each_clients_own_classes_stand_against_its_vacant_ones(tmp_path):
@@ -462,23 +466,15 @@ def test_each_clients_own_classes_stand_against_its_vacant_ones(tmp_path):
 
 def test_who_was_never_asked_is_named_with_what_nobody_else_holds(tmp_path):
     run = example_run(rounds=2, clients=3, classes=3, cohort=1, class_names=("cat", "dog", "ship"))
-    rounds = [run.rounds[0]] + [
-        dataclasses.replace(record, cohort=[at], answered=[at][:answers], diverged=[], weights=[1.0] * answers)
-        for record, at, answers in zip(run.rounds[1:], (0, 1), (1, 0), strict=True)
-    ]
     counts = np.array([[6, 0, 0], [0, 2, 0], [0, 0, 2]])
-    run = dataclasses.replace(run, rounds=rounds, counts=counts, client_names=("Kiel", "Bonn", "Ulm"))
+    run = with_cohorts(run, [0], [1], silent=(1,), counts=counts, client_names=("Kiel", "Bonn", "Ulm"))
     words = page_of([run], tmp_path).words
     assert "Never asked in 2 rounds: Ulm (1 of 3 clients, 20.0 % of the samples; nobody else holds ship)." in words
     assert "Asked, but no update of theirs ever counted: Bonn." in words
 
 
 def test_many_clients_are_counted_by_how_often_they_were_asked(tmp_path):
-    run = example_run(rounds=2, clients=300, cohort=1)
-    rounds = [run.rounds[0]] + [
-        dataclasses.replace(record, cohort=[7], answered=[7], weights=[1.0]) for record in run.rounds[1:]
-    ]
-    page = page_of([dataclasses.replace(run, rounds=rounds)], tmp_path)
+    page = page_of([with_cohorts(example_run(rounds=2, clients=300, cohort=1), [7], [7])], tmp_path)
     (trace,) = page.charts["How often each client took part"]["data"]
     assert (trace["x"], trace["y"]) == ([0, 100], [299, 1])
 
@@ -486,24 +482,19 @@ def test_many_clients_are_counted_by_how_often_they_were_asked(tmp_path):
 # What a page must not make of its numbers
 
 
-def test_what_rounding_makes_of_a_constant_is_not_drawn_as_a_curve(tmp_path):
+def test_neither_what_rounding_makes_of_a_constant_nor_a_small_difference_is_magnified(tmp_path):
     run = example_run(rounds=6)
     for number, record in enumerate(run.rounds):
         record.ess_share = None if not number else 1 + (-1) ** number * 3e-16 * number
-    page = page_of([run], tmp_path)
-    chart = page.charts["Effective sample size"]
-    low, high = chart["layout"]["yaxis"]["autorangeoptions"]["include"]
-    assert high - low >= 1
-    assert "100.0 % in every round." in page.words
-
-
-def test_a_small_difference_is_not_magnified(tmp_path):
-    run = example_run(rounds=4)
-    for number, record in enumerate(run.rounds):
         record.drift = 2.0 + 1e-5 * number
-    chart = page_of([run], tmp_path).charts["Drift diversity"]
-    low, high = chart["layout"]["yaxis"]["autorangeoptions"]["include"]
-    assert high - low == pytest.approx(0.02, rel=0.01)
+    page = page_of([run], tmp_path)
+    spans = [
+        np.ptp(page.charts[title]["layout"]["yaxis"]["autorangeoptions"]["include"])
+        for title in ("Effective sample size", "Drift diversity")
+    ]
+    assert spans[0] >= 1
+    assert spans[1] == pytest.approx(0.02, rel=0.01)
+    assert "100.0 % in every round." in page.words
 
 
 def test_methods_with_the_same_cohorts_are_said_to_have_them_and_drawn_once(tmp_path):
