@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedskew.engine import Estimation, logits_of
+from fedskew.engine.target import Estimation, logits_of
 from fedskew.experiment import make_task, make_training_loop, resolve
 from fedskew.labels import estimate_mix, outcome_table
 

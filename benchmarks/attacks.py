@@ -44,7 +44,8 @@ from fedskew.deploy import (
 )
 from fedskew.deploy._plan import Plan
 from fedskew.deploy._validator import ReplyRules, ReplyValidator
-from fedskew.engine import Assignment, Backend, Sent, Update, cohort_size, hooked
+from fedskew.engine import Assignment, Backend, Sent, Update, cohort_size
+from fedskew.engine.contracts import hooked
 from fedskew.experiment import Config, local_training, make_task, make_training_loop, resolve
 from fedskew.models import ModelState
 

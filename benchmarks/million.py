@@ -41,18 +41,9 @@ import torch
 from numpy.typing import NDArray
 
 from fedskew import methods, models
-from fedskew.engine import (
-    Assignment,
-    Backend,
-    ClientSamples,
-    CohortBackend,
-    Federation,
-    LocalTraining,
-    LocalWork,
-    Sent,
-    Update,
-    hooked,
-)
+from fedskew.engine import Assignment, Backend, ClientSamples, Federation, LocalTraining, LocalWork, Sent, Update
+from fedskew.engine.cohort import CohortBackend
+from fedskew.engine.contracts import hooked
 from fedskew.experiment import RunFolder
 from fedskew.labels import LabelCounts, describe, privatize
 from fedskew.models import FlatModel

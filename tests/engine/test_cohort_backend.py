@@ -19,7 +19,6 @@ from fedskew.data import AUGMENTATIONS
 from fedskew.engine import (
     Assignment,
     ClientSamples,
-    CohortBackend,
     Conditions,
     Federation,
     LocalTraining,
@@ -28,10 +27,9 @@ from fedskew.engine import (
     Sent,
     SequentialBackend,
     Update,
-    adapting,
-    hooked,
 )
-from fedskew.engine.cohort import CONVOLUTION_FORMS
+from fedskew.engine.cohort import CONVOLUTION_FORMS, CohortBackend
+from fedskew.engine.contracts import adapting, hooked
 from fedskew.errors import RunError
 from fedskew.methods import Method
 from fedskew.models import FlatModel, ModelState, Network, build, swap_dropout

@@ -15,7 +15,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedskew.engine import Federation, LocalTraining, LocalWork, PartitionedData, SequentialBackend, hooked
+from fedskew.engine import Federation, LocalTraining, LocalWork, PartitionedData, SequentialBackend
+from fedskew.engine.contracts import hooked
 from fedskew.local_steps import SGD, FedDyn, FedGF, FedProx, Scaffold
 from fedskew.methods import Method
 from fedskew.models import FlatModel

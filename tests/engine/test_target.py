@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedskew.engine import Estimation, logits_of
+from fedskew.engine.target import Estimation, logits_of
 from fedskew.errors import ArgumentError, RunError
 
 MIX = np.array([0.5, 0.3, 0.2])

@@ -50,7 +50,8 @@ from fedskew.deploy._site import (
 from fedskew.deploy._site_data import SiteData, SiteStates, load_site
 from fedskew.deploy._sum_messages import AGAIN, COUNTS, UNMASK
 from fedskew.deploy._terms import read_terms, terms_path
-from fedskew.engine import LocalTraining, LocalWork, hooked
+from fedskew.engine import LocalTraining, LocalWork
+from fedskew.engine.contracts import hooked
 from fedskew.errors import ConfigError, FedskewError, RunError, in_one_line
 from fedskew.experiment import read
 from fedskew.hooks import Hooks

@@ -21,7 +21,8 @@ from fedskew.deploy._log import LOG
 from fedskew.deploy._messages import ARRAYS, BROADCAST, CONFIG, FINISH, REPLY, SOURCE
 from fedskew.deploy._replies import bytes_needed, check_size
 from fedskew.deploy._sites import Sites
-from fedskew.engine import EstimatedMix, FinishedModel, check_finish, finish_model
+from fedskew.engine.finish import FinishedModel, check_finish, finish_model
+from fedskew.engine.target import EstimatedMix
 from fedskew.errors import ArgumentError, ConfigError, FedskewError, RunError, in_one_line
 from fedskew.finish import Finish, Head, Known, Observed, Source
 from fedskew.models import FlatModel, ModelState

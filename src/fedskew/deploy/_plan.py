@@ -19,19 +19,10 @@ from fedskew.deploy._agreement import Agreement, method_of
 from fedskew.deploy._arrays import HEADER, ArraySpec, ModelLayout, Specs, specs_of
 from fedskew.deploy._finish import FinishQuestion, questions_of, some_samples, sources_of
 from fedskew.deploy._site_data import SiteData
-from fedskew.engine import (
-    Assignment,
-    Backend,
-    ClientStates,
-    Estimation,
-    Federation,
-    LocalWork,
-    Sent,
-    SequentialBackend,
-    Update,
-    check_finish,
-)
+from fedskew.engine import Assignment, Backend, ClientStates, Federation, LocalWork, Sent, SequentialBackend, Update
+from fedskew.engine.finish import check_finish
 from fedskew.engine.sums import FixedPoint, Floats, encode_update
+from fedskew.engine.target import Estimation
 from fedskew.errors import ArgumentError, ConfigError
 from fedskew.experiment import Config, make_estimation, make_network, make_protection, make_work, target_mix
 from fedskew.finish import Known

@@ -19,7 +19,8 @@ from fedskew.deploy._disclosures import noise_in_words
 from fedskew.deploy._plan import FloatArray, Plan
 from fedskew.deploy._sum_messages import even, over_few, why_no_sum
 from fedskew.deploy._target_site import target_site_in_words
-from fedskew.engine import Assignment, Backend, ClientStates, Cohort, Federation, Sent, ServerState, Update, shortage
+from fedskew.engine import Assignment, Backend, ClientStates, Cohort, Federation, Sent, ServerState, Update
+from fedskew.engine.contracts import shortage
 from fedskew.experiment import Config, read
 from fedskew.partition import DirichletByClass
 from fedskew.randomness import Purpose, generator

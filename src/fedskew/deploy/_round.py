@@ -26,8 +26,6 @@ from fedskew.deploy._watch import Decisions, Watched, remedy, ruined, to_leave_o
 from fedskew.engine import (
     Assignment,
     Cohort,
-    EstimatedMix,
-    Estimation,
     Evaluation,
     Federation,
     RoundRecord,
@@ -35,10 +33,11 @@ from fedskew.engine import (
     Sent,
     ServerState,
     Update,
-    Weights,
     evaluation,
 )
 from fedskew.engine.sums import Collected, FixedPoint
+from fedskew.engine.target import EstimatedMix, Estimation
+from fedskew.engine.weights import Weights
 from fedskew.errors import DivergedError, EndedEarlyError, StandstillError
 from fedskew.finish import Source
 from fedskew.models import ModelState

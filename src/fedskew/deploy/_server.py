@@ -28,7 +28,8 @@ from fedskew.deploy._round import DeployedRunner, SiteSums
 from fedskew.deploy._sites import Sites, TargetSite
 from fedskew.deploy._sums import MaskedSums
 from fedskew.deploy._validator import ReplyRules, ReplyValidator
-from fedskew.engine import ClientStates, hooked
+from fedskew.engine import ClientStates
+from fedskew.engine.contracts import hooked
 from fedskew.engine.sums import FixedPoint
 from fedskew.errors import DivergedError, StandstillError
 from fedskew.experiment import (

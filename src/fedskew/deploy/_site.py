@@ -51,18 +51,10 @@ from fedskew.deploy._site_data import SiteData, SiteStates
 from fedskew.deploy._sum_messages import COUNTS as COUNTED
 from fedskew.deploy._sum_messages import EVALUATE, TRAIN, SumAsked, about_of
 from fedskew.deploy._terms import Terms
-from fedskew.engine import (
-    ClientSamples,
-    LocalWork,
-    Sent,
-    SequentialBackend,
-    Update,
-    answer,
-    logits_of,
-    predict,
-    stilled,
-)
+from fedskew.engine import ClientSamples, LocalWork, Sent, SequentialBackend, Update, predict, stilled
+from fedskew.engine.finish import answer
 from fedskew.engine.sums import encode_answer, summable
+from fedskew.engine.target import logits_of
 from fedskew.errors import ArgumentError, RunError
 from fedskew.experiment import Config, make_work
 from fedskew.labels import outcome_table

@@ -50,7 +50,8 @@ from fedskew.deploy._replies import (
 from fedskew.deploy._round import log_aggregation
 from fedskew.deploy._site_data import SiteData
 from fedskew.deploy._validator import MOST_STEPS, ReplyRules, ReplyValidator, Trained
-from fedskew.engine import Assignment, Backend, Federation, LocalTraining, LocalWork, Sent, ServerState, Update, hooked
+from fedskew.engine import Assignment, Backend, Federation, LocalTraining, LocalWork, Sent, ServerState, Update
+from fedskew.engine.contracts import hooked
 from fedskew.errors import ArgumentError, ConfigError, RunError
 from fedskew.hooks import Hooks
 from fedskew.labels import as_target

@@ -16,7 +16,6 @@ from fedskew.engine._backend import Assignment, Backend, Conditions, Sent, Updat
 from fedskew.engine._faults import find_fault, is_finite, is_moderate
 from fedskew.engine._records import Cohort, FloatArray, RoundOutcome, RoundRecord, Summed
 from fedskew.engine._states import ClientStates, Named, ServerState, packed, unpacked
-from fedskew.engine._weights import Aim
 from fedskew.engine.contracts import (
     blame_for_infinity,
     calling,
@@ -29,6 +28,7 @@ from fedskew.engine.contracts import (
     hooked,
 )
 from fedskew.engine.sums import Collected, Floats
+from fedskew.engine.weights import Aim
 from fedskew.hooks import Hooks, RoundEnd
 from fedskew.labels import LabelCounts
 from fedskew.methods import Method

@@ -35,8 +35,8 @@ from fedskew.engine._backend import Assignment, Sent, Update, tensor_bytes
 from fedskew.engine._faults import finite, stilled
 from fedskew.engine._records import Cohort, FloatArray
 from fedskew.engine._states import Named, ServerState
-from fedskew.engine._weights import Weights, shown, weigh
 from fedskew.engine.contracts import calling, checked_aggregate, checked_share, shortage
+from fedskew.engine.weights import Weights, shown, weigh
 from fedskew.errors import ArgumentError
 from fedskew.methods import Method, masks_refused
 from fedskew.models import ModelState

@@ -15,6 +15,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fedskew import engine, methods, torchrun
+from fedskew.engine.cohort import CohortBackend
+from fedskew.engine.fedconcat import FedConcatRunner, FedConcatState
+from fedskew.engine.finish import FinishedModel
 from fedskew.errors import ComponentError, ConfigError, FinishError, RunError
 from fedskew.experiment._config import Config
 from fedskew.experiment._folder import FINISHED, RunFolder, TaskInfo, check_summary
@@ -43,7 +46,7 @@ class Evaluator(Protocol):
 class Finisher(Protocol):
     """Finishes the model of the last round."""
 
-    def __call__(self, model: ModelState, server: Any, /) -> engine.FinishedModel:
+    def __call__(self, model: ModelState, server: Any, /) -> FinishedModel:
         """Return what becomes of a model and the server's last state."""
 
 
@@ -70,7 +73,7 @@ class RunState:
         clients: The round that each client's stored state is of, `(clients that took part, 2)`.
     """
 
-    server: engine.ServerState | engine.FedConcatState
+    server: engine.ServerState | FedConcatState
     best: ModelState
     best_score: float
     best_round: int
@@ -325,16 +328,14 @@ def _backend_notes(runner: engine.RoundRunner) -> dict[str, Any]:
     Its `name`; where clients are trained one after another, what was done to the `network` (see `models.Faster.rules`);
     for a cohort how many clients are `stacked`, or why they are `not_mapped`; under torchrun the number of `ranks`.
     """
-    backend: Any = (
-        runner.encoders.backend if isinstance(runner, engine.FedConcatRunner) else getattr(runner, "backend", None)
-    )
+    backend: Any = runner.encoders.backend if isinstance(runner, FedConcatRunner) else getattr(runner, "backend", None)
     notes: dict[str, Any] = {}
     if isinstance(backend, engine.RankBackend):
         backend, notes = backend.local, {"ranks": torchrun.ranks()}
     notes["name"] = getattr(backend, "name", type(backend).__name__.lower())
     if isinstance(backend, engine.SequentialBackend | engine.ProcessBackend):
         notes["network"] = dict(backend.model.network.rules)
-    elif isinstance(backend, engine.CohortBackend):
+    elif isinstance(backend, CohortBackend):
         stacked = {"stacked": backend.stack_size} if backend.not_mapped is None else {"not_mapped": backend.not_mapped}
         notes |= stacked
     return notes

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 from fedskew import engine, methods, models, torchrun
 from fedskew.data import take
+from fedskew.engine.cohort import CohortBackend, faster_together
+from fedskew.engine.fedconcat import FedConcatRunner
 from fedskew.engine.sums import FixedPoint, Floats, answers_in_sum, summable
 from fedskew.errors import ArgumentError, ConfigError
 from fedskew.experiment._config import Config
@@ -212,7 +214,7 @@ def _fedconcat(
     network: FlatModel,
     work: engine.LocalWork,
     observe: engine.Observer | None,
-) -> engine.FedConcatRunner:
+) -> FedConcatRunner:
     """Return the runner of a pipeline, around a federation that trains the config's network."""
     seed = federation.seed
     counts = federation.counts if federation.seen is None else federation.seen
@@ -235,7 +237,7 @@ def _fedconcat(
         conditions=replace(federation.conditions, stragglers=0.0),
         constant_bytes=0,  # its encoders' buffers are no part of the state
     )
-    return engine.FedConcatRunner(
+    return FedConcatRunner(
         pipeline=pipeline,
         encoder_rounds=pipeline.split(config.training.rounds),
         cluster_of=cluster_of,
@@ -253,8 +255,8 @@ def _backend(
     section = config.engine
     local: engine.Backend = engine.SequentialBackend(model, work, observe)
     here = -(-clients // torchrun.ranks())
-    if section.backend == "cohort" or (section.backend == "auto" and engine.faster_together(model, work, here)):
-        local = engine.CohortBackend(model, work, observe, section.chunk)
+    if section.backend == "cohort" or (section.backend == "auto" and faster_together(model, work, here)):
+        local = CohortBackend(model, work, observe, section.chunk)
     elif section.backend == "processes":
         if model.vector.device.type != "cpu":
             raise ConfigError(

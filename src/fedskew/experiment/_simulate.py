@@ -15,7 +15,9 @@ from typing import Any
 from torch import nn
 
 from fedskew import torchrun
-from fedskew.engine import Federation, RoundRunner, from_the_first, run_round_together
+from fedskew.engine import Federation, RoundRunner
+from fedskew.engine.cohort import run_round_together
+from fedskew.engine.workers import from_the_first
 from fedskew.errors import ConfigError, FedskewError
 from fedskew.experiment._config import Config, read, resolve, write
 from fedskew.experiment._dataset import shared_data

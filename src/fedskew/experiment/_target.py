@@ -13,6 +13,9 @@ from torch import Tensor
 
 from fedskew import engine, labels, methods, torchrun
 from fedskew.data import Inputs
+from fedskew.engine.finish import FinishedModel, answer, check_finish, finish_model
+from fedskew.engine.target import EstimatedMix, Estimation, logits_of
+from fedskew.engine.workers import from_the_first
 from fedskew.errors import ArgumentError, ConfigError
 from fedskew.experiment._config import Config
 from fedskew.experiment._task import Task, held_out_data, held_out_rows
@@ -24,13 +27,13 @@ from fedskew.randomness import Purpose, generator
 FloatArray = NDArray[np.float64]
 
 
-def make_estimation(config: Config, classes: int) -> engine.Estimation | None:
+def make_estimation(config: Config, classes: int) -> Estimation | None:
     """Return how a config's target mix is estimated; None where it is not."""
     section = config.target
     if not section.is_estimated:
         return None
-    rules = {field.name: getattr(section, field.name) for field in fields(engine.Estimation) if field.name != "classes"}
-    return engine.Estimation(classes, **rules)
+    rules = {field.name: getattr(section, field.name) for field in fields(Estimation) if field.name != "classes"}
+    return Estimation(classes, **rules)
 
 
 def noisy_target(target: FloatArray | None, noise: float, seed: int) -> FloatArray | None:
@@ -69,8 +72,8 @@ class TargetWatch:
     seed: int
 
     @property
-    def _estimation(self) -> engine.Estimation:
-        assert isinstance(self.federation.aim, engine.Estimation), "the mix is estimated"
+    def _estimation(self) -> Estimation:
+        assert isinstance(self.federation.aim, Estimation), "the mix is estimated"
         return self.federation.aim
 
     def review(self, server: engine.ServerState, record: engine.RoundRecord) -> engine.ServerState:
@@ -78,27 +81,27 @@ class TargetWatch:
         if not self._estimation.is_due(record.round):
             return server
         self.model.write_state(self.federation.evaluated_model(server))
-        before = engine.EstimatedMix.of(server)
+        before = EstimatedMix.of(server)
         assert before is not None, "as the federation starts"
         known, record.target = self._updated(before, record.round)
         if torchrun.launched():  # ranks may be unlike machines, and must go on with the same numbers
-            known, record.target = engine.from_the_first((known, record.target))
+            known, record.target = from_the_first((known, record.target))
         return known.within(server)
 
     def check(self, server: engine.ServerState) -> None:
         """End a run whose target does not fit, if it is to end (see `Watch.check`)."""
-        known = engine.EstimatedMix.of(server)
+        known = EstimatedMix.of(server)
         assert known is not None, "as the federation starts"
         self._estimation.check(known)
 
-    def _updated(self, known: engine.EstimatedMix, round: int) -> tuple[engine.EstimatedMix, dict[str, Any]]:
+    def _updated(self, known: EstimatedMix, round: int) -> tuple[EstimatedMix, dict[str, Any]]:
         estimation, data = self._estimation, self.held_out
         asked = self._asked(round)
         rows = np.concatenate([data.rows[client] for client in asked])
         true = data.targets.numpy()[rows]
         try:
-            ours = engine.logits_of(self.model.network, data.inputs, rows)
-            theirs = engine.logits_of(self.model.network, self.unlabelled)
+            ours = logits_of(self.model.network, data.inputs, rows)
+            theirs = logits_of(self.model.network, self.unlabelled)
             said: NDArray[np.float64] | NDArray[np.int64]
             if estimation.estimator == "em":
                 said = labels.calibrate(ours, true).apply(theirs)
@@ -128,7 +131,7 @@ class _Tables(Mapping[int, NDArray[np.float64]]):
         rows: list[NDArray[np.int64]],
         true: NDArray[np.int64],
         cells: NDArray[np.int64],
-        estimation: engine.Estimation,
+        estimation: Estimation,
     ) -> None:
         ends = np.cumsum([len(own) for own in rows]).tolist()
         self._places = {
@@ -226,20 +229,20 @@ class LocalFinisher:
 
     def __post_init__(self) -> None:
         try:
-            engine.check_finish(self.component, self.model.module, self.samples, self._known(None))
+            check_finish(self.component, self.model.module, self.samples, self._known(None))
         except ArgumentError as error:
             raise ConfigError(str(error)) from None
 
     def _known(self, server: Any) -> Known:
-        estimated = engine.EstimatedMix.of(server) if isinstance(server, engine.ServerState) else None
+        estimated = EstimatedMix.of(server) if isinstance(server, engine.ServerState) else None
         mix = self.target if estimated is None else estimated.used
         sources = frozenset(source for source, held in self.holders.items() if held)
         return Known(sources, mix, self.is_estimated, generator(self.seed, Purpose.FINISH))
 
-    def __call__(self, model: ModelState, server: Any) -> engine.FinishedModel:
+    def __call__(self, model: ModelState, server: Any) -> FinishedModel:
         """Finish a model; the same one gives the same bits, however its rounds were played."""
-        return engine.finish_model(self.component, self.model, model, self.samples, self._answers, self._known(server))
+        return finish_model(self.component, self.model, model, self.samples, self._answers, self._known(server))
 
     def _answers(self, source: Source, question: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
         for samples in self.holders[source]:
-            yield engine.answer(self.component, self.model.module, samples, question, labelled=source != "target")
+            yield answer(self.component, self.model.module, samples, question, labelled=source != "target")

@@ -18,13 +18,12 @@ from fedskew.engine import (
     Evaluation,
     LocalTraining,
     LocalWork,
-    adapting,
     cohort_size,
     evaluation,
-    hooked,
     plain,
     predict,
 )
+from fedskew.engine.contracts import adapting, hooked
 from fedskew.errors import ArgumentError, ConfigError
 from fedskew.experiment._config import Config
 from fedskew.methods import Method
