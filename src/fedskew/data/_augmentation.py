@@ -38,11 +38,7 @@ class Augmenter(Protocol):
 class CropFlip:
     """Random horizontal flip and crop of the padded image: the usual augmentation of CIFAR-10.
 
-    The position of the crop is uniform over the (2 pad + 1)^2 possible ones.
-
-    Attributes:
-        pad: Black pixels added on each side before the original size is cut.
-        flip: Probability of mirroring left to right.
+    `pad` black pixels are added on each side, and the original size is cut, uniformly over the (2 pad + 1)^2 positions.
     """
 
     pad: Size = 4
@@ -81,13 +77,6 @@ class JitterFlipGrey:
     The paper gives the probabilities of flip (0.5) and greyscale (0.1), and no strengths of the jitter. Chosen here:
     0.2 each for brightness, contrast and saturation, in this order, and no shift of hue (torchvision's default; its
     order is random).
-
-    Attributes:
-        brightness: Strength of the brightness jitter.
-        contrast: Strength of the contrast jitter.
-        saturation: Strength of the saturation jitter.
-        flip: Probability of mirroring left to right.
-        greyscale: Probability of saturation 0, which is the grey image in all channels.
     """
 
     brightness: Share = 0.2

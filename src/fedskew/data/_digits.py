@@ -97,8 +97,7 @@ def digit_domains(
     """Read MNIST, USPS, SVHN and SYN digits as one data set of ten classes and several domains.
 
     As in FPL (Huang et al., "Rethinking Federated Learning with Domain Shift", CVPR 2023) and its code: all images
-    become 3 x 32 x 32 bytes, resized (bilinear), grey in all three channels, normalised by ImageNet's means 0.485,
-    0.456, 0.406 and deviations 0.229, 0.224, 0.225.
+    become 3 x 32 x 32 bytes, resized (bilinear), grey in all three channels, normalised as ImageNet's are.
 
     Args:
         domains: Sources, in this order.

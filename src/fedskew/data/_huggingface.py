@@ -44,9 +44,6 @@ def from_huggingface(
     of the training part. Text becomes token ids, `(samples, length)`, by a vocabulary of the training text, as for
     `ag_news`. Classes keep the ids of a `ClassLabel`.
 
-    To train on it, pass it as the data of `simulate`; or save the table with `save_to_disk` and name "huggingface" and
-    the folder as root.
-
     Args:
         root: A `datasets.Dataset`, or a `DatasetDict` whose parts are "train" and, optionally, `test`; or a folder that
             `save_to_disk` wrote.
@@ -59,7 +56,6 @@ def from_huggingface(
         size: Side, or (height, width), to which images are resized (bilinear); by default all must have one size.
         vocabulary_size: Number of token ids, for text.
         length: Number of words kept of each text.
-        rng: Draws the samples to hold out.
 
     Raises:
         MissingPackageError: The package `datasets` is not installed.

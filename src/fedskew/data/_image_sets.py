@@ -120,8 +120,8 @@ def tiny_imagenet(root: Path, packed: bool = True, verify: bool = True) -> Datas
 
     From `tiny-imagenet-200/` with `wnids.txt`, `words.txt`, `train/WNID/images/*.JPEG`, `val/val_annotations.txt` and
     `val/images/*.JPEG`. The test part is the published `val` (the labels of `test/` are not public). Class ids follow
-    the sorted WordNet ids, as torchvision's ImageFolder numbers them. Normalised by ImageNet's means 0.485, 0.456,
-    0.406 and deviations 0.229, 0.224, 0.225.
+    the sorted WordNet ids, as torchvision's ImageFolder numbers them. Normalised as
+    ImageNet's images are.
 
     Args:
         packed: Decode once into one file (see `ImageFiles.pack`), 1.2 GB; else batch by batch.
@@ -162,8 +162,8 @@ def pacs(
     """Read PACS: 9,991 images of seven classes from four domains: art_painting, cartoon, photo, sketch.
 
     Li, Yang, Song, Hospedales, "Deeper, Broader and Artier Domain Generalization", ICCV 2017. From
-    `PACS/DOMAIN/CLASS/`. The label mix of the test part is the target. Images are normalised by ImageNet's means 0.485,
-    0.456, 0.406 and deviations 0.229, 0.224, 0.225.
+    `PACS/DOMAIN/CLASS/`. The label mix of the test part is the target. Images are normalised as
+    ImageNet's are.
 
     Args:
         train: Domains of the training samples; the defaults of the domains are FedPALS's choice.
@@ -250,7 +250,7 @@ def iwildcam(
     iWildCam 2020 (Beery et al.) as WILDS divides it (Koh et al., ICML 2021), version 2.0. From `iwildcam_v2.0/` with
     `metadata.csv`, optionally `categories.csv` for class names, and all images in `train/`. Each of the 243 training
     cameras (`location_remapped`) is a natural client. The label mix of the test part is the target. Images are
-    normalised by ImageNet's means 0.485, 0.456, 0.406 and deviations 0.229, 0.224, 0.225.
+    normalised as ImageNet's are.
 
     Args:
         validation_split: Split that the data set itself sets aside: 14,961 images of 32 other cameras ("val"), 7,314 of

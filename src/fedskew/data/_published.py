@@ -79,14 +79,8 @@ def damaged(path: Path, what: str, page: str) -> DataError:
 class ImageFiles:
     """Image files that are decoded when a batch needs them, by as many threads as torch uses.
 
-    Each becomes RGB, resized (bilinear) to `size` if needed, scaled to [0, 1] and normalised by channel.
-    A file that is missing or damaged raises DataError.
-
-    Attributes:
-        names: Paths of the files below `root`.
-        size: Height and width of a sample.
-        mean: Means by channel to normalise with; `std`, deviations.
-        page: Where the authors publish the files; named in errors.
+    Each becomes RGB, resized (bilinear) to `size`, (height, width), if needed, scaled to [0, 1] and normalised by
+    channel. One that is missing or damaged raises DataError, which names the authors' `page`.
     """
 
     root: Path
@@ -131,10 +125,7 @@ class ImageFiles:
 
         The file lies in `.packed/` below `root`, or in the folder that the environment variable FEDSKEW_CACHE names.
         Its name has `part`, the size and a hash of the images' names and sizes in bytes, so that it never serves other
-        images.
-
-        Raises:
-            DataError: The file can't be written or read, or an image is missing or damaged.
+        images. DataError is raised where it can't be written or read.
         """
         folder = Path(os.environ.get("FEDSKEW_CACHE") or self.root / ".packed")
         path = folder / f"{part}-{self.size[0]}x{self.size[1]}-{_hash(self)}.npy"
