@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import json
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import tomli_w
-from flwr.app import Context, Error, Message, RecordDict
+from flwr.app import Array, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
@@ -30,6 +32,48 @@ MORE = (((4, 6), 80), ((2, 8, 9), 70), ((0, 3, 7), 60), ((1, 5), 50), ((6, 8), 4
 CLASSES = [str(digit) for digit in range(10)]
 Tamper = Callable[[Message, Message], Message | None]
 """From a question and an honest answer to what is sent in its place; None: nothing."""
+
+
+class KilledError(BaseException):
+    """The server is killed."""
+
+
+def on(kind: str, change: Callable[[Message, Message], None], first: int = 0, last: int = 10**6) -> Tamper:
+    """Changes answers of one kind in place, in these rounds."""
+
+    def tamper(question: Message, answer: Message) -> Message:
+        if question.metadata.message_type == kind and first <= question.content["config"]["server-round"] <= last:
+            change(question, answer)
+        return answer
+
+    return tamper
+
+
+def silent_on(kind: str) -> Tamper:
+    return lambda question, answer: None if question.metadata.message_type == kind else answer
+
+
+def figures(**values: Any) -> Callable[[Message, Message], None]:
+    """Says these metrics; an underscore in a name is a dash."""
+
+    def change(question: Message, answer: Message) -> None:
+        for name, value in values.items():
+            answer.content["metrics"][name.replace("_", "-")] = value
+
+    return change
+
+
+def scaled(factor: float) -> Callable[[Message, Message], None]:
+    """The model that was trained, further away from the one that was sent by this factor."""
+
+    def change(question: Message, answer: Message) -> None:
+        for name, array in list(answer.content["arrays"].items()):
+            before, after = question.content["arrays"][name].numpy(), array.numpy()
+            if after.dtype == np.float32 and "running" not in name:
+                moved = before.astype(np.float64) + factor * (after.astype(np.float64) - before)
+                answer.content["arrays"][name] = Array(np.clip(moved, -3e38, 3e38).astype(np.float32))
+
+    return change
 
 
 @dataclass
@@ -141,6 +185,35 @@ class Federated:
     def run(self, grid: LocalGrid, target: Path | None = None) -> TrainingLoop:
         """The server's run, as `serve` makes it but for its report."""
         return make_deployed_loop(self.config, self.agreement, grid, self.run_folder, target)
+
+    def play(
+        self,
+        lies: Mapping[str, Tamper] | None = None,
+        away: Collection[str] = (),
+        back: int | None = None,
+        stop: int | None = None,
+    ) -> list[dict[str, Any]]:
+        """The records of a whole run, in which sites change their answers, or are away, until after a round if it says.
+
+        stop: The server is killed after this round.
+        """
+        grid = self.grid()
+        grid.tamper = {self.node(name): lie for name, lie in (lies or {}).items()}
+        grid.offline.update(map(self.node, away))
+
+        def after(record: Mapping[str, Any]) -> None:
+            if record["round"] == back:
+                grid.offline.clear()
+            if record["round"] == stop:
+                raise KilledError
+
+        with suppress(KilledError):
+            self.run(grid).run(resume=True, progress=after)
+        return self.records()
+
+    def records(self) -> list[dict[str, Any]]:
+        """The records of the run so far, that of round 0 first."""
+        return [json.loads(line) for line in (self.run_folder / "rounds.jsonl").read_text().splitlines()]
 
     def node(self, name: str) -> int:
         return 900 - 7 * self.agreement.members.index(name)

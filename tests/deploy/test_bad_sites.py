@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federated import Federated, federate, tree
+from federated import Federated, federate, figures, on, scaled, tree
 from flwr.app import Array, Message
 from safetensors.numpy import load_file
 from torch import nn
@@ -39,31 +39,10 @@ class Placed(nn.Module):
         return self.head((images.flatten(1)[..., None] * self.places(self.position_ids)).flatten(1))
 
 
-def scaled(factor: float) -> Tamper:
-    """The model that was trained, further away from the one that was sent by this factor."""
-
-    def change(question: Message, answer: Message) -> None:
-        sent = question.content["arrays"]
-        for name, array in list(answer.content["arrays"].items()):
-            before, after = sent[name].numpy(), array.numpy()
-            if after.dtype == np.float32 and "running" not in name:
-                moved = before.astype(np.float64) + factor * (after.astype(np.float64) - before)
-                answer.content["arrays"][name] = Array(np.clip(moved, -3e38, 3e38).astype(np.float32))
-
-    return change
-
-
 def with_array(name: str, change: Callable[[Any], Any], record: str = "arrays") -> Tamper:
     def put(question: Message, answer: Message) -> None:
         old = answer.content[record][name].numpy()
         answer.content[record][name] = Array(np.asarray(change(old), old.dtype).reshape(old.shape))
-
-    return put
-
-
-def with_figure(name: str, value: float) -> Tamper:
-    def put(question: Message, answer: Message) -> None:
-        answer.content["metrics"][name] = value
 
     return put
 
@@ -84,23 +63,13 @@ def played(
         tree(method, **training) | {"model": {"name": model}},
         **{"start_timeout": 0.01, "evaluation": "none", **(agreed or {})},
     )
-    return run(federation, lie, from_round, away)
+    return run(federation, lie, from_round, away=away)
 
 
-def run(federation: Federated, lie: Any, from_round: int = 1, away: tuple[str, ...] = ()) -> list[dict[str, Any]]:
-    grid = federation.grid()
-    grid.offline.update(federation.node(name) for name in away)
-
-    def tamper(question: Message, answer: Message) -> Message:
-        config = question.content["config"]
-        if question.metadata.message_type == "train" and config["server-round"] >= from_round:
-            lie(question, answer)
-        return answer
-
-    grid.tamper[federation.node("birch")] = tamper
+def run(federation: Federated, lie: Any, from_round: int = 1, **others: Any) -> list[dict[str, Any]]:
     with suppress(StandstillError):  # where birch is alone, and nothing that it sends is counted
-        federation.run(grid).run(resume=True)
-    return [json.loads(line) for line in (federation.run_folder / "rounds.jsonl").read_text().splitlines()][1:]
+        federation.play({"birch": on("train", lie, first=from_round)}, **others)
+    return federation.records()[1:]
 
 
 @pytest.mark.slow
@@ -169,7 +138,7 @@ def of_many_samples(folder: Path, method: str, factor: float, **training: Any) -
 
     grid.apps[node] = (name, liar, settings)  # type: ignore[assignment]
     federation.run(grid).run(resume=True)
-    return [json.loads(line) for line in (federation.run_folder / "rounds.jsonl").read_text().splitlines()][1:]
+    return federation.records()[1:]
 
 
 @pytest.mark.slow
@@ -254,21 +223,8 @@ def test_three_sites_that_share_labels_in_pairs_are_not_compared(tmp_path: Path)
 def test_one_round_makes_a_site_contrary_only_where_it_is_everyones_first(tmp_path: Path, late: bool) -> None:
     """Later, an honest newcomer may go another way than those that have settled."""
     federation = holding(eight(tmp_path), dict.fromkeys(EIGHT, (0, 1, 2, 3)))
-    grid, birch = federation.grid(), federation.node("birch")
-    grid.offline.update({birch} if late else ())
-
-    def lie(question: Message, answer: Message) -> Message:
-        if question.metadata.message_type == "train":
-            scaled(-1)(question, answer)
-        return answer
-
-    def join(record: Any) -> None:
-        if record["round"] == 1:
-            grid.offline.discard(birch)
-
-    grid.tamper[birch] = lie
-    records = federation.run(grid).run(resume=True, progress=join).rounds
-    found = [list(record.deployment["contrary"]) for record in records[1:] if record.deployment]
+    records = run(federation, scaled(-1), away=("birch",) if late else (), back=1)
+    found = [list(record["deployment"]["contrary"]) for record in records]
     assert found[:3] == ([[], [], ["birch"]] if late else [["birch"]] * 3)
 
 
@@ -277,19 +233,7 @@ def test_who_was_contrary_is_kept_over_a_restart(tmp_path: Path) -> None:
     whole, cut = eight(tmp_path / "whole"), eight(tmp_path / "cut")
     one = run(whole, scaled(-1))
 
-    class StopError(BaseException):
-        pass
-
-    def stop(record: Any) -> None:
-        if record["round"] == 3:
-            raise StopError
-
-    grid = cut.grid()
-    grid.tamper[cut.node("birch")] = lambda question, answer: (
-        scaled(-1)(question, answer) or answer if question.metadata.message_type == "train" else answer
-    )
-    with pytest.raises(StopError):
-        cut.run(grid).run(resume=True, progress=stop)
+    run(cut, scaled(-1), stop=3)
     other = run(cut, scaled(-1))
     assert one[-1]["deployment"]["contrary"] == other[-1]["deployment"]["contrary"] != {}
     states = [load_file(part.run_folder / "checkpoint" / "state.safetensors") for part in (whole, cut)]
@@ -320,18 +264,10 @@ def test_an_honest_site_with_other_classes_may_join_late(tmp_path: Path, away: t
 @pytest.mark.slow
 def test_what_was_accepted_is_kept_over_a_restart(tmp_path: Path) -> None:
     whole, cut = (federate(tmp_path / name, tree("fedavg"), evaluation="none") for name in ("whole", "cut"))
-    one = run(whole, scaled(30), 3, away=())
+    one = run(whole, scaled(30), 3)
 
-    class StopError(BaseException):
-        pass
-
-    def stop(record: Any) -> None:
-        if record["round"] == 2:
-            raise StopError
-
-    with pytest.raises(StopError):
-        cut.run(cut.grid()).run(resume=True, progress=stop)
-    other = run(cut, scaled(30), 3, away=())
+    cut.play(stop=2)
+    other = run(cut, scaled(30), 3)
     for record in (one[2], other[2]):
         del record["deployment"]["began"], record["deployment"]["ended"]
     assert one[2]["deployment"] == other[2]["deployment"]
@@ -440,7 +376,7 @@ def test_fpls_means_and_numbers_are_checked(tmp_path: Path) -> None:
 def test_steps_are_what_counts_epochs_and_batches_make_them(tmp_path: Path, steps: int, smallest: int) -> None:
     """90 samples in batches of 32: three steps, or two where a last batch of fewer than 32 is left out."""
     method = {"preset": "fednova"}
-    (record,) = played(tmp_path, method, with_figure("fedskew-steps", steps), rounds=1, smallest_batch=smallest)
+    (record,) = played(tmp_path, method, figures(fedskew_steps=steps), rounds=1, smallest_batch=smallest)
     expected = 3 if smallest == 1 else 2
     reason = record["deployment"]["refused"]["birch"]
     assert f"its steps are {steps}; expected {expected}" in reason

@@ -18,10 +18,6 @@ from flwr.app import Error, Message
 from fedskew.deploy import Book, CountsRequest, agree, load_site
 
 
-def lines(federation: Federated) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (federation.run_folder / "rounds.jsonl").read_text().splitlines()]
-
-
 def grow(federation: Federated, name: str) -> None:
     """Triple a site's samples."""
     path = federation.folder / name / "own.npz"
@@ -45,7 +41,7 @@ def trained(federation: Federated, after_round_one: Any) -> Any:
 def test_counts_are_asked_for_again_and_the_site_goes_on(tmp_path: Path, label_counts: str, caplog: Any) -> None:
     federation = federate(tmp_path, tree("fedavg", rounds=3), label_counts=label_counts, evaluation="none")
     trained(federation, lambda grid: grow(federation, "ash"))
-    _, one, two, three = lines(federation)
+    _, one, two, three = federation.records()
     assert sorted(one["answered"]) == [0, 1, 2]
     assert two["deployment"]["failed"] == {"ash": "its label counts have changed"}
     assert three["deployment"]["failed"] == three["deployment"]["refused"] == {}
@@ -63,7 +59,7 @@ def test_noisy_counts_are_released_again_only_if_the_site_says_so(tmp_path: Path
     federation = federate(tmp_path, tree("fedavg", rounds=3), label_counts="noisy", epsilon=1.0)
     book, data = Book(tmp_path / "ash" / "state"), federation.data_of("ash")
     trained(federation, lambda grid: grow(federation, "ash"))
-    assert [record["deployment"]["failed"] for record in lines(federation)[1:]] == [{}, {}, {}]
+    assert [record["deployment"]["failed"] for record in federation.records()[1:]] == [{}, {}, {}]
     assert len(book.releases) == 1
 
     federation.run_folder.rename(tmp_path / "first")
@@ -110,7 +106,7 @@ def test_replies_are_held_against_the_noise_of_the_release_that_a_site_answers_w
             more = "json_set(entry, '$.released[0]', json_extract(entry, '$.released[0]') + 500.0)"
             db.execute(f"UPDATE release SET entry = {more}")
     trained(later, lambda grid: None)
-    (_, record) = lines(later)
+    (_, record) = later.records()
     assert record["deployment"]["refused"] == {}
     assert sorted(record["answered"]) == [0, 1, 2]
 
@@ -126,7 +122,7 @@ def test_a_release_that_is_too_noisy_is_refused_and_agreeing_makes_another(tmp_p
         federation, agreement=federation.agreement.model_copy(update={"start_timeout": 0.1})
     )
     trained(federation, lambda grid: None)
-    assert sorted(lines(federation)[1]["answered"]) == [1, 2]
+    assert sorted(federation.records()[1]["answered"]) == [1, 2]
     assert (
         "no answer of ash: refused: its release has epsilon 0.19, over 10 times noisier than the agreed 2; the "
         "site can make a new one: fedskew deploy site --check data.toml"
@@ -140,7 +136,7 @@ def test_a_release_that_is_too_noisy_is_refused_and_agreeing_makes_another(tmp_p
     assert agreed["ash"].epsilon_total == pytest.approx(2.19)
     federation.run_folder.rename(tmp_path / "first")
     trained(federation, lambda grid: None)
-    assert sorted(lines(federation)[1]["answered"]) == [0, 1, 2]
+    assert sorted(federation.records()[1]["answered"]) == [0, 1, 2]
     assert book.spent("add-remove") == pytest.approx(2.19)
 
 
@@ -157,7 +153,7 @@ def test_a_site_cant_claim_so_much_noise_that_any_reply_is_plausible(tmp_path: P
 
     grid.tamper[federation.node("birch")] = tamper
     federation.run(grid).run(resume=True)
-    assert sorted(lines(federation)[1]["answered"]) == [0, 2]
+    assert sorted(federation.records()[1]["answered"]) == [0, 2]
     assert "label counts: no answer of birch: refused: its release has epsilon 1e-09" in caplog.text
 
 

@@ -149,7 +149,7 @@ def test_a_round_is_called_done_once_all_of_it_is_on_the_disk(tmp_path: Path, mo
         done.append(record["round"])
 
     monkeypatch.setattr("os.fsync", written)
-    federation.run(federation.grid()).run(resume=True, progress=check)
+    federation.play(progress=check)
     assert done == [0, 1, 2]
     assert (federation.run_folder / "deployment.json").stat().st_mode & 0o777 == 0o600
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from federated import NAMES, federate, tree
+from federated import NAMES, KilledError, federate, figures, on, silent_on, tree
 from flwr.app import Array, Message
 from safetensors.numpy import load_file
 
@@ -19,27 +19,12 @@ from fedskew.errors import ConfigError, RunError
 from fedskew.experiment import read_runs, resolve
 
 
-def trained(tamper: Callable[[Message], None], kind: str = "train") -> Callable[[Message, Message], Message]:
-    """Answers of one kind, tampered with in place."""
-
-    def change(question: Message, answer: Message) -> Message:
-        if question.metadata.message_type == kind:
-            tamper(answer)
-        return answer
-
-    return change
-
-
-def spoil(value: float) -> Callable[[Message], None]:
-    def change(answer: Message) -> None:
+def spoil(value: float) -> Callable[[Message, Message], None]:
+    def change(question: Message, answer: Message) -> None:
         for name, array in list(answer.content["arrays"].items()):
             answer.content["arrays"][name] = Array(np.full(array.shape, value, np.float32))
 
     return change
-
-
-def lines(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
 
 
 def model(folder: Path) -> dict[str, np.ndarray[Any, Any]]:
@@ -50,24 +35,22 @@ def model(folder: Path) -> dict[str, np.ndarray[Any, Any]]:
 def test_a_reply_of_nan_is_refused_and_counted_and_touches_nothing(tmp_path: Path, caplog: Any) -> None:
     federation = federate(tmp_path / "a", tree("fedavg", rounds=1))
     grid = federation.grid()
-    grid.tamper[federation.node("birch")] = trained(spoil(float("nan")))
+    grid.tamper[federation.node("birch")] = on("train", spoil(float("nan")))
     federation.run(grid).run(resume=True)
 
     without = federate(tmp_path / "b", tree("fedavg", rounds=1))
     silent = without.grid()
-    silent.tamper[without.node("birch")] = lambda question, answer: (
-        None if question.metadata.message_type == "train" else answer
-    )
+    silent.tamper[without.node("birch")] = silent_on("train")
     without.run(silent).run(resume=True)
 
-    record = lines(federation.run_folder)[1]
+    record = federation.records()[1]
     assert list(record["deployment"]["refused"]) == ["birch"]
     assert "NaN" in record["deployment"]["refused"]["birch"]
     assert record["answered"] == [client for client in record["cohort"] if client != 1]
     assert [entry.message for entry in caplog.records if "no answer of birch: refused" in entry.message]
     for name, values in model(federation.run_folder).items():
         np.testing.assert_array_equal(values, model(without.run_folder)[name])
-    assert lines(without.run_folder)[1]["deployment"]["silent"] == ["birch"]
+    assert without.records()[1]["deployment"]["silent"] == ["birch"]
 
     deployed = fedskew.load(federation.run_folder)
     assert deployed.classes == tuple(federation.agreement.classes)
@@ -81,10 +64,7 @@ def test_an_update_out_of_line_is_reported_and_left_out_if_so_agreed(tmp_path: P
         federation = federate(
             tmp_path / action, tree("fedavg", rounds=1), norm_action=action, norm_limit=5.0, loss_limit=1e300
         )
-        grid = federation.grid()
-        grid.tamper[federation.node("cedar")] = trained(spoil(50.0))
-        federation.run(grid).run(resume=True)
-        record = lines(federation.run_folder)[1]
+        record = federation.play({"cedar": on("train", spoil(50.0))})[1]
         assert len(record["answered"]) == answered
         assert list(record["deployment"]["out_of_line"]) == ["cedar"]
         assert record["deployment"]["out_of_line"]["cedar"] > 5
@@ -94,10 +74,7 @@ def test_an_update_out_of_line_is_reported_and_left_out_if_so_agreed(tmp_path: P
 def test_robust_aggregation_at_real_sites_holds_a_site_that_the_checks_let_through(tmp_path: Path, caplog: Any) -> None:
     method = {"preset": "fedavg", "aggregation": {"name": "geometric_median"}}
     federation = federate(tmp_path / "a", tree(method, rounds=2, weight_limit=0.4), norm_limit=1e9)
-    grid = federation.grid()
-    grid.tamper[federation.node("cedar")] = trained(spoil(50.0))
-    federation.run(grid).run(resume=True)
-    records = lines(federation.run_folder)[1:]
+    records = federation.play({"cedar": on("train", spoil(50.0))})[1:]
     assert [record["weights"][record["answered"].index(2)] < 0.02 for record in records] == [True, True]
     assert all(record["limited"] for record in records)
     assert any("the weight limit (0.4) binds: " in entry.message for entry in caplog.records)
@@ -124,12 +101,9 @@ def test_a_reply_to_an_earlier_round_or_of_another_client_is_refused(tmp_path: P
         first.append(answer)
         return Message(first[0].content, reply_to=question)
 
-    def as_ash(answer: Message) -> None:
-        answer.content["metrics"]["fedskew-client"] = 0
-
-    grid.tamper = {federation.node("birch"): replay, federation.node("cedar"): trained(as_ash)}
+    grid.tamper = {federation.node("birch"): replay, federation.node("cedar"): on("train", figures(fedskew_client=0))}
     federation.run(grid).run(resume=True)
-    _, one, two = lines(federation.run_folder)
+    _, one, two = federation.records()
     assert one["deployment"]["refused"] == {"cedar": "the reply is of fedskew-client 0, not 2"}
     assert two["deployment"]["refused"]["birch"] == "the reply is of server-round 1, not 2"
     assert two["answered"] == [0]
@@ -137,18 +111,7 @@ def test_a_reply_to_an_earlier_round_or_of_another_client_is_refused(tmp_path: P
 
 @pytest.mark.slow
 def test_a_site_that_is_gone_costs_its_update_only_and_may_come_back(tmp_path: Path) -> None:
-    federation = federate(tmp_path, tree("scaffold", rounds=3))
-    grid = federation.grid()
-    run = federation.run(grid)
-    node = federation.node("ash")
-    grid.offline.add(node)
-
-    def back(record: Any) -> None:
-        if record["round"] == 2:
-            grid.offline.clear()
-
-    run.run(resume=True, progress=back)
-    records = lines(federation.run_folder)
+    records = federate(tmp_path, tree("scaffold", rounds=3), start_timeout=0.1).play(away=("ash",), back=2)
     assert [record["deployment"]["offline"] for record in records[1:]] == [["ash"], ["ash"], []]
     assert sorted(records[3]["answered"]) == [0, 1, 2]
 
@@ -175,19 +138,15 @@ def test_no_connected_site_leaves_the_model_and_plays_no_round(
 
     run.run(resume=True, progress=gone)
     assert len(naps) == 3
-    assert [record["round"] for record in lines(federation.run_folder)] == [0, 1, 2]
+    assert [record["round"] for record in federation.records()] == [0, 1, 2]
     assert [entry.message for entry in caplog.records if "waiting after round 1" in entry.message]
-
-
-class KilledError(BaseException):
-    pass
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["scaffold", pytest.param("moon", marks=pytest.mark.whole_product)])
 def test_a_server_killed_in_a_round_goes_on_at_it_and_no_round_counts_twice(tmp_path: Path, method: str) -> None:
     whole, cut = (federate(tmp_path / name, tree(method, steps=2)) for name in ("whole", "cut"))
-    whole.run(whole.grid()).run(resume=True)
+    whole.play()
 
     grid = cut.grid()
 
@@ -199,9 +158,9 @@ def test_a_server_killed_in_a_round_goes_on_at_it_and_no_round_counts_twice(tmp_
     grid.tamper[cut.node("cedar")] = die
     with pytest.raises(KilledError):
         cut.run(grid).run(resume=True)
-    cut.run(cut.grid()).run(resume=True)
+    cut.play()
 
-    assert [record["round"] for record in lines(cut.run_folder)] == [0, 1, 2, 3]
+    assert [record["round"] for record in cut.records()] == [0, 1, 2, 3]
     for name, values in model(whole.run_folder).items():
         np.testing.assert_array_equal(model(cut.run_folder)[name], values)
     queries = [message for message in grid.asked if message.metadata.message_type == "query"]
@@ -213,15 +172,7 @@ def test_a_sites_state_of_an_uncounted_round_is_discarded(tmp_path: Path) -> Non
     """SCAFFOLD's control variate of a refused round must not outlive it: as if the site had been away."""
     config = tree("scaffold", steps=2)
     refused, away = (federate(tmp_path / name, config, evaluation="none") for name in ("refused", "away"))
-    grid = refused.grid()
-
-    def in_round_two(question: Message, answer: Message) -> Message:
-        if question.metadata.message_type == "train" and question.content["config"]["server-round"] == 2:
-            spoil(float("inf"))(answer)
-        return answer
-
-    grid.tamper[refused.node("ash")] = in_round_two
-    refused.run(grid).run(resume=True)
+    refused.play({"ash": on("train", spoil(float("inf")), first=2, last=2)})
 
     other = away.grid()
     absent = away.node("ash")
@@ -247,7 +198,7 @@ def test_a_site_that_connects_late_reports_its_counts_then_and_joins(tmp_path: P
             grid.offline.clear()
 
     run.run(resume=True, progress=come)
-    records = lines(federation.run_folder)
+    records = federation.records()
     assert sorted(records[1]["answered"]) == [0, 1]
     assert sorted(records[3]["answered"]) == [0, 1, 2]
     (written,) = read_runs(federation.run_folder)
@@ -261,7 +212,7 @@ def test_two_nodes_of_one_name_are_not_used(tmp_path: Path) -> None:
     grid.apps[6] = ("somebody", *grid.apps[5][1:])
     run = federation.run(grid)
     run.run(resume=True)
-    assert sorted(lines(federation.run_folder)[1]["answered"]) == [1, 2]
+    assert sorted(federation.records()[1]["answered"]) == [1, 2]
     assert {message.metadata.dst_node_id for message in grid.asked} == {
         federation.node("birch"),
         federation.node("cedar"),
@@ -272,7 +223,7 @@ def test_withheld_counts_serve_methods_that_need_none(tmp_path: Path) -> None:
     federation = federate(tmp_path, tree("fedavg", rounds=1), label_counts="withheld")
     grid = federation.grid()
     federation.run(grid).run(resume=True)
-    record = lines(federation.run_folder)[1]
+    record = federation.records()[1]
     sizes = {0: 150, 1: 90, 2: 210}
     np.testing.assert_allclose(record["weights"], [sizes[client] / 450 for client in record["answered"]])
     assert record["entropy"] is None
@@ -288,7 +239,7 @@ def test_noisy_counts_are_drawn_once_and_stored_with_their_epsilon(tmp_path: Pat
     pytest.importorskip("opendp")
     agreed = {"label_counts": "noisy", "epsilon": 0.5}
     federation = federate(tmp_path, tree("fedentopt+fedla", rounds=2, participation=0.67), **agreed)
-    federation.run(federation.grid()).run(resume=True)
+    federation.play()
     kept = json.loads((federation.run_folder / "deployment.json").read_text())
     reported = np.array([kept["sites"][name]["counts"] for name in NAMES])
     assert (reported >= 0).all()
@@ -310,13 +261,13 @@ def test_a_target_comes_from_a_file(tmp_path: Path) -> None:
     run = federation.run(federation.grid(), file)
     np.testing.assert_allclose(run.task().target, shares)
     run.run(resume=True)
-    assert lines(federation.run_folder)[1]["target_distance"] is not None
+    assert federation.records()[1]["target_distance"] is not None
 
 
 @pytest.mark.slow
 def test_a_run_of_another_agreement_is_not_gone_on_with(tmp_path: Path) -> None:
     federation = federate(tmp_path, tree("fedavg", rounds=1))
-    federation.run(federation.grid()).run(resume=True)
+    federation.play()
     other = federation.agreement.model_copy(update={"label_counts": "withheld"})
     object.__setattr__(federation, "agreement", other)
     with pytest.raises(RunError, match="label_counts = exact"):
@@ -328,8 +279,7 @@ def test_a_site_whose_data_does_not_fit_says_so_and_the_others_go_on(tmp_path: P
     own = dict(np.load(tmp_path / "cedar" / "own.npz"))
     own["y"] = np.where(own["y"] == 9, 42, own["y"])
     np.savez(tmp_path / "cedar" / "own.npz", **own)
-    federation.run(federation.grid()).run(resume=True)
-    record = lines(federation.run_folder)[1]
+    record = federation.play()[1]
     assert sorted(record["answered"]) == [0, 1]
     assert "DataError" in record["deployment"]["failed"]["cedar"]
 

@@ -72,7 +72,7 @@ def test_the_model_is_that_of_told_counts_and_of_the_simulation(
 ) -> None:
     federation, grid = played
     told = summed(tmp_path / "told", config(label_counts="reported"))
-    told.run(told.grid()).run(resume=True)
+    told.play()
     make_training_loop(federation.config, 3, tmp_path / "simulated").run()
 
     ours = model_of(federation.run_folder)
@@ -212,7 +212,7 @@ def test_what_sums_can_not_do_is_refused(given: dict[str, Any], agreed: dict[str
 def test_a_site_adds_noise_once_to_counts_that_are_summed(tmp_path: Path) -> None:
     pytest.importorskip("opendp")
     federation = summed(tmp_path, config(rounds=2), epsilon=0.2)
-    federation.run(federation.grid()).run(resume=True)
+    federation.play()
     (releases,) = zip(*(Book(federation.folder / name / "state").releases for name in FOUR), strict=True)
     assert {release.epsilon for release in releases} == {0.2}
     assert all(release.released != release.exact for release in releases)
@@ -250,7 +250,7 @@ def test_a_site_takes_one_announcement_and_keeps_its_part_while_its_data_grow(tm
     assert asked_directly(federation, message, "ash").error.reason == "not agreed: label_counts; its own log says more"
 
     grow(federation, "ash")
-    federation.run(federation.grid()).run(resume=True)
+    federation.play()
     records = map(json.loads, (federation.run_folder / "rounds.jsonl").read_text().splitlines())
     answered = {record["round"]: sorted(record["answered"]) for record in records}
     assert answered[2] == [0, 1, 2, 3]  # the third is one more than was agreed on, after that message

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -65,10 +64,6 @@ def estimating(folder: Path, method: Any = "fedavg", site: str = "dogwood", **gi
     return federation
 
 
-def lines(federation: Federated) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (federation.run_folder / "rounds.jsonl").read_text().splitlines()]
-
-
 def told(grid: LocalGrid, federation: Federated, name: str, key: str, edit: Edit | None = None) -> list[list[int]]:
     """Numbers that a site sends under a key, after an edit of them."""
     seen: list[list[int]] = []
@@ -127,15 +122,15 @@ def test_the_estimate_is_of_what_the_sites_counted_and_nothing_else_changes(tmp_
     cells = told(grid, federation, "dogwood", "cells")
     federation.run(grid).run(resume=True)
     plain = federate(tmp_path / "b", {**config(rounds=3), "target": {}})
-    plain.run(plain.grid()).run(resume=True)
+    plain.play()
 
-    records = lines(federation)
+    records = federation.records()
     assert [record["round"] for record in records if "target" in record] == [1, 3]
     for place, record in enumerate((records[1], records[3])):
         found = estimate_mix(np.sum([np.reshape(one[place], (10, 40)) for one in tables], axis=0), cells[place])
         np.testing.assert_allclose(record["target"]["mix"], found.mix, atol=1e-12)
         assert record["target"]["samples"] == sum(cells[place]) == MIX.sum()
-    for ours, theirs in zip(records, lines(plain), strict=True):  # the same evaluations, from tables too
+    for ours, theirs in zip(records, plain.records(), strict=True):  # the same evaluations, from tables too
         assert ours["evaluation"]["confusion"] == theirs["evaluation"]["confusion"]
         assert ours["evaluation"]["loss"] == pytest.approx(theirs["evaluation"]["loss"], rel=1e-6)
         assert ours.get("weights") == theirs.get("weights")
@@ -146,8 +141,7 @@ def test_the_estimate_is_of_what_the_sites_counted_and_nothing_else_changes(tmp_
 
 def test_a_target_site_that_trains_too(tmp_path: Path) -> None:
     federation = estimating(tmp_path, site="cedar")
-    federation.run(federation.grid()).run(resume=True)
-    record = lines(federation)[1]
+    record = federation.play()[1]
     assert sorted(record["answered"]) == [0, 1, 2]
     assert record["target"]["samples"] == MIX.sum()
     assert list(record["deployment"]["evaluations"]) == ["ash", "birch", "cedar"]
@@ -177,7 +171,7 @@ def test_a_target_site_whose_cells_are_refused_is_told_so(tmp_path: Path, caplog
     grid = federation.grid()
     told(grid, federation, "dogwood", "cells", lambda cells: cells[1:])
     federation.run(grid).run(resume=True)
-    for record in lines(federation)[1:]:
+    for record in federation.records()[1:]:
         assert record["target"]["mix"] is None
         assert "dogwood: refused: its count of" in record["target"]["skipped"]
     assert any("the server refused what this site sent: evaluation of round 1" in one.message for one in caplog.records)
@@ -188,7 +182,7 @@ def test_a_table_that_cannot_be_is_refused_and_the_others_count(tmp_path: Path) 
     grid = federation.grid()
     told(grid, federation, "ash", "outcomes", lambda table: table[:-10])
     federation.run(grid).run(resume=True)
-    record = lines(federation)[1]
+    record = federation.records()[1]
     assert "its table of outcomes is" in record["deployment"]["unevaluated"]["ash"]
     assert list(record["deployment"]["evaluations"]) == ["birch", "cedar"]
     assert record["target"]["held_out"] == sum(one["samples"] for one in record["deployment"]["evaluations"].values())
@@ -199,7 +193,7 @@ def test_one_site_is_at_most_half_of_the_tables(tmp_path: Path) -> None:
     grid = federation.grid()
     told(grid, federation, "ash", "outcomes", lambda table: [8 * count for count in table])
     federation.run(grid).run(resume=True)
-    record = lines(federation)[1]
+    record = federation.records()[1]
     samples = {name: one["samples"] for name, one in record["deployment"]["evaluations"].items()}
     others = samples["birch"] + samples["cedar"]
     assert samples["ash"] > others
@@ -228,7 +222,7 @@ def test_a_finish_takes_the_rounds_estimate_where_the_target_site_is_away(tmp_pa
 
     grid.tamper[federation.node("dogwood")] = away
     done = federation.run(grid).run(resume=True)
-    newest = [record["target"]["mix"] for record in lines(federation) if record.get("target", {}).get("mix")][-1]
+    newest = [record["target"]["mix"] for record in federation.records() if record.get("target", {}).get("mix")][-1]
     assert done.summary["finished"]["notes"]["mix"] == pytest.approx(newest)
     assert "the target's mix is the newest estimate of the rounds" in caplog.text
 
@@ -264,7 +258,7 @@ def test_a_target_site_that_is_away_leaves_the_newest_good_estimate(tmp_path: Pa
             grid.offline.add(federation.node("dogwood"))
 
     federation.run(grid).run(resume=True, progress=leave)
-    records = lines(federation)
+    records = federation.records()
     assert records[3]["target"]["unused"] is None
     assert records[4]["target"] == {"mix": None, "skipped": "dogwood: not connected", "unused": None}
     assert "fallback" not in records[4]
@@ -275,10 +269,8 @@ def test_a_target_site_that_is_away_leaves_the_newest_good_estimate(tmp_path: Pa
 @pytest.mark.slow
 def test_a_target_site_that_is_silent_is_asked_less_and_less(tmp_path: Path) -> None:
     federation = estimating(tmp_path, training={"rounds": 4}, round_timeout=0.3)
-    grid = federation.grid()
-    grid.tamper[federation.node("dogwood")] = lambda question, answer: None
-    federation.run(grid).run(resume=True)
-    said = [record["target"]["skipped"].removeprefix("dogwood: ") for record in lines(federation)[1:]]
+    federation.play({"dogwood": lambda question, answer: None})
+    said = [record["target"]["skipped"].removeprefix("dogwood: ") for record in federation.records()[1:]]
     assert said == [
         "no reply in time",
         "not asked, as no reply came before",
@@ -291,8 +283,7 @@ def test_a_target_site_that_is_silent_is_asked_less_and_less(tmp_path: Path) -> 
 def test_an_estimate_that_is_due_between_evaluations_is_made(tmp_path: Path) -> None:
     federation = federate(tmp_path, config(rounds=2) | {"evaluation": {"every": 2}}, target_site="dogwood")
     clinic(federation)
-    federation.run(federation.grid()).run(resume=True)
-    records = lines(federation)
+    records = federation.play()
     assert [record["evaluation"] is not None for record in records] == [True, False, True]
     assert [record["target"]["samples"] for record in records[1:]] == [MIX.sum()] * 2
 
@@ -304,7 +295,7 @@ class KilledError(BaseException):
 @pytest.mark.slow
 def test_a_killed_server_goes_on_with_the_estimate_that_it_had(tmp_path: Path) -> None:
     whole, cut = (estimating(tmp_path / name, FEDPALS, **LEARNT) for name in ("whole", "cut"))
-    whole.run(whole.grid()).run(resume=True)
+    whole.play()
     grid = cut.grid()
 
     def die(question: Message, answer: Message) -> Message:
@@ -315,8 +306,8 @@ def test_a_killed_server_goes_on_with_the_estimate_that_it_had(tmp_path: Path) -
     grid.tamper[cut.node("dogwood")] = die
     with pytest.raises(KilledError):
         cut.run(grid).run(resume=True)
-    cut.run(cut.grid()).run(resume=True)
-    for ours, theirs in zip(lines(cut), lines(whole), strict=True):
+    cut.play()
+    for ours, theirs in zip(cut.records(), whole.records(), strict=True):
         for key in ("weights", "target", "fallback"):
             assert ours.get(key) == theirs.get(key)
     theirs = load_file(whole.run_folder / "model.safetensors")
@@ -337,7 +328,7 @@ def test_a_target_that_looks_like_no_mix_is_not_weighed_towards(tmp_path: Path) 
     grid = federation.grid()
     told(grid, federation, "dogwood", "cells", unsure)
     federation.run(grid).run(resume=True)
-    records = lines(federation)
+    records = federation.records()
     assert records[1]["target"]["misfit"]
     assert "label shift does not hold" in records[2]["fallback"]
 
@@ -356,7 +347,7 @@ def test_a_lying_target_site_moves_weights_up_to_the_limit(tmp_path: Path) -> No
     grid = federation.grid()
     told(grid, federation, "dogwood", "cells", lambda cells: [2 * count for count in cells[:4]] + [0] * 36)
     federation.run(grid).run(resume=True)
-    records = lines(federation)
+    records = federation.records()
     assert records[3]["target"]["mix"][0] > 0.9
     assert records[3]["target"]["unused"] is None
     assert records[4]["weights"][records[4]["answered"].index(0)] == pytest.approx(0.5)
@@ -415,8 +406,7 @@ def test_a_site_answers_with_what_it_agreed_to(tmp_path: Path, name: str, key: s
 def test_a_site_without_labels_does_not_train_whatever_the_server_asks(tmp_path: Path, caplog: Any) -> None:
     federation = federate(tmp_path, config(), target_site="cedar", start_timeout=0.1)
     clinic(federation, "cedar")
-    federation.run(federation.grid()).run(resume=True)
-    record = lines(federation)[1]
+    record = federation.play()[1]
     assert record["deployment"]["failed"] == {"cedar": "not agreed: data; its own log says more"}
     assert any("its data.toml has no table [data]" in entry.message for entry in caplog.records)
 

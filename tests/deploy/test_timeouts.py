@@ -65,7 +65,7 @@ def test_a_site_that_never_answers_is_skipped_for_longer_and_longer(tmp_path: Pa
     with pytest.raises(KeyboardInterrupt):
         run.run(resume=True, progress=stop)
     federation.run(grid).run(resume=True)  # how long it is skipped is part of the server's state
-    records = [json.loads(line) for line in (federation.run_folder / "rounds.jsonl").read_text().splitlines()]
+    records = federation.records()
     assert [record["round"] for record in records if record["deployment"]["silent"]] == [1, 3, 6]
     assert [record["round"] for record in records if record["deployment"]["skipped"]] == [2, 4, 5, 7]
     asked = [message.metadata for message in grid.asked if message.metadata.dst_node_id == federation.node("ash")]
@@ -107,7 +107,7 @@ def test_a_site_that_trains_and_withholds_its_evaluation_is_skipped_too(tmp_path
         None if question.metadata.message_type == "evaluate" else answer
     )
     federation.run(grid).run(resume=True)
-    records = [json.loads(line) for line in (federation.run_folder / "rounds.jsonl").read_text().splitlines()]
+    records = federation.records()
     assert [list(record["deployment"]["unevaluated"]) for record in records] == [["ash"], [], ["ash"], []]
     assert [record["deployment"]["skipped"] for record in records] == [[], ["ash"], [], ["ash"]]
 

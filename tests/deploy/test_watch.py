@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from federated import Federated, Tamper, federate, fedskew, tree
-from flwr.app import Array, Message
+from federated import Tamper, federate, fedskew, figures, on, scaled, tree
+from flwr.app import Message
 from safetensors.numpy import load_file
 
 from fedskew.errors import DivergedError
@@ -17,36 +17,8 @@ from fedskew.errors import DivergedError
 LENIENT = {"norm_limit": 1e300, "norm_action": "report"}  # here the watch alone stands between a liar and the model
 
 
-def scaled(by: float, first: int = 1, last: int = 10**6) -> Tamper:
-    """Update times `by` in these rounds."""
-
-    def change(question: Message, answer: Message) -> Message:
-        if question.metadata.message_type != "train":
-            return answer
-        if first <= question.content["config"]["server-round"] <= last:
-            sent = question.content["arrays"]
-            for name, array in list(answer.content["arrays"].items()):
-                if np.issubdtype(array.numpy().dtype, np.floating):
-                    start = sent[name].numpy()
-                    moved = start + by * (array.numpy().astype(np.float64) - start)
-                    answer.content["arrays"][name] = Array(moved.astype(np.float32))
-        return answer
-
-    return change
-
-
 def evaluating(confusion: list[int], loss: float) -> Tamper:
-    def change(question: Message, answer: Message) -> Message:
-        if question.metadata.message_type == "evaluate":
-            answer.content["metrics"]["confusion"] = confusion
-            answer.content["metrics"]["eval-loss"] = loss
-        return answer
-
-    return change
-
-
-def lines(federation: Federated) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (federation.run_folder / "rounds.jsonl").read_text().splitlines()]
+    return on("evaluate", figures(confusion=confusion, eval_loss=loss))
 
 
 def accuracy(line: dict[str, Any]) -> float:
@@ -57,10 +29,7 @@ def accuracy(line: dict[str, Any]) -> float:
 @pytest.mark.parametrize("by", [1e30, -300.0])
 def test_a_round_that_ruins_the_model_is_undone_and_its_liar_left_out(tmp_path: Path, caplog: Any, by: float) -> None:
     federation = federate(tmp_path, tree("fedavg", rounds=4), **LENIENT)
-    grid = federation.grid()
-    grid.tamper[federation.node("birch")] = scaled(by, first=2)
-    federation.run(grid).run(resume=True)
-    records = lines(federation)
+    records = federation.play({"birch": on("train", scaled(by), first=2)})
     undone = records[2]["deployment"]["undone"]
     assert undone["back_to"] == 1
     assert undone["left_out"] == ["birch"]  # all three took part: the one whose update is the longest
@@ -78,7 +47,7 @@ def test_a_round_that_ruins_the_model_is_undone_and_its_liar_left_out(tmp_path: 
 def test_a_site_goes_on_from_what_it_kept_before_the_undone_round(tmp_path: Path) -> None:
     federation = federate(tmp_path, tree("moon", rounds=4, steps=1), **LENIENT)
     grid = federation.grid()
-    grid.tamper[federation.node("birch")] = scaled(1e30, first=2)
+    grid.tamper[federation.node("birch")] = on("train", scaled(1e30), first=2)
     federation.run(grid).run(resume=True)
     counted = [
         message.content["config"]["fedskew-counted"]
@@ -89,7 +58,7 @@ def test_a_site_goes_on_from_what_it_kept_before_the_undone_round(tmp_path: Path
     before = len(grid.asked)
     federation.run(grid).run(resume=True)  # what the watch keeps is in the checkpoint
     assert len(grid.asked) == before
-    assert lines(federation)[-1]["deployment"]["quarantine"] == {"birch": 2}
+    assert federation.records()[-1]["deployment"]["quarantine"] == {"birch": 2}
 
 
 def test_of_many_sites_all_that_took_part_are_left_out() -> None:
@@ -107,21 +76,21 @@ def test_a_run_that_is_ruined_again_and_again_stops_and_waits_for_the_operator(t
     federation = federate(tmp_path, tree("fedavg", rounds=6), undone_limit=2, **LENIENT)
     grid = federation.grid()
     for name in ("ash", "birch", "cedar"):
-        grid.tamper[federation.node(name)] = scaled(1e30, last=2)
+        grid.tamper[federation.node(name)] = on("train", scaled(1e30), last=2)
     for _ in range(2):  # started again, it stops at once
         with pytest.raises(
             DivergedError, match=r"ruined in rounds 1, 2, and is again that of round 0; left out: "
         ) as end:
             federation.run(grid).run(resume=True)
         assert end.value.exit_code == 1
-        assert len(lines(federation)) == 3
-    out = lines(federation)[-1]["deployment"]["quarantine"]
+        assert len(federation.records()) == 3
+    out = federation.records()[-1]["deployment"]["quarantine"]
     assert len(out) == 2
     status, said = fedskew("deploy", "readmit", federation.run_folder, *out)
     assert status == 0
     assert " and ".join(out) in said.replace(", ", " and ")
     federation.run(grid).run(resume=True)
-    records = lines(federation)
+    records = federation.records()
     assert [record["round"] for record in records] == [0, 1, 2, 3, 4, 5, 6]
     assert records[-1]["deployment"]["quarantine"] == {}
     assert sorted(records[-1]["answered"]) == [0, 1, 2]
@@ -131,7 +100,7 @@ def test_a_run_that_is_ruined_again_and_again_stops_and_waits_for_the_operator(t
 @pytest.mark.slow
 def test_readmit_names_only_sites_that_are_left_out(tmp_path: Path) -> None:
     federation = federate(tmp_path, tree("fedavg", rounds=1))
-    federation.run(federation.grid()).run(resume=True)
+    federation.play()
     assert fedskew("deploy", "readmit", federation.run_folder, "birch") == (2, "birch: is not left out (nobody is)")
     status, said = fedskew("deploy", "readmit", federation.run_folder)
     assert (status, "--nobody" in said) == (2, True)
@@ -142,31 +111,16 @@ def test_readmit_names_only_sites_that_are_left_out(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_without_evaluations_the_next_rounds_training_judges(tmp_path: Path) -> None:
     federation = federate(tmp_path, tree("fedavg", rounds=4), evaluation="none", **LENIENT)
-    grid = federation.grid()
-    grid.tamper[federation.node("birch")] = scaled(-1e4, first=2)
-    federation.run(grid).run(resume=True)
-    records = lines(federation)
+    records = federation.play({"birch": on("train", scaled(-1e4), first=2)})
     assert records[3]["deployment"]["undone"]["back_to"] == 1
     assert records[3]["deployment"]["undone"]["left_out"] == ["birch"]
     assert records[4]["loss"] < 3
 
 
-def claiming(loss: float) -> Tamper:
-    def change(question: Message, answer: Message) -> Message:
-        if question.metadata.message_type == "train":
-            answer.content["metrics"]["train-loss"] = loss
-        return answer
-
-    return change
-
-
 def test_without_evaluations_one_sites_loss_undoes_no_round(tmp_path: Path) -> None:
     short = tree("fedavg", rounds=4, participation=0.34, steps=2)  # one site a round
     federation = federate(tmp_path, short, evaluation="none")
-    grid = federation.grid()
-    grid.tamper[federation.node("birch")] = claiming(1e30)
-    federation.run(grid).run(resume=True)
-    records = lines(federation)
+    records = federation.play({"birch": on("train", figures(train_loss=1e30))})
     assert any(1 in record["answered"] for record in records)
     assert [record["deployment"].get("undone") for record in records] == [None] * 5
     assert records[-1]["deployment"]["quarantine"] == {}
@@ -174,28 +128,18 @@ def test_without_evaluations_one_sites_loss_undoes_no_round(tmp_path: Path) -> N
 
 def test_without_evaluations_a_reply_of_nan_accuses_nobody(tmp_path: Path) -> None:
     federation = federate(tmp_path, tree("fedavg", rounds=3, steps=1), evaluation="none", start_timeout=0.1)
-    grid = federation.grid()
-    grid.offline.add(federation.node("cedar"))
-    grid.tamper[federation.node("birch")] = scaled(float("nan"), first=2)
-    federation.run(grid).run(resume=True)
-    records = lines(federation)
+    records = federation.play({"birch": on("train", scaled(float("nan")), first=2)}, away=("cedar",))
     assert [list(record["deployment"]["refused"]) for record in records[1:]] == [[], ["birch"], ["birch"]]
     assert not any("undone" in record["deployment"] for record in records)
 
 
 @pytest.mark.slow
 def test_one_sites_confusion_matrix_does_not_make_the_accuracy(tmp_path: Path) -> None:
-    whole = federate(tmp_path / "whole", tree("fedavg", rounds=1))
-    whole.run(whole.grid()).run(resume=True)
-    honest = accuracy(lines(whole)[1])
+    honest = accuracy(federate(tmp_path / "whole", tree("fedavg", rounds=1)).play()[1])
 
     def lied(folder: Path, each: int) -> list[dict[str, Any]]:
-        federation = federate(folder, tree("fedavg", rounds=1))
-        grid = federation.grid()
         perfect = (each * np.eye(10, dtype=np.int64)).ravel().tolist()
-        grid.tamper[federation.node("birch")] = evaluating(perfect, 0.0)
-        federation.run(grid).run(resume=True)
-        return lines(federation)
+        return federate(folder, tree("fedavg", rounds=1)).play({"birch": evaluating(perfect, 0.0)})
 
     for record in lied(tmp_path / "giant", 10**8):  # not plausible: refused
         assert "are plausible" in record["deployment"]["unevaluated"]["birch"]
@@ -211,20 +155,15 @@ def test_one_sites_confusion_matrix_does_not_make_the_accuracy(tmp_path: Path) -
 @pytest.mark.slow
 def test_a_site_that_claims_a_ruined_model_can_not_undo_a_round_alone(tmp_path: Path) -> None:
     federation = federate(tmp_path, tree("fedavg", rounds=2))
-    grid = federation.grid()
-    grid.tamper[federation.node("cedar")] = evaluating([1] * 100, float("nan"))
-    federation.run(grid).run(resume=True)
-    records = lines(federation)
+    records = federation.play({"cedar": evaluating([1] * 100, float("nan"))})
     assert [record["deployment"].get("undone") for record in records] == [None] * 3
     assert records[2]["deployment"]["evaluations"]["cedar"] == {"accuracy": 0.1, "loss": None, "samples": 100}
 
 
 def test_a_loss_below_0_is_refused(tmp_path: Path) -> None:
     federation = federate(tmp_path, tree("fedavg", rounds=1, steps=1))
-    grid = federation.grid()
-    grid.tamper[federation.node("birch")] = evaluating([1] * 100, -1e300)
-    federation.run(grid).run(resume=True)
-    said = lines(federation)[1]["deployment"]
+    federation.play({"birch": evaluating([1] * 100, -1e300)})
+    said = federation.records()[1]["deployment"]
     assert said["unevaluated"]["birch"] == "refused: its loss is -1e+300; expected a number from 0"
 
 
@@ -244,7 +183,7 @@ def test_newcomers_with_other_labels_do_not_undo_a_round(tmp_path: Path) -> None
     grid.tamper = {federation.node("ash"): then_connected}
     grid.tamper |= {node: evaluating([1] * 100, 4.0) for node in others}
     federation.run(grid).run(resume=True)
-    records = lines(federation)
+    records = federation.records()
     assert set(records[2]["deployment"]["evaluations"]) == {"ash", "birch", "cedar"}
     assert [record["deployment"].get("undone") for record in records] == [None] * 4
 
@@ -278,8 +217,8 @@ def test_each_site_compares_the_loss_with_its_own() -> None:
 
 def test_records_say_when_in_utc_and_what_each_site_evaluated(tmp_path: Path) -> None:
     federation = federate(tmp_path, tree("fedavg", rounds=1))
-    federation.run(federation.grid()).run(resume=True)
-    for record in lines(federation):
+    federation.play()
+    for record in federation.records():
         began, ended = record["deployment"]["began"], record["deployment"]["ended"]
         assert began.endswith("+00:00")
         assert began <= ended
