@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 
 from fedskew.errors import ArgumentError
 from fedskew.report import drawing
@@ -17,10 +16,8 @@ FLAT = np.ones(2, dtype=bool)
 
 
 def draw(kind: str, path: Path, *what: object, **more: object) -> str:
-    with drawing.styled():
-        figure = Figure()
+    with drawing.figure(path) as figure:
         getattr(drawing, kind)(figure.subplots(), *what, **more)
-        drawing.save(figure, path)
     return path.read_text()
 
 

@@ -226,26 +226,15 @@ def _evidence(state: ArenaState, found: Scores) -> bytes:
 
 
 def _draw(arena: Arena, rows: Sequence[Standing], ranked: Ranks, folder: Path) -> list[Path]:
-    from matplotlib.figure import Figure
-
     from fedskew.report import drawing
 
     files = [folder / "differences.png", folder / "ranks.png"]
-    with drawing.styled():
-        if rows:
-            figure = Figure(figsize=(7, 1.2 + 0.32 * len(rows)), layout="constrained")
-            drawing.differences(
-                figure.subplots(),
-                [row.method for row in rows],
-                [row.difference for row in rows],
-                [row.interval for row in rows],
-                arena.settings.reference,
-            )
-            drawing.save(figure, files[0])
-        if ranked.methods:
-            figure = Figure(figsize=(7, 1.8 + 0.32 * len(ranked.methods)), layout="constrained")
-            drawing.critical_differences(
-                figure.subplots(), ranked.methods, ranked.ranks, ranked.critical, ranked.groups()
-            )
-            drawing.save(figure, files[1])
-    return files if ranked.methods else files[:1]
+    with drawing.figure(files[0], width=7, height=1.2 + 0.32 * len(rows)) as figure:
+        methods, gains = [row.method for row in rows], [row.difference for row in rows]
+        intervals = [row.interval for row in rows]
+        drawing.differences(figure.subplots(), methods, gains, intervals, arena.settings.reference)
+    if not ranked.methods:
+        return files[:1]
+    with drawing.figure(files[1], width=7, height=1.8 + 0.32 * len(ranked.methods)) as figure:
+        drawing.critical_differences(figure.subplots(), ranked.methods, ranked.ranks, ranked.critical, ranked.groups())
+    return files

@@ -199,13 +199,8 @@ def _write(path: Path, outcomes: Outcomes, estimate: MixEstimate) -> None:
 
 
 def _draw(outcomes: Outcomes, estimate: MixEstimate, path: Path) -> None:
-    from matplotlib.figure import Figure
-
     from fedskew.report import drawing
 
-    with drawing.styled():
-        figure = Figure(figsize=(11, 5), layout="constrained")
-        drawing.mix_with_intervals(
-            figure.add_subplot(), estimate.mix, estimate.interval(), _held_out(outcomes), outcomes.classes
-        )
-        drawing.save(figure, path)
+    with drawing.figure(path, width=11, height=5) as figure:
+        axes, held_out = figure.add_subplot(), _held_out(outcomes)
+        drawing.mix_with_intervals(axes, estimate.mix, estimate.interval(), held_out, outcomes.classes)

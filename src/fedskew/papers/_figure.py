@@ -32,15 +32,13 @@ def draw(recipe: Recipe, runs: Sequence[tuple[RecipeRow, Sequence[SeedRun]]], fo
         if not shown:
             continue
         name = f"figure-{letter}" if len(recipe.parts) > 1 else "figure"
-        with drawing.styled():
-            figure = _figure(part, shown)
-            for suffix in ("png", "svg"):
-                files.append(folder / f"{name}.{suffix}")
-                drawing.save(figure, files[-1])
+        files += [folder / f"{name}.png", folder / f"{name}.svg"]
+        with drawing.figure(*files[-2:]) as figure:
+            _draw(figure, part, shown)
     return files
 
 
-def _figure(part: FigurePart, shown: Runs) -> Figure:
+def _draw(figure: Figure, part: FigurePart, shown: Runs) -> None:
     apart = part.kind in ("confusion", "classes", "mixes")  # a panel for each row
     panels: dict[tuple[str, ...], Runs] = {}
     for row, seeds in shown:
@@ -49,7 +47,7 @@ def _figure(part: FigurePart, shown: Runs) -> Figure:
     columns = min(len(panels), 4 if apart else 3)
     high = -(-len(panels) // columns)
     wide = max(5.6, columns * _PANEL[0])
-    figure = Figure(figsize=(wide, high * _PANEL[1] + 0.9), layout="constrained")
+    figure.set_size_inches(wide, high * _PANEL[1] + 0.9)
     grid = figure.subplots(high, columns, squeeze=False)
     labels = dict.fromkeys(row.labels.get(part.lines, "") for row, _ in shown)
     styles = {label: at for at, label in enumerate(labels)}
@@ -65,7 +63,6 @@ def _figure(part: FigurePart, shown: Runs) -> Figure:
         figure.legend(
             list(handles.values()), list(handles), loc="outside lower center", ncols=columns, frameon=False, fontsize=10
         )
-    return figure
 
 
 def _legend(panels: Iterable[Axes]) -> dict[str, Any]:

@@ -28,10 +28,9 @@ __all__ = [
     "critical_differences",
     "curves",
     "differences",
+    "figure",
     "heat_map",
     "mix_with_intervals",
-    "save",
-    "styled",
     "weights_against_fedavg",
 ]
 
@@ -109,29 +108,28 @@ class Curve:
 
 
 @contextmanager
-def styled() -> Iterator[None]:
-    """Apply the style of all figures inside a `with` block, whatever the user has set in matplotlib.
+def figure(*paths: Path, width: float = 6.4, height: float = 4.8) -> Iterator[Figure]:
+    """Yield an empty figure, in inches, and write it to files after the block; a suffix chooses the format.
 
-    Both the creation of a figure and its export belong inside. Warnings about glyphs that the font lacks are silenced.
+    It has the style of all figures, whatever the user has set in matplotlib. Warnings about glyphs that the font lacks
+    are silenced.
+
+    Raises:
+        ArgumentError: A suffix is unknown (.png, .svg and .pdf are known), or a file can't be written.
     """
     import matplotlib.style
+    from matplotlib.figure import Figure
 
     with matplotlib.style.context(["default", _RC]), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font")
-        yield
-
-
-def save(figure: Figure, path: str | Path) -> None:
-    """Write a figure, drawn inside `styled`, to a file; its suffix chooses the format (.png, .svg, .pdf).
-
-    Raises:
-        ArgumentError: The suffix is unknown or the file can't be written.
-    """
-    metadata = {"Date": None} if Path(path).suffix == ".svg" else None
-    try:
-        figure.savefig(path, dpi=150, facecolor="white", metadata=metadata)
-    except (OSError, ValueError) as error:
-        raise ArgumentError(f"{path}: the figure can't be written: {error}") from None
+        drawn = Figure(figsize=(width, height), layout="constrained")
+        yield drawn
+        for path in paths:
+            metadata = {"Date": None} if path.suffix == ".svg" else None
+            try:
+                drawn.savefig(path, dpi=150, facecolor="white", metadata=metadata)
+            except (OSError, ValueError) as error:
+                raise ArgumentError(f"{path}: the figure can't be written: {error}") from None
 
 
 def curves(
