@@ -27,11 +27,6 @@ def test_corners_have_length_1_and_are_as_far_apart_as_can_be(classes):
     np.testing.assert_allclose(corners.sum(axis=0), 0, atol=1e-5)
 
 
-def test_of_two_classes_the_corners_are_opposite():
-    first, second = simplex(2, drawn())
-    torch.testing.assert_close(first, -second)
-
-
 def test_it_is_the_generators_and_no_other_source_is_read():
     before = torch.get_rng_state()
     assert torch.equal(simplex(7, drawn(3)), simplex(7, drawn(3)))
