@@ -46,6 +46,8 @@ from ._mask_keys import public_keys as public_keys
 from ._mask_keys import read_mask_key as read_mask_key
 from ._mask_keys import write_mask_key as write_mask_key
 from ._messages import TrainInstruction as TrainInstruction
+from ._messages import even as even
+from ._messages import over_few as over_few
 from ._plan import Plan as Plan
 from ._proposal import accept_terms as accept_terms
 from ._proposal import agree as agree
@@ -68,8 +70,6 @@ from ._site_data import SiteData as SiteData
 from ._site_data import SiteStates as SiteStates
 from ._site_data import load_site as load_site
 from ._strategy import strategy as strategy
-from ._sum_messages import even as even
-from ._sum_messages import over_few as over_few
 from ._superlink import Door as Door
 from ._superlink import run_superlink as run_superlink
 from ._supernode import ServerCheck as ServerCheck

@@ -18,6 +18,7 @@ from fedskew.deploy._arrays import ModelLayout, encode
 from fedskew.deploy._book import Book
 from fedskew.deploy._log import LOG
 from fedskew.deploy._messages import (
+    AGAIN,
     ARRAYS,
     CELLS,
     CHANGED,
@@ -34,8 +35,11 @@ from fedskew.deploy._messages import (
     ROUND,
     SAMPLES,
     STEPS,
+    SUM_COUNTS,
+    UNMASK,
     VERSION,
     TrainInstruction,
+    config_of,
 )
 from fedskew.deploy._releases import CountsRequest, Neighbours, NotAgreedError, ReleaseMode
 from fedskew.deploy._site import (
@@ -44,11 +48,9 @@ from fedskew.deploy._site import (
     Site,
     Worker,
     agreed_site,
-    config_of,
     counts_reply,
 )
 from fedskew.deploy._site_data import SiteData, SiteStates, load_site
-from fedskew.deploy._sum_messages import AGAIN, COUNTS, UNMASK
 from fedskew.deploy._terms import read_terms, terms_path
 from fedskew.engine import LocalTraining, LocalWork
 from fedskew.engine.contracts import hooked
@@ -233,7 +235,7 @@ def site_app(folder: str | Path) -> ClientApp:
         site,
         {
             FINISH: lambda made, content: made.finish(content),
-            COUNTS: lambda made, content: made.add_counts(content),
+            SUM_COUNTS: lambda made, content: made.add_counts(content),
             AGAIN: lambda made, content: made.mask_again(content),
             UNMASK: lambda made, content: made.unmask(content),
         },

@@ -23,19 +23,19 @@ from torch import Tensor
 
 from fedskew.deploy._book import Book, MaskedSum
 from fedskew.deploy._mask_keys import public_keys, read_mask_key
-from fedskew.deploy._plan import Plan
-from fedskew.deploy._releases import NotAgreedError
-from fedskew.deploy._sum_messages import (
+from fedskew.deploy._messages import (
     ANSWER,
-    COUNTS,
     EVALUATE,
     LOSSES,
+    SUM_COUNTS,
     TRAIN,
     SumAsked,
     masked_content,
     opening_content,
     over_few,
 )
+from fedskew.deploy._plan import Plan
+from fedskew.deploy._releases import NotAgreedError
 from fedskew.deploy._terms import Terms
 from fedskew.engine import Update
 from fedskew.engine.sums import encode_update
@@ -134,7 +134,7 @@ class Masks:
             raise NotAgreedError(
                 "members", f"members: a sum over {len(members)} sites; this site agreed to {self.least} at least"
             )
-        if purpose == COUNTS and len(members) < len(self.peers):
+        if purpose == SUM_COUNTS and len(members) < len(self.peers):
             raise NotAgreedError(
                 "members",
                 f"members: sums of label counts are over all {len(self.peers)} sites, not {len(members)}: two over "
@@ -144,7 +144,7 @@ class Masks:
             self._check_weights(asked.weights, len(members))
             if self.protection is not None:
                 self._check_noise(self.protection, len(members))
-        if purpose != COUNTS:
+        if purpose != SUM_COUNTS:
             self.book.check_open(self.terms, purpose, asked.round)
         return asked
 
@@ -241,7 +241,7 @@ class Masks:
         """
         self._members(asked)
         sum = MaskedSum(asked.purpose, asked.round, _name(asked))
-        own = self.book.open(self.terms, sum, self._noise_of(asked.purpose), closes=asked.purpose != COUNTS)
+        own = self.book.open(self.terms, sum, self._noise_of(asked.purpose), closes=asked.purpose != SUM_COUNTS)
         return opening_content(Opening(own, {}))
 
     def _is_evaluated(self, round: int) -> bool:

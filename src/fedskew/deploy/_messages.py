@@ -1,4 +1,4 @@
-"""The messages between a server and a site, as Flower's records.
+"""The messages between a server and a site, as Flower's records, and the checks of their form.
 
 A training message contains
 
@@ -12,22 +12,40 @@ the target's mix is estimated `outcomes`, and of the target site `cells`; their 
 
 A reply contains `arrays`, `metrics`, and `reply` with the tensors that the method returns beside the model. A stock
 Flower server sends `arrays` and a `config` with `server-round`; a stock Flower client reads only these.
+
+With `updates = "masked"` a training or evaluation message also says which sum its answer is for (`SumAsked`):
+
+    fedskew-session     the run, and which start of its server
+    fedskew-attempt     how often sites were asked for masks in this round, from 1
+    fedskew-members     names of the sites that are asked
+    fedskew-weights     for training: the weights of their updates, in the same order
+
+The reply holds `sums`, an ArrayRecord of masked integers, `commitments`, and `metrics` with round and attempt; no
+model, loss or number of steps. Two messages of the type "query.NAME" follow, whose `config` also has round and purpose:
+
+    query.again     without a site that did not answer: the same answer, with new masks and weights
+    query.unmask    every member's answer came; the reply's `opening` opens the sum over all of them, and no other
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+import json
+from collections.abc import Collection, Mapping, Sequence
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
+import pydantic
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from pydantic import ConfigDict, Field, TypeAdapter
 from torch import Tensor
 
-from fedskew.deploy._arrays import encode
+from fedskew.deploy._arrays import RefusedError, Specs, decode, encode, short
 from fedskew.engine import Assignment
 from fedskew.errors import RunError
+from fedskew.parameters import first_mistake
+from fedskew.sums import SEED, FixedPoint, Masked, Opening, SumContext
 
 ANNOUNCED = "announced."
 """Beginning of the names of what is announced to all sites from sums, beside what a method sends."""
@@ -74,6 +92,32 @@ COUNTS, SAMPLES, LOSS, CONFUSION, EVALUATION_LOSS, OUTCOMES, CELLS = (
 LAST_COUNTED = "deployed.counted"
 """Name of the state that the server keeps for a site: the last round in which the site's update was aggregated."""
 
+SESSION, ATTEMPT, MEMBERS, WEIGHTS, PURPOSE = (
+    f"fedskew-{key}" for key in ("session", "attempt", "members", "weights", "purpose")
+)
+SUMS, COMMITMENTS, OPENING = "sums", "commitments", "opening"
+UNMASK, AGAIN = "unmask", "again"
+"""Flower's names of the two queries."""
+
+TRAIN, EVALUATE, SUM_COUNTS = "train", "evaluate", "counts"
+"""Purposes of a sum; the last is also Flower's name of the query for label counts that are only ever summed."""
+
+ANSWER = "answer"
+"""Name of the array with a site's answer to such a query."""
+
+LOSSES = FixedPoint(64, 16, 2.0**36)
+"""For sums of losses over samples; what is above, or not finite, counts as the limit."""
+
+EVEN = 5 / 6
+"""Least effective number of sites in a sum, 1 / (sum of squared weights), in fewest sites (`sum_sites`)."""
+
+ROUNDING = 1e-9
+OWN = "own"
+MOST_MEMBERS = 10_000
+
+Number = Annotated[int, Field(ge=0, lt=2**53)]
+Record = dict[str, Any]
+
 
 class TrainInstruction(NamedTuple):
     """The instruction to one site in a round.
@@ -88,70 +132,36 @@ class TrainInstruction(NamedTuple):
         quota: Number of samples of each class to train on; None: all samples.
     """
 
-    run: str
-    round: int
-    client: int
-    epochs: float
-    counted: int
-    steps: int | None = None
-    quota: tuple[int, ...] | None = None
+    run: Annotated[str, Field(pattern="^[0-9a-f]{1,64}$")]
+    round: Number
+    client: Number
+    epochs: Annotated[float, Field(ge=0, lt=2**53)]
+    counted: Number
+    steps: Number | None = None
+    quota: tuple[Number, ...] | None = None
 
     @classmethod
     def of(cls, run: str, round: int, assignment: Assignment) -> TrainInstruction:
-        """Make the instruction that corresponds to an engine's assignment.
-
-        Args:
-            run: The run's id.
-            round: Number of the round.
-            assignment: The assignment.
-        """
+        """Make the instruction that corresponds to an engine's assignment."""
         quota = None if assignment.quota is None else tuple(int(share) for share in assignment.quota)
         counted = int(assignment.state[LAST_COUNTED]) if LAST_COUNTED in assignment.state else 0
         return cls(run, round, assignment.client, assignment.epochs, counted, assignment.steps, quota)
 
     @classmethod
     def parse(cls, config: ConfigRecord) -> TrainInstruction | None:
-        """Read the instruction from a message's config.
-
-        Args:
-            config: The message's config.
-
-        Returns:
-            The instruction; None if the server is not fedskew's.
+        """Read the instruction from a message's config; None if the server is not fedskew's.
 
         Raises:
             RunError: A value is missing or of the wrong kind.
         """
         if CLIENT not in config:
             return None
-        numbers = {key: config.get(key) for key in (ROUND, CLIENT, COUNTED)}
-        epochs = config.get(EPOCHS)
-        run, steps, quota = config.get(RUN), config.get(STEPS), config.get(QUOTA)
-        wrong = [key for key, value in numbers.items() if not _is_count(value)]
-        if not _is_count(epochs) and not (isinstance(epochs, float) and 0 <= epochs < 2**53):
-            wrong.append(EPOCHS)
-        if wrong or not isinstance(run, str) or not run or not set(run) <= set("0123456789abcdef") or len(run) > 64:
-            raise RunError(f"the server's config has no valid {wrong[0] if wrong else RUN!r}: {dict(config)!r:.200}")
-        if (steps is not None and not _is_count(steps)) or (
-            quota is not None and not (isinstance(quota, list) and all(map(_is_count, quota)))
-        ):
-            raise RunError(f"the server's config has no valid steps or quota: {dict(config)!r:.200}")
-        return cls(
-            run,
-            numbers[ROUND],  # type: ignore[arg-type]
-            numbers[CLIENT],  # type: ignore[arg-type]
-            epochs,  # type: ignore[arg-type]
-            numbers[COUNTED],  # type: ignore[arg-type]
-            steps,  # type: ignore[arg-type]
-            None if quota is None else tuple(quota),  # type: ignore[arg-type]
-        )
+        values: Record = {name: config.get(key) for name, key in _KEYS.items()}
+        instruction: TrainInstruction = _read(_INSTRUCTION, values, "instruction")
+        return instruction
 
     def assignment(self, state: Mapping[str, Tensor]) -> Assignment:
-        """Make the engine's assignment.
-
-        Args:
-            state: What the site kept when it last took part.
-        """
+        """Make the engine's assignment, with what the site kept when it last took part."""
         quota = None if self.quota is None else np.array(self.quota, dtype=np.float64)
         return Assignment(self.client, self.epochs, state, quota, self.steps)
 
@@ -166,21 +176,102 @@ class TrainInstruction(NamedTuple):
             config: Further entries that a user's ServerApp sends to its clients.
         """
         entries = ConfigRecord(dict(config or {}))
-        for key, value in (
-            (ROUND, self.round),
-            (RUN, self.run),
-            (CLIENT, self.client),
-            (EPOCHS, self.epochs),
-            (COUNTED, self.counted),
-            (STEPS, self.steps),
-            (QUOTA, None if self.quota is None else list(self.quota)),
-        ):
+        for name, value in self._asdict().items():
             if value is not None:
-                entries[key] = value
+                entries[_KEYS[name]] = list(value) if isinstance(value, tuple) else value
         content = RecordDict({ARRAYS: arrays, CONFIG: entries})
         if broadcast:
             content[BROADCAST] = encode(broadcast)
         return content
+
+
+_KEYS = dict(zip(TrainInstruction._fields, (RUN, ROUND, CLIENT, EPOCHS, COUNTED, STEPS, QUOTA), strict=True))
+
+
+class SumAsked(NamedTuple):
+    """Which sum a site is asked for.
+
+    Attributes:
+        session: The run, and which start of its server.
+        round: Number of the round.
+        attempt: How often sites were asked for masks in this round, from 1.
+        purpose: "train", "evaluate" or "counts".
+        members: Names of the sites that are asked.
+        weights: Weights of their updates, sum 1; empty where nothing is weighed.
+    """
+
+    session: Annotated[str, Field(min_length=1, max_length=100)]
+    round: Number
+    attempt: Annotated[int, Field(gt=0, lt=2**53)]
+    purpose: Annotated[str, Field(pattern="^(train|evaluate|counts)$")]
+    members: Annotated[tuple[str, ...], Field(max_length=MOST_MEMBERS)]
+    weights: tuple[float, ...] = ()
+
+    @classmethod
+    def parse(cls, config: ConfigRecord, purpose: str | None = None) -> SumAsked | None:
+        """Read from a message's config which sum it asks for; None if it asks for none.
+
+        Args:
+            config: The config.
+            purpose: What the message is for; None: the config says.
+
+        Raises:
+            RunError: A value is missing or of the wrong kind.
+        """
+        if MEMBERS not in config:
+            return None
+        values: Record = {
+            "session": config.get(SESSION),
+            "round": config.get(ROUND),
+            "attempt": config.get(ATTEMPT),
+            "purpose": config.get(PURPOSE) if purpose is None else purpose,
+            "members": config.get(MEMBERS),
+            "weights": config.get(WEIGHTS, []),
+        }
+        asked: SumAsked = _read(_SUM, values, "sum")
+        return asked
+
+    def entries(self) -> dict[str, str | int | list[str] | list[float]]:
+        """Return the entries of a message's config."""
+        weights: dict[str, list[float]] = {WEIGHTS: list(self.weights)} if self.weights else {}
+        return {
+            SESSION: self.session,
+            ROUND: self.round,
+            ATTEMPT: self.attempt,
+            PURPOSE: self.purpose,
+            MEMBERS: list(self.members),
+            **weights,
+        }
+
+    def context(self, about: str) -> SumContext:
+        """Return what masks are derived from. Sites that were told another model or other weights have other masks.
+
+        Args:
+            about: See `about_of`.
+        """
+        public = json.dumps(
+            [about, dict(zip(self.members, map(float.hex, self.weights), strict=False))], sort_keys=True
+        )
+        return SumContext(self.session, self.round, self.attempt, self.purpose, self.members, public)
+
+
+_STRICT = ConfigDict(strict=True)
+_INSTRUCTION, _SUM = TypeAdapter(TrainInstruction, config=_STRICT), TypeAdapter(SumAsked, config=_STRICT)
+
+
+def _read(adapter: TypeAdapter[Any], values: Record, what: str) -> Any:
+    """Read what a server's config says, of plain values; lists become tuples."""
+    try:
+        made = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+        return adapter.validate_python(made)
+    except pydantic.ValidationError as error:
+        raise RunError(f"the server's config has no valid {what}: {first_mistake(error):.200}") from None
+
+
+def config_of(content: RecordDict) -> ConfigRecord:
+    """Return a message's config; an empty one if it has none."""
+    record = content.get(CONFIG)
+    return record if isinstance(record, ConfigRecord) else ConfigRecord()
 
 
 def fingerprint(reported: Sequence[float]) -> str:
@@ -199,10 +290,125 @@ def hash_of_question(content: RecordDict, asked: object) -> str:
     return whole.hexdigest()[:32]
 
 
+def about_of(content: RecordDict) -> str:
+    """Hash what all members of a sum must be told alike: the model, what is sent beside it, and how to train."""
+    instruction = TrainInstruction.parse(config_of(content))
+    alike = None if instruction is None else instruction._replace(client=0, counted=0)
+    return hash_of_question(content, ("sum", alike))
+
+
 def counted_in(round: int) -> dict[str, Tensor]:
     """Make the state that the server keeps for a client after aggregating its update of this round."""
     return {LAST_COUNTED: torch.tensor([round], dtype=torch.int64)}
 
 
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53
+def even(least: int) -> float:
+    """Return the largest weight limit with which no sum is in effect one over fewer than `least` sites."""
+    return 1 / (EVEN * least)  # as the sum of squared weights is at most the largest weight
+
+
+def over_few(weights: Collection[float], least: int) -> str:
+    """Return why a weighted sum is in effect one over too few sites; empty if it is not.
+
+    In a sum over two sites, or one in which two have nearly all of the weight, each of them learns the other's update.
+
+    Args:
+        weights: Weights of all members of the sum, sum 1.
+        least: Fewest sites that a sum may be over.
+    """
+    effective = 1 / sum(weight * weight for weight in weights)
+    if effective >= EVEN * least:
+        return ""
+    return (
+        f"with these weights a sum over {len(weights)} sites is in effect one over {effective:.2f}, and "
+        f"{EVEN * least:.2f} are the least: lower training.weight_limit in run.toml to {even(least):.3g}"
+    )
+
+
+def why_no_sum(weights: Collection[float], least: int, limit: float | None, of: int | None = None) -> str:
+    """Return why no sum over sites with these weights is allowed; empty if one is.
+
+    Args:
+        weights: Weights of those that are there.
+        least: Fewest sites that a sum may be over.
+        limit: Largest share of the weight that one may have; None: nothing is weighed.
+        of: How many were asked; None: nobody was yet.
+    """
+    if len(weights) < least:
+        there = f"{len(weights)} of {of} answered" if of is not None else f"there are {len(weights)}"
+        return f"a masked sum is over {least} sites at least, and {there}"
+    if limit is None:
+        return ""
+    whole = sum(weights)
+    if not whole > 0:
+        return "none of the sites that are there has a weight"
+    if max(weights) > (limit + ROUNDING) * whole:
+        return (
+            f"one of the sites that are there has {max(weights) / whole:.3g} of the weight; sites allow {limit:g} "
+            "(training.weight_limit in run.toml)"
+        )
+    return over_few([weight / whole for weight in weights], least)
+
+
+def masked_content(asked: SumAsked, masked: Masked, client: int | None = None) -> RecordDict:
+    """Make the reply with a site's masked integers."""
+    figures = MetricRecord({ROUND: asked.round, ATTEMPT: asked.attempt})
+    if client is not None:
+        figures[CLIENT] = client
+    return RecordDict(
+        {
+            SUMS: ArrayRecord({name: Array(values) for name, values in masked.values.items()}),
+            COMMITMENTS: ConfigRecord(dict(masked.commitments)),
+            METRICS: figures,
+        }
+    )
+
+
+def check_masked(content: RecordDict, asked: SumAsked, specs: Specs) -> Masked:
+    """Validate a site's masked integers; only their form can be checked, as nobody sees their values.
+
+    Raises:
+        RefusedError: The reply differs from what was asked for; the message says how.
+    """
+    metrics, sums, hashes = (content.get(key) for key in (METRICS, SUMS, COMMITMENTS))
+    if (
+        not isinstance(metrics, MetricRecord)
+        or not isinstance(sums, ArrayRecord)
+        or not isinstance(hashes, ConfigRecord)
+    ):
+        raise RefusedError(f"the reply has the records {short(sorted(content))}, not {[COMMITMENTS, METRICS, SUMS]}")
+    for key, value in ((ROUND, asked.round), (ATTEMPT, asked.attempt)):
+        if metrics.get(key) != value:
+            raise RefusedError(f"the reply is of {key} {short(metrics.get(key))}, not {value}")
+    return Masked(decode(sums, specs, "its array"), _seeds(hashes, asked.members, "commitments"))
+
+
+def unmask_content(asked: SumAsked) -> RecordDict:
+    """Make the request to open the sum over all that were asked."""
+    return RecordDict({CONFIG: ConfigRecord({key: entry for key, entry in asked.entries().items() if key != WEIGHTS})})
+
+
+def opening_content(opening: Opening) -> RecordDict:
+    """Make the reply that opens a site's part."""
+    return RecordDict({OPENING: ConfigRecord({OWN: opening.own})})
+
+
+def check_opening(content: RecordDict) -> Opening:
+    """Validate what a site sent to open a sum.
+
+    Raises:
+        RefusedError: The reply differs from what was asked for; the message says how.
+    """
+    record = content.get(OPENING)
+    if not isinstance(record, ConfigRecord):
+        raise RefusedError(f"the reply has no {OPENING}")
+    return Opening(_seeds(record, [OWN], OPENING)[OWN], {})
+
+
+def _seeds(record: ConfigRecord, names: Collection[str], what: str) -> Mapping[str, bytes]:
+    if set(record) != set(names):
+        raise RefusedError(f"its {what} are of {short(sorted(record))}, not {short(sorted(names))}")
+    seeds = dict(record)
+    if not all(isinstance(seed, bytes) and len(seed) == SEED for seed in seeds.values()):
+        raise RefusedError(f"its {what} are not {SEED} bytes each")
+    return seeds  # type: ignore[return-value]

@@ -20,19 +20,22 @@ from fedskew.deploy._agreement import Agreement
 from fedskew.deploy._arrays import ArraySpec, RefusedError, encode
 from fedskew.deploy._ask import Members, T
 from fedskew.deploy._log import LOG, utc_now
-from fedskew.deploy._messages import BROADCAST, CONFIG, ROUND, fingerprint
-from fedskew.deploy._releases import NOISIEST, is_too_noisy
-from fedskew.deploy._replies import check_counts, check_only_samples, only
-from fedskew.deploy._sum_messages import (
+from fedskew.deploy._messages import (
     ANSWER,
-    COUNTS,
+    BROADCAST,
+    CONFIG,
+    ROUND,
+    SUM_COUNTS,
     UNMASK,
     SumAsked,
     about_of,
     check_masked,
     check_opening,
+    fingerprint,
     unmask_content,
 )
+from fedskew.deploy._releases import NOISIEST, is_too_noisy
+from fedskew.deploy._replies import check_counts, check_only_samples, only
 from fedskew.engine.sums import decode_answers
 from fedskew.errors import ArgumentError, ConfigError, EndedEarlyError, RunError, SumsError
 from fedskew.files import write_text, writing
@@ -306,7 +309,7 @@ class Announcing:
         began, attempt = time.monotonic(), 0
         while time.monotonic() - began < self.patience or not attempt:
             attempt += 1
-            asked = SumAsked(self.session, number, attempt, COUNTS, self.names)
+            asked = SumAsked(self.session, number, attempt, SUM_COUNTS, self.names)
             try:
                 return self._attempt(asked, question, spec)
             except (RefusedError, SumsError) as error:
@@ -322,7 +325,7 @@ class Announcing:
         if question:
             content[BROADCAST] = encode({name: torch.from_numpy(values) for name, values in question.items()})
         about = about_of(content)
-        masked = self._ask(f"query.{COUNTS}", content, lambda reply, _: check_masked(reply, asked, {ANSWER: spec}))
+        masked = self._ask(f"query.{SUM_COUNTS}", content, lambda reply, _: check_masked(reply, asked, {ANSWER: spec}))
         openings = self._ask(f"query.{UNMASK}", unmask_content(asked), lambda reply, _: check_opening(reply))
         total: NDArray[Any] = unmask(masked, openings, asked.context(about))[ANSWER]
         return total

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
@@ -27,9 +27,9 @@ from fedskew.deploy._messages import (
     BROADCAST,
     CELLS,
     CLIENT,
-    CONFIG,
     CONFUSION,
     COUNTS,
+    EVALUATE,
     EVALUATION_LOSS,
     LOSS,
     METRICS,
@@ -40,7 +40,12 @@ from fedskew.deploy._messages import (
     SAMPLES,
     SOURCE,
     STEPS,
+    SUM_COUNTS,
+    TRAIN,
+    SumAsked,
     TrainInstruction,
+    about_of,
+    config_of,
     fingerprint,
     hash_of_question,
 )
@@ -48,8 +53,6 @@ from fedskew.deploy._plan import Plan
 from fedskew.deploy._releases import ROUNDING, CountsRequest, NotAgreedError, is_too_noisy
 from fedskew.deploy._replies import check_size
 from fedskew.deploy._site_data import SiteData, SiteStates
-from fedskew.deploy._sum_messages import COUNTS as COUNTED
-from fedskew.deploy._sum_messages import EVALUATE, TRAIN, SumAsked, about_of
 from fedskew.deploy._terms import Terms
 from fedskew.engine import ClientSamples, LocalWork, Sent, SequentialBackend, Update, predict, stilled
 from fedskew.engine.finish import answer
@@ -379,7 +382,7 @@ class MaskedSite(Site):
         weighting = self.plan.by_sums
         if weighting is None:
             return super().add_counts(content)
-        request = self.masks.check(SumAsked.parse(config_of(content), COUNTED), COUNTED)
+        request = self.masks.check(SumAsked.parse(config_of(content), SUM_COUNTS), SUM_COUNTS)
         self._count("counts", hash_of_question(content, "counts"), self.plan.most_questions)
         question = {name: values.numpy() for name, values in broadcast_of(content).items()}
         values = encode_answer(weighting, self._share(), question)
@@ -472,12 +475,6 @@ def counts_reply(request: CountsRequest, values: list[float], epsilon: float | N
     if epsilon is None:
         return RecordDict({METRICS: MetricRecord({COUNTS: [int(value) for value in values]})})
     return RecordDict({METRICS: MetricRecord({COUNTS: values, "epsilon": epsilon})})
-
-
-def config_of(content: RecordDict) -> ConfigRecord:
-    """Return a message's config; an empty one if it has none."""
-    record = content.get(CONFIG)
-    return record if isinstance(record, ConfigRecord) else ConfigRecord()
 
 
 def hash_of_model(content: RecordDict) -> str:

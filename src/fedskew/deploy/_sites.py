@@ -30,13 +30,15 @@ from fedskew.deploy._messages import (
     CELLS,
     CONFIG,
     CONFUSION,
+    EVALUATE,
+    LOSSES,
     OUTCOMES,
     REPORTED,
     ROUND,
+    TRAIN,
     TrainInstruction,
 )
 from fedskew.deploy._sum_checks import impossible
-from fedskew.deploy._sum_messages import EVALUATE, LOSSES, TRAIN
 from fedskew.deploy._sums import MaskedSums, Taken, Weigh
 from fedskew.deploy._validator import ReplyValidator
 from fedskew.engine import Assignment, Backend, Sent, Update

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from fedskew.deploy._arrays import RefusedError, Specs
 from fedskew.deploy._ask import Members, Replies, T
 from fedskew.deploy._log import LOG
-from fedskew.deploy._messages import CONFIG
-from fedskew.deploy._sum_messages import (
+from fedskew.deploy._messages import (
     AGAIN,
+    CONFIG,
     TRAIN,
     UNMASK,
     SumAsked,
