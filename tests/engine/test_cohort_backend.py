@@ -28,7 +28,7 @@ from fedskew.engine import (
     SequentialBackend,
     Update,
 )
-from fedskew.engine.cohort import CONVOLUTION_FORMS, CohortBackend
+from fedskew.engine.cohort import CohortBackend
 from fedskew.engine.contracts import adapting, hooked
 from fedskew.errors import RunError
 from fedskew.methods import Method
@@ -331,16 +331,12 @@ def test_convolutions_channel_dropout_and_augmentation_are_each_clients_own(name
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", ["each", "columns", "grouped"])
 @pytest.mark.parametrize(
     "options",
     [{}, {"stride": 2, "padding": (1, 2)}, {"dilation": (1, 2)}, {"padding": "same"}, {"groups": 2}],
     ids=str,
 )
-def test_every_form_of_a_convolution_is_the_convolution(form, options, monkeypatch):
-    if form == "columns" and ("groups" in options or options.get("padding") == "same"):
-        pytest.skip("the rule never takes it there")
-    monkeypatch.setitem(CONVOLUTION_FORMS, "cpu", form)
+def test_every_convolution_is_the_convolution(options):
     flat = data()
     inputs = torch.from_numpy(np.random.default_rng(5).normal(size=(ROWS, 2, 9, 7)).astype(np.float32))
     divided = PartitionedData(inputs, flat.targets, flat.rows, flat.counts)

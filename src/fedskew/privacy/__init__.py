@@ -21,8 +21,6 @@ is that of the rounds in which it took part.
 """
 
 from fedskew.privacy._accounting import epsilon, most_rounds, noise_for, together
-from fedskew.privacy._noise import UpdateNoise
-from fedskew.privacy._opendp import secure_noise
-from fedskew.privacy._protection import COVERED, Protection
+from fedskew.privacy._noise import COVERED, Protection, UpdateNoise, secure_noise
 
 __all__ = ["COVERED", "Protection", "UpdateNoise", "epsilon", "most_rounds", "noise_for", "secure_noise", "together"]

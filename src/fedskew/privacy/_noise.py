@@ -1,15 +1,17 @@
-"""Clipping, and a client's share of the noise."""
+"""Clipping, a client's share of the noise, and the protection that clients agreed to."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedskew.errors import ArgumentError
-from fedskew.privacy._opendp import secure_noise
+from fedskew.errors import ArgumentError, MissingPackageError
+from fedskew.privacy._accounting import epsilon, most_rounds
 from fedskew.sums import UPDATES
 
 LEAST_SHARE = 10.0
@@ -125,3 +127,49 @@ def _discrete_gaussian(size: int, scale: float) -> NDArray[np.int64]:
     dp = secure_noise()
     mechanism = dp.m.make_gaussian(dp.vector_domain(dp.atom_domain(T=int)), dp.l2_distance(T=float), scale=scale)
     return np.array(mechanism([0] * size), dtype=np.int64)
+
+
+def secure_noise() -> Any:
+    """Import opendp's mechanisms, which draw the noise of real sites.
+
+    Raises:
+        MissingPackageError: opendp is not installed.
+    """
+    try:
+        import opendp.prelude as dp
+    except ImportError:
+        raise MissingPackageError(
+            "opendp is not installed; pip install 'fedskew[dp]', or pass a seeded rng (for simulation only)"
+        ) from None
+    dp.enable_features("contrib")
+    return dp
+
+
+COVERED = (
+    "updates of a client with all of its samples; not covered: label counts, weights, who takes part, and evaluations "
+    "by clients"
+)
+"""What the epsilon of updates is about, in words."""
+
+
+@dataclass(frozen=True)
+class Protection:
+    """The noise of clients' updates, and the budget beyond which a client takes part in no more rounds.
+
+    Attributes:
+        noise: What is done to every update.
+        epsilon: The largest epsilon of a client.
+    """
+
+    noise: UpdateNoise
+    epsilon: float
+    delta: float
+
+    @cached_property
+    def most_rounds(self) -> int:
+        """Rounds in which a client can take part."""
+        return most_rounds(self.noise.noise, self.epsilon, self.delta)
+
+    def spent(self, rounds: int) -> float:
+        """Compute the epsilon of a client that took part in so many rounds."""
+        return epsilon(self.noise.noise, rounds, self.delta)
