@@ -1,7 +1,7 @@
 """What may be combined: presets, tables, and a verdict on every cell of the whole product.
 
 The expectations below were written from the papers' definitions (the composition rules of the design), not from the
-code. What they don't know, a new component, is judged by the rules and properties that it declares.
+code.
 """
 
 from __future__ import annotations
@@ -23,21 +23,9 @@ from fedskew.selection import Uniform
 from fedskew.server_updates import FedNova, Plain
 from fedskew.weighting import FedAvg
 
-LOSSES = {"cross_entropy", "fedrs", "fedlc", "fedvls_calibration", "fedrod", "fedetf", "fedgela", "fednh"}
-TERMS = {
-    "vacant_distillation", "suppression", "fedntd", "fedlmd", "fedkd", "fedekd", "feddkd", "fedmr", "feddecorr", "moon",
-    "fpl", "classifier_variance", "uniformity",
-}  # fmt: skip
-KNOWN = {
-    "selection": {"uniform", "fedentopt", "seol_kim", "greedy_kl", "fedcbs", "recorded", "function"},
-    "objective": LOSSES | TERMS,
-    "local_step": {"sgd", "fedprox", "fedsam", "scaffold", "fedgf", "fedbabu", "feddyn"},
-    "weighting": {"fedavg", "uniform", "fedla", "fedpals", "afl", "feddisco"},
-    "server_update": {"plain", "fednova", "fedexp", "fedadagrad", "fedadam", "fedyogi", "feddyn", "fedacg"},
-    "aggregation": {"mean", "norm_clipping", "median", "trimmed_mean", "geometric_median", "krum"},
-    "finish": {"adapt", "ccvr"},
-    "pipeline": {"fedconcat"},
-}
+LOSSES, TERMS = (
+    {name for name, kind in SLOTS["objective"].items() if kind.role == role} for role in ("classification", "term")
+)
 # FedConcat has no model of all clients, so it refuses what compares with one, and what keeps or sends something for it;
 # Krum, since clusters are small; and fixed last layers, since its own is trained.
 FIXED = {"fedetf", "fedgela", "fednh", "fedbabu"}
@@ -99,18 +87,6 @@ def conflicts(cell: Cell) -> set[frozenset[str]]:
     return {frozenset(pair) for pair in pairs}
 
 
-def is_known(cell: Cell) -> bool:
-    """Whether the expectations are about all components of a combination."""
-    objective = {cell.loss, *cell.terms}
-    others = ("selection", "local_step", "weighting", "server_update", "aggregation")
-    return objective <= KNOWN["objective"] and all(getattr(cell, slot) in KNOWN[slot] for slot in others)
-
-
-def test_the_expectations_are_about_components_that_there_are():
-    for slot, known in KNOWN.items():
-        assert known <= set(PLACES[slot])
-
-
 def verdict(cell: Cell) -> set[frozenset[str]] | None:
     """What the code says: None where it refuses, else the pairs that it warns of."""
     try:
@@ -121,8 +97,7 @@ def verdict(cell: Cell) -> set[frozenset[str]] | None:
 
 def test_every_two_components_are_accepted_or_refused_as_they_should_be():
     for cell in pairs():
-        if is_known(cell):
-            assert verdict(cell) == (None if is_refused(cell) else conflicts(cell)), cell
+        assert verdict(cell) == (None if is_refused(cell) else conflicts(cell)), cell
 
 
 def test_components_that_the_whole_product_leaves_out_declare_what_another_one_does():
@@ -141,7 +116,7 @@ def test_components_that_the_whole_product_leaves_out_declare_what_another_one_d
 
 @pytest.mark.whole_product
 def test_every_cell_of_the_whole_product_is_accepted_or_refused_as_it_should_be():
-    for cell in filter(is_known, whole_product()):
+    for cell in whole_product():
         assert verdict(cell) == (None if is_refused(cell) else conflicts(cell)), cell
 
 
@@ -151,8 +126,7 @@ def test_every_loss_with_every_two_terms_is_accepted_or_refused_as_it_should_be(
     steps = ("sgd", "scaffold")  # one that other slots have rules with, one that none has
     for loss, *terms, step in itertools.product(every, every, every, steps):
         for cell in (Cell(loss=loss, terms=tuple(terms), local_step=step), Cell(loss=loss, terms=(terms[0],))):
-            if is_known(cell):
-                assert verdict(cell) == (None if is_refused(cell) else conflicts(cell)), cell
+            assert verdict(cell) == (None if is_refused(cell) else conflicts(cell)), cell
 
 
 @pytest.mark.parametrize(
@@ -179,7 +153,7 @@ def test_what_makes_no_sense_is_refused_with_the_reason_and_the_nearest_that_doe
 
 @pytest.mark.parametrize("slot", SLOTS)
 def test_fedconcat_refuses_what_compares_with_or_keeps_something_for_one_model_of_all_clients(slot):
-    for name in KNOWN[slot] & set(SLOTS[slot]):
+    for name in SLOTS[slot]:
         if (slot, name) == ("server_update", "feddyn"):
             continue  # it comes with its local step, which is refused
         factor = "terms" if name in TERMS else "loss" if slot == "objective" else slot
@@ -234,22 +208,13 @@ def test_a_component_in_the_wrong_slot_is_refused_before_the_run():
         check(own(objective=Objective(type("Bare", (), {"value": print})())))
 
 
-BRINGS = {
-    "fedavg": set(), "uniform": {"weighting"}, "fedentopt": {"selection"}, "seol_kim": {"selection"},
-    "greedy_kl": {"selection"}, "fedrs": {"loss"}, "fedlc": {"loss"}, "fedvls": {"loss", "terms"}, "fedntd": {"terms"},
-    "fedlmd": {"terms"}, "fedkd": {"terms"}, "fedekd": {"terms"}, "feddkd": {"terms"}, "fedmr": {"terms"},
-    "fedprox": {"local_step"}, "fedsam": {"local_step"}, "fedla": {"weighting"}, "fedpals": {"weighting"},
-    "fednova": {"server_update"}, "fedexp": {"server_update"}, "moon": {"terms"}, "fpl": {"terms"},
-    "feddecorr": {"terms"}, "feduv": {"terms"},
-    "fedrod": {"loss"}, "fedbabu": {"local_step"}, "fednh": {"loss", "weighting"},
-    "fedetf": {"loss"}, "fedgela": {"loss"},
-    "scaffold": {"local_step", "weighting"}, "fedgf": {"local_step"}, "afl": {"weighting"}, "fedconcat": {"pipeline"},
-    "norm_clipping": {"aggregation"}, "median": {"aggregation"}, "trimmed_mean": {"aggregation"},
-    "geometric_median": {"aggregation"}, "krum": {"aggregation"}, "adapt": {"finish"}, "ccvr": {"finish"},
-    "fedadagrad": {"server_update"}, "fedadam": {"server_update"}, "fedyogi": {"server_update"},
-    "feddisco": {"weighting"}, "feddyn": {"local_step", "weighting", "server_update"},
-    "fedacg": {"local_step", "server_update"}, "fedcbs": {"selection"},
-}  # fmt: skip
+def brought(tables) -> set[str]:
+    """The slots that a preset fills, the objective's as its loss and its terms."""
+    of_objective = {{"name": "loss"}.get(key, key) for key in tables.get("objective", {})}
+    return (tables.keys() - {"objective"}) | (of_objective & {"loss", "terms"})
+
+
+BRINGS = {name: brought(tables) for name, tables in PRESETS.items() if tables}
 # FedVLS is its terms too; SCAFFOLD's, FedNH's and FedDyn's plain means are defaults, and so is FedACG's weak pull.
 YIELDS = {
     ("fedvls", "loss"), ("scaffold", "weighting"), ("fednh", "weighting"), ("feddyn", "weighting"),
@@ -259,7 +224,6 @@ YIELDS = {
 
 @pytest.mark.slow
 def test_any_two_presets_compose_unless_both_insist_on_the_same_thing():
-    assert set(BRINGS) <= set(PRESETS)
     for first, second in itertools.combinations(BRINGS, 2):
         shared = (BRINGS[first] & BRINGS[second]) - {"terms"}
         insist = {thing for thing in shared if not {(first, thing), (second, thing)} & YIELDS}
@@ -460,7 +424,7 @@ def test_every_component_names_its_paper_and_what_it_says_of_others_are_names_an
             for other, reason in {**getattr(kind, "refuses", {}), **getattr(kind, "warns", {})}.items():
                 other_slot, _, other_name = other.partition(".")
                 word = other_name.removeprefix("not ")
-                assert word in components.PROPERTIES or word in KNOWN[other_slot], f"{slot}.{name} names {other}"
+                assert word in components.PROPERTIES or word in PLACES[other_slot], f"{slot}.{name} names {other}"
                 assert not reason.endswith("."), "it becomes part of a line"
 
 
@@ -547,6 +511,6 @@ def test_every_component_that_needs_no_parameter_is_a_preset_of_its_own_name_or_
     defaults = {table["name"] for table in DEFAULTS.values()}
     parts = {"fedvls_calibration", "vacant_distillation", "suppression", "classifier_variance", "uniformity"}
     need_parameters = {"recorded", "function"}
-    for slot, index in PLACES.items():
-        for name in KNOWN[slot] & set(index):
+    for index in PLACES.values():
+        for name in index:
             assert (name in PRESETS) == (name not in parts | need_parameters | (defaults - {"uniform", "fedavg"})), name

@@ -263,7 +263,7 @@ def test_a_file_that_is_not_there_is_one_line(command, tmp_path):
     assert "is no Python file" in command("check", "nowhere.py", cwd=tmp_path).stderr
 
 
-def problems_of(slot: str, name: str) -> list[checks.Finding]:
+def problems_of(slot: str, name: str) -> list:
     found = checks.FoundComponent(slot, name, methods.SLOTS[slot][name])
     return [one for one in checks.check(found, {}) if one.problem]
 

@@ -6,7 +6,17 @@ import numpy as np
 import pytest
 from scipy.stats import entropy
 
-from fedskew.selection import TIE, GreedyKL, even_cohort
+from fedskew.selection import FedEntOpt, GreedyKL
+
+TIE = 1e-12
+
+
+def even_cohort(counts: np.ndarray, candidates: np.ndarray, size: int, first: int | None = None) -> np.ndarray:
+    """The choice of two selections among some of the clients; both know the clients by their place."""
+    selection = GreedyKL() if first is None else FedEntOpt(0)
+    place = None if first is None else int(np.searchsorted(candidates, first))
+    seen = counts[candidates]
+    return candidates[selection.select(selection.init(seen), seen, size, np.random.default_rng(0), place)[0]]
 
 
 def by_definition(counts: np.ndarray, candidates: list[int], size: int, first: int | None) -> list[int]:

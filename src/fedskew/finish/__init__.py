@@ -15,11 +15,9 @@ INDEX: dict[str, type] = {
 }
 
 __all__ = [
-    "CCVR",
     "INDEX",
     "LEAST_SAMPLES",
     "NEVER",
-    "Adapt",
     "Ask",
     "Finish",
     "Finished",

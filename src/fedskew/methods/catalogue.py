@@ -27,10 +27,10 @@ from fedskew.methods import (
     build,
     check,
     cost,
-    exceptions,
     expand,
     objective_in_words,
 )
+from fedskew.methods._compatibility import exceptions
 
 QUESTIONS = {
     "selection": "who trains this round",

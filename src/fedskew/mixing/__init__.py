@@ -19,6 +19,6 @@ Both ways end with certificates, computed from the weights alone, that bound how
 
 from __future__ import annotations
 
-from fedskew.mixing._solver import Programme, Projection, Solution, limited
+from fedskew.mixing._solver import Programme, Solution, limited
 
-__all__ = ["Programme", "Projection", "Solution", "limited"]
+__all__ = ["Programme", "Solution", "limited"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fedskew.selection._evenness import TIE, even_cohort
 from fedskew.selection._fedcbs import FedCBS, FedCBSState
 from fedskew.selection._fedentopt import FedEntOpt, FedEntOptState
 from fedskew.selection._function import Function
@@ -25,7 +24,6 @@ INDEX: dict[str, type] = {
 
 __all__ = [
     "INDEX",
-    "TIE",
     "FedCBS",
     "FedCBSState",
     "FedEntOpt",
@@ -36,5 +34,4 @@ __all__ = [
     "Selection",
     "SeolKim",
     "Uniform",
-    "even_cohort",
 ]
