@@ -171,12 +171,15 @@ class Federated:
         """Where a site keeps what it counts and masks under the app that it agreed to."""
         return read_terms(self.folder / name / "agreed.toml").folder(self.folder / name / "state")
 
-    def grid(self) -> LocalGrid:
+    def grid(self, lies: Mapping[str, Tamper] | None = None, away: Collection[str] = ()) -> LocalGrid:
+        """The sites as Flower's grid; these change their answers, or are away."""
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1  # as Flower's runtime says
         app = site_app(self.app)
         # Node ids are Flower's to draw: here they are not in the order of the names.
         nodes = {self.node(name): name for name in self.agreement.members}
-        return LocalGrid({node: (name, app, {"data": str(self.data_of(name))}) for node, name in nodes.items()})
+        apps = {node: (name, app, {"data": str(self.data_of(name))}) for node, name in nodes.items()}
+        changes = {self.node(name): lie for name, lie in (lies or {}).items()}
+        return LocalGrid(apps, {*map(self.node, away)}, changes)
 
     @property
     def run_folder(self) -> Path:
@@ -197,9 +200,7 @@ class Federated:
 
         stop: The server is killed after this round.
         """
-        grid = self.grid()
-        grid.tamper = {self.node(name): lie for name, lie in (lies or {}).items()}
-        grid.offline.update(map(self.node, away))
+        grid = self.grid(lies, away)
 
         def after(record: Mapping[str, Any]) -> None:
             if record["round"] == back:

@@ -11,7 +11,7 @@ import torch
 pytest.importorskip("flwr")
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
-from tests.deploy.federated import NAMES, federate, tree
+from tests.deploy.federated import NAMES, federate, silent_on, tree
 
 import fedskew
 from fedskew.deploy import Plan, check_config, disclosures
@@ -156,10 +156,7 @@ def test_what_can_not_be_is_said_before_the_first_round(finish, agreed, says, tm
 def test_no_site_answers(tmp_path):
     sites = federate(tmp_path, finishing("ccvr"))
     grid = sites.grid()
-    for name in NAMES:
-        grid.tamper[sites.node(name)] = lambda question, answer: (
-            None if question.metadata.message_type == "query.finish" else answer
-        )
+    grid.tamper = dict.fromkeys(grid.apps, silent_on("query.finish"))
     with pytest.raises(RunError, match="method.finish: CCVR: there are no samples"):
         sites.run(grid).run(resume=True)
     assert (sites.run_folder / "model.safetensors").exists()
@@ -232,10 +229,7 @@ def test_a_site_that_is_left_out_has_no_part_in_the_finish_after_a_restart_eithe
             answer.content["arrays"] = ArrayRecord(told)
         return None if question.metadata.message_type == "query.finish" else answer
 
-    for name in NAMES:
-        grid.tamper[sites.node(name)] = lambda question, answer: (
-            None if question.metadata.message_type == "query.finish" else answer
-        )
+    grid.tamper = dict.fromkeys(grid.apps, silent_on("query.finish"))
     grid.tamper[sites.node("birch")] = ruin
     with pytest.raises(RunError, match="no samples"):
         sites.run(grid).run(resume=True)
@@ -250,9 +244,7 @@ def test_a_minority_finishes_no_model(tmp_path):
     sites = federate(tmp_path, finishing("ccvr", target={"mix": TARGET}))
     grid = sites.grid()
     for name in NAMES[1:]:
-        grid.tamper[sites.node(name)] = lambda question, answer: (
-            None if question.metadata.message_type == "query.finish" else answer
-        )
+        grid.tamper[sites.node(name)] = silent_on("query.finish")
     done = sites.run(grid).run(resume=True)
     assert done.summary["finished"]["notes"]["kept"].startswith("1 of 3 sites answer")
     trained = load_tensors(sites.run_folder / "model.safetensors")[0]
@@ -303,9 +295,7 @@ def test_a_silent_site_is_waited_for_once(tmp_path):
             return None if len(questions) > 1 else answer
         return answer
 
-    grid.tamper[sites.node("ash")] = lambda question, answer: (
-        None if question.metadata.message_type == "query.finish" else answer
-    )
+    grid.tamper[sites.node("ash")] = silent_on("query.finish")
     grid.tamper[sites.node("birch")] = silent_after_one
     sites.run(grid).run(resume=True)
     asked = [

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federated import NAMES, Federated, LocalGrid, federate, tree
+from federated import NAMES, Federated, LocalGrid, federate, silent_on, tree
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
@@ -297,9 +297,7 @@ def test_an_evaluation_that_cant_be_is_refused(tmp_path: Path, figures: dict[str
     grid = lying(federation, "evaluate", **figures)
     result = start(grid, strategy("fedavg"), rounds=1)
     grid = with_app(federation.grid(), project(federation))
-    grid.tamper[federation.node("ash")] = lambda question, answer: (
-        None if question.metadata.message_type == "evaluate" else answer
-    )
+    grid.tamper[federation.node("ash")] = silent_on("evaluate")
     without = start(grid, strategy("fedavg"), rounds=1)
     assert result.evaluate_metrics_clientapp[1] == without.evaluate_metrics_clientapp[1]
 

@@ -74,8 +74,7 @@ def test_a_run_that_is_trained_to_its_end(tmp_path: Path) -> None:
 def test_a_run_that_stopped_as_its_model_was_ruined(tmp_path: Path, caplog: Any) -> None:
     agreed = {"undone_limit": 1, "norm_limit": 1e300, "norm_action": "report"}
     federation = federate(tmp_path, tree("fedavg", rounds=3, steps=1), **agreed)
-    grid = federation.grid()
-    grid.tamper[federation.node("ash")] = lambda question, answer: times(answer, 1e30)
+    grid = federation.grid({"ash": lambda question, answer: times(answer, 1e30)})
     code, message = served(federation, grid)
     assert code == 1
     assert message.startswith("the model was ruined in rounds 1, and is again that of round 0; left out: ash.")
@@ -119,8 +118,7 @@ def test_a_full_disk_is_one_line_and_nothing_is_lost(tmp_path: Path, caplog: Any
                 limit.enter_context(largest_file(5_000))
             return answer
 
-        grid = federation.grid()
-        grid.tamper[federation.node("ash")] = fill
+        grid = federation.grid({"ash": fill})
         if first == 0:
             limit.enter_context(largest_file(5_000))
         code, message = served(federation, grid)

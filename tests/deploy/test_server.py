@@ -34,8 +34,7 @@ def model(folder: Path) -> dict[str, np.ndarray[Any, Any]]:
 @pytest.mark.slow
 def test_a_reply_of_nan_is_refused_and_counted_and_touches_nothing(tmp_path: Path, caplog: Any) -> None:
     federation = federate(tmp_path / "a", tree("fedavg", rounds=1))
-    grid = federation.grid()
-    grid.tamper[federation.node("birch")] = on("train", spoil(float("nan")))
+    grid = federation.grid({"birch": on("train", spoil(float("nan")))})
     federation.run(grid).run(resume=True)
 
     without = federate(tmp_path / "b", tree("fedavg", rounds=1))
@@ -188,8 +187,7 @@ def test_a_sites_state_of_an_uncounted_round_is_discarded(tmp_path: Path) -> Non
 @pytest.mark.slow
 def test_a_site_that_connects_late_reports_its_counts_then_and_joins(tmp_path: Path) -> None:
     federation = federate(tmp_path, tree("fedavg"), start_timeout=0.1)
-    grid = federation.grid()
-    grid.offline.add(federation.node("cedar"))
+    grid = federation.grid(away=["cedar"])
     run = federation.run(grid)
     assert run.task().counts[2].sum() == 0
 

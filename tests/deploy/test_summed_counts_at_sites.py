@@ -119,8 +119,7 @@ def silent_once(kind: str) -> Callable[[Message, Message], Message | None]:
 @pytest.mark.parametrize("kind", ["query.counts", "query.unmask"])
 def test_a_site_that_is_silent_at_first_is_waited_for(tmp_path: Path, kind: str) -> None:
     federation = summed(tmp_path, config())
-    grid = federation.grid()
-    grid.tamper[federation.node("birch")] = silent_once(kind)
+    grid = federation.grid({"birch": silent_once(kind)})
     assert sorted(first_of(federation.run(grid).run(resume=True)).answered) == [0, 1, 2, 3]
     assert kinds(grid, "ash", federation).count("query.counts") == 2
 
@@ -136,8 +135,7 @@ def test_without_one_site_there_is_no_sum(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_round_without_one_site_is_shared_by_the_others(tmp_path: Path) -> None:
     federation = summed(tmp_path, config())
-    grid = federation.grid()
-    grid.tamper[federation.node("cedar")] = silent_once("train")
+    grid = federation.grid({"cedar": silent_once("train")})
     first = first_of(federation.run(grid).run(resume=True))
     assert sorted(first.answered) == [0, 1, 3]
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tomli_w
-from federated import Federated, LocalGrid, federate, fedskew, tree
+from federated import Federated, LocalGrid, federate, fedskew, silent_on, tree
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from safetensors.numpy import load_file
 
@@ -240,10 +240,7 @@ def test_one_sample_of_the_target_adapts_no_model(tmp_path: Path) -> None:
 def test_a_model_stays_as_it_was_trained_where_nothing_is_known_of_the_target(tmp_path: Path) -> None:
     method = {"preset": "fedavg", "finish": "adapt"}
     federation = estimating(tmp_path, method, target={"warmup": 9})
-    grid = federation.grid()
-    grid.tamper[federation.node("dogwood")] = lambda question, answer: (
-        None if question.metadata.message_type == "query.finish" else answer
-    )
+    grid = federation.grid({"dogwood": silent_on("query.finish")})
     done = federation.run(grid).run(resume=True)
     assert done.summary["finished"]["notes"] == {"kept": "the target site dogwood does not answer"}
 

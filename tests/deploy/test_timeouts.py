@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from federated import LocalGrid, federate, fedskew, tree
+from federated import LocalGrid, federate, fedskew, silent_on, tree
 from flwr.app import Message
 
 from fedskew.errors import EndedEarlyError
@@ -52,10 +52,7 @@ def test_a_reply_that_is_announced_and_withheld_does_not_hold_up_the_round(tmp_p
 @pytest.mark.slow
 def test_a_site_that_never_answers_is_skipped_for_longer_and_longer(tmp_path: Path) -> None:
     federation = federate(tmp_path, tree("fedavg", rounds=7, steps=1), round_timeout=0.3, evaluation="none")
-    grid = federation.grid()
-    grid.tamper[federation.node("ash")] = lambda question, answer: (
-        None if question.metadata.message_type == "train" else answer
-    )
+    grid = federation.grid({"ash": silent_on("train")})
     run = federation.run(grid)
 
     def stop(record: Any) -> None:
@@ -102,10 +99,7 @@ def test_sites_that_did_not_answer_are_asked_where_the_others_are_gone(tmp_path:
 @pytest.mark.slow
 def test_a_site_that_trains_and_withholds_its_evaluation_is_skipped_too(tmp_path: Path) -> None:
     federation = federate(tmp_path, tree("fedavg", rounds=3, steps=1), round_timeout=0.5)
-    grid = federation.grid()
-    grid.tamper[federation.node("ash")] = lambda question, answer: (
-        None if question.metadata.message_type == "evaluate" else answer
-    )
+    grid = federation.grid({"ash": silent_on("evaluate")})
     federation.run(grid).run(resume=True)
     records = federation.records()
     assert [list(record["deployment"]["unevaluated"]) for record in records] == [["ash"], [], ["ash"], []]

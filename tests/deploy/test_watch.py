@@ -46,8 +46,7 @@ def test_a_round_that_ruins_the_model_is_undone_and_its_liar_left_out(tmp_path: 
 @pytest.mark.slow
 def test_a_site_goes_on_from_what_it_kept_before_the_undone_round(tmp_path: Path) -> None:
     federation = federate(tmp_path, tree("moon", rounds=4, steps=1), **LENIENT)
-    grid = federation.grid()
-    grid.tamper[federation.node("birch")] = on("train", scaled(1e30), first=2)
+    grid = federation.grid({"birch": on("train", scaled(1e30), first=2)})
     federation.run(grid).run(resume=True)
     counted = [
         message.content["config"]["fedskew-counted"]

@@ -57,12 +57,9 @@ class SiteEvaluation(NamedTuple):
 
 
 class Together(NamedTuple):
-    """The evaluation on the test samples of several sites.
+    """The evaluation on the test samples of several sites; the mean loss is infinite if that of a site is.
 
-    Attributes:
-        confusion: The summed confusion matrix, `(classes, classes)`.
-        loss: Mean loss of the samples; infinite if that of a site is.
-        reduced: The site whose samples counted less than it said, and the factor; None if all counted fully.
+    `reduced` is the site whose samples counted less than it said, and the factor; None if all counted fully.
     """
 
     confusion: NDArray[np.int64]
@@ -73,9 +70,7 @@ class Together(NamedTuple):
 def check_confusion(content: RecordDict, classes: int, round: int) -> SiteEvaluation:
     """Validate a site's evaluation of the model of a round.
 
-    Raises:
-        RefusedError: The matrix or the loss is missing or not valid, such as a loss below 0, or the evaluation is of
-            another round.
+    Raises RefusedError where matrix or loss is missing or can't be, such as a loss below 0, or is of another round.
     """
     return check_outcomes(content, classes, 0, round)
 
@@ -96,13 +91,9 @@ def check_outcomes(content: RecordDict, classes: int, bins: int, round: int) -> 
 
 
 def check_cells(content: RecordDict, classes: int, bins: int, round: int) -> NDArray[np.int64]:
-    """Validate what the target site counted of its samples without labels.
+    """Validate what the target site counted of its samples without labels: `(classes * bins,)`, by outcome cell.
 
-    Returns:
-        Samples by outcome cell, `(classes * bins,)`.
-
-    Raises:
-        RefusedError: The numbers are missing, negative or too many, or are of another round.
+    Raises RefusedError where the numbers are missing, negative or too many, or are of another round.
     """
     metrics = _evaluation(content, classes, bins, round)
     return check_amounts(metrics.get(CELLS), (classes * bins,), "count of its samples by outcome")
@@ -161,10 +152,8 @@ def mix_distance(evaluation: SiteEvaluation, counts: NDArray[np.float64]) -> flo
 
     A site whose samples are split at random has nearly the same mix in both. One whose reported counts are made up must
     make up its confusion matrix, too. An honest site may have been given a test set of another mix, so that a
-    difference is a reason to ask, and not to refuse.
-
-    Returns:
-        The total variation distance of the two mixes, if it is large and there are enough samples to tell; else None.
+    difference is a reason to ask, and not to refuse. Returns the total variation distance, if it is large and there
+    are enough samples to tell; else None.
     """
     tested = evaluation.confusion.sum(axis=1)
     if min(tested.sum(), counts.sum()) < FEW_TESTED:

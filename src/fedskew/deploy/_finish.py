@@ -54,11 +54,7 @@ def kind_of(source: str, names: Iterable[str]) -> str:
 
 
 def sources_of(agreement: Agreement) -> frozenset[Source]:
-    """Return the samples that sites answer questions about.
-
-    Besides training samples these are test samples, where sites evaluate models on them, and the target site's samples
-    without labels.
-    """
+    """Return the samples that sites answer questions about: training, test and the target site's, as agreed."""
     known: set[Source] = {"training"}
     if agreement.evaluates:
         known.add("held_out")
@@ -132,16 +128,9 @@ class SiteFinisher:
     """Finishes models by asking the sites (see `experiment.Finisher`).
 
     All questions go to the same sites. Where one of them stops answering, or answers what can't be true, the finish
-    begins anew without it.
-
-    Attributes:
-        target: The target's label mix that the server knows, `(classes,)`, or None.
-        seed: The run's seed.
-        reported_samples: From a source, the last round and its model to what sites reported of that source.
-
-    Raises:
-        ConfigError: The component needs samples or a target that this federation does not have, or can't be applied to
-            the network.
+    begins anew without it. `target` is the label mix that the server knows, if it does; `reported_samples` goes from a
+    source, the last round and its model to what sites reported of that source. Raises ConfigError where the component
+    needs samples or a target that this federation does not have, or can't be applied to the network.
     """
 
     component: Finish
@@ -254,14 +243,10 @@ class SiteFinisher:
 
 @dataclass
 class _Asking:
-    """The questions of one finish, and who still answers them.
+    """The questions of one finish, and who still answers them: not `out`, and not `silent`, which would cost a timeout.
 
-    Attributes:
-        out: Clients that are not asked.
-        is_away: Whether the target site does not answer.
-        silent: Clients that are not asked again, as each would cost another timeout.
-        needed: Fewest sites that have to answer; 0 before the first question.
-        members: Clients that answered of each source, in this attempt.
+    `needed` is the fewest sites that have to answer, 0 before the first question; `members` are the clients that
+    answered of each source, in this attempt.
     """
 
     finisher: SiteFinisher

@@ -14,11 +14,14 @@ sites/NAME/                goes to that site and to nobody else: ca.crt, key, ke
 
 from __future__ import annotations
 
+import hashlib
 import ipaddress
 import re
 import shutil
 import tomllib
+import zipfile
 from collections.abc import Mapping, Sequence
+from email.parser import Parser
 from importlib.resources import files
 from pathlib import Path
 from string import Template
@@ -39,7 +42,6 @@ from fedskew.deploy._app_files import APP, PROJECT, AppFiles, project_content
 from fedskew.deploy._keys import CONNECTION, write_certificates, write_node_key
 from fedskew.deploy._mask_keys import write_mask_key
 from fedskew.deploy._rehearsal import Rehearsal, rehearse
-from fedskew.deploy._wheel import check_wheel, installation
 from fedskew.errors import ConfigError
 from fedskew.experiment import Config, write
 from fedskew.names import SYSTEM_FOLDERS
@@ -53,6 +55,8 @@ FOLDER_NAME = re.compile(r"(?!\.)[^/\\<>:\"|?*]{0,60}[^/\\<>:\"|?*. ]")
 """Names of classes that a folder can have on any system, and that the reader "folder" does not leave out."""
 
 HOST_NAME = re.compile(r"(?=.{1,253}$)(?!-)[a-z0-9-]{1,63}(\.(?!-)[a-z0-9-]{1,63})*")
+WHEEL = re.compile(rf"fedskew-{re.escape(__version__)}-[a-z0-9_.]+-[a-z0-9_.]+-[a-z0-9_.]+\.whl")
+EXTRAS = "[flower,dp]"
 TARGET = "target.csv"
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 """Names and addresses for which the server's certificate is valid in addition to its own."""
@@ -129,7 +133,7 @@ def write_federation(
     check_target_file(config, target)
     played = rehearse(config, agreement, target)
     if wheel is not None:
-        check_wheel(wheel)
+        _check_wheel(wheel)
     for name in agreement.members:
         if not SITE_NAME.fullmatch(name):
             raise ConfigError(f"sites: {name!r}: a site's name may have letters, digits, '.', '_' and '-'")
@@ -144,7 +148,7 @@ def write_federation(
         "CONNECTION": CONNECTION,
         "ALLOW": _allowed(address),
         "VERSION": __version__,
-        **installation(wheel),
+        **_installation(wheel),
         "MAX_REPLY": str(played.pushed_bytes),
         "SITES": " ".join(agreement.members),
         "TARGET": "" if target is None else f' target=\\"$PWD/{TARGET}\\"',
@@ -287,6 +291,39 @@ def asked_of_site(tree: Mapping[str, Any]) -> dict[str, str]:
     model = tree.get("model")
     weights = model.get("weights") if isinstance(model, Mapping) else None
     return names if weights is None else names | {"model.weights": str(weights)}
+
+
+def _check_wheel(path: Path) -> None:
+    """Raise ConfigError unless a file is a wheel of this version of fedskew."""
+    try:
+        with zipfile.ZipFile(path) as wheel:
+            name = f"fedskew-{__version__}.dist-info/METADATA"
+            found = Parser().parsestr(wheel.read(name).decode("utf-8"))
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        found, why = None, f"{type(error).__name__}: {error}"
+    right = found is not None and (found["Name"], found["Version"]) == ("fedskew", __version__)
+    if not right or not WHEEL.fullmatch(path.name):
+        raise ConfigError(
+            f"{path}: expected a wheel of fedskew {__version__}, as pip wheel --no-deps makes it of its source"
+            f"{f' ({why})' if found is None else ''}"
+        )
+
+
+def _installation(wheel: Path | None) -> dict[str, str]:
+    """Return the fields of the templates that say how fedskew is installed: from a wheel, or a package index."""
+    user = "useradd --uid 10001 --no-create-home site"
+    if wheel is None:
+        what = f"fedskew{EXTRAS}=={__version__}"
+        return {
+            "PIP": f"pip install '{what}'",
+            "DOCKER": f'ARG FEDSKEW="{what}"\nRUN pip install --no-cache-dir "$FEDSKEW" && {user}',
+        }
+    checksum = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    return {
+        "PIP": f"echo '{checksum}  {wheel.name}' | sha256sum -c && pip install './{wheel.name}{EXTRAS}'",
+        "DOCKER": f"COPY {wheel.name} /tmp/\nRUN echo '{checksum}  /tmp/{wheel.name}' | sha256sum -c "
+        f"&& pip install --no-cache-dir '/tmp/{wheel.name}{EXTRAS}' && {user}",
+    }
 
 
 def _fill(template: str, path: Path, fields: Mapping[str, str]) -> None:

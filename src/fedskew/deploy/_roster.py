@@ -66,7 +66,6 @@ class Roster:
     """The sites of one run and their label counts, stored in `deployment.json` in the run folder.
 
     Attributes:
-        names: Names of the sites, by client index.
         run: Identifier of the run, in hex digits.
         session: That, and how often the server was started: of a round that is played again, sites mask nothing twice
             under one name.
@@ -260,10 +259,8 @@ class Roster:
 class Announcing:
     """Asks all sites for sums of their label counts over all of them, until each question has its answer.
 
-    Attributes:
-        session: See `Roster.session`.
-        patience: Seconds for which the server waits for sites that are away: a sum is over all sites, or is none.
-        path: The file with what came of it, so that a server that is started again does not ask again.
+    It waits `patience` seconds for sites that are away: a sum is over all sites, or is none. What came of it is
+    written to `path`, so that a server that is started again does not ask again.
     """
 
     members: Members
@@ -277,7 +274,7 @@ class Announcing:
         return self.members.names[: self.members.sites]
 
     def announce(self, weighting: BySums, target: FloatArray | None, classes: int) -> dict[str, Any]:
-        """Ask the sites, and return the numbers that all of them get; `target` is the target mix, if there is one.
+        """Return the numbers that all sites get; `target` is the target mix, if there is one.
 
         Raises:
             ConfigError: The sums are not enough: no site holds a sample, or the target is missing.

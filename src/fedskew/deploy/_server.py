@@ -78,14 +78,7 @@ def server_app(folder: str | Path) -> ServerApp:
 
 
 def serve(grid: Grid, config: Config, agreement: Agreement, out: Path, target: Path | None = None) -> SeedRun:
-    """Train a federation to the end, and write its run folder, in `out`, and report.
-
-    Args:
-        grid: Flower's grid.
-        config: The config that was simulated.
-        agreement: What server and sites agree on.
-        out: Folder of run folders.
-        target: A file with the target mix; None: the config's target.
+    """Train a federation to the end, and write its run folder, in `out`, and report; `target` is a file with the mix.
 
     Raises:
         ConfigError: The config can't be deployed.

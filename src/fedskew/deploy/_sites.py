@@ -83,14 +83,12 @@ class Sites(Backend):
 
     Attributes:
         run: Identifier of the federation's run, in hex digits.
-        reported: Returns the hash of the label counts that the server has of a site, by client index (see
-            `fingerprint`).
+        reported: Returns the hash of the label counts that the server has of a site (see `fingerprint`).
         target: The target site, where the target's mix is estimated.
         left_out: Clients that are not asked for anything.
         skipped: Clients that are not asked, unless too few others of the cohort are connected.
         lengths: Norms of the updates of the last cohort, by client.
-        losses: The training losses of the last cohort, by client; infinite for a reply that was refused as it was not
-            finite.
+        losses: Its training losses, by client; infinite for a reply that was refused as it was not finite.
         knows_labels: Whether the sites report label counts, and not only their numbers of samples.
         masked: Takes masked sums, where the server is to see no site's update; None: it sees each.
         announced: What was announced to all sites, where each computes its own weight; it travels beside each model.
@@ -140,15 +138,7 @@ class Sites(Backend):
     def train_in_sums(
         self, round: int, cohort: Sequence[Assignment], sent: Sent, weigh: Weigh | None, specs: Specs
     ) -> Taken:
-        """Train a cohort at its sites, and open the sum of what they add.
-
-        Args:
-            round: Number of the round.
-            cohort: Who is asked.
-            sent: What is sent to them.
-            weigh: Weighs those who are there; None: each weighs itself.
-            specs: Shapes and dtypes of what they add.
-        """
+        """Train a cohort, and open the sum of what they add, of shapes `specs`; without `weigh` each weighs itself."""
         assert self.masked is not None, "as the federation has a form"
         self.validator.begin((), sent)
         contents = self._instructions(round, cohort, sent)
@@ -216,12 +206,8 @@ class Sites(Backend):
     def evaluate(self, round: int, model: ModelState, counts: FloatArray, estimates: bool = False) -> Evaluations:
         """Evaluate a model on the test samples of all connected sites that answered in this round.
 
-        Args:
-            round: Number of the round.
-            model: The model.
-            counts: Label counts that the sites reported, `(sites, classes)`.
-            estimates: Whether the target's mix is estimated from the answers; then sites send tables of outcomes, and
-                the target site its cells.
+        `counts` are those that the sites reported, `(sites, classes)`. Where the target's mix is estimated from the
+        answers, sites send tables of outcomes, and the target site its cells.
         """
         target = self.target if estimates else None
         place, bins, classes = (-1, 0, counts.shape[1]) if target is None else (*target[1:], counts.shape[1])
@@ -262,11 +248,7 @@ class Sites(Backend):
         return Evaluations(valid, missing, None, f"{target.name}: {reason}")
 
     def evaluate_in_sums(self, round: int, model: ModelState, classes: int) -> tuple[Together | None, dict[int, str]]:
-        """Evaluate a model on the test samples of all connected sites, and open the sum of their confusion matrices.
-
-        Returns:
-            What the sum tells, None where there is none; and why sites are not in it, by client index.
-        """
+        """Open the sum of the sites' confusion matrices; return what it tells, if anything, and why sites are missing."""
         assert self.masked is not None, "as sites are asked for sums"
         arrays, unasked = self.validator.layout.to_record(model), self._unasked()
         contents = {

@@ -172,7 +172,7 @@ class MethodStrategy(FedAvg):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Make the training messages of a round; before the first round, query label counts."""
+        """Make the training messages of a round; before the first, query label counts."""
         if self._federation is None:
             self._federation = self._begin(arrays, grid)
         began = time.perf_counter()

@@ -39,14 +39,10 @@ class Taken:
     """The result of a masked sum; all but `total` and `reason` is by client, or of clients.
 
     Attributes:
-        total: The sum of the sites' integers; None: no sum opened.
         weights: The weights of the clients in it; 0 where nothing is weighed.
         members: Clients of which the last sum was asked.
         opened: Clients that were asked to open a sum, or say that they have opened one of the round before.
         reason: Why no sum opened.
-        refused: Why answers were refused.
-        failed: Why sites did not answer.
-        silent: Clients that did not answer in time.
     """
 
     total: Mapping[str, NDArray[Any]] | None = None
@@ -66,12 +62,9 @@ class Taken:
 
 @dataclass(frozen=True)
 class MaskedSums:
-    """Takes masked sums over sites; the server learns only the sums.
+    """Takes masked sums over `least` sites or more, none above `limit`; the server learns only the sums.
 
-    Attributes:
-        session: See `Roster.session`.
-        least: Fewest sites that a sum may be over.
-        limit: Largest weight that one site may have in a sum; the sites refuse more.
+    For `session` see `Roster.session`.
     """
 
     members: Members

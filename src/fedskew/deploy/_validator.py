@@ -92,8 +92,7 @@ class ReplyRules:
     """Limits for replies; for `norm_limit`, `norm_action` and `max_reply` see `Agreement`.
 
     Attributes:
-        training: The clients' settings of local training, from which the number of steps and what is plausible follow;
-            None: the server doesn't know them.
+        training: The clients' settings of local training; None: the server doesn't know them.
         slack: Returns the number of samples by which a client may differ from the number that it reported.
         classes: Number of classes, as far as the server knows.
         least_loss: See `ExpectedReply`.

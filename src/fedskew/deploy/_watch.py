@@ -38,8 +38,7 @@ class Watched:
         best: The lowest loss of each site so far; infinite if none is known.
         undone: Rounds that were undone.
         left_out: The round for which a site is left out; 0 if it takes part.
-        since: The last round after `good` in which a site's update was aggregated; 0 if none was.
-        counted: The last round up to `good` in which a site's update was aggregated; 0 if none was.
+        since: The last round after `good` in which a site's update was aggregated; 0 if none was. `counted`: up to it.
         lengths: Norm of the longest update of a site after `good`.
         misses: How many times in a row a site was asked and did not answer.
         resumes: The round from which a site that did not answer is asked again.
@@ -124,8 +123,8 @@ def ruined(
 ) -> str | None:
     """Say why a model is to be taken as ruined, or None if it isn't.
 
-    Each site's loss is compared with its own lowest so far (`best`), as sites hold other labels. Sites without one,
-    such as newcomers, are only asked whether their loss is finite.
+    Each site's loss is compared with its own lowest so far, as sites hold other labels. Sites without one, such as
+    newcomers, are only asked whether their loss is finite.
 
     Args:
         losses: The model's loss at sites, by client index; infinite where it is not finite.
