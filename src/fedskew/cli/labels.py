@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import tomllib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -40,6 +39,7 @@ from fedskew.labels import (
 )
 from fedskew.labels import describe as describe_labels
 from fedskew.tables import amount, counted, csv_text
+from fedskew.trees import parse_change
 from fedskew.weighting import INDEX, Answered, fedavg
 
 CLASSES_SHOWN = 20
@@ -242,7 +242,10 @@ class _Weighed:
     def to_dict(self) -> dict[str, Any]:
         samples = float(self.counts.sizes.sum())
         strength = self.solved.get("strength")
-        named = dict(zip(self.counts.clients, self.weights.tolist(), strict=True))
+
+        def by_class(mix: np.ndarray) -> dict[str, float]:
+            return dict(zip(self.counts.classes, mix.tolist(), strict=True))
+
         return {
             "method": self.method,
             "clients": len(self.counts),
@@ -256,11 +259,9 @@ class _Weighed:
             "kkt": self.solved.get("kkt"),
             "distance": self.distance(self.weights),
             "fedavg_distance": self.distance(self.plain),
-            "mix": dict(zip(self.counts.classes, self.mix(self.weights).tolist(), strict=True)),
-            "target": None
-            if self.target is None
-            else dict(zip(self.counts.classes, self.target.tolist(), strict=True)),
-            "weights": named,
+            "mix": by_class(self.mix(self.weights)),
+            "target": None if self.target is None else by_class(self.target),
+            "weights": dict(zip(self.counts.clients, self.weights.tolist(), strict=True)),
         }
 
 
@@ -270,12 +271,7 @@ def _weigh(
     """Weigh all clients by the weighting of a name, as if every one of them replied in the first round."""
     if len(options) > 1:
         raise ArgumentError("--ess: finds the strength itself; give --strength or --ess, not both")
-    table: dict[str, Any] = {"name": method, **options}
-    for setting in settings or []:
-        name, equals, text = setting.partition("=")
-        if not equals:
-            raise ArgumentError(f"--set: expected NAME=VALUE, got {setting!r}")
-        table[name] = _parsed(text)
+    table = {"name": method, **options, **dict(map(parse_change, settings or []))}
     try:
         chosen = make_component(INDEX, table, "--set")
     except ConfigError as error:
@@ -300,12 +296,16 @@ def _weigh(
     return _Weighed(counts, method, chosen.weigh(everyone), target, {}, unread=unread)
 
 
-def _parsed(text: str) -> Any:
-    """Read a value as TOML; text that is no TOML value stays a string."""
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
+def _print_table(
+    console: Console, headings: Sequence[str], row: Callable[[int], list[str]], order: np.ndarray, most: int, note: str
+) -> None:
+    """Print a row for each, or for the first of an order, with a note; headings with ">" are of numbers."""
+    table = empty_table(*((name.removeprefix(">"), "right" if name[0] == ">" else "left") for name in headings))
+    shown = some_of(order, most)
+    for one in shown:
+        table.add_row(*row(one))
+    console.print(table)
+    print_note(console, shown, len(order), f"the {len(shown)} {note}")
 
 
 def _figures_table(report: SkewReport) -> Table:
@@ -318,75 +318,63 @@ def _figures_table(report: SkewReport) -> Table:
 def _print_classes(console: Console, report: SkewReport) -> None:
     """Print every class, or the rarest; one that falls short of the target comes first."""
     labels, inter, target = report.label_distribution, report.inter_client, report.target
-    columns = [("class", "left"), ("samples", "right"), ("share", "right"), ("holders", "right")]
-    columns += [("largest holding", "right")]
-    columns += [] if target is None else [("target", "right"), ("nearest", "right")]
-    table = empty_table(*columns)
-    short = np.zeros(len(labels.histogram)) if target is None else target.short
-    shown = some_of(np.lexsort((labels.histogram, -short)), CLASSES_SHOWN)
-    pooled = report.counts.pooled
-    for label in shown:
-        cells = [
-            escaped(report.counts.classes[label]),
-            amount(pooled[label]),
-            f"{labels.histogram[label]:.1%}",
-            f"{inter.holders[label]:,}",
-            f"{inter.largest_holding[label]:.0%}",
-        ]
+    pooled, names = report.counts.pooled, report.counts.classes
+
+    def row(label: int) -> list[str]:
+        cells = [escaped(names[label]), amount(pooled[label]), f"{labels.histogram[label]:.1%}"]
+        cells += [f"{inter.holders[label]:,}", f"{inter.largest_holding[label]:.0%}"]
         if target is not None:
             reached = f"{target.nearest[label]:.1%}"
             cells += [f"{target.mix[label]:.1%}", f"[red]{reached}" if target.short[label] else reached]
-        table.add_row(*cells)
-    console.print(table)
-    first = "" if target is None else ", those short of the target first"
-    print_note(console, shown, len(pooled), f"the {len(shown)} rarest{first}; all with --json")
+        return cells
+
+    headings = ["class", ">samples", ">share", ">holders", ">largest holding"]
+    short, first = np.zeros(len(pooled)), ""
+    if target is not None:
+        headings, short, first = [*headings, ">target", ">nearest"], target.short, ", those short of the target first"
+    order = np.lexsort((labels.histogram, -short))
+    _print_table(console, headings, row, order, CLASSES_SHOWN, f"rarest{first}; all with --json")
 
 
 def _print_clients(console: Console, report: SkewReport) -> None:
     """Print every client, or the most one-sided of those with samples."""
-    table = empty_table(
-        ("client", "left"), ("samples", "right"), ("evenness", "right"), *((name, "left") for name in GROUPS)
-    )
-    sizes = report.counts.sizes
-    shown = some_of(np.lexsort((-sizes, -report.kl_to_uniform, sizes == 0)), CLIENTS_SHOWN)
-    for client in shown:
-        groups = report.groups[client]
-        table.add_row(
-            escaped(report.counts.clients[client]),
-            amount(sizes[client]),
-            f"{report.label_distribution.client_evenness[client]:.0%}",
-            *(_listed(report, np.flatnonzero(groups == group)) for group in range(len(GROUPS))),
-        )
-    console.print(table)
-    print_note(console, shown, len(sizes), f"the {len(shown)} most one-sided; all with --json")
+    sizes, even = report.counts.sizes, report.label_distribution.client_evenness
+
+    def row(client: int) -> list[str]:
+        of_group = (np.flatnonzero(report.groups[client] == group) for group in range(len(GROUPS)))
+        name = escaped(report.counts.clients[client])
+        return [name, amount(sizes[client]), f"{even[client]:.0%}", *(_listed(report, one) for one in of_group)]
+
+    order = np.lexsort((-sizes, -report.kl_to_uniform, sizes == 0))
+    headings = ["client", ">samples", ">evenness", *GROUPS]
+    _print_table(console, headings, row, order, CLIENTS_SHOWN, "most one-sided; all with --json")
 
 
 def _print_weights(console: Console, found: _Weighed) -> None:
     """Print every client, or those with most weight."""
-    table = empty_table(
-        ("client", "left"), ("samples", "right"), ("weight", "right"), ("FedAvg", "right"), ("times", "right")
-    )
-    sizes, plain = found.counts.sizes, found.plain
-    shown = some_of(np.argsort(-found.weights, kind="stable"), CLIENTS_SHOWN)
-    for client in shown:
-        times = f"{found.weights[client] / plain[client]:.2f}" if plain[client] else "-"
+    sizes, weights, plain = found.counts.sizes, found.weights, found.plain
+
+    def row(client: int) -> list[str]:
+        times = f"{weights[client] / plain[client]:.2f}" if plain[client] else "-"
         name = escaped(found.counts.clients[client])
-        table.add_row(name, amount(sizes[client]), f"{found.weights[client]:.4g}", f"{plain[client]:.4g}", times)
-    console.print(table)
-    print_note(console, shown, len(sizes), f"the {len(shown)} with most weight; all with --csv or --json")
+        return [name, amount(sizes[client]), f"{weights[client]:.4g}", f"{plain[client]:.4g}", times]
+
+    headings, order = ["client", ">samples", ">weight", ">FedAvg", ">times"], np.argsort(-weights, kind="stable")
+    _print_table(console, headings, row, order, CLIENTS_SHOWN, "with most weight; all with --csv or --json")
 
 
 def _print_mix(console: Console, found: _Weighed) -> None:
     """Print every class, or those that change most against FedAvg."""
-    mix, plain = found.mix(found.weights), found.mix(found.plain)
-    columns = [("class", "left"), ("mix", "right"), ("FedAvg's mix", "right")]
-    table = empty_table(*columns, *([] if found.target is None else [("target", "right")]))
-    shown = some_of(np.argsort(-np.abs(mix - plain), kind="stable"), CLASSES_SHOWN)
-    for label in shown:
-        target = [] if found.target is None else [f"{found.target[label]:.1%}"]
-        table.add_row(escaped(found.counts.classes[label]), f"{mix[label]:.1%}", f"{plain[label]:.1%}", *target)
-    console.print(table)
-    print_note(console, shown, len(mix), f"the {len(shown)} that differ most from FedAvg's; all with --json")
+    mixes = {">mix": found.mix(found.weights), ">FedAvg's mix": found.mix(found.plain)}
+    order = np.argsort(-np.abs(np.subtract(*mixes.values())), kind="stable")
+    if found.target is not None:
+        mixes[">target"] = found.target
+
+    def row(label: int) -> list[str]:
+        return [escaped(found.counts.classes[label]), *(f"{mix[label]:.1%}" for mix in mixes.values())]
+
+    note = "that differ most from FedAvg's; all with --json"
+    _print_table(console, ["class", *mixes], row, order, CLASSES_SHOWN, note)
 
 
 def _write_weights(path: Path, found: _Weighed) -> None:

@@ -31,6 +31,7 @@ from fedskew.methods import (
     objective_in_words,
 )
 from fedskew.methods._compatibility import exceptions
+from fedskew.methods._presets import brings, compose
 
 QUESTIONS = {
     "selection": "who trains this round",
@@ -272,18 +273,9 @@ def _default(slot: str) -> str:
 @cache
 def _brought(preset: str) -> tuple[Component, ...]:
     """Return the components by which presets differ from FedAvg, or that they name."""
-    tables = [PRESETS[part.strip()] for part in preset.split("+")]
-    whole = expand({"preset": preset})
-    brought = []
-    for component in all_components():
-        own = [table[component.slot] for table in tables if component.slot in table]
-        if component.role == "term":
-            here = any(component.name == term["name"] for term in whole["objective"]["terms"])
-        else:
-            here = component.name == whole.get(component.slot, {}).get("name") and any("name" in table for table in own)
-        if here:
-            brought.append(component)
-    return tuple(brought)
+    things = brings(compose(preset))
+    names = {(thing.partition(".")[0], table["name"]) for thing, table in things.items()}
+    return tuple(component for component in all_components() if (component.slot, component.name) in names)
 
 
 def _concerned(name: str) -> list[Component]:
