@@ -43,9 +43,9 @@ AGREED = {"sites": ["north", "south"], "classes": [str(digit) for digit in range
 
 
 @contextmanager
-def deploy_local(folder: Path, rounds: int) -> Iterator[subprocess.Popen[str]]:
+def deploy_local(folder: Path, rounds: int, *more: str) -> Iterator[subprocess.Popen[str]]:
     """The command, with two sites; interrupted where a test leaves it running."""
-    words = ["deploy", "local", str(folder), "--sites", "2", "--set", f"training.rounds={rounds}"]
+    words = ["deploy", "local", str(folder), "--sites", "2", "--set", f"training.rounds={rounds}", *more]
     with subprocess.Popen(
         [sys.executable, "-m", "fedskew", *words],
         stdout=subprocess.PIPE,
@@ -157,22 +157,26 @@ def test_a_revoked_site_is_out_and_says_why(server: LocalFederation) -> None:
 
 
 @pytest.mark.faults
-def test_an_unknown_key_is_refused(server: LocalFederation) -> None:
-    write_node_key(server.folder / "stranger" / "key")
-    before = joined(server)
-    ca, key = server.folder / "server" / "ca.crt", server.folder / "stranger" / "key"
-    process = join(server, "stranger", "--root-certificates", str(ca), "--auth-supernode-private-key", str(key))
+@pytest.mark.parametrize(
+    ("authority", "key", "says"),
+    [
+        ("server", "stranger", "2004"),  # a key that is not registered
+        ("server", None, "2001"),  # none
+        ("impostor", "sites/south", "CERTIFICATE_VERIFY_FAILED"),  # a server whose certificate it does not know
+    ],
+)
+def test_a_node_that_does_not_belong_is_refused(
+    server: LocalFederation, authority: str, key: str | None, says: str
+) -> None:
+    if authority == "impostor":
+        write_certificates(server.folder / "impostor", ["127.0.0.1"])
+    if key == "stranger":
+        write_node_key(server.folder / "stranger" / "key")
+    before, name = joined(server), f"{authority}-{Path(key or 'keyless').name}"
+    by = () if key is None else ("--auth-supernode-private-key", str(server.folder / key / "key"))
+    process = join(server, name, "--root-certificates", str(server.folder / authority / "ca.crt"), *by)
     assert process.wait(200) != 0
-    assert "2004" in server.last_message("stranger")
-    assert joined(server) == before
-
-
-@pytest.mark.faults
-def test_a_node_without_a_key_is_refused(server: LocalFederation) -> None:
-    before = joined(server)
-    process = join(server, "keyless", "--root-certificates", str(server.folder / "server" / "ca.crt"))
-    assert process.wait(200) != 0
-    assert "2001" in server.last_message("keyless")
+    assert says in server.last_message(name)
     assert joined(server) == before
 
 
@@ -183,17 +187,6 @@ def test_a_node_without_tls_never_gets_in(server: LocalFederation) -> None:
     time.sleep(15)
     assert joined(server) == before
     server.end(["plain"])
-
-
-@pytest.mark.faults
-def test_a_site_leaves_a_server_whose_certificate_it_does_not_know(server: LocalFederation) -> None:
-    write_certificates(server.folder / "impostor", ["127.0.0.1"])
-    before = joined(server)
-    ca, key = server.folder / "impostor" / "ca.crt", server.folder / "sites" / "south" / "key"
-    process = join(server, "misled", "--root-certificates", str(ca), "--auth-supernode-private-key", str(key))
-    assert process.wait(200) != 0
-    assert "CERTIFICATE_VERIFY_FAILED" in server.last_message("misled")
-    assert joined(server) == before
 
 
 @pytest.mark.faults
@@ -249,23 +242,11 @@ def test_whatever_stops_it_stops_all_of_it(tmp_path: Path, how: signal.Signals) 
 @pytest.mark.faults
 def test_a_run_that_stands_still_ends_it_with_status_4(tmp_path: Path) -> None:
     folder = tmp_path / "trial"
-    words = [
-        "deploy",
-        "local",
-        str(folder),
-        "--sites",
-        "2",
-        "--set",
-        "training.rounds=6",
-        "--set",
-        "training.lr=1000.0",
-    ]
-    done = subprocess.run(
-        [sys.executable, "-m", "fedskew", *words], capture_output=True, text=True, timeout=900, check=False
-    )
-    assert done.returncode == 4, done.stdout + done.stderr
-    assert "Traceback" not in done.stdout + done.stderr
-    assert "rounds 1 and 2 left the model as it was: " in done.stdout + done.stderr
+    with deploy_local(folder, 6, "--set", "training.lr=1000.0") as process:
+        said, _ = process.communicate(timeout=900)
+    assert process.returncode == 4, said
+    assert "Traceback" not in said
+    assert "rounds 1 and 2 left the model as it was: " in said
     assert running(folder) == []
 
 

@@ -21,8 +21,6 @@ from fedskew.deploy import (
     ArraySpec,
     ExpectedReply,
     RefusedError,
-    Reply,
-    bytes_needed,
     check_confusion,
     check_counts,
     check_only_samples,
@@ -31,9 +29,7 @@ from fedskew.deploy import (
 
 MODEL = {"weight": ArraySpec((2, 3), "float32"), "bias": ArraySpec((2,), "float32"), "seen": ArraySpec((), "int64")}
 RETURNED = {"change": ArraySpec((8,), "float32")}
-EXPECTED = ExpectedReply(
-    client=1, round=4, arrays=MODEL, returned=RETURNED, idle={}, most_steps=10, max_bytes=bytes_needed(MODEL, RETURNED)
-)
+EXPECTED = ExpectedReply(client=1, round=4, arrays=MODEL, returned=RETURNED, idle={}, most_steps=10, max_bytes=2**21)
 THOROUGHLY = settings(
     max_examples=int(os.environ.get("FUZZ", "100")), deadline=None, suppress_health_check=list(HealthCheck)
 )
@@ -190,7 +186,6 @@ def accepted_or_refused(content: RecordDict) -> None:
         reply = check_reply(content, EXPECTED)
     except RefusedError:
         return
-    assert isinstance(reply, Reply)
     assert 0 <= reply.steps <= 10
     assert math.isfinite(reply.loss)
     for name, spec in MODEL.items():
