@@ -105,15 +105,7 @@ class SkewReport:
             "clients": len(clients),
             "classes": list(classes),
             "samples": float(self.counts.counts.sum()),
-            "label_distribution": {
-                "histogram": by_class(labels.histogram),
-                "richness": labels.richness,
-                "entropy": labels.entropy,
-                "evenness": labels.evenness,
-                "skew": labels.skew,
-                "skew_by_chance": labels.skew_by_chance,
-                "cohort_entropy": _or_none(labels.cohort_entropy),
-            },
+            "label_distribution": {"histogram": by_class(labels.histogram), **_plain(labels)},
             "client_consistency": _plain(self.client_consistency),
             "inter_client": _plain(self.inter_client)
             | {name: by_class(getattr(self.inter_client, name)) for name in ("holders", "largest_holding")},
@@ -145,9 +137,7 @@ class SkewReport:
         if self.target is not None:
             found = self.target
             report["target"] = {
-                "distance": found.distance,
-                "fedavg_distance": found.fedavg_distance,
-                "covered": found.covered,
+                **_plain(found),
                 "mix": by_class(found.mix),
                 "nearest": by_class(found.nearest),
                 "short": {classes[label]: float(found.short[label]) for label in np.flatnonzero(found.short)},
@@ -399,12 +389,11 @@ def _decimal(value: float) -> str:
     return "-" if math.isnan(value) else f"{value:.3f}"
 
 
-def _plain(part: ClientConsistency | InterClientDistribution | QuantitySkew) -> dict[str, Any]:
-    """Return the numbers of a part of the report; NaN as None."""
-    values = {entry.name: getattr(part, entry.name) for entry in fields(part)}
-    numbers = {name: value for name, value in values.items() if not isinstance(value, np.ndarray)}
-    return {name: _or_none(value) if isinstance(value, float) else value for name, value in numbers.items()}
-
-
-def _or_none(value: float) -> float | None:
-    return None if math.isnan(value) else value
+def _plain(part: Any) -> dict[str, Any]:
+    """Return the numbers of a part of the report, without its arrays; NaN as None."""
+    values = ((entry.name, getattr(part, entry.name)) for entry in fields(part))
+    return {
+        name: None if isinstance(value, float) and math.isnan(value) else value
+        for name, value in values
+        if not isinstance(value, np.ndarray)
+    }
