@@ -64,7 +64,6 @@ from ._replies import check_counts as check_counts
 from ._replies import check_only_samples as check_only_samples
 from ._replies import check_reply as check_reply
 from ._server import make_deployed_loop as make_deployed_loop
-from ._server import only_writer as only_writer
 from ._server import server_app as server_app
 from ._site_data import SiteData as SiteData
 from ._site_data import SiteStates as SiteStates

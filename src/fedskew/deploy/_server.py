@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +94,8 @@ def serve(grid: Grid, config: Config, agreement: Agreement, out: Path, target: P
     LOG.info("run folder: %s", folder.absolute())
     from fedskew.report import write_report
 
-    with only_writer(folder):
+    # Ctrl-C at `flwr run --stream` ends only the display of the log, so a second run may be started beside the first.
+    with locked(folder, PATIENCE, lambda: LOG.warning("%s: another run is writing here; waiting for its end", folder)):
         loop = make_deployed_loop(config, agreement, grid, folder, target)
         try:
             finished = loop.run(resume=True, progress=_log_round)
@@ -110,17 +110,6 @@ def serve(grid: Grid, config: Config, agreement: Agreement, out: Path, target: P
         LOG.info("after %s: %s (finished.safetensors)", after["name"], result)
     LOG.info("report: %s", write_report([finished], folder / "report.html", config.name).absolute())
     return finished
-
-
-@contextmanager
-def only_writer(folder: Path, patience: float = PATIENCE) -> Iterator[None]:
-    """Lock a run folder against other processes that write to it; RunError if one still does after `patience` seconds.
-
-    A second run can be started while the first goes on, because Ctrl-C at `flwr run --stream` ends only the display of
-    the log.
-    """
-    with locked(folder, patience, lambda: LOG.warning("%s: another run is writing here; waiting for its end", folder)):
-        yield
 
 
 def make_deployed_loop(

@@ -248,7 +248,7 @@ class Sites(Backend):
         return Evaluations(valid, missing, None, f"{target.name}: {reason}")
 
     def evaluate_in_sums(self, round: int, model: ModelState, classes: int) -> tuple[Together | None, dict[int, str]]:
-        """Open the sum of the sites' confusion matrices; return what it tells, if anything, and why sites are missing."""
+        """Open the sum of the sites' confusion matrices; return what it tells, if anything, and who is missing."""
         assert self.masked is not None, "as sites are asked for sums"
         arrays, unasked = self.validator.layout.to_record(model), self._unasked()
         contents = {
