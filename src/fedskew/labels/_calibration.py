@@ -58,11 +58,9 @@ class Calibration:
     ) -> Calibration:
         """Find a calibration from sums alone, by damped Newton steps on a convex loss; 5 to 10 questions as a rule.
 
-        Args:
-            ask: Gives the sums over all holders' samples (see `CalibrationSums.of`) at a slope and biases.
-            weights: Total weight in these sums of each class's samples, shape `(classes,)`.
-            spread: How far a sample's logits are apart (see `CalibrationSums.spread_of`); it only helps the steps.
-            most: Most questions; after these, the best point so far is taken.
+        `ask` gives the sums over all holders' samples (`CalibrationSums.of`) at a slope and biases, `weights` are the
+        total weights of each class's samples, and `spread` (`CalibrationSums.spread_of`) only helps the steps. After
+        `most` questions the best point so far is taken.
         """
         amounts = as_floats(weights, "weights")
         held = np.flatnonzero(amounts)
@@ -75,13 +73,10 @@ class Calibration:
 
 
 def calibrate(logits: ArrayLike, targets: ArrayLike, weights: ArrayLike | None = None) -> Calibration:
-    """Find the temperature and biases with the greatest likelihood on held-out data, by Newton steps.
+    """Find the temperature and biases with the greatest likelihood on held-out logits, `(samples, classes)`.
 
-    Args:
-        logits: Raw outputs on samples that the model was not trained on, shape `(samples, classes)`.
-        targets: Their classes, shape `(samples,)`.
-        weights: Of each sample, shape `(samples,)`; where None, all classes with a sample weigh the same, so that the
-            calibrated probabilities have a uniform prior.
+    Where `weights`, `(samples,)`, is None, all classes with a sample weigh the same, so that the calibrated
+    probabilities have a uniform prior.
 
     Example:
         >>> logits = [[2.0, 0.0], [1.0, 0.0], [2.0, 0.0], [0.0, 1.0], [1.0, 0.0]]
@@ -119,10 +114,8 @@ def calibrate(logits: ArrayLike, targets: ArrayLike, weights: ArrayLike | None =
 class CalibrationSums(NamedTuple):
     """A holder's part of the sums by which a calibration is found.
 
-    Attributes:
-        loss: Weighted sum of the cross-entropies.
-        gradient: Its gradient for the slope and the biases, shape `(1 + classes,)`.
-        curvature: Its second derivatives, shape `(1 + classes, 1 + classes)`.
+    The weighted sum of the cross-entropies, and its first and second derivatives for the slope and the biases, `(1 +
+    classes,)` and `(1 + classes, 1 + classes)`.
     """
 
     loss: float

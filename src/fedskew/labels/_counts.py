@@ -100,11 +100,9 @@ class LabelCounts:
         decimal: Literal[".", ","] | None = None,
         totals: Literal["drop", "keep"] | None = None,
     ) -> LabelCounts:
-        """Read a table of counts in wide or long form; the header decides which.
+        """Read a table of counts, wide (a column `client`, and one for each class) or long (client, class, count).
 
-        Wide: a column `client` and one column per class, one row per client. Long: the columns `client`, `class` and
-        `count`; a pair that is not listed counts as 0; classes are ordered by first appearance, or by number where all
-        of them are whole numbers.
+        In the long form a pair that is not listed counts as 0.
 
         Tables of spreadsheets are read too: columns apart by semicolons or tabs, decimal commas, thousands separators,
         a column of clients with another name ("hospital", or the only one of text). A total (a row or column called so

@@ -37,9 +37,7 @@ class FewSamples:
     Attributes:
         profiles: Shares of each class's samples by cell, shape `(classes, cells)`; no cell is empty in all.
         sizes: Held-out samples of each class; None: the profiles are taken to be known.
-        shares: The target's samples by cell, sum 1.
-        samples: Number of these.
-        mix: The estimate, shape `(classes,)`.
+        shares: The target's `samples` by cell, sum 1.
     """
 
     profiles: FloatArray

@@ -34,11 +34,9 @@ class LabelDistribution:
 
     Attributes:
         histogram: Share of each class in all samples, shape `(classes,)`.
-        richness: Number of classes with a sample.
+        richness: Number of classes with a sample; `client_richness` is that of each client, `(clients,)`.
         entropy: Entropy of the histogram in bits.
-        evenness: That entropy divided by log2(classes).
-        client_richness: Richness of each client, shape `(clients,)`; 0 for an empty one.
-        client_evenness: Evenness of each client, shape `(clients,)`; 0 for an empty one.
+        evenness: That entropy divided by log2(classes); `client_evenness` is that of each client, 0 for an empty one.
         skew: Mutual information of client and label divided by the histogram's entropy: 0 where all clients have the
             same mix, 1 where the client determines the label.
         skew_by_chance: Skew of a random division of as many samples, on average and to first order.

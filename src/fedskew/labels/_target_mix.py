@@ -219,14 +219,10 @@ def _checked(tables: ArrayLike, cells: ArrayLike, method: str) -> tuple[FloatArr
 
 @dataclass(frozen=True)
 class _Cells:
-    """Outcome cells of the held-out classes and of the target; classes without a sample are left out.
+    """Outcome cells of the held-out classes, `(classes, cells)`, and of the target, `(cells,)`.
 
-    Attributes:
-        raw: Shares of each class's samples by cell, shape `(classes, cells)`.
-        profiles: The same with one sample more that is spread as all classes together, so that no share is 0.
-        shares: The target's, shape `(cells,)`.
-        sizes: Held-out samples of each class.
-        samples: Of the target.
+    Classes without a sample are left out. `profiles` are the `raw` shares with one sample more that is spread as all
+    classes together, so that no share is 0.
     """
 
     raw: FloatArray

@@ -54,9 +54,8 @@ class BySums(Protocol):
     """A weighting whose weights clients compute by themselves, from sums over all of them: nobody shows label counts.
 
     The server asks once, before the first round, and announces the same numbers to all clients (`announce`). A client's
-    own weight is its share of all clients; where some take part in a round, these are weighed by their shares, divided
-    by the sum of the shares of those that are in it. One whose weights for a part of the clients are others declares
-    `weighs_everyone`, and takes whole federations only.
+    own weight is its share of all clients; those of a round are divided by their sum. One whose weights for a part of
+    the clients are others declares `weighs_everyone`, and takes whole federations only.
 
     Attributes:
         most_questions: Most questions that `announce` asks.
