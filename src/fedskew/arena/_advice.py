@@ -55,10 +55,7 @@ class Advice:
     def sentence(self) -> str:
         """Return the advice in a sentence."""
         if not self.supported:
-            return (
-                "No recommendation: this federation is unlike all simulated ones, so what was gained there says "
-                "little. The nearest are shown."
-            )
+            return "No method is named: this federation is unlike all simulated ones, whose gains say little of it."
         near = f"the {len(self.neighbours)} simulated federations that are most like this one"
         if self.method == "fedavg":
             return f"Take FedAvg: in {near} no method gained over it (median)."

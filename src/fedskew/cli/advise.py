@@ -97,12 +97,13 @@ def advise(
         return
     console = Console(highlight=False)
     print_advice(console, found)
-    heading(console, "What each method gained there, in points")
-    gains = empty_table(("method", "left"), *((name, "right") for name in ("ahead in", "median gain", "80 %")))
-    for one in found.methods:
-        ahead, ends = f"{one['ahead']} of {one['of']}", f"{one['low']:+.1f} to {one['high']:+.1f}"
-        gains.add_row(escaped(one["method"]), ahead, f"{one['median']:+.1f}", ends)
-    console.print(gains)
+    if found.supported:
+        heading(console, "What each method gained there, in points")
+        gains = empty_table(("method", "left"), *((name, "right") for name in ("ahead in", "median gain", "80 %")))
+        for one in found.methods:
+            ahead, ends = f"{one['ahead']} of {one['of']}", f"{one['low']:+.1f} to {one['high']:+.1f}"
+            gains.add_row(escaped(one["method"]), ahead, f"{one['median']:+.1f}", ends)
+        console.print(gains)
     heading(console, "The nearest simulated federations")
     near = empty_table(("federation", "left"), ("distance", "right"), ("best there", "left"))
     for one in found.neighbours[:_SHOWN]:
