@@ -168,7 +168,7 @@ def estimate_mix(tables: ArrayLike, cells: ArrayLike, method: MixMethod = "gls")
         profiles /= np.maximum(profiles.sum(axis=1, keepdims=True), _NONE)
         few = FewSamples(profiles, None, np.full(len(target), 1 / len(target)), len(target), mix)
         uncertain = _Uncertainty(information, information)
-        fit = _Fit(np.nan, 0, np.nan, 0.0)
+        fit = np.nan, 0, np.nan, 0.0
     else:
         bins = outcomes // classes if outcomes % classes == 0 else 1
         sample = _Cells.of(held_out[held], target, bins)
@@ -190,7 +190,7 @@ def estimate_mix(tables: ArrayLike, cells: ArrayLike, method: MixMethod = "gls")
     found[held] = mix
     unseen = tuple(np.flatnonzero(sizes == 0).tolist())
     return MixEstimate(
-        found, covariance, upper, fit.statistic, fit.dof, fit.p_value, fit.excess, unseen,
+        found, covariance, upper, *fit, unseen,
         few if few.samples <= _FEW or (few.sizes is not None and few.sizes.min() < _FEW_OF_A_CLASS) else None,
     )  # fmt: skip
 
@@ -363,20 +363,13 @@ class _Uncertainty:
         return covariance
 
 
-@dataclass(frozen=True)
-class _Fit:
-    statistic: float
-    dof: int
-    p_value: float
-    excess: float
-
-
-def _fit(mix: FloatArray, cells: _Cells, noise: FloatArray) -> _Fit:
+def _fit(mix: FloatArray, cells: _Cells, noise: FloatArray) -> tuple[float, int, float, float]:
+    """Return the statistic, its degrees of freedom, the p-value and the excess of an estimate."""
     residual = cells.shares - mix @ cells.profiles
     dof = max(0, len(residual) - int(np.count_nonzero(mix)))
     chance = np.sqrt(2 / np.pi * np.diag(noise)).sum() / 2
     excess = float(np.abs(residual).sum() / 2 - chance)
     if not dof:
-        return _Fit(0.0, 0, np.nan, excess)
+        return 0.0, 0, np.nan, excess
     statistic = float(residual[:-1] @ cho_solve(cho_factor(noise[:-1, :-1]), residual[:-1]))
-    return _Fit(statistic, dof, float(chdtrc(dof, statistic)), excess)
+    return statistic, dof, float(chdtrc(dof, statistic)), excess

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from fedskew import components
 from fedskew.components import Cost, default_weight, has
 from fedskew.errors import CombinationError, ConfigError
-from fedskew.methods._slots import PLACES, SLOTS, Method, key_of, name_of_key
+from fedskew.methods._slots import PLACES, SLOTS, Method, key_of, name_of_key, named
 from fedskew.objectives import Objective
 
 Verdict = Literal["refuses", "warns"]
@@ -134,7 +134,7 @@ _function_takes = cache(_takes)
 
 def _check_objective(objective: Objective) -> None:
     """Raise CombinationError unless there is one classification loss, and every term is a term that occurs once."""
-    loss = name_of_key(key_of("objective", objective.loss))
+    loss = named("objective", objective.loss)
     if _role(objective.loss) == "term":
         weight = default_weight(objective.loss)
         raise CombinationError(
@@ -144,7 +144,7 @@ def _check_objective(objective: Objective) -> None:
         )
     seen: set[type] = set()
     for at, (_, term) in enumerate(objective.terms):
-        name, where = name_of_key(key_of("objective", term)), f"method.objective.terms[{at}].name"
+        name, where = named("objective", term), f"method.objective.terms[{at}].name"
         if _role(term) == "classification":
             terms = ", ".join(name for name, kind in SLOTS["objective"].items() if getattr(kind, "role", "") == "term")
             raise CombinationError(

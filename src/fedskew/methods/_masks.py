@@ -6,7 +6,7 @@ from typing import Any
 
 from fedskew.components import covers, has, needs_label_counts
 from fedskew.hooks import Hooks
-from fedskew.methods._slots import Method, key_of, name_of_key
+from fedskew.methods._slots import Method, named
 from fedskew.weighting import BySums
 
 
@@ -22,7 +22,7 @@ def masks_refused(method: Method) -> str | None:
             'take a method of one model, or updates = "plain"'
         )
     for slot, component in method.components():
-        name = name_of_key(key_of(slot, component))
+        name = named(slot, component)
         if has(component, "assigns_quotas"):
             return (
                 f"{name} says on how many samples of each class a client trains, so that the server could choose whose "
@@ -51,10 +51,10 @@ def summed_counts_refused(method: Method, participation: float) -> str | None:
     if (reason := masks_refused(method)) is not None:
         return reason
     if needs_label_counts("selection", method.selection):
-        name = name_of_key(key_of("selection", method.selection))
+        name = named("selection", method.selection)
         return f"{name} selects clients by their label counts, and nobody tells these; take uniform"
     weighting = method.weighting
-    name = name_of_key(key_of("weighting", weighting))
+    name = named("weighting", weighting)
     if not isinstance(weighting, BySums) or not covers(weighting, "own_weight", "weigh"):
         return f"{name} weighs by each client's label counts, and nobody tells these; take fedavg, fedla or fedpals"
     if (reason := weighting.why_no_sums()) is not None:
@@ -72,16 +72,14 @@ def noise_refused(method: Method) -> str | None:
     if (reason := masks_refused(method)) is not None:
         return reason
     if hasattr(method.server_update, "share"):
-        name = name_of_key(key_of("server_update", method.server_update))
+        name = named("server_update", method.server_update)
         return f"{name} needs a number of each client beside its update, which would have no noise; take plain"
     for slot, component in method.components():
         if slot == "finish":
-            return (
-                f"the finish {name_of_key(key_of(slot, component))} asks clients for sums without noise; leave it out"
-            )
+            return f"the finish {named(slot, component)} asks clients for sums without noise; leave it out"
         if _reads_replies(component) and type(component).end_local is not Hooks.end_local:
             return (
-                f"{name_of_key(key_of(slot, component))} returns something beside the update, which would have no "
+                f"{named(slot, component)} returns something beside the update, which would have no "
                 f"noise; take another {slot}"
             )
     return None

@@ -88,3 +88,8 @@ def key_of(slot: str, component: Any) -> str:
 def name_of_key(key: str) -> str:
     """Return the name in a `slot.name`."""
     return key.partition(".")[2]
+
+
+def named(slot: str, component: Any) -> str:
+    """Return a component's name in a config, without its slot."""
+    return name_of_key(key_of(slot, component))
