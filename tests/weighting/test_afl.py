@@ -2,17 +2,16 @@ from __future__ import annotations
 
 import math
 
-import clarabel
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import sparse
 
 from fedskew.errors import ArgumentError
 from fedskew.hooks import LocalEnd, RoundEnd
 from fedskew.weighting import AFL, Answered, afl_update
+from programmes import minimum
 
 WEIGHTS, LOSS = "afl.weights", "afl.loss"  # as in checkpoints
 
@@ -35,18 +34,6 @@ def test_worked_out_by_hand_at_step_size_one_half(weights, losses, expected):
     np.testing.assert_allclose(afl_update(weights, losses, 0.5), expected, atol=1e-15)
 
 
-def nearest_on_simplex(point: np.ndarray) -> np.ndarray:
-    """By a general solver of quadratic programmes."""
-    n = len(point)
-    options = clarabel.DefaultSettings()
-    options.verbose = False
-    options.tol_gap_abs = options.tol_gap_rel = options.tol_feas = 1e-13
-    rows = sparse.csc_matrix(np.vstack([np.ones((1, n)), -np.eye(n)]))
-    cones = [clarabel.ZeroConeT(1), clarabel.NonnegativeConeT(n)]
-    bounds = np.concatenate([[1.0], np.zeros(n)])
-    return np.array(clarabel.DefaultSolver(sparse.eye(n, format="csc"), -point, rows, bounds, cones, options).solve().x)
-
-
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(st.integers(1, 12), st.integers(0, 10_000), st.floats(0, 3))
 def test_it_is_the_nearest_point_of_the_simplex(clients, seed, step_size):
@@ -55,7 +42,7 @@ def test_it_is_the_nearest_point_of_the_simplex(clients, seed, step_size):
     found = afl_update(weights, losses, step_size)
     assert found.sum() == pytest.approx(1, abs=1e-12)
     assert (found >= 0).all()
-    np.testing.assert_allclose(found, nearest_on_simplex(weights + step_size * losses), atol=1e-6)
+    np.testing.assert_allclose(found, minimum(np.eye(clients), -weights - step_size * losses), atol=1e-6)
 
 
 def test_enormous_losses_do_not_blur_it():

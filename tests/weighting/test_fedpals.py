@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 
-import clarabel
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import sparse
 
 from fedskew.errors import ArgumentError
 from fedskew.labels import LabelCounts, effective_sample_size, projection_distance
 from fedskew.weighting import Answered, FedPALS, fedavg, fedpals, fedpals_solve, fedpals_strength
+from programmes import minimum
 
 QUICK = settings(max_examples=200, deadline=None, derandomize=True)
 FEWER = settings(QUICK, max_examples=80)  # each solves several times
@@ -59,24 +58,8 @@ def general_solver(
     limit: float | None = None,
 ) -> np.ndarray:
     """min fit ||S^T a||^2 + linear.a + penalty.a^2 over the simplex, S^T a = reach if given, a <= limit."""
-    clients = len(marginals)
-    equal = np.ones((1, clients)) if reach is None else marginals.T
-    goal = np.ones(1) if reach is None else reach
-    bounds = [-np.eye(clients)] if limit is None else [-np.eye(clients), np.eye(clients)]
-    most = [] if limit is None else [np.full(clients, limit)]
-    options = clarabel.DefaultSettings()
-    options.verbose = False
-    options.tol_gap_abs = options.tol_gap_rel = options.tol_feas = 1e-12
-    options.max_iter = 400
-    solver = clarabel.DefaultSolver(
-        sparse.triu(sparse.csc_matrix(2 * fit * marginals @ marginals.T + 2 * np.diag(penalty))).tocsc(),
-        linear,
-        sparse.csc_matrix(np.vstack([equal, *bounds])),
-        np.concatenate([goal, np.zeros(clients), *most]),
-        [clarabel.ZeroConeT(len(goal)), clarabel.NonnegativeConeT(len(bounds) * clients)],
-        options,
-    )
-    return np.array(solver.solve().x)
+    quadratic = 2 * fit * marginals @ marginals.T + 2 * np.diag(penalty)
+    return minimum(quadratic, linear, None if reach is None else marginals.T, reach, limit)
 
 
 def objective(counts: np.ndarray, target: np.ndarray, weights: np.ndarray, strength: float) -> float:
