@@ -27,10 +27,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -39,10 +37,9 @@ from scipy.optimize import nnls
 
 from fedskew.engine import Assignment, Backend, Federation, Sent, Update
 from fedskew.engine.sums import FixedPoint, answers_in_sum
-from fedskew.errors import FedskewError
 from fedskew.experiment import make_task, make_training_loop, resolve
 from fedskew.labels import privatize
-from fedskew.sums import UPDATES, Key, Memory, SumContext, mask, unmask
+from fedskew.sums import UPDATES
 from fedskew.weighting import BySums, Facts
 
 CLIENTS, CLASSES, BATCH, LR = 20, 10, 16, 0.05
@@ -232,46 +229,6 @@ def summed(seed: int, rounds: int, name: str) -> dict[str, float]:
     return found
 
 
-def requests() -> list[tuple[str, str]]:
-    """What a server that lies asks four sites to open, and what it gets."""
-    names = ("ams", "ber", "cph", "dub")
-    keys = {name: Key.generate() for name in names}
-    peers = {name: key.public for name, key in keys.items()}
-    values = {name: np.full(4, 100 * (at + 1), dtype=np.int32) for at, name in enumerate(names)}
-    found = []
-    with tempfile.TemporaryDirectory() as folder:
-        memories = {name: Memory(Path(folder) / name) for name in names}
-
-        def asked(context: SumContext) -> dict[str, Any]:
-            sent = {}
-            for name in context.members:
-                sent[name], pending = mask(values[name], keys[name], peers, context)
-                memories[name].keep(pending, deadline=float("inf"))
-            return sent
-
-        def opened(what: str, context: SumContext, sent: dict[str, Any], arrived: tuple[str, ...]) -> None:
-            try:
-                openings = {name: memories[name].answer(context, arrived) for name in arrived}
-                unmask({name: sent[name] for name in arrived}, openings, context)
-            except FedskewError as error:
-                found.append((what, f"refused: {error}"))
-            else:
-                found.append((what, f"the sum over {len(arrived)}"))
-
-        first = SumContext("run", 1, 1, "train", names)
-        sent = asked(first)
-        opened("one site alone", first, sent, ("ams",))
-        opened("two sites", first, sent, ("ams", "ber"))
-        opened("three of the four that it asked", first, sent, names[:3])
-        opened("all four", first, sent, names)
-        opened("three of them after that, to take the difference", first, sent, names[:3])
-        try:
-            asked(SumContext("run", 1, 2, "train", names[:3]))
-        except FedskewError as error:
-            found.append(("masks among three, with the lie that dub was silent", f"refused: {error}"))
-    return found
-
-
 def main() -> None:
     said = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     said.add_argument("--rounds", type=int, default=60)
@@ -289,10 +246,6 @@ def main() -> None:
     print("| --- | ---: |")
     for name, values in rows.items():
         print(f"| {name} | {np.mean(values):.2f} |")
-    print("\n| a server that lies asks to open | and gets |")
-    print("| --- | --- |")
-    for what, comes in requests():
-        print(f"| {what} | {comes} |")
 
 
 if __name__ == "__main__":

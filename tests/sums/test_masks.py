@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +14,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from fedskew.errors import ArgumentError, SumsError
-from fedskew.sums import Key, Masked, Memory, Opening, Pending, SumContext, answer, disagreements, mask, unmask
+from fedskew.sums import Key, Masked, Opening, Pending, SumContext, answer, disagreements, mask, unmask
 
 pytest.importorskip("cryptography")
 
@@ -127,98 +125,6 @@ def test_keys_are_drawn_anew_and_not_shown() -> None:
     assert Key.generate() != Key.generate()
     assert KEYS["ams"].secret.hex() not in repr(KEYS["ams"])
     assert "\\x01" not in repr(masks()[1]["ams"])
-
-
-def test_a_site_opens_a_mask_once(tmp_path: Path) -> None:
-    memory = Memory(tmp_path / "sums")
-    _, kept = masks()
-    memory.keep(kept["ams"], deadline=100.0)
-    opening = Memory(tmp_path / "sums").answer(CONTEXT, SITES, now=99.0)  # as another process
-    assert opening.pairs == {}
-    for arrived in (SITES[:3], SITES):
-        with pytest.raises(SumsError, match="opened or given up already"):
-            memory.answer(CONTEXT, arrived, now=99.0)
-    assert opening.own.hex() not in (tmp_path / "sums" / "sums.json").read_text()
-    assert (tmp_path / "sums" / "sums.json").stat().st_mode & 0o777 == 0o600
-
-
-def test_a_site_masks_once_for_a_sum_and_a_new_attempt_gives_up_the_last(tmp_path: Path) -> None:
-    memory = Memory(tmp_path)
-    _, kept = masks()
-    memory.keep(kept["ams"], deadline=100.0)
-    with pytest.raises(SumsError, match=r"train, round 3, attempt 1: .* already"):
-        memory.keep(kept["ams"], deadline=100.0)
-    second = replace(CONTEXT, attempt=2)
-    _, again = mask(VALUES, KEYS["ams"], PEERS, second)
-    memory.keep(again, deadline=100.0)
-    with pytest.raises(SumsError, match="opened or given up already"):
-        memory.answer(CONTEXT, SITES, now=1.0)
-    other = replace(CONTEXT, purpose="evaluate")
-    memory.keep(mask(VALUES, KEYS["ams"], PEERS, other)[1], deadline=100.0)
-    assert memory.answer(second, SITES, now=1.0).pairs == {}
-    assert memory.answer(other, SITES, now=1.0).pairs == {}
-    with pytest.raises(SumsError, match="no values were masked"):
-        memory.answer(replace(CONTEXT, round=4), SITES, now=1.0)
-
-
-def test_seeds_of_what_is_not_open_are_forgotten_and_the_sum_is_not(tmp_path: Path) -> None:
-    memory, other = Memory(tmp_path), replace(CONTEXT, purpose="evaluate")
-    memory.forget()
-    memory.keep(masks()[1]["ams"], deadline=100.0)
-    memory.keep(mask(VALUES, KEYS["ams"], PEERS, other)[1], deadline=200.0)
-    memory.forget(before=150.0)
-    with pytest.raises(SumsError, match="opened or given up already"):
-        memory.answer(CONTEXT, SITES, now=1.0)
-    with pytest.raises(SumsError, match="masked some for round 3, attempt 1 already"):
-        memory.keep(masks()[1]["ams"], deadline=300.0)
-    assert memory.answer(other, SITES, now=1.0).pairs == {}
-    memory.keep(mask(VALUES, KEYS["ams"], PEERS, replace(CONTEXT, attempt=2))[1], deadline=300.0)
-    memory.forget()
-    assert '"own' not in (tmp_path / "sums.json").read_text()
-
-
-def test_a_refused_request_leaves_the_mask_for_a_right_one(tmp_path: Path) -> None:
-    memory = Memory(tmp_path, least=3)
-    memory.keep(masks()[1]["ams"], deadline=100.0)
-    for arrived, why in (
-        (SITES[:2], "over 2 sites, and ams agreed to 3 at least"),
-        (SITES[:4], "without edi, which was asked for values, too"),
-        (SITES[1:], "ams itself is not in"),
-        ((*SITES, "fra"), "with fra, which was not asked"),
-    ):
-        with pytest.raises(SumsError, match=why):
-            memory.answer(CONTEXT, arrived, now=1.0)
-    with pytest.raises(SumsError, match="after the site's deadline"):
-        memory.answer(CONTEXT, SITES, now=101.0)
-    assert memory.answer(CONTEXT, SITES, now=1.0).pairs == {}
-
-
-def told(name: str, plan: str) -> tuple[str, ...]:
-    """Whom a server that lies names to each site: all but edi, to edi all; or to each itself and the two before it."""
-    if plan == "one is lost":
-        return SITES if name == "edi" else SITES[:4]
-    return tuple(SITES[(SITES.index(name) + step) % 5] for step in (0, 3, 4))
-
-
-@pytest.mark.parametrize("plan", ["one is lost", "each is told others"])
-def test_sites_that_are_told_different_members_arrived_open_nothing_of_any_site(tmp_path: Path, plan: str) -> None:
-    _, kept = masks()
-    openings: dict[str, Opening] = {}
-    for name in SITES:
-        memory = Memory(tmp_path / name)
-        memory.keep(kept[name], deadline=100.0)
-        with suppress(SumsError):
-            openings[name] = memory.answer(CONTEXT, told(name, plan), now=1.0)
-    for name in SITES:
-        others = set(SITES) - {name}
-        seeds = {other for other in others if other in openings and name in openings[other].pairs}
-        seeds |= set(openings[name].pairs) if name in openings else set()
-        assert name not in openings or seeds != others, f"{name}'s values are open"
-
-
-def test_what_is_kept_reads_back_as_it_was() -> None:
-    _, kept = masks()
-    assert Pending.from_json(kept["ber"].to_json()) == kept["ber"]
 
 
 def test_without_one_of_those_that_arrived_nothing_opens() -> None:

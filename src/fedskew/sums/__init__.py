@@ -5,9 +5,9 @@ each pair of sites one that both derive from their keys, added by one and subtra
 of its own, which it reveals once it knows who arrived. All arithmetic is modulo 2**32 or 2**64, so that the sum is
 exact.
 
-    site    i:  SumContext -> mask -> (Masked, Pending);  Memory.keep(Pending), then send Masked
+    site    i:  SumContext -> mask -> (Masked, Pending);  it keeps the Pending, then sends Masked
     server   :  if all members sent a Masked in time: it asks them to open
-    site    i:  Memory.answer(context, arrived) -> Opening, once
+    site    i:  answer(Pending, arrived) -> Opening, once
     server   :  unmask(those Masked, their Openings, context) -> the sum over `arrived`
 
 A member that does not arrive costs an attempt: the server asks the others anew (`attempt + 1`) without it. One that
@@ -15,7 +15,7 @@ does not open its own mask costs the sum: what was sent stays hidden by the mask
 
 The functions `answer` and `unmask` also open a sum without members that did not arrive: the others reveal the masks
 that they share with them. This is safe only if sites make sure, without trusting the server, that all were told the
-same `arrived` (Bonawitz's consistency check). `Memory` has no such check, and opens whole sums only.
+same `arrived` (Bonawitz's consistency check). The sites of `fedskew.deploy` have none, and open whole sums only.
 
 Numbers become integers by `FixedPoint` (`UPDATES`, `NUMBERS`, `COUNTS`), which needs neither keys nor `cryptography`: a
 simulation uses the same (`add`). Keys are X25519, pair masks are derived by HKDF-SHA256, masks are ChaCha20
@@ -24,11 +24,20 @@ streams, all from the package `cryptography` (extra `fedskew[flower]`).
 The threat model is an honest but curious server that does not collude with sites; see `docs/privacy.md`.
 """
 
-from fedskew.sums._context import LEAST, SumContext
 from fedskew.sums._fixed_point import AMOUNTS, COUNTS, NUMBERS, SHARES, UPDATES, FixedPoint, add, add_to
 from fedskew.sums._keys import SEED, Key
-from fedskew.sums._masking import Masked, Opening, Pending, answer, check_opening_of, disagreements, mask, unmask
-from fedskew.sums._memory import Memory
+from fedskew.sums._masking import (
+    LEAST,
+    Masked,
+    Opening,
+    Pending,
+    SumContext,
+    answer,
+    check_opening_of,
+    disagreements,
+    mask,
+    unmask,
+)
 
 __all__ = [
     "AMOUNTS",
@@ -41,7 +50,6 @@ __all__ = [
     "FixedPoint",
     "Key",
     "Masked",
-    "Memory",
     "Opening",
     "Pending",
     "SumContext",

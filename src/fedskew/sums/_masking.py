@@ -12,6 +12,7 @@ the sum.)
 
 from __future__ import annotations
 
+import hashlib
 import json
 import secrets
 from collections.abc import Collection, Mapping
@@ -22,13 +23,62 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedskew.errors import ArgumentError, SumsError
-from fedskew.sums._context import LEAST, SumContext
 from fedskew.sums._fixed_point import IntArray, unsigned
 from fedskew.sums._keys import SEED, Key, commitment, stream
 
 Values = TypeVar("Values", NDArray[Any], Mapping[str, NDArray[Any]])
 
+LEAST = 3
+"""Fewest sites that a sum may be over, unless a site asks for more: in a sum over two, each learns the other's part."""
+
+_PROTOCOL = "fedskew masked sums 1"
 _BLOCK = 1 << 18
+
+
+@dataclass(frozen=True)
+class SumContext:
+    """The identity of one masked sum, from which all of its masks are derived.
+
+    Masks of two sites whose contexts differ in anything do not cancel, so nothing opens if a server tells sites, say,
+    different members.
+
+    Attributes:
+        run: The run's id: no two runs of the same keys share one.
+        round: Number of the round.
+        attempt: Number of the attempt in this round, from 1.
+        purpose: What is summed, such as "train" or "evaluate".
+        members: Names of the sites that the sum is over; kept sorted.
+        public: Anything else that all members must have been told alike, such as a hash of the model that was sent.
+
+    Raises:
+        ArgumentError: A member occurs twice, or a number is below 0.
+    """
+
+    run: str
+    round: int
+    attempt: int
+    purpose: str
+    members: tuple[str, ...]
+    public: str = ""
+
+    def __post_init__(self) -> None:
+        members = tuple(sorted(self.members))
+        if len(set(members)) < len(members):
+            raise ArgumentError(f"members: each may occur once, not {', '.join(members)}")
+        if self.round < 0 or self.attempt < 0:
+            raise ArgumentError(f"round and attempt: must be at least 0, not {self.round} and {self.attempt}")
+        object.__setattr__(self, "members", members)
+
+    @property
+    def digest(self) -> bytes:
+        """SHA-256 of all attributes, 32 bytes."""
+        said = [_PROTOCOL, self.run, self.round, self.attempt, self.purpose, list(self.members), self.public]
+        return hashlib.sha256(json.dumps(said).encode()).digest()
+
+    @property
+    def name(self) -> str:
+        """The sum's name in messages: purpose, round and attempt."""
+        return f"{self.purpose}, round {self.round}, attempt {self.attempt}"
 
 
 @dataclass(frozen=True)
@@ -47,7 +97,7 @@ class Masked:
 
 @dataclass(frozen=True)
 class Pending:
-    """The secrets that a site keeps until it is asked to open its mask. `Memory` keeps them on disk.
+    """The secrets that a site keeps until it is asked to open its mask, once.
 
     Attributes:
         site: The site's name.
@@ -59,20 +109,6 @@ class Pending:
     site: str
     own: bytes = field(repr=False)
     pairs: Mapping[str, bytes] = field(repr=False)
-
-    def to_json(self) -> str:
-        """Write everything as JSON, the secret seeds included."""
-        context = vars(self.context) | {"members": list(self.context.members)}
-        pairs = {name: seed.hex() for name, seed in self.pairs.items()}
-        return json.dumps({"context": context, "site": self.site, "own": self.own.hex(), "pairs": pairs})
-
-    @classmethod
-    def from_json(cls, text: str) -> Pending:
-        """Read a pending sum that `to_json` wrote."""
-        said = json.loads(text)
-        context = SumContext(**said["context"] | {"members": tuple(said["context"]["members"])})
-        pairs = {name: bytes.fromhex(seed) for name, seed in said["pairs"].items()}
-        return cls(context, said["site"], bytes.fromhex(said["own"]), pairs)
 
 
 @dataclass(frozen=True)
@@ -136,9 +172,9 @@ def mask(values: Values, key: Key, peers: Mapping[str, bytes], context: SumConte
 def answer(pending: Pending, arrived: Collection[str], least: int = LEAST) -> Opening:
     """Make a site's answer to the request to open its mask.
 
-    This function keeps no state. `Memory.answer` answers only once for each sum, deletes the seeds, and does not trust
-    the server about who arrived. Call this function directly only where all sites have made sure among themselves that
-    they were told the same `arrived`: otherwise their answers together can open a single site's values.
+    It keeps no state: a real site answers once for each sum, about all of its members, and forgets the seeds. Call this
+    with fewer only where all sites have made sure among themselves that they were told the same `arrived`: otherwise
+    their answers together can open a single site's values.
 
     Args:
         arrived: Members that the sum is over, as the server says.
