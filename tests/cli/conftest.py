@@ -14,9 +14,14 @@ Command = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
-    """Run `fedskew WORDS` in a folder, with environment variables, and return its exit status and what it printed."""
+    """Run `fedskew WORDS` in a folder, with environment variables, to an exit status, and return what it printed.
 
-    def run(*words: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    Without an expected status (None), every one will do.
+    """
+
+    def run(
+        *words: str | Path, cwd: Path, status: int | None = 0, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
         from fedskew.cli import main
 
         with monkeypatch.context() as here:
@@ -26,12 +31,13 @@ def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) 
             for name, value in ({"COLUMNS": "200"} | environment).items():
                 here.setenv(name, value)
             capfd.readouterr()
-            status: object = 0
+            code: object = 0
             try:
                 main()
             except SystemExit as end:
-                status = end.code
+                code = end.code
             out, err = capfd.readouterr()
-        return subprocess.CompletedProcess(list(words), int(str(status or 0)), out, err)
+        assert status in (None, int(str(code or 0))), err
+        return subprocess.CompletedProcess(list(words), int(str(code or 0)), out, err)
 
     return run

@@ -103,7 +103,6 @@ def folders(run, target, tmp_path):
 @pytest.mark.slow
 def test_the_command_writes_a_model_that_predict_and_python_use(folders, command):
     done = command("adapt", "run", "--target-data", "target.npz", cwd=folders)
-    assert done.returncode == 0, done.stderr
     assert "Expected accuracy there: " in done.stdout
     assert "adapted: run/adapted.safetensors" in done.stdout
     moved = fedskew.load(folders / "run", adapted=True)
@@ -123,7 +122,6 @@ def test_the_command_writes_a_model_that_predict_and_python_use(folders, command
 def test_held_out_images_in_folders_or_an_array(folders, command):
     words = ("adapt", "run", "--target-data", "target.npz", "--json", "--fresh", "--held-out")
     by_folder = command(*words, "held", cwd=folders)
-    assert by_folder.returncode == 0, by_folder.stderr
     rows = sorted(range(0, 360, 2), key=lambda row: (RIGHT[row], str(row)))
     np.savez(folders / "held.npz", x=DIGITS.test_inputs[rows].numpy(), y=RIGHT[rows])
     by_array = command(*words, "held.npz", cwd=folders)
@@ -135,12 +133,11 @@ def test_held_out_images_in_folders_or_an_array(folders, command):
 def test_a_target_of_another_kind_is_refused_unless_asked(folders, command):
     strange = (1 - DIGITS.test_inputs).repeat(3, 1, 1, 1).numpy()  # white on black
     np.savez(folders / "strange.npz", x=strange)
-    done = command("adapt", "run", "--target-data", "strange.npz", cwd=folders)
-    assert done.returncode == 2
+    done = command("adapt", "run", "--target-data", "strange.npz", cwd=folders, status=2)
     assert len(done.stderr.splitlines()) == 1
     assert "strange.npz: Don't trust this mix" in done.stderr
     assert not (folders / "run" / "adapted.safetensors").exists()
-    assert command("adapt", "run", "--target-data", "strange.npz", "--on-misfit", "warn", cwd=folders).returncode == 0
+    command("adapt", "run", "--target-data", "strange.npz", "--on-misfit", "warn", cwd=folders)
 
 
 @pytest.mark.slow
@@ -181,13 +178,12 @@ def few(folders, number):
 
 def test_few_samples_are_told_from_none_and_move_no_model(folders, command):
     few(folders, 7)
-    done = command("adapt", "run", "--target-data", "few.npz", cwd=folders)
-    assert (done.returncode, done.stdout) == (2, "")
+    done = command("adapt", "run", "--target-data", "few.npz", cwd=folders, status=2)
+    assert done.stdout == ""
     assert "few.npz: 7 samples of the target can't show its label mix; give 8 at the least" in done.stderr
     few(folders, 8)
     words = ("adapt", "run", "--target-data", "few.npz", "--json")
-    done = command(*words, cwd=folders)
-    assert done.returncode == 2
+    done = command(*words, cwd=folders, status=2)
     assert "8 samples of the target are too few to move a model by; give 30 or more" in done.stderr
     assert not (folders / "run" / "adapted.safetensors").exists()
     said = json.loads(done.stdout)
@@ -197,19 +193,17 @@ def test_few_samples_are_told_from_none_and_move_no_model(folders, command):
     assert expected["gain_interval"][1] - expected["gain_interval"][0] > 0.3
     assert expected["accuracy_interval"][1] - expected["accuracy_interval"][0] > 0.2
     forced = command(*words, "--force", cwd=folders)
-    assert forced.returncode == 0, forced.stderr
     assert json.loads(forced.stdout)["file"] == "run/adapted.safetensors"
 
 
 def test_an_earlier_adapted_model_is_kept(folders, command):
     words = ("adapt", "run", "--target-data", "target.npz", "--json")
-    assert command(*words, cwd=folders).returncode == 0
+    command(*words, cwd=folders)
     first = (folders / "run" / "adapted.safetensors").read_bytes()
-    again = command(*words, "--method", "bbse", cwd=folders)
-    assert again.returncode != 0
+    again = command(*words, "--method", "bbse", cwd=folders, status=2)
     assert "is there already; add --fresh" in again.stderr
     assert (folders / "run" / "adapted.safetensors").read_bytes() == first
-    assert command(*words, "--method", "bbse", "--fresh", cwd=folders).returncode == 0
+    command(*words, "--method", "bbse", "--fresh", cwd=folders)
     assert (folders / "run" / "earlier" / "adapted.safetensors.1").read_bytes() == first
 
 

@@ -85,7 +85,7 @@ def test_a_config_and_its_run_count_what_clients_train_on(tmp_path: Path, comman
     counts = LabelCounts.read_csv(tmp_path / "counts.csv")
     assert counts.counts.shape == (10, 10)
     assert ((counts.counts > 0).sum(axis=1) <= 2).all()
-    assert command("run", "my.toml", cwd=tmp_path).returncode == 0
+    command("run", "my.toml", cwd=tmp_path)
     (run,) = (tmp_path / "runs").iterdir()
     assert command("counts", run, cwd=tmp_path).stdout == (tmp_path / "counts.csv").read_text()
     described = command("describe", run, "--no-picture", cwd=tmp_path).stdout
@@ -110,8 +110,7 @@ def test_a_run_whose_components_are_not_importable_here_is_counted_all_the_same(
     config.write_text(config.read_text().replace('"fedpals"', '"gone_elsewhere:Own"'))
     assert "gone_elsewhere" in config.read_text()
     for name in ("counts", "describe"):
-        said = command(name, done.folder, cwd=tmp_path)
-        assert said.returncode == 0, said.stderr
+        command(name, done.folder, cwd=tmp_path)
 
 
 def test_notes_stand_apart_from_the_table(tmp_path: Path, command: Command) -> None:
@@ -139,7 +138,6 @@ def test_a_note_on_data_that_a_run_loads_for_every_seed_is_printed_once(tmp_path
         'partition = {rule = "iid", clients = 2}\ntraining = {rounds = 1}\n'
     )
     done = command("run", "my.toml", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
     assert done.stderr.count("names 'Flu' and 'flu'") == 1
 
 
@@ -160,7 +158,6 @@ def test_a_mistake_is_one_line(
 ) -> None:
     if content is not None:
         (tmp_path / "t.csv").write_text(content)
-    done = command("counts", "t.csv", *words, cwd=tmp_path)
-    assert done.returncode == 2
+    done = command("counts", "t.csv", *words, cwd=tmp_path, status=2)
     assert message in done.stderr
     assert done.stderr.count("\n") == 1

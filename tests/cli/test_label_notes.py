@@ -19,11 +19,9 @@ training = {rounds = 1, batch_size = 64}
 def test_a_run_begins_with_a_note_for_each_seed_that_has_one(tmp_path: Path, command):
     (tmp_path / "my.toml").write_text(CONFIG, encoding="utf-8")
     done = command("run", "my.toml", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
     assert "note on run, seed 0: fedlc tells two classes apart only where some client holds both. Here " in done.stdout
     assert "No client holds class" in done.stdout
     plain = command("run", "my.toml", "--method", "fedavg", "--set", "partition.covered=true", cwd=tmp_path)
-    assert plain.returncode == 0, plain.stderr
     assert "note on" not in plain.stdout
 
 
@@ -54,7 +52,6 @@ def test_a_class_that_only_the_test_part_has_is_said(tmp_path: Path, command):
     rows(tmp_path, [0, 0, 1, 1] * 5, [0, 1, 2, 2])
     (tmp_path / "my.toml").write_text(ROWS.format(more=""), encoding="utf-8")
     done = command("run", "my.toml", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
     assert "No client holds class 2, 50% of the test part" in done.stdout
 
 
@@ -68,6 +65,5 @@ def test_clients_with_one_class_only_are_told_so(tmp_path: Path, command):
 def test_target_shares_that_do_not_add_up_are_refused(tmp_path: Path, command):
     rows(tmp_path, [0, 0, 1, 1] * 5, [0, 1])
     (tmp_path / "my.toml").write_text(ROWS.format(more="target.mix = [0.4, 0.4]"), encoding="utf-8")
-    done = command("run", "my.toml", cwd=tmp_path)
-    assert done.returncode == 2
+    done = command("run", "my.toml", cwd=tmp_path, status=2)
     assert "target.mix: the shares sum to 0.8; give shares that sum to 1" in done.stderr

@@ -146,7 +146,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def check(done: subprocess.CompletedProcess[str], words: list[str]) -> None:
-    assert done.returncode == 2, done.stdout
     assert done.stderr.startswith("fedskew: ")
     assert done.stderr.count("\n") == 1, done.stderr
     assert [word for word in words if word not in done.stderr] == [], done.stderr
@@ -157,9 +156,9 @@ def test_a_wrong_value_is_answered_in_one_line(
     change: str, words: list[str], folder: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delitem(sys.modules, "own", raising=False)
-    check(command("run", "my.toml", "--set", change, cwd=folder), words)
+    check(command("run", "my.toml", "--set", change, cwd=folder, status=2), words)
 
 
 @pytest.mark.parametrize(("line", "words"), COMMANDS, ids=[line for line, _ in COMMANDS])
 def test_a_wrong_command_is_answered_in_one_line(line: str, words: list[str], folder: Path, command: Command) -> None:
-    check(command(*line.split(), cwd=folder), words)
+    check(command(*line.split(), cwd=folder, status=2), words)

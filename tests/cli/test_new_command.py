@@ -47,8 +47,7 @@ def test_a_folder_of_the_sites_of_images_is_read_as_such(tmp_path: Path, command
     ],
 )
 def test_what_would_not_run_is_not_written(words: list[str], says: str, tmp_path: Path, command: Command) -> None:
-    done = command("new", "a.toml", *words, cwd=tmp_path)
-    assert done.returncode == 2
+    done = command("new", "a.toml", *words, cwd=tmp_path, status=2)
     assert says in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert not (tmp_path / "a.toml").exists()
@@ -63,9 +62,7 @@ def test_data_that_name_clients_run_by_their_own(tmp_path: Path, command: Comman
 def test_every_rule_has_values_to_begin_with(rule: str, tmp_path: Path, command: Command) -> None:
     data = {"natural": "synthetic", "dirichlet_within_domains": "digit_domains"}.get(rule, "digits")
     words = ["--data", data]
-    assert (
-        command("new", "a.toml", "--rule", rule, "--method", "fedentopt+fedvls", *words, cwd=tmp_path).returncode == 0
-    )
+    command("new", "a.toml", "--rule", rule, "--method", "fedentopt+fedvls", *words, cwd=tmp_path)
     assert read(tmp_path / "a.toml").partition.rule == rule
 
 
@@ -90,13 +87,12 @@ def test_it_asks_on_a_terminal_for_what_no_option_says(
     with os.fdopen(theirs) as terminal:
         monkeypatch.setattr(sys, "stdin", terminal)
         done = command("new", "a.toml", cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
         assert "dirichlet_by_class" in done.stdout
         made = read(tmp_path / "a.toml")
         assert (made.partition.rule, made.partition.clients, made.model.name) == ("iid", 7, "logistic")
         assert made.training.rounds == 3
         os.write(ours, b"\niid\nmany\n")
-        assert "Clients: expected a whole number, not 'many'" in command("new", "b.toml", cwd=tmp_path).stderr
+        assert "Clients: expected a whole number, not 'many'" in command("new", "b.toml", cwd=tmp_path, status=2).stderr
 
 
 @pytest.mark.parametrize(
@@ -112,8 +108,7 @@ def test_a_mistake_is_one_line_and_writes_nothing(
     words: list[str], message: str, tmp_path: Path, command: Command
 ) -> None:
     (tmp_path / "there.toml").write_text("kept")
-    done = command("new", *words, cwd=tmp_path)
-    assert done.returncode == 2
+    done = command("new", *words, cwd=tmp_path, status=2)
     assert message in done.stderr
     assert done.stderr.count("\n") == 1
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("there.toml", "kept")]
@@ -129,8 +124,8 @@ def test_lists_hold_every_name_and_its_own_keys(tmp_path: Path, command: Command
     assert "[training]" in command("list", "keys", "training", cwd=tmp_path).stdout
     trackers = json.loads(command("list", "trackers", "--json", cwd=tmp_path).stdout)
     assert [tracker["name"] for tracker in trackers] == ["tensorboard", "mlflow", "wandb"]
-    wrong = command("list", "models", "lenet", cwd=tmp_path)
-    assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1)
+    wrong = command("list", "models", "lenet", cwd=tmp_path, status=2)
+    assert wrong.stderr.count("\n") == 1
     assert "did you mean 'lenet5'?" in wrong.stderr
 
 
@@ -173,7 +168,7 @@ TABLE = "a,b,kind\n" + "\n".join(f"{at % 7},{at % 5},{'xyz'[at % 3]}" for at in 
 @pytest.mark.parametrize("clients", [3, 5, 10])
 def test_a_new_config_can_be_run_with_its_method(method: str, clients: int, tmp_path: Path, command: Command) -> None:
     words = ["--method", method, "--clients", clients, "--rule", "iid", "--model", "logistic"]
-    done = command("new", "a.toml", *words, cwd=tmp_path)
+    done = command("new", "a.toml", *words, cwd=tmp_path, status=None)
     if (method, clients) == ("krum", 3):  # which needs five
         assert done.returncode == 2
         assert "krum needs 5 clients" in done.stderr
@@ -186,15 +181,14 @@ def test_a_new_config_can_be_run_with_its_method(method: str, clients: int, tmp_
 def test_a_table_of_one_s_own_is_read_before_its_config_is_written(tmp_path: Path, command: Command) -> None:
     (tmp_path / "own.csv").write_text(TABLE)
     words = ["new", "a.toml", "--data", "csv", "--root", "own.csv"]
-    done = command(*words, cwd=tmp_path)
-    assert done.returncode == 2
+    done = command(*words, cwd=tmp_path, status=2)
     assert (
         "own.csv, line 1: no column 'label'; set data.label to the column of labels (columns: a, b, kind)"
         in done.stderr
     )
     assert "--set data.KEY=VALUE (fedskew list data csv)" in done.stderr
     assert not (tmp_path / "a.toml").exists()
-    assert command(*words, "--set", "data.label=kind", cwd=tmp_path).returncode == 0
+    command(*words, "--set", "data.label=kind", cwd=tmp_path)
     config = read(tmp_path / "a.toml")
     assert config.data.parameters["label"] == "kind"
     assert (config.partition.clients, config.training.batch_size) == (2, 8)  # of 96 samples to train on
@@ -215,7 +209,6 @@ def test_it_says_where_a_config_may_not_learn(
 ) -> None:
     monkeypatch.delenv("FEDSKEW_DATA", raising=False)
     done = command("new", "a.toml", *words, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
     notes = [line for line in done.stdout.splitlines() if line.startswith("note: ")]
     assert len(notes) == (says is not None), notes
     assert says is None or says in notes[0]
@@ -238,7 +231,7 @@ def test_a_new_config_reaches_four_fifths_of_what_pooled_training_does(
     lines = ["a,b,c,d,e,f,label", *(",".join(map(str, row)) for row in rows)]
     (tmp_path / "own.csv").write_text("\n".join(lines))
     words = ["--data", "csv", "--root", tmp_path / "own.csv"] if data == "table" else []
-    assert command("new", "a.toml", *words, cwd=tmp_path).returncode == 0
+    command("new", "a.toml", *words, cwd=tmp_path)
     config = tomllib.loads((tmp_path / "a.toml").read_text())
     training = config["training"] | {"participation": 1.0, "rounds": 20, "epochs": 1}
     pooled = config | {"partition": {"rule": "iid", "clients": 1}, "training": training}

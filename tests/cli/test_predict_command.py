@@ -65,8 +65,7 @@ def test_a_damaged_model_is_neither_used_nor_exported(command: Command, run: Pat
     content[-100] ^= 4
     (folder / "model.safetensors").write_bytes(content)
     for words in (["--export", "torchscript"], [tmp_path]):
-        done = command("predict", folder, *words, cwd=tmp_path)
-        assert done.returncode == 2
+        done = command("predict", folder, *words, cwd=tmp_path, status=2)
         assert "can't be read (its content does not match its checksum)" in done.stderr
         assert len(done.stderr.splitlines()) == 1
 
@@ -104,12 +103,11 @@ def test_export_writes_beside_the_model_or_where_it_is_asked_to(command: Command
 )
 def test_a_mistake_is_one_line(command: Command, run: Path, here: Path, words: list[str], message: str) -> None:
     np.savez(here / "wrong.npz", x=np.zeros((2, 5)))
-    done = command("predict", run, *words, cwd=here)
-    assert done.returncode == 2
+    done = command("predict", run, *words, cwd=here, status=2)
     assert message in done.stderr
     assert done.stderr.count("\n") == 1
 
 
 def test_what_is_no_run_folder_is_said(command: Command, here: Path) -> None:
-    assert "images: not a run folder" in command("predict", "images", "images", cwd=here).stderr
+    assert "images: not a run folder" in command("predict", "images", "images", cwd=here, status=2).stderr
     assert "fedskew predict runs/my-1a2b3c4d new-images/" in command("predict", "--help", cwd=here).stdout

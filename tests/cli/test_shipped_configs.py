@@ -27,7 +27,6 @@ def test_every_config_that_ships_is_named_and_found() -> None:
 @pytest.mark.slow
 def test_a_config_that_ships_runs_by_name(tmp_path: Path, command: Command) -> None:
     done = command("run", "@fedpals-synthetic", "--set", "training.rounds=1", "--seeds", "0", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
     assert "Time:" not in done.stdout
     assert [path.name.rsplit("-", 1)[0] for path in (tmp_path / "runs").iterdir()] == ["fedpals-synthetic"]
     assert command("counts", "@fedpals-synthetic", cwd=tmp_path).stdout.startswith("client,")
@@ -42,8 +41,7 @@ def test_a_config_that_ships_runs_by_name(tmp_path: Path, command: Command) -> N
     ],
 )
 def test_a_wrong_name_is_one_line(tmp_path: Path, command: Command, name: str, message: str) -> None:
-    done = command("run", name, cwd=tmp_path)
-    assert done.returncode == 2
+    done = command("run", name, cwd=tmp_path, status=2)
     assert message in done.stderr
     assert done.stderr.count("\n") == 1
 
@@ -85,7 +83,6 @@ def test_the_time_of_a_table_of_numbers_is_estimated(tmp_path: Path, command: Co
     write_table(tmp_path)
     (tmp_path / "table.toml").write_text(f'model = {{name = "logistic"}}\n{TABLE}{more}')
     done = command(name, "table.toml", "--estimate", "--set", "training.rounds=10000000", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("Time: about ")
 
 
@@ -105,5 +102,4 @@ def test_an_estimate_that_fails_stops_no_run(tmp_path: Path, command: Command) -
     assert (estimate.returncode, estimate.stdout.count("\n")) == (0, 1)
     assert estimate.stdout.startswith(said)
     done = command("run", "table.toml", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
     assert said in done.stdout

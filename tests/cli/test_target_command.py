@@ -44,13 +44,11 @@ def home(tmp_path: Path) -> Path:
 @pytest.mark.slow
 def test_the_page_says_the_verdict_and_each_class_and_writes_a_mix_that_other_commands_take(home, command):
     done = command("target", "new.csv", "--tables", "held.csv", "--out", "mix.csv", cwd=home)
-    assert done.returncode == 0, done.stderr
     assert "Label mix of 500 samples" in done.stdout
     assert "look like a mix of the held-out classes (p = " in done.stdout
     assert (home / "target-mix.png").stat().st_size > 5000
     (home / "counts.csv").write_text("client,cat,dog,owl,fox\na,5,1,0,2\nb,0,4,4,1\n")
-    described = command("describe", "counts.csv", "--target", "mix.csv", "--no-picture", cwd=home)
-    assert described.returncode == 0, described.stderr
+    command("describe", "counts.csv", "--target", "mix.csv", "--no-picture", cwd=home)
 
     values = json.loads(command("target", "new.csv", "--tables", "held.csv", "--json", cwd=home).stdout)
     np.testing.assert_allclose(values["mix"], SKEWED, atol=0.08)
@@ -102,8 +100,7 @@ def test_em_takes_all_probabilities(home, command):
     np.testing.assert_allclose(json.loads(done.stdout)["mix"], SKEWED, atol=0.08)
     table(home / "h.csv", {"label": [0, 1], "predicted": [0, 1]})
     table(home / "n.csv", {"predicted": [0, 1]})
-    refused = command("target", "n.csv", "--tables", "h.csv", "--method", "em", cwd=home)
-    assert refused.returncode == 2
+    refused = command("target", "n.csv", "--tables", "h.csv", "--method", "em", cwd=home, status=2)
     assert "em takes each sample's probability of every class" in refused.stderr
 
 
@@ -136,8 +133,7 @@ def test_samples_of_another_kind_are_not_trusted(home, command):
 def test_a_mistake_is_one_line_that_says_where(tmp_path, command, held_out, new, says):
     (tmp_path / "held.csv").write_text(held_out)
     (tmp_path / "new.csv").write_text(new)
-    done = command("target", "new.csv", "--tables", "held.csv", cwd=tmp_path)
-    assert done.returncode == 2
+    done = command("target", "new.csv", "--tables", "held.csv", cwd=tmp_path, status=2)
     assert len(done.stderr.strip().splitlines()) == 1
     assert says in done.stderr
     assert "Traceback" not in done.stderr
@@ -155,14 +151,12 @@ def test_a_mistake_is_one_line_that_says_where(tmp_path, command, held_out, new,
     ],
 )
 def test_a_senseless_option_is_refused(home, command, words, says):
-    done = command("target", "new.csv", "--tables", "held.csv", *words, cwd=home)
-    assert done.returncode == 2
+    done = command("target", "new.csv", "--tables", "held.csv", *words, cwd=home, status=2)
     assert says in done.stderr
 
 
 def test_seven_samples_are_refused(home, command):
     lines = (home / "new.csv").read_text().splitlines()
     (home / "new.csv").write_text("\n".join(lines[:8]) + "\n")
-    done = command("target", "new.csv", "--tables", "held.csv", "--no-picture", cwd=home)
-    assert done.returncode == 2
+    done = command("target", "new.csv", "--tables", "held.csv", "--no-picture", cwd=home, status=2)
     assert "new.csv: 7 samples of the target can't show its label mix" in done.stderr
