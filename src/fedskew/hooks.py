@@ -148,11 +148,7 @@ class Hooks:
         return {}
 
     def init_client(self, parameters: Tensor) -> dict[str, Tensor]:
-        """Return the component's state at a client before the client's first participation.
-
-        Args:
-            parameters: The parameters that are sent, shape `(parameters,)`.
-        """
+        """Return the component's state at a client before the client's first participation."""
         return {}
 
     def gather(self, gathered: Named, batch: Batch, last_epoch: bool) -> Named:
@@ -163,9 +159,6 @@ class Hooks:
             batch: The batch as the step's first forward pass saw it, without gradient.
             last_epoch: Whether the batch belongs to the last local epoch; where that is not trained to its end, whether
                 it is one of the last batches, as many as an epoch has.
-
-        Returns:
-            The tensors with those of this batch added.
         """
         return gathered
 

@@ -12,9 +12,6 @@ def fednova_normaliser(steps: int, momentum: float) -> float:
 
     The momentum buffer is empty before the first step. FedNova divides updates by a, SCAFFOLD its control variates.
 
-    Returns:
-        The number a; equal to `steps` without momentum.
-
     Raises:
         ArgumentError: `steps` is negative or fractional, or the momentum is outside [0, 1).
     """

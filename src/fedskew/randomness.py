@@ -54,10 +54,6 @@ def generator(seed: int, purpose: Purpose, round: int = 0, client: int = 0) -> n
 
     The seed and the purpose are the Philox key; round and client are the high words of its counter, so that streams of
     different rounds or clients overlap only after 2**128 draws.
-
-    Args:
-        round: Number of the round; 0 outside rounds.
-        client: The client's index; 0 where none is meant.
     """
     key = _Key(np.array([seed % _WORD, int(purpose)], dtype=np.uint64))
     counter = np.array([0, 0, round % _WORD, client % _WORD], dtype=np.uint64)
@@ -80,12 +76,7 @@ class _Key(ISeedSequence):
 
 
 def stream_key(seed: int, purpose: Purpose, round: int = 0, client: int = 0) -> int:
-    """Return a 31-bit key for `mix` and `uniform`, drawn from `generator` of the same four numbers.
-
-    Args:
-        round: Number of the round; 0 outside rounds.
-        client: The client's index; 0 where none is meant.
-    """
+    """Return a 31-bit key for `mix` and `uniform`, drawn from `generator` of the same four numbers."""
     return int(generator(seed, purpose, round, client).integers(_LOW))
 
 
@@ -94,9 +85,6 @@ def mix(*words: Tensor | int) -> Tensor:
 
     Each word is folded in by a 32-bit finaliser (Wellons' `lowbias32`). The computation is in int64 with masks, so that
     it is the same on every device and under `torch.func.vmap`; at least one word must be a tensor.
-
-    Args:
-        *words: Tensors and numbers, at least one tensor.
     """
     if _is_on_cpu(words):
         return torch.from_numpy(_mix_on_cpu(words).astype(np.int64))

@@ -55,7 +55,6 @@ class Aggregation:
 
         Args:
             updates: Client model minus sent model, shape `(answered, parameters)`, finite.
-            weights: The weighting's weights, shape `(answered,)`, sum 1.
 
         Returns:
             Updates and their weights (sum 1), of which the server update takes the weighted sum: either one for each
@@ -68,7 +67,6 @@ class Aggregation:
 
         Args:
             changes: Client buffers minus sent buffers, shape `(answered, buffers)`, finite.
-            weights: The weighting's weights, shape `(answered,)`, sum 1.
         """
         return self.combine(changes, weights)
 

@@ -1,10 +1,18 @@
 """Rounds of federated learning: the algorithm, written once, and the backends that train a cohort."""
 
 from fedskew.engine._backend import Assignment, Backend, Conditions, LocalTraining, Observer, Sent, Update, cohort_size
-from fedskew.engine._evaluation import evaluation, plain, predict
 from fedskew.engine._faults import stilled
 from fedskew.engine._local_work import ClientData, ClientSamples, LocalWork, PartitionedData
-from fedskew.engine._records import ClientEvaluation, Cohort, Evaluation, RoundRecord, RoundRunner
+from fedskew.engine._records import (
+    ClientEvaluation,
+    Cohort,
+    Evaluation,
+    RoundRecord,
+    RoundRunner,
+    evaluation,
+    plain,
+    predict,
+)
 from fedskew.engine._sequential import SequentialBackend
 from fedskew.engine._states import ClientStates, ServerState
 from fedskew.engine.round import Federation

@@ -45,9 +45,6 @@ class LocalTraining:
     def samples_of_epoch(self, samples: int) -> int:
         """Count the samples that a client trains on in an epoch.
 
-        Args:
-            samples: Number of samples that the client has.
-
         Returns:
             That number, less the last batch if it is smaller than `smallest_batch`.
         """
@@ -67,8 +64,6 @@ class LocalTraining:
 
         Args:
             epochs: Local epochs; a part of an epoch is rounded up to whole batches.
-            samples: Number of samples that the client has.
-            most: Upper limit on its steps; None: no limit.
         """
         steps = math.ceil(epochs * self.batches_of_epoch(samples) - 1e-9)
         return steps if most is None else min(steps, most)
@@ -123,7 +118,6 @@ class Assignment(NamedTuple):
     """The work of one client in a round.
 
     Attributes:
-        client: The client's number.
         epochs: Local epochs; of the last one, a fraction may be trained.
         state: The state that the client kept from its last participation (see `fedskew.hooks`).
         quota: Number of samples of each class to train on, `(classes,)`; they are drawn anew in this round. None: all
@@ -144,7 +138,6 @@ class Sent(NamedTuple):
     """The model, and what else the server sends to every client of the cohort.
 
     Attributes:
-        model: The global model.
         broadcast: Tensors that components send beside the model, by name.
     """
 
@@ -156,7 +149,6 @@ class Update(NamedTuple):
     """The result of one client's local training.
 
     Attributes:
-        client: The client's number.
         change: The client's parameters minus those that were sent, `(parameters,)`.
         norm: Euclidean norm of `change`, 0-d; computed right after `change`, while that is in the processor's cache.
         buffers: The client's floating-point buffers, such as batch norm's running statistics.

@@ -50,7 +50,6 @@ class PartitionedData:
 
     Attributes:
         inputs: Inputs of all samples, `(samples, ...)`.
-        targets: Class ids, `(samples,)`.
         rows: Indices of each client's samples, one array for each client.
         counts: Label counts, `(clients, classes)`.
     """
@@ -162,9 +161,6 @@ class LocalWork:
     def schedule(self, task: Assignment, samples: int) -> Schedule:
         """Count a client's local steps.
 
-        Args:
-            samples: Number of samples that the client trains on.
-
         Returns:
             Its steps: those of its epochs, where a part of an epoch is rounded up to whole batches; but not more than
             the assignment's `steps`.
@@ -176,9 +172,6 @@ class LocalWork:
         self, round: int, client: int, rows: NDArray[np.int64], epochs: int
     ) -> Iterator[NDArray[np.int64]]:
         """Shuffle a client's rows anew for every epoch.
-
-        Args:
-            rows: Indices of the client's samples, `(own samples,)`.
 
         Yields:
             The rows of each epoch in random order, cut to the length that `LocalTraining.samples_of_epoch` gives.

@@ -9,12 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar, get_type_hints
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
 
 from fedskew import metrics
+from fedskew.data import Inputs
 from fedskew.engine._backend import Update
 from fedskew.labels import effective_sample_size, entropy, kl_to_uniform
 from fedskew.models import ModelState
@@ -41,11 +45,7 @@ class Cohort(NamedTuple):
     quotas: bool
 
     def take(self, members: NDArray[np.bool_]) -> Cohort:
-        """Return the sub-cohort that a mask selects.
-
-        Args:
-            members: Mask of the clients to keep, `(cohort,)`.
-        """
+        """Return the sub-cohort that a mask selects."""
         return Cohort(self.ids[members], self.lost[members], self.counts[members], self.quotas)
 
 
@@ -67,14 +67,9 @@ class RoundOutcome(NamedTuple):
     """The outcome of a cohort's work in a round.
 
     Attributes:
-        replied: Clients that sent anything back.
         updates: Updates of the clients that replied and did not diverge; only these are aggregated.
         counts: Label counts of the clients in `updates`, `(answered, classes)`.
         weights: Weights of `updates`, `(answered,)`; empty if the model stayed as it was.
-        drift: Drift diversity of the updates; None if undefined.
-        bytes_up: Bytes sent by clients.
-        bytes_down: Bytes sent to clients.
-        limited: Clients whose weight the limit lowered.
         unmoved: Why the aggregation left the model as it was; None if it did not.
         fallback: Why the weights are FedAvg's in place of the method's; None if they are the method's.
         privacy: What the round cost (see `RoundRecord.privacy`); None without differential privacy.
@@ -122,11 +117,7 @@ class Evaluation:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Evaluation:
-        """Read an evaluation from plain values.
-
-        Args:
-            values: The attributes by name; others are passed over.
-        """
+        """Read an evaluation from plain values."""
         return _read(cls, values)
 
     @property
@@ -147,7 +138,6 @@ class ClientEvaluation:
     The class groups are those of `fedskew.metrics.class_groups`; the mean of an empty group is None.
 
     Attributes:
-        client: The client's id.
         per_class: Accuracy on each class; None for a class without a sample.
         confusion: Confusion matrix: a row for each true class, a column for each predicted class.
         majority: Mean accuracy over the client's majority classes.
@@ -165,7 +155,7 @@ class ClientEvaluation:
 
 _SPARSE = {"sparse": True}
 """Marks a field that is written only in the records of rounds in which there is something to say."""
-_NUMBER = {"int", "float", "int | None", "float | None"}
+_NUMBER = (int, float, int | None, float | None)
 """The types of fields that hold one number."""
 
 
@@ -176,8 +166,6 @@ class RoundRecord:
     Round 0 stands for the untrained model; its record has an evaluation and an empty cohort.
 
     Attributes:
-        seed: The run's seed.
-        round: The round's number.
         cohort: The selected clients, in the order of selection.
         answered: The cohort without the clients that dropped out or diverged.
         dropped: Clients that sent nothing back.
@@ -296,7 +284,7 @@ class RoundRecord:
 
     def numbers(self) -> dict[str, float | None]:
         """Return the fields that hold one number each, by name; None where such a number is undefined."""
-        return {field.name: getattr(self, field.name) for field in fields(self) if field.type in _NUMBER}
+        return {name: getattr(self, name) for name, kind in get_type_hints(RoundRecord).items() if kind in _NUMBER}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> RoundRecord:
@@ -330,6 +318,63 @@ class RoundRunner(Protocol):
 
     def evaluated_model(self, state: Any) -> ModelState | None:
         """Build the model to evaluate and to save; None while the clients share none."""
+
+
+BATCH = 1000
+
+
+@torch.inference_mode()
+def predict(network: nn.Module, inputs: Inputs, targets: Tensor, num_classes: int) -> tuple[NDArray[np.int64], float]:
+    """Predict the classes of a data set, and compare them with the true ones.
+
+    Returns:
+        The confusion matrix, `(classes, classes)`, with a row for each true class, and the mean cross-entropy.
+    """
+    network.eval()
+    confusion = torch.zeros(num_classes * num_classes, dtype=torch.int64, device=targets.device)
+    loss = torch.zeros((), dtype=torch.float64, device=targets.device)
+    for start in range(0, len(targets), BATCH):
+        y = targets[start : start + BATCH]
+        x = _samples(inputs, start, len(y))
+        logits = network(x)
+        loss += functional.cross_entropy(logits, y, reduction="sum").double()
+        confusion += torch.bincount(y * num_classes + logits.argmax(1), minlength=num_classes * num_classes)
+    table = confusion.reshape(num_classes, num_classes).cpu().numpy()
+    return table, float(loss) / max(len(targets), 1)
+
+
+def _samples(inputs: Inputs, start: int, size: int) -> Tensor:
+    """Consecutive samples; a view if the inputs are a tensor."""
+    if isinstance(inputs, Tensor):
+        return inputs[start : start + size]
+    return inputs.index_select(0, torch.arange(start, start + size, device=inputs.device))
+
+
+def evaluation(confusion: NDArray[np.int64], loss: float, target: NDArray[np.float64] | None) -> Evaluation:
+    """Compute the metrics of an evaluation.
+
+    Args:
+        confusion: Confusion matrix, `(classes, classes)`, with a row for each true class.
+        target: Target label mix, `(classes,)`; None: there is no target.
+    """
+    return Evaluation(
+        accuracy=float(np.trace(confusion) / max(confusion.sum(), 1)),
+        loss=loss if math.isfinite(loss) else None,
+        balanced_accuracy=metrics.balanced_accuracy(confusion),
+        macro_f1=metrics.macro_f1(confusion),
+        per_class=plain(metrics.per_class_accuracy(confusion)),
+        confusion=confusion.tolist(),
+        target_accuracy=None if target is None else _defined(metrics.target_accuracy(confusion, target)),
+    )
+
+
+def plain(values: NDArray[np.float64]) -> list[float | None]:
+    """Convert an array to a list of floats, with None in place of NaN, which JSON does not have."""
+    return [_defined(float(value)) for value in values]
+
+
+def _defined(value: float) -> float | None:
+    return None if math.isnan(value) else value
 
 
 def _read(kind: type[Row], values: Mapping[str, Any]) -> Row:

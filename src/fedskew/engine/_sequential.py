@@ -31,11 +31,8 @@ class ClientSetup(NamedTuple):
     """Everything that a client's local steps need.
 
     Attributes:
-        round: Number of the round, from 1.
         sent: The global model, and what is broadcast beside it.
         state: The client's state from its last participation, on the training device.
-        settings: Settings that all local steps share.
-        context: What losses may read beside the batch.
     """
 
     round: int
@@ -51,9 +48,7 @@ class ClientResult(NamedTuple):
     """The result of a client's local steps.
 
     Attributes:
-        model: The client's model after the last step.
         carried: What the local step carried, such as a momentum buffer.
-        loss: Mean objective over the samples seen.
         gathered: Tensors that each component's hook `gather` collected, by the component's place in the method.
     """
 

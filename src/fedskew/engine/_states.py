@@ -95,10 +95,6 @@ class ClientStates:
 
     A file is named by client and round and is never overwritten. A checkpoint can thus name the files that it belongs
     to, and a run that is killed later resumes from these files.
-
-    Args:
-        folder: Folder of the files; None: a temporary folder.
-        memory: Largest number of bytes held in memory.
     """
 
     def __init__(self, folder: Path | None = None, memory: int = 2**30) -> None:
@@ -158,11 +154,7 @@ class ClientStates:
         return rounds.T[np.argsort(rounds[0])]
 
     def restore(self, rounds: NDArray[np.int64]) -> None:
-        """Go back to the states of an earlier `save`, and delete the files of all other states.
-
-        Args:
-            rounds: The clients and rounds that `save` returned.
-        """
+        """Go back to the states of an earlier `save`, and delete the files of all other states."""
         self._cached.clear()
         self._bytes = 0
         self._rounds = {int(client): int(round) for client, round in rounds}

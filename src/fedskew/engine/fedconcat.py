@@ -24,7 +24,6 @@ class FedConcatState:
     Attributes:
         head: The head's state; its selection chooses the cohorts of all rounds.
         encoders: The state of each cluster's network, by the cluster's number.
-        cluster_of: The cluster of each client, `(clients,)`.
     """
 
     head: ServerState
@@ -48,10 +47,7 @@ class FedConcatRunner:
 
     Attributes:
         encoder_rounds: Number of rounds in which the clusters train; the others train the head.
-        cluster_of: The cluster of each client, `(clients,)`.
-        encoders: Trains `network`, for one cluster at a time.
         head: Trains the head of `whole`, and selects the cohorts of all rounds.
-        network: The network of a cluster.
         whole: The network that consists of all encoders and the head.
     """
 

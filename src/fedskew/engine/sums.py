@@ -57,10 +57,7 @@ class Total(NamedTuple):
 
     Attributes:
         change: Sum of a f D, `(parameters,)`, float64, where the a sum to 1.
-        extras: Sums of the server update's extras.
-        integers: The integer buffers of the next model, `(integers,)`.
         changes: What hooks see of the updates, `(rows, parameters)`: each client's, or one of all.
-        replies: What components returned beside each row.
         loss: Weighted mean of the losses, where a sum tells it.
         steps: Number of local steps of all, where a sum tells it.
         drift: Drift diversity of the updates; None if undefined or unknown.
@@ -85,9 +82,6 @@ class Collected(NamedTuple):
         members: The clients that it is about: they replied, and did not diverge.
         total: What they sent, added up; None: the model stays.
         unmoved: Why it stays; None if it moves, or nobody has a weight.
-        updates: The members' updates, where each is known.
-        states: What clients keep until their next participation.
-        charged: Clients whose privacy budget the round costs.
     """
 
     members: Cohort

@@ -40,7 +40,6 @@ class EstimatedMix:
     Attributes:
         round: The round of the newest estimate that was sure enough; -1: there is none yet.
         mix: That estimate, `(classes,)`, sum 1; zeros before the first.
-        errors: Its standard errors, `(classes,)` (see `MixEstimate.upper_errors`).
         unused: Why the mix is not used; empty while it is.
         misfit: Whether label shift did not hold at the last estimate that said so or was sure enough.
     """
@@ -72,9 +71,7 @@ class Estimation:
     """When and how a target's label mix is estimated.
 
     Attributes:
-        classes: Number of classes.
         warmup: The round after which the first estimate is made.
-        every: Rounds from one estimate to the next.
         bins: Outcome cells of a predicted class, from 1 to 4: the upper ones of `labels.EDGES` divide them.
         on_misfit: What to do where the target looks like no mix of the clients' classes: "warn" uses the mix in spite
             of that, "fedavg" uses none, "stop" ends the run.
@@ -114,29 +111,13 @@ class Estimation:
         return known.used, known.unused or None
 
     def outcomes(self, logits: FloatArray) -> IntArray:
-        """Find the outcome cell of each sample.
-
-        Args:
-            logits: What the model says of the samples, `(samples, classes)` (see `logits_of`).
-
-        Returns:
-            Cells, `(samples,)`, from 0 to `classes * bins` - 1.
-        """
+        """Find the outcome cell of each sample."""
         return outcome_cells_of_logits(logits, self.edges)
 
     def update(
         self, known: EstimatedMix, round: int, tables: Mapping[int, FloatArray | IntArray], cells: FloatArray | IntArray
     ) -> tuple[EstimatedMix, dict[str, Any]]:
-        """Estimate the mix after a round, and decide whether it is used.
-
-        Args:
-            tables: Held-out samples by true class and outcome cell, `(classes, classes * bins)`, by client.
-            cells: The target's samples by outcome cell, `(classes * bins,)`; for the estimator `em` their calibrated
-                probabilities, `(samples, classes)`.
-
-        Returns:
-            What the server keeps from now on, and what the round's record says (`RoundRecord.target`).
-        """
+        """Estimate the mix after a round, and decide whether it is used."""
         pooled = sum((np.asarray(table, dtype=np.float64) for table in tables.values()), np.zeros(self._shape))
         try:
             found = labels.estimate_mix(pooled, cells, self.estimator)
@@ -168,11 +149,7 @@ class Estimation:
         return following, {"mix": None, "skipped": reason, "unused": following.unused or None}
 
     def check(self, known: EstimatedMix) -> None:
-        """End a run whose target looks like no mix of the clients' classes, if it is to end.
-
-        Raises:
-            RunError: It is.
-        """
+        """End a run whose target looks like no mix of the clients' classes, if it is to end."""
         if self.on_misfit == "stop" and known.misfit:
             raise RunError(
                 f"target.on_misfit: {known.unused}; go on without a target by target.on_misfit = 'fedavg', or use the "
@@ -205,15 +182,7 @@ def _read(kept: Named) -> EstimatedMix:
 
 @torch.inference_mode()
 def logits_of(network: nn.Module, inputs: Inputs, rows: IntArray | None = None) -> FloatArray:
-    """Compute what a network says of some samples.
-
-    Args:
-        network: The network; it is set to eval mode.
-        inputs: Inputs, `(samples, ...)`; some at a time are moved to the network's device.
-
-    Raises:
-        ArgumentError: One of them is not finite.
-    """
+    """Compute what a network says of some samples."""
     network.eval()
     wanted = torch.arange(len(inputs)) if rows is None else torch.from_numpy(rows)
     device = next(network.parameters()).device

@@ -24,7 +24,6 @@ class Weights(NamedTuple):
 
     Attributes:
         values: One for each client, sum 1; empty if nobody holds a sample, or if each knows its own alone.
-        limited: Mask of those whose weight the limit lowered.
         fallback: Why they are FedAvg's in place of the method's; None if they are the method's.
     """
 

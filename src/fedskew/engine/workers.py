@@ -50,8 +50,6 @@ class ProcessBackend(Backend):
 
     Attributes:
         model: The network, on the CPU; picklable.
-        work: Local training; picklable.
-        processes: Number of processes.
         observe: Called with every client's model after its training; picklable.
 
     Raises:
@@ -308,11 +306,7 @@ def _lost(what: str) -> RunError:
 
 
 def from_the_first(value: Any) -> Any:
-    """Broadcast the first rank's value to every rank.
-
-    Args:
-        value: A value that can be pickled; only the first rank's is used.
-    """
+    """Broadcast the first rank's value to every rank."""
     meet()
     values = [value]
     distributed.broadcast_object_list(values, src=0)

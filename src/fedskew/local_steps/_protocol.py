@@ -56,7 +56,6 @@ class LocalStep(Protocol):
             parameters: The model, shape `(parameters,)`; not to be written to.
             gradient: The gradient of this batch's objective at any parameters.
             carried: What `init` or the last step returned to be carried.
-            settings: Settings that all steps of the round share.
 
         Returns:
             The next parameters, shape `(parameters,)`, and what is carried to the next step.

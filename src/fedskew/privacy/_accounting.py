@@ -19,7 +19,6 @@ def epsilon(noise: float, rounds: int, delta: float) -> float:
     Args:
         noise: The noise multiplier: standard deviation of the noise in a round's sum, divided by the sensitivity.
         rounds: Rounds in which the client took part, each after the others' results are known.
-        delta: The delta, from above 0 to below 1.
 
     Raises:
         ArgumentError: A number is out of its range.
@@ -41,9 +40,6 @@ def together(noises: Iterable[float]) -> float:
     """Compute the noise multiplier of the one Gaussian mechanism that costs as much as several.
 
         epsilon(together(noises), 1, delta)     # of mechanisms that are composed one after another
-
-    Args:
-        noises: Noise multipliers; at least one, each above 0.
 
     Returns:
         1 / sqrt(sum of 1 / noise**2) (Dong, Roth & Su, 2022, corollary 3.3).

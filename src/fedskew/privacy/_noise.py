@@ -96,7 +96,6 @@ class UpdateNoise:
         """Clip, weigh and encode an update, and add this client's share of the noise.
 
         Args:
-            weight: The client's weight, up to the limit.
             rng: Source of reproducible noise, for simulation only. Without it the noise is exactly the discrete
                 Gaussian of opendp's secure mechanism (extra `fedskew[dp]`).
             members: Number of clients in the sum, where `answers` is None.

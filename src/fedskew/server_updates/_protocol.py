@@ -40,7 +40,6 @@ class ServerUpdate(Protocol):
         """Compute the next model.
 
         Args:
-            state: What `init` or the last `move` returned.
             parameters: The model that was sent, shape `(parameters,)`; not to be written to.
             change: The weighted sum of the updates (client model minus sent model), shape `(parameters,)`, float64; it
                 may be written to.

@@ -50,9 +50,6 @@ class FixedPoint:
     def error(self, members: int, weight: float = 1.0) -> float:
         """Bound how far a decoded sum is from the sum of the clipped numbers.
 
-        Args:
-            weight: The weight that it is decoded with.
-
         Returns:
             members / 2**(fraction + 1) / weight; float64's own rounding, below 2**-52 of a number, comes on top.
         """

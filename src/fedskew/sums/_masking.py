@@ -100,7 +100,6 @@ class Pending:
     """The secrets that a site keeps until it is asked to open its mask, once.
 
     Attributes:
-        site: The site's name.
         own: Seed of its own mask.
         pairs: Seeds of the masks that it shares with each other member.
     """
@@ -258,9 +257,6 @@ def unmask(masked: Mapping[str, Masked], openings: Mapping[str, Opening], contex
 
 def check_opening_of(site: str, masked: Mapping[str, Masked], opening: Opening, context: SumContext) -> None:
     """Check one site's opening.
-
-    Args:
-        masked: What each site that arrived sent, by site.
 
     Raises:
         SumsError: It is about other members, or is not what the site committed to.
