@@ -26,6 +26,7 @@ from ._disclosures import disclosures as disclosures
 from ._ending import Ending as Ending
 from ._evaluations import check_cells as check_cells
 from ._evaluations import check_confusion as check_confusion
+from ._evaluations import target_line as target_line
 from ._folder import Address as Address
 from ._folder import asked_of_site as asked_of_site
 from ._folder import other_code as other_code
@@ -75,7 +76,6 @@ from ._supernode import ServerCheck as ServerCheck
 from ._supernode import is_agreed as is_agreed
 from ._supernode import run_supernode as run_supernode
 from ._supernode import server_notes as server_notes
-from ._target_site import target_line as target_line
 from ._terms import Terms as Terms
 from ._terms import read_terms as read_terms
 from ._terms import terms_path as terms_path

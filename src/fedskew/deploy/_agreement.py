@@ -164,12 +164,6 @@ class Agreement(BaseModel):
     def resolve(cls, tree: Mapping[str, Any]) -> Agreement:
         """Make an agreement from a tree of plain values.
 
-        Args:
-            tree: The contents of `deploy.toml`.
-
-        Returns:
-            The agreement, checked.
-
         Raises:
             ConfigError: A key or value is wrong; the message begins with the key.
         """
@@ -185,22 +179,12 @@ class Agreement(BaseModel):
         return {key: value for key, value in tree.items() if key not in left_out}
 
     def write(self, path: Path) -> None:
-        """Write the agreement as TOML, with defaults.
-
-        Args:
-            path: The file to write.
-        """
+        """Write the agreement as TOML, with defaults."""
         path.write_text(tomli_w.dumps(self.tree()), encoding="utf-8")
 
 
 def read_agreement(path: Path) -> Agreement:
     """Read a `deploy.toml`.
-
-    Args:
-        path: The file.
-
-    Returns:
-        The agreement.
 
     Raises:
         ConfigError: The file can't be read, or a key or value is wrong; the message names the file and the key.
@@ -374,10 +358,6 @@ def _check_target_site(config: Config, agreement: Agreement) -> None:
 def check_target_file(config: Config, path: Path | None) -> None:
     """Check that the target's mix is not both given and estimated.
 
-    Args:
-        config: The config that was simulated.
-        path: A file with the target mix; None: there is none.
-
     Raises:
         ConfigError: It is.
     """
@@ -412,10 +392,6 @@ def _check_private(config: Config, agreement: Agreement) -> None:
 
 def method_of(config: Config, agreement: Agreement) -> methods.Method:
     """Make the method of a federation of real sites, whose server update knows the number of sites.
-
-    Args:
-        config: The config.
-        agreement: What server and sites agree on.
 
     Raises:
         ConfigError: The method makes no sense, or the config gives another number of clients.

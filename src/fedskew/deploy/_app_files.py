@@ -34,12 +34,6 @@ AppFiles = Mapping[str, bytes]
 def read_app(folder: Path) -> AppFiles:
     """Read an app folder.
 
-    Args:
-        folder: The folder, as it was written, or as Flower unpacked it.
-
-    Returns:
-        Contents of its files by relative path; without hidden files, and without Python's own copies.
-
     Raises:
         ConfigError: There is no such folder, or a file in it can't be read.
     """
@@ -57,12 +51,6 @@ def read_app(folder: Path) -> AppFiles:
 
 def unzip_app(content: bytes) -> AppFiles:
     """Read an app as Flower sends it, without running or writing any of it.
-
-    Args:
-        content: The zip file.
-
-    Returns:
-        Contents of its files by relative path; hidden files too, as these could be run.
 
     Raises:
         ConfigError: It is no zip file, is damaged or too large, or has a file outside its folder.
@@ -87,11 +75,7 @@ def unzip_app(content: bytes) -> AppFiles:
 
 
 def standing_app(site: Path) -> Path:
-    """Return the app that a site is to look at: the one that the server sent last, or else the one that it has.
-
-    Args:
-        site: The site's folder.
-    """
+    """Return the app that a site is to look at: the one that the server sent last, or else the one that it has."""
     offered = site / OFFERED
     return offered if offered.is_dir() else site / APP
 
@@ -106,11 +90,7 @@ def offer_app(files: AppFiles, site: Path) -> None:
 
 
 def take_offered(site: Path) -> None:
-    """Replace the site's app by the one that the server sent.
-
-    Args:
-        site: The site's folder.
-    """
+    """Replace the site's app by the one that the server sent."""
     if (site / OFFERED).is_dir():
         shutil.rmtree(site / APP, ignore_errors=True)
         (site / OFFERED).rename(site / APP)
@@ -141,12 +121,7 @@ def app_changes(before: AppFiles, after: AppFiles) -> list[str]:
 
 
 def write_app(files: AppFiles, folder: Path) -> None:
-    """Write an app's files to a folder.
-
-    Args:
-        files: Contents by relative path.
-        folder: The folder, which is made.
-    """
+    """Write an app's files to a folder."""
     for name, held in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -155,14 +130,7 @@ def write_app(files: AppFiles, folder: Path) -> None:
 
 @contextmanager
 def running(files: AppFiles) -> Iterator[Path]:
-    """Let an app's own code be imported while the block runs, after the app was agreed to: these files and no others.
-
-    Args:
-        files: Contents by relative path.
-
-    Yields:
-        A folder that holds them.
-    """
+    """Let an app's own code be imported while the block runs, after it was agreed to: these files and no others."""
     with tempfile.TemporaryDirectory(prefix="fedskew-app-") as place:
         write_app(files, Path(place))
         with importable(Path(place)):
@@ -186,11 +154,7 @@ def app_hash(files: AppFiles) -> str:
 
 
 def project_content(held: bytes) -> bytes:
-    """Return the content of `pyproject.toml` without its layout, and without the part that Flower leaves out.
-
-    Args:
-        held: The file.
-    """
+    """Return the content of `pyproject.toml` without its layout, and without the part that Flower leaves out."""
     tree = _toml(held)
     if tree is None:
         return held

@@ -159,12 +159,7 @@ class Layout(Protocol):
         """Convert a model to a record of its arrays, to be sent."""
 
     def to_state(self, arrays: Mapping[str, AnyArray], out: Tensor | None = None) -> ModelState:
-        """Convert a model's arrays to flat vectors.
-
-        Args:
-            arrays: All arrays of the layout, decoded.
-            out: Memory for the parameters, `(parameters,)` float32 on the CPU; None: newly allocated.
-        """
+        """Convert a model's arrays to flat vectors."""
 
     def statistics(self, state: ModelState) -> dict[str, Tensor]:
         """Return the arrays that follow a site's data without being trained, such as running means, by name."""

@@ -42,13 +42,6 @@ def with_defences(config: Config, sites: int) -> Config:
     effect one over fewer than n sites. Of one or two sites in a round a limit would make all weights equal: there is
     none. Plain updates are clipped to the median length of a round where the config has no robust aggregation, unless
     the method takes none, or lengths are part of it (AFL, FedEXP, FedNova): clipping cost these 4 to 7 points.
-
-    Args:
-        config: The config.
-        sites: Number of sites that train.
-
-    Returns:
-        The config with these keys.
     """
     cohort, masked = cohort_size(config.training.participation, sites), config.engine.updates == "masked"
     if cohort <= 2:

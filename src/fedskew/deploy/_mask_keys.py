@@ -30,10 +30,6 @@ FILE = "mask.key"
 def write_mask_key(folder: Path, key: Key) -> None:
     """Write a site's private key, which only its owner may read.
 
-    Args:
-        folder: The site's folder.
-        key: The key.
-
     Raises:
         ConfigError: There is one already.
     """
@@ -46,13 +42,6 @@ def write_mask_key(folder: Path, key: Key) -> None:
 
 def read_mask_key(data: Path, keys: Mapping[str, str]) -> tuple[str, Key]:
     """Read a site's private key, and find its name among the public ones.
-
-    Args:
-        data: The site's `data.toml`, beside which the key is.
-        keys: Public keys by site, as in `deploy.toml`.
-
-    Returns:
-        The site's name, and its key.
 
     Raises:
         ConfigError: The key can't be read, or its public half is not among these.
@@ -76,25 +65,14 @@ def read_mask_key(data: Path, keys: Mapping[str, str]) -> tuple[str, Key]:
 
 
 def key_fingerprint(keys: Mapping[str, str]) -> str:
-    """Hash the sites' names and public keys, so that sites can compare by telephone whether all have the same ones.
-
-    Args:
-        keys: Public keys by site, as in `deploy.toml`.
-
-    Returns:
-        The first 128 bits of the SHA-256, in hex digits, four in a group.
-    """
+    """Hash the sites' names and public keys, so that sites can compare by telephone whether all have the same ones."""
     said = json.dumps(sorted(keys.items()))
     digest = hashlib.sha256(said.encode()).hexdigest()[:32]
     return " ".join(digest[at : at + 4] for at in range(0, 32, 4))
 
 
 def key_line(public: bytes) -> str:
-    """Return a public key as in `deploy.toml`: the middle line of OpenSSL's PEM.
-
-    Args:
-        public: The public key, 32 bytes.
-    """
+    """Return a public key as in `deploy.toml`: the middle line of OpenSSL's PEM."""
     content = X25519PublicKey.from_public_bytes(public).public_bytes(
         serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
     )
@@ -103,12 +81,6 @@ def key_line(public: bytes) -> str:
 
 def public_keys(keys: Mapping[str, str]) -> dict[str, bytes]:
     """Read the public keys of `deploy.toml`.
-
-    Args:
-        keys: Public keys by site.
-
-    Returns:
-        The keys' 32 bytes, by site.
 
     Raises:
         ConfigError: One is no such key, or two sites have the same.

@@ -83,12 +83,6 @@ class Masks:
     def of(cls, plan: Plan, terms: Terms, state: Path, place: Path) -> Masks:
         """Make what a site masks with.
 
-        Args:
-            plan: What the federation computes.
-            terms: What the site agreed to.
-            state: The site's state folder.
-            place: Its `data.toml`, beside which its key is.
-
         Raises:
             ConfigError: Its key can't be read, or is none of the federation's.
             NotAgreedError: Its updates are to have noise, and it agreed to none.
@@ -112,10 +106,6 @@ class Masks:
 
     def check(self, asked: SumAsked | None, purpose: str) -> SumAsked:
         """Check that this site agreed to be in a sum.
-
-        Args:
-            asked: The sum; None: the server asks for the answer itself.
-            purpose: What the answer is for.
 
         Raises:
             NotAgreedError: The site did not agree to it.
@@ -179,15 +169,7 @@ class Masks:
         self._keep(TRAIN, round, training, about, parts)
 
     def keep_evaluation(self, round: int, model: str, about: str, confusion: NDArray[np.int64], loss: float) -> None:
-        """Keep an evaluation until the next one.
-
-        Args:
-            round: Number of the round.
-            model: Hash of the model.
-            about: See `about_of`.
-            confusion: Confusion matrix, `(classes, classes)`.
-            loss: Mean loss.
-        """
+        """Keep an evaluation until the next one."""
         whole = loss * float(confusion.sum())
         summed = torch.tensor([whole if np.isfinite(whole) else LOSSES.limit], dtype=torch.float64)
         parts = {"confusion": torch.from_numpy(confusion.reshape(-1)), "loss": summed}
@@ -195,10 +177,6 @@ class Masks:
 
     def answer(self, asked: SumAsked, client: int | None = None) -> RecordDict:
         """Mask the answer that was kept last for a purpose.
-
-        Args:
-            asked: The sum.
-            client: The site's client index, if it knows it.
 
         Raises:
             NotAgreedError: It has opened a sum of this round, or has opened the same answer in one over other sites.
@@ -224,13 +202,7 @@ class Masks:
         return self._masked(values, asked, notes["about"], client, notes["answer"], self._among(asked, weight))
 
     def answer_of_counts(self, asked: SumAsked, about: str, values: NDArray[Any]) -> RecordDict:
-        """Mask an answer about this site's label counts.
-
-        Args:
-            asked: The sum.
-            about: See `about_of`.
-            values: The answer, encoded.
-        """
+        """Mask an answer about this site's label counts."""
         return self._masked({ANSWER: values}, asked, about)
 
     def unmask(self, asked: SumAsked) -> RecordDict:

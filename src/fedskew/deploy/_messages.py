@@ -168,13 +168,7 @@ class TrainInstruction(NamedTuple):
     def content(
         self, arrays: ArrayRecord, broadcast: Mapping[str, Tensor], config: Mapping[str, Any] | None = None
     ) -> RecordDict:
-        """Make the records of a training message.
-
-        Args:
-            arrays: The model.
-            broadcast: Tensors that the method sends beside the model, by name.
-            config: Further entries that a user's ServerApp sends to its clients.
-        """
+        """Make the records of a training message."""
         entries = ConfigRecord(dict(config or {}))
         for name, value in self._asdict().items():
             if value is not None:
@@ -211,10 +205,6 @@ class SumAsked(NamedTuple):
     def parse(cls, config: ConfigRecord, purpose: str | None = None) -> SumAsked | None:
         """Read from a message's config which sum it asks for; None if it asks for none.
 
-        Args:
-            config: The config.
-            purpose: What the message is for; None: the config says.
-
         Raises:
             RunError: A value is missing or of the wrong kind.
         """
@@ -244,11 +234,7 @@ class SumAsked(NamedTuple):
         }
 
     def context(self, about: str) -> SumContext:
-        """Return what masks are derived from. Sites that were told another model or other weights have other masks.
-
-        Args:
-            about: See `about_of`.
-        """
+        """Return what masks are derived from. Sites that were told another model or other weights have other masks."""
         public = json.dumps(
             [about, dict(zip(self.members, map(float.hex, self.weights), strict=False))], sort_keys=True
         )

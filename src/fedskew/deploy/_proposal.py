@@ -95,10 +95,6 @@ def accept_terms(terms: Terms, data: Path, state: Path | None, before: Terms | N
 def agree(data: Path, app: Path) -> Terms:
     """Agree to an app as it stands, for a site: write `agreed.toml` beside its `data.toml`.
 
-    Args:
-        data: The site's `data.toml`.
-        app: The app folder.
-
     Raises:
         FedskewError: The app or the data can't be read, or do not fit each other.
     """

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from fedskew import methods
 from fedskew.deploy._agreement import Agreement, check_config, check_target_file, read_agreement
 from fedskew.deploy._disclosures import noise_in_words
+from fedskew.deploy._evaluations import target_site_in_words
 from fedskew.deploy._messages import even, over_few, why_no_sum
 from fedskew.deploy._plan import FloatArray, Plan
-from fedskew.deploy._target_site import target_site_in_words
 from fedskew.engine import Assignment, Backend, ClientStates, Cohort, Federation, Sent, ServerState, Update
 from fedskew.engine.contracts import shortage
 from fedskew.experiment import Config, read

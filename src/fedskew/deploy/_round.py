@@ -15,12 +15,11 @@ from numpy.typing import NDArray
 
 from fedskew.deploy._agreement import Agreement
 from fedskew.deploy._arrays import Specs
-from fedskew.deploy._evaluations import Together, together
+from fedskew.deploy._evaluations import Together, in_words, tables_of, together
 from fedskew.deploy._log import LOG, utc_now
 from fedskew.deploy._messages import CHANGED, counted_in
 from fedskew.deploy._roster import Roster
 from fedskew.deploy._sites import Evaluations, Sites
-from fedskew.deploy._target_site import in_words, tables_of
 from fedskew.deploy._validator import no_notes
 from fedskew.deploy._watch import Decisions, Watched, remedy, ruined, to_leave_out
 from fedskew.engine import (

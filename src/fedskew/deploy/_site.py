@@ -158,12 +158,7 @@ class Site:
         return self._within(reply)
 
     def evaluate(self, content: RecordDict) -> RecordDict:
-        """Evaluate the model that a message contains.
-
-        Returns:
-            The reply's records: loss and confusion matrix; where the target's mix is estimated the table of outcomes in
-            its place, and the target site's cells.
-        """
+        """Evaluate the model that a message contains."""
         self._check_evaluation(content)
         self.worker.read(content)
         config = config_of(content)
@@ -445,13 +440,6 @@ class MaskedSite(Site):
 
 def agreed_site(config: Config, agreement: Agreement, data: SiteData, terms: Terms, place: Path) -> Site:
     """Make the site that a config and an agreement describe, and that keeps to its terms.
-
-    Args:
-        config: The config.
-        agreement: The agreement.
-        data: The site's samples.
-        terms: What it agreed to.
-        place: Its `data.toml`, beside which its keys are.
 
     Raises:
         ConfigError: The config can't be deployed under the agreement, or the site has no key.

@@ -84,11 +84,7 @@ class SiteData:
         return self.unlabelled is not None and not len(self.targets) and not len(self.test_targets)
 
     def of(self, client: int) -> ClientSamples:
-        """Return all samples of the site (see `engine.ClientData`).
-
-        Args:
-            client: Not used: the site has the samples of one client only.
-        """
+        """Return all samples of the site (see `engine.ClientData`)."""
         return ClientSamples(self.inputs, self.targets, np.arange(len(self.targets)), self.counts)
 
 
@@ -241,14 +237,7 @@ class SiteStates:
         return max(self._rounds(), default=0)
 
     def load(self, round: int) -> dict[str, Tensor]:
-        """Read the state after the last counted round; delete later ones, which were not counted, and too early ones.
-
-        Args:
-            round: Number of the round.
-
-        Returns:
-            Tensors by name; empty for round 0, and if the state is lost.
-        """
+        """Read the state after the last counted round; delete later ones, which did not count, and too early ones."""
         rounds = self._rounds()
         kept = sorted(other for other in rounds if other < round)[-self._earlier :]
         for other in set(rounds) - {round, *kept}:
@@ -263,12 +252,7 @@ class SiteStates:
             return {}
 
     def keep(self, round: int, state: Mapping[str, Tensor]) -> None:
-        """Write the state after a round, atomically.
-
-        Args:
-            round: Number of the round.
-            state: The state, tensors by name.
-        """
+        """Write the state after a round, atomically."""
         private_folder(self._folder)
         with replacing(self._path(round), shared=True) as part:
             save_file({name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}, part)

@@ -38,8 +38,7 @@ from fedskew.deploy._messages import (
     TRAIN,
     TrainInstruction,
 )
-from fedskew.deploy._sum_checks import impossible
-from fedskew.deploy._sums import MaskedSums, Taken, Weigh
+from fedskew.deploy._sums import MaskedSums, Taken, Weigh, impossible
 from fedskew.deploy._validator import ReplyValidator
 from fedskew.engine import Assignment, Backend, Sent, Update
 from fedskew.engine.sums import whole_weight
