@@ -293,19 +293,17 @@ def _masked_losses(component: Any) -> None:
             )
 
 
+def _settings(component: Any, start: Tensor, momentum: float) -> StepSettings:
+    hooks = component if isinstance(component, Hooks) else Hooks()
+    broadcast = hooks.broadcast(hooks.init_server(start, len(COUNTS)))
+    return StepSettings(start.clone(), 0.1, momentum, 0.01, broadcast=broadcast, client=hooks.init_client(start))
+
+
 def _steps(component: Any) -> None:
     start = torch.linspace(-1, 1, 7)
     for momentum in (0.0, 0.9):
         for slope in (torch.ones(7), torch.zeros(7)):
-            hooks = component if isinstance(component, Hooks) else Hooks()
-            settings = StepSettings(
-                start=start.clone(),
-                lr=0.1,
-                momentum=momentum,
-                weight_decay=0.01,
-                broadcast=hooks.broadcast(hooks.init_server(start, len(COUNTS))),
-                client=hooks.init_client(start),
-            )
+            settings = _settings(component, start, momentum)
             parameters, carried = start + 0.5, checked_carried(component, component.init(settings))
             before = parameters.clone()
             given = slope.clone()
@@ -338,9 +336,7 @@ def _in_place(component: Any) -> None:
             model.differentiate(objective())
             return model.gradient
 
-        hooks = component if isinstance(component, Hooks) else Hooks()
-        kept = {"broadcast": hooks.broadcast(hooks.init_server(start, 6)), "client": hooks.init_client(start)}
-        settings = StepSettings(start.clone(), 0.1, momentum, 0.01, **kept)
+        settings = _settings(component, start, momentum)
         parameters, carried = start, checked_carried(component, component.init(settings))
         for _ in range(2):
             parameters, carried = checked_step(
