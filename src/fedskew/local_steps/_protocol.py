@@ -29,6 +29,7 @@ class StepSettings(NamedTuple):
         start: The parameters that the server sent.
         lr: Learning rate; a 0-d tensor if clients with different rates train as one cohort.
         momentum: Momentum, in [0, 1).
+        weight_decay: L2 penalty.
         broadcast: Tensors that the server sent beside the parameters (see `fedskew.hooks`).
         client: Tensors that the client kept (see `fedskew.hooks`).
     """

@@ -1,4 +1,4 @@
-"""Measures of a classifier from its confusion matrix: rows are true classes, columns are predictions."""
+"""Measures of a classifier from its confusion matrix, `(classes, classes)`: a row for each true class."""
 
 from __future__ import annotations
 

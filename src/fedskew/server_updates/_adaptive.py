@@ -78,6 +78,7 @@ class FedAdagrad(_Adaptive):
 
     Attributes:
         lr: Learning rate of the server; 0.1 in the paper for CIFAR-10, and in Flower.
+        momentum: The paper's b1.
         tau: Keeps steps short where updates are short.
         initial: What v begins at; tau^2 where None, 0 in Flower.
     """
@@ -95,8 +96,10 @@ class FedAdam(_Adaptive):
 
     Attributes:
         lr: Learning rate of the server; 0.01 in the paper for CIFAR-10, 0.1 in Flower.
+        momentum: The paper's b1.
         tau: Keeps steps short where updates are short.
         initial: What v begins at; tau^2 where None, 0 in Flower.
+        decay: The paper's b2.
         corrected: Correct the first rounds' steps as Flower does.
     """
 
@@ -118,8 +121,10 @@ class FedYogi(_Adaptive):
 
     Attributes:
         lr: Learning rate of the server; 0.01 in the paper for CIFAR-10, and in Flower.
+        momentum: The paper's b1.
         tau: Keeps steps short where updates are short.
         initial: What v begins at; tau^2 where None, 0 in Flower.
+        decay: The paper's b2.
     """
 
     decay: Decay = 0.99

@@ -31,6 +31,8 @@ def fedexp_step(updates: ArrayLike | Tensor, weights: ArrayLike, eps: float) -> 
 
     Args:
         updates: Client model minus sent model, shape `(clients, parameters)`, numpy or torch.
+        weights: Their weights, shape `(clients,)`, sum 1.
+        eps: Keeps the step small where updates cancel.
 
     Returns:
         The step, 1 or more; 1 where no client moved.

@@ -34,6 +34,12 @@ def fednova(updates: ArrayLike, steps: ArrayLike, weights: ArrayLike, momentum: 
 def fednova(updates: ArrayLike | Tensor, steps: ArrayLike, weights: ArrayLike, momentum: float) -> FloatArray | Tensor:
     """FedNova's change of the model.
 
+    Args:
+        updates: Client model minus sent model, shape `(clients, parameters)`.
+        steps: Local steps of each client, shape `(clients,)`.
+        weights: Weights, shape `(clients,)`, sum 1.
+        momentum: Momentum of the clients' SGD.
+
     Returns:
         The change, shape `(parameters,)`: an array for an array, a tensor of the same dtype for a tensor.
 
