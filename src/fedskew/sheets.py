@@ -26,6 +26,7 @@ from fedskew.names import CLASS_WORDS, plain
 Decimal: TypeAlias = Literal[".", ","]
 FloatArray: TypeAlias = NDArray[np.float64]
 
+_KEPT = 1 << 24  # characters of a file whose rows are kept, not read anew
 _SEPARATORS = ",;\t|"
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|[\r\n])|[^\r\n]+")
 _SPACES = " \u00a0\u2009\u202f'\u2019"
@@ -68,6 +69,7 @@ class Sheet:
         if decimal not in (None, ".", ","):
             raise ArgumentError(f"decimal: must be '.' or ',', not {decimal!r}")
         self.path, self.expected, self._decimal, self._error = path, expected, decimal, error
+        self._kept: list[tuple[int, list[str]]] | None = None
         self._text = self._decoded()
         self._separator = self._found_separator()
         if self._text[:5].lower() == f"sep={self._separator}":  # Excel's word to itself
@@ -96,7 +98,9 @@ class Sheet:
             self.fail(self.line, str(error))
 
     def __iter__(self) -> Iterator[tuple[int, list[str]]]:
-        for line, cells in islice(self._rows(), 1, None):
+        if self._kept is None and len(self._text) <= _KEPT:
+            self._kept = list(islice(self._rows(), 1, None))
+        for line, cells in self._kept or islice(self._rows(), 1, None):
             if len(cells) != len(self.header):
                 self.fail(line, f"{len(cells)} cells where the header has {len(self.header)} columns")
             yield line, cells
