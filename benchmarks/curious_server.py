@@ -39,7 +39,7 @@ from fedskew.engine import Assignment, Backend, Federation, Sent, Update
 from fedskew.engine.sums import FixedPoint, answers_in_sum
 from fedskew.experiment import make_task, make_training_loop, resolve
 from fedskew.labels import privatize
-from fedskew.sums import UPDATES
+from fedskew.sums.fixed_point import UPDATES
 from fedskew.weighting import BySums, Facts
 
 CLIENTS, CLASSES, BATCH, LR = 20, 10, 16, 0.05

@@ -19,7 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from fedskew.sums import SEED, UPDATES, Key, SumContext, answer, mask, unmask
+from fedskew.sums import SEED, Key, SumContext, answer, mask, unmask
+from fedskew.sums.fixed_point import UPDATES
 
 SIZES = (62_006, 1_626_442, 11_173_962)
 

@@ -18,7 +18,7 @@ from pfl.privacy.privacy_accountant import PLDPrivacyAccountant
 from pfl.stats import MappedVectorStatistics
 
 from fedskew.privacy import UpdateNoise, epsilon
-from fedskew.sums import UPDATES, add
+from fedskew.sums.fixed_point import UPDATES, add
 
 CLIENTS, PARAMETERS, CLIP, NOISE = 10, 20_000, 0.5, 2.0
 

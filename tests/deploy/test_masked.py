@@ -34,7 +34,8 @@ from fedskew.experiment import TrainingLoop, make_training_loop, read, resolve
 from fedskew.files import load_tensors
 from fedskew.methods import build
 from fedskew.report import SeedRun
-from fedskew.sums import UPDATES, Key
+from fedskew.sums import Key
+from fedskew.sums.fixed_point import UPDATES
 
 FOUR = ("ash", "birch", "cedar", "dogwood")
 LIMITED: dict[str, Any] = {"weight_limit": 0.5, "rounds": 1}

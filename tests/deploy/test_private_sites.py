@@ -21,7 +21,7 @@ from fedskew.engine import RoundRecord
 from fedskew.errors import ConfigError
 from fedskew.experiment import make_training_loop, read, resolve
 from fedskew.privacy import UpdateNoise, epsilon
-from fedskew.sums import UPDATES
+from fedskew.sums.fixed_point import UPDATES
 
 pytest.importorskip("dp_accounting")
 pytest.importorskip("opendp")

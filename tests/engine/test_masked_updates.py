@@ -19,6 +19,7 @@ from fedskew.engine import Assignment, Federation, Sent, Update
 from fedskew.engine.sums import FixedPoint, Floats, add_up, encode_update
 from fedskew.errors import ArgumentError, ComponentError, ConfigError
 from fedskew.models import ModelState
+from fedskew.sums import fixed_point
 
 COUNTS = np.array([[3.0, 1.0], [0.0, 4.0], [8.0, 0.0], [2.0, 2.0]])
 MOVES = {0: [1.0, 0.0], 1: [0.0, 1.0], 2: [2.0, 2.0], 3: [0.3, -9.5]}
@@ -68,7 +69,7 @@ def test_the_model_moves_by_the_clipped_weighted_mean() -> None:
     state, record = one.run_round(start(one))
     # sizes 4, 4, 8, 4: weights .2, .2, .4, .2; the coordinate -9.5 is clipped to -8
     change = [0.2 * 1 + 0.4 * 2 + 0.2 * 0.3, 0.2 * 1 + 0.4 * 2 - 0.2 * 8]
-    bound = sums.UPDATES.error(4)
+    bound = fixed_point.UPDATES.error(4)
     assert np.abs(state.model.parameters.double().numpy() - [10 + change[0], 20 + change[1]]).max() < bound + 1e-6
     assert state.model.buffers.tolist() == [pytest.approx(1 + 0.2 * 10 + 0.4 * 20 + 0.2 * 30)]
     assert state.model.integers.tolist() == [7]  # counters: the mean of 5, 6, 7, 8, rounded up

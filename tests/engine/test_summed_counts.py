@@ -13,6 +13,7 @@ from fedskew.engine import Federation
 from fedskew.engine.sums import answers_in_sum, encode_answer
 from fedskew.errors import ConfigError
 from fedskew.experiment import make_training_loop, resolve
+from fedskew.sums import fixed_point
 from fedskew.weighting import FedAvg, FedLA, FedPALS, Uniform, fedla, fedpals
 
 COUNTS = np.random.default_rng(1).integers(0, 40, size=(12, 4)).astype(float)
@@ -62,7 +63,7 @@ def test_questions_are_answered_in_masked_sums_to_the_last_integer() -> None:
         }
         openings = {name: sums.answer(pending, keys) for name, (_, pending) in sealed.items()}
         total = sums.unmask({name: masked for name, (masked, _) in sealed.items()}, openings, context)
-        return (sums.SHARES if question else sums.AMOUNTS).decode(total)
+        return (fixed_point.SHARES if question else fixed_point.AMOUNTS).decode(total)
 
     told = weighting.announce(ask, TARGET, len(COUNTS))
     there = np.array([weighting.own_weight(own, told) for own in COUNTS])

@@ -11,7 +11,7 @@ from scipy.stats import kstest, norm
 
 from fedskew.errors import ArgumentError
 from fedskew.privacy import Protection, UpdateNoise, epsilon, most_rounds, noise_for, together
-from fedskew.sums import UPDATES, add
+from fedskew.sums.fixed_point import UPDATES, add
 
 UNIT = 2.0**24
 

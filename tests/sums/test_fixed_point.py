@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedskew.errors import ArgumentError
-from fedskew.sums import COUNTS, NUMBERS, UPDATES, FixedPoint, add
+from fedskew.sums.fixed_point import COUNTS, NUMBERS, UPDATES, FixedPoint, add
 
 
 def test_values_are_clipped_weighed_and_rounded_to_even() -> None:

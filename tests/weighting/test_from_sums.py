@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from fedskew import sums, weighting
 from fedskew.errors import ArgumentError
+from fedskew.sums import fixed_point
 from fedskew.weighting import Facts, FedLA, FedPALS
 
 FloatArray = NDArray[np.float64]
@@ -44,7 +45,9 @@ def test_fedla_s_shares_with_masked_totals() -> None:
     keys = [sums.Key.generate() for _ in counts]
     peers = {str(at): key.public for at, key in enumerate(keys)}
     context = sums.SumContext("run", 0, 1, "counts", tuple(peers))
-    both = [sums.mask(sums.COUNTS.encode(own), key, peers, context) for own, key in zip(counts, keys, strict=True)]
+    both = [
+        sums.mask(fixed_point.COUNTS.encode(own), key, peers, context) for own, key in zip(counts, keys, strict=True)
+    ]
     opened = sums.unmask(
         {str(at): masked for at, (masked, _) in enumerate(both)},
         {str(at): sums.answer(pending, peers) for at, (_, pending) in enumerate(both)},
@@ -75,8 +78,8 @@ def test_fedpals_from_sums_is_exact_at_every_strength_and_size(strength: float, 
 
     def ask(question: Facts) -> FloatArray:
         asked.append(question)
-        form = sums.SHARES if question else sums.AMOUNTS  # as at real sites
-        return form.decode(sums.add(form.encode(FedPALS().answer(own, question)) for own in counts))
+        form = fixed_point.SHARES if question else fixed_point.AMOUNTS  # as at real sites
+        return form.decode(fixed_point.add(form.encode(FedPALS().answer(own, question)) for own in counts))
 
     weights = weights_of(counts, target, strength, ask)
     assert np.abs(weights - weighting.fedpals(counts, target, strength)).sum() < 1e-6

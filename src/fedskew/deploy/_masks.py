@@ -42,8 +42,8 @@ from fedskew.engine.sums import encode_update
 from fedskew.errors import RunError
 from fedskew.files import load_tensors, private_folder, save_tensors
 from fedskew.privacy import Protection, UpdateNoise
-from fedskew.sums import COUNTS as WHOLE
 from fedskew.sums import Key, Opening, mask
+from fedskew.sums.fixed_point import COUNTS as WHOLE
 
 PATIENCE = 60.0
 """Seconds for which a site still opens a sum beyond the two exchanges that it may take."""

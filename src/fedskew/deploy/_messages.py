@@ -45,7 +45,8 @@ from fedskew.deploy._arrays import RefusedError, Specs, decode, encode, short
 from fedskew.engine import Assignment
 from fedskew.errors import RunError
 from fedskew.parameters import first_mistake
-from fedskew.sums import SEED, FixedPoint, Masked, Opening, SumContext
+from fedskew.sums import SEED, Masked, Opening, SumContext
+from fedskew.sums.fixed_point import FixedPoint
 
 ANNOUNCED = "announced."
 """Beginning of the names of what is announced to all sites from sums, beside what a method sends."""

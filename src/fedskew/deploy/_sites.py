@@ -44,7 +44,7 @@ from fedskew.engine import Assignment, Backend, Sent, Update
 from fedskew.engine.sums import whole_weight
 from fedskew.models import ModelState
 from fedskew.privacy import UpdateNoise
-from fedskew.sums import COUNTS
+from fedskew.sums.fixed_point import COUNTS
 
 PAUSE = 2.0
 ROUNDING = 1e-6

@@ -30,7 +30,8 @@ from fedskew.engine.sums import decode_sums
 from fedskew.errors import SumsError
 from fedskew.models import ModelState
 from fedskew.privacy import UpdateNoise
-from fedskew.sums import NUMBERS, UPDATES, Masked, Opening, SumContext, check_opening_of, disagreements, unmask
+from fedskew.sums import Masked, Opening, SumContext, check_opening_of, disagreements, unmask
+from fedskew.sums.fixed_point import NUMBERS, UPDATES
 
 HAS_OPENED = "not agreed: opened"
 """How the error of a site begins that has opened a sum of the round already."""

@@ -43,6 +43,7 @@ from fedskew.models import ModelState
 from fedskew.privacy import Protection, UpdateNoise
 from fedskew.randomness import Purpose, generator
 from fedskew.server_updates import weighted_sum
+from fedskew.sums import fixed_point
 from fedskew.weighting import BySums, Facts
 
 Federation = Any
@@ -298,20 +299,20 @@ def encode_update(
             raise ArgumentError(f"{', '.join(beside)}: would be sent without noise, beside an update with noise")
         return {"update": noise.protect(_numpy(update.change), weight, rng, cohort)}
     factor, extras = shared(method.server_update, update.change, update.steps, weight)
-    loss = update.loss if math.isfinite(update.loss) else sums.NUMBERS.limit
+    loss = update.loss if math.isfinite(update.loss) else fixed_point.NUMBERS.limit
     arrays = {
-        "update": sums.UPDATES.encode(_numpy(update.change), weight * factor),
-        "buffers": sums.NUMBERS.encode(_numpy(update.buffers), weight),
-        "integers": sums.COUNTS.encode(_numpy(update.integers)),
-        "loss": sums.NUMBERS.encode([loss], weight),
-        "steps": sums.COUNTS.encode([update.steps]),
+        "update": fixed_point.UPDATES.encode(_numpy(update.change), weight * factor),
+        "buffers": fixed_point.NUMBERS.encode(_numpy(update.buffers), weight),
+        "integers": fixed_point.COUNTS.encode(_numpy(update.integers)),
+        "loss": fixed_point.NUMBERS.encode([loss], weight),
+        "steps": fixed_point.COUNTS.encode([update.steps]),
     }
     if own_weight:
-        arrays["weight"] = sums.NUMBERS.encode([weight])
+        arrays["weight"] = fixed_point.NUMBERS.encode([weight])
     for name, value in extras.items():
-        arrays[EXTRA + name] = sums.NUMBERS.encode([value])
+        arrays[EXTRA + name] = fixed_point.NUMBERS.encode([value])
     for name, tensor in update.reply.items():
-        arrays[REPLY + name] = sums.UPDATES.encode(_numpy(tensor), 1 / cohort)
+        arrays[REPLY + name] = fixed_point.UPDATES.encode(_numpy(tensor), 1 / cohort)
     return {name: array for name, array in arrays.items() if array.size}
 
 
@@ -323,13 +324,13 @@ def add_up(encoded: Iterable[Integers]) -> dict[str, NDArray[Any]]:
             total = {name: array.copy() for name, array in arrays.items()}
             continue
         for name, array in arrays.items():
-            sums.add_to(total[name], array)
+            fixed_point.add_to(total[name], array)
     return total
 
 
 def whole_weight(totals: Integers, known: float) -> float:
     """Return the sum of the weights in a sum: as it says, or as the server knows them."""
-    return float(sums.NUMBERS.decode(totals["weight"])[0]) if "weight" in totals else known
+    return float(fixed_point.NUMBERS.decode(totals["weight"])[0]) if "weight" in totals else known
 
 
 def decode_sums(totals: Integers, weight: float, cohort: int, members: int, sent: ModelState) -> Total:
@@ -338,17 +339,19 @@ def decode_sums(totals: Integers, weight: float, cohort: int, members: int, sent
     integers = sent.integers  # where they are in no sum, as with noise, they stay
     if "integers" in totals:
         integers = torch.from_numpy(np.ceil(totals["integers"] / members)).to(integers.device, integers.dtype)
-    buffers = sums.NUMBERS.decode(totals["buffers"], weight) if "buffers" in totals else np.zeros(0)
-    change = torch.from_numpy(sums.UPDATES.decode(totals["update"], weight)).to(like.device)
+    buffers = fixed_point.NUMBERS.decode(totals["buffers"], weight) if "buffers" in totals else np.zeros(0)
+    change = torch.from_numpy(fixed_point.UPDATES.decode(totals["update"], weight)).to(like.device)
     reply = {
-        name.removeprefix(REPLY): torch.from_numpy(sums.UPDATES.decode(total, 1 / cohort)).to(like.device, like.dtype)
+        name.removeprefix(REPLY): torch.from_numpy(fixed_point.UPDATES.decode(total, 1 / cohort)).to(
+            like.device, like.dtype
+        )
         for name, total in totals.items()
         if name.startswith(REPLY)
     }
     return Total(
         change=change,
         extras={
-            name.removeprefix(EXTRA): float(sums.NUMBERS.decode(total, weight)[0])
+            name.removeprefix(EXTRA): float(fixed_point.NUMBERS.decode(total, weight)[0])
             for name, total in totals.items()
             if name.startswith(EXTRA)
         },
@@ -357,19 +360,19 @@ def decode_sums(totals: Integers, weight: float, cohort: int, members: int, sent
         changes=change[None].to(like.dtype),
         weights=np.ones(1),
         replies=[reply],
-        loss=float(sums.NUMBERS.decode(totals["loss"], weight)[0]) if "loss" in totals else None,
+        loss=float(fixed_point.NUMBERS.decode(totals["loss"], weight)[0]) if "loss" in totals else None,
         steps=int(totals["steps"][0]) if "steps" in totals else None,
     )
 
 
 def answers_in_sum(weighting: BySums, counts: FloatArray, question: Facts) -> FloatArray:
     """Add up what clients answer to a question about their label counts `(clients, classes)`, as masks add it up."""
-    return decode_answers(sums.add(encode_answer(weighting, own, question) for own in counts), question)
+    return decode_answers(fixed_point.add(encode_answer(weighting, own, question) for own in counts), question)
 
 
 def summable(counts: FloatArray) -> FloatArray:
     """Round label counts with noise to what sums of them carry, so that a total is exactly the sum of its parts."""
-    return sums.AMOUNTS.decode(sums.AMOUNTS.encode(counts))
+    return fixed_point.AMOUNTS.decode(fixed_point.AMOUNTS.encode(counts))
 
 
 def encode_answer(weighting: BySums, counts: FloatArray, question: Facts) -> NDArray[Any]:
@@ -382,9 +385,9 @@ def decode_answers(total: NDArray[Any], question: Facts) -> FloatArray:
     return _answers(question).decode(total)
 
 
-def _answers(question: Facts) -> sums.FixedPoint:
+def _answers(question: Facts) -> fixed_point.FixedPoint:
     """Return the encoding of the answers: of amounts of samples in the first question, of weights and mixes later."""
-    return sums.SHARES if question else sums.AMOUNTS
+    return fixed_point.SHARES if question else fixed_point.AMOUNTS
 
 
 def _in_order(cohort: Cohort, replies: Sequence[Update]) -> tuple[list[int], list[Update]]:

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedskew.errors import ArgumentError, MissingPackageError
 from fedskew.privacy._accounting import epsilon, most_rounds
-from fedskew.sums import UPDATES
+from fedskew.sums.fixed_point import UPDATES
 
 LEAST_SHARE = 10.0
 """Smallest share of the noise, in units of 2**-24: sums of smaller ones, of whole numbers, are no Gaussian."""
@@ -101,7 +101,7 @@ class UpdateNoise:
             members: Number of clients in the sum, where `answers` is None.
 
         Returns:
-            Integers to add up, modulo 2**32, and to decode by `sums.UPDATES`.
+            Integers to add up, modulo 2**32, and to decode by `fixed_point.UPDATES`.
 
         Raises:
             ArgumentError: The weight is above the limit, a value is not finite, or a share can't be had (see `share`).

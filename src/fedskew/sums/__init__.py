@@ -17,14 +17,13 @@ The functions `answer` and `unmask` also open a sum without members that did not
 that they share with them. This is safe only if sites make sure, without trusting the server, that all were told the
 same `arrived` (Bonawitz's consistency check). The sites of `fedskew.deploy` have none, and open whole sums only.
 
-Numbers become integers by `FixedPoint` (`UPDATES`, `NUMBERS`, `COUNTS`), which needs neither keys nor `cryptography`: a
+Numbers become integers by `fixed_point` (`UPDATES`, `NUMBERS`, `COUNTS`), which needs no keys and no `cryptography`: a
 simulation uses the same (`add`). Keys are X25519, pair masks are derived by HKDF-SHA256, masks are ChaCha20
 streams, all from the package `cryptography` (extra `fedskew[flower]`).
 
 The threat model is an honest but curious server that does not collude with sites; see `docs/privacy.md`.
 """
 
-from fedskew.sums._fixed_point import AMOUNTS, COUNTS, NUMBERS, SHARES, UPDATES, FixedPoint, add, add_to
 from fedskew.sums._keys import SEED, Key
 from fedskew.sums._masking import (
     LEAST,
@@ -40,21 +39,13 @@ from fedskew.sums._masking import (
 )
 
 __all__ = [
-    "AMOUNTS",
-    "COUNTS",
     "LEAST",
-    "NUMBERS",
     "SEED",
-    "SHARES",
-    "UPDATES",
-    "FixedPoint",
     "Key",
     "Masked",
     "Opening",
     "Pending",
     "SumContext",
-    "add",
-    "add_to",
     "answer",
     "check_opening_of",
     "disagreements",

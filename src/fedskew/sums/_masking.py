@@ -23,8 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedskew.errors import ArgumentError, SumsError
-from fedskew.sums._fixed_point import IntArray, unsigned
 from fedskew.sums._keys import SEED, Key, commitment, stream
+from fedskew.sums.fixed_point import IntArray, unsigned
 
 Values = TypeVar("Values", NDArray[Any], Mapping[str, NDArray[Any]])
 
