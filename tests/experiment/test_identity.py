@@ -239,51 +239,29 @@ def test_a_sweep_trains_anew_only_what_the_edit_concerns(tmp_path, own):
 DATA = """\
 import numpy as np
 import torch
-from fedskew.data import Dataset
-
-def mine():
-    values = torch.from_numpy(np.load("FILE"))
-    labels = torch.arange(len(values)) % 3
-    return Dataset("mine", values, labels, values[:9], labels[:9], ("a", "b", "c"))
-"""
-
-
-def test_data_from_a_function_of_ones_own_are_compared_by_content(tmp_path, own):
-    numbers = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
-    np.save(tmp_path / "numbers.npy", numbers)
-    own("data_c", DATA.replace("FILE", str(tmp_path / "numbers.npy")))
-    tree = {**TASK, "data": {"name": "data_c:mine"}, "partition": {"rule": "shards", "clients": 6, "per_client": 2}}
-    result = fedskew.simulate(tree, out=tmp_path)
-    fedskew.simulate(tree, out=tmp_path, resume=True)
-    numbers[7, 2] += 1
-    np.save(tmp_path / "numbers.npy", numbers)
-    with pytest.raises(RunError, match="your data changed"):
-        fedskew.simulate(result.config, out=tmp_path, resume=True)
-
-
-BYTES = """\
-import numpy as np
-import torch
 from fedskew.data import ByteImages, Dataset
 
 def mine():
-    images = ByteImages(torch.from_numpy(np.load("FILE")), (0.5,), (0.2,))
+    values = torch.from_numpy(np.load("FILE"))
+    images = ByteImages(values, (0.5,), (0.2,)) if values.ndim > 2 else values
     labels = torch.arange(600) % 3
-    return Dataset("mine", images, labels, images, labels, ("a", "b", "c"), mean=(0.5,), std=(0.2,))
+    scale = {"mean": (0.5,), "std": (0.2,)} if values.ndim > 2 else {}
+    return Dataset("mine", images, labels, images, labels, ("a", "b", "c"), **scale)
 """
 
 
-def test_every_image_of_bytes_counts_as_data(tmp_path, own):
-    pixels = np.random.default_rng(0).integers(0, 255, (600, 1, 2, 2), dtype=np.uint8)
-    np.save(tmp_path / "pixels.npy", pixels)
-    own("data_e", BYTES.replace("FILE", str(tmp_path / "pixels.npy")))
-    tree = {**TASK, "data": {"name": "data_e:mine"}, "training": {"rounds": 0}}
+@pytest.mark.parametrize("shape", [(600, 4), (600, 1, 2, 2)], ids=["numbers", "bytes of images"])
+def test_data_from_a_function_of_ones_own_are_compared_by_all_of_their_content(tmp_path, own, shape):
+    values = np.random.default_rng(0).integers(0, 255, shape).astype(np.float32 if len(shape) == 2 else np.uint8)
+    np.save(tmp_path / "values.npy", values)
+    own("data_c", DATA.replace("FILE", str(tmp_path / "values.npy")))
+    tree = {**TASK, "data": {"name": "data_c:mine"}, "training": {"rounds": 0}}
     fedskew.simulate(tree, out=tmp_path)
-    fedskew.simulate(tree, out=tmp_path, resume=True)
-    pixels[1, 0, 0, 0] += 1
-    np.save(tmp_path / "pixels.npy", pixels)
+    result = fedskew.simulate(tree, out=tmp_path, resume=True)
+    values[1, 0] += 1
+    np.save(tmp_path / "values.npy", values)
     with pytest.raises(RunError, match="your data changed"):
-        fedskew.simulate(tree, out=tmp_path, resume=True)
+        fedskew.simulate(result.config, out=tmp_path, resume=True)
 
 
 def test_another_version_of_fedskew_and_a_folder_that_does_not_say_are_not_mixed(tmp_path):

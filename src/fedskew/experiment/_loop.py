@@ -196,21 +196,19 @@ class TrainingLoop:
 
     def finish(self) -> SeedRun:
         """Write the summary and the models; the final one is then in `model`. A finished run is only read."""
-        final = self.runner.evaluated_model(self.server)
-        assert final is not None, "a run ends with a model"
         state, folder = self._state, self.folder
         if self._summary is not None:
-            self.model.write_state(final)
             assert folder is not None, "only a folder's run was finished before"
+            self._hold_final()
             folder.check_model("model.safetensors", self.model.state_dict())
             if self.finisher is not None and "failed" not in self._summary["finished"]:
-                self.finished = self._finished_state(folder, final)
+                with self._kept():
+                    self.model.load_state_dict(folder.read_model(FINISHED))
+                    self.finished = self.model.read_state()
             return self._run(self._summary | headline(self._summary, self.config.evaluation.summary))
         best_round = state.best_round if state.best_round >= 0 else None
-        device = self.model.vector.device
-        summary = summarise(self.records, best_round, self.config.evaluation.summary) | surroundings(
-            self.config.engine.threads, device
-        )
+        summary = summarise(self.records, best_round, self.config.evaluation.summary)
+        summary |= surroundings(self.config.engine.threads, self.model.vector.device)
         summary["backend"] = _backend_notes(self.runner)
         summary["objective"] = methods.objective_in_words(self.config.method)
         if folder is not None and best_round is not None:
@@ -218,7 +216,8 @@ class TrainingLoop:
             folder.save_model("best.safetensors", self.model.state_dict(), self.info)
         self.save_model()
         if self.finisher is not None:
-            summary["finished"] = self._finish(self.finisher, final)
+            with self._kept():
+                summary["finished"] = self._finish(self.finisher, self.model.read_state())
         if folder is not None:
             folder.write_summary(summary)
         for tracker in self._trackers:
@@ -227,9 +226,7 @@ class TrainingLoop:
 
     def save_model(self) -> None:
         """Write the model as it is after the last round; it is then in `model` too."""
-        final = self.runner.evaluated_model(self.server)
-        assert final is not None, "there is a model"
-        self.model.write_state(final)
+        self._hold_final()
         if self.folder is not None:
             self.folder.save_model("model.safetensors", self.model.state_dict(), self.info)
 
@@ -237,11 +234,23 @@ class TrainingLoop:
         """Return a copy of the network with the finished model; None where the method has no finish."""
         if self.finished is None:
             return None
-        trained = self.model.read_state()
-        self.model.write_state(self.finished)
-        network = copy.deepcopy(self.model.module)
-        self.model.write_state(trained)
-        return network
+        with self._kept():
+            self.model.write_state(self.finished)
+            return copy.deepcopy(self.model.module)
+
+    def _hold_final(self) -> None:
+        final = self.runner.evaluated_model(self.server)
+        assert final is not None, "a run ends with a model"
+        self.model.write_state(final)
+
+    @contextmanager
+    def _kept(self) -> Iterator[None]:
+        """Give `model` back its state after the block, which may write another into it."""
+        state = self.model.read_state()
+        try:
+            yield
+        finally:
+            self.model.write_state(state)
 
     def _finish(self, finisher: Finisher, final: ModelState) -> dict[str, Any]:
         """Finish the model, evaluate it, write it beside the other, and return what the summary says of it.
@@ -252,7 +261,6 @@ class TrainingLoop:
         try:
             made = finisher(final, self.server)
         except (ComponentError, FinishError) as error:
-            self.model.write_state(final)
             return {"name": name, "failed": str(error), "evaluation": None}
         seconds = time.perf_counter() - began
         self.finished = made.state
@@ -260,7 +268,6 @@ class TrainingLoop:
         if self.folder is not None:
             self.model.write_state(self.finished)
             self.folder.save_model(FINISHED, self.model.state_dict(), self.info)
-        self.model.write_state(final)
         return {
             "name": name,
             "evaluation": None if evaluation is None else dict(vars(evaluation)),
@@ -270,13 +277,6 @@ class TrainingLoop:
             "bytes_down": made.bytes_down,
             "seconds": seconds,
         }
-
-    def _finished_state(self, folder: RunFolder, final: ModelState) -> ModelState:
-        """Read the finished model of a run that was finished before."""
-        self.model.load_state_dict(folder.read_model(FINISHED))
-        finished = self.model.read_state()
-        self.model.write_state(final)
-        return finished
 
     def _run(self, summary: dict[str, Any]) -> SeedRun:
         return SeedRun(
