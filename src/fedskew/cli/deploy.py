@@ -60,10 +60,6 @@ LOCAL: dict[str, Any] = {
 }
 
 
-NOT_YET = "it takes the app's own code, which nothing runs before the app is agreed to"
-"""Why a name is not imported while an app is only looked at."""
-
-
 @app.command()
 def init(
     folder: Annotated[Path, typer.Argument(help="A new folder for the federation.", show_default=False)],
@@ -171,7 +167,7 @@ def check_federation(folder: Annotated[Path, FOLDER], trust_code: TrustCode = Fa
 
         fedskew deploy check hospitals --trust-code      (with a network or a component of your own in hospitals/app)
     """
-    from fedskew.deploy import asked_of_site, check_folder, other_code, read_app, running
+    from fedskew.deploy import NOT_YET, asked_of_site, check_folder, other_code, read_app, running
     from fedskew.errors import ConfigError
     from fedskew.experiment import outline
 
@@ -221,90 +217,32 @@ def site(
         fedskew deploy site --check data.toml --agree
     """
     from fedskew.cli.tables import disclosure_table, samples_table, terms_table
-    from fedskew.deploy import (
-        accept_terms,
-        app_changes,
-        app_hash,
-        asked_of_site,
-        disclosures,
-        key_fingerprint,
-        load_site,
-        other_code,
-        propose_terms,
-        read_agreement,
-        read_app,
-        read_mask_key,
-        read_terms,
-        running,
-        server_notes,
-        standing_app,
-        take_offered,
-        terms_path,
-    )
-    from fedskew.errors import ConfigError
-    from fedskew.experiment import outline, read
+    from fedskew.deploy import Look, server_notes
 
-    if not check.is_file():
-        raise ConfigError(f"{check}: there is no such file; every site's folder has a data.toml")
-    place = agreement or standing_app(check.parent)
-    files = read_app(place)
-    agreed, config = read_agreement(place / "deploy.toml"), outline(place / "run.toml")
-    data, path = load_site(check, agreed), terms_path(check)
-    before = read_terms(path) if path.exists() else None
-    may_build = not asked_of_site(config.model_dump())
-    with refused(NOT_YET):
-        config = read(place / "run.toml") if may_build else config
-        terms = propose_terms(app_hash(files), config, agreed, data, before)
-        leaves = disclosures(config, agreed, data, may_build)
-    console, copy = Console(highlight=False), check.parent / "app"
+    look, console = Look.at(check, agreement), Console(highlight=False)
+    data = look.data
     for note in server_notes(check):
         console.say(f"note: {note}", style="yellow")
     if not data.is_unlabelled:
-        console.print(samples_table(data, agreed))
+        console.print(samples_table(data, look.agreement))
     if data.unlabelled is not None:
         samples = counted(len(data.unlabelled()), "sample")
         others = "; it has no others, and does not train" if data.is_unlabelled else ""
         console.say(f"As the target site this site has {samples} without labels{others}")
-    noise = None if config.privacy is None else config.privacy.noise
-
-    def show() -> None:
-        console.print(disclosure_table(leaves, agreed))
-        console.print(terms_table(terms, data, agreed, before, other_code(files), noise))
-
-    show()
-    lines = []
-    if agreed.updates == "masked":
-        name, _ = read_mask_key(check, agreed.keys)
-        lines += [
-            f"Updates are masked among {', '.join(agreed.names)}: a sum is over {agreed.sum_sites} of these or more, "
-            "and this site opens one of a round.",
-            f"Their keys are {key_fingerprint(agreed.keys)}: compare this with the other sites, by telephone. Where "
-            "it differs, somebody was given another's key.",
-            f"It masks with {check.with_name('mask.key')}, whose public half deploy.toml has for {name}. Whoever has "
-            "the private half, as who ran deploy init may, can open what this site masks; docs/deploy.md says how to "
-            "make another.",
-        ]
-    sent = place.name == "offered" and agreement is None
-    known = "the server sent it last, and has not been allowed to run it" if sent else "the server has sent no other"
-    lines += [
-        f"The app is that in {place}{'' if agreement else f' ({known})'}. Agreed to, it is the only one that this site "
-        "runs: the hash of its files is compared."
-    ]
-    if before is not None and before.app != terms.app and copy.is_dir():
-        lines += [f"changed since {before.agreed}: {line}" for line in app_changes(read_app(copy), files)]
-    for line in lines:
+    console.print(disclosure_table(look.leaves, look.agreement))
+    console.print(terms_table(look))
+    for line in look.lines():
         console.say(line)
+    path = check.with_name("agreed.toml")
     asks = sys.stdin.isatty() and sys.stdout.isatty()
-    if before is not None and before == terms.model_copy(update={"agreed": before.agreed}) and not agree:
-        result = f"this site agreed to this at {before.agreed}; --agree renews it, and counts rounds anew"
-    elif agree or (asks and typer.confirm(f"Agree{'' if may_build else ', run its code'}, and write {path}?")):
-        if not may_build:
-            with running(files) as held:
-                leaves = disclosures(read(held / "run.toml"), agreed, data)
-            show()
-        accept_terms(terms, check, data.state, before)
-        if agreement is None:
-            take_offered(check.parent)
+    if look.before is not None and look.is_agreed and not agree:
+        result = f"this site agreed to this at {look.before.agreed}; --agree renews it, and counts rounds anew"
+    elif agree or (asks and typer.confirm(f"Agree{', run its code' if look.needs_code else ''}, and write {path}?")):
+        if look.needs_code:
+            look = look.run_code()
+            console.print(disclosure_table(look.leaves, look.agreement))
+            console.print(terms_table(look))
+        look.accept()
         result = "agreed; the site refuses whatever goes beyond it"
     else:
         result = "nothing is written; if you agree, run this again with --agree"

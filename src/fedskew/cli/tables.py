@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich import box
@@ -19,7 +19,7 @@ from fedskew.report import SiteActivity, after_finish, as_trained, headline_in_w
 from fedskew.tables import Spread, counted
 
 if TYPE_CHECKING:
-    from fedskew.deploy import Agreement, Book, CountsRequest, Disclosure, SiteData, Terms
+    from fedskew.deploy import Agreement, Disclosure, Look, SiteData, Terms
     from fedskew.papers import Reproduction
 
 BAR = 24
@@ -135,26 +135,15 @@ def sites_table(sites: Sequence[SiteActivity]) -> Table:
     return table
 
 
-def terms_table(
-    terms: Terms,
-    data: SiteData,
-    agreement: Agreement,
-    before: Terms | None,
-    code: Sequence[str],
-    noise: float | None = None,
-) -> Group:
-    """Return what a site agrees to, what it agreed to before where that differs, and code that fedskew did not write.
-
-    `noise` is the noise multiplier of its updates, where these have noise.
-    """
-    from fedskew.deploy import Book, CountsRequest
-
+def terms_table(look: Look) -> Group:
+    """Return what a site agrees to, and agreed to before where that differs, and code that fedskew did not write."""
+    terms, before, code = look.terms, look.before, look.code
     old = terms if before is None else before
     rows: list[tuple[str, object, object]] = [
         ("hash of the app's files", f"{terms.app[:16]}...", f"{old.app[:16]}..."),
         ("most rounds", terms.rounds, old.rounds),
     ]
-    if agreement.updates == "masked":
+    if look.agreement.updates == "masked":
         rows.append(("fewest sites in a sum", terms.sum_sites, old.sum_sites))
     if terms.updates_epsilon is not None or old.updates_epsilon is not None:
         rows.append(("largest epsilon of its updates together", _epsilon_in_words(terms), _epsilon_in_words(old)))
@@ -169,34 +158,9 @@ def terms_table(
     for what, limit, earlier in rows:
         was = [] if before is None else [escape(str(earlier)) if earlier != limit else "[dim]the same[/dim]"]
         table.add_row(what, escape(str(limit)), *was)
-    notes = []
-    if code:
-        notes.append(f"CODE THAT IS NOT AS FEDSKEW WRITES IT, and would run at this site: {', '.join(code)}. Read it.")
-    if data.state is not None:
-        notes += _booked(Book(data.state), terms, data, CountsRequest.of(agreement), before, noise)
+    warning = f"CODE THAT IS NOT AS FEDSKEW WRITES IT, and would run at this site: {', '.join(code)}. Read it."
+    notes = [*([warning] if code else []), *look.notes()]
     return Group(table, Text(" ".join(notes), style="bold red" if code else "dim"))
-
-
-def _booked(
-    book: Book, terms: Terms, data: SiteData, request: CountsRequest, before: Terms | None, noise: float | None
-) -> Iterator[str]:
-    """Say what a site has done and spent so far."""
-    from fedskew.privacy import COVERED
-
-    if before is not None:
-        yield f"Since {before.agreed} it has trained in {book.rounds(before)} rounds."
-    if terms.epsilon is not None:
-        released = sum(release.epsilon is not None for release in book.releases)
-        spent = book.spent(terms.neighbours)
-        yield f"Releases of noisy label counts so far: {released}, with a sum of epsilons of {spent:g}."
-        if why := book.why_another(request, data.counts):
-            yield f"{why}: if you agree, the counts are released once more."
-    if terms.updates_delta is not None and noise is not None:
-        total = book.spending(noise, terms.updates_delta)
-        yield (
-            f"Sums opened with noise on updates so far: {total.sums}, with an epsilon of {total.epsilon:.3g}; one more "
-            f"makes it {total.following:.3g}. It is about {COVERED}."
-        )
 
 
 def _epsilon_in_words(terms: Terms) -> str:

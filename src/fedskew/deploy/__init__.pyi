@@ -2,12 +2,9 @@ from ._agreement import Agreement as Agreement
 from ._agreement import check_config as check_config
 from ._agreement import check_target_file as check_target_file
 from ._agreement import read_agreement as read_agreement
-from ._app_files import app_changes as app_changes
 from ._app_files import app_hash as app_hash
 from ._app_files import read_app as read_app
 from ._app_files import running as running
-from ._app_files import standing_app as standing_app
-from ._app_files import take_offered as take_offered
 from ._app_files import unzip_app as unzip_app
 from ._arrays import ArraysLayout as ArraysLayout
 from ._arrays import ArraySpec as ArraySpec
@@ -50,9 +47,9 @@ from ._messages import TrainInstruction as TrainInstruction
 from ._messages import even as even
 from ._messages import over_few as over_few
 from ._plan import Plan as Plan
-from ._proposal import accept_terms as accept_terms
+from ._proposal import NOT_YET as NOT_YET
+from ._proposal import Look as Look
 from ._proposal import agree as agree
-from ._proposal import propose_terms as propose_terms
 from ._rehearsal import check_folder as check_folder
 from ._rehearsal import example_counts as example_counts
 from ._rehearsal import rehearse as rehearse
@@ -78,7 +75,6 @@ from ._supernode import run_supernode as run_supernode
 from ._supernode import server_notes as server_notes
 from ._terms import Terms as Terms
 from ._terms import read_terms as read_terms
-from ._terms import terms_path as terms_path
 from ._watch import Decisions as Decisions
 from ._watch import ruined as ruined
 from ._watch import to_leave_out as to_leave_out

@@ -74,12 +74,6 @@ def unzip_app(content: bytes) -> AppFiles:
     return {name: held for name, held in files.items() if name != ".info/CONTENT"}
 
 
-def standing_app(site: Path) -> Path:
-    """Return the app that a site is to look at: the one that the server sent last, or else the one that it has."""
-    offered = site / OFFERED
-    return offered if offered.is_dir() else site / APP
-
-
 def offer_app(files: AppFiles, site: Path) -> None:
     """Write an app that the server sent to the site's folder, to be looked at; none of it is run."""
     part = site / f".{OFFERED}.part"
