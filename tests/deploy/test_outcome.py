@@ -109,23 +109,23 @@ def test_a_config_that_is_refused(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("first", [0, 2])
 def test_a_full_disk_is_one_line_and_nothing_is_lost(tmp_path: Path, caplog: Any, first: int) -> None:
-    federation = federate(tmp_path / "cut", tree("fedavg", rounds=2, steps=1))
-    whole = federate(tmp_path / "whole", tree("fedavg", rounds=2, steps=1))
+    config = tree("fedavg", rounds=2, steps=1) | {"model": {"name": "mlp3", "width": 200}}  # larger than a site's book
+    cut, whole = (federate(tmp_path / name, config) for name in ("cut", "whole"))
     with ExitStack() as limit:
 
         def fill(question: Message, answer: Message) -> Message:
             if question.metadata.message_type == "train" and question.content["config"]["server-round"] == first:
-                limit.enter_context(largest_file(5_000))
+                limit.enter_context(largest_file(100_000))
             return answer
 
-        grid = federation.grid({"ash": fill})
+        grid = cut.grid({"ash": fill})
         if first == 0:
-            limit.enter_context(largest_file(5_000))
-        code, message = served(federation, grid)
+            limit.enter_context(largest_file(100_000))
+        code, message = served(cut, grid)
     assert (code, "can't be written: " in message, "File too large" in message) == (2, True, True)
     assert not [record for record in caplog.records if record.exc_info]
-    assert served(federation, federation.grid())[0] == served(whole, whole.grid())[0] == 0
-    one, other = (next(place.folder.glob("runs/*/model.safetensors")) for place in (federation, whole))
+    assert served(cut, cut.grid())[0] == served(whole, whole.grid())[0] == 0
+    one, other = (next(place.folder.glob("runs/*/model.safetensors")) for place in (cut, whole))
     assert one.read_bytes() == other.read_bytes()
     asked = [message for message in grid.asked if message.metadata.message_type == "query"]
     assert len(asked) == 3
@@ -147,7 +147,7 @@ def test_a_round_is_called_done_once_all_of_it_is_on_the_disk(tmp_path: Path, mo
         done.append(record["round"])
 
     monkeypatch.setattr("os.fsync", written)
-    federation.play(progress=check)
+    federation.run(federation.grid()).run(resume=True, progress=check)
     assert done == [0, 1, 2]
     assert (federation.run_folder / "deployment.json").stat().st_mode & 0o777 == 0o600
 

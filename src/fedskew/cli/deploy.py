@@ -130,7 +130,6 @@ def init(
 
         fedskew deploy init shops --config run.toml --sites a,b --wheel fedskew-0.1.0-py3-none-any.whl
     """
-    _require_flower()
     from fedskew.cli.options import changed_keys
     from fedskew.deploy import Address, draft, write_federation
     from fedskew.errors import ConfigError
@@ -276,7 +275,6 @@ def local(
 
         fedskew deploy local trial --config run.toml --set training.rounds=3
     """
-    _require_flower()
     from fedskew.cli.options import changed_keys
     from fedskew.deploy import (
         Address,
@@ -349,7 +347,6 @@ def superlink(
 
         fedskew deploy superlink --host 0.0.0.0 --port 9092 --enable-supernode-auth ...      (see server/superlink.sh)
     """
-    _require_flower()
     from fedskew.deploy import run_superlink
 
     run_superlink(context.args, max_reply)
@@ -370,7 +367,6 @@ def supernode(
 
         fedskew deploy supernode data.toml --port 9094
     """
-    _require_flower()
     from fedskew.deploy import run_supernode
 
     run_supernode(data, context.args)
@@ -384,7 +380,6 @@ def register(folder: Annotated[Path, FOLDER]) -> None:
 
         fedskew deploy register hospitals       (as server/register.sh does)
     """
-    _require_flower()
     from fedskew.deploy import Registry, read_agreement
 
     names = read_agreement(folder / "app" / "deploy.toml").members
@@ -407,7 +402,6 @@ def revoke(
 
         fedskew deploy revoke hospitals north
     """
-    _require_flower()
     from fedskew.deploy import Registry
 
     with Registry.of(folder) as registry:
@@ -434,7 +428,6 @@ def renew(
 
         fedskew deploy renew hospitals --new-authority --keep-authority
     """
-    _require_flower()
     from fedskew import deploy
     from fedskew.errors import ConfigError
 
@@ -523,16 +516,6 @@ def _images_table(config: Config) -> dict[str, object]:
     table: dict[str, object] = {"name": "folder", "root": "images"}
     size = config.data.parameters.get("size") if config.data.name == "folder" else None
     return table if size is None else table | {"size": size}
-
-
-def _require_flower() -> None:
-    """Raise MissingPackageError unless Flower is installed."""
-    from importlib.util import find_spec
-
-    from fedskew.errors import MissingPackageError
-
-    if find_spec("flwr") is None:
-        raise MissingPackageError("Flower is not installed: pip install 'fedskew[flower]'")
 
 
 @contextmanager

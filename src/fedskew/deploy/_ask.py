@@ -18,7 +18,7 @@ from fedskew.deploy._arrays import RefusedError
 from fedskew.deploy._log import LOG
 from fedskew.deploy._messages import CONFIG, REFUSED, VERSION
 
-FIRST_PAUSE, LONGEST_PAUSE = 0.1, 3.0
+FIRST_PAUSE, LONGEST_PAUSE, PAUSE = 0.1, 3.0, 2.0
 LEEWAY = 60.0
 """Seconds for which a message stays valid after its timeout; Flower answers an expired one with an error."""
 
@@ -115,6 +115,16 @@ class Members:
     def online(self) -> dict[int, int]:
         """Return the node id of every connected site that trains, by client index."""
         return {client: node for client, node in self.connected().items() if client < self.sites}
+
+    def wait(self, ready: Callable[[dict[int, int]], object], seconds: float, warning: str) -> dict[int, int]:
+        """Wait until the connected sites are as they should be, or for so long; return them. Warn once."""
+        deadline, is_said = time.monotonic() + seconds, False
+        while not ready(online := self.online()) and time.monotonic() < deadline:
+            if not is_said:
+                LOG.warning("%s", warning)
+            is_said = True
+            time.sleep(PAUSE)
+        return online
 
     def begin(self) -> None:
         """Begin a round: nobody has been asked in it."""

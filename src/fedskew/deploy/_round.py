@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,7 +41,6 @@ from fedskew.finish import Source
 from fedskew.models import ModelState
 from fedskew.report import why_still
 
-PAUSE = 2.0
 STILL = 2
 """Rounds in a row that may leave the model as it was before the run is stopped."""
 
@@ -140,7 +138,12 @@ class DeployedRunner(RoundRunner):
 
     def run_round(self, state: DeployedState) -> tuple[DeployedState, RoundRecord]:
         """See `RoundRunner.run_round`."""
-        self._wait(state.round)
+        seconds, warning = self._agreement.idle_timeout, f"no site is connected; waiting after round {state.round}"
+        if not self.sites.members.wait(bool, seconds, f"{warning} until one is"):
+            raise EndedEarlyError(
+                f"no site was connected for {seconds:.0f} s; the run ends after round {state.round}, and goes on from "
+                "there when it is started again"
+            )
         self._began = utc_now()
         watch, agreement, notes = self._readmitted(state.watch), self._agreement, self.sites.validator.notes
         self.sites.begin(state.accepted, watch.out(), watch.skipped(state.round + 1))
@@ -356,22 +359,6 @@ class DeployedRunner(RoundRunner):
                 LOG.info("%s takes part again", self._roster.names[client])
                 left_out[client] = 0
         return dataclasses.replace(watch, left_out=left_out)
-
-    def _wait(self, round: int) -> None:
-        """Wait until a site is connected; raise EndedEarlyError if none is for too long."""
-        began, waiting = time.monotonic(), False
-        while not self.sites.members.online():
-            if not waiting:
-                LOG.warning("no site is connected; waiting after round %d until one is", round)
-                waiting = True
-            if time.monotonic() - began >= self._agreement.idle_timeout:
-                raise EndedEarlyError(
-                    f"no site was connected for {self._agreement.idle_timeout:.0f} s; the run ends after round "
-                    f"{round}, and goes on from there when it is started again"
-                )
-            time.sleep(PAUSE)
-        if waiting:
-            LOG.info("a site is connected again")
 
 
 def log_aggregation(record: RoundRecord, names: Sequence[str], limit: float | None) -> None:

@@ -46,7 +46,6 @@ from fedskew.models import ModelState
 from fedskew.privacy import UpdateNoise
 from fedskew.sums.fixed_point import COUNTS
 
-PAUSE = 2.0
 ROUNDING = 1e-6
 FloatArray = NDArray[np.float64]
 
@@ -177,7 +176,10 @@ class Sites(Backend):
         validator.missing(round, "skipped", skipped)
         self.lengths, self.losses = {}, {}
         tasks = [task for task in cohort if task.client not in {*out, *skipped}]
-        online = self._wait_for_some(round, [task.client for task in tasks])
+        asked = {task.client for task in tasks}
+        # Without waiting, rounds without participants would follow one another until a site of a cohort connects.
+        warning = f"round {round}: none of its {len(asked)} sites is connected; waiting"
+        online = self.members.wait(lambda online: not asked or online.keys() & asked, self.members.timeout, warning)
         validator.missing(round, "offline", [task.client for task in tasks if task.client not in online])
         arrays = validator.layout.to_record(sent.model)
         beside = {**sent.broadcast, **{ANNOUNCED + name: values for name, values in self.announced.items()}}
@@ -188,19 +190,6 @@ class Sites(Backend):
             for task in tasks
             if task.client in online
         }
-
-    def _wait_for_some(self, round: int, clients: Sequence[int]) -> dict[int, int]:
-        """Wait until a site of the cohort is connected, or for `timeout` seconds; return the connected sites.
-
-        Without waiting, rounds without participants would follow one another until a site of a cohort connects.
-        """
-        deadline, logged = time.monotonic() + self.members.timeout, not clients
-        while not (online := self.members.online()).keys() & set(clients) and clients and time.monotonic() < deadline:
-            if not logged:
-                LOG.warning("round %d: none of its %d sites is connected; waiting", round, len(clients))
-                logged = True
-            time.sleep(PAUSE)
-        return online
 
     def evaluate(self, round: int, model: ModelState, counts: FloatArray, estimates: bool = False) -> Evaluations:
         """Evaluate a model on the test samples of all connected sites that answered in this round.
