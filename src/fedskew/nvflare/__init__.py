@@ -19,9 +19,12 @@ the label counts in a task of its own, which a client answers with them alone:
 FLARE comes with the extra `fedskew[nvflare]`. What label counts reveal is in `docs/privacy.md`.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedskew.errors import MissingPackageError
+
+if TYPE_CHECKING:
+    from fedskew.nvflare._flare import SelectingFedAvg, WeightingAggregator
 
 __all__ = ["SelectingFedAvg", "WeightingAggregator"]
 
