@@ -36,8 +36,7 @@ class SiteEvaluation(NamedTuple):
     Attributes:
         confusion: Confusion matrix, `(classes, classes)`, with a row for each true class.
         loss: Mean loss; infinite if it is not finite.
-        outcomes: Test samples by true class and outcome cell, `(classes, classes * bins)`, where these were asked for:
-            the confusion matrix with its columns divided.
+        outcomes: The same with its columns divided into cells, `(classes, classes * bins)`, where these were asked for.
     """
 
     confusion: NDArray[np.int64]

@@ -108,7 +108,7 @@ def write_federation(
     mask_keys: Mapping[str, Key] | None = None,
     wheel: Path | None = None,
 ) -> Rehearsal:
-    """Write a new federation's folder, with TLS certificates and a key for every site.
+    """Write a new federation's folder, with TLS certificates and a key for every site; return it as it plays on paper.
 
     Args:
         folder: A folder that does not exist yet, or is empty.
@@ -118,16 +118,11 @@ def write_federation(
         data: Initial table `[data]` of every site's `data.toml`.
         target: A file with the target mix (see `labels.read_target`), which is copied to the server's folder.
         passphrase: Keeps the authority's key, encrypted (see `write_certificates`).
-        mask_keys: The sites' keys of masked sums, by site; their public halves are the agreement's `keys`.
-        wheel: A wheel of this version of fedskew, which is copied into each folder; None: who is sent a folder installs
-            fedskew from a package index.
-
-    Returns:
-        The federation on paper, with made-up label counts.
+        mask_keys: The sites' keys of masked sums; their public halves are the agreement's `keys`.
+        wheel: A wheel of fedskew, which is copied into each folder; None: who is sent a folder takes a package index.
 
     Raises:
-        ConfigError: The folder is not empty, a site's name is not valid, or the config can't be deployed under the
-            agreement.
+        ConfigError: The folder is not empty, a site's name is not valid, or the config can't be deployed.
     """
     check_config(config, agreement, has_target=target is not None)
     check_target_file(config, target)

@@ -52,16 +52,11 @@ REVOKED = "revoked-keys"
 
 
 def write_certificates(folder: Path, hosts: Sequence[str], passphrase: bytes | None = None) -> None:
-    """Write `ca.crt`, which every site gets, and the server's `server.crt` and `server.key`.
+    """Write `ca.crt`, which every site gets, and the server's `server.crt` and `server.key`, valid for these hosts.
 
-    Args:
-        folder: The folder to write to.
-        hosts: Names and addresses for which the server's certificate is valid.
-        passphrase: Keeps the authority's private key, encrypted, in `ca.key`, so that `renew` can issue
-            the next certificate. None: the key is not stored, and a new server certificate needs a new authority.
-
-    Raises:
-        ConfigError: A host is not a valid name or address, or there is a private key already.
+    With a passphrase the authority's private key is kept, encrypted, in `ca.key`, so that `renew` can issue the next
+    certificate; without, a new server certificate needs a new authority. Raises ConfigError where a host is not a valid
+    name or address, or there is a private key already.
     """
     names = [_host(host) for host in hosts]
     authority = ec.generate_private_key(ec.SECP384R1())

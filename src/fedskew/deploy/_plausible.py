@@ -85,13 +85,7 @@ MOVES = 10.0
 
 
 class Measured(NamedTuple):
-    """A size of one update.
-
-    Attributes:
-        size: The size.
-        likely: The server's own estimate of what it may be at most.
-        floor: The least that its reference may be, at most `likely`.
-    """
+    """A size of one update, what the server takes to be likely at most, and the least that its reference may be."""
 
     size: float
     likely: float

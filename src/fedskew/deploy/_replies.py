@@ -92,14 +92,7 @@ def check_size(content: RecordDict, max_bytes: int) -> None:
 
 
 def check_reply(content: RecordDict, expected: ExpectedReply) -> Reply:
-    """Validate the reply of a fedskew site to a training instruction.
-
-    Returns:
-        The reply's values, finite and of the expected shapes.
-
-    Raises:
-        RefusedError: The reply differs from what was expected; the message says how.
-    """
+    """Validate a fedskew site's reply to a training instruction; RefusedError says how it differs from what it should be."""
     check_size(content, expected.max_bytes)
     metrics = content.get(METRICS)
     if not isinstance(metrics, MetricRecord):
@@ -151,16 +144,9 @@ def check_arrays(
 
 
 def check_counts(content: RecordDict, classes: int, whole: bool) -> NDArray[np.float64]:
-    """Validate the label counts that a site reports.
+    """Validate the label counts that a site reports, `(classes,)`; `whole` refuses fractions, where they are exact.
 
-    Args:
-        whole: Whether the counts are exact, so that fractions are refused.
-
-    Returns:
-        Label counts, shape `(classes,)`.
-
-    Raises:
-        RefusedError: The counts are missing, of another length, negative, too large, or not finite.
+    Raises RefusedError where they are missing, of another length, negative, too large, or not finite.
     """
     check_size(content, MOST_COUNT_BYTES)
     values = only(MetricRecord, content).get(COUNTS)

@@ -46,8 +46,8 @@ class WeightingAggregator(ModelAggregator):  # type: ignore[misc]  # FLARE comes
 
     Works for whole models and for differences, of numpy arrays or PyTorch tensors. Whole numbers, such as batch norm's
     counters, are the largest of the clients'. A model without label counts, with other arrays than the first one's, or
-    with values that are not finite is left out, which the log says. Clients are ordered by their names, so that the
-    result does not depend on who replies first; it has the weights as `meta["weights"]`, by client.
+    with values that are not finite is left out, which the log says. Clients are ordered by their names, whoever replies
+    first; the result has the weights as `meta["weights"]`, by client.
 
     Args:
         weighting: A weighting's name (`fedskew methods`), such as "fedla", or `module:Class` of your own.
@@ -130,9 +130,8 @@ class WeightingAggregator(ModelAggregator):  # type: ignore[misc]  # FLARE comes
 class SelectingFedAvg(FedAvg):  # type: ignore[misc]  # FLARE comes without types
     """FLARE's FedAvg, whose sites of a round are chosen by a selection of fedskew instead of at random.
 
-    Before the first round every connected site is asked for its label counts, by a task of the name "label_counts" with
-    an empty model; a site that sends none is left out of the job, which the log says. Sites are ordered by their names,
-    so that a job chooses what `Selection.select` chooses in a simulation of the same clients and seed. A site that is
+    A site that sends no label counts before the first round is left out of the job, which the log says. Sites are
+    ordered by their names, so that a job chooses what a simulation of the same clients and seed does. A site that is
     offline when it is chosen misses the round, and one that connects later takes part in the next job.
 
     Args:
