@@ -92,7 +92,7 @@ def check_size(content: RecordDict, max_bytes: int) -> None:
 
 
 def check_reply(content: RecordDict, expected: ExpectedReply) -> Reply:
-    """Validate a fedskew site's reply to a training instruction; RefusedError says how it differs from what it should be."""
+    """Validate a fedskew site's reply to a training instruction; RefusedError says how it differs from the expected."""
     check_size(content, expected.max_bytes)
     metrics = content.get(METRICS)
     if not isinstance(metrics, MetricRecord):
