@@ -1,4 +1,7 @@
-"""Divide one labelled data set among clients: rules, and a record of the split that can be saved."""
+"""Divide one labelled data set among clients: rules, and a record of the split that can be saved.
+
+A rule's `split(labels, clients, rng, num_classes=None)` returns an ascending array of indices for each client.
+"""
 
 from __future__ import annotations
 

@@ -73,7 +73,6 @@ def oracle(
         One ascending index array per client.
 
     Raises:
-        ArgumentError: A bad target.
         PartitionError: There is no sample of a class that the target has.
     """
     classes = np.asarray(labels)

@@ -37,7 +37,6 @@ class Rule:
             samples out.
 
         Raises:
-            ArgumentError: A bad argument; the message names it.
             PartitionError: The rule can't divide these labels among this many clients; the message says what to change.
         """
         labels, class_sizes = check_samples(labels, clients, rng, num_classes)

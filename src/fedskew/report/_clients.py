@@ -99,7 +99,8 @@ def _pairs(drawn: Figure) -> None:
     cells = np.where(np.tril(np.outer(occurs, occurs), -1), pairs.together, np.nan)
     hover = "%{y} and %{x}: %{customdata:,} samples"
     drawn.add(drawn.members[0], charts.heat_map(rows, rows, charts.numbers(cells, _digits(pairs.together)), hover))
-    drawn.findings = list(filter(None, [pairs.in_words(run.class_names)]))
+    if words := pairs.in_words(run.class_names):
+        drawn.findings = [f"{words[0].upper()}{words[1:]}."]
     drawn.layout, drawn.height = {"xaxis": charts.CATEGORY, "yaxis": charts.DOWN}, 420
 
 
