@@ -16,7 +16,9 @@ import time
 import numpy as np
 
 from fedskew.labels import LabelCounts, entropy
-from fedskew.selection import FedCBS, FedEntOpt, Selection, Uniform
+from fedskew.selection import INDEX, FedEntOpt, Selection, Uniform
+
+FedCBS = INDEX["fedcbs"]
 
 SELECTIONS: dict[str, Selection] = {
     "uniform": Uniform(),

@@ -27,11 +27,13 @@ from torch.nn import functional
 from fedskew.engine import Assignment, LocalTraining, LocalWork, PartitionedData, Sent, SequentialBackend
 from fedskew.local_steps import SGD
 from fedskew.models import FlatModel, build
-from fedskew.objectives import CrossEntropy, Objective
+from fedskew.objectives import INDEX, Objective
 from fedskew.randomness import Purpose, generator
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "contestants"))
 from task import LeNet5
+
+CrossEntropy = INDEX["cross_entropy"]
 
 IMAGES, EPOCHS, BATCH, LR, MOMENTUM, DECAY = 500, 5, 64, 0.01, 0.9, 5e-4
 

@@ -15,13 +15,22 @@ import pytest
 from covering import ALIKE, BOUND, Cell, accepted_pairs, covering_set, pairs, pairs_of, whole_product
 from fedskew import components, methods
 from fedskew.errors import CombinationError, ConfigError
-from fedskew.local_steps import FedProx
+from fedskew.local_steps import INDEX as STEPS
 from fedskew.methods import COMBINATIONS, DEFAULTS, PLACES, PRESETS, SLOTS, Method, build, check, cost, expand
-from fedskew.objectives import CrossEntropy, FedKD, FedLC, FedNTD, Objective
+from fedskew.objectives import INDEX as LOSSES
+from fedskew.objectives import Objective
 from fedskew.pipelines import FedConcat
 from fedskew.selection import Uniform
-from fedskew.server_updates import FedNova, Plain
+from fedskew.server_updates import INDEX as UPDATES
+from fedskew.server_updates import Plain
 from fedskew.weighting import FedAvg
+
+FedProx = STEPS["fedprox"]
+CrossEntropy = LOSSES["cross_entropy"]
+FedKD = LOSSES["fedkd"]
+FedLC = LOSSES["fedlc"]
+FedNTD = LOSSES["fedntd"]
+FedNova = UPDATES["fednova"]
 
 LOSSES, TERMS = (
     {name for name, kind in SLOTS["objective"].items() if kind.role == role} for role in ("classification", "term")

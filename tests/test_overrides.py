@@ -14,9 +14,11 @@ from fedskew import methods
 from fedskew.aggregation import Mean
 from fedskew.components import covers
 from fedskew.errors import ConfigError
-from fedskew.local_steps import SGD, Scaffold
+from fedskew.local_steps import INDEX, SGD
 from fedskew.models import swap_dropout
 from fedskew.weighting import FedAvg
+
+Scaffold = INDEX["scaffold"]
 
 TASK = {
     "data": {"name": "digits", "rows": 200},

@@ -16,15 +16,27 @@ from torch import nn
 
 from fedskew.engine import Assignment, LocalTraining, LocalWork, PartitionedData, Sent, SequentialBackend
 from fedskew.hooks import LocalEnd, RoundEnd
-from fedskew.local_steps import FedBABU, FedDyn, StepSettings
+from fedskew.local_steps import INDEX as STEPS
+from fedskew.local_steps import StepSettings
 from fedskew.models import FlatModel
-from fedskew.objectives import CrossEntropy, FedNH, Objective
+from fedskew.objectives import INDEX as LOSSES
+from fedskew.objectives import Objective
 from fedskew.objectives.functional import cross_entropy, fedlc, fedrs, moon
-from fedskew.server_updates import FedACG, FedAdagrad, FedAdam, FedYogi, fedexp_step
-from fedskew.server_updates import FedDyn as FedDynServer
+from fedskew.server_updates import INDEX as UPDATES
+from fedskew.server_updates import fedexp_step
 from fedskew.weighting import feddisco
 from losses import balanced_cross_entropy, classifier_variance, feddecorr, fedgela, uniformity
 from updating import moved
+
+FedBABU = STEPS["fedbabu"]
+FedDyn = STEPS["feddyn"]
+CrossEntropy = LOSSES["cross_entropy"]
+FedNH = LOSSES["fednh"]
+FedACG = UPDATES["fedacg"]
+FedAdagrad = UPDATES["fedadagrad"]
+FedAdam = UPDATES["fedadam"]
+FedYogi = UPDATES["fedyogi"]
+FedDynServer = UPDATES["feddyn"]
 
 ONES = np.ones(2, dtype=np.int64)
 

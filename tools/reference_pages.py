@@ -80,17 +80,21 @@ def modules() -> list[str]:
 
 
 def exported(module: str) -> list[str]:
-    """The names that a module exports: those of its stub, or else of its `__all__`; none where it has neither."""
+    """The names of a module's stub, or else of its `__all__` and the components of its `INDEX`."""
     path = SOURCE.joinpath(*module.split(".")[1:])
     file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     stub = file.with_suffix(".pyi")
     if stub.exists():
         imports = [node for node in _statements(stub) if isinstance(node, ast.ImportFrom) and node.module]
         return [alias.name for node in imports for alias in node.names]
+    names: dict[str, None] = {}
     for node in _statements(file):
         if isinstance(node, ast.Assign) and any(getattr(name, "id", "") == "__all__" for name in node.targets):
-            return [str(name) for name in ast.literal_eval(node.value)]
-    return []
+            names |= dict.fromkeys(ast.literal_eval(node.value))
+        elif isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "INDEX":
+            assert isinstance(node.value, ast.Dict)
+            names |= dict.fromkeys(map(ast.unparse, node.value.values))
+    return list(names)
 
 
 def command_line() -> str:

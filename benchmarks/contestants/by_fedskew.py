@@ -12,7 +12,9 @@ from torch import nn
 
 import fedskew
 from fedskew.data import Dataset
-from fedskew.selection import Recorded
+from fedskew.selection import INDEX
+
+Recorded = INDEX["recorded"]
 
 FOLDER = "FEDSKEW_BENCH_TASK"
 

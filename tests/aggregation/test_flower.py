@@ -9,7 +9,11 @@ from flwr.app import Array, ArrayRecord, Message, MessageType, MetricRecord, Rec
 from flwr.serverapp import strategy as flower
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedskew.aggregation import Krum, Median, TrimmedMean
+from fedskew.aggregation import INDEX
+
+Krum = INDEX["krum"]
+Median = INDEX["median"]
+TrimmedMean = INDEX["trimmed_mean"]
 
 
 def replies(models: np.ndarray) -> list[Message]:

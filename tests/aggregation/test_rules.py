@@ -8,8 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from fedskew.aggregation import INDEX, GeometricMedian, Krum, Mean, Median, NormClipping, TrimmedMean
+from fedskew.aggregation import INDEX, Mean
 from fedskew.errors import ArgumentError
+
+GeometricMedian = INDEX["geometric_median"]
+Krum = INDEX["krum"]
+Median = INDEX["median"]
+NormClipping = INDEX["norm_clipping"]
+TrimmedMean = INDEX["trimmed_mean"]
 
 LIAR = 1e30
 

@@ -20,7 +20,10 @@ from fedskew.deploy import Book, CountsRequest, check_config, disclosures, read_
 from fedskew.errors import ConfigError, EndedEarlyError
 from fedskew.experiment import make_training_loop, read, resolve
 from fedskew.parameters import component
-from fedskew.weighting import FedLA, FedPALS, fedpals
+from fedskew.weighting import INDEX, fedpals
+
+FedLA = INDEX["fedla"]
+FedPALS = INDEX["fedpals"]
 
 TEN = tuple(f"site-{place}" for place in range(10))
 SUMMED = {"updates": "masked", "label_counts": "summed"}

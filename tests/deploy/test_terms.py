@@ -35,8 +35,10 @@ from fedskew.experiment import make_network, resolve
 from fedskew.hooks import Hooks, LocalEnd
 from fedskew.methods import build
 from fedskew.models import FlatModel
-from fedskew.objectives import CrossEntropy
+from fedskew.objectives import INDEX
 from fedskew.parameters import component
+
+CrossEntropy = INDEX["cross_entropy"]
 
 
 def asked(federation: Federated, message: Message, name: str = "ash") -> Message:

@@ -17,14 +17,23 @@ from torch import nn
 
 from fedskew.engine import Federation, LocalTraining, LocalWork, PartitionedData, SequentialBackend
 from fedskew.engine.contracts import hooked
-from fedskew.local_steps import SGD, FedDyn, FedGF, FedProx, Scaffold
+from fedskew.local_steps import INDEX as STEPS
+from fedskew.local_steps import SGD
 from fedskew.methods import Method
 from fedskew.models import FlatModel
 from fedskew.objectives import Objective
 from fedskew.selection import Uniform as AnyClients
-from fedskew.server_updates import FedACG, FedNova, Plain
-from fedskew.server_updates import FedDyn as FedDynServer
+from fedskew.server_updates import INDEX as UPDATES
+from fedskew.server_updates import Plain
 from fedskew.weighting import FedAvg, Uniform
+
+FedDyn = STEPS["feddyn"]
+FedGF = STEPS["fedgf"]
+FedProx = STEPS["fedprox"]
+Scaffold = STEPS["scaffold"]
+FedACG = UPDATES["fedacg"]
+FedNova = UPDATES["fednova"]
+FedDynServer = UPDATES["feddyn"]
 
 A = np.array([[[1.0, 0.0], [0.0, 0.5]], [[2.0, 0.5], [0.5, 1.0]], [[0.3, 0.0], [0.0, 3.0]]])
 B = np.array([[3.0, -1.0], [-2.0, 4.0], [1.0, 2.0]])

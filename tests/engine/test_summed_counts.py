@@ -14,7 +14,10 @@ from fedskew.engine.sums import answers_in_sum, encode_answer
 from fedskew.errors import ConfigError
 from fedskew.experiment import make_training_loop, resolve
 from fedskew.sums import fixed_point
-from fedskew.weighting import FedAvg, FedLA, FedPALS, Uniform, fedla, fedpals
+from fedskew.weighting import INDEX, FedAvg, Uniform, fedla, fedpals
+
+FedLA = INDEX["fedla"]
+FedPALS = INDEX["fedpals"]
 
 COUNTS = np.random.default_rng(1).integers(0, 40, size=(12, 4)).astype(float)
 TARGET = np.array([0.4, 0.3, 0.2, 0.1])

@@ -12,7 +12,9 @@ import fedskew
 from fedskew.data import Dataset
 from fedskew.errors import ConfigError, PartitionError
 from fedskew.experiment import make_task, resolve
-from fedskew.partition import DirichletWithinDomains
+from fedskew.partition import INDEX
+
+DirichletWithinDomains = INDEX["dirichlet_within_domains"]
 
 
 def cameras() -> Dataset:

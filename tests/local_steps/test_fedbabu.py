@@ -6,8 +6,10 @@ from torch import nn
 
 import fedskew
 from fedskew.errors import ArgumentError, CombinationError, ConfigError
-from fedskew.local_steps import FedBABU
+from fedskew.local_steps import INDEX
 from fedskew.methods import expand
+
+FedBABU = INDEX["fedbabu"]
 
 TASK = {
     "data": {"name": "digits"},

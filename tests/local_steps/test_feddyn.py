@@ -15,6 +15,9 @@ from fedskew.hooks import LocalEnd
 from fedskew.local_steps import StepSettings
 from updating import moved
 
+Step = local_steps.INDEX["feddyn"]
+Update = server_updates.INDEX["feddyn"]
+
 TASK = {
     "data": "digits",
     "partition": {"rule": "dirichlet_by_class", "clients": 6, "beta": 0.3, "min_size": 1},
@@ -23,7 +26,7 @@ TASK = {
 }
 
 
-def trained(step: local_steps.FedDyn, target: float, start: torch.Tensor, kept: dict) -> tuple[torch.Tensor, dict]:
+def trained(step: local_steps.LocalStep, target: float, start: torch.Tensor, kept: dict) -> tuple[torch.Tensor, dict]:
     """One local step of length 1/2 on (y - target)^2 / 2, and what the client keeps."""
     settings = StepSettings(start=start, lr=0.5, client=kept)
     after, _ = step.step(start, lambda at: at - target, None, settings)
@@ -36,7 +39,7 @@ def trained(step: local_steps.FedDyn, target: float, start: torch.Tensor, kept: 
 def test_two_rounds_of_two_clients_by_hand():
     # alpha = 1/2. Round 1 from 0: y = (2, 0), r = (2, 0), u = 1, w = 0 + 1 + 1. Round 2 from 2: the first client's
     # gradient is (2 - 4) + 2 / 2 = -1, the second's 2 + 0: y = (2.5, 1), r = (2.5, -1), u = 1 - 1/4, w = 2 - 1/4 + 3/4.
-    step, update = local_steps.FedDyn(alpha=0.5), server_updates.FedDyn(clients=2)
+    step, update = Step(alpha=0.5), Update(clients=2)
     w = torch.zeros(1)
     state, kept = update.init(w), [step.init_client(w), step.init_client(w)]
     for ys, drifts, u, following in (((2, 0), (2, 0), 1.0, 2.0), ((2.5, 1), (2.5, -1), 0.75, 2.5)):
@@ -52,7 +55,7 @@ def test_two_rounds_of_two_clients_by_hand():
 def test_two_local_steps_are_those_of_the_paper_s_g() -> None:
     # alpha = 1/4, w = 1, r = 2, so g_k = -1/2; gradients y - 4 - g_k + (y - 1) / 4, steps of 1/2:
     # 1 -> 1 + 2.5 / 2 = 2.25 -> 2.25 - (-1.75 + 0.5 + 0.3125) / 2 = 2.71875; g_k <- -1/2 - 1.71875 / 4.
-    step, w, kept = local_steps.FedDyn(alpha=0.25), torch.ones(1), {"feddyn.drift": torch.tensor([2.0])}
+    step, w, kept = Step(alpha=0.25), torch.ones(1), {"feddyn.drift": torch.tensor([2.0])}
     settings, y = StepSettings(start=w, lr=0.5, client=kept), w
     for following in (2.25, 2.71875):
         y, _ = step.step(y, lambda at: at - 4, None, settings)
@@ -62,7 +65,7 @@ def test_two_local_steps_are_those_of_the_paper_s_g() -> None:
 
 
 def test_the_server_divides_by_all_clients_and_not_by_those_that_replied():
-    update = server_updates.FedDyn(clients=4)
+    update = Update(clients=4)
     w = torch.zeros(1)
     w, state = moved(update, update.init(w), w, torch.tensor([[4.0]]), np.ones(1), np.ones(1))
     assert (state["drift"].item(), w.item()) == (1.0, 5.0)
@@ -72,7 +75,7 @@ def test_a_run_tells_the_server_how_many_clients_there_are():
     result = fedskew.simulate(**TASK, method="feddyn")
     assert "clients" not in result.config.method["server_update"]
     with pytest.raises(ArgumentError, match="clients: give the number of all clients"):
-        moved(server_updates.FedDyn(), {}, torch.zeros(1), torch.zeros(1, 1), np.ones(1), np.ones(1))
+        moved(Update(), {}, torch.zeros(1), torch.zeros(1, 1), np.ones(1), np.ones(1))
     wrong = {"preset": "feddyn", "server_update": {"clients": 5}}
     with pytest.raises(ArgumentError, match=r"server_update\.clients: 5 isn't the number of clients, which is 6"):
         fedskew.simulate(**TASK, method=wrong)

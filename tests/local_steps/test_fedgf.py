@@ -7,7 +7,10 @@ import torch
 
 from fedskew.errors import ArgumentError
 from fedskew.hooks import RoundEnd
-from fedskew.local_steps import FedGF, FedSAM, StepSettings
+from fedskew.local_steps import INDEX, StepSettings
+
+FedGF = INDEX["fedgf"]
+FedSAM = INDEX["fedsam"]
 
 PERTURBED, SHARE, WINDOW = "fedgf.perturbed", "fedgf.share", "fedgf.window"  # as in checkpoints
 

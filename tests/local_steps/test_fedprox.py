@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from fedskew.errors import ArgumentError
-from fedskew.local_steps import SGD, FedProx, StepSettings
+from fedskew.local_steps import INDEX, SGD, StepSettings
+
+FedProx = INDEX["fedprox"]
 
 G = torch.Generator().manual_seed(0)
 START = torch.randn(37, generator=G, dtype=torch.float64)

@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from fedskew.errors import ArgumentError
-from fedskew.local_steps import SGD, FedSAM, StepSettings
+from fedskew.local_steps import INDEX, SGD, StepSettings
+
+FedSAM = INDEX["fedsam"]
 
 G = torch.Generator().manual_seed(0)
 START = torch.randn(7, generator=G, dtype=torch.float64)

@@ -7,7 +7,9 @@ import torch
 
 from fedskew.errors import ArgumentError
 from fedskew.hooks import LocalEnd, RoundEnd
-from fedskew.local_steps import SGD, Scaffold, StepSettings
+from fedskew.local_steps import INDEX, SGD, StepSettings
+
+Scaffold = INDEX["scaffold"]
 
 SERVER, CLIENT, CHANGE = "scaffold.server", "scaffold.client", "scaffold.change"  # as in checkpoints
 

@@ -14,8 +14,11 @@ from fedskew.hooks import Hooks, LocalEnd, Returned, RoundEnd
 from fedskew.local_steps import SGD
 from fedskew.methods import expand
 from fedskew.models import FlatModel, OnPrototypes, build, unit_rows, with_features
-from fedskew.objectives import Batch, CrossEntropy, FedNH, Objective
+from fedskew.objectives import INDEX, Batch, Objective
 from fedskew.parameters import component
+
+CrossEntropy = INDEX["cross_entropy"]
+FedNH = INDEX["fednh"]
 
 MEANS, COUNTS = "fednh.means", "fednh.counts"  # as in replies
 TASK = {

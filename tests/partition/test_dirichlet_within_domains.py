@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 from fedskew.errors import ArgumentError, PartitionError
-from fedskew.partition import DirichletByClass, DirichletWithinDomains
+from fedskew.partition import INDEX, DirichletByClass
+
+DirichletWithinDomains = INDEX["dirichlet_within_domains"]
 
 # Four domains of unequal size, interleaved.
 DOMAINS = np.random.default_rng(1).permutation(np.repeat([0, 1, 2, 3], [3000, 1000, 2000, 1500]))

@@ -11,19 +11,20 @@ from splits import CIFAR_LABELS
 
 from fedskew.errors import ArgumentError, PartitionError
 from fedskew.partition import (
-    IID,
     INDEX,
     DirichletByClass,
     DirichletByClient,
-    DirichletWithinDomains,
     IIDAndExclusive,
-    Natural,
-    OneLabelMissing,
     PairedShards,
     Quantity,
     Shards,
     Sparsity,
 )
+
+IID = INDEX["iid"]
+DirichletWithinDomains = INDEX["dirichlet_within_domains"]
+Natural = INDEX["natural"]
+OneLabelMissing = INDEX["one_label_missing"]
 
 RULES = [
     DirichletByClass(0.5),

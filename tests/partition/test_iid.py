@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 from fedskew.errors import ArgumentError
-from fedskew.partition import IID, stratified
+from fedskew.partition import INDEX, stratified
+
+IID = INDEX["iid"]
 
 LABELS = np.repeat(np.arange(10), 1000)
 

@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 from splits import counts_of, dealt
 
-from fedskew.partition import OneLabelMissing
+from fedskew.partition import INDEX
+
+OneLabelMissing = INDEX["one_label_missing"]
 
 # Sketch and cartoon of PACS, 5,683 pictures by label (FedPALS).
 PACS = np.repeat(np.arange(7), [1050, 1084, 996, 672, 1033, 333, 515])

@@ -9,7 +9,11 @@ import pytest
 
 from fedskew.errors import ArgumentError
 from fedskew.labels import LabelCounts
-from fedskew.selection import INDEX, FedCBS, FedEntOpt, Function, GreedyKL, Recorded, Selection, SeolKim, Uniform
+from fedskew.selection import INDEX, FedEntOpt, GreedyKL, Selection, SeolKim, Uniform
+
+FedCBS = INDEX["fedcbs"]
+Function = INDEX["function"]
+Recorded = INDEX["recorded"]
 
 COUNTS = np.random.default_rng(0).integers(0, 9, (20, 4)).astype(float)
 

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from fedskew.selection import FedCBS, FedCBSState, GreedyKL
+from fedskew.selection import INDEX, GreedyKL
+
+FedCBS = INDEX["fedcbs"]
+
+
+def after(cohorts: int, chosen: np.ndarray):
+    """The state after so many cohorts, in which each client was chosen so often."""
+    return replace(FedCBS().init(np.ones((1, 1))), round=cohorts, chosen=chosen)
+
 
 # The paper's figure 3: six classes, four clients of 30 samples, of whom three are chosen.
 FIGURE = np.array([[5.0] * 6, [6, 6, 6, 6, 6, 0], [0, 0, 0, 10, 10, 10], [10, 10, 10, 0, 0, 0]])
@@ -20,7 +29,7 @@ def imbalance(gram: np.ndarray, sizes: np.ndarray, cohort: list[int], classes: i
     return max(inner / sizes[cohort].sum() ** 2 - 1 / classes, 1e-12)
 
 
-def drawn(component: FedCBS, counts: np.ndarray, size: int, state: FedCBSState | None = None, times: int = 4000):
+def drawn(component: FedCBS, counts: np.ndarray, size: int, state: object = None, times: int = 4000):
     rng, start = np.random.default_rng(0), state or component.init(counts)
     return [tuple(component.select(start, counts, size, rng)[0].tolist()) for _ in range(times)]
 
@@ -30,7 +39,7 @@ def test_ordered_cohorts_have_the_probability_that_the_gram_matrix_gives() -> No
     counts = np.array([[4.0, 1.0, 0.0], [0.0, 2.0, 2.0], [3.0, 0.0, 3.0], [1.0, 1.0, 0.0]])
     gram, sizes = counts @ counts.T, counts.sum(axis=1)
     component, chosen, k = FedCBS(exploration=2.0), np.array([0, 3, 1, 0]), 5
-    state = FedCBSState(k - 1, chosen)
+    state = after(k - 1, chosen)
 
     def probability(cohort: tuple[int, ...]) -> float:
         product = 1.0
@@ -75,7 +84,7 @@ def test_a_large_exponent_is_a_greedy_choice_by_squared_distance() -> None:
 
 def test_who_was_seldom_chosen_comes_first_more_often() -> None:
     counts = np.tile([3.0, 1.0], (6, 1))
-    state = FedCBSState(99, np.array([0, 50, 50, 50, 50, 50]))
+    state = after(99, np.array([0, 50, 50, 50, 50, 50]))
     first = [cohort[0] for cohort in drawn(FedCBS(), counts, 2, state, times=600)]
     # 1/Q is 1 / (10/16 - 1/2) = 8 for all; the bonus is 10 sqrt(1.5 ln 100 / (1 + T)).
     bonus = 10 * math.sqrt(1.5 * math.log(100))
@@ -85,7 +94,7 @@ def test_who_was_seldom_chosen_comes_first_more_often() -> None:
 
 def test_a_client_that_is_even_alone_comes_first_in_every_cohort() -> None:
     counts = np.array([[2.0, 2.0], [3.0, 1.0], [1.0, 3.0], [0.0, 9.0]])
-    state = FedCBSState(999, np.array([500, 0, 0, 0]))
+    state = after(999, np.array([500, 0, 0, 0]))
     assert {cohort[0] for cohort in drawn(FedCBS(), counts, 2, state, times=200)} == {0}
     assert {cohort[1] for cohort in drawn(FedCBS(), counts, 2, state, times=200)} == {1, 2, 3}
 
@@ -112,7 +121,7 @@ def test_the_order_of_classes_and_the_unit_of_counts_mean_nothing() -> None:
 
 def test_clients_without_samples_come_last_at_every_place() -> None:
     counts = np.array([[0.0, 0.0], [1.0, 1.0], [5.0, 0.0], [0.0, 0.0], [0.0, 2.0]])
-    cohorts = drawn(FedCBS(), counts, 4, FedCBSState(99, np.array([0, 50, 50, 0, 50])), times=60)
+    cohorts = drawn(FedCBS(), counts, 4, after(99, np.array([0, 50, 50, 0, 50])), times=60)
     assert {frozenset(cohort[:3]) for cohort in cohorts} == {frozenset({1, 2, 4})}
     assert {cohort[3] for cohort in cohorts} == {0, 3}
     rng = np.random.default_rng(0)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,9 +10,14 @@ from hypothesis import strategies as st
 
 from fedskew.errors import ArgumentError
 from fedskew.partition import DirichletByClass, Quantity
-from fedskew.selection import FedEntOpt, FedEntOptState, Uniform
+from fedskew.selection import FedEntOpt, Uniform
 
 CIFAR_LABELS = np.repeat(np.arange(10), 5000)
+
+
+def buffered(clients: np.ndarray):
+    """The state in which these clients can't be chosen."""
+    return replace(FedEntOpt().init(np.ones((1, 1))), buffer=clients)
 
 
 def entropy(counts) -> float:
@@ -104,7 +110,7 @@ def test_ties_go_to_the_lowest_id_although_rounding_differs() -> None:
 def test_those_who_took_part_stay_out_while_the_buffer_remembers_them() -> None:
     counts = np.ones((6, 2))
     selection = FedEntOpt(buffer=4 / 6)
-    state = FedEntOptState(np.array([0, 1, 2, 3]))
+    state = buffered(np.array([0, 1, 2, 3]))
     cohort, state = selection.select(state, counts, 2, np.random.default_rng(0))
     assert sorted(cohort) == [4, 5]
     assert state.buffer.tolist() == [2, 3, *cohort]
@@ -140,7 +146,7 @@ def test_a_full_buffer_makes_a_round_robin() -> None:
 
 def test_the_first_client_is_uniform_among_those_allowed() -> None:
     counts = np.ones((10, 2))
-    state = FedEntOptState(np.array([1, 3, 5, 7, 9]))
+    state = buffered(np.array([1, 3, 5, 7, 9]))
     rng = np.random.default_rng(0)
     firsts = np.bincount([FedEntOpt(0.5).select(state, counts, 1, rng)[0][0] for _ in range(2000)], minlength=10)
     assert np.all(firsts[1::2] == 0)
@@ -206,14 +212,14 @@ def test_refuses_fewer_candidates_than_the_cohort() -> None:
 def test_a_share_that_floats_can_not_hold_is_not_rounded_down_by_one() -> None:
     # 0.29 * 100 is 28.999999999999996.
     counts = np.ones((100, 2))
-    state = FedEntOptState(np.arange(29))
+    state = buffered(np.arange(29))
     _, following = FedEntOpt(0.29).select(state, counts, 1, np.random.default_rng(0))
     assert len(following.buffer) == 29
 
 
 def test_a_choice_among_all_candidates_is_the_choice() -> None:
     counts = split_counts(DirichletByClass(0.1), 0)
-    state = FedEntOptState(np.arange(50))
+    state = buffered(np.arange(50))
     plain, _ = FedEntOpt().select(state, counts, 10, np.random.default_rng(0))
     among_all, _ = FedEntOpt(candidates=50).select(state, counts, 10, np.random.default_rng(0))
     assert among_all.tolist() == plain.tolist()
@@ -223,7 +229,7 @@ def test_a_choice_among_all_candidates_is_the_choice() -> None:
 def test_candidates_are_drawn_uniformly_from_those_outside_the_buffer() -> None:
     # As many candidates as are asked: the cohort is the draw. Clients 0 to 4 are out; each of the others is in 2/5.
     counts = np.ones((10, 2))
-    state, rng = FedEntOptState(np.arange(5)), np.random.default_rng(0)
+    state, rng = buffered(np.arange(5)), np.random.default_rng(0)
     selection = FedEntOpt(candidates=2)
     took_part = np.bincount(np.concatenate([selection.select(state, counts, 2, rng)[0] for _ in range(1000)]))
     assert not took_part[:5].any()
@@ -246,4 +252,4 @@ def test_the_choice_among_candidates_is_greedy() -> None:
 
 def test_refuses_a_first_client_that_the_buffer_keeps_out() -> None:
     with pytest.raises(ArgumentError, match="first: client 2 is in the buffer"):
-        FedEntOpt(0.5).select(FedEntOptState(np.array([2])), np.ones((4, 2)), 1, np.random.default_rng(0), first=2)
+        FedEntOpt(0.5).select(buffered(np.array([2])), np.ones((4, 2)), 1, np.random.default_rng(0), first=2)

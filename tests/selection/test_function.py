@@ -7,7 +7,9 @@ import pytest
 
 import fedskew
 from fedskew.errors import ArgumentError, ConfigError
-from fedskew.selection import Function
+from fedskew.selection import INDEX
+
+Function = INDEX["function"]
 
 COUNTS = np.arange(12.0).reshape(6, 2)
 

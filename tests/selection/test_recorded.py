@@ -7,7 +7,9 @@ import pytest
 
 import fedskew
 from fedskew.errors import ArgumentError
-from fedskew.selection import Recorded
+from fedskew.selection import INDEX
+
+Recorded = INDEX["recorded"]
 
 COUNTS = np.ones((6, 2))
 RNG = np.random.default_rng(0)

@@ -13,8 +13,12 @@ from flwr.serverapp import strategy as flower
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedskew.errors import ArgumentError
-from fedskew.server_updates import FedAdagrad, FedAdam, FedYogi, Plain
+from fedskew.server_updates import INDEX, Plain
 from updating import moved
+
+FedAdagrad = INDEX["fedadagrad"]
+FedAdam = INDEX["fedadam"]
+FedYogi = INDEX["fedyogi"]
 
 ONE, STEPS = np.ones(1), np.ones(1, dtype=np.int64)
 

@@ -7,9 +7,12 @@ import torch
 
 import fedskew
 from fedskew import methods
-from fedskew.local_steps import FedProx
-from fedskew.server_updates import FedACG
+from fedskew.local_steps import INDEX as STEPS
+from fedskew.server_updates import INDEX as UPDATES
 from updating import moved
+
+FedProx = STEPS["fedprox"]
+FedACG = UPDATES["fedacg"]
 
 TASK = {
     "data": "digits",

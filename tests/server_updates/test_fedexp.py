@@ -11,8 +11,10 @@ from safetensors.torch import load_file
 
 import fedskew
 from fedskew.errors import ArgumentError
-from fedskew.server_updates import FedEXP, Plain, fedexp_step
+from fedskew.server_updates import INDEX, Plain, fedexp_step
 from updating import moved
+
+FedEXP = INDEX["fedexp"]
 
 quick = settings(deadline=None, derandomize=True, max_examples=60)
 RNG = np.random.default_rng(1)

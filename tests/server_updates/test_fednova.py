@@ -9,8 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedskew.errors import ArgumentError
-from fedskew.server_updates import FedNova, Plain, fednova, fednova_normaliser
+from fedskew.server_updates import INDEX, Plain, fednova, fednova_normaliser
 from updating import moved
+
+FedNova = INDEX["fednova"]
 
 quick = settings(deadline=None, derandomize=True, max_examples=60)
 RNG = np.random.default_rng(1)

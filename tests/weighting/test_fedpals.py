@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from fedskew.errors import ArgumentError
 from fedskew.labels import LabelCounts, effective_sample_size, projection_distance
-from fedskew.weighting import Answered, FedPALS, fedavg, fedpals, fedpals_solve, fedpals_strength
+from fedskew.weighting import INDEX, Answered, fedavg, fedpals, fedpals_solve, fedpals_strength
 from programmes import minimum
+
+FedPALS = INDEX["fedpals"]
 
 QUICK = settings(max_examples=200, deadline=None, derandomize=True)
 FEWER = settings(QUICK, max_examples=80)  # each solves several times

@@ -9,7 +9,10 @@ from numpy.typing import NDArray
 from fedskew import sums, weighting
 from fedskew.errors import ArgumentError
 from fedskew.sums import fixed_point
-from fedskew.weighting import Facts, FedLA, FedPALS
+from fedskew.weighting import INDEX, Facts
+
+FedLA = INDEX["fedla"]
+FedPALS = INDEX["fedpals"]
 
 FloatArray = NDArray[np.float64]
 
@@ -89,7 +92,7 @@ def test_fedpals_from_sums_is_exact_at_every_strength_and_size(strength: float, 
 def test_few_clients_are_refused() -> None:
     with pytest.raises(ArgumentError, match="clients: 9 are too few, as the sums would tell their counts"):
         FedPALS(strength=1.0).announce(lambda question: np.zeros(1), np.ones(2), 9)
-    for of_told in (weighting.FedLA(), weighting.FedAvg()):  # of three, two that work together know the third's
+    for of_told in (FedLA(), weighting.FedAvg()):  # of three, two that work together know the third's
         with pytest.raises(ArgumentError, match="clients: 9 are too few, as the sums would tell their counts"):
             of_told.announce(lambda question: np.ones(2), None, 9)
         assert of_told.announce(lambda question: np.ones(2), None, 10)["totals"].tolist() == [1, 1]

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from fedskew.components import has
 from fedskew.errors import ArgumentError
 from fedskew.labels import LabelCounts
-from fedskew.weighting import Answered, FedAvg, FedLA, Uniform, fedavg, fedla, uniform
+from fedskew.weighting import INDEX, Answered, FedAvg, Uniform, fedavg, fedla, uniform
+
+FedLA = INDEX["fedla"]
 
 QUICK = settings(max_examples=60, deadline=None, derandomize=True)
 

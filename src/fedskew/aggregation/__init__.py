@@ -26,4 +26,4 @@ INDEX: dict[str, type] = {
     "krum": Krum,
 }
 
-__all__ = ["INDEX", "Aggregation", "GeometricMedian", "Krum", "Mean", "Median", "NormClipping", "TrimmedMean"]
+__all__ = ["INDEX", "Aggregation", "Mean"]

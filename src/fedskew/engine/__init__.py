@@ -16,7 +16,6 @@ from fedskew.engine._records import (
 from fedskew.engine._sequential import SequentialBackend
 from fedskew.engine._states import ClientStates, ServerState
 from fedskew.engine.round import Federation
-from fedskew.engine.sums import Floats
 from fedskew.engine.workers import ProcessBackend, RankBackend
 
 __all__ = [
@@ -30,7 +29,6 @@ __all__ = [
     "Conditions",
     "Evaluation",
     "Federation",
-    "Floats",
     "LocalTraining",
     "LocalWork",
     "Observer",

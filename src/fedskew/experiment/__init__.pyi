@@ -22,7 +22,6 @@ from ._grid import RefusedCell as RefusedCell
 from ._grid import Sweep as Sweep
 from ._grid import read_sweep as read_sweep
 from ._grid import sweep_of as sweep_of
-from ._loop import Evaluator as Evaluator
 from ._loop import TrainingLoop as TrainingLoop
 from ._model_info import EXPORTS as EXPORTS
 from ._model_info import ModelInfo as ModelInfo

@@ -5,9 +5,9 @@ last layer from them; all other weights stay. It goes with every other component
 before it. The trained model is kept too, and both are evaluated.
 """
 
-from fedskew.finish._adapt import LEAST_SAMPLES, Adapt, moved, offsets
+from fedskew.finish._adapt import LEAST_SAMPLES, Adapt, offsets
 from fedskew.finish._ccvr import CCVR
-from fedskew.finish._protocol import NEVER, Ask, Finish, Finished, Head, Known, Observed, Source
+from fedskew.finish._protocol import NEVER, Finish, Finished, Head, Known, Observed, Source
 
 INDEX: dict[str, type] = {
     "adapt": Adapt,
@@ -18,13 +18,11 @@ __all__ = [
     "INDEX",
     "LEAST_SAMPLES",
     "NEVER",
-    "Ask",
     "Finish",
     "Finished",
     "Head",
     "Known",
     "Observed",
     "Source",
-    "moved",
     "offsets",
 ]

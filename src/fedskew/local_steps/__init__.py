@@ -5,7 +5,7 @@ from fedskew.local_steps._feddyn import FedDyn
 from fedskew.local_steps._fedgf import FedGF
 from fedskew.local_steps._fedprox import FedProx
 from fedskew.local_steps._fedsam import FedSAM
-from fedskew.local_steps._protocol import Gradient, InPlace, LocalStep, StepSettings, steps_in_place
+from fedskew.local_steps._protocol import Gradient, LocalStep, StepSettings, steps_in_place
 from fedskew.local_steps._scaffold import Scaffold
 from fedskew.local_steps._sgd import SGD
 
@@ -22,15 +22,8 @@ INDEX: dict[str, type] = {
 __all__ = [
     "INDEX",
     "SGD",
-    "FedBABU",
-    "FedDyn",
-    "FedGF",
-    "FedProx",
-    "FedSAM",
     "Gradient",
-    "InPlace",
     "LocalStep",
-    "Scaffold",
     "StepSettings",
     "steps_in_place",
 ]

@@ -31,14 +31,10 @@ INDEX: dict[str, type] = {
 """The rules by the name that a config gives them."""
 
 __all__ = [
-    "IID",
     "INDEX",
     "DirichletByClass",
     "DirichletByClient",
-    "DirichletWithinDomains",
     "IIDAndExclusive",
-    "Natural",
-    "OneLabelMissing",
     "PairedShards",
     "Partition",
     "Quantity",

@@ -1,4 +1,3 @@
-from ._curves import CURVES as CURVES
 from ._page import write_report as write_report
 from ._ranking import holm as holm
 from ._ranking import paired_differences as paired_differences

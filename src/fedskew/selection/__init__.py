@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fedskew.selection._fedcbs import FedCBS, FedCBSState
-from fedskew.selection._fedentopt import FedEntOpt, FedEntOptState
+from fedskew.selection._fedcbs import FedCBS
+from fedskew.selection._fedentopt import FedEntOpt
 from fedskew.selection._function import Function
 from fedskew.selection._greedy_kl import GreedyKL
 from fedskew.selection._protocol import Selection
@@ -24,13 +24,8 @@ INDEX: dict[str, type] = {
 
 __all__ = [
     "INDEX",
-    "FedCBS",
-    "FedCBSState",
     "FedEntOpt",
-    "FedEntOptState",
-    "Function",
     "GreedyKL",
-    "Recorded",
     "Selection",
     "SeolKim",
     "Uniform",

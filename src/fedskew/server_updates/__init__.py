@@ -22,13 +22,6 @@ INDEX: dict[str, type] = {
 
 __all__ = [
     "INDEX",
-    "FedACG",
-    "FedAdagrad",
-    "FedAdam",
-    "FedDyn",
-    "FedEXP",
-    "FedNova",
-    "FedYogi",
     "Plain",
     "ServerUpdate",
     "fedexp_step",

@@ -26,8 +26,6 @@ __all__ = [
     "BySums",
     "Facts",
     "FedAvg",
-    "FedLA",
-    "FedPALS",
     "Uniform",
     "Weighting",
     "afl_update",

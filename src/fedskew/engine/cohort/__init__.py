@@ -5,10 +5,8 @@
 
 from fedskew.engine.cohort._backend import (
     CohortBackend,
-    CohortRequest,
     faster_together,
     run_round_together,
-    train_together,
 )
 
-__all__ = ["CohortBackend", "CohortRequest", "faster_together", "run_round_together", "train_together"]
+__all__ = ["CohortBackend", "faster_together", "run_round_together"]
