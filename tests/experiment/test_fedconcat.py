@@ -58,12 +58,12 @@ Parts = list[torch.Tensor]
 
 def encoder_of(run: TrainingLoop, state: Any, cluster: int) -> Parts:
     """A cluster's network."""
-    return [*run.runner.network.views(state.encoders[str(cluster)].model.parameters).values()]
+    return [*run.runner.network.views(run.runner.encoder(state, cluster).model.parameters).values()]
 
 
 def head_of(run: TrainingLoop, state: Any) -> Parts:
     """The head's weight and bias."""
-    return [*run.model.views(state.head.model.parameters).values()]
+    return [*run.model.views(state.model.parameters).values()]
 
 
 class ByHand:
@@ -171,7 +171,7 @@ def test_records_say_what_happened_in_both_parts():
 def test_with_one_cluster_the_encoder_is_fedavgs_model():
     alone, states = played(changed(pipeline={"clusters": 1}))
     plain, expected = played({**TASK, "method": "fedavg"})
-    assert torch.equal(states[4].encoders["0"].model.parameters, expected[4].model.parameters)
+    assert torch.equal(alone.runner.encoder(states[4], 0).model.parameters, expected[4].model.parameters)
     for ours, theirs in zip(alone.records[:4], plain.records[:4], strict=True):
         assert replace(ours, seconds=0) == replace(theirs, seconds=0)
 
@@ -248,14 +248,14 @@ def test_a_head_from_the_clusters_begins_with_the_sum_of_their_logits():
     run, states = played(changed(pipeline={"head": "clusters"}))
     x = make_task(run.config, 0).dataset.test_inputs[:50]
     network, logits = run.runner.network, 0
-    for encoder in states[4].encoders.values():
-        network.write_state(encoder.model)
+    for cluster in range(3):
+        network.write_state(run.runner.encoder(states[4], cluster).model)
         logits = logits + network.module(x).detach()
     assert run.runner.evaluated_model(states[5]) is not None  # the encoders are in place
-    run.model.write_state(states[4].head.model)
+    run.model.write_state(states[4].model)
     torch.testing.assert_close(run.model.module(x), logits)
-    assert torch.equal(states[3].head.model.parameters, states[0].head.model.parameters)
-    assert not torch.equal(states[4].head.model.parameters, states[0].head.model.parameters)
+    assert torch.equal(states[3].model.parameters, states[0].model.parameters)
+    assert not torch.equal(states[4].model.parameters, states[0].model.parameters)
 
 
 def test_what_is_evaluated_depends_on_the_state_alone():
@@ -263,7 +263,8 @@ def test_what_is_evaluated_depends_on_the_state_alone():
     runner, inside = run.runner, run.model.module.encoders
     trained = runner.evaluated_model(states[-1])
     weight = inside[0].fc1.weight.clone()
-    runner.evaluated_model(replace(states[-1], encoders=states[0].encoders))
+    untrained = {name: part for name, part in states[0].tensors.items() if name.startswith("encoder")}
+    runner.evaluated_model(replace(states[-1], tensors={**states[-1].tensors, **untrained}))
     torch.testing.assert_close(inside[0].fc1.weight, encoder_of(run, states[0], 0)[0], check_stride=False)
     assert torch.equal(runner.evaluated_model(states[-1]).parameters, trained.parameters)
     assert torch.equal(inside[0].fc1.weight, weight)
@@ -283,22 +284,22 @@ class OnlyFirst:
 def test_a_cluster_that_is_never_drawn_keeps_the_untrained_encoder():
     run, states = played(changed(method={"preset": "fedconcat", "selection": OnlyFirst()}, pipeline={}))
     for state in states:
-        for cluster in ("1", "2"):
-            assert torch.equal(state.encoders[cluster].model.parameters, run.untrained.parameters)
-    assert not torch.equal(states[4].encoders["0"].model.parameters, run.untrained.parameters)
-    assert torch.isfinite(states[-1].head.model.parameters).all()
+        for cluster in (1, 2):
+            assert torch.equal(run.runner.encoder(state, cluster).model.parameters, run.untrained.parameters)
+    assert not torch.equal(run.runner.encoder(states[4], 0).model.parameters, run.untrained.parameters)
+    assert torch.isfinite(states[-1].model.parameters).all()
 
 
 def test_clusters_begin_with_copies():
-    _, states = played(TASK)
-    addresses = {encoder.model.parameters.data_ptr() for encoder in states[0].encoders.values()}
+    run, states = played(TASK)
+    addresses = {run.runner.encoder(states[0], cluster).model.parameters.data_ptr() for cluster in range(3)}
     assert len(addresses) == 3
 
 
 @pytest.mark.slow
 def test_weights_are_the_methods_own_inside_a_cluster_and_plain_under_the_head():
-    run, states = played(changed(method={"preset": "fedconcat+fedla"}, training={"participation": 1.0}))
-    counts, cluster_of = run.task().counts, states[0].cluster_of
+    run, _ = played(changed(method={"preset": "fedconcat+fedla"}, training={"participation": 1.0}))
+    counts, cluster_of = run.task().counts, run.runner.cluster_of
     for record in run.records:
         answered, weights = np.array(record.answered), np.array(record.weights)
         if record.round > 4:
@@ -323,9 +324,10 @@ def test_rounds_in_which_nobody_answers_and_clients_without_samples_change_nothi
     assert {at < 4 for at in silent} == {True, False}, "in both parts"
     for at in silent:
         assert run.records[at].loss is run.records[at].drift is None
-        assert torch.equal(states[at].head.model.parameters, states[at + 1].head.model.parameters)
-        for name, encoder in states[at].encoders.items():
-            assert torch.equal(encoder.model.parameters, states[at + 1].encoders[name].model.parameters)
+        assert torch.equal(states[at].model.parameters, states[at + 1].model.parameters)
+        for cluster in range(3):
+            before, after = (run.runner.encoder(state, cluster).model for state in states[at : at + 2])
+            assert torch.equal(before.parameters, after.parameters)
 
 
 def test_clients_are_looked_at_in_both_parts():

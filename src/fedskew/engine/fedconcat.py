@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedskew.engine._records import Cohort, FloatArray, RoundOutcome, RoundRecord
+from fedskew.engine._backend import Backend
+from fedskew.engine._records import Cohort, RoundOutcome, RoundRecord
 from fedskew.engine._states import ServerState
 from fedskew.engine.round import Federation
 from fedskew.models import Concatenated, FlatModel, ModelState
@@ -18,32 +19,10 @@ from fedskew.pipelines import FedConcat
 
 
 @dataclass(frozen=True)
-class FedConcatState:
-    """The server's state between the rounds of FedConcat.
-
-    Attributes:
-        head: The head's state; its selection chooses the cohorts of all rounds.
-        encoders: The state of each cluster's network, by the cluster's number.
-    """
-
-    head: ServerState
-    encoders: dict[str, ServerState]
-    cluster_of: NDArray[np.int64]
-
-    @property
-    def round(self) -> int:
-        """Number of the last round."""
-        return self.head.round
-
-    @property
-    def model(self) -> ModelState:
-        """The head's model."""
-        return self.head.model
-
-
-@dataclass
 class FedConcatRunner:
     """Plays FedConcat's rounds: first each cluster trains a network, then all clients train one head on its encoders.
+
+    Its state is the head's, in which every cluster's state has an owner: "encoder0", "encoder1", ...
 
     Attributes:
         encoder_rounds: Number of rounds in which the clusters train; the others train the head.
@@ -58,10 +37,11 @@ class FedConcatRunner:
     head: Federation
     network: FlatModel
     whole: FlatModel
-    _in_place: dict[str, ServerState] | None = field(default=None, init=False, repr=False)
 
-    def __post_init__(self) -> None:
-        self._untrained_head = self.whole.read_state()
+    @property
+    def backend(self) -> Backend:
+        """The encoders' backend."""
+        return self.encoders.backend
 
     def open(self) -> None:
         """Open the encoders' backend. The head's opens in its first round, since it needs the trained encoders."""
@@ -72,99 +52,92 @@ class FedConcatRunner:
         self.encoders.close()
         self.head.close()
 
-    def start(self, model: ModelState) -> FedConcatState:
+    def start(self, model: ModelState) -> ServerState:
         """Make the state before the first round, in which every cluster has a copy of the untrained network."""
-        return FedConcatState(
-            head=self.head.start(self._untrained_head),
-            encoders={
-                str(cluster): self.encoders.start(ModelState(*(part.clone() for part in model))).having("selection", {})
-                for cluster in range(self.pipeline.clusters)
-            },
-            cluster_of=self.cluster_of,
-        )
+        state = self.head.start(self.whole.read_state())
+        for cluster in range(self.pipeline.clusters):
+            own = self.encoders.start(ModelState(*(part.clone() for part in model))).having("selection", {})
+            state = state.having(f"encoder{cluster}", own.tensors)
+        return state
 
-    def run_round(self, state: FedConcatState) -> tuple[FedConcatState, RoundRecord]:
+    def run_round(self, state: ServerState) -> tuple[ServerState, RoundRecord]:
         """Play one round: of every cluster at first, then of the head (see `RoundRunner.run_round`)."""
         if state.round < self.encoder_rounds:
             return self._train_encoders(state)
         self._put_encoders(state)
-        head, record = self.head.run_round(state.head)
-        return replace(state, head=head), record
+        return self.head.run_round(state)
 
-    def evaluated_model(self, state: FedConcatState) -> ModelState | None:
+    def evaluated_model(self, state: ServerState) -> ModelState | None:
         """Write the encoders into `whole`, and return the head's model; None before the head's first round."""
         if state.round <= self.encoder_rounds:
             return None
         self._put_encoders(state)
-        return self.head.evaluated_model(state.head)
+        return self.head.evaluated_model(state)
 
-    def _train_encoders(self, state: FedConcatState) -> tuple[FedConcatState, RoundRecord]:
+    def encoder(self, state: ServerState, cluster: int) -> ServerState:
+        """Return the state of one cluster."""
+        return ServerState(state.round, state.of(f"encoder{cluster}"))
+
+    def _train_encoders(self, state: ServerState) -> tuple[ServerState, RoundRecord]:
         """Play one round of every cluster that has participants."""
         began = time.perf_counter()
-        cohort, head = self.head.select(state.head)
-        encoders, outcomes = dict(state.encoders), []
-        for name, encoder in state.encoders.items():
-            members = state.cluster_of[cohort.ids] == int(name)
+        cohort, state = self.head.select(state)
+        outcomes = []
+        for cluster in range(self.pipeline.clusters):
+            members = self.cluster_of[cohort.ids] == cluster
             if members.any():
-                encoders[name], outcome = self.encoders.train(replace(encoder, round=head.round), cohort.take(members))
+                own, outcome = self.encoders.train(self.encoder(state, cluster), cohort.take(members))
+                state = state.having(f"encoder{cluster}", own.tensors)
                 outcomes.append(outcome)
-        if head.round == self.encoder_rounds and self.pipeline.head == "clusters":
-            head = head.having("model", self._joined_heads(encoders)._asdict())
-        record = self.encoders.record(head.round, cohort, _merged(cohort, outcomes))
+        if state.round == self.encoder_rounds and self.pipeline.head == "clusters":
+            state = state.having("model", self._joined_heads(state)._asdict())
+        record = self.encoders.record(state.round, cohort, _merged(cohort, outcomes))
         record.seconds = time.perf_counter() - began
-        return replace(state, head=head, encoders=encoders), record
+        return state, record
 
-    def _put_encoders(self, state: FedConcatState) -> None:
-        """Write the clusters' encoders into `whole`, unless it holds them already."""
-        if self._in_place is state.encoders:
-            return
+    def _networks(self, state: ServerState) -> list[ModelState]:
+        return [self.encoders.evaluated_model(self.encoder(state, one)) for one in range(self.pipeline.clusters)]
+
+    def _put_encoders(self, state: ServerState) -> None:
+        """Write the clusters' encoders into `whole`."""
         module = self.whole.module
         assert isinstance(module, Concatenated), "`whole` consists of encoders and a head"
-        for place, encoder in enumerate(state.encoders.values()):
-            self.network.write_state(self.encoders.evaluated_model(encoder))
+        for place, network in enumerate(self._networks(state)):
+            self.network.write_state(network)
             module.put(place, self.network.module)
-        self._in_place = state.encoders
 
-    def _joined_heads(self, encoders: dict[str, ServerState]) -> ModelState:
+    def _joined_heads(self, state: ServerState) -> ModelState:
         """Return the clusters' heads joined into one: weights side by side, biases summed."""
-        heads = [self.network.views(self.encoders.evaluated_model(encoder).parameters) for encoder in encoders.values()]
-        joined = self._untrained_head.parameters.clone()
+        heads = [self.network.views(network.parameters) for network in self._networks(state)]
+        joined = state.model.parameters.clone()
         parts = self.whole.views(joined)
         parts["head.weight"].copy_(torch.cat([head["head.weight"] for head in heads], dim=1))
         if "head.bias" in parts:
             parts["head.bias"].copy_(torch.stack([head["head.bias"] for head in heads]).sum(0))
-        return self._untrained_head._replace(parameters=joined)
+        return state.model._replace(parameters=joined)
 
 
 def _merged(cohort: Cohort, outcomes: Sequence[RoundOutcome]) -> RoundOutcome:
     """Merge the clusters' outcomes into one, in the order of the cohort."""
-    place = {client: at for at, client in enumerate(cohort.ids.tolist())}
     updates = [update for outcome in outcomes for update in outcome.updates]
-    order = np.argsort([place[update.client] for update in updates])
-    counts = np.concatenate([outcome.counts for outcome in outcomes])[order]
+    order = np.argsort([cohort.ids.tolist().index(update.client) for update in updates])
+    counts = np.concatenate([outcome.counts for outcome in outcomes])
     weights, drift = np.zeros(0), None
     if counts.any():
         shares = [outcome.counts.sum() / counts.sum() for outcome in outcomes]
-        weights = np.concatenate([share * _weights(outcome) for share, outcome in zip(shares, outcomes, strict=True)])[
-            order
-        ]
-        known = [
-            (share, outcome.drift) for share, outcome in zip(shares, outcomes, strict=True) if outcome.drift is not None
-        ]
-        if known:
-            drift = float(sum(share * value for share, value in known) / sum(share for share, _ in known))
+        parts = list(zip(shares, outcomes, strict=True))
+        own = [share * (one.weights if len(one.weights) else np.zeros(len(one.updates))) for share, one in parts]
+        weights = np.concatenate(own)[order]
+        drifts = [(share, one.drift) for share, one in parts if one.drift is not None]
+        if drifts:
+            drift = float(sum(share * value for share, value in drifts) / sum(share for share, _ in drifts))
     return RoundOutcome(
         replied=[client for outcome in outcomes for client in outcome.replied],
         updates=[updates[at] for at in order],
-        counts=counts,
+        counts=counts[order],
         weights=weights,
         drift=drift,
         bytes_up=sum(outcome.bytes_up for outcome in outcomes),
         bytes_down=sum(outcome.bytes_down for outcome in outcomes),
         limited=[client for outcome in outcomes for client in outcome.limited],
     )
-
-
-def _weights(outcome: RoundOutcome) -> FloatArray:
-    """Return a cluster's weights; zeros if none of its clients has a sample."""
-    return outcome.weights if len(outcome.weights) else np.zeros(len(outcome.updates))

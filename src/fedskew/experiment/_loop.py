@@ -16,7 +16,6 @@ from torch import nn
 
 from fedskew import engine, methods, torchrun
 from fedskew.engine.cohort import CohortBackend
-from fedskew.engine.fedconcat import FedConcatRunner, FedConcatState
 from fedskew.engine.finish import FinishedModel
 from fedskew.errors import ComponentError, ConfigError, FinishError, RunError
 from fedskew.experiment._config import Config
@@ -73,7 +72,7 @@ class RunState:
         clients: The round that each client's stored state is of, `(clients that took part, 2)`.
     """
 
-    server: engine.ServerState | FedConcatState
+    server: engine.ServerState
     best: ModelState
     best_score: float
     best_round: int
@@ -328,7 +327,7 @@ def _backend_notes(runner: engine.RoundRunner) -> dict[str, Any]:
     Its `name`; where clients are trained one after another, what was done to the `network` (see `models.Faster.rules`);
     for a cohort how many clients are `stacked`, or why they are `not_mapped`; under torchrun the number of `ranks`.
     """
-    backend: Any = runner.encoders.backend if isinstance(runner, FedConcatRunner) else getattr(runner, "backend", None)
+    backend: Any = getattr(runner, "backend", None)
     notes: dict[str, Any] = {}
     if isinstance(backend, engine.RankBackend):
         backend, notes = backend.local, {"ranks": torchrun.ranks()}

@@ -32,6 +32,8 @@ from fedskew.errors import ArgumentError
 from fedskew.labels import CountsLike, as_counts
 from fedskew.parameters import Count, component
 
+__all__ = ["INDEX", "FedConcat"]
+
 _ONE_MODEL = (
     "it keeps or sends something for one model of all clients, and here each cluster has its own until the head has "
     "another; take one that keeps nothing: sgd, fedprox or fedsam as local step, fedavg, fedla or uniform for weights"
@@ -119,3 +121,7 @@ class FedConcat:
         _, firsts, ids = np.unique(found, return_index=True, return_inverse=True)
         numbers: NDArray[np.int64] = np.argsort(np.argsort(firsts))[ids]
         return numbers
+
+
+INDEX: dict[str, type] = {"fedconcat": FedConcat}
+"""The pipelines by the name that a config gives them."""
