@@ -7,18 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 import typer
-from rich.padding import Padding
 
 from fedskew.cli.console import Console
 from fedskew.cli.options import TrustCode
-from fedskew.cli.page import bullet, empty_table, escaped, heading, print_json, print_note, some_of
+from fedskew.cli.page import CLASSES_SHOWN, AsJson, escaped, print_json, print_sentences, print_table
 from fedskew.cli.target import check_samples, mix_method, mix_values, sentences
 from fedskew.errors import ArgumentError
 
 if TYPE_CHECKING:
     from fedskew.experiment import Adaptation, TrainedModel
-
-CLASSES_SHOWN = 20
 
 
 def adapt(
@@ -57,7 +54,7 @@ def adapt(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Make it anew; a moved model that is there goes to earlier/ beside it.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a page.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Move a trained model to the label mix of the place where it will be used, from unlabelled samples of that place.
 
@@ -101,17 +98,15 @@ def adapt(
 
 def _print(found: Adaptation, model: TrainedModel, path: Path | None) -> None:
     console = Console(highlight=False)
-    heading(console, f"What the target's {found.samples:,} samples say")
     plain, gain, low, high = found.expected()
     least, most = found.accuracy_interval()
-    for sentence in (
-        *sentences(found.estimate, model.classes),
+    accuracy = (
         f"Expected accuracy there: {plain:.1%} as the model is (95 % interval {least:.1%} to {most:.1%}), "
         f"{plain + gain:.1%} when moved ({100 * gain:+.1f} points, 95 % interval "
-        f"{100 * low:+.1f} to {100 * high:+.1f}).",
-    ):
-        console.print(Padding(bullet(sentence), (0, 0, 0, 1)))
-    heading(console, f"Classes ({found.held_out.sum():,} held-out samples)")
+        f"{100 * low:+.1f} to {100 * high:+.1f})."
+    )
+    title = f"What the target's {found.samples:,} samples say"
+    print_sentences(console, title, [*sentences(found.estimate, model.classes), accuracy])
     _print_classes(console, found, model)
     if path is not None:
         console.say(f"\nadapted: {path}")
@@ -119,21 +114,19 @@ def _print(found: Adaptation, model: TrainedModel, path: Path | None) -> None:
 
 def _print_classes(console: Console, found: Adaptation, model: TrainedModel) -> None:
     """Print every class, or those with the largest share at the target."""
-    table = empty_table(
-        ("class", "left"), ("target", "right"), ("right now", "right"), ("moved", "right"), ("points", "right"),
-        ("95 % interval", "right"),
-    )  # fmt: skip
-    listed = some_of(np.argsort(-found.estimate.mix, kind="stable"), CLASSES_SHOWN)
-    for label in listed:
+
+    def row(label: int) -> list[str]:
         gain, low, high = 100 * found.gains[label]
         name, share = escaped(model.classes[label]), f"{found.estimate.mix[label]:.1%}"
-        if found.held_out[label]:
-            shares = (f"{found.plain[label]:.1%}", f"{found.adapted[label]:.1%}")
-            table.add_row(name, share, *shares, f"{gain:+.1f}", f"{low:+.1f} to {high:+.1f}")
-        else:
-            table.add_row(name, "not known", "-", "-", "-", "-")
-    console.print(table)
-    print_note(console, listed, len(found.plain), f"the {len(listed)} with the largest share; all with --json")
+        if not found.held_out[label]:
+            return [name, "not known", "-", "-", "-", "-"]
+        shares = f"{found.plain[label]:.1%}", f"{found.adapted[label]:.1%}"
+        return [name, share, *shares, f"{gain:+.1f}", f"{low:+.1f} to {high:+.1f}"]
+
+    title = f"Classes ({found.held_out.sum():,} held-out samples)"
+    headings = ["class", ">target", ">right now", ">moved", ">points", ">95 % interval"]
+    order = np.argsort(-found.estimate.mix, kind="stable")
+    print_table(console, title, headings, row, order, CLASSES_SHOWN, "with the largest share; all with --json")
 
 
 def _values(found: Adaptation, model: TrainedModel, path: Path | None) -> dict[str, Any]:

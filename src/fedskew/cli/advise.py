@@ -6,13 +6,10 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import numpy as np
 import typer
-from rich.padding import Padding
 
 from fedskew.cli.console import Console
 from fedskew.cli.counts import (
-    AsJson,
     ClientColumn,
     DecimalSign,
     LabelColumn,
@@ -21,10 +18,9 @@ from fedskew.cli.counts import (
     TargetPath,
     TotalsAre,
     read_source,
-    target_of,
 )
 from fedskew.cli.options import DataRoot
-from fedskew.cli.page import bullet, empty_table, escaped, heading, print_json
+from fedskew.cli.page import AsJson, escaped, print_heading, print_json, print_sentences, table_of
 
 if TYPE_CHECKING:
     from fedskew.arena import Advice
@@ -33,6 +29,7 @@ LIMITS = (
     "Small networks, digits and clothes, tens of rounds, methods with their papers' parameters, clients that differ "
     "only in labels: that is the evidence. docs/advice.md says what it is worth."
 )
+GAIN = ("{ahead} of {of}", "{median:+.1f}", "{low:+.1f} to {high:+.1f}")
 _SHOWN = 5
 
 Participation = Annotated[
@@ -89,32 +86,29 @@ def advise(
 
         fedskew advise counts.csv --without fedentopt,ccvr
     """
-    source = read_source(path, client, label, decimal, totals, data_root)
+    source = read_source(path, client, label, decimal, totals, data_root, target)
     left_out = [name.strip() for name in without.split(",")] if without else []
-    found = advice_for(source, target_of(source, target, decimal), participation, epochs, left_out, table)
+    found = advice_for(source, participation, epochs, left_out, table)
     if as_json:
         print_json(found.to_dict())
         return
     console = Console(highlight=False)
     print_advice(console, found)
     if found.supported:
-        heading(console, "What each method gained there, in points")
-        gains = empty_table(("method", "left"), *((name, "right") for name in ("ahead in", "median gain", "80 %")))
-        for one in found.methods:
-            ahead, ends = f"{one['ahead']} of {one['of']}", f"{one['low']:+.1f} to {one['high']:+.1f}"
-            gains.add_row(escaped(one["method"]), ahead, f"{one['median']:+.1f}", ends)
-        console.print(gains)
-    heading(console, "The nearest simulated federations")
-    near = empty_table(("federation", "left"), ("distance", "right"), ("best there", "left"))
-    for one in found.neighbours[:_SHOWN]:
-        near.add_row(escaped(one["federation"]), f"{one['distance']:.2f}", f"{one['best']} {one['gain']:+.1f}")
-    console.print(near)
+        print_heading(console, "What each method gained there, in points")
+        gains = ([escaped(one["method"]), *(text.format(**one) for text in GAIN)] for one in found.methods)
+        console.print(table_of(["method", ">ahead in", ">median gain", ">80 %"], gains))
+    print_heading(console, "The nearest simulated federations")
+    near = (
+        [escaped(one["federation"]), f"{one['distance']:.2f}", f"{one['best']} {one['gain']:+.1f}"]
+        for one in found.neighbours[:_SHOWN]
+    )
+    console.print(table_of(["federation", ">distance", "best there"], near))
     console.say(f"\n{LIMITS}")
 
 
 def advice_for(
     source: Source,
-    mix: np.ndarray | None,
     participation: float | None,
     epochs: float | None,
     without: Collection[str] = (),
@@ -125,7 +119,8 @@ def advice_for(
 
     share = source.participation if participation is None else participation
     times = source.epochs if epochs is None else epochs
-    return look_up(source.counts, mix, 1.0 if share is None else share, 1.0 if times is None else times, without, table)
+    share, times = (1.0 if one is None else one for one in (share, times))
+    return look_up(source.counts, source.target, share, times, without, table)
 
 
 def print_advice(console: Console, found: Advice) -> None:
@@ -133,6 +128,4 @@ def print_advice(console: Console, found: Advice) -> None:
     sentences = [found.sentence()]
     if found.method not in (None, "fedavg"):
         sentences.append("fedskew methods NAME says what a method asks of clients and reveals.")
-    heading(console, "Which method")
-    for sentence in sentences:
-        console.print(Padding(bullet(sentence), (0, 0, 0, 1)))
+    print_sentences(console, "Which method", sentences)

@@ -6,7 +6,6 @@ import sys
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
@@ -16,28 +15,6 @@ import typer
 from fedskew.cli.options import DataRoot, config_file
 from fedskew.errors import ArgumentError, DataWarning, FedskewError
 from fedskew.labels import LabelCounts, lists_samples, read_target
-
-
-class Decimal(StrEnum):
-    """The decimal sign of a table."""
-
-    POINT = "."
-    COMMA = ","
-
-
-class Totals(StrEnum):
-    """What to do with totals in a table."""
-
-    DROP = "drop"
-    KEEP = "keep"
-
-
-class Form(StrEnum):
-    """The form of a table of counts."""
-
-    WIDE = "wide"
-    LONG = "long"
-
 
 SourcePath = Annotated[
     Path,
@@ -56,11 +33,11 @@ LabelColumn = Annotated[
     typer.Option("--label", metavar="COLUMN", help="The column of labels, where each row is one sample."),
 ]
 DecimalSign = Annotated[
-    Decimal | None,
+    Literal[".", ","] | None,
     typer.Option("--decimal", help="The decimal sign of the table's numbers.  [default: as they show]"),
 ]
 TotalsAre = Annotated[
-    Totals | None,
+    Literal["drop", "keep"] | None,
     typer.Option("--totals", help="Drop or keep rows and columns that sum up the others.  [default: drop if they fit]"),
 ]
 
@@ -73,7 +50,6 @@ TargetPath = Annotated[
         "[default: that of a config or run]",
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a page.")]
 
 
 def counts(
@@ -83,8 +59,8 @@ def counts(
     decimal: DecimalSign = None,
     totals: TotalsAre = None,
     form: Annotated[
-        Form, typer.Option("--form", help="A row for each client, or for each client and class.")
-    ] = Form.WIDE,
+        Literal["wide", "long"], typer.Option("--form", help="A row for each client, or for each client and class.")
+    ] = "wide",
     out: Annotated[Path | None, typer.Option("--out", help="The file to write.  [default: print]")] = None,
     data_root: DataRoot = None,
 ) -> None:
@@ -102,19 +78,11 @@ def counts(
         fedskew counts my.toml
     """
     found = read_source(path, client, label, decimal, totals, data_root)
-    found.counts.to_csv(out or sys.stdout, form.value)
+    found.counts.to_csv(out or sys.stdout, form)
 
 
 class Source(NamedTuple):
-    """Label counts, and the target of the config or run that they are of.
-
-    Attributes:
-        counts: The counts.
-        target: The target's label mix, `(classes,)`; None where there is none.
-        said: Which target that is, in words.
-        participation: Share of the clients that takes part in a round; None where nothing says so.
-        epochs: Local epochs of a round; likewise.
-    """
+    """Label counts; the target's label mix, in words too where it is of a config or run, and how that trains."""
 
     counts: LabelCounts
     target: np.ndarray | None = None
@@ -127,19 +95,32 @@ def read_source(
     path: Path,
     client: str | None,
     label: str | None,
-    decimal: Decimal | None,
-    totals: Totals | None,
+    decimal: DecimalSign,
+    totals: TotalsAre,
+    data_root: Path | None,
+    target: Path | None = None,
+) -> Source:
+    """Return the label counts that a file or folder holds, whatever it is, and the target mix of a file, or its own."""
+    source = _read(path, client, label, decimal, totals, data_root)
+    if target is None:
+        return source
+    return source._replace(target=_read_mix(target, source.counts.classes, decimal), said=None)
+
+
+def _read(
+    path: Path,
+    client: str | None,
+    label: str | None,
+    decimal: DecimalSign,
+    totals: TotalsAre,
     data_root: Path | None,
 ) -> Source:
-    """Return the label counts that a file or folder holds, whatever it is."""
     if path.suffix.lower() == ".toml" or str(path).startswith("@"):
         return _of_config(path, data_root)
     if (path / "config.toml").exists():
         return _of_run(path)
     if not path.is_dir() and path.suffix.lower() != ".npz" and label is None and not lists_samples(path):
-        sign: Literal[".", ","] | None = None if decimal is None else decimal.value
-        left: Literal["drop", "keep"] | None = None if totals is None else totals.value
-        return Source(LabelCounts.read_csv(path, client=client, decimal=sign, totals=left))
+        return Source(LabelCounts.read_csv(path, client=client, decimal=decimal, totals=totals))
     return Source(_of_samples(path, label, client))
 
 
@@ -182,16 +163,11 @@ def _of_run(folder: Path) -> Source:
     return Source(counts, run.target, said, training["participation"], training["epochs"])
 
 
-def target_of(source: Source, path: Path | None, decimal: DecimalSign) -> np.ndarray | None:
-    """Return the target mix of the file; without one, that of the config or run that the counts are of."""
-    return source.target if path is None else _read_mix(path, source.counts.classes, decimal)
-
-
 def _read_mix(path: Path, classes: Sequence[str], decimal: DecimalSign) -> np.ndarray:
     """Return the target mix; the decimal sign given is that of the counts, and this file may have the other."""
     if not path.exists():
         raise ArgumentError(f"--target {path}: no such file; give a CSV of columns class,share, or of a column a class")
     if decimal is not None:
         with suppress(ArgumentError):
-            return read_target(path, classes, decimal.value)
+            return read_target(path, classes, decimal)
     return read_target(path, classes)

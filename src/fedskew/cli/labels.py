@@ -3,31 +3,40 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import typer
-from rich.padding import Padding
-from rich.table import Table
 
 from fedskew.cli.advise import Epochs, Participation, advice_for, print_advice
 from fedskew.cli.console import Console
 from fedskew.cli.counts import (
-    AsJson,
     ClientColumn,
     DecimalSign,
     LabelColumn,
+    Source,
     SourcePath,
     TargetPath,
     TotalsAre,
     read_source,
-    target_of,
 )
 from fedskew.cli.options import DataRoot
-from fedskew.cli.page import bullet, empty_table, escaped, heading, print_json, print_note, some_of
+from fedskew.cli.page import (
+    CLASSES_SHOWN,
+    AsJson,
+    NoPicture,
+    escaped,
+    picture_path,
+    print_heading,
+    print_json,
+    print_sentences,
+    print_table,
+    table_of,
+    write_csv,
+)
 from fedskew.components import covers, has, make_component
 from fedskew.errors import ArgumentError, ConfigError
 from fedskew.labels import (
@@ -38,11 +47,10 @@ from fedskew.labels import (
     unheld_in_words,
 )
 from fedskew.labels import describe as describe_labels
-from fedskew.tables import amount, counted, csv_text
+from fedskew.tables import amount, counted
 from fedskew.trees import parse_change
 from fedskew.weighting import INDEX, Answered, fedavg
 
-CLASSES_SHOWN = 20
 CLASSES_NAMED = 4
 CLIENTS_SHOWN = 12
 DEFAULT_FIGURE = Path("who-holds-what.html")
@@ -63,7 +71,7 @@ def describe(
             help=f"The page that shows who holds what (.html).  [default: {DEFAULT_FIGURE}; none with --json]",
         ),
     ] = None,
-    no_picture: Annotated[bool, typer.Option("--no-picture", help="Draw nothing.")] = False,
+    no_picture: NoPicture = False,
     participation: Participation = None,
     epochs: Epochs = None,
     as_json: AsJson = False,
@@ -81,29 +89,23 @@ def describe(
 
         fedskew describe my.toml
     """
-    if picture is not None and no_picture:
-        raise ArgumentError("--no-picture: contradicts --picture; give only one of them")
-    source = read_source(path, client, label, decimal, totals, data_root)
-    counts, mix = source.counts, target_of(source, target, decimal)
-    report = describe_labels(counts, mix)
-    drawn = None if no_picture else picture if picture is not None or as_json else DEFAULT_FIGURE
+    drawn = picture_path(picture, no_picture, as_json, DEFAULT_FIGURE)
+    source = read_source(path, client, label, decimal, totals, data_root, target)
+    report = describe_labels(source.counts, source.target)
     if drawn is not None:
-        _draw(report, mix, drawn)
+        _draw(source, drawn)
     if as_json:
         print_json(report.to_dict())
         return
     console = Console(highlight=False)
-    heading(console, "What the labels look like")
-    said = [] if source.said is None or target is not None else [f"{source.said[0].upper()}{source.said[1:]}."]
-    for sentence in (*said, *report.sentences()):
-        console.print(Padding(bullet(sentence), (0, 0, 0, 1)))
-    heading(console, "Figures")
-    console.print(_figures_table(report))
-    heading(console, "Classes")
+    said = [] if source.said is None else [f"{source.said[0].upper()}{source.said[1:]}."]
+    print_sentences(console, "What the labels look like", [*said, *report.sentences()])
+    print_heading(console, "Figures")
+    figures = ([name if value else f"[bold]{name}", value] for name, value in report.statistics())
+    console.print(table_of(["", ""], figures))
     _print_classes(console, report)
-    heading(console, "Clients")
     _print_clients(console, report)
-    print_advice(console, advice_for(source, mix, participation, epochs))
+    print_advice(console, advice_for(source, participation, epochs))
     if drawn is not None:
         console.print(f"\nWho holds what: {drawn}", soft_wrap=True, markup=False)
 
@@ -141,34 +143,32 @@ def weights(
 
     Example: fedskew weights counts.csv --method fedpals --target target.csv --ess 0.5 --csv weights.csv
     """
-    source = read_source(path, client, label, decimal, totals, data_root)
-    counts, mix = source.counts, target_of(source, target, decimal)
-    given = {"strength": strength, "ess": ess}
-    found = _weigh(counts, method, mix, {name: value for name, value in given.items() if value is not None}, parameters)
+    source = read_source(path, client, label, decimal, totals, data_root, target)
+    counts = source.counts
+    options = {name: value for name, value in (("strength", strength), ("ess", ess)) if value is not None}
+    found = _weigh(counts, method, source.target, options, parameters)
     if csv_path is not None:
-        _write_weights(csv_path, found)
+        sizes = [f"{size:.17g}" for size in counts.sizes.tolist()]
+        rows = zip(counts.clients, sizes, found.weights.tolist(), found.plain.tolist(), strict=True)
+        write_csv(csv_path, [("client", "samples", "weight", "fedavg"), *rows])
     if as_json:
         print_json(found.to_dict())
         return
     console = Console(highlight=False)
-    heading(console, f"{method}: {counted(len(counts), 'client')}")
-    for sentence in found.sentences():
-        console.print(Padding(bullet(sentence), (0, 0, 0, 1)))
-    heading(console, "Weights")
+    print_sentences(console, f"{method}: {counted(len(counts), 'client')}", found.sentences())
     _print_weights(console, found)
-    heading(console, "Label mix")
     _print_mix(console, found)
     if csv_path is not None:
         console.print(f"\nEvery client's weight: {csv_path}", soft_wrap=True, markup=False)
 
 
-def _draw(report: SkewReport, target: np.ndarray | None, path: Path) -> None:
+def _draw(source: Source, path: Path) -> None:
     """Write the page that shows who holds what, and which pairs of classes."""
     from fedskew.report import SeedRun, write_report
 
     if path.suffix != ".html":
         raise ArgumentError(f"--picture: {path}: the picture is a page to look at in a browser; name it .html")
-    counts = report.counts
+    counts, target = source.counts, source.target
     mix = None if target is None else target / target.sum()
     run = SeedRun("label counts", 0, {}, [], counts.counts, counts.clients, counts.classes, mix, {})
     write_report([run], path, "Who holds what")
@@ -296,25 +296,6 @@ def _weigh(
     return _Weighed(counts, method, chosen.weigh(everyone), target, {}, unread=unread)
 
 
-def _print_table(
-    console: Console, headings: Sequence[str], row: Callable[[int], list[str]], order: np.ndarray, most: int, note: str
-) -> None:
-    """Print a row for each, or for the first of an order, with a note; headings with ">" are of numbers."""
-    table = empty_table(*((name.removeprefix(">"), "right" if name[0] == ">" else "left") for name in headings))
-    shown = some_of(order, most)
-    for one in shown:
-        table.add_row(*row(one))
-    console.print(table)
-    print_note(console, shown, len(order), f"the {len(shown)} {note}")
-
-
-def _figures_table(report: SkewReport) -> Table:
-    table = empty_table(("", "left"), ("", "left"), header=False)
-    for name, value in report.statistics():
-        table.add_row(name if value else f"[bold]{name}", value)
-    return table
-
-
 def _print_classes(console: Console, report: SkewReport) -> None:
     """Print every class, or the rarest; one that falls short of the target comes first."""
     labels, inter, target = report.label_distribution, report.inter_client, report.target
@@ -333,7 +314,7 @@ def _print_classes(console: Console, report: SkewReport) -> None:
     if target is not None:
         headings, short, first = [*headings, ">target", ">nearest"], target.short, ", those short of the target first"
     order = np.lexsort((labels.histogram, -short))
-    _print_table(console, headings, row, order, CLASSES_SHOWN, f"rarest{first}; all with --json")
+    print_table(console, "Classes", headings, row, order, CLASSES_SHOWN, f"rarest{first}; all with --json")
 
 
 def _print_clients(console: Console, report: SkewReport) -> None:
@@ -347,7 +328,7 @@ def _print_clients(console: Console, report: SkewReport) -> None:
 
     order = np.lexsort((-sizes, -report.kl_to_uniform, sizes == 0))
     headings = ["client", ">samples", ">evenness", *GROUPS]
-    _print_table(console, headings, row, order, CLIENTS_SHOWN, "most one-sided; all with --json")
+    print_table(console, "Clients", headings, row, order, CLIENTS_SHOWN, "most one-sided; all with --json")
 
 
 def _print_weights(console: Console, found: _Weighed) -> None:
@@ -360,7 +341,7 @@ def _print_weights(console: Console, found: _Weighed) -> None:
         return [name, amount(sizes[client]), f"{weights[client]:.4g}", f"{plain[client]:.4g}", times]
 
     headings, order = ["client", ">samples", ">weight", ">FedAvg", ">times"], np.argsort(-weights, kind="stable")
-    _print_table(console, headings, row, order, CLIENTS_SHOWN, "with most weight; all with --csv or --json")
+    print_table(console, "Weights", headings, row, order, CLIENTS_SHOWN, "with most weight; all with --csv or --json")
 
 
 def _print_mix(console: Console, found: _Weighed) -> None:
@@ -374,16 +355,7 @@ def _print_mix(console: Console, found: _Weighed) -> None:
         return [escaped(found.counts.classes[label]), *(f"{mix[label]:.1%}" for mix in mixes.values())]
 
     note = "that differ most from FedAvg's; all with --json"
-    _print_table(console, ["class", *mixes], row, order, CLASSES_SHOWN, note)
-
-
-def _write_weights(path: Path, found: _Weighed) -> None:
-    sizes = [f"{size:.17g}" for size in found.counts.sizes.tolist()]
-    rows = zip(found.counts.clients, sizes, found.weights.tolist(), found.plain.tolist(), strict=True)
-    try:
-        path.write_text(csv_text([("client", "samples", "weight", "fedavg"), *rows]), encoding="utf-8", newline="")
-    except OSError as error:
-        raise ArgumentError(f"--csv: {path} can't be written: {error.strerror}") from None
+    print_table(console, "Label mix", ["class", *mixes], row, order, CLASSES_SHOWN, note)
 
 
 def _listed(report: SkewReport, classes: np.ndarray) -> str:

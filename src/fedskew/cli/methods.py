@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from fedskew.cli.console import Console
+from fedskew.cli.page import AsJson
 
 WIDEST = 100
 
@@ -17,7 +18,7 @@ def methods(
         str | None,
         typer.Argument(help="A preset, presets joined by +, or a component of a slot.", show_default=False),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a page.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List the methods with their papers, parameters, costs and compatibility; or explain one of them.
 

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import typer
-from rich.table import Table
-from rich.text import Text
 
 from fedskew.cli.console import Console
 from fedskew.cli.options import TrustCode
+from fedskew.cli.page import escaped, print_json, table_of, write_csv
 from fedskew.errors import ArgumentError, DataError
-from fedskew.files import write_text, writing
-from fedskew.tables import csv_text
+from fedskew.tables import counted
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -90,15 +88,17 @@ def predict(
         return
     found = _predicted(model, images)
     if csv_path is not None:
-        _write_csv(csv_path, found)
+        rows = ([*start, *line.tolist()] for *start, line in found.rows())
+        write_csv(csv_path, [["file", "class", *model.classes], *rows])
     if as_json:
-        typer.echo(json.dumps(found.to_dict(), indent=2, ensure_ascii=False))
+        print_json(found.to_dict())
         return
     console.say(f"model: {model.file}")
-    console.print(_table(found))
+    shown = (found.row(at) for at in range(min(SHOWN, len(found.names))))
+    console.print(table_of(["file", "class", ">probability", "second"], shown))
     if len(found.names) > SHOWN:
         console.print(f" [dim]the first {SHOWN} of {len(found.names):,}; all with --csv or --json")
-    console.print(_summary(found), markup=False)
+    console.print(found.summary(), markup=False)
     if csv_path is not None:
         console.say(f"Every probability: {csv_path}")
 
@@ -112,19 +112,43 @@ class _Predicted:
     probabilities: NDArray[np.float64]
     resized: int
 
+    def rows(self) -> Iterator[tuple[str, str, NDArray[np.float64]]]:
+        """Yield each sample's name, class and probabilities."""
+        for name, line in zip(self.names, self.probabilities, strict=True):
+            yield name, self.model.classes[line.argmax()], line
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values for `json.dumps`."""
-        model, labels = self.model, self.probabilities.argmax(axis=1)
-        classes = model.classes
+        model = self.model
         return {
             "model": str(model.file),
             "seed": model.seed,
             "resized": self.resized,
             "predictions": [
-                {"file": name, "class": classes[label], "probabilities": dict(zip(classes, line.tolist(), strict=True))}
-                for name, label, line in zip(self.names, labels, self.probabilities, strict=True)
+                {"file": name, "class": label, "probabilities": dict(zip(model.classes, line.tolist(), strict=True))}
+                for name, label, line in self.rows()
             ],
         }
+
+    def row(self, sample: int) -> list[str]:
+        """A sample's name, with its two likeliest classes."""
+        classes, line = self.model.classes, self.probabilities[sample]
+        first, *others = np.argsort(-line, kind="stable").tolist()
+        second = f"{classes[others[0]]} {line[others[0]]:.1%}" if others else ""
+        return [*map(escaped, (self.names[sample], classes[first], f"{line[first]:.1%}", second))]
+
+    def summary(self) -> str:
+        """Say how many samples each class was predicted for, most first, and how many images were resized."""
+        classes, shape = self.model.classes, self.model.in_shape
+        numbers = np.bincount(self.probabilities.argmax(axis=1), minlength=len(classes))
+        order = [label for label in np.argsort(-numbers, kind="stable").tolist() if numbers[label]]
+        named = ", ".join(f"{classes[label]}: {numbers[label]:,}" for label in order[:CLASSES_NAMED])
+        rest = f" and {len(order) - CLASSES_NAMED} more" if len(order) > CLASSES_NAMED else ""
+        text = f"{counted(len(self.names), 'sample')}; {named}{rest}."
+        if not self.resized:
+            return text
+        size = f"{shape[1]} x {shape[2]}"
+        return f"{text} {self.resized:,} of another size were resized to {size}, as the model takes them."
 
 
 def _predicted(model: TrainedModel, images: list[Path]) -> _Predicted:
@@ -141,39 +165,3 @@ def _predicted(model: TrainedModel, images: list[Path]) -> _Predicted:
         names += some.names
         resized += some.resized
     return _Predicted(model, names, np.concatenate(parts), resized)
-
-
-def _table(found: _Predicted) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 1))
-    for heading, justify in (("file", "left"), ("class", "left"), ("probability", "right"), ("second", "left")):
-        table.add_column(heading, justify=justify, overflow="fold", header_style="dim")  # type: ignore[arg-type]
-    classes = found.model.classes
-    for name, line in zip(found.names[:SHOWN], found.probabilities, strict=False):
-        first, *others = np.argsort(-line, kind="stable").tolist()
-        second = f"{classes[others[0]]} {line[others[0]]:.1%}" if others else ""
-        table.add_row(*map(Text, (name, classes[first], f"{line[first]:.1%}", second)))
-    return table
-
-
-def _summary(found: _Predicted) -> str:
-    """Return how many samples each class was predicted for, most first, and how many images were resized."""
-    classes, shape = found.model.classes, found.model.in_shape
-    numbers = np.bincount(found.probabilities.argmax(axis=1), minlength=len(classes))
-    order = [label for label in np.argsort(-numbers, kind="stable").tolist() if numbers[label]]
-    named = ", ".join(f"{classes[label]}: {numbers[label]:,}" for label in order[:CLASSES_NAMED])
-    rest = f" and {len(order) - CLASSES_NAMED} more" if len(order) > CLASSES_NAMED else ""
-    samples = len(found.names)
-    text = f"{samples:,} sample{'s' if samples > 1 else ''}; {named}{rest}."
-    if not found.resized:
-        return text
-    return f"{text} {found.resized:,} of another size were resized to {shape[1]} x {shape[2]}, as the model takes them."
-
-
-def _write_csv(path: Path, found: _Predicted) -> None:
-    labels = found.probabilities.argmax(axis=1)
-    lines = (
-        [name, found.model.classes[label], *line.tolist()]
-        for name, label, line in zip(found.names, labels, found.probabilities, strict=True)
-    )
-    with writing(path):
-        write_text(path, csv_text([["file", "class", *found.model.classes], *lines]))

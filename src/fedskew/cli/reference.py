@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedskew.cli.console import Console
-from fedskew.cli.counts import AsJson
+from fedskew.cli.page import AsJson
 from fedskew.errors import ConfigError, nearest
 
 if TYPE_CHECKING:

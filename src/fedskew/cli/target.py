@@ -8,20 +8,27 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import numpy as np
 import typer
-from rich.padding import Padding
 
 from fedskew.cli.console import Console
-from fedskew.cli.counts import AsJson, DecimalSign
-from fedskew.cli.page import bullet, empty_table, escaped, heading, print_json, print_note, some_of
+from fedskew.cli.counts import DecimalSign
+from fedskew.cli.page import (
+    CLASSES_SHOWN,
+    AsJson,
+    NoPicture,
+    escaped,
+    picture_path,
+    print_json,
+    print_sentences,
+    print_table,
+    write_csv,
+)
 from fedskew.errors import ArgumentError
-from fedskew.files import write_text, writing
 from fedskew.labels import MixMethod
-from fedskew.tables import counted, csv_text
+from fedskew.tables import counted
 
 if TYPE_CHECKING:
     from fedskew.labels import MixEstimate, Outcomes
 
-CLASSES_SHOWN = 20
 LEAST_SAMPLES = 8
 """Fewest samples of a target whose mix is estimated; what intervals are worth from there: docs/label-counts.md."""
 DEFAULT_FIGURE = Path("target-mix.png")
@@ -63,7 +70,7 @@ def target(
             "--picture", help=f"Where to draw it (.png, .svg, .pdf).  [default: {DEFAULT_FIGURE}; none with --json]"
         ),
     ] = None,
-    no_picture: Annotated[bool, typer.Option("--no-picture", help="Draw nothing.")] = False,
+    no_picture: NoPicture = False,
     as_json: AsJson = False,
 ) -> None:
     """Estimate which labels a target's unlabelled samples have, how sure that is, and whether it can be trusted.
@@ -73,29 +80,25 @@ def target(
 
     Example: fedskew target predictions.csv --tables held-out.csv --out target.csv
     """
-    if picture is not None and no_picture:
-        raise ArgumentError("--no-picture: contradicts --picture; give only one of them")
+    drawn = picture_path(picture, no_picture, as_json, DEFAULT_FIGURE)
     from fedskew.labels import read_outcomes
 
-    outcomes = read_outcomes(predictions, tables, _edges(bins), None if decimal is None else decimal.value)
+    outcomes = read_outcomes(predictions, tables, _edges(bins), decimal)
     estimate = outcomes.estimate(mix_method(method))
     samples = int(outcomes.cells.sum())
     check_samples(samples, predictions)
-    drawn = None if no_picture else picture if picture is not None or as_json else DEFAULT_FIGURE
     if drawn is not None:
         _draw(outcomes, estimate, drawn)
     if out is not None:
-        _write(out, outcomes, estimate)
+        shares = map(repr, estimate.mix.tolist())
+        write_csv(out, [("class", "share"), *zip(outcomes.classes, shares, strict=True)])
     if as_json:
         more = {"samples": samples, "held_out": _held_out(outcomes).tolist()}
         print_json(mix_values(estimate, outcomes.classes) | more)
         return
     console, held_out = Console(highlight=False), int(outcomes.tables.sum())
-    heading(console, f"Label mix of {counted(samples, 'sample')}")
-    for sentence in sentences(estimate, outcomes.classes):
-        console.print(Padding(bullet(sentence), (0, 0, 0, 1)))
-    heading(console, f"Classes ({counted(held_out, 'held-out sample')})")
-    _print_classes(console, outcomes, estimate)
+    print_sentences(console, f"Label mix of {counted(samples, 'sample')}", sentences(estimate, outcomes.classes))
+    _print_classes(console, f"Classes ({counted(held_out, 'held-out sample')})", outcomes, estimate)
     if out is not None:
         console.say(f"\nThe mix: {out}")
     if drawn is not None:
@@ -159,21 +162,17 @@ def sentences(estimate: MixEstimate, classes: Sequence[str]) -> list[str]:
     return said
 
 
-def _print_classes(console: Console, outcomes: Outcomes, estimate: MixEstimate) -> None:
+def _print_classes(console: Console, title: str, outcomes: Outcomes, estimate: MixEstimate) -> None:
     """Print every class, or those whose share changes most."""
     held_out, ends = _held_out(outcomes), estimate.interval()
-    table = empty_table(("class", "left"), ("target", "right"), ("95 % interval", "right"), ("held out", "right"))
-    listed = some_of(np.argsort(-np.abs(estimate.mix - held_out), kind="stable"), CLASSES_SHOWN)
-    for label in listed:
-        low, high = ends[label]
-        interval = f"{low:.1%} to {high:.1%}"
-        table.add_row(
-            escaped(outcomes.classes[label]), f"{estimate.mix[label]:.1%}", interval, f"{held_out[label]:.1%}"
-        )
-    console.print(table)
-    print_note(
-        console, listed, len(held_out), f"the {len(listed)} that differ most from the held-out samples; all with --json"
-    )
+
+    def row(label: int) -> list[str]:
+        shares = f"{estimate.mix[label]:.1%}", "{:.1%} to {:.1%}".format(*ends[label]), f"{held_out[label]:.1%}"
+        return [escaped(outcomes.classes[label]), *shares]
+
+    headings, note = ["class", ">target", ">95 % interval", ">held out"], "that differ most from the held-out samples"
+    order = np.argsort(-np.abs(estimate.mix - held_out), kind="stable")
+    print_table(console, title, headings, row, order, CLASSES_SHOWN, f"{note}; all with --json")
 
 
 def mix_values(estimate: MixEstimate, classes: Sequence[str]) -> dict[str, Any]:
@@ -190,12 +189,6 @@ def mix_values(estimate: MixEstimate, classes: Sequence[str]) -> dict[str, Any]:
         "misfit": estimate.misfit,
         "unseen": [classes[label] for label in estimate.unseen],
     }
-
-
-def _write(path: Path, outcomes: Outcomes, estimate: MixEstimate) -> None:
-    rows = [("class", "share"), *zip(outcomes.classes, (repr(share) for share in estimate.mix.tolist()), strict=True)]
-    with writing(path):
-        write_text(path, csv_text(rows))
 
 
 def _draw(outcomes: Outcomes, estimate: MixEstimate, path: Path) -> None:
