@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -29,239 +30,196 @@ def error_of(**tables) -> str:
     return f"{type(raised.value).__name__} {raised.value}"
 
 
-@dataclass(frozen=True)
-class Weights:
-    """A weighting that returns what it is told to."""
-
-    what: str
-
-    def weigh(self, answered):
-        clients = len(answered.ids)
-        if self.what == "misspelt":
-            return answered.size / 3
-        return {
-            "sum": np.ones(clients),
-            "negative": np.array([2.0, -1.0, 0.0, 0.0, 0.0]),
-            "nan": np.full(clients, np.nan),
-            "infinite": np.full(clients, np.inf),
-            "one": np.ones(1),
-            "nothing": None,
-            "a list": [0.2] * clients,
-            "a tensor": torch.full((clients,), 0.2),
-        }[self.what]
+MISTAKES: list[dict[str, Any]] = []
+"""What a component of this number does in place of what is right, by function."""
 
 
-@pytest.mark.parametrize(
-    ("what", "says"),
-    [
-        ("sum", "returned weights of sum 5; they must sum to 1"),
-        ("negative", "returned -1 for client"),
-        ("nan", "returned nan for client"),
-        ("infinite", "returned inf for client"),
-        ("one", "must return one weight for each of the 5 clients that replied, not an array of shape (1,)"),
-        ("nothing", "one weight for each of the 5 clients that replied, not None"),
-        ("misspelt", "failed: AttributeError: 'Answered' object has no attribute 'size' (test_contracts.py, line "),
-    ],
-)
-def test_weights_are_finite_not_negative_and_sum_to_1(what, says):
-    line = error_of(method={"weighting": Weights(what)})
-    assert line.startswith(f"ComponentError round 1: weighting {__name__}:Weights: weigh() ")
-    assert says in line
-
-
-@pytest.mark.parametrize("what", ["a list", "a tensor"])
-def test_weights_may_come_in_any_kind_of_array(what):
-    record = fedskew.simulate(TASK, method={"weighting": Weights(what)}).rounds[1]
-    assert record["weights"] == pytest.approx([0.2] * 5)
+def own(**functions: Any) -> Own:
+    MISTAKES.append(functions)
+    return Own(len(MISTAKES) - 1)
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """A selection that chooses what it is told to."""
+class Own(Hooks):
+    """A component of any kind, with the mistakes of this number."""
 
-    what: str
-    quotas: tuple = ()
-
-    def init(self, counts):
-        return None
-
-    def select(self, state, counts, size, rng, first=None):
-        if self.what == "no state":
-            return np.arange(size)
-        if self.what == "out of range":
-            return counts[99], state
-        if self.what == "quotas":
-            return np.arange(size), Quotas(-np.ones((size, 10)))
-        return {"twice": [3, 1, 3], "outside": [0, 10], "negative": [-1], "floats": [0.5], "nobody": []}[
-            self.what
-        ], state
-
-
-@dataclass(frozen=True)
-class Quotas:
-    """A state with quotas."""
-
-    quotas: np.ndarray
-
-
-@pytest.mark.parametrize(
-    ("what", "says"),
-    [
-        ("twice", "select() chose client 3 twice"),
-        ("outside", "select() chose client 10, and there are clients 0 to 9"),
-        ("negative", "select() chose client -1"),
-        ("floats", "must return client ids first, whole numbers and one at least, not [0.5]"),
-        ("nobody", "whole numbers and one at least, not []"),
-        ("no state", "must return (client ids, next state), not an array of shape (5,)"),
-        (
-            "out of range",
-            "select() failed: TypeError: 'LabelCounts' object is not subscriptable (test_contracts.py, line",
-        ),
-        ("quotas", "quotas must be amounts of shape (5, 10)"),
-    ],
-)
-def test_chosen_clients_are_distinct_ids_of_the_pool(what, says):
-    line = error_of(method={"selection": Chosen(what)})
-    assert line.startswith(f"ComponentError round 1: selection {__name__}:Chosen: ")
-    assert says in line
-
-
-@dataclass(frozen=True)
-class Term(Hooks):
-    """A term with one mistake."""
-
-    what: str
+    number: int
     role: ClassVar[str] = "term"
     reads: ClassVar[frozenset[str]] = frozenset()
 
+    def does(self, function, right, *arguments):
+        mistakes = MISTAKES[self.number]
+        return mistakes[function](*arguments) if function in mistakes else right
+
+    def init(self, given):
+        return self.does("init", None, given)
+
+    def weigh(self, answered):
+        return self.does("weigh", None, answered)
+
+    def select(self, state, counts, size, rng, first=None):
+        return self.does("select", None, size, counts)
+
     def value(self, batch, context):
-        if self.what == "nan":  # 0 times the logarithm of 0 for every class that the client lacks
-            share = context.counts / context.counts.sum()
-            return (share * (share / batch.logits.softmax(1).mean(0)).log()).sum()
-        if self.what == "gradient":
-            return (batch.logits - batch.logits.detach()).square().sum().sqrt()
-        if self.what == "loss":
-            return batch.logits.sum() * 0 + float("nan")
-        if self.what == "misspelt":
-            return batch.logit.sum()
-        if self.what == "rows":
-            return batch.logits.sum(1)
-        return 0.5 if self.what == "number" else batch.logits.square().mean()
+        return self.does("value", batch.logits.square().mean(), batch, context)
 
     def end_local(self, end):
-        if self.what == "hook":
-            return {"term.own": end.parameters / 0}, {}
-        return {}[self.what] if self.what == "hook fails" else ({}, {})
-
-
-@pytest.mark.parametrize("backend", ["sequential", "cohort"])
-@pytest.mark.parametrize(
-    ("what", "says"),
-    [
-        ("nan", "step 0 (64 samples): objective.terms[0] NAME:Term returns nan, although"),
-        ("gradient", "objective.terms[0] NAME:Term returns 0 with a gradient that is NaN or infinite"),
-        ("loss", "objective.terms[0] NAME:Term returns nan"),
-        ("hook", "objective.terms[0] NAME:Term returns NaN or infinity as 'term.own'"),
-        ("hook fails", "objective.terms[0] NAME:Term: end_local() failed: KeyError: 'hook fails' (test_contracts.py"),
-        ("rows", "objective NAME:Term: value() must return one number, a 0-d tensor, the mean over the real rows; got"),
-        ("number", "got float"),
-        (
-            "misspelt",
-            "local training failed: AttributeError: 'Batch' object has no attribute 'logit' (test_contracts.py",
-        ),
-    ],
-)
-def test_a_term_that_returns_what_is_no_number_is_named_with_client_and_step(backend, what, says):
-    line = error_of(method={"preset": "fedlc", "objective": {"extra_terms": [Term(what)]}}, engine={"backend": backend})
-    assert line.startswith(("ComponentError round 1, client", "RunError round 1, client"))
-    assert says.replace("NAME", __name__) in line
-
-
-@dataclass(frozen=True)
-class Step:
-    """A local step with one mistake."""
-
-    what: str
-
-    def init(self, settings):
-        return None
+        return self.does("end_local", ({}, {}), end)
 
     def step(self, parameters, gradient, carried, settings):
         following = parameters - settings.lr * gradient(parameters)
-        if self.what == "nan":
-            following = following / (parameters - parameters).norm()
-        return following if self.what == "alone" else (following[:5] if self.what == "short" else following, None)
+        return self.does("step", (following, None), following, parameters)
+
+    def move(self, state, parameters, change, extras):
+        following = (parameters + change).to(parameters.dtype)
+        return self.does("move", (following, state), following)
+
+
+def weights(values):
+    return {"weigh": lambda answered: values}
+
+
+def chosen(*ids):
+    return {"select": lambda size, counts: (list(ids), None)}
+
+
+@pytest.mark.parametrize(
+    ("slot", "mistake", "says"),
+    [
+        ("weighting", weights(np.ones(5)), "weigh() returned weights of sum 5; they must sum to 1"),
+        ("weighting", weights(np.array([2.0, -1, 0, 0, 0])), "weigh() returned -1 for client"),
+        ("weighting", weights(np.full(5, np.nan)), "weigh() returned nan for client"),
+        ("weighting", weights(np.full(5, np.inf)), "weigh() returned inf for client"),
+        (
+            "weighting",
+            weights(np.ones(1)),
+            "weigh() must return one weight for each of the 5 clients that replied, not an",
+        ),
+        ("weighting", weights(None), "one weight for each of the 5 clients that replied, not None"),
+        (
+            "weighting",
+            {"weigh": lambda a: a.size},
+            "failed: AttributeError: 'Answered' object has no attribute 'size' (test",
+        ),
+        ("selection", chosen(3, 1, 3), "select() chose client 3 twice"),
+        ("selection", chosen(0, 10), "select() chose client 10, and there are clients 0 to 9"),
+        ("selection", chosen(-1), "select() chose client -1"),
+        ("selection", chosen(0.5), "must return client ids first, whole numbers and one at least, not [0.5]"),
+        ("selection", chosen(), "whole numbers and one at least, not []"),
+        (
+            "selection",
+            {"select": lambda size, _: np.arange(size)},
+            "must return (client ids, next state), not an array of",
+        ),
+        (
+            "selection",
+            {"select": lambda _, counts: counts[99]},
+            "select() failed: TypeError: 'LabelCounts' object is not",
+        ),
+        (
+            "selection",
+            {"select": lambda size, _: (np.arange(size), SimpleNamespace(quotas=-np.ones((size, 10))))},
+            "quotas must be amounts of shape (5, 10)",
+        ),
+        (
+            "server_update",
+            {"move": lambda model: (model / 0, {})},
+            "move() returned NaN or infinity, although the model and",
+        ),
+        (
+            "server_update",
+            {"move": lambda model: model},
+            "move() must return (next model, next state), the model of shape (650",
+        ),
+        ("server_update", {"move": lambda model: (model[:3], {})}, "not (a tensor of shape (3,), {})"),
+        (
+            "server_update",
+            {"move": lambda model: model[9999]},
+            "move() failed: IndexError: index 9999 is out of bounds",
+        ),
+    ],
+)
+def test_a_mistake_at_the_server_is_named_with_its_round(slot, mistake, says):
+    line = error_of(method={slot: own(**mistake)})
+    assert line.startswith(f"ComponentError round 1: {slot} {__name__}:Own: ")
+    assert says in line
+
+
+@pytest.mark.parametrize("given", [[0.2] * 5, torch.full((5,), 0.2)], ids=["a list", "a tensor"])
+def test_weights_may_come_in_any_kind_of_array(given):
+    record = fedskew.simulate(TASK, method={"weighting": own(**weights(given))}).rounds[1]
+    assert record["weights"] == pytest.approx([0.2] * 5)
+
+
+def logarithm_of_0(batch, context):
+    """0 times the logarithm of 0 for every class that the client lacks."""
+    share = context.counts / context.counts.sum()
+    return (share * (share / batch.logits.softmax(1).mean(0)).log()).sum()
+
+
+def root_of_0(batch, context):
+    return (batch.logits - batch.logits.detach()).square().sum().sqrt()
 
 
 @pytest.mark.parametrize("backend", ["sequential", "cohort"])
 @pytest.mark.parametrize(
-    ("what", "says"),
+    ("mistake", "says"),
     [
-        ("nan", "returns parameters that are NaN or infinite"),
-        ("alone", "must return (next parameters, what it carries by name or None), the parameters of shape (650,)"),
-        ("short", "not (a tensor of shape (5,), None)"),
+        ({"value": logarithm_of_0}, "step 0 (64 samples): objective.terms[0] OWN returns nan, although"),
+        ({"value": root_of_0}, "objective.terms[0] OWN returns 0 with a gradient that is NaN or infinite"),
+        ({"value": lambda batch, _: batch.logits.sum() * 0 + float("nan")}, "objective.terms[0] OWN returns nan"),
+        (
+            {"value": lambda batch, _: batch.logits.sum(1)},
+            "objective OWN: value() must return one number, a 0-d tensor",
+        ),
+        ({"value": lambda batch, _: 0.5}, "got float"),
+        (
+            {"value": lambda batch, _: batch.logit},
+            "AttributeError: 'Batch' object has no attribute 'logit' (test_contracts",
+        ),
+        ({"end_local": lambda end: ({"own": end.parameters / 0}, {})}, "terms[0] OWN returns NaN or infinity as 'own'"),
+        ({"end_local": lambda end: {}["no"]}, "terms[0] OWN: end_local() failed: KeyError: 'no' (test_contracts.py"),
+        (
+            {"step": lambda after, at: (after / (at - at).norm(), None)},
+            "OWN returns parameters that are NaN or infinite",
+        ),
+        (
+            {"step": lambda after, _: after},
+            "OWN: step() must return (next parameters, what it carries by name or None), ",
+        ),
+        ({"step": lambda after, _: (after[:5], None)}, "of shape (650,), not (a tensor of shape (5,), None)"),
     ],
 )
-def test_a_local_step_that_returns_no_parameters_is_named(backend, what, says):
-    line = error_of(method={"local_step": Step(what)}, engine={"backend": backend})
-    assert line.startswith("ComponentError round 1, client")
-    assert f"local_step {__name__}:Step" in line
-    assert says in line
+def test_a_mistake_in_local_training_is_named_with_client_and_step(backend, mistake, says):
+    term = {"preset": "fedlc", "objective": {"extra_terms": [own(**mistake)]}}
+    line = error_of(method={"local_step": own(**mistake)} if "step" in mistake else term, engine={"backend": backend})
+    assert line.startswith(("ComponentError round 1, client", "RunError round 1, client"))
+    assert says.replace("OWN", f"{__name__}:Own") in line
+    assert "step" not in mistake or f"local_step {__name__}:Own" in line
 
 
-@dataclass(frozen=True)
-class Update:
-    """A server update with one mistake."""
-
-    what: str
-
-    def init(self, parameters):
-        if self.what == "init fails":
-            return parameters.nothing
-        return [parameters] if self.what == "list" else None
-
-    def move(self, state, parameters, change, extras):
-        following = (parameters + change).to(parameters.dtype)
-        if self.what == "fails":
-            return change[9999], state
-        return following if self.what == "alone" else (following / 0 if self.what == "nan" else following[:3], state)
-
-
-@pytest.mark.parametrize(
-    ("what", "says"),
-    [
-        ("nan", "move() returned NaN or infinity, although the model and all updates are finite"),
-        ("alone", "move() must return (next model, next state), the model of shape (650,), not a tensor"),
-        ("short", "not (a tensor of shape (3,), {})"),
-        ("fails", "move() failed: IndexError: index 9999 is out of bounds"),
-    ],
-)
-def test_a_server_update_that_returns_no_model_is_named(what, says):
-    line = error_of(method={"server_update": Update(what)})
-    assert line.startswith(f"ComponentError round 1: server_update {__name__}:Update: ")
-    assert says in line
-
-
-def test_a_state_that_cannot_be_made_or_saved_is_named(tmp_path):
-    line = error_of(method={"server_update": Update("init fails")})
-    assert f"server_update {__name__}:Update: init() failed: AttributeError" in line
-    line = error_of(method={"server_update": Update("list")})
-    assert f"server_update {__name__}:Update: its state can't be saved; what it keeps between rounds is tensors" in line
+def test_a_state_that_cannot_be_made_or_saved_is_named():
+    line = error_of(method={"server_update": own(init=lambda parameters: parameters.nothing)})
+    assert f"server_update {__name__}:Own: init() failed: AttributeError" in line
+    line = error_of(method={"server_update": own(init=lambda parameters: [parameters])})
+    assert f"server_update {__name__}:Own: its state can't be saved; what it keeps between rounds is tensors" in line
 
 
 @pytest.mark.parametrize("backend", ["sequential", "cohort"])
 def test_too_large_a_learning_rate_is_no_components_fault(backend):
     training = TASK["training"] | {"lr": 1e38, "rounds": 2}
-    method = {"local_step": Step("fine"), "objective": {"extra_terms": [Term("fine")]}}
+    method = {"local_step": own(), "objective": {"extra_terms": [own()]}}
     result = fedskew.simulate(TASK | {"training": training}, method=method, engine={"backend": backend})
     assert result.summary["diverged"] > 0
 
 
+NAN = own(value=logarithm_of_0)  # made on import, so that other processes know it too
+
+
 @pytest.mark.slow
 def test_a_faulty_component_is_named_by_the_process_backend_too():
-    method = {"objective": {"extra_terms": [Term("nan")]}}
-    line = error_of(method=method, engine={"backend": "processes", "processes": 1})
-    assert f"{__name__}:Term returns nan" in line
+    line = error_of(method={"objective": {"extra_terms": [NAN]}}, engine={"backend": "processes", "processes": 1})
+    assert f"{__name__}:Own returns nan" in line
 
 
 def test_a_component_error_is_one_of_a_run():
