@@ -13,7 +13,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from fedskew.errors import FedskewError
+from fedskew.errors import ArgumentError, FedskewError
 from fedskew.hooks import Hooks
 from fedskew.labels import LabelCounts, describe
 from fedskew.weighting import INDEX, Answered, fedla, fedpals_solve, fedpals_strength
