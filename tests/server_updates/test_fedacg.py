@@ -44,13 +44,6 @@ def test_prototypes_that_fednh_sets_are_evaluated_in_the_same_round():
         np.testing.assert_allclose(ours[name].numpy(), value.numpy(), atol=1e-5, err_msg=name)
 
 
-def test_without_momentum_it_is_fedavg_to_the_bit():
-    without = {"server_update": {"name": "fedacg", "momentum": 0.0}}
-    ours, plain = (fedskew.simulate(**TASK, method=method) for method in (without, "fedavg"))
-    for name, value in plain.model.state_dict().items():
-        assert torch.equal(ours.model.state_dict()[name], value)
-
-
 def test_the_preset_binds_the_pull_of_its_paper_and_gives_way_to_another_local_step():
     # beta ||y - s||^2 has the gradient 2 beta (y - s): FedProx's mu is 2 beta.
     bound = methods.build(methods.expand({"preset": "fedacg"}))

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 import torch
@@ -52,30 +50,6 @@ def test_momentum_worked_out_by_hand():
     assert state["velocity"].item() == 3.5
 
 
-def test_without_momentum_there_is_no_state():
-    assert Plain().init(torch.zeros(3)) == {}
-    model, updates, weights, steps = federation()
-    assert moved(Plain(), {}, model, updates, weights, steps)[1] == {}
-
-
-@pytest.mark.parametrize("component", [Plain(), Plain(lr=0.3), Plain(momentum=0.9)])
-def test_zero_updates_do_not_move_the_model(component):
-    model, updates, weights, steps = federation()
-    assert torch.equal(step(component, model, torch.zeros_like(updates), weights, steps), model)
-
-
-@pytest.mark.parametrize("component", [Plain(), Plain(lr=0.3, momentum=0.9)])
-def test_no_argument_is_written_to(component):
-    model, updates, weights, steps = federation(dtype=torch.float64)
-    state = component.init(model)
-    copies = model.clone(), updates.clone(), weights.copy()
-    moved(component, state, model, updates, weights, steps)
-    assert torch.equal(model, copies[0])
-    assert torch.equal(updates, copies[1])
-    assert np.array_equal(weights, copies[2])
-    assert not any(part.any() for part in state.values())
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_bits_depend_neither_on_layout_nor_on_threads(dtype):
     # 70,001 parameters: above the size from which PyTorch splits an operation among threads.
@@ -123,18 +97,6 @@ def test_a_float32_model_is_rounded_once():
         Plain(), model, torch.full((1000, 1), 1000 * 2.0**-24), np.full(1000, 1e-3), np.ones(1000, dtype=np.int64)
     )
     assert after.item() == pytest.approx(1 + 1000 * 2.0**-24, abs=2.0**-24)
-
-
-@pytest.mark.parametrize("options", [{"lr": 0.0}, {"lr": -1.0}, {"lr": math.nan}])
-def test_a_senseless_server_rate_is_refused_by_name(options):
-    with pytest.raises(ArgumentError, match=r"^lr: input should be (greater than 0|a finite number)"):
-        Plain(**options)
-
-
-@pytest.mark.parametrize("momentum", [-0.1, 1.0, math.nan])
-def test_a_senseless_server_momentum_is_refused_by_name(momentum):
-    with pytest.raises(ArgumentError, match=r"^momentum: input should be (greater than or equal to 0|less than 1)"):
-        Plain(momentum=momentum)
 
 
 def test_updates_and_weights_that_do_not_fit_are_refused_by_name():
