@@ -6,7 +6,8 @@ Each was computed once by that program's own function or class, unchanged, at th
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -33,11 +34,9 @@ FedDyn = STEPS["feddyn"]
 CrossEntropy = LOSSES["cross_entropy"]
 FedNH = LOSSES["fednh"]
 FedACG = UPDATES["fedacg"]
-FedAdagrad = UPDATES["fedadagrad"]
-FedAdam = UPDATES["fedadam"]
-FedYogi = UPDATES["fedyogi"]
 FedDynServer = UPDATES["feddyn"]
 
+PEERS = json.loads(Path(__file__).with_name("peers.json").read_text())
 ONES = np.ones(2, dtype=np.int64)
 
 
@@ -86,14 +85,7 @@ def test_the_balanced_loss_is_that_of_fedetfs_authors_of_fluke_and_of_fl_bench()
 
 def test_fedgela_is_that_of_its_authors() -> None:
     """MediaBrain-SJTU/FedGELA b5b20d5: `produce_Ew` of 6 samples of the first and 10 of the last class, `get_etf`."""
-    simplex = torch.tensor(
-        [
-            [-0.8524577021598816, 0.8771489858627319, -0.024691347032785416],
-            [-0.17732122540473938, -0.23399101197719574, 0.41131237149238586],
-            [-0.4918060004711151, -0.41935405135154724, 0.9111599922180176],
-        ],
-        dtype=torch.float64,
-    )
+    simplex = torch.tensor(PEERS["fedgela: simplex"], dtype=torch.float64)
     counts = torch.tensor([6.0, 0.0, 10.0], dtype=torch.float64)
     logits = F.normalize(LOGITS, dim=1) @ simplex / 0.2
     loss = fedgela(logits, torch.tensor([0, 2, 2, 0]), counts)
@@ -115,18 +107,8 @@ def test_a_step_with_moon_is_that_of_fl_bench() -> None:
     sent, previous = (inputs @ wave(4, 3, start=start).T for start in (2.0, 4.0))
     loss = cross_entropy(features @ head.T, targets) + 5 * moon(features, sent, previous)
     loss.backward()
-    expected = [
-        [0.11031558001656434, 0.9451222432510088, -0.3538631749748204],
-        [-0.9012802579316895, 0.5907072102555462, 0.7490615143674972],
-        [-0.8037856710013518, -0.4925615881178935, 0.930713368462253],
-        [0.2929877778589167, -0.9627319285559522, -0.04490236090502273],
-    ]
-    np.testing.assert_allclose((base - 0.1 * base.grad).detach(), expected, rtol=1e-9)
-    expected = [
-        [0.83508050879891, 0.38287407978098503, -0.9788560018661308, -0.15825946017257705],
-        [1.0049338213835914, -0.03064532000896453, -0.9519238011747027, 0.3035713950381742],
-    ]
-    np.testing.assert_allclose((head - 0.1 * head.grad).detach(), expected, rtol=1e-9)
+    np.testing.assert_allclose((base - 0.1 * base.grad).detach(), PEERS["moon: base"], rtol=1e-9)
+    np.testing.assert_allclose((head - 0.1 * head.grad).detach(), PEERS["moon: head"], rtol=1e-9)
 
 
 class Small(nn.Module):
@@ -154,42 +136,22 @@ def test_a_client_of_fedbabu_is_fl_benchs() -> None:
     settings = LocalTraining(batch_size=5, lr=0.1, momentum=0.9)
     work = LocalWork(data, Objective(CrossEntropy()), step, settings, seed=0)
     update, _ = SequentialBackend(model, work).train_client(1, Assignment(0, 3), Sent(model.read_state()))
-    expected = [
-        [-0.009487630799412727, 1.0033681392669678, -0.24906927347183228],
-        [-0.8556807637214661, 0.4352602958679199, 0.7435190081596375],
-        [-0.6972653865814209, -0.6188647747039795, 0.8567399382591248],
-        [0.4318474233150482, -0.9789262413978577, -0.17958888411521912],
-    ]
     trained = wave(4, 3).flatten() + update.change  # nothing of the last layer is sent
-    np.testing.assert_allclose(trained.view(4, 3), expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(trained.view(4, 3), PEERS["fedbabu: base"], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(
-    ("update", "expected"),
-    [
-        (
-            FedAdagrad(momentum=0.9, initial=0.0),
-            [0.011473110539282658, 1.0148865011260477, -0.27123680023449065, -0.9483406239966858],
-        ),
-        (
-            FedYogi(lr=0.1, initial=0.0),
-            [0.10967329084532176, 1.2151296516335202, -0.4067767366845847, -1.1399117520155062],
-        ),
-        (
-            FedAdam(lr=0.1, initial=0.0),
-            [0.10972025255319542, 1.2153255267285639, -0.4070224302521417, -1.139996283954745],
-        ),
-    ],
-    ids=["fedadagrad", "fedyogi", "fedadam"],
+    ("name", "parameters"),
+    [("fedadagrad", {"momentum": 0.9}), ("fedyogi", {"lr": 0.1}), ("fedadam", {"lr": 0.1})],
 )
-def test_adaptive_server_steps_are_those_of_fl_bench(update: Any, expected: list[float]) -> None:
+def test_adaptive_server_steps_are_those_of_fl_bench(name: str, parameters: dict[str, float]) -> None:
     """FL-bench 06e658b, `AdaptiveOptimizer`: two rounds of two clients of weights 1/4 and 3/4."""
-    model, weights = wave(4), np.array([0.25, 0.75])
+    update, model, weights = UPDATES[name](**parameters, initial=0.0), wave(4), np.array([0.25, 0.75])
     state = update.init(model)
     for round in range(2):
         updates = torch.stack([wave(4, start=5.0 * round + client, scale=0.3) for client in range(2)])
         model, state = moved(update, state, model, updates, weights, ONES)
-    np.testing.assert_allclose(model, expected, rtol=1e-9)
+    np.testing.assert_allclose(model, PEERS[name], rtol=1e-9)
 
 
 def test_fedexps_step_is_that_of_fluke() -> None:
@@ -202,21 +164,7 @@ def test_fedacgs_rounds_are_those_of_its_authors() -> None:
     """geehokim/FedACG 62b6e95, `ServerM` with its look-ahead: what is sent in three rounds of two clients, and w."""
     update, sent = FedACG(), wave(3)
     state = update.init(sent)
-    rounds = [
-        (
-            [0.0, 0.9916648104524686, -0.2555411020268312],
-            [-0.23160169761601096, 0.897352079077605, 0.00036394794842768696],
-        ),
-        (
-            [-0.42846314058962026, 0.8171862574089709, 0.21788324042739776],
-            [-0.1660230072000677, 0.7625998092581932, -0.030490566347403172],
-        ),
-        (
-            [-0.11028112034651598, 0.6480603799116931, -0.05671690349885938],
-            [-0.319091510758905, 0.833976980320008, 0.10418482619202496],
-        ),
-    ]
-    for round, (expected, average) in enumerate(rounds, 1):
+    for round, (expected, average) in enumerate(PEERS["fedacg: sent and average"], 1):
         np.testing.assert_allclose(sent, expected, rtol=1e-9, atol=1e-15)
         updates = torch.stack([wave(3, start=10.0 * round + client, scale=0.3) for client in range(2)])
         sent, state = moved(update, state, sent, updates, np.full(2, 0.5), ONES)
@@ -233,12 +181,7 @@ def test_fednhs_prototypes_are_those_of_its_authors() -> None:
         replies.append({"fednh.means": means, "fednh.counts": held})
     flat = old.flatten()
     end = RoundEnd(flat, flat, torch.zeros(2, 12), np.arange(2), np.full(2, 0.5), replies, clients=2)
-    expected = [
-        [0.4255323419331139, 0.5645154417903413, -0.5710017551720963, -0.4173745770163302],
-        [0.656229547538727, 0.23265894343471122, -0.7161831953590799, -0.048106420176723716],
-        [0.6934337841741774, -0.06377535892538887, -0.6769995764356626, 0.23823069505366387],
-    ]
-    np.testing.assert_allclose(FedNH().next_model(end).view(3, 4), expected, rtol=1e-9)
+    np.testing.assert_allclose(FedNH().next_model(end).view(3, 4), PEERS["fednh: prototypes"], rtol=1e-9)
 
 
 def test_a_round_of_feddyn_is_that_of_its_authors() -> None:
@@ -250,26 +193,8 @@ def test_a_round_of_feddyn_is_that_of_its_authors() -> None:
     inputs, targets = wave(6, 3, start=0.2, dtype=single), torch.tensor([0, 1, 1, 0, 1, 0])
     start = wave(6, start=1.0, scale=0.5, dtype=single)
     before = [wave(6, start=5.0 + client, scale=0.2, dtype=single) for client in range(3)]
-    rounds = {
-        0: [
-            0.5083150863647461,
-            0.2060767114162445,
-            -0.5614188313484192,
-            -0.14178545773029327,
-            0.5136052370071411,
-            0.009435027837753296,
-        ],
-        2: [
-            0.39268290996551514,
-            0.2244274616241455,
-            -0.45051541924476624,
-            -0.06785555183887482,
-            0.4511309862136841,
-            -0.048395946621894836,
-        ],
-    }
     step, updates = FedDyn(alpha=0.3), []
-    for client, expected in rounds.items():
+    for client, expected in zip((0, 2), PEERS["feddyn: clients"], strict=True):
         rows = slice(client, client + 4)
 
         def gradient(at: torch.Tensor, rows: slice = rows) -> torch.Tensor:
@@ -288,12 +213,4 @@ def test_a_round_of_feddyn_is_that_of_its_authors() -> None:
     server = FedDynServer(clients=3)
     state = {"drift": torch.stack(before).mean(dim=0)}
     w, _ = moved(server, state, start, torch.stack(updates), np.full(2, 0.5), ONES)
-    expected = [
-        0.4315844774246216,
-        0.3533593416213989,
-        -0.5226413607597351,
-        -0.251931369304657,
-        0.5032110810279846,
-        0.12225940078496933,
-    ]
-    np.testing.assert_allclose(w, expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(w, PEERS["feddyn: model"], rtol=1e-5, atol=1e-6)
