@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from fedskew.sums import SEED, Key, SumContext, answer, mask, unmask
+from fedskew.sums import SEED, Key, SumContext, mask, unmask
 from fedskew.sums.fixed_point import UPDATES
 
 SIZES = (62_006, 1_626_442, 11_173_962)
@@ -46,7 +46,7 @@ def row(parameters: int, sites: int, largest: int) -> str:
     if parameters * sites <= largest * 100 or sites == 10:
         both = {name: mask(UPDATES.encode(update, 1 / sites), keys[name], peers, context) for name in names[:-1]}
         masked = {name: sent for name, (sent, _) in both.items()}
-        openings = {name: answer(pending, masked) for name, (_, pending) in both.items()}
+        openings = {name: pending.answer(masked) for name, (_, pending) in both.items()}
         server, opened = least(lambda: unmask(masked, openings, context), 1 if sites > 10 else 3)
         share = (sites - 1) / sites
         assert np.abs(UPDATES.decode(opened, share) - update).max() <= UPDATES.error(sites, share)

@@ -23,7 +23,7 @@ import torch
 
 import fedskew
 from fedskew.data import Dataset
-from fedskew.papers import RecipeRow, read_recipe
+from fedskew.papers import Recipe, RecipeRow
 
 NEVER = 10**9
 
@@ -55,7 +55,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--budget", type=float, default=float("inf"))
     arguments = parser.parse_args()
-    began, rows = time.perf_counter(), read_recipe("fedentopt-table1").choose(arguments.cells)
+    began, rows = time.perf_counter(), Recipe.read("fedentopt-table1").choose(arguments.cells)
     rows = tuple(row for row in rows if row.labels["dataset"] == "CIFAR-10")
     if arguments.device == "cuda" or (arguments.device == "auto" and torch.cuda.is_available()):
         torch.zeros(1, device="cuda")  # the driver's own start-up is nobody's

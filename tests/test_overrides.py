@@ -15,7 +15,7 @@ from fedskew.aggregation import Mean
 from fedskew.components import covers
 from fedskew.errors import ConfigError
 from fedskew.local_steps import INDEX, SGD
-from fedskew.models import swap_dropout
+from fedskew.models import Dropout
 from fedskew.weighting import FedAvg
 
 Scaffold = INDEX["scaffold"]
@@ -129,5 +129,5 @@ def test_buffers_are_combined_as_an_aggregation_of_ones_own_says():
 
 
 def test_a_dropout_of_ones_own_stays():
-    made = swap_dropout(Noisy(3, (64,)))
+    made = Dropout.swap(Noisy(3, (64,)))
     assert type(made[1]) is Noise

@@ -189,7 +189,7 @@ def killed_and_resumed(out: Path) -> None:
 
 def sweep(out: Path) -> None:
     """The tables of two runs."""
-    from fedskew.experiment import read_sweep, run_sweep
+    from fedskew.experiment import Sweep, run_sweep
 
     out.mkdir()
     text = """
@@ -204,7 +204,7 @@ def sweep(out: Path) -> None:
         methods = ["fedavg", "fedla"]
     """
     (out / "sweep.toml").write_text("\n".join(line.strip() for line in text.splitlines()), encoding="utf-8")
-    run_sweep(read_sweep(out / "sweep.toml"), out / "runs", processes=2)
+    run_sweep(Sweep.read(out / "sweep.toml"), out / "runs", processes=2)
 
 
 def fingerprints(folder: Path) -> dict[str, str]:

@@ -15,7 +15,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from fedskew.arena import ArenaState, read_arena, read_state, write_comparison
+from fedskew.arena import Arena, ArenaState, write_comparison
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 MEASURED = REPOSITORY / "docs" / "measured"
@@ -29,8 +29,8 @@ def state_of(name: str, runs: Path) -> ArenaState:
     if name == "advice":
         with (runs / "arena-advice" / "runs.csv").open(newline="", encoding="utf-8") as file:
             changes["arena.draw.points"] = max(int(line["point"]) for line in csv.DictReader(file)) + 1
-    arena = read_arena(Path("recipes") / f"{name}.toml", changes)
-    state = read_state(arena, runs)
+    arena = Arena.read(Path("recipes") / f"{name}.toml", changes)
+    state = ArenaState.read(arena, runs)
     write_comparison(state, runs)
     return state
 

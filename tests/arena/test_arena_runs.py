@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from fedskew import simulate
-from fedskew.arena import ArenaState, read_arena, read_state, run_arena, write_comparison
+from fedskew.arena import Arena, ArenaState, run_arena, write_comparison
 from fedskew.errors import RunError
 from fedskew.executors import executor
 
@@ -54,7 +54,7 @@ class Heard:
 
 def run(tmp_path: Path, text: str, **more: object) -> tuple[ArenaState, Heard]:
     (tmp_path / "tiny.toml").write_text(text)
-    arena, heard = read_arena(tmp_path / "tiny.toml", **more), Heard()
+    arena, heard = Arena.read(tmp_path / "tiny.toml", **more), Heard()
     with ThreadPoolExecutor(1) as pool:  # any executor will do
         return run_arena(arena, tmp_path / "runs", pool, 1, heard), heard
 
@@ -121,7 +121,7 @@ def test_an_arena_trains_only_what_is_missing(tmp_path) -> None:
     score = {(line["method"], line["participation"], line["seed"]): float(line["score"]) for line in state.compared}
     gains = [100 * (score["fedla", "0.4", seed] - score["fedavg", "0.4", seed]) for seed in "01"]
     assert float(few["gain:fedla"]) == pytest.approx(np.mean(gains), abs=1e-2)  # curves have hundredths
-    assert len(read_state(state.arena, tmp_path / "runs").runs) == 20
+    assert len(ArenaState.read(state.arena, tmp_path / "runs").runs) == 20
 
 
 @pytest.mark.slow
@@ -148,7 +148,7 @@ class Fragile(ThreadPoolExecutor):
 
 def test_a_run_that_ends_its_process_fails_alone(tmp_path) -> None:
     (tmp_path / "tiny.toml").write_text(FILE)
-    arena = read_arena(tmp_path / "tiny.toml", only={"participation": "1.0"})
+    arena = Arena.read(tmp_path / "tiny.toml", only={"participation": "1.0"})
     with Fragile(1) as pool:
         state = run_arena(arena, tmp_path / "runs", pool, 1)
     assert {line["method"] for line in state.compared} == {"fedavg"}

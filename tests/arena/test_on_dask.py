@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from fedskew.arena import read_arena, run_arena
+from fedskew.arena import Arena, run_arena
 from fedskew.errors import RunError
 from fedskew.executors import executor
-from fedskew.experiment import read_sweep, run_sweep
+from fedskew.experiment import Sweep, run_sweep
 
 ARENA = """
 name = "spread"
@@ -80,15 +80,15 @@ def test_an_arena_and_a_sweep_on_two_workers_survive_the_loss_of_one(tmp_path: P
     (tmp_path / "sweep.toml").write_text(SWEEP)
     with cluster(tmp_path) as (address, workers), executor(1, on=address) as (pool, at_once):
         assert at_once == 2
-        state = run_arena(read_arena(tmp_path / "spread.toml"), tmp_path, pool, at_once, Killing(workers[0]))
+        state = run_arena(Arena.read(tmp_path / "spread.toml"), tmp_path, pool, at_once, Killing(workers[0]))
         assert workers[0].wait() < 0
         assert state.failures == ()
         assert sorted((line["method"], line["partition"]) for line in state.compared) == [
             (method, partition) for method in ("fedavg", "fedla") for partition in "012"
         ]
-        result = run_sweep(read_sweep(tmp_path / "sweep.toml"), tmp_path / "runs", executor=pool)
+        result = run_sweep(Sweep.read(tmp_path / "sweep.toml"), tmp_path / "runs", executor=pool)
         assert (result.failures, [len(row.seeds) for row in result.rows]) == ((), [1, 1])
-        here = run_sweep(read_sweep(tmp_path / "sweep.toml"), tmp_path / "here", processes=1)
+        here = run_sweep(Sweep.read(tmp_path / "sweep.toml"), tmp_path / "here", processes=1)
     assert [row.values("accuracy") for row in result.rows] == [row.values("accuracy") for row in here.rows]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedskew.arena import ArenaJob, Plan, next_calls, read_arena
+from fedskew.arena import Arena, ArenaJob, Plan
 from fedskew.errors import ConfigError
 
 FILE = """
@@ -30,7 +30,7 @@ place = [{label = "few", set = {training.participation = 0.5}}, {label = "all", 
 
 def arena_of(tmp_path: Path, text: str = FILE, **more: object):
     (tmp_path / "small.toml").write_text(text)
-    return read_arena(tmp_path / "small.toml", **more)
+    return Arena.read(tmp_path / "small.toml", **more)
 
 
 def noted(jobs: list[ArenaJob], scores: list[float]) -> dict[str, dict[str, str]]:
@@ -98,25 +98,25 @@ def named(calls: list[list[ArenaJob]]) -> list[list[tuple[str, str, float]]]:
 def test_runs_of_a_situation_train_together_whatever_is_done_already(tmp_path) -> None:
     arena = arena_of(tmp_path, TOGETHER, only={"place": "few"})
     plans = [Plan(arena, entry) for entry in arena.entries]
-    calls = next_calls(plans, {}, ())
+    calls = Plan.next_calls(plans, {}, ())
     # fedavg and fedla train alike at clients; fedprox has another local step, and six runs fill a call
     assert named(calls) == [
         [(method, "tune", rate) for method in ("fedavg", "fedla") for rate in (0.01, 0.1, 1.0)],
         [("fedprox", "tune", rate) for rate in (0.01, 0.1, 1.0)],
     ]
-    assert named(next_calls(plans, noted(calls[0], [0.5] * 6), ())) == named(calls[1:])
-    assert named(next_calls(plans, noted(calls[0][:2], [0.5] * 2), ())) == [named(calls)[0][2:], named(calls)[1]]
+    assert named(Plan.next_calls(plans, noted(calls[0], [0.5] * 6), ())) == named(calls[1:])
+    assert named(Plan.next_calls(plans, noted(calls[0][:2], [0.5] * 2), ())) == [named(calls)[0][2:], named(calls)[1]]
 
     # a method that has failed goes no further, and the others wait for nothing
     book = noted([*calls[0], *calls[1][1:]], [0.5] * 8)
     failed = list(calls[1][0].keys.values())
-    second = next_calls(plans, book, failed)
+    second = Plan.next_calls(plans, book, failed)
     assert named(second) == [[(method, "tune", rate) for method in ("fedavg", "fedla") for rate in (0.0316, 0.001)]]
     book |= noted(second[0], [0.4] * 4)
-    third = next_calls(plans, book, failed)  # two partitions of two seeds each are four runs
+    third = Plan.next_calls(plans, book, failed)  # two partitions of two seeds each are four runs
     assert named(third) == [[("fedavg", "run", 0.01)] * 2 + [("fedla", "run", 0.01)], [("fedla", "run", 0.01)]]
     book |= noted([job for call in third for job in call], [0.0] * 4)
-    assert next_calls(plans, book, failed) == []
+    assert Plan.next_calls(plans, book, failed) == []
 
 
 def test_a_run_that_two_methods_share_and_that_failed_keeps_no_other_waiting(tmp_path) -> None:
@@ -125,13 +125,13 @@ def test_a_run_that_two_methods_share_and_that_failed_keeps_no_other_waiting(tmp
     arena = arena_of(tmp_path, TOGETHER.replace('"fedla"', same), only={"place": "few"})
     plans = [Plan(arena, entry) for entry in arena.entries]
     book: dict[str, dict[str, str]] = {}
-    for call in next_calls(plans, book, ()):
+    for call in Plan.next_calls(plans, book, ()):
         book |= noted(call, [0.5] * len(call))
-    shared = [job for call in next_calls(plans, book, ()) for job in call if job.entry.method != "fedavg"]
+    shared = [job for call in Plan.next_calls(plans, book, ()) for job in call if job.entry.method != "fedavg"]
     assert len(shared) == 2  # of mu = 0.5 and 2.0, for both methods
     failed = {key for job in shared for key in job.keys.values()}
     for _ in range(2):
-        calls = next_calls(plans, book, failed)
+        calls = Plan.next_calls(plans, book, failed)
         assert {job.entry.method for call in calls for job in call} == {"fedavg"}
         for call in calls:
             book |= noted(call, [0.5] * len(call)) if call[0].stage == "tune" else {}
@@ -140,7 +140,7 @@ def test_a_run_that_two_methods_share_and_that_failed_keeps_no_other_waiting(tmp
 
 def test_without_seeds_together_every_config_is_a_call(tmp_path) -> None:
     arena = arena_of(tmp_path, only={"place": "few"})
-    calls = next_calls([Plan(arena, entry) for entry in arena.entries], {}, ())
+    calls = Plan.next_calls([Plan(arena, entry) for entry in arena.entries], {}, ())
     assert [len(call) for call in calls] == [1] * 6
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import Command
 
-from fedskew.arena import read_arena
+from fedskew.arena import Arena
 from fedskew.papers import config_file
 
 FILE = """
@@ -87,10 +87,10 @@ def test_a_sweep_and_an_arena_name_each_other(tmp_path: Path, command: Command) 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["arena", "advice"])
 def test_the_arenas_that_ship_can_be_read(name: str) -> None:
-    quick = read_arena(config_file(name), quick=True)
+    quick = Arena.read(config_file(name), quick=True)
     assert quick.settings.reference == "fedavg"
     assert len({entry.method for entry in quick.entries}) == 3
     few = {"arena.draw.points": 8} if name == "advice" else {"sweep.grid.training.participation": [0.2]}
-    whole = read_arena(config_file(name), few)
+    whole = Arena.read(config_file(name), few)
     assert len({entry.method for entry in whole.entries}) >= 9
     assert tomllib.loads(config_file(name).read_text())["name"] == whole.name

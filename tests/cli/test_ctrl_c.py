@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import fedskew
-from fedskew.experiment import read_sweep, run_sweep
+from fedskew.experiment import Sweep, run_sweep
 
 CONFIG = """
 schema = 1
@@ -107,7 +107,7 @@ def test_a_sweep_does_only_what_is_missing_and_ends_with_the_same_tables(home, c
 
     monkeypatch.chdir(home)
     monkeypatch.syspath_prepend(home)
-    whole = run_sweep(read_sweep(Path("task.toml")), Path("whole"), processes=1)
+    whole = run_sweep(Sweep.read(Path("task.toml")), Path("whole"), processes=1)
     assert f"runs/{whole.folder.name}/report.html" in done.stdout
     for model in home.glob("runs/task-*/model.safetensors"):
         assert model.read_bytes() == (home / "whole" / model.relative_to(home / "runs")).read_bytes()

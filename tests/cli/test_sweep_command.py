@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fedskew.experiment import read_sweep, run_sweep
+from fedskew.experiment import Sweep, run_sweep
 
 CONFIG = """\
 schema = 1
@@ -124,7 +124,7 @@ def test_a_sweep_killed_and_stopped_in_the_middle_does_only_what_is_missing_and_
     assert state_of(short(home)) == before
 
     (home / "whole").mkdir()
-    whole = run_sweep(read_sweep(home / "small.toml"), home / "whole" / "runs", processes=1)
+    whole = run_sweep(Sweep.read(home / "small.toml"), home / "whole" / "runs", processes=1)
     assert tables(home) == tables(home / "whole")
     for model in home.glob("runs/small-*/model.safetensors"):
         assert model.read_bytes() == (home / "whole" / model.relative_to(home)).read_bytes()

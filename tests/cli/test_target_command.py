@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedskew.labels import estimate_mix, read_outcomes
+from fedskew.labels import Outcomes, estimate_mix
 
 NAMES = ("cat", "dog", "owl", "fox")
 UNIFORM, SKEWED = [0.25] * 4, [0.6, 0.2, 0.15, 0.05]
@@ -59,7 +59,7 @@ def test_the_page_says_the_verdict_and_each_class_and_writes_a_mix_that_other_co
 
 
 def test_probabilities_predictions_with_confidence_and_counts_are_the_same_samples(home):
-    by_probability = read_outcomes(home / "new.csv", home / "held.csv")
+    by_probability = Outcomes.read(home / "new.csv", home / "held.csv")
     labels, held_out = sample(UNIFORM, 800, 0)
     _, unlabelled = sample(SKEWED, 500, 1)
     columns = [
@@ -68,7 +68,7 @@ def test_probabilities_predictions_with_confidence_and_counts_are_the_same_sampl
     ]
     table(home / "held2.csv", {"label": [NAMES[y] for y in labels], **columns[0]}, ";")
     table(home / "new2.csv", columns[1])
-    by_prediction = read_outcomes(home / "new2.csv", home / "held2.csv")
+    by_prediction = Outcomes.read(home / "new2.csv", home / "held2.csv")
     assert by_prediction.classes == tuple(sorted(NAMES))  # no column says their order
     order = [by_prediction.classes.index(name) for name in by_probability.classes]
     np.testing.assert_array_equal(
@@ -80,7 +80,7 @@ def test_probabilities_predictions_with_confidence_and_counts_are_the_same_sampl
     names = [f"cell {at}" for at in range(16)]
     table(home / "held3.csv", {"class": NAMES, **dict(zip(names, by_probability.tables.T.astype(int), strict=True))})
     table(home / "new3.csv", {name: [int(count)] for name, count in zip(names, by_probability.cells, strict=True)})
-    counted = read_outcomes(home / "new3.csv", home / "held3.csv")
+    counted = Outcomes.read(home / "new3.csv", home / "held3.csv")
     np.testing.assert_array_equal(counted.tables, by_probability.tables)
     np.testing.assert_array_equal(counted.cells, by_probability.cells)
     np.testing.assert_allclose(counted.estimate().mix, estimate_mix(by_probability.tables, by_probability.cells).mix)

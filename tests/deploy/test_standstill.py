@@ -13,7 +13,7 @@ from federated import Federated, LocalGrid, federate, fedskew, tree
 from flwr.app import Context, Message, RecordDict
 
 from fedskew.deploy import Ending, server_app, with_defences
-from fedskew.experiment import read_records, resolve
+from fedskew.experiment import RunFolder, resolve
 
 FOUR = ("ash", "birch", "cedar", "dogwood")
 
@@ -67,7 +67,7 @@ def served(federation: Federated, grid: LocalGrid) -> tuple[int, str]:
 
 def steps(federation: Federated) -> list[bool]:
     (path,) = federation.folder.glob("server/runs/*/rounds.jsonl")
-    return [bool(record.answered) for record in read_records(path)[1:]]
+    return [bool(record.answered) for record in RunFolder.read_records(path)[1:]]
 
 
 @pytest.mark.slow

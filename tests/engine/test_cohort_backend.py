@@ -32,7 +32,7 @@ from fedskew.engine.cohort import CohortBackend
 from fedskew.engine.contracts import adapting, hooked
 from fedskew.errors import RunError
 from fedskew.methods import Method
-from fedskew.models import FlatModel, ModelState, Network, build, swap_dropout
+from fedskew.models import Dropout, FlatModel, ModelState, Network, build
 
 ROWS, FEATURES, CLASSES, CLIENTS = 120, 5, 4, 8
 SIZES = (40, 3, 17, 0, 8, 24, 1, 27)
@@ -96,7 +96,7 @@ def backends(
 
 def network(kind: type[Network] = Plain) -> Network:
     torch.manual_seed(3)
-    return swap_dropout(kind())
+    return Dropout.swap(kind())
 
 
 def sent_by(method: Method, model: ModelState) -> Sent:

@@ -163,7 +163,7 @@ def test_a_simulated_sum_is_the_unmasked_one_to_the_last_integer(preset: str) ->
     by_client = dict(zip(members.ids.tolist(), weights.values.tolist(), strict=True))
     encoded = {str(client): encode_update(method, update, by_client[client], 3) for client, update in updates.items()}
     sealed = {name: sums.mask(arrays, keys[name], peers, context) for name, arrays in encoded.items()}
-    openings = {name: sums.answer(pending, sealed) for name, (_, pending) in sealed.items()}
+    openings = {name: pending.answer(sealed) for name, (_, pending) in sealed.items()}
     opened = sums.unmask({name: masked for name, (masked, _) in sealed.items()}, openings, context)
     added = add_up(encoded.values())
     assert {name: array.tolist() for name, array in opened.items()} == {

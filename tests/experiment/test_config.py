@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from fedskew import data, models
-from fedskew.arena import read_arena
+from fedskew.arena import Arena
 from fedskew.deploy import Agreement
 from fedskew.errors import ArgumentError, ConfigError, FedskewError
-from fedskew.experiment import read, read_sweep, resolve, write
+from fedskew.experiment import Sweep, read, resolve
 from fedskew.trees import line_of, parse_change, put
 
 GOOD = """\
@@ -61,7 +61,7 @@ def test_a_resolved_config_holds_every_default_and_replays_itself(path, tmp_path
         ],
     }
     copy = tmp_path / "copy.toml"
-    write(config, copy)
+    config.write(copy)
     assert read(copy) == config
     assert read(copy).hash == config.hash
 
@@ -221,7 +221,7 @@ def test_every_recipe_resolves_and_so_does_its_quick_variant():
     assert len(recipes) >= 9
     for recipe in recipes:
         text = recipe.read_text(encoding="utf-8")
-        reader = read_arena if "[arena]" in text else read_sweep if "[sweep]" in text else read
+        reader = Arena.read if "[arena]" in text else Sweep.read if "[sweep]" in text else read
         reader(recipe)
         reader(recipe, quick=True)
 

@@ -18,7 +18,7 @@ import torch
 
 import fedskew
 from fedskew.errors import ConfigError, DataError, RunError
-from fedskew.experiment import read, read_runs, read_sweep, run_sweep
+from fedskew.experiment import Sweep, read, read_runs, run_sweep
 from fedskew.files import locked
 
 TASK = {
@@ -184,9 +184,9 @@ def test_the_same_data_of_another_time_are_the_same_where_partition_seed_draws_t
     file = tmp_path / "swept.toml"
     text = SWEEP.format(root=root, more="").replace("seeds = [0, 1]", "seeds = [0]")
     file.write_text(text.replace("labels_per_client = 2", "labels_per_client = 2, seed = 7"), encoding="utf-8")
-    fedskew.simulate(read_sweep(file).cells[0].config, out=tmp_path / "runs")
+    fedskew.simulate(Sweep.read(file).cells[0].config, out=tmp_path / "runs")
     os.utime(root, (1, 1))
-    assert not run_sweep(read_sweep(file), tmp_path / "runs").failures
+    assert not run_sweep(Sweep.read(file), tmp_path / "runs").failures
 
 
 @pytest.mark.parametrize("change", ["rows are deleted", "a value is edited"])
@@ -194,9 +194,9 @@ def test_other_data_under_the_same_name_are_said_and_stop_resume_and_sweep(tmp_p
     root = table(tmp_path / "own.csv")
     file = tmp_path / "swept.toml"
     file.write_text(SWEEP.format(root=root, more="").replace("seeds = [0, 1]", "seeds = [0]"), encoding="utf-8")
-    fedskew.simulate(read_sweep(file).cells[0].config, out=tmp_path / "runs")
+    fedskew.simulate(Sweep.read(file).cells[0].config, out=tmp_path / "runs")
     os.utime(root, (1, 1))  # copied anew: the same content at another time
-    assert not run_sweep(read_sweep(file), tmp_path / "runs").failures
+    assert not run_sweep(Sweep.read(file), tmp_path / "runs").failures
 
     lines = root.read_text().splitlines()
     if change == "rows are deleted":
@@ -205,7 +205,7 @@ def test_other_data_under_the_same_name_are_said_and_stop_resume_and_sweep(tmp_p
         lines[5] = "9.0000" + lines[5][6:]
     root.write_text("\n".join(lines) + "\n")
     with pytest.raises(RunError, match=r"since 1 of these 1 runs, your data changed \(such as fedavg, seed 0, in .*"):
-        run_sweep(read_sweep(file), tmp_path / "runs")
+        run_sweep(Sweep.read(file), tmp_path / "runs")
     config = next((tmp_path / "runs").glob("swept-*/config.toml"))
     with pytest.raises(RunError, match="since this run, your data changed; start over with --fresh"):
         fedskew.simulate(config, out=tmp_path / "runs", resume=True)
@@ -220,7 +220,7 @@ def test_a_sweep_trains_anew_only_what_the_edit_concerns(tmp_path, own):
     file.write_text(
         SWEEP.format(root=root, more=', {label = "mine", weighting = {name = "weights_b:Own"}}'), encoding="utf-8"
     )
-    sweep, out = read_sweep(file), tmp_path / "runs"
+    sweep, out = Sweep.read(file), tmp_path / "runs"
     for cell in sweep.cells:
         for seed in cell.config.seeds:
             fedskew.simulate(cell.config.for_seed(seed), out=out)
@@ -314,7 +314,7 @@ def test_two_processes_never_write_one_run_or_one_sweep(tmp_path):
     assert (result.folder / "rounds.jsonl").read_bytes() == before
     file = tmp_path / "swept.toml"
     file.write_text(SWEEP.format(root=table(tmp_path / "own.csv"), more=""), encoding="utf-8")
-    sweep = read_sweep(file)
+    sweep = Sweep.read(file)
     with locked(sweep.folder(tmp_path)), pytest.raises(RunError, match="sweep-swept-.*: another run is writing here"):
         run_sweep(sweep, tmp_path)
     run = fedskew.simulate(sweep.cells[0].config.for_seed(0), out=tmp_path).folder

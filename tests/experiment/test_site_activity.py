@@ -11,7 +11,7 @@ from example_runs import example_run
 
 from fedskew.cli.console import Console
 from fedskew.cli.tables import sites_table
-from fedskew.report import SeedRun, site_activity, site_rows, undone_rounds, write_report
+from fedskew.report import SeedRun, SiteActivity, undone_rounds, write_report
 
 TOKYO, HOSTILE = "東京 Köln", "\x1b[2Jnorth\u202egpj"
 NOTES = {
@@ -41,14 +41,14 @@ def run() -> SeedRun:
 
 
 def test_each_sites_rounds_are_counted_by_what_came_of_them(run: SeedRun) -> None:
-    headings, rows = site_rows(site_activity(run))
+    headings, rows = SiteActivity.table(SiteActivity.of(run))
     table = {row[0]: dict(zip(headings[1:], row[1:], strict=True)) for row in rows}
     assert list(table[TOKYO].values()) == ["3 of 5", "1 out of line", "round 5, 2026-11-22 10:05", "50.0 % of 8"]
     assert list(table[HOSTILE].values())[:2] == ["2 of 4", "1 failed, 1 silent, 1 skipped"]
     assert table["south"]["counted"] == "1 of 3"
     assert table["south"]["not counted"] == "1 refused, 1 offline, left out since round 4"
     assert table["south"]["last counted (UTC)"] == "round 1, 2026-11-22 10:01"  # round 4 was undone
-    troubles = {site.name: str(site.trouble) for site in site_activity(run)}
+    troubles = {site.name: str(site.trouble) for site in SiteActivity.of(run)}
     assert troubles[TOKYO].endswith("out of line: 12.5 times as large as is likely")
     assert troubles["south"].startswith("round 4, 2026-11-22T10:04:00+00:00: left out, as the round was undone")
     assert undone_rounds(run)[0].startswith("Round 4, 2026-11-22T10:04:00+00:00, was undone: the model's loss is 9.")
@@ -58,7 +58,7 @@ def test_page_and_terminal_show_what_sites_call_themselves_as_it_is(run: SeedRun
     page = write_report([run], tmp_path / "report.html", "sites").read_text(encoding="utf-8")
     section = page.partition("<h2>Sites</h2>")[2].partition("</section>")[0]
     out = io.StringIO()
-    Console(file=out, width=250).print(sites_table(site_activity(run)))
+    Console(file=out, width=250).print(sites_table(SiteActivity.of(run)))
     for text in (section, out.getvalue()):
         assert TOKYO in text
         assert r"\x1b[2Jnorth\u202egpj" in text
@@ -69,7 +69,7 @@ def test_page_and_terminal_show_what_sites_call_themselves_as_it_is(run: SeedRun
 def test_a_terminal_of_usual_width_shows_names_and_whole_headings(run: SeedRun, width: int) -> None:
     names = ("st-elisabeth", "charite-mitte", "south")
     out = io.StringIO()
-    Console(file=out, width=width).print(sites_table(site_activity(rename(run, names))))
+    Console(file=out, width=width).print(sites_table(SiteActivity.of(rename(run, names))))
     lines = out.getvalue().splitlines()
     assert max(map(len, lines)) <= width
     for name in names:

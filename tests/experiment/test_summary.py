@@ -14,7 +14,7 @@ from rich.console import Console
 from fedskew import simulate
 from fedskew.cli.tables import results_table
 from fedskew.errors import ConfigError
-from fedskew.experiment import read_sweep, run_sweep
+from fedskew.experiment import Sweep, run_sweep
 from fedskew.report import SeedRun, headline_in_words, write_report
 
 TASK = {
@@ -111,7 +111,7 @@ WORDS = {
 @pytest.mark.parametrize("kind", list(WORDS))
 def test_every_place_shows_the_same_headline_under_the_same_name_and_the_last_tenth_beside_it(kind, tmp_path):
     (tmp_path / "sweep.toml").write_text(SWEEP.replace("KIND", kind))
-    sweep, ends = read_sweep(tmp_path / "sweep.toml"), Ends()
+    sweep, ends = Sweep.read(tmp_path / "sweep.toml"), Ends()
     done = run_sweep(sweep, tmp_path / "runs", processes=1, progress=ends)
     result = simulate(sweep.cells[0].config)
     by_hand = {

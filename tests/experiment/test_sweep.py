@@ -16,13 +16,12 @@ from fedskew import methods, models
 from fedskew.engine import Evaluation, RoundRecord
 from fedskew.errors import ArgumentError, CombinationError, ConfigError, FedskewError, MissingPackageError, RunError
 from fedskew.experiment import (
+    Job,
     Sweep,
     SweepResult,
     configs_of,
-    jobs_of,
     model_notes,
     read_runs,
-    read_sweep,
     resolve,
     run_folder,
     run_sweep,
@@ -59,7 +58,7 @@ def written(folder: Path, tables: str) -> Path:
 
 
 def sweep_of(folder: Path, tables: str, **options) -> Sweep:
-    return read_sweep(written(folder, tables), **options)
+    return Sweep.read(written(folder, tables), **options)
 
 
 def test_every_method_meets_every_value_of_the_grid_in_the_files_order(tmp_path):
@@ -265,10 +264,10 @@ def test_a_mistake_in_the_task_names_its_own_line_and_one_from_outside_none(tmp_
     file = written(tmp_path, "[sweep]\nmethods = ['fedavg']\n")
     file.write_text(file.read_text().replace("lr = 0.1", "lr = 0"))
     with pytest.raises(ConfigError, match=r"small.toml, line 17: cell 'fedavg': training.lr: "):
-        read_sweep(file)
+        Sweep.read(file)
     for key in ("training.lr", "sweep.accuracy"):
         with pytest.raises(ConfigError, match=rf"small.toml: (cell 'fedavg': )?{key}: "):
-            read_sweep(written(tmp_path, "[sweep]\nmethods = ['fedavg']\n"), {key: -1})
+            Sweep.read(written(tmp_path, "[sweep]\nmethods = ['fedavg']\n"), {key: -1})
 
 
 def test_a_combination_that_makes_no_sense_is_refused_as_such(tmp_path):
@@ -330,9 +329,9 @@ def test_what_makes_no_sense_or_cannot_be_set_up_is_a_row_with_its_reason_while_
 
 def test_the_comparison_in_the_recipes_names_every_method_and_the_papers_combinations():
     recipe = Path(__file__).parents[2] / "recipes" / "compare.toml"
-    cells = {cell.label for cell in read_sweep(recipe).cells}
+    cells = {cell.label for cell in Sweep.read(recipe).cells}
     assert set(methods.PRESETS) | set(methods.COMBINATIONS) <= cells
-    assert {cell.label for cell in read_sweep(recipe, quick=True).cells} == cells
+    assert {cell.label for cell in Sweep.read(recipe, quick=True).cells} == cells
 
 
 def test_a_number_of_processes_below_one_is_refused(tmp_path):
@@ -580,7 +579,7 @@ def test_a_sweep_is_ordinary_runs_which_another_sweep_may_share(tmp_path):
     assert float(shown["accuracy_std"]) == pytest.approx(np.std(accuracies, ddof=1))
 
     more = sweep_of(tmp_path, tables, changes={"seeds": [0, 2], "sweep.methods": ["fedavg", "fedla"]})
-    missing = [job for job in jobs_of(more) if not job.is_finished(tmp_path / "runs")]
+    missing = [job for job in Job.of(more) if not job.is_finished(tmp_path / "runs")]
     assert [(config.name, config.seeds) for config in configs_of(missing)] == [
         ("small-fedavg", [2]), ("small-fedla", [0, 2]),
     ]  # fmt: skip

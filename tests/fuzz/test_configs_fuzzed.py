@@ -19,7 +19,7 @@ import fedskew
 from fedskew import methods
 from fedskew.cli.config_keys import choices, tables
 from fedskew.errors import FedskewError
-from fedskew.experiment import read, resolve, write
+from fedskew.experiment import read, resolve
 from fedskew.papers import config_file, config_names
 from fedskew.trees import put
 
@@ -94,7 +94,7 @@ def test_a_changed_config_is_refused_in_one_line_or_replays(seed: int, tmp_path:
         try:
             config = resolve(tree)
             accepted += 1
-            write(config, tmp_path / "config.toml")
+            config.write(tmp_path / "config.toml")
             again = read(tmp_path / "config.toml")
             before, after = (json.dumps(one.tree(), sort_keys=True) for one in (config, again))  # text: NaN is NaN
             assert before == after, (seed, case, tree)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from fedskew.errors import ArgumentError
-from fedskew.models import Concatenated, FlatModel, build, swap_dropout, with_features
+from fedskew.models import Concatenated, Dropout, FlatModel, build, with_features
 
 
 def drawn(seed: int) -> torch.Generator:
@@ -68,7 +68,7 @@ def test_encoders_are_copies_of_their_own():
 
 
 def test_encoders_stay_in_eval_mode_and_as_they_are():
-    model = Concatenated(swap_dropout(Normed()), 2).train()
+    model = Concatenated(Dropout.swap(Normed()), 2).train()
     assert model.training
     before = {name: value.clone() for name, value in model.encoders.state_dict().items()}
     x = torch.randn(8, 4, generator=drawn(1))
@@ -81,10 +81,10 @@ def test_encoders_stay_in_eval_mode_and_as_they_are():
 
 
 def test_put_brings_statistics_too_and_leaves_the_head():
-    network = swap_dropout(Normed()).train()
+    network = Dropout.swap(Normed()).train()
     network(torch.randn(8, 4, generator=drawn(1)))
     model = Concatenated(network, 2)
-    other = swap_dropout(Normed()).train()
+    other = Dropout.swap(Normed()).train()
     other(torch.randn(8, 4, generator=drawn(2)) + 3)
     head = model.head.weight.clone()
     model.put(1, other)

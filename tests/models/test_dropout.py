@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fedskew.errors import ArgumentError
-from fedskew.models import Dropout, build, dropout_keys, swap_dropout
+from fedskew.models import Dropout, build
 from hashing import hashed
 
 
@@ -31,7 +31,7 @@ def test_the_mask_is_the_hash_of_layer_use_key_and_place(p):
 
 
 def test_whole_channels_are_dropped():
-    out = keyed(swap_dropout(nn.Dropout2d(0.5)), 11)(torch.ones(50, 8, 3, 4))
+    out = keyed(Dropout.swap(nn.Dropout2d(0.5)), 11)(torch.ones(50, 8, 3, 4))
     flat = out.flatten(2)
     assert torch.equal(flat, flat[:, :, :1].expand_as(flat))
     assert set(flat.unique().tolist()) == {0.0, 2.0}
@@ -55,7 +55,7 @@ def test_gradients_pass_where_values_do():
 
 def test_a_mapped_key_gives_each_client_its_own_mask():
     model = build("cnn_mnist", 5, (1, 16, 16))
-    names = dropout_keys(model)
+    names = Dropout.keys_of(model)
     assert names == ["drop1.key", "drop2.key"]
     x = torch.randn(3, 4, 1, 16, 16, generator=torch.Generator().manual_seed(0))
     keys = torch.tensor([1, 99, 2**31 - 1])
@@ -92,7 +92,7 @@ class Twice(nn.Module):
 
 
 def test_a_layer_used_twice_has_two_masks_the_same_in_every_pass():
-    model = swap_dropout(Twice())
+    model = Dropout.swap(Twice())
     for one in (model, copy.deepcopy(model)):
         first, second = one(torch.ones(10, 10))
         assert not torch.equal(first, second)
@@ -105,7 +105,7 @@ def test_a_users_dropout_layers_are_replaced_in_place_and_numbered():
         nn.Linear(4, 4), shared, nn.Sequential(nn.Dropout2d(0.3), nn.Dropout1d(0.1)), shared, Dropout(0.4)
     ).eval()
     names = list(model.state_dict())
-    assert swap_dropout(model) is model
+    assert Dropout.swap(model) is model
     assert list(model.state_dict()) == names
     assert model[1] is model[3]
     found = [model[1], model[2][0], model[2][1], model[4]]
@@ -113,22 +113,22 @@ def test_a_users_dropout_layers_are_replaced_in_place_and_numbered():
     assert [layer.p for layer in found] == [0.2, 0.3, 0.1, 0.4]
     assert [layer.layer for layer in found] == [0, 1, 2, 3]
     assert not any(layer.training for layer in found)
-    assert dropout_keys(model) == ["1.key", "2.0.key", "2.1.key", "4.key"]
+    assert Dropout.keys_of(model) == ["1.key", "2.0.key", "2.1.key", "4.key"]
     layers = list(model.modules())
-    assert list(swap_dropout(model).modules()) == layers
+    assert list(Dropout.swap(model).modules()) == layers
     assert len(model._forward_pre_hooks) == 1
 
 
 def test_a_model_that_is_a_dropout_layer_is_returned_replaced():
-    model = swap_dropout(nn.Dropout(0.5))
+    model = Dropout.swap(nn.Dropout(0.5))
     assert isinstance(model, Dropout)
-    assert dropout_keys(model) == ["key"]
+    assert Dropout.keys_of(model) == ["key"]
 
 
 def test_a_model_without_dropout_is_left_as_it_is():
     model = nn.Sequential(nn.Linear(3, 2))
-    swap_dropout(model)
-    assert dropout_keys(model) == []
+    Dropout.swap(model)
+    assert Dropout.keys_of(model) == []
     assert not model._forward_pre_hooks
 
 
@@ -138,7 +138,7 @@ def test_a_model_without_dropout_is_left_as_it_is():
 )
 def test_layers_that_draw_without_a_key_are_refused_by_name(layer):
     with pytest.raises(ArgumentError, match=f"layer '1' \\({type(layer).__name__}\\)"):
-        swap_dropout(nn.Sequential(nn.Linear(3, 3), layer))
+        Dropout.swap(nn.Sequential(nn.Linear(3, 3), layer))
 
 
 @pytest.mark.parametrize("p", [-0.1, 1.1, float("nan")])
@@ -149,4 +149,4 @@ def test_a_probability_outside_the_unit_interval_is_refused(p):
 
 def test_channel_dropout_needs_channels():
     with pytest.raises(ArgumentError, match="channel dropout"):
-        swap_dropout(nn.Dropout2d(0.5))(torch.ones(3))
+        Dropout.swap(nn.Dropout2d(0.5))(torch.ones(3))

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fedskew.models import Dropout, Faster, FlatModel, build, swap_dropout, with_features
+from fedskew.models import Dropout, Faster, FlatModel, build, with_features
 
 X = torch.randn(40, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 SWAPPED, JOINED = "relu_after_pooling", "convolution_with_pooling"
@@ -95,7 +95,7 @@ SAME_BITS = {
         lambda: nn.Sequential(nn.Conv2d(3, 4, 4), nn.ReLU(), nn.MaxPool2d(2, ceil_mode=True), *head(4, 7)), 1, 0,
     ),
     "dropout": (
-        lambda: swap_dropout(
+        lambda: Dropout.swap(
             nn.Sequential(
                 nn.Conv2d(3, 12, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout2d(0.3), nn.Flatten(), nn.Dropout(0.5),
                 nn.Linear(432, 5),
@@ -225,7 +225,7 @@ def test_a_branch_on_the_mode_is_read_in_each_mode():
 
 
 def test_dropout_of_a_part_that_is_used_twice_is_numbered_as_before():
-    part = swap_dropout(nn.Sequential(nn.Conv2d(3, 12, 3), nn.Dropout(0.5), nn.ReLU(), nn.MaxPool2d(2)))
+    part = Dropout.swap(nn.Sequential(nn.Conv2d(3, 12, 3), nn.Dropout(0.5), nn.ReLU(), nn.MaxPool2d(2)))
     module = nn.Sequential(part, nn.Flatten(), nn.Linear(12 * 49, 5))
     network = Faster(module)
     assert torch.equal(network(X), network(X))

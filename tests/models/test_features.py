@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fedskew.errors import ArgumentError
-from fedskew.models import Outputs, build, swap_dropout, with_features
+from fedskew.models import Dropout, Outputs, build, with_features
 
 X = torch.randn(5, 1, 16, 16, generator=torch.Generator().manual_seed(0))
 
@@ -117,7 +117,7 @@ def test_it_maps_over_clients(make):
 
 
 def test_dropout_inside_is_counted_anew_in_every_call():
-    wrapped = with_features(swap_dropout(nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(256, 3)))).train()
+    wrapped = with_features(Dropout.swap(nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(256, 3)))).train()
     torch.testing.assert_close(wrapped(X).logits, wrapped(X).logits)
 
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from fedskew.errors import ArgumentError
-from fedskew.models import Projected, build, dropout_keys, swap_dropout, with_features
+from fedskew.models import Dropout, Projected, build, with_features
 
 SHAPES = {"logistic": (6,), "mlp3": (6,), "cnn_mnist": (1, 28, 28), "lenet5": (3, 32, 32), "cnn_w2": (3, 32, 32)}
 
@@ -55,7 +55,7 @@ def test_new_weights_come_from_the_generator_alone():
 
 def test_dropout_inside_the_encoder_is_the_same_in_every_pass_of_a_step():
     model = Projected(build("cnn_w2", 4, (3, 32, 32)), drawn()).train()
-    assert len(dropout_keys(model)) == 2
+    assert len(Dropout.keys_of(model)) == 2
     x = torch.randn(2, 3, 32, 32, generator=drawn())
     assert torch.equal(model(x), model(x))
 
@@ -76,7 +76,7 @@ class Own(nn.Module):
 
 
 def test_a_network_of_ones_own_with_features_and_head_is_projected():
-    model = Projected(swap_dropout(Own()), drawn())
+    model = Projected(Dropout.swap(Own()), drawn())
     x = torch.ones(2, 4)
     assert model(x).shape == (2, 3)
     assert torch.equal(model(x), model(x))

@@ -10,7 +10,7 @@ import torch
 
 import fedskew
 from fedskew.components import has
-from fedskew.experiment import notes_of
+from fedskew.experiment import RunFolder
 from fedskew.objectives import INDEX
 
 TASK: dict[str, Any] = {
@@ -35,12 +35,12 @@ def test_without_a_trained_layer_before_the_last_they_change_nothing_and_the_run
     )
     for name, value in plain.model.state_dict().items():
         assert torch.equal(value, ours.model.state_dict()[name])
-    (note,) = notes_of(ours.folder, 0)
+    (note,) = RunFolder.notes(ours.folder, 0)
     assert note == (
         f"{term} acts on the features before the last layer, and Logistic trains no layer before that: the term "
         "changes nothing. Take another model, or leave it out."
     )
-    assert notes_of(plain.folder, 0) == []
+    assert RunFolder.notes(plain.folder, 0) == []
 
 
 @pytest.mark.slow
@@ -56,4 +56,4 @@ def test_without_a_trained_layer_before_the_last_they_change_nothing_and_the_run
 def test_where_such_a_layer_is_trained_nothing_is_said(model: Any, method: str, tmp_path: Path):
     task = {**TASK, "training": {**TASK["training"], "rounds": 2}}
     run = fedskew.simulate({**task, "model": model, "method": method}, out=tmp_path)
-    assert not any("acts on the features" in note for note in notes_of(run.folder, 0))
+    assert not any("acts on the features" in note for note in RunFolder.notes(run.folder, 0))

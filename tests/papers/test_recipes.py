@@ -10,22 +10,22 @@ import numpy as np
 import pytest
 
 from fedskew.errors import ConfigError, PartitionError
-from fedskew.papers import PrintedCounts, Recipe, names, read_recipe
+from fedskew.papers import PrintedCounts, Recipe, names
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-PUBLISHED = sorted({recipe.published for name in names() if (recipe := read_recipe(name)).published})
+PUBLISHED = sorted({recipe.published for name in names() if (recipe := Recipe.read(name)).published})
 
 
 def printed(name: str):
     """The values that a recipe's table prints."""
-    table = read_recipe(name).printed
+    table = Recipe.read(name).printed
     assert table is not None
     return table
 
 
 @pytest.mark.parametrize("name", names())
 def test_every_row_of_a_recipe_is_a_config_that_can_be_run(name: str):
-    recipe = read_recipe(name)
+    recipe = Recipe.read(name)
     for row in recipe.rows:
         row.config()
         assert row.data
@@ -33,7 +33,7 @@ def test_every_row_of_a_recipe_is_a_config_that_can_be_run(name: str):
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_every_printed_value_has_a_row(name: str):
-    recipe = read_recipe(name)
+    recipe = Recipe.read(name)
     table = recipe.printed
     assert recipe.published == name
     assert table is not None
@@ -78,27 +78,27 @@ def test_what_the_authors_saved_stands_beside_their_figures_and_names_its_source
         {**rows, "unique_c": "6", "method": "FedAvg, IID"}
     )
     assert len(table.rows) == 2 * 136
-    assert all(read_recipe(f"fedla-fig{number}").published == "fedla-runs" for number in range(5, 10))
+    assert all(Recipe.read(f"fedla-fig{number}").published == "fedla-runs" for number in range(5, 10))
 
 
 def test_settings_of_the_paper_reach_the_rows():
-    (row,) = read_recipe("fedentopt-table1").choose("CIFAR-100, C=3, FedEntOpt")
+    (row,) = Recipe.read("fedentopt-table1").choose("CIFAR-100, C=3, FedEntOpt")
     config = row.config()
     assert config.data.parameters == {"superclasses": True}
     assert config.training.participation == 0.08
     assert config.training.lr_decay == 0.98
     assert config.method["selection"] == {"name": "fedentopt", "buffer": 0.7}
-    (row,) = read_recipe("fedvls-table6").choose("cifar100,fedsam+fedvls")
+    (row,) = Recipe.read("fedvls-table6").choose("cifar100,fedsam+fedvls")
     terms = row.config().method["objective"]["terms"]
     assert [(term["name"], term["weight"]) for term in terms] == [("vacant_distillation", 0.5), ("suppression", 0.005)]
-    (row,) = read_recipe("fedentopt-table4").choose("cifar10,dir0.1,fedconcat")
+    (row,) = Recipe.read("fedentopt-table4").choose("cifar10,dir0.1,fedconcat")
     assert row.config().training.rounds == 980
     assert row.config().training.weight_decay == 1e-3
 
 
 def test_runs_are_named_by_what_they_are_so_that_recipes_share_them():
-    (one,) = read_recipe("fedentopt-table1").choose("cifar10,dir0.1,fedentopt")
-    (other,) = read_recipe("fedentopt-fig2").choose("cifar10,fedentopt")
+    (one,) = Recipe.read("fedentopt-table1").choose("cifar10,dir0.1,fedentopt")
+    (other,) = Recipe.read("fedentopt-fig2").choose("cifar10,fedentopt")
     assert (one.config().name, one.config().hash) == (other.config().name, other.config().hash)
 
 
@@ -111,19 +111,19 @@ def test_runs_are_named_by_what_they_are_so_that_recipes_share_them():
     ],
 )
 def test_a_run_is_named_by_what_differs_from_fedavg(recipe: str, labels: str, name: str):
-    config = read_recipe(recipe).choose(labels)[0].config()
+    config = Recipe.read(recipe).choose(labels)[0].config()
     assert config.name.partition(config.model.name)[2] == name
 
 
 def test_labels_are_found_as_they_are_typed_and_those_of_one_axis_are_alternatives():
-    recipe = read_recipe("fedentopt-table1")
+    recipe = Recipe.read("fedentopt-table1")
     chosen = recipe.choose("cifar10, CIFAR-100, dir0.1, FEDAVG")
     assert [row.labels["dataset"] for row in chosen] == ["CIFAR-10", "CIFAR-100"]
     assert len(recipe.choose("cifar10")) == 40
 
 
 def test_a_row_that_another_is_relative_to_comes_with_it():
-    chosen = read_recipe("fedentopt-table2").choose("cifar10,c2,fedrs+fedentopt")
+    chosen = Recipe.read("fedentopt-table2").choose("cifar10,c2,fedrs+fedentopt")
     assert [row.labels["method"] for row in chosen] == ["FedRS", "FedRS + FedEntOpt"]
 
 
@@ -133,17 +133,17 @@ def test_a_row_that_another_is_relative_to_comes_with_it():
 )
 def test_a_word_that_is_no_label_is_refused_with_the_nearest(words: str, says: str):
     with pytest.raises(ConfigError, match=re.escape(says)):
-        read_recipe("fedentopt-table1").choose(words)
+        Recipe.read("fedentopt-table1").choose(words)
 
 
 def test_labels_that_never_meet_are_refused():
     with pytest.raises(ConfigError, match="no row with all of"):
-        read_recipe("fedvls-table2").choose("cifar10,s20")
+        Recipe.read("fedvls-table2").choose("cifar10,s20")
 
 
 def test_an_unknown_recipe_is_refused_with_the_nearest():
     with pytest.raises(ConfigError, match="did you mean 'fedpals-table1'"):
-        read_recipe("fedpals-tabel1")
+        Recipe.read("fedpals-tabel1")
 
 
 def test_the_printed_partition_is_dealt_as_printed():
@@ -160,7 +160,7 @@ def test_the_printed_partition_is_dealt_as_printed():
 def test_the_page_on_reproducing_names_every_recipe_and_everything_that_deviates():
     page = (REPOSITORY / "docs" / "reproducing.md").read_text(encoding="utf-8")
     for name in names():
-        recipe = read_recipe(name)
+        recipe = Recipe.read(name)
         assert f"`{name}`" in page
         for text in recipe.deviating(recipe.rows):
             assert text[1:] in page, f"{name}: {text}"

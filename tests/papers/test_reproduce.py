@@ -11,15 +11,7 @@ import pytest
 
 from fedskew.engine import Evaluation, RoundRecord
 from fedskew.errors import ConfigError, DataError
-from fedskew.papers import (
-    Recipe,
-    RecipeRow,
-    compare,
-    estimate,
-    plan,
-    read_recipe,
-    reproduce,
-)
+from fedskew.papers import Recipe, RecipeRow, compare, estimate, plan, reproduce
 from fedskew.report import SeedRun
 from fedskew.tables import duration
 
@@ -146,7 +138,7 @@ def test_each_seed_stands_by_itself_below_the_most_that_its_target_allows(tmp_pa
 
 
 def test_fewer_rounds_cut_both_parts_of_fedconcat():
-    rows = read_recipe("fedentopt-table1").choose("cifar10,dir0.1,fedconcat,fedavg")
+    rows = Recipe.read("fedentopt-table1").choose("cifar10,dir0.1,fedconcat,fedavg")
     (_, fedavg), (_, fedconcat) = plan(rows, rounds=98)
     assert fedavg.training.rounds == fedconcat.training.rounds == 98
     assert fedconcat.method["pipeline"]["encoder_rounds"] == 48  # 480 of 980
@@ -159,7 +151,7 @@ def test_missing_data_is_named_with_the_rows_that_can_be_run(tmp_path: Path, mon
     for name in ("data_batch_1", "test_batch"):
         (tmp_path / "cifar-10-batches-py").mkdir(exist_ok=True)
         (tmp_path / "cifar-10-batches-py" / name).touch()
-    recipe = read_recipe("fedentopt-table1")
+    recipe = Recipe.read("fedentopt-table1")
     assert RecipeRow({}, {"data": {"name": "cifar10"}}).missing(tmp_path) is None
     with pytest.raises(DataError, match=r"CINIC-10 is missing: .*cinic-10.* --rows 'CIFAR-10'"):
         reproduce(recipe, out=tmp_path / "runs", changes={"data.root": str(tmp_path)})

@@ -12,7 +12,7 @@ from torch.nn.functional import adaptive_avg_pool2d
 
 from fedskew.experiment import Cell, Job, make_training_loop, simulate
 from fedskew.models import Network
-from fedskew.papers import Recipe, RecipeRow, names, plan, read_recipe, reproduce
+from fedskew.papers import Recipe, RecipeRow, names, plan, reproduce
 from published_formats import WRITERS, write
 
 SAMPLES = {  # of each class (or domain and class): for training, and for the test
@@ -169,7 +169,7 @@ def test_the_others_hold_nothing_new():
 def held(name: str) -> set[tuple[str, object]]:
     """What the rows that are trained of a recipe are made of."""
     found: set[tuple[str, object]] = set()
-    rows = shown_rows(recipe := read_recipe(name))
+    rows = shown_rows(recipe := Recipe.read(name))
     for row in rows:
         tree = row.tree
         found |= {("data", tree["data"]["name"]), ("model", tree["model"]["name"]), ("tuned", "tune" in tree)}
@@ -188,7 +188,7 @@ def test_a_recipe_runs_with_its_own_network(name: str, tiny_root: Path, out: Pat
 
 def assert_runs(name: str, root: Path, out: Path, own_network: bool = False) -> None:
     """Train a recipe's rows, and read its table and its figure."""
-    recipe = read_recipe(name)
+    recipe = Recipe.read(name)
     rows = [tiny(row, root, own_network) for row in shown_rows(recipe)]
     for row, config in plan(rows, rounds=1):
         run(Job(Cell(row.name, row.labels, config), 0), out)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from fedskew.errors import ArgumentError, SumsError
-from fedskew.sums import Key, Masked, Opening, Pending, SumContext, answer, disagreements, mask, unmask
+from fedskew.sums import Key, Masked, Opening, Pending, SumContext, mask, unmask
 
 pytest.importorskip("cryptography")
 
@@ -46,7 +46,7 @@ def test_the_opened_sum_is_the_integer_sum_for_every_pattern_of_dropouts(data: s
     for name in members:
         masked[name], kept[name] = mask(np.array(rows[name], dtype=f"int{bits}"), KEYS[name], PEERS, context)
     opened = unmask(
-        {name: masked[name] for name in arrived}, {name: answer(kept[name], arrived, 2) for name in arrived}, context
+        {name: masked[name] for name in arrived}, {name: kept[name].answer(arrived, 2) for name in arrived}, context
     )
     # Python's own integers, brought back into the type's range.
     totals = [sum(rows[name][at] for name in arrived) for at in range(3)]
@@ -66,7 +66,7 @@ def test_arrays_of_both_types_open_together_under_their_names() -> None:
     both = {name: mask(parts(at), KEYS[name], PEERS, CONTEXT) for at, name in enumerate(SITES)}
     there = ("ber", "dub", "edi")
     opened = unmask(
-        {name: both[name][0] for name in there}, {name: answer(both[name][1], there) for name in there}, CONTEXT
+        {name: both[name][0] for name in there}, {name: both[name][1].answer(there) for name in there}, CONTEXT
     )
     assert opened["update"].tolist() == [[8] * 3] * 2
     assert opened["loss"].tolist() == [8 * 10**12]
@@ -129,7 +129,7 @@ def test_keys_are_drawn_anew_and_not_shown() -> None:
 
 def test_without_one_of_those_that_arrived_nothing_opens() -> None:
     masked, kept = masks()
-    openings = {name: answer(kept[name], SITES) for name in SITES if name != "dub"}
+    openings = {name: kept[name].answer(SITES) for name in SITES if name != "dub"}
     with pytest.raises(SumsError, match=r"train, round 3, attempt 1: dub did not open its mask"):
         unmask(masked, openings, CONTEXT)
 
@@ -137,7 +137,7 @@ def test_without_one_of_those_that_arrived_nothing_opens() -> None:
 def test_a_false_opening_is_named() -> None:
     masked, kept = masks()
     there = SITES[:4]
-    openings = {name: answer(kept[name], there) for name in there}
+    openings = {name: kept[name].answer(there) for name in there}
     some = {name: masked[name] for name in there}
     for false in (
         Opening(bytes(32), openings["cph"].pairs),
@@ -146,26 +146,26 @@ def test_a_false_opening_is_named() -> None:
         with pytest.raises(SumsError, match="cph opened another mask than the one that it committed to"):
             unmask(some, openings | {"cph": false}, CONTEXT)
     with pytest.raises(SumsError, match="cph opened a sum over other members"):
-        unmask(some, openings | {"cph": answer(kept["cph"], SITES)}, CONTEXT)
+        unmask(some, openings | {"cph": kept["cph"].answer(SITES)}, CONTEXT)
 
 
 def test_sites_that_were_told_different_things_are_found_before_anything_opens() -> None:
     masked, kept = masks()
-    assert disagreements(masked, CONTEXT) == []
+    assert CONTEXT.disagreements(masked) == []
     lied_to, told = mask(VALUES, KEYS["ber"], PEERS, replace(CONTEXT, public="another model"))
     seen = {name: masked[name] for name in SITES[2:]} | {"ber": lied_to}
-    assert disagreements(seen, CONTEXT) == [("ber", name) for name in SITES[2:]]
-    openings = {name: answer({**kept, "ber": told}[name], seen) for name in seen}
+    assert CONTEXT.disagreements(seen) == [("ber", name) for name in SITES[2:]]
+    openings = {name: {**kept, "ber": told}[name].answer(seen) for name in seen}
     with pytest.raises(SumsError, match="the masks of ber and cph do not cancel"):
         unmask(seen, openings, CONTEXT)
     fewer, _ = mask(VALUES, KEYS["ber"], PEERS, replace(CONTEXT, members=SITES[:3]))
-    assert disagreements(masked | {"ber": fewer}, CONTEXT) == [("ber", "ber")]
+    assert CONTEXT.disagreements(masked | {"ber": fewer}) == [("ber", "ber")]
 
 
 def test_arrays_that_differ_in_form_are_refused_by_name() -> None:
     masked, kept = masks()
     longer, pending = mask(np.zeros(9, dtype=np.int32), KEYS["dub"], PEERS, CONTEXT)
-    openings = {name: answer((kept | {"dub": pending})[name], SITES) for name in SITES}
+    openings = {name: (kept | {"dub": pending})[name].answer(SITES) for name in SITES}
     with pytest.raises(SumsError, match=r"dub sent int32\[9\], and ams int32\[4\]"):
         unmask(masked | {"dub": longer}, openings, CONTEXT)
 
@@ -201,7 +201,7 @@ def test_what_can_not_be_masked_is_said_in_one_line(
 def test_a_sum_is_over_two_sites_at_the_least() -> None:
     _, kept = masks()
     with pytest.raises(ArgumentError, match="least: must be at least 2"):
-        answer(kept["ams"], SITES, 1)
+        kept["ams"].answer(SITES, 1)
     with pytest.raises(ArgumentError, match="each may occur once"):
         replace(CONTEXT, members=("ams", "ams"))
     with pytest.raises(ArgumentError, match="no site arrived"):

@@ -1,16 +1,13 @@
 from ._advice import Advice as Advice
 from ._advice import advise as advise
 from ._arena import Arena as Arena
-from ._arena import read_arena as read_arena
 from ._compare import ranks as ranks
 from ._compare import scores as scores
 from ._compare import standings as standings
 from ._federation import Trained as Trained
 from ._plan import ArenaJob as ArenaJob
 from ._plan import Plan as Plan
-from ._plan import next_calls as next_calls
 from ._run import ArenaState as ArenaState
-from ._run import read_state as read_state
 from ._run import run_arena as run_arena
 from ._tables import comparison as comparison
 from ._tables import write_comparison as write_comparison

@@ -49,7 +49,7 @@ import pydantic
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
 from fedskew.errors import ConfigError, FedskewError, nearest
-from fedskew.experiment import Config, sweep_of
+from fedskew.experiment import Config, Sweep
 from fedskew.parameters import first_mistake
 from fedskew.tables import flatten
 from fedskew.trees import read_tree
@@ -124,7 +124,7 @@ class ArenaEntry:
 
 @dataclass(frozen=True)
 class Arena:
-    """An arena as `read_arena` reads it.
+    """An arena as `Arena.read` reads it.
 
     Attributes:
         name: Its name.
@@ -158,56 +158,56 @@ class Arena:
         """Return the arena's folder, which stays the same when methods or situations are added."""
         return out / f"arena-{self.name}"
 
+    @staticmethod
+    def read(
+        path: Path, changes: Mapping[str, Any] | None = None, quick: bool = False, only: Mapping[str, str] | None = None
+    ) -> Arena:
+        """Read an arena from a TOML file, and check everything in it.
 
-def read_arena(
-    path: Path, changes: Mapping[str, Any] | None = None, quick: bool = False, only: Mapping[str, str] | None = None
-) -> Arena:
-    """Read an arena from a TOML file, and check everything in it.
+        Args:
+            path: The file.
+            changes: Dotted keys to change, `arena.*` and `sweep.*` included, and their values.
+            quick: Whether the `[quick]` table of the file applies.
+            only: Labels by axis (or `method`), several joined by `|`: keep only the entries that have one of them.
 
-    Args:
-        path: The file.
-        changes: Dotted keys to change, `arena.*` and `sweep.*` included, and their values.
-        quick: Whether the `[quick]` table of the file applies.
-        only: Labels by axis (or `method`), several joined by `|`: keep only the entries that have one of them.
-
-    Raises:
-        ConfigError: Something is wrong; the message names file, line and key.
-        CombinationError: None of its combinations makes sense.
-    """
-    changes, only = dict(changes or {}), only or {}
-    tree, text, changed = read_tree(path, "arena", changes, quick)
-    section, sweep = tree.pop("arena", None), tree.get("sweep")
-    if not isinstance(section, dict) or not isinstance(sweep, dict) or "methods" not in sweep:
-        raise ConfigError(
-            f"{path}: an arena needs a table [arena], and a table [sweep] with methods; see fedskew arena --help"
+        Raises:
+            ConfigError: Something is wrong; the message names file, line and key.
+            CombinationError: None of its combinations makes sense.
+        """
+        changes, only = dict(changes or {}), only or {}
+        tree, text, changed = read_tree(path, "arena", changes, quick)
+        section, sweep = tree.pop("arena", None), tree.get("sweep")
+        if not isinstance(section, dict) or not isinstance(sweep, dict) or "methods" not in sweep:
+            raise ConfigError(
+                f"{path}: an arena needs a table [arena], and a table [sweep] with methods; see fedskew arena --help"
+            )
+        try:
+            settings = _settings(section)
+            own = _own(sweep)
+            if settings.draw is not None:
+                grid = sweep.setdefault("grid", {})
+                if not isinstance(grid, dict) or "point" in grid:
+                    raise ConfigError("sweep.grid.point: the points of [arena.draw] go there; leave it out")
+                grid["point"] = _points(settings.draw)
+        except ConfigError as error:
+            raise type(error)(f"{path}: {error}") from None
+        whole = Sweep.of(tree, text, path, changes, quick, changed, "arena")
+        axes = tuple(axis for axis in whole.axes if axis != "method")
+        by_situation: dict[tuple[str, ...], list[ArenaEntry]] = {}  # one that is stopped early has complete comparisons
+        for cell in whole.cells:
+            situation, method = {axis: cell.values[axis] for axis in axes}, cell.values["method"]
+            entry = ArenaEntry(situation, method, cell.config, own.get(method, ()))
+            by_situation.setdefault(tuple(situation.values()), []).append(entry)
+        entries = [entry for group in by_situation.values() for entry in group]
+        _check(path, settings, entries)
+        return Arena(
+            name=whole.name,
+            axes=axes,
+            entries=tuple(_only(entries, only, path)),
+            settings=settings,
+            command=" ".join([whole.command, *(f"--only {axis}={label}" for axis, label in only.items())]),
+            refused=tuple(f"{cell.label}: {cell.reason}" for cell in whole.refused),
         )
-    try:
-        settings = _settings(section)
-        own = _own(sweep)
-        if settings.draw is not None:
-            grid = sweep.setdefault("grid", {})
-            if not isinstance(grid, dict) or "point" in grid:
-                raise ConfigError("sweep.grid.point: the points of [arena.draw] go there; leave it out")
-            grid["point"] = _points(settings.draw)
-    except ConfigError as error:
-        raise type(error)(f"{path}: {error}") from None
-    whole = sweep_of(tree, text, path, changes, quick, changed, "arena")
-    axes = tuple(axis for axis in whole.axes if axis != "method")
-    by_situation: dict[tuple[str, ...], list[ArenaEntry]] = {}  # one that is stopped early has complete comparisons
-    for cell in whole.cells:
-        situation, method = {axis: cell.values[axis] for axis in axes}, cell.values["method"]
-        entry = ArenaEntry(situation, method, cell.config, own.get(method, ()))
-        by_situation.setdefault(tuple(situation.values()), []).append(entry)
-    entries = [entry for group in by_situation.values() for entry in group]
-    _check(path, settings, entries)
-    return Arena(
-        name=whole.name,
-        axes=axes,
-        entries=tuple(_only(entries, only, path)),
-        settings=settings,
-        command=" ".join([whole.command, *(f"--only {axis}={label}" for axis, label in only.items())]),
-        refused=tuple(f"{cell.label}: {cell.reason}" for cell in whole.refused),
-    )
 
 
 def _settings(section: dict[str, Any]) -> Settings:

@@ -155,22 +155,22 @@ class Plan:
         config = config.model_copy(update=changes)
         return config if values.own is None else config.with_value(*values.own)
 
+    @staticmethod
+    def next_calls(plans: Sequence[Plan], runs: Runs, failed: Collection[str]) -> list[list[ArenaJob]]:
+        """Return the next calls for a situation; the jobs of a call train at a time, at most `arena.together` runs.
 
-def next_calls(plans: Sequence[Plan], runs: Runs, failed: Collection[str]) -> list[list[ArenaJob]]:
-    """Return the next calls for a situation; the jobs of a call train at a time, at most `arena.together` runs.
-
-    No method goes on to its next step before all are done with this one, so that which runs train together depends
-    neither on the number of workers nor on where an arena was stopped. Runs with the hashes `failed` are not tried
-    again.
-    """
-    known = {*runs, *failed}
-    for jobs in zip_longest(*(plan.steps(runs) for plan in plans), fillvalue=[]):
-        # Divided first, so that what is done already does not change which runs train together.
-        calls = _together([job for of_plan in jobs for job in of_plan], plans[0].arena.settings.together)
-        missing = [[job for job in call if not job.is_done(known)] for call in calls]
-        if any(missing):
-            return [call for call in missing if call]
-    return []
+        No method goes on to its next step before all are done with this one, so that which runs train together depends
+        neither on the number of workers nor on where an arena was stopped. Runs with the hashes `failed` are not tried
+        again.
+        """
+        known = {*runs, *failed}
+        for jobs in zip_longest(*(plan.steps(runs) for plan in plans), fillvalue=[]):
+            # Divided first, so that what is done already does not change which runs train together.
+            calls = _together([job for of_plan in jobs for job in of_plan], plans[0].arena.settings.together)
+            missing = [[job for job in call if not job.is_done(known)] for call in calls]
+            if any(missing):
+                return [call for call in missing if call]
+        return []
 
 
 def _together(jobs: Sequence[ArenaJob], most: int) -> list[list[ArenaJob]]:

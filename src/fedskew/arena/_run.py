@@ -13,7 +13,7 @@ from typing import Protocol
 
 from fedskew.arena._arena import Arena
 from fedskew.arena._federation import FIGURES, Trained, reason_of, train
-from fedskew.arena._plan import ArenaJob, Line, Plan, next_calls
+from fedskew.arena._plan import ArenaJob, Line, Plan
 from fedskew.errors import RunError
 from fedskew.files import append, locked, write_text, writing
 from fedskew.tables import csv_text
@@ -60,6 +60,15 @@ class ArenaState:
         """The runs that are compared."""
         return [line for line in self.runs if line["stage"] != "tune" and not line["failure"]]
 
+    @staticmethod
+    def read(arena: Arena, out: Path) -> ArenaState:
+        """Return the state of an arena in the folder of all runs, without training.
+
+        Raises:
+            RunError: Its files can't be read.
+        """
+        return _state(arena, [Plan(arena, entry) for entry in arena.entries], _Files(arena, arena.folder(out)))
+
 
 def run_arena(
     arena: Arena, out: Path, executor: Executor, at_once: int, progress: ArenaProgress | None = None
@@ -96,7 +105,7 @@ def run_arena(
             """Take the next call that can begin."""
             for at, own in enumerate(left):
                 if own and not waiting.get(at) and all(at != other for other, _ in under_way.values()):
-                    waiting[at] = next_calls(own, files.runs, failed)
+                    waiting[at] = Plan.next_calls(own, files.runs, failed)
                     if not waiting[at]:
                         own.clear()
                 if waiting.get(at):
@@ -124,15 +133,6 @@ def run_arena(
                         failed.update(job.keys.values())
                 if progress is not None:
                     progress.ended(results)
-
-
-def read_state(arena: Arena, out: Path) -> ArenaState:
-    """Return the state of an arena in the folder of all runs, without training.
-
-    Raises:
-        RunError: Its files can't be read.
-    """
-    return _state(arena, [Plan(arena, entry) for entry in arena.entries], _Files(arena, arena.folder(out)))
 
 
 def _state(arena: Arena, plans: Sequence[Plan], files: _Files, failures: Mapping[str, str] | None = None) -> ArenaState:

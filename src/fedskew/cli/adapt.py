@@ -81,7 +81,7 @@ def adapt(
     labelled = experiment.held_out_of(model) if held_out is None else experiment.read_labelled(held_out, model)
     samples = torch.cat([some.inputs for some in data.unlabelled(target_data, model.in_shape)])
     check_samples(len(samples), target_data[0])
-    found = experiment.adaptation(model, samples, labelled, wanted, normalised=(False, held_out is None))
+    found = experiment.Adaptation.of(model, samples, labelled, wanted, normalised=(False, held_out is None))
     if found.estimate.misfit and on_misfit == "stop":
         raise ArgumentError(
             f"{target_data[0]}: {sentences(found.estimate, model.classes)[0]} Nothing was written; --on-misfit warn "

@@ -81,7 +81,7 @@ def arena(
 
         fedskew arena @arena --on tcp://10.0.0.1:8786
     """
-    from fedskew.arena import comparison, read_arena, read_state, run_arena, write_comparison
+    from fedskew.arena import Arena, ArenaState, comparison, run_arena, write_comparison
     from fedskew.cli.progress import ArenaProgressBar, stoppable
     from fedskew.cli.tables import plain_table
     from fedskew.executors import cores, executor
@@ -91,9 +91,9 @@ def arena(
         raise ArgumentError(f"--processes: {reason}")
     path = config_file(config)
     changed = changed_keys(changes, seeds, None, data_root)
-    whole = read_arena(path, changed, quick, _labels(only))
+    whole = Arena.read(path, changed, quick, _labels(only))
     console = Console()
-    state = read_state(whole, out)
+    state = ArenaState.read(whole, out)
     if not tables:
         configs = [job.config.for_seed(job.config.seeds[0]) for job, _ in state.missing]
         print_estimate(console, configs, only=estimate, times=[runs for _, runs in state.missing])

@@ -31,7 +31,7 @@ def check(
     from fedskew.errors import ConfigError
     from fedskew.trees import parse_change
 
-    found = checks.components_of(file)
+    found = checks.FoundComponent.in_file(file)
     if not found:
         raise ConfigError(
             f"{file}: defines no component: no class has select, value, step, weigh, combine, update or finish (see "

@@ -168,14 +168,14 @@ def check_federation(folder: Annotated[Path, FOLDER], trust_code: TrustCode = Fa
     """
     from fedskew.deploy import NOT_YET, asked_of_site, check_folder, other_code, read_app, running
     from fedskew.errors import ConfigError
-    from fedskew.experiment import outline
+    from fedskew.experiment import Config
 
     app = folder / "app"
     files = read_app(app)
     if code := other_code(files):
         said = f"CODE THAT IS NOT AS FEDSKEW WRITES IT, and would run at the sites: {', '.join(code)}. Read it."
         Console().say(said, style="bold red")
-    asked = asked_of_site(outline(app / "run.toml").model_dump())
+    asked = asked_of_site(Config.outline(app / "run.toml").model_dump())
     if asked and not trust_code:
         key, name = next(iter(asked.items()))
         raise ConfigError(
@@ -542,7 +542,7 @@ def _train(console: Console, federation: LocalFederation) -> tuple[dict[str, Any
 
     from fedskew.cli.progress import announced
     from fedskew.errors import DivergedError, EndedEarlyError, RunError, StandstillError
-    from fedskew.experiment import RunBar, read, read_records, run_folder
+    from fedskew.experiment import RunBar, RunFolder, read, run_folder
 
     config = read(federation.folder / "app" / "run.toml")
     folder = run_folder(config, federation.folder / "server" / "runs")
@@ -552,7 +552,7 @@ def _train(console: Console, federation: LocalFederation) -> tuple[dict[str, Any
         listen = announced(bar, config)
         while True:
             ended = process.poll() is not None
-            records = read_records(folder / "rounds.jsonl")
+            records = RunFolder.read_records(folder / "rounds.jsonl")
             for record in records[seen:]:
                 listen(record.to_dict())
             seen = len(records)

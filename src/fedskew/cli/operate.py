@@ -70,11 +70,11 @@ def status(run: Annotated[Path, RUN]) -> None:
     from fedskew.deploy import expires_soon, target_line
     from fedskew.errors import RunError
     from fedskew.experiment import read_runs
-    from fedskew.report import site_activity, still_rounds, undone_rounds
+    from fedskew.report import SiteActivity, still_rounds, undone_rounds
 
     folder = _run_folder(run)
     (seed,) = read_runs(folder)
-    sites = site_activity(seed)
+    sites = SiteActivity.of(seed)
     if not sites:
         raise RunError(f"{folder}: is a simulation's run, or has no round of a real federation yet")
     console = Console()
@@ -115,14 +115,14 @@ def readmit(
     from fedskew.deploy import Decisions
     from fedskew.errors import ConfigError
     from fedskew.experiment import read_runs
-    from fedskew.report import site_activity
+    from fedskew.report import SiteActivity
 
     names = sites or []
     if bool(names) == nobody:
         raise ConfigError("name the sites that may take part again, or give --nobody")
     folder = _run_folder(run)
     (seed,) = read_runs(folder)
-    out = {site.name: site.quarantine for site in site_activity(seed) if site.quarantine is not None}
+    out = {site.name: site.quarantine for site in SiteActivity.of(seed) if site.quarantine is not None}
     decided = Decisions.read(folder)
     waiting = {name: round for name, round in out.items() if not decided.readmits(name, round)}
     for name in names:

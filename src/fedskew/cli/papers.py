@@ -42,7 +42,7 @@ def recipes(
 
         fedskew recipes fedentopt-table1 --rows cifar10,dir0.1,fedentopt --config > my.toml
     """
-    from fedskew.papers import names, read_recipe
+    from fedskew.papers import Recipe, names
 
     console = Console()
     wide = console.wide
@@ -51,9 +51,9 @@ def recipes(
             raise ConfigError(
                 "--rows, --config: need the name of a recipe, as in: fedskew recipes fedvls-table1 --rows mnist"
             )
-        _list(wide, [read_recipe(one) for one in names()], estimate, data_root)
+        _list(wide, [Recipe.read(one) for one in names()], estimate, data_root)
         return
-    recipe = read_recipe(name)
+    recipe = Recipe.read(name)
     if config:
         import tomli_w
 
@@ -167,10 +167,10 @@ def reproduce(
     """
     from fedskew.cli.progress import SweepProgressBar, stoppable
     from fedskew.cli.tables import comparison_table
-    from fedskew.papers import read_recipe
+    from fedskew.papers import Recipe
     from fedskew.papers import reproduce as run_recipe
 
-    recipe = read_recipe(name)
+    recipe = Recipe.read(name)
     chosen = recipe.rows if rows is None else recipe.choose(rows)
     changed = changed_keys(changes, seeds, device, data_root)
     console = Console()

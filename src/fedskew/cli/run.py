@@ -104,7 +104,7 @@ def run(
                 folder = run_folder(one, out)
                 words = partial(_first_words, one, config.parent, folder, fresh)
                 try:
-                    listen = announced(bar, one, words, partial(experiment.notes_of, folder))
+                    listen = announced(bar, one, words, partial(experiment.RunFolder.notes, folder))
                     results.append(experiment.simulate(one, out=out, resume=resume, fresh=fresh, progress=listen))
                 except KeyboardInterrupt:
                     bar.stop()

@@ -76,14 +76,14 @@ def sweep(
     from fedskew.cli.progress import SweepProgressBar, stoppable
     from fedskew.cli.tables import sweep_table
     from fedskew.executors import executor
-    from fedskew.experiment import configs_of, jobs_of, read_sweep, run_sweep
+    from fedskew.experiment import Job, Sweep, configs_of, run_sweep
 
     config = config_file(config)
     changed = changed_keys(changes, seeds, device, data_root)
-    whole = read_sweep(config, changed, quick)
+    whole = Sweep.read(config, changed, quick)
     console = Console()
     if estimate:
-        missing = [job for job in jobs_of(whole) if not job.is_finished(out)]
+        missing = [job for job in Job.of(whole) if not job.is_finished(out)]
         print_estimate(console, configs_of(missing), only=True)
         return
     if processes is not None and on is not None:

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from fedskew.experiment import Result, SweepResult
 from fedskew.names import visible
-from fedskew.report import SiteActivity, after_finish, as_trained, headline_in_words, site_rows
+from fedskew.report import SeedRun, SiteActivity, headline_in_words
 from fedskew.tables import Spread, counted
 
 if TYPE_CHECKING:
@@ -58,7 +58,10 @@ def _lines(result: Result) -> list[tuple[str, dict[str, Spread], float]]:
         return [(name, result.headline(), seconds)]
     more = sum(run.summary["finished"]["seconds"] for run in result.runs)
     finish = result.config.method["finish"]["name"]
-    return [(as_trained(name), result.last_round(), seconds), (after_finish(name, finish), after, seconds + more)]
+    return [
+        (SeedRun.as_trained(name), result.last_round(), seconds),
+        (SeedRun.after_finish(name, finish), after, seconds + more),
+    ]
 
 
 def sweep_table(result: SweepResult, width: int) -> Table:
@@ -123,7 +126,7 @@ def sites_table(sites: Sequence[SiteActivity]) -> Table:
 
     It is read at 60 columns: what is long is wrapped, and the name last.
     """
-    headings, rows = site_rows(sites)
+    headings, rows = SiteActivity.table(sites)
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     name = min(16, max(cell_len(visible(row[0])) for row in rows))
     table.add_column(headings[0], min_width=name, overflow="fold")

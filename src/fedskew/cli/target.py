@@ -81,9 +81,9 @@ def target(
     Example: fedskew target predictions.csv --tables held-out.csv --out target.csv
     """
     drawn = picture_path(picture, no_picture, as_json, DEFAULT_FIGURE)
-    from fedskew.labels import read_outcomes
+    from fedskew.labels import Outcomes
 
-    outcomes = read_outcomes(predictions, tables, _edges(bins), decimal)
+    outcomes = Outcomes.read(predictions, tables, _edges(bins), decimal)
     estimate = outcomes.estimate(mix_method(method))
     samples = int(outcomes.cells.sum())
     check_samples(samples, predictions)

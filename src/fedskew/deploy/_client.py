@@ -199,7 +199,7 @@ def client_app(
 
     def client(context: Context) -> OwnClient:
         held = data if isinstance(data, SiteData) else data(context)
-        network = models.swap_dropout(model if isinstance(model, nn.Module) else model())
+        network = models.Dropout.swap(model if isinstance(model, nn.Module) else model())
         work = LocalWork(
             held, chosen.objective, chosen.local_step, training or LocalTraining(), seed, hooks=hooked(chosen)
         )

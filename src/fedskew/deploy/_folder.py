@@ -43,7 +43,7 @@ from fedskew.deploy._keys import CONNECTION, write_certificates, write_node_key
 from fedskew.deploy._mask_keys import write_mask_key
 from fedskew.deploy._rehearsal import Rehearsal, rehearse
 from fedskew.errors import ConfigError
-from fedskew.experiment import Config, write
+from fedskew.experiment import Config
 from fedskew.names import SYSTEM_FOLDERS
 from fedskew.own_code import is_ours, names_in
 from fedskew.sums import Key
@@ -247,7 +247,7 @@ def _write_app(app: Path, config: Config, agreement: Agreement) -> None:
     package = app / "federation"
     package.mkdir(parents=True)
     without_root = config.data.model_copy(update={"root": None})  # the simulation's path is not for the sites
-    write(config.model_copy(update={"data": without_root}), app / "run.toml")
+    config.model_copy(update={"data": without_root}).write(app / "run.toml")
     agreement.write(app / "deploy.toml")
     (app / "pyproject.toml").write_text(tomli_w.dumps(_flower_app(config.name)), encoding="utf-8")
     for name, text in app_code().items():

@@ -15,7 +15,7 @@ from fedskew.deploy._releases import CountsRequest, converted
 from fedskew.deploy._site_data import SiteData, load_site
 from fedskew.deploy._terms import Terms, read_terms, terms_path
 from fedskew.errors import ConfigError
-from fedskew.experiment import Config, outline, read
+from fedskew.experiment import Config, read
 from fedskew.files import writing
 from fedskew.own_code import refused
 from fedskew.privacy import COVERED, most_rounds
@@ -70,7 +70,7 @@ class Look:
             offered = place.parent / OFFERED
             app = offered if offered.is_dir() else place.parent / APP
         files = read_app(app)
-        agreement, config = read_agreement(app / "deploy.toml"), outline(app / "run.toml")
+        agreement, config = read_agreement(app / "deploy.toml"), Config.outline(app / "run.toml")
         data, path = load_site(place, agreement), terms_path(place)
         if agreement.updates == "masked":
             read_mask_key(place, agreement.keys)

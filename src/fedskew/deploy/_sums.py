@@ -30,7 +30,7 @@ from fedskew.engine.sums import decode_sums
 from fedskew.errors import SumsError
 from fedskew.models import ModelState
 from fedskew.privacy import UpdateNoise
-from fedskew.sums import Masked, Opening, SumContext, check_opening_of, disagreements, unmask
+from fedskew.sums import Masked, Opening, SumContext, unmask
 from fedskew.sums.fixed_point import NUMBERS, UPDATES
 
 HAS_OPENED = "not agreed: opened"
@@ -169,7 +169,7 @@ class MaskedSums:
         other: all of these are left out, if enough sites remain.
         """
         there, names = dict(masked), self.members.names
-        while pairs := disagreements({names[client]: one for client, one in there.items()}, context):
+        while pairs := context.disagreements({names[client]: one for client, one in there.items()}):
             said = ", ".join(" and ".join(sorted(set(pair))) for pair in pairs)
             LOG.warning("round %d: masks that don't cancel: %s", asked.round, said)
             often = {client: sum(names[client] in pair for pair in pairs) for client in sorted(there)}
@@ -190,7 +190,7 @@ class MaskedSums:
         def read(reply: RecordDict, client: int) -> Opening:
             opening = check_opening(reply)
             try:
-                check_opening_of(names[client], masked, opening, context)
+                context.check_opening(names[client], masked, opening)
             except SumsError as error:
                 raise RefusedError(str(error)) from None
             return opening

@@ -132,53 +132,53 @@ class Adaptation:
         save_tensors(path, tensors, {"model": file.name, "digest": digest(file), "seed": self.model.seed})
         return path
 
+    @staticmethod
+    def of(
+        model: TrainedModel,
+        target: ArrayLike | Inputs,
+        held_out: tuple[ArrayLike | Inputs, ArrayLike],
+        method: MixMethod = "gls",
+        *,
+        normalised: tuple[bool, bool] = (False, False),
+    ) -> Adaptation:
+        """Work out the move of a model to a target's label mix.
 
-def adaptation(
-    model: TrainedModel,
-    target: ArrayLike | Inputs,
-    held_out: tuple[ArrayLike | Inputs, ArrayLike],
-    method: MixMethod = "gls",
-    *,
-    normalised: tuple[bool, bool] = (False, False),
-) -> Adaptation:
-    """Work out the move of a model to a target's label mix.
+        Args:
+            model: The trained model.
+            target: Unlabelled samples of the target.
+            held_out: Labelled samples that the model was not trained on, and their classes, `(samples,)`.
+            method: See `labels.estimate_mix`.
+            normalised: Whether the target's and the held-out samples are normalised (see `TrainedModel.predict`).
 
-    Args:
-        model: The trained model.
-        target: Unlabelled samples of the target.
-        held_out: Labelled samples that the model was not trained on, and their classes, `(samples,)`.
-        method: See `labels.estimate_mix`.
-        normalised: Whether the target's and the held-out samples are normalised already (see `TrainedModel.predict`).
-
-    Raises:
-        ArgumentError: Samples that the model can't take, or held-out samples of fewer than two classes.
-    """
-    theirs = model.logits(target, normalised=normalised[0])
-    ours, labels = model.logits(held_out[0], normalised=normalised[1]), np.asarray(held_out[1], dtype=np.int64)
-    if not len(theirs):
-        raise ArgumentError("target: there is no sample")
-    classes = len(model.classes)
-    calibration = calibrate(ours, labels)
-    bins = len(EDGES) + 1
-    # Cells are of calibrated probabilities, as a model that is never sure has all its samples in one bin.
-    held, new = calibration.apply(ours), calibration.apply(theirs)
-    held_cells, cells = (outcome_cells(shares.argmax(axis=1), shares.max(axis=1)) for shares in (held, new))
-    tables = outcome_table(labels, held_cells, classes, bins)
-    outcomes = new if method == "em" else np.bincount(cells, minlength=classes * bins)
-    estimate = estimate_mix(tables, outcomes, method)
-    right = ours.argmax(axis=1) == labels
-    moved = ours / calibration.temperature + offsets(calibration.biases, estimate.mix)
-    better = (moved.argmax(axis=1) == labels).astype(float) - right
-    sizes = np.bincount(labels, minlength=classes)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        plain = np.bincount(labels, right, minlength=classes) / sizes
-        mean = np.bincount(labels, better, minlength=classes) / sizes
-        squares = np.bincount(labels, better**2, minlength=classes) / sizes
-        # Two more samples, one better and one worse, so that no class's gain is taken to be certain.
-        reach = ndtri(0.975) * np.sqrt(((squares - mean**2) * sizes + 2) / (sizes + 2) / (sizes + 2))
-    gains = np.stack([mean, (mean - reach).clip(-1, 1), (mean + reach).clip(-1, 1)], axis=1)
-    adapted = moved_model(model, calibration.temperature, calibration.biases, estimate.mix)
-    return Adaptation(adapted, calibration, estimate, plain, plain + mean, gains, sizes, len(theirs))
+        Raises:
+            ArgumentError: Samples that the model can't take, or held-out samples of fewer than two classes.
+        """
+        theirs = model.logits(target, normalised=normalised[0])
+        ours, labels = model.logits(held_out[0], normalised=normalised[1]), np.asarray(held_out[1], dtype=np.int64)
+        if not len(theirs):
+            raise ArgumentError("target: there is no sample")
+        classes = len(model.classes)
+        calibration = calibrate(ours, labels)
+        bins = len(EDGES) + 1
+        # Cells are of calibrated probabilities, as a model that is never sure has all its samples in one bin.
+        held, new = calibration.apply(ours), calibration.apply(theirs)
+        held_cells, cells = (outcome_cells(shares.argmax(axis=1), shares.max(axis=1)) for shares in (held, new))
+        tables = outcome_table(labels, held_cells, classes, bins)
+        outcomes = new if method == "em" else np.bincount(cells, minlength=classes * bins)
+        estimate = estimate_mix(tables, outcomes, method)
+        right = ours.argmax(axis=1) == labels
+        moved = ours / calibration.temperature + offsets(calibration.biases, estimate.mix)
+        better = (moved.argmax(axis=1) == labels).astype(float) - right
+        sizes = np.bincount(labels, minlength=classes)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            plain = np.bincount(labels, right, minlength=classes) / sizes
+            mean = np.bincount(labels, better, minlength=classes) / sizes
+            squares = np.bincount(labels, better**2, minlength=classes) / sizes
+            # Two more samples, one better and one worse, so that no class's gain is taken to be certain.
+            reach = ndtri(0.975) * np.sqrt(((squares - mean**2) * sizes + 2) / (sizes + 2) / (sizes + 2))
+        gains = np.stack([mean, (mean - reach).clip(-1, 1), (mean + reach).clip(-1, 1)], axis=1)
+        adapted = moved_model(model, calibration.temperature, calibration.biases, estimate.mix)
+        return Adaptation(adapted, calibration, estimate, plain, plain + mean, gains, sizes, len(theirs))
 
 
 def held_out_of(model: TrainedModel) -> tuple[Inputs, NDArray[np.int64]]:

@@ -167,6 +167,19 @@ class Config(Section):
         """Return this config with a single seed."""
         return self.model_copy(update={"seeds": [seed]})
 
+    def write(self, path: Path) -> None:
+        """Write a config as TOML, with every default; a file that is there is replaced whole."""
+        write_text(path, tomli_w.dumps(self.tree()))
+
+    @staticmethod
+    def outline(path: Path) -> Config:
+        """Read the keys of a config that is only looked at: nothing that it names is imported, opened or checked."""
+        tree, _, _ = read_tree(path, "config", None, False)
+        try:
+            return _validated(tree)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from None
+
 
 def read(path: Path, changes: Mapping[str, Any] | None = None, quick: bool = False, trust_code: bool = False) -> Config:
     """Read a config from a TOML file.
@@ -192,20 +205,6 @@ def read(path: Path, changes: Mapping[str, Any] | None = None, quick: bool = Fal
         line = None if key in changed else line_of(text, key)
         where = ", as the command line changes it" if key in changed else "" if line is None else f", line {line}"
         raise type(error)(f"{path}{where}: {error}") from None
-
-
-def outline(path: Path) -> Config:
-    """Read the keys of a config that is only looked at: nothing that it names is imported, opened or checked."""
-    tree, _, _ = read_tree(path, "config", None, False)
-    try:
-        return _validated(tree)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from None
-
-
-def write(config: Config, path: Path) -> None:
-    """Write a config as TOML, with every default; a file that is there is replaced whole."""
-    write_text(path, tomli_w.dumps(config.tree()))
 
 
 def resolve(tree: Mapping[str, Any]) -> Config:

@@ -37,7 +37,7 @@ from torch import Tensor
 
 from fedskew.engine import RoundRecord
 from fedskew.errors import ComponentError, FedskewError, RunError
-from fedskew.experiment._config import Config, write
+from fedskew.experiment._config import Config
 from fedskew.experiment._identity import ANEW, Identity, Present
 from fedskew.experiment._model_info import ModelInfo
 from fedskew.files import LOCK, append, load_tensors, read_notes, save_tensors, write_text, writing
@@ -122,7 +122,7 @@ class RunFolder:
             path.mkdir(parents=True, exist_ok=True)
             if self._partition is not None:
                 self._partition.save(path / "partition.npz")
-            write(config, path / "config.toml")
+            config.write(path / "config.toml")
             target = None if task.target is None else task.target.tolist()
             described = {"clients": task.client_names, "classes": task.class_names, "target": target}
             notes = {"notes": task.notes} if task.notes else {}
@@ -165,7 +165,7 @@ class RunFolder:
         if len(content) > mark.size:
             with writing(self._rounds):
                 os.truncate(self._rounds, mark.size)
-        records = read_records(self._rounds, mark)
+        records = RunFolder.read_records(self._rounds, mark)
         self._mark(records[-1].round, content[: mark.size])
         return state, records
 
@@ -215,6 +215,30 @@ class RunFolder:
         self._content.update(content)
         self._size += len(content)
         self._marks[round] = Mark(self._size, self._content.hexdigest())
+
+    @staticmethod
+    def notes(folder: Path, seed: int) -> list[str]:
+        """Return the notes of a seed's run, from its run folder, of one seed or several."""
+        places = [folder / "task.json", *sorted((folder / f"seed-{seed}").rglob("task.json"))]
+        for path in places:
+            if path.exists():
+                return list(json.loads(path.read_text(encoding="utf-8")).get("notes", []))
+        return []
+
+    @staticmethod
+    def read_records(path: Path, mark: Mark | None = None) -> list[RoundRecord]:
+        """Read a `rounds.jsonl` without a last line that is still being written; none if it does not exist.
+
+        RunError where it is not what it was at its checkpoint's mark, or a round is missing.
+        """
+        content = path.read_bytes() if path.exists() else b""
+        if mark is not None:
+            _check_content(path, content, mark)
+        records = [RoundRecord.from_dict(json.loads(line)) for line in content.split(b"\n")[:-1]]
+        for number, record in enumerate(records):
+            if record.round != number:
+                raise RunError(f"{path}, line {number + 1}: has round {record.round} where round {number} should be")
+        return records
 
 
 def is_begun(path: Path) -> bool:
@@ -272,7 +296,7 @@ def _read_run(path: Path, label: str | None) -> SeedRun:
         label=label or config["name"],
         seed=config["seeds"][0],
         config=config,
-        rounds=read_records(path / "rounds.jsonl", _mark_of(path / CHECKPOINT)),
+        rounds=RunFolder.read_records(path / "rounds.jsonl", _mark_of(path / CHECKPOINT)),
         counts=counts[: len(task["clients"])],
         client_names=tuple(task["clients"]),
         class_names=tuple(task["classes"]),
@@ -295,30 +319,6 @@ def check_summary(path: Path, summary: Mapping[str, Any], rounds: Sequence[Round
             f"{path}: says accuracy {said} after {summary['rounds']} rounds, and rounds.jsonl "
             f"{evaluated[-1] if evaluated else None} after {rounds[-1].round}: they do not belong together"
         )
-
-
-def read_records(path: Path, mark: Mark | None = None) -> list[RoundRecord]:
-    """Read a `rounds.jsonl` without a last line that is still being written; none if it does not exist.
-
-    RunError where it is not what it was at its checkpoint's mark, or a round is missing.
-    """
-    content = path.read_bytes() if path.exists() else b""
-    if mark is not None:
-        _check_content(path, content, mark)
-    records = [RoundRecord.from_dict(json.loads(line)) for line in content.split(b"\n")[:-1]]
-    for number, record in enumerate(records):
-        if record.round != number:
-            raise RunError(f"{path}, line {number + 1}: has round {record.round} where round {number} should be")
-    return records
-
-
-def notes_of(folder: Path, seed: int) -> list[str]:
-    """Return the notes of a seed's run, from its run folder, of one seed or several."""
-    places = [folder / "task.json", *sorted((folder / f"seed-{seed}").rglob("task.json"))]
-    for path in places:
-        if path.exists():
-            return list(json.loads(path.read_text(encoding="utf-8")).get("notes", []))
-    return []
 
 
 def _check_content(path: Path, content: bytes, mark: Mark) -> None:

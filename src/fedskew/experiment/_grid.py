@@ -109,6 +109,68 @@ class Sweep:
         """Return the folder of the sweep's tables, beside the run folders in `out`."""
         return out / f"sweep-{self.name}-{self.hash}"
 
+    @staticmethod
+    def read(path: Path, changes: Mapping[str, Any] | None = None, quick: bool = False) -> Sweep:
+        """Read a sweep from a TOML file, and check every cell.
+
+        What can't be read, such as an unknown name or a value out of range, is a mistake in the file and stops all.
+        Components that don't go together are no mistake of the grid: the sweep has the other cells, and names those.
+
+        Args:
+            path: The file.
+            changes: Dotted keys to change, `sweep.*` included, and their values.
+            quick: Whether the `[quick]` table of the file applies.
+
+        Raises:
+            ConfigError: Something is wrong; the message names file, line, key and, for a combination, the cell.
+            CombinationError: No cell makes sense; the message says why the first does not.
+        """
+        changes = dict(changes or {})
+        tree, text, changed = read_tree(path, "sweep", changes, quick)
+        if "arena" in tree:
+            raise ConfigError(f"{path}: it has an [arena] table, so use: fedskew arena {path}")
+        if "sweep" not in tree:
+            raise ConfigError(f"{path}: it has no [sweep] table, so it is one run: fedskew run {path}")
+        return Sweep.of(tree, text, path, changes, quick, changed, "sweep")
+
+    @staticmethod
+    def of(
+        tree: dict[str, Any],
+        text: str,
+        path: Path,
+        changes: Mapping[str, Any],
+        quick: bool,
+        changed: Collection[str],
+        command: str,
+    ) -> Sweep:
+        """Check every cell of a sweep that `command` has read by `read_tree`; see `read`."""
+        source = _Source(path, text, frozenset(changed))
+        tree = copy.deepcopy(tree)
+        section = tree.pop("sweep")
+        try:
+            axes = _axes(section, tree)
+            accuracy = _accuracy(section)
+        except FedskewError as error:
+            raise source.located(error) from None
+        cells: list[Cell] = []
+        refused: list[RefusedCell] = []
+        errors: list[CombinationError] = []
+        for combination in itertools.product(*axes.values()):
+            label, values = _label_of(combination, axes)
+            try:
+                cells.append(_cell(combination, label, values, tree, source))
+            except CombinationError as error:
+                refused.append(RefusedCell(label, values, str(error)))
+                errors.append(error)
+        if not cells:
+            first = (
+                "" if str(errors[0]).startswith("sweep.") or not refused[0].label else f"cell {refused[0].label!r}: "
+            )
+            raise source.located(errors[0], first)
+        _check_distinct(cells, path)
+        name = str(tree.get("name", "run"))
+        return Sweep(name, tuple(cells), accuracy, _command_line(command, path, changes, quick), tuple(refused))
+
 
 @dataclass(frozen=True)
 class _Value:
@@ -133,66 +195,6 @@ class _Source:
         written = f"sweep.grid.{key}" if key in (changed or {}) else key
         line = None if written in self.given else line_of(self.text, written)
         return type(error)(f"{self.path}{'' if line is None else f', line {line}'}: {cell}{error}")
-
-
-def read_sweep(path: Path, changes: Mapping[str, Any] | None = None, quick: bool = False) -> Sweep:
-    """Read a sweep from a TOML file, and check every cell.
-
-    What can't be read, such as an unknown name or a value out of range, is a mistake in the file and stops everything.
-    Components that don't go together are no mistake of the grid: the sweep has the other cells, and names the refused.
-
-    Args:
-        path: The file.
-        changes: Dotted keys to change, `sweep.*` included, and their values.
-        quick: Whether the `[quick]` table of the file applies.
-
-    Raises:
-        ConfigError: Something is wrong; the message names file, line, key and, for a combination, the cell.
-        CombinationError: No cell makes sense; the message says why the first does not.
-    """
-    changes = dict(changes or {})
-    tree, text, changed = read_tree(path, "sweep", changes, quick)
-    if "arena" in tree:
-        raise ConfigError(f"{path}: it has an [arena] table, so use: fedskew arena {path}")
-    if "sweep" not in tree:
-        raise ConfigError(f"{path}: it has no [sweep] table, so it is one run: fedskew run {path}")
-    return sweep_of(tree, text, path, changes, quick, changed, "sweep")
-
-
-def sweep_of(
-    tree: dict[str, Any],
-    text: str,
-    path: Path,
-    changes: Mapping[str, Any],
-    quick: bool,
-    changed: Collection[str],
-    command: str,
-) -> Sweep:
-    """Check every cell of a sweep that `command` has read by `read_tree`; see `read_sweep`."""
-    source = _Source(path, text, frozenset(changed))
-    tree = copy.deepcopy(tree)
-    section = tree.pop("sweep")
-    try:
-        axes = _axes(section, tree)
-        accuracy = _accuracy(section)
-    except FedskewError as error:
-        raise source.located(error) from None
-    cells: list[Cell] = []
-    refused: list[RefusedCell] = []
-    errors: list[CombinationError] = []
-    for combination in itertools.product(*axes.values()):
-        label, values = _label_of(combination, axes)
-        try:
-            cells.append(_cell(combination, label, values, tree, source))
-        except CombinationError as error:
-            refused.append(RefusedCell(label, values, str(error)))
-            errors.append(error)
-    if not cells:
-        first = "" if str(errors[0]).startswith("sweep.") or not refused[0].label else f"cell {refused[0].label!r}: "
-        raise source.located(errors[0], first)
-    _check_distinct(cells, path)
-    name = str(tree.get("name", "run"))
-    return Sweep(name, tuple(cells), accuracy, _command_line(command, path, changes, quick), tuple(refused))
 
 
 def _axes(section: Any, tree: dict[str, Any]) -> dict[str, list[_Value]]:

@@ -158,7 +158,7 @@ class Result:
             ArgumentError: The run has no folder, or the model can't take the samples.
             RunError: The run held no validation samples out.
         """
-        from fedskew.experiment._adapt import adaptation, held_out_of
+        from fedskew.experiment._adapt import Adaptation, held_out_of
         from fedskew.experiment._trained import load
 
         if self.folder is None:
@@ -167,7 +167,7 @@ class Result:
             )
         model = load(self.folder)
         labelled = held_out_of(model) if held_out is None else held_out
-        return adaptation(model, target, labelled, method, normalised=(False, held_out is None))
+        return Adaptation.of(model, target, labelled, method, normalised=(False, held_out is None))
 
     def plot(self, figure: str = "accuracy", ax: Axes | None = None) -> Axes:
         """Draw a number of each round: the mean over seeds, with a band of one standard deviation.

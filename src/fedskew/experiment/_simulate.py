@@ -19,7 +19,7 @@ from fedskew.engine import Federation, RoundRunner
 from fedskew.engine.cohort import run_round_together
 from fedskew.engine.workers import from_the_first
 from fedskew.errors import ConfigError, FedskewError
-from fedskew.experiment._config import Config, read, resolve, write
+from fedskew.experiment._config import Config, read, resolve
 from fedskew.experiment._dataset import shared_data
 from fedskew.experiment._folder import check_empty, is_begun
 from fedskew.experiment._identity import set_aside
@@ -285,13 +285,13 @@ def _begin_whole(config: Config, folder: Path | None) -> None:
     if folder is not None and not (folder / "config.toml").exists():
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            write(config, folder / "config.toml")
+            config.write(folder / "config.toml")
 
 
 def _write_whole(folder: Path, config: Config, summary: Mapping[str, Any]) -> None:
     """Write the config and the summary of a folder that holds several runs."""
     with writing(folder):
-        write(config, folder / "config.toml")
+        config.write(folder / "config.toml")
         write_text(folder / "summary.json", json_text(summary))
 
 

@@ -19,7 +19,7 @@ import torch
 from fedskew.engine import Evaluation, RoundRecord
 from fedskew.experiment._folder import read_runs
 from fedskew.privacy import COVERED
-from fedskew.report import LAST, MOMENTS, SeedRun, last_evaluated
+from fedskew.report import LAST, MOMENTS, SeedRun
 from fedskew.tables import Spread, flatten
 
 FIGURES = ("accuracy", "balanced_accuracy", "macro_f1", "worst_class", "target_accuracy", "loss")
@@ -41,7 +41,11 @@ def summarise(rounds: Sequence[RoundRecord], best_round: int | None, summary: st
     """
 
     def mean(last: int) -> dict[str, Any]:
-        found = [figures(record.evaluation) for record in last_evaluated(rounds, last) if record.evaluation is not None]
+        found = [
+            figures(record.evaluation)
+            for record in SeedRun.last_evaluated(rounds, last)
+            if record.evaluation is not None
+        ]
         return {name: Spread.of(_known(found, name)).mean for name in FIGURES} | {"evaluations": len(found)}
 
     evaluated = [(record.round, figures(record.evaluation)) for record in rounds if record.evaluation is not None]

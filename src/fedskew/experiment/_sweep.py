@@ -59,6 +59,11 @@ class Job:
         """Return whether the run is finished, in the folder of all of them."""
         return is_finished(self.folder(out))
 
+    @staticmethod
+    def of(sweep: Sweep) -> list[Job]:
+        """Return every seed of every cell, in order."""
+        return [Job(cell, seed) for cell in sweep.cells for seed in cell.config.seeds]
+
 
 class SweepProgress(Protocol):
     """Callbacks of `run_sweep`."""
@@ -80,11 +85,6 @@ class SweepProgress(Protocol):
 
     def ended(self, job: Job, failure: str | None, accuracy: float | None) -> None:
         """Called after each run: why it failed, if it did, and the accuracy that stands for it, if there is one."""
-
-
-def jobs_of(sweep: Sweep) -> list[Job]:
-    """Return every seed of every cell, in order."""
-    return [Job(cell, seed) for cell in sweep.cells for seed in cell.config.seeds]
 
 
 def configs_of(jobs: Sequence[Job]) -> list[Config]:
@@ -111,7 +111,7 @@ def run_sweep(
     partition the data do not give, is left out while others can be; it stands in the tables with its reason.
 
     Args:
-        sweep: The sweep, as `read_sweep` returns it.
+        sweep: The sweep, as `Sweep.read` returns it.
         out: Where run folders and the sweep's own folder go.
         processes: How many runs at a time; by default as many as the cores allow with the config's threads for each,
             and one on a GPU.
@@ -135,7 +135,7 @@ def run_sweep(
     out = Path(out)
     if processes is not None and processes < 1:
         raise ArgumentError(f"processes: must be at least 1, not {processes}")
-    jobs = jobs_of(sweep)
+    jobs = Job.of(sweep)
     with ExitStack() as held:
         with shared_data():
             stale = _stale(jobs, out, damaged_too=fresh)

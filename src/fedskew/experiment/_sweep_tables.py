@@ -13,14 +13,7 @@ from fedskew.experiment._config import Config
 from fedskew.experiment._grid import Cell, Sweep
 from fedskew.experiment._simulate import run_folder
 from fedskew.files import write_text
-from fedskew.report import (
-    SeedRun,
-    as_trained,
-    headline_in_words,
-    machine_notes,
-    with_finished,
-    write_report,
-)
+from fedskew.report import SeedRun, headline_in_words, machine_notes, with_finished, write_report
 from fedskew.tables import Spread, csv_text, markdown_table
 
 HEADINGS = {
@@ -66,7 +59,7 @@ class CellResult:
     @property
     def name(self) -> str:
         """Label of the cell, in messages."""
-        return self.cell.label.removesuffix(as_trained(""))
+        return self.cell.label.removesuffix(SeedRun.as_trained(""))
 
     def text(self, figure: str) -> str:
         """Return one number as a person reads it."""

@@ -154,7 +154,7 @@ def _network(
                 models.check_outputs(module, samples, num_classes)
             except ArgumentError as error:
                 raise ConfigError(f"model.name: {config.model.name} does not fit: {error}") from None
-    return models.swap_dropout(module)
+    return models.Dropout.swap(module)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,6 @@ from ._outcomes import outcome_cells as outcome_cells
 from ._outcomes import outcome_cells_of_logits as outcome_cells_of_logits
 from ._outcomes import outcome_table as outcome_table
 from ._predictions import Outcomes as Outcomes
-from ._predictions import read_outcomes as read_outcomes
 from ._release import SENSITIVITY as SENSITIVITY
 from ._release import privatize as privatize
 from ._report import SkewReport as SkewReport

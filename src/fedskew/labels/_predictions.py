@@ -58,57 +58,57 @@ class Outcomes:
         calibration = calibrate(np.log(probabilities.clip(_TINY)), labels)
         return estimate_mix(self.tables, calibration.apply(np.log(self.target.clip(_TINY))), "em")
 
+    @staticmethod
+    def read(
+        predictions: str | Path,
+        tables: str | Path,
+        edges: Sequence[float] = EDGES,
+        decimal: Decimal | None = None,
+    ) -> Outcomes:
+        """Read a model's predictions on the target's unlabelled samples, and on held-out labelled ones.
 
-def read_outcomes(
-    predictions: str | Path,
-    tables: str | Path,
-    edges: Sequence[float] = EDGES,
-    decimal: Decimal | None = None,
-) -> Outcomes:
-    """Read a model's predictions on the target's unlabelled samples, and on held-out labelled ones.
+        Args:
+            predictions: Of the target: probabilities in columns named by the classes, or `predicted` and perhaps
+                `confidence`; or one row of counts under the names of outcome cells.
+            tables: Of held-out samples that the model was not trained on: the same columns and `label`, the class; or
+                counts, a row for each class.
+            edges: Where the cells of a predicted class are divided by its probability, rising, between 0 and 1.
 
-    Args:
-        predictions: Of the target: probabilities in columns named by the classes, or columns `predicted` and, if there
-            is one, `confidence`; or one row of counts under the names of outcome cells.
-        tables: Of held-out samples that the model was not trained on: the same columns and `label`, the true class; or
-            counts, a row for each class.
-        edges: Where the cells of a predicted class are divided by its probability, rising, between 0 and 1.
-
-    Raises:
-        ArgumentError: A file can't be read or understood; the message names file, line and column.
-    """
-    cuts = np.asarray(edges, dtype=float)
-    if cuts.ndim != 1 or not ((cuts > 0) & (cuts < 1)).all() or (np.diff(cuts) <= 0).any():
-        raise ArgumentError(f"bins: must rise and lie between 0 and 1, such as 0.5,0.8,0.95, not {list(edges)}")
-    held_out, target = (_sheet(Path(path), decimal) for path in (tables, predictions))
-    label = held_out.column("label", CLASS_WORDS)
-    if label is None:
-        held_out.fail(held_out.line, "no column 'label' in the header: the true class of each held-out sample")
-    labels = held_out.texts(label, "class")
-    if held_out.column("predicted", _PREDICTED) is not None:
-        return _from_predicted(held_out, target, labels, cuts)
-    names = [name for column, name in enumerate(held_out.header) if column != label]
-    values = held_out.amounts([held_out.header.index(name) for name in names])
-    for name in names:
-        if name not in target.header:
-            target.fail(target.line, f"no column {name!r}, which {held_out.path} has")
-    new = target.amounts([target.header.index(name) for name in names])
-    sums = values.sum(axis=1)
-    odd = np.abs(sums - 1) > _ROUNDING
-    if not odd.any():
-        return _from_probabilities(held_out, target, names, values, new, labels, cuts)
-    if len(set(labels)) < len(labels):
-        row = int(np.argmax(odd))
-        twice = next(name for place, name in enumerate(labels) if name in labels[:place])
-        held_out.fail(
-            _line(held_out, row),
-            f"the row sums to {sums[row]:.6g}, so it holds no probabilities of all classes; and {twice!r} "
-            "occurs in two rows, so they are no counts of a class each",
-        )
-    if len(new) > 1:
-        wrong = "a second row (expected one row of counts, as the other file holds counts)"
-        target.fail(_line(target, 1), wrong)
-    return Outcomes(tuple(labels), values, new[0])
+        Raises:
+            ArgumentError: A file can't be read or understood; the message names file, line and column.
+        """
+        cuts = np.asarray(edges, dtype=float)
+        if cuts.ndim != 1 or not ((cuts > 0) & (cuts < 1)).all() or (np.diff(cuts) <= 0).any():
+            raise ArgumentError(f"bins: must rise and lie between 0 and 1, such as 0.5,0.8,0.95, not {list(edges)}")
+        held_out, target = (_sheet(Path(path), decimal) for path in (tables, predictions))
+        label = held_out.column("label", CLASS_WORDS)
+        if label is None:
+            held_out.fail(held_out.line, "no column 'label' in the header: the true class of each held-out sample")
+        labels = held_out.texts(label, "class")
+        if held_out.column("predicted", _PREDICTED) is not None:
+            return _from_predicted(held_out, target, labels, cuts)
+        names = [name for column, name in enumerate(held_out.header) if column != label]
+        values = held_out.amounts([held_out.header.index(name) for name in names])
+        for name in names:
+            if name not in target.header:
+                target.fail(target.line, f"no column {name!r}, which {held_out.path} has")
+        new = target.amounts([target.header.index(name) for name in names])
+        sums = values.sum(axis=1)
+        odd = np.abs(sums - 1) > _ROUNDING
+        if not odd.any():
+            return _from_probabilities(held_out, target, names, values, new, labels, cuts)
+        if len(set(labels)) < len(labels):
+            row = int(np.argmax(odd))
+            twice = next(name for place, name in enumerate(labels) if name in labels[:place])
+            held_out.fail(
+                _line(held_out, row),
+                f"the row sums to {sums[row]:.6g}, so it holds no probabilities of all classes; and {twice!r} "
+                "occurs in two rows, so they are no counts of a class each",
+            )
+        if len(new) > 1:
+            wrong = "a second row (expected one row of counts, as the other file holds counts)"
+            target.fail(_line(target, 1), wrong)
+        return Outcomes(tuple(labels), values, new[0])
 
 
 def _sheet(path: Path, decimal: Decimal | None) -> Sheet:

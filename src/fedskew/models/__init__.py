@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fedskew.models._added import added_to, copied, hooks_of
 from fedskew.models._build import INDEX, build, check_outputs, note
-from fedskew.models._dropout import Dropout, dropout_keys, swap_dropout
+from fedskew.models._dropout import Dropout
 from fedskew.models._faster import Faster
 from fedskew.models._flat import FlatModel, ModelState
 from fedskew.models._network import Network, Outputs, unit_rows
@@ -34,11 +34,9 @@ __all__ = [
     "build",
     "check_outputs",
     "copied",
-    "dropout_keys",
     "hooks_of",
     "last_layer",
     "note",
-    "swap_dropout",
     "unit_rows",
     "with_features",
     "with_fixed_head",

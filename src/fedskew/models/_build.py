@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedskew.errors import ArgumentError, in_one_line, nearest
-from fedskew.models._dropout import swap_dropout
+from fedskew.models._dropout import Dropout
 from fedskew.models._network import Network
 from fedskew.models._networks import CNNW2, MLP3, VGG11, CNNMnist, FastText, FedLACifar, LeNet5, Logistic
 from fedskew.models._residual import MobileNetV2, ResNet18, ResNet32, ResNet50
@@ -68,7 +68,7 @@ def build(
     # The same as `to_empty`, which however imports sympy; that takes half a second.
     model._apply(lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype))  # type: ignore[no-untyped-call]
     model.draw(generator or torch.Generator().manual_seed(0))
-    swap_dropout(model)
+    Dropout.swap(model)
     return model
 
 
@@ -108,7 +108,7 @@ def _check_draws(module: nn.Module, inputs: Tensor) -> None:
     before = torch.get_rng_state()
     try:
         with torch.no_grad():
-            swap_dropout(copy.deepcopy(module)).train()(inputs)
+            Dropout.swap(copy.deepcopy(module)).train()(inputs)
     except ArgumentError:  # dropout inside a layer
         raise
     except Exception:  # such as batch norm with too few values: training will say what

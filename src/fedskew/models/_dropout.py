@@ -15,7 +15,7 @@ class Dropout(nn.Module):
     """Zeroes each element with probability `p` and scales the others by 1 / (1 - p); identity in eval mode.
 
     The mask depends on `key`, `layer` and `uses`, and on the element's row-major position in the batch. It is the same
-    on every device, and under `torch.func.vmap` with a mapped key. `swap_dropout` numbers the layers and counts their
+    on every device, and under `torch.func.vmap` with a mapped key. `swap` numbers the layers and counts their
     uses; call it once on a network of your own.
 
     Args:
@@ -60,6 +60,45 @@ class Dropout(nn.Module):
     def _mask_shape(self, x: Tensor) -> torch.Size:
         return x.shape
 
+    @staticmethod
+    def keys_of(model: nn.Module) -> list[str]:
+        """Return the names of the dropout layers' `key` buffers, as `torch.func.functional_call` takes them."""
+        return [f"{name}.key".lstrip(".") for name, layer in model.named_modules() if isinstance(layer, Dropout)]
+
+    @staticmethod
+    def swap(model: nn.Module) -> nn.Module:
+        """Replace a model's nn.Dropout, 1d, 2d and 3d layers by keyed ones, in place, and number all dropout layers.
+
+        Calls of `torch.nn.functional.dropout` inside a `forward` can't be detected; use layers instead.
+
+        Returns:
+            The model, or its replacement if it is a dropout layer itself.
+
+        Raises:
+            ArgumentError: A layer draws from torch's global generator and has no keyed counterpart.
+        """
+        ours: dict[nn.Module, Dropout] = {}
+        for name, layer in model.named_modules():
+            _refuse_unkeyed(name, layer)
+            if isinstance(layer, Dropout):
+                ours[layer] = layer
+            elif type(layer).forward in [kind.forward for kind in _OF_CHANNELS]:
+                ours[layer] = ChannelDropout(layer.p)
+            elif type(layer).forward is nn.Dropout.forward:
+                ours[layer] = Dropout(layer.p)
+        for number, (layer, replacement) in enumerate(ours.items()):
+            replacement.layer = number
+            replacement.train(layer.training)
+        if model in ours:
+            return ours[model]
+        for parent in list(model.modules()):
+            for name, child in parent._modules.items():
+                if child is not None and child in ours:
+                    setattr(parent, name, ours[child])
+        if ours and count_anew not in model._forward_pre_hooks.values():
+            model.register_forward_pre_hook(count_anew)
+        return model
+
 
 class ChannelDropout(Dropout):
     """`Dropout` of whole channels of `(batch, channels, ...)`, like nn.Dropout1d, 2d and 3d."""
@@ -72,45 +111,6 @@ class ChannelDropout(Dropout):
 
 _OF_CHANNELS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 _UNKEYED = (nn.AlphaDropout, nn.FeatureAlphaDropout, nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
-
-
-def swap_dropout(model: nn.Module) -> nn.Module:
-    """Replace a model's nn.Dropout, 1d, 2d and 3d layers by keyed ones, in place, and number all dropout layers.
-
-    Calls of `torch.nn.functional.dropout` inside a `forward` can't be detected; use layers instead.
-
-    Returns:
-        The model, or its replacement if it is a dropout layer itself.
-
-    Raises:
-        ArgumentError: A layer draws from torch's global generator and has no keyed counterpart; the message names it.
-    """
-    ours: dict[nn.Module, Dropout] = {}
-    for name, layer in model.named_modules():
-        _refuse_unkeyed(name, layer)
-        if isinstance(layer, Dropout):
-            ours[layer] = layer
-        elif type(layer).forward in [kind.forward for kind in _OF_CHANNELS]:
-            ours[layer] = ChannelDropout(layer.p)
-        elif type(layer).forward is nn.Dropout.forward:
-            ours[layer] = Dropout(layer.p)
-    for number, (layer, replacement) in enumerate(ours.items()):
-        replacement.layer = number
-        replacement.train(layer.training)
-    if model in ours:
-        return ours[model]
-    for parent in list(model.modules()):
-        for name, child in parent._modules.items():
-            if child is not None and child in ours:
-                setattr(parent, name, ours[child])
-    if ours and count_anew not in model._forward_pre_hooks.values():
-        model.register_forward_pre_hook(count_anew)
-    return model
-
-
-def dropout_keys(model: nn.Module) -> list[str]:
-    """Return the names of the dropout layers' `key` buffers, as `torch.func.functional_call` takes them."""
-    return [f"{name}.key".lstrip(".") for name, layer in model.named_modules() if isinstance(layer, Dropout)]
 
 
 def count_anew(model: nn.Module, inputs: tuple[Any, ...]) -> None:

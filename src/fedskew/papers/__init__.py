@@ -2,7 +2,7 @@
 
 from fedskew.papers._estimate import estimate
 from fedskew.papers._published import PrintedCounts
-from fedskew.papers._recipe import Recipe, RecipeRow, config_file, config_names, names, read_recipe
+from fedskew.papers._recipe import Recipe, RecipeRow, config_file, config_names, names
 from fedskew.papers._reproduce import Reproduction, compare, plan, reproduce
 from fedskew.papers._values import paired
 
@@ -18,6 +18,5 @@ __all__ = [
     "names",
     "paired",
     "plan",
-    "read_recipe",
     "reproduce",
 ]

@@ -242,6 +242,23 @@ class Recipe:
             raise ConfigError(f"--rows: {self.name} has no row with all of {words!r}")
         return chosen
 
+    @staticmethod
+    def read(name: str) -> Recipe:
+        """Read a recipe; `names` has the names.
+
+        Raises:
+            ConfigError: No recipe has this name, or its file is damaged.
+        """
+        if name not in names():
+            raise ConfigError(f"no recipe is called {name!r}{nearest(name, names())}")
+        paper, _, item = name.partition("-")
+        path = folder() / paper / f"{item}.toml"
+        settings, own = _tables(path.with_name("settings.toml"), "settings"), _tables(path, "item")
+        try:
+            return _recipe(name, paper, settings, own)
+        except FedskewError as error:
+            raise type(error)(f"{path}: {error}") from None
+
 
 def _plain(label: str) -> str:
     """Return a label in the form that users type: lower case, without spaces and signs other than "." and "+"."""
@@ -285,23 +302,6 @@ def config_file(name: str) -> Path:
     if name not in config_names():
         raise ConfigError(f"@{name}: no config of this name comes with fedskew{nearest(name, config_names())}")
     return folder() / f"{name}.toml"
-
-
-def read_recipe(name: str) -> Recipe:
-    """Read a recipe; `names` has the names.
-
-    Raises:
-        ConfigError: No recipe has this name, or its file is damaged.
-    """
-    if name not in names():
-        raise ConfigError(f"no recipe is called {name!r}{nearest(name, names())}")
-    paper, _, item = name.partition("-")
-    path = folder() / paper / f"{item}.toml"
-    settings, own = _tables(path.with_name("settings.toml"), "settings"), _tables(path, "item")
-    try:
-        return _recipe(name, paper, settings, own)
-    except FedskewError as error:
-        raise type(error)(f"{path}: {error}") from None
 
 
 def _recipe(name: str, paper: str, settings: dict[str, Any], own: dict[str, Any]) -> Recipe:

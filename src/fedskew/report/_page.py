@@ -26,7 +26,7 @@ from fedskew.report._figure import Figure, figures
 from fedskew.report._groups import Group, Note, alike, label_notes, listed, same_data, same_test
 from fedskew.report._ranking import Ranking, ranking
 from fedskew.report._runs import MOMENTS, SeedRun, averaged_over, headline_in_words, most_frequent, with_finished
-from fedskew.report._sites import site_activity, site_rows, still_rounds, undone_rounds
+from fedskew.report._sites import SiteActivity, still_rounds, undone_rounds
 from fedskew.tables import Spread, flatten
 
 _NOTHING = "\u2013"
@@ -332,7 +332,7 @@ def _federations(groups: list[Group]) -> list[tuple[str, list[str], list[list[st
     """Return for each run of real sites its label, the headings and rows of its table of sites, and what happened."""
     federations = []
     for label, run in ((group.label, run) for group in groups for run in group.seeds):
-        if not (sites := site_activity(run)):
+        if not (sites := SiteActivity.of(run)):
             continue
         own = [site.accuracy for site in sites if site.accuracy is not None and site.quarantine is None]
         notes = [*undone_rounds(run), *still_rounds(run)]
@@ -343,7 +343,7 @@ def _federations(groups: list[Group]) -> list[tuple[str, list[str], list[list[st
                 "of all is that of their samples together."
             )
         notes += [f"{site.name}: {site.trouble}" for site in sites if site.trouble is not None]
-        federations.append((label, *site_rows(sites), notes))
+        federations.append((label, *SiteActivity.table(sites), notes))
     return federations
 
 

@@ -129,6 +129,21 @@ class SeedRun:
             "Use the model as it was trained (model.safetensors)."
         )
 
+    @staticmethod
+    def as_trained(label: str) -> str:
+        """Name the model of a run whose method has a finish as it was before that."""
+        return f"{label}, as trained"
+
+    @staticmethod
+    def after_finish(label: str, finish: str) -> str:
+        """Name the model that a finish made."""
+        return f"{label}, after {finish}"
+
+    @staticmethod
+    def last_evaluated(rounds: Sequence[RoundRecord], last: int = LAST) -> list[RoundRecord]:
+        """Return the evaluated records of the last so many rounds, never the untrained model's."""
+        return [record for record in rounds if record.evaluation is not None and record.round > _first(rounds, last)]
+
 
 def with_finished(runs: Iterable[SeedRun]) -> list[SeedRun]:
     """Return the runs, and after each whose method has a finish the finished model as a run of its own.
@@ -144,20 +159,10 @@ def with_finished(runs: Iterable[SeedRun]) -> list[SeedRun]:
             shown.append(run)
             continue
         run = run.summarised("final")
-        shown.append(replace(run, label=as_trained(run.label)))
+        shown.append(replace(run, label=SeedRun.as_trained(run.label)))
         if "failed" not in finish:
             shown.append(_finished(run, finish))
     return shown
-
-
-def as_trained(label: str) -> str:
-    """Name the model of a run whose method has a finish as it was before that."""
-    return f"{label}, as trained"
-
-
-def after_finish(label: str, finish: str) -> str:
-    """Name the model that a finish made."""
-    return f"{label}, after {finish}"
 
 
 def _finished(run: SeedRun, finish: dict[str, Any]) -> SeedRun:
@@ -172,7 +177,7 @@ def _finished(run: SeedRun, finish: dict[str, Any]) -> SeedRun:
     moments = {"final": figures, "last10": {**figures, "evaluations": 1}, "max": figures}
     missing = {"last_tenth": None, "best_by_validation": None}
     summary = run.summary | {key: run.summary[key] + cost for key, cost in costs.items()} | moments | missing
-    return replace(run, label=after_finish(run.label, finish["name"]), rounds=rounds, summary=summary)
+    return replace(run, label=SeedRun.after_finish(run.label, finish["name"]), rounds=rounds, summary=summary)
 
 
 def headline_in_words(runs: Iterable[SeedRun]) -> str:
@@ -188,15 +193,10 @@ def headline_in_words(runs: Iterable[SeedRun]) -> str:
     return " or ".join(words[kind] for kind in by_kind)
 
 
-def last_evaluated(rounds: Sequence[RoundRecord], last: int = LAST) -> list[RoundRecord]:
-    """Return the evaluated records of the last so many rounds, never the untrained model's."""
-    return [record for record in rounds if record.evaluation is not None and record.round > _first(rounds, last)]
-
-
 def averaged_over(runs: Iterable[SeedRun]) -> str:
     """Say in words which rounds `last10` of these runs' summaries averages, such as "mean of the last 10 rounds"."""
     begun = [run.rounds for run in runs if run.rounds]
-    evaluations = [len(last_evaluated(rounds)) for rounds in begun]
+    evaluations = [len(SeedRun.last_evaluated(rounds)) for rounds in begun]
     spans = [rounds[-1].round - _first(rounds) for rounds in begun]
     if not any(evaluations):
         return "no trained round"

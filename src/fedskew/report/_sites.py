@@ -49,59 +49,62 @@ class SiteActivity:
         """Rounds in which it was sent the model to train."""
         return self.selected - sum(self.times[kind] for kind in ("offline", "skipped", "left_out"))
 
+    @staticmethod
+    def of(run: SeedRun) -> list[SiteActivity]:
+        """Return what each site did, by client index, in a run that may go on; nothing for a run that was simulated."""
+        if not any(record.deployment for record in run.rounds):
+            return []
+        sites = {name: SiteActivity(name) for name in run.client_names}
+        for record in run.rounds:
+            notes = record.deployment
+            if notes is None:
+                continue
+            when = str(notes.get("ended", ""))
+            for client in record.cohort:
+                sites[run.client_names[client]].selected += 1
+            for client in [] if "undone" in notes else record.answered:
+                site = sites[run.client_names[client]]
+                site.counted += 1
+                site.last_counted = (record.round, when)
+            for name, what in _troubles(notes):
+                if name in sites:
+                    sites[name].trouble = f"round {record.round}{f', {when}' if when else ''}: {what}"
+            for kind in (*_KINDS, "out_of_line", "contrary"):
+                for name in sites.keys() & set(notes.get(kind, ())):
+                    sites[name].times["out_of_line" if kind == "contrary" else kind] += 1
+            for name, own in notes.get("evaluations", {}).items():
+                if name in sites:
+                    sites[name].accuracy, sites[name].test_samples = own["accuracy"], own["samples"]
+            if "quarantine" in notes:
+                for name, site in sites.items():
+                    site.quarantine = notes["quarantine"].get(name)
+        return list(sites.values())
 
-def site_activity(run: SeedRun) -> list[SiteActivity]:
-    """Return what each site did, by client index, in a run that may go on; nothing for a run that was simulated."""
-    if not any(record.deployment for record in run.rounds):
-        return []
-    sites = {name: SiteActivity(name) for name in run.client_names}
-    for record in run.rounds:
-        notes = record.deployment
-        if notes is None:
-            continue
-        when = str(notes.get("ended", ""))
-        for client in record.cohort:
-            sites[run.client_names[client]].selected += 1
-        for client in [] if "undone" in notes else record.answered:
-            site = sites[run.client_names[client]]
-            site.counted += 1
-            site.last_counted = (record.round, when)
-        for name, what in _troubles(notes):
-            if name in sites:
-                sites[name].trouble = f"round {record.round}{f', {when}' if when else ''}: {what}"
-        for kind in (*_KINDS, "out_of_line", "contrary"):
-            for name in sites.keys() & set(notes.get(kind, ())):
-                sites[name].times["out_of_line" if kind == "contrary" else kind] += 1
-        for name, own in notes.get("evaluations", {}).items():
-            if name in sites:
-                sites[name].accuracy, sites[name].test_samples = own["accuracy"], own["samples"]
-        if "quarantine" in notes:
-            for name, site in sites.items():
-                site.quarantine = notes["quarantine"].get(name)
-    return list(sites.values())
-
-
-def site_rows(sites: Sequence[SiteActivity]) -> tuple[list[str], list[list[str]]]:
-    """Return the headings of a table of sites, and a row of texts for each."""
-    headings = ["site", "counted", "not counted", "last counted (UTC)", "own test accuracy"]
-    rows = []
-    for site in sites:
-        problems = [f"{site.times[kind]} {kind.replace('_', ' ')}" for kind in _KINDS if site.times[kind]]
-        if site.quarantine is not None:
-            problems = [*(one for one in problems if "left out" not in one), f"left out since round {site.quarantine}"]
-        if site.times["out_of_line"]:
-            problems.append(f"{site.times['out_of_line']} out of line")
-        round, when = site.last_counted or (0, "")
-        rows.append(
-            [
-                site.name,
-                f"{site.counted} of {site.asked}",
-                ", ".join(problems) or "\u2013",
-                f"round {round}, {when[:16].replace('T', ' ')}" if round else "never",
-                "\u2013" if site.accuracy is None else f"{100 * site.accuracy:.1f} % of {site.test_samples}",
-            ]
-        )
-    return headings, rows
+    @staticmethod
+    def table(sites: Sequence[SiteActivity]) -> tuple[list[str], list[list[str]]]:
+        """Return the headings of a table of sites, and a row of texts for each."""
+        headings = ["site", "counted", "not counted", "last counted (UTC)", "own test accuracy"]
+        rows = []
+        for site in sites:
+            problems = [f"{site.times[kind]} {kind.replace('_', ' ')}" for kind in _KINDS if site.times[kind]]
+            if site.quarantine is not None:
+                problems = [
+                    *(one for one in problems if "left out" not in one),
+                    f"left out since round {site.quarantine}",
+                ]
+            if site.times["out_of_line"]:
+                problems.append(f"{site.times['out_of_line']} out of line")
+            round, when = site.last_counted or (0, "")
+            rows.append(
+                [
+                    site.name,
+                    f"{site.counted} of {site.asked}",
+                    ", ".join(problems) or "\u2013",
+                    f"round {round}, {when[:16].replace('T', ' ')}" if round else "never",
+                    "\u2013" if site.accuracy is None else f"{100 * site.accuracy:.1f} % of {site.test_samples}",
+                ]
+            )
+        return headings, rows
 
 
 def undone_rounds(run: SeedRun) -> list[str]:

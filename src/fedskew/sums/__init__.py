@@ -7,13 +7,13 @@ exact.
 
     site    i:  SumContext -> mask -> (Masked, Pending);  it keeps the Pending, then sends Masked
     server   :  if all members sent a Masked in time: it asks them to open
-    site    i:  answer(Pending, arrived) -> Opening, once
+    site    i:  Pending.answer(arrived) -> Opening, once
     server   :  unmask(those Masked, their Openings, context) -> the sum over `arrived`
 
 A member that does not arrive costs an attempt: the server asks the others anew (`attempt + 1`) without it. One that
 does not open its own mask costs the sum: what was sent stays hidden by the mask that nobody opened.
 
-The functions `answer` and `unmask` also open a sum without members that did not arrive: the others reveal the masks
+`Pending.answer` and `unmask` also open a sum without members that did not arrive: the others reveal the masks
 that they share with them. This is safe only if sites make sure, without trusting the server, that all were told the
 same `arrived` (Bonawitz's consistency check). The sites of `fedskew.deploy` have none, and open whole sums only.
 
@@ -25,18 +25,7 @@ The threat model is an honest but curious server that does not collude with site
 """
 
 from fedskew.sums._keys import SEED, Key
-from fedskew.sums._masking import (
-    LEAST,
-    Masked,
-    Opening,
-    Pending,
-    SumContext,
-    answer,
-    check_opening_of,
-    disagreements,
-    mask,
-    unmask,
-)
+from fedskew.sums._masking import LEAST, Masked, Opening, Pending, SumContext, mask, unmask
 
 __all__ = [
     "LEAST",
@@ -46,9 +35,6 @@ __all__ = [
     "Opening",
     "Pending",
     "SumContext",
-    "answer",
-    "check_opening_of",
-    "disagreements",
     "mask",
     "unmask",
 ]

@@ -80,6 +80,37 @@ class SumContext:
         """The sum's name in messages: purpose, round and attempt."""
         return f"{self.purpose}, round {self.round}, attempt {self.attempt}"
 
+    def disagreements(self, masked: Mapping[str, Masked]) -> list[tuple[str, str]]:
+        """Find pairs of sites whose masks do not cancel, because their keys differ or they were told different things.
+
+        The server checks this before it asks sites to open, since leaving a site out of `arrived` is free then.
+
+        Returns:
+            The pairs, sorted. A site with commitments for too few or for unknown members is paired with itself.
+        """
+        there = sorted(masked)
+        unfit = [name for name in there if set(masked[name].commitments) != set(self.members)]
+        found = [(name, name) for name in unfit]
+        for at, one in enumerate(there):
+            for other in there[at + 1 :]:
+                if one in unfit or other in unfit:
+                    continue
+                if masked[one].commitments[other] != masked[other].commitments[one]:
+                    found.append((one, other))
+        return sorted(found)
+
+    def check_opening(self, site: str, masked: Mapping[str, Masked], opening: Opening) -> None:
+        """Check one site's opening.
+
+        Raises:
+            SumsError: It is about other members, or is not what the site committed to.
+        """
+        if set(opening.pairs) != set(self.members) - set(masked):
+            raise SumsError(f"{self.name}: {site} opened a sum over other members than those that arrived")
+        for member, seed in {**opening.pairs, site: opening.own}.items():
+            if commitment(seed) != masked[site].commitments[member]:
+                raise SumsError(f"{self.name}: {site} opened another mask than the one that it committed to")
+
 
 @dataclass(frozen=True)
 class Masked:
@@ -108,6 +139,34 @@ class Pending:
     site: str
     own: bytes = field(repr=False)
     pairs: Mapping[str, bytes] = field(repr=False)
+
+    def answer(self, arrived: Collection[str], least: int = LEAST) -> Opening:
+        """Make a site's answer to the request to open its mask.
+
+        It keeps no state: a real site answers once for each sum, about all of its members, and forgets the seeds. Call
+        this with fewer only where all sites have made sure among themselves that they were told the same `arrived`:
+        otherwise their answers together can open a single site's values.
+
+        Args:
+            arrived: Members that the sum is over, as the server says.
+            least: Fewest members that the site lets a sum be over, from 2.
+
+        Raises:
+            SumsError: The site is not among those that arrived, these are no members, or too few.
+            ArgumentError: `least` is below 2.
+        """
+        if least < 2:
+            raise ArgumentError(f"least: must be at least 2, not {least}: a sum over one site is that site's values")
+        there, what = set(arrived), self.context.name
+        if strangers := sorted(there - set(self.context.members)):
+            raise SumsError(f"{what}: asked to open a sum with {', '.join(strangers)}, which was not asked for values")
+        if self.site not in there:
+            raise SumsError(f"{what}: asked to open a sum that {self.site} itself is not in")
+        if len(there) < least:
+            raise SumsError(
+                f"{what}: asked to open a sum over {len(there)} sites, and {self.site} agreed to {least} at least"
+            )
+        return Opening(self.own, {name: seed for name, seed in self.pairs.items() if name not in there})
 
 
 @dataclass(frozen=True)
@@ -168,55 +227,6 @@ def mask(values: Values, key: Key, peers: Mapping[str, bytes], context: SumConte
     return Masked(_as_given(arrays, values), commitments), Pending(context, site, own, pairs)
 
 
-def answer(pending: Pending, arrived: Collection[str], least: int = LEAST) -> Opening:
-    """Make a site's answer to the request to open its mask.
-
-    It keeps no state: a real site answers once for each sum, about all of its members, and forgets the seeds. Call this
-    with fewer only where all sites have made sure among themselves that they were told the same `arrived`: otherwise
-    their answers together can open a single site's values.
-
-    Args:
-        arrived: Members that the sum is over, as the server says.
-        least: Fewest members that the site lets a sum be over, from 2.
-
-    Raises:
-        SumsError: The site is not among those that arrived, these are no members, or too few.
-        ArgumentError: `least` is below 2.
-    """
-    if least < 2:
-        raise ArgumentError(f"least: must be at least 2, not {least}: a sum over one site is that site's values")
-    there, what = set(arrived), pending.context.name
-    if strangers := sorted(there - set(pending.context.members)):
-        raise SumsError(f"{what}: asked to open a sum with {', '.join(strangers)}, which was not asked for values")
-    if pending.site not in there:
-        raise SumsError(f"{what}: asked to open a sum that {pending.site} itself is not in")
-    if len(there) < least:
-        raise SumsError(
-            f"{what}: asked to open a sum over {len(there)} sites, and {pending.site} agreed to {least} at least"
-        )
-    return Opening(pending.own, {name: seed for name, seed in pending.pairs.items() if name not in there})
-
-
-def disagreements(masked: Mapping[str, Masked], context: SumContext) -> list[tuple[str, str]]:
-    """Find pairs of sites whose masks do not cancel, because their keys differ or they were told different things.
-
-    The server checks this before it asks sites to open, since leaving a site out of `arrived` costs no attempt then.
-
-    Returns:
-        The pairs, sorted. A site with commitments for too few or for unknown members is paired with itself.
-    """
-    there = sorted(masked)
-    unfit = [name for name in there if set(masked[name].commitments) != set(context.members)]
-    found = [(name, name) for name in unfit]
-    for at, one in enumerate(there):
-        for other in there[at + 1 :]:
-            if one in unfit or other in unfit:
-                continue
-            if masked[one].commitments[other] != masked[other].commitments[one]:
-                found.append((one, other))
-    return sorted(found)
-
-
 def unmask(masked: Mapping[str, Masked], openings: Mapping[str, Opening], context: SumContext) -> Any:
     """Open the sum over the sites that arrived.
 
@@ -241,31 +251,18 @@ def unmask(masked: Mapping[str, Masked], openings: Mapping[str, Opening], contex
         raise ArgumentError(f"{what}: {', '.join(strangers)}: not asked for values")
     if silent := sorted(set(there) - set(openings)):
         raise SumsError(f"{what}: {', '.join(silent)} did not open its mask, so nothing opens")
-    for one, other in disagreements(masked, context):
+    for one, other in context.disagreements(masked):
         raise SumsError(
             f"{what}: the masks of {one} and {other} do not cancel: they have other keys, or were told other members"
         )
     for name in there:
-        check_opening_of(name, masked, openings[name], context)
+        context.check_opening(name, masked, openings[name])
     total = _total(masked, what)
     for name in there:
         _add(total, openings[name].own, plus=False)
         for lost, seed in openings[name].pairs.items():
             _add(total, seed, plus=name > lost)
     return _as_given(total, masked[there[0]].values)
-
-
-def check_opening_of(site: str, masked: Mapping[str, Masked], opening: Opening, context: SumContext) -> None:
-    """Check one site's opening.
-
-    Raises:
-        SumsError: It is about other members, or is not what the site committed to.
-    """
-    if set(opening.pairs) != set(context.members) - set(masked):
-        raise SumsError(f"{context.name}: {site} opened a sum over other members than those that arrived")
-    for member, seed in {**opening.pairs, site: opening.own}.items():
-        if commitment(seed) != masked[site].commitments[member]:
-            raise SumsError(f"{context.name}: {site} opened another mask than the one that it committed to")
 
 
 def _total(masked: Mapping[str, Masked], what: str) -> dict[str, IntArray]:

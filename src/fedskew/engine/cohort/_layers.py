@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn import functional
 
-from fedskew.models import FlatModel, Outputs, dropout_keys, with_features
+from fedskew.models import Dropout, FlatModel, Outputs, with_features
 
 _INSIDE = "inside.model."
 
@@ -31,7 +31,7 @@ class MappedNetwork:
         self._mask = _BatchMask()
         own = {id(tensor): tensor for tensor in chain(model.module.parameters(), model.module.buffers())}
         module = _swap_layers(copy.deepcopy(model.module, own), self._mask)
-        self._keys = [_INSIDE + name for name in dropout_keys(module)]
+        self._keys = [_INSIDE + name for name in Dropout.keys_of(module)]
         views = model.buffer_views(model.buffers, model.read_state().integers)
         self._network = _Whole(module, list(views)).train(train)
         if batch_statistics:
