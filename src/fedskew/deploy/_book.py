@@ -50,6 +50,9 @@ if TYPE_CHECKING:
 
 FILE = "book.db"
 FORMAT = 1
+BEFORE = ("label-counts.json", "updates.json", "opened.json")
+"""Files of an earlier fedskew in place of the book: releases, what updates with noise cost, and opened answers."""
+
 PATIENCE = 30.0
 """Seconds to wait for another process that writes."""
 
@@ -338,6 +341,7 @@ class Book:
                 db.execute("DELETE FROM masked WHERE app = ?", (app,))
 
     def _read(self, reader: Callable[[sqlite3.Connection], Result], nothing: Result) -> Result:
+        self._check_before()
         if not self.path.exists():
             return nothing
         with self._connected() as db:
@@ -346,12 +350,21 @@ class Book:
     @contextmanager
     def _changing(self) -> Iterator[sqlite3.Connection]:
         """Give a transaction, which is written whole at the end of the block, or not at all if an error is raised."""
+        self._check_before()
         if not self.path.exists():
             self._make()
         with self._connected() as db:
             db.execute("BEGIN IMMEDIATE")
             yield db
             db.execute("COMMIT")
+
+    def _check_before(self) -> None:
+        """Refuse a state folder with what an earlier fedskew wrote down, which no book has."""
+        if (path := next((path for name in BEFORE if (path := self._folder / name).exists()), None)) is not None:
+            raise RunError(
+                f"{path}: an earlier fedskew wrote it, and this one does not read what was released, spent or opened "
+                "then, so nothing leaves this site; go on with that version, or move the file away to have it forgotten"
+            )
 
     @contextmanager
     def _connected(self) -> Iterator[sqlite3.Connection]:
@@ -361,6 +374,7 @@ class Book:
                 if db.execute("PRAGMA user_version").fetchone()[0] != FORMAT:
                     raise sqlite3.DatabaseError("it has another format")
                 db.execute("PRAGMA secure_delete = ON")
+                db.execute("PRAGMA synchronous = EXTRA")  # a power cut brings no state of before a commit back
                 yield db
         except (sqlite3.Error, pydantic.ValidationError) as error:
             reason = str(error).partition("\n")[0]
@@ -374,8 +388,11 @@ class Book:
         private_folder(self._folder)
         with locked(self._folder, PATIENCE), writing(self.path):
             if not self.path.exists():
-                with replacing(self.path, private=True) as part, closing(sqlite3.connect(part)) as db:
-                    db.executescript(_TABLES)
+                try:
+                    with replacing(self.path, private=True) as part, closing(sqlite3.connect(part)) as db:
+                        db.executescript(_TABLES)
+                except sqlite3.Error as error:
+                    raise RunError(f"{self.path}: can't be written: {error}") from None
 
 
 def cost(noises: Sequence[float], delta: float) -> float:

@@ -109,4 +109,7 @@ def read_terms(path: Path) -> Terms:
     try:
         return Terms.model_validate(tree)
     except pydantic.ValidationError as error:
-        raise ConfigError(f"{path}: {first_mistake(error, fields=Terms)}") from None
+        raise ConfigError(
+            f"{path}: {first_mistake(error, fields=Terms)}; if an earlier fedskew wrote it, move it away, and agree "
+            f"anew: fedskew deploy site --check {path.with_name('data.toml')}"
+        ) from None
