@@ -360,9 +360,9 @@ class Book:
 
     def _check_before(self) -> None:
         """Refuse a state folder with what an earlier fedskew wrote down, which no book has."""
-        if (path := next((path for name in BEFORE if (path := self._folder / name).exists()), None)) is not None:
+        if name := next((name for name in BEFORE if (self._folder / name).exists()), ""):
             raise RunError(
-                f"{path}: an earlier fedskew wrote it, and this one does not read what was released, spent or opened "
+                f"{self._folder / name}: an earlier fedskew wrote it, and this one does not read what was released, spent or opened "
                 "then, so nothing leaves this site; go on with that version, or move the file away to have it forgotten"
             )
 
