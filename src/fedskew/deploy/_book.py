@@ -362,8 +362,9 @@ class Book:
         """Refuse a state folder with what an earlier fedskew wrote down, which no book has."""
         if name := next((name for name in BEFORE if (self._folder / name).exists()), ""):
             raise RunError(
-                f"{self._folder / name}: an earlier fedskew wrote it, and this one does not read what was released, spent or opened "
-                "then, so nothing leaves this site; go on with that version, or move the file away to have it forgotten"
+                f"{self._folder / name}: an earlier fedskew wrote it, and this one does not read what was released, "
+                "spent or opened then, so nothing leaves this site; go on with that version, or move the file away to "
+                "have it forgotten"
             )
 
     @contextmanager
