@@ -38,6 +38,8 @@ def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) 
                 code = end.code
             out, err = capfd.readouterr()
         assert status in (None, int(str(code or 0))), err
+        if status == 2:
+            assert err.count("\n") == 1, err
         return subprocess.CompletedProcess(list(words), int(str(code or 0)), out, err)
 
     return run

@@ -134,7 +134,6 @@ def test_a_target_of_another_kind_is_refused_unless_asked(folders, command):
     strange = (1 - DIGITS.test_inputs).repeat(3, 1, 1, 1).numpy()  # white on black
     np.savez(folders / "strange.npz", x=strange)
     done = command("adapt", "run", "--target-data", "strange.npz", cwd=folders, status=2)
-    assert len(done.stderr.splitlines()) == 1
     assert "strange.npz: Don't trust this mix" in done.stderr
     assert not (folders / "run" / "adapted.safetensors").exists()
     command("adapt", "run", "--target-data", "strange.npz", "--on-misfit", "warn", cwd=folders)

@@ -107,23 +107,6 @@ def test_several_methods_give_one_comparison_and_report_compares_folders(config,
     assert "small-fedla" in (tmp_path / "both.html").read_text()
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["run", "small.toml", "--method", "fedvsl"], "fedvls"),
-        (["run", "small.toml", "--device", "tpu"], "engine.device"),
-        (["run", "small.toml", "--set", "data.name=mnist", "--data-root", "nowhere"], "nowhere"),
-        (["describe", "nowhere.csv"], "nowhere.csv"),
-    ],
-)
-def test_a_mistake_is_one_line_and_exit_status_2(config, tmp_path, command, words, says):
-    done = command(*words, cwd=tmp_path, FEDSKEW_DATA="", status=2)
-    assert "Traceback" not in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
-    assert says in done.stderr
-    assert done.stdout == ""
-
-
 def test_debug_shows_the_traceback(tmp_path, command):
     with pytest.raises(ConfigError, match="none.toml"):  # which the interpreter shows with its traceback
         command("--debug", "run", "none.toml", cwd=tmp_path)

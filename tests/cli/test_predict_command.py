@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -59,17 +58,6 @@ def test_a_table_for_people_and_every_probability_in_a_file(command: Command, ru
     assert f"{expected[0].max():.1%}" in done.stdout
 
 
-def test_a_damaged_model_is_neither_used_nor_exported(command: Command, run: Path, tmp_path: Path) -> None:
-    folder = shutil.copytree(run, tmp_path / "run")
-    content = bytearray((folder / "model.safetensors").read_bytes())
-    content[-100] ^= 4
-    (folder / "model.safetensors").write_bytes(content)
-    for words in (["--export", "torchscript"], [tmp_path]):
-        done = command("predict", folder, *words, cwd=tmp_path, status=2)
-        assert "can't be read (its content does not match its checksum)" in done.stderr
-        assert len(done.stderr.splitlines()) == 1
-
-
 def test_json_says_the_same_and_nothing_else(command: Command, run: Path, here: Path) -> None:
     np.savez(here / "x.npz", x=DIGITS.test_inputs[:3].numpy())
     done = command("predict", run, "images/03.png", "x.npz", "--json", cwd=here)
@@ -105,7 +93,6 @@ def test_a_mistake_is_one_line(command: Command, run: Path, here: Path, words: l
     np.savez(here / "wrong.npz", x=np.zeros((2, 5)))
     done = command("predict", run, *words, cwd=here, status=2)
     assert message in done.stderr
-    assert done.stderr.count("\n") == 1
 
 
 def test_what_is_no_run_folder_is_said(command: Command, here: Path) -> None:

@@ -81,10 +81,6 @@ WRONG = [  # beside those of cli/test_mistakes.py
     ("method.weighting={name='fedpal'}", "method.weighting.name: unknown name 'fedpal' (did you mean 'fedpals'"),
     ("method.selection={name='fedentopt', bufer=1}", "method.selection.bufer: fedentopt has no such parameter"),
     ("method.selection={name='fedentopt', buffer=2.0}", "method.selection.buffer"),
-    ("method.preset=fedlc+fedrs+fedprox", "both bring a classification loss"),
-    ("method.preset=fedla+fedpals", "both fill the weighting slot"),
-    ("method.objective={name='fedlc', terms=[{name='fedvls_calibration'}]}", "second classification loss"),
-    ("method.objective={name='suppression'}", "is a term"),
     ("seeds=[]", "seeds: list should have at least 1 item"),
     ("name=a/b", "name: string should match pattern"),
     ("schema=2", "schema: input should be 1 (got 2)"),
@@ -154,18 +150,6 @@ def test_a_sweep_is_pointed_to_its_own_command():
     recipe = Path(__file__).parents[2] / "recipes" / "compare.toml"
     with pytest.raises(ConfigError, match="fedskew sweep"):
         read(recipe)
-
-
-def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(ConfigError, match=r"none\.toml"):
-        read(tmp_path / "none.toml")
-
-
-def test_presets_compose_and_a_table_replaces_its_slot(path):
-    method = read(path, {"method.preset": "fedentopt+fedprox", "method.weighting": {"name": "fedla"}}).method
-    assert method["selection"] == {"name": "fedentopt", "buffer": 0.5}
-    assert method["local_step"]["name"] == "fedprox"
-    assert method["weighting"] == {"name": "fedla"}
 
 
 def test_quick_applies_the_files_own_table_and_only_when_asked(path):

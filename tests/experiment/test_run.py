@@ -84,20 +84,8 @@ def test_the_records_say_what_was_trained(tmp_path):
         assert record["target_distance"] is not None
         evaluation = record["evaluation"]
         confusion = np.array(evaluation["confusion"])
-        assert confusion.sum() == len(confusion) * 0 + sum(map(sum, evaluation["confusion"]))
         assert evaluation["accuracy"] == pytest.approx(np.trace(confusion) / confusion.sum())
         assert evaluation["target_accuracy"] == pytest.approx(np.mean(evaluation["per_class"]))
-
-
-@pytest.mark.slow
-def test_a_federation_learns_the_digits():
-    tree = {
-        **TASK,
-        "method": {"preset": "fedavg"},
-        "training": {**TASK["training"], "rounds": 10, "participation": 1.0},
-    }
-    result = fedskew.simulate(tree)
-    assert result.summary["final"]["accuracy"] > 0.85
 
 
 @pytest.mark.slow
@@ -122,22 +110,6 @@ def test_a_run_that_is_there_is_not_written_over(tmp_path):
     again = fedskew.simulate(TASK, out=tmp_path, resume=True)
     assert (result.folder / "rounds.jsonl").read_bytes() == before
     assert torch.equal(again.model.state_dict()["head.weight"], result.model.state_dict()["head.weight"])
-
-
-@pytest.mark.slow
-def test_a_run_stopped_by_an_interrupt_goes_on_to_the_same_bytes(tmp_path):
-    whole = fedskew.simulate(TASK, out=tmp_path / "whole")
-
-    def interrupt(record):
-        if record["round"] == 2:
-            raise KeyboardInterrupt
-
-    tree = {**TASK, "output": {"checkpoint_every": 3}}
-    with pytest.raises(KeyboardInterrupt):
-        fedskew.simulate(tree, out=tmp_path / "stopped", progress=interrupt)
-    resumed = fedskew.simulate(tree, out=tmp_path / "stopped", resume=True)
-    assert lines(resumed.folder) == lines(whole.folder)
-    assert (resumed.folder / "model.safetensors").read_bytes() == (whole.folder / "model.safetensors").read_bytes()
 
 
 KILLED = """\
