@@ -123,7 +123,10 @@ def perturbed(at):
     return gradient(at + 0.2 * uphill / (math.sqrt(sum(value**2 for value in uphill.tolist())) + 1e-7))
 
 
-@pytest.mark.parametrize(("step", "theirs"), [(FedProx(mu=0.7), pulled), (FedSAM(rho=0.2), perturbed)], ids=repr)
+CHANGED = [(FedProx(mu=0.7), pulled), (FedSAM(rho=0.2), perturbed)]
+
+
+@pytest.mark.parametrize(("step", "theirs"), CHANGED, ids=["fedprox", "fedsam"])
 def test_it_is_torch_optim_sgd_on_another_gradient(step, theirs):
     expected, given = START.clone().requires_grad_(), settings(step, lr=0.03)
     optimiser = torch.optim.SGD([expected], lr=0.03, momentum=0.9, weight_decay=0.01)
