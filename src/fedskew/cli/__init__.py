@@ -13,15 +13,9 @@ import typer
 
 from fedskew import torchrun
 from fedskew.cli import (
-    adapt,
-    advise,
-    arena,
-    check,
     counts,
-    demo,
     deploy,
     labels,
-    methods,
     new,
     operate,
     papers,
@@ -43,9 +37,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 for command in (
-    *(counts.counts, labels.describe, labels.weights, advise.advise, target.target, methods.methods, check.check),
-    *(reference.listing, new.new, run.run, sweep.sweep, arena.arena, papers.recipes, papers.reproduce, run.report),
-    *(predict.predict, adapt.adapt, demo.demo),
+    *(counts.counts, labels.describe, labels.weights, counts.advise, target.target, reference.methods, reference.check),
+    *(reference.listing, new.new, run.run, sweep.sweep, sweep.arena, papers.recipes, papers.reproduce, run.report),
+    *(predict.predict, target.adapt, papers.demo),
 ):
     app.command(name="list" if command is reference.listing else None)(command)
 deploy.app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(operate.run)

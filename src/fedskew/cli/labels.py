@@ -11,16 +11,19 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from fedskew.cli.advise import Epochs, Participation, advice_for, print_advice
 from fedskew.cli.console import Console
 from fedskew.cli.counts import (
     ClientColumn,
     DecimalSign,
+    Epochs,
     LabelColumn,
+    Participation,
     Source,
     SourcePath,
     TargetPath,
     TotalsAre,
+    advice_for,
+    print_advice,
     read_source,
 )
 from fedskew.cli.options import DataRoot

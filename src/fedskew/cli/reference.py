@@ -1,44 +1,34 @@
-"""`fedskew list`: what the names in a config stand for, every key, and the schema that editors use."""
+"""What there is: `fedskew list` of names in a config, `fedskew methods` of methods, `fedskew check` of your own."""
 
 from __future__ import annotations
 
 import json
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from rich import box
-from rich.table import Table
 from rich.text import Text
 
 from fedskew.cli.console import Console
-from fedskew.cli.page import AsJson
+from fedskew.cli.page import AsJson, print_json
 from fedskew.errors import ConfigError, nearest
+from fedskew.tables import counted
 
 if TYPE_CHECKING:
     from fedskew.cli.config_keys import Entry, Key
 
 
-class What(StrEnum):
-    """The lists that `fedskew list` can print."""
-
-    DATA = "data"
-    PARTITIONS = "partitions"
-    MODELS = "models"
-    AUGMENTATIONS = "augmentations"
-    TRACKERS = "trackers"
-    KEYS = "keys"
-    SCHEMA = "schema"
-
-
+WIDEST = 100
 PLACES = {
-    What.DATA: "data.name",
-    What.PARTITIONS: "partition.rule",
-    What.MODELS: "model.name",
-    What.AUGMENTATIONS: "training.augmentation",
-    What.TRACKERS: "output.trackers",
+    "data": "data.name",
+    "partitions": "partition.rule",
+    "models": "model.name",
+    "augmentations": "training.augmentation",
+    "trackers": "output.trackers",
 }
 """The key of a config that takes the names of a list."""
+
+What = Literal["data", "partitions", "models", "augmentations", "trackers", "keys", "schema"]
 
 
 def listing(
@@ -61,43 +51,35 @@ def listing(
         fedskew list schema > fedskew.schema.json      (for editors; see `fedskew new`)
     """
     from fedskew.cli.config_keys import choices, json_schema, tables
+    from fedskew.cli.tables import plain_table
 
-    if what is What.SCHEMA:
+    if what == "schema":
         typer.echo(json.dumps(json_schema(), indent=1, ensure_ascii=False))
         return
-    entries = tables() if what is What.KEYS else choices()[PLACES[what]]
+    entries = tables() if what == "keys" else choices()[PLACES[what]]
     if name is not None:
         names = [entry.name for entry in entries]
         if name not in names:
-            raise ConfigError(f"{name}: nothing of this name among {what.value}{nearest(name, names)}")
+            raise ConfigError(f"{name}: nothing of this name among {what}{nearest(name, names)}")
         entries = tuple(entry for entry in entries if entry.name == name)
     if as_json:
-        typer.echo(json.dumps([_plain(entry) for entry in entries], indent=1, ensure_ascii=False))
+        print_json([_plain(entry) for entry in entries])
         return
-    console = Console()
-    wide = console.wide
-    if what is What.KEYS or name is not None:
+    wide = Console().wide
+    if what == "keys" or name is not None:
         for entry in entries:
-            _print_entry(wide, entry, table=what is What.KEYS)
+            title = f"[{entry.name}]" if what == "keys" and entry.name else entry.name or "top of the file"
+            wide.print(Text(title, style="bold"))
+            wide.print(Text(entry.summary))
+            if entry.keys:
+                rows = [[_written(key), key.kind, key.meaning] for key in entry.keys]
+                wide.print(plain_table(["key", "value", "meaning"], rows, labels=3))
         return
     keyed = any(entry.keys for entry in entries)
-    table = _table("name", *(["keys of its own"] if keyed else []), "what it is")
-    for entry in entries:
-        keys = [Text(", ".join(map(_written, entry.keys)))] if keyed else []
-        table.add_row(entry.name, *keys, Text(entry.summary))
-    wide.print(table)
-    wide.print(f"A config names one as {PLACES[what]}. More: fedskew list {what.value} NAME", markup=False)
-
-
-def _print_entry(console: Console, entry: Entry, table: bool) -> None:
-    title = f"[{entry.name}]" if table and entry.name else entry.name or "top of the file"
-    console.print(Text(title, style="bold"))
-    console.print(Text(entry.summary))
-    if entry.keys:
-        shown = _table("key", "value", "meaning")
-        for key in entry.keys:
-            shown.add_row(_written(key), Text(key.kind), Text(key.meaning))
-        console.print(shown)
+    headings = ["name", *(["keys of its own"] if keyed else []), "what it is"]
+    lines = [[one.name, *([", ".join(map(_written, one.keys))] if keyed else []), one.summary] for one in entries]
+    wide.print(plain_table(headings, lines, labels=3))
+    wide.print(f"A config names one as {PLACES[what]}. More: fedskew list {what} NAME", markup=False)
 
 
 def _written(key: Key) -> str:
@@ -105,14 +87,87 @@ def _written(key: Key) -> str:
     return key.name if key.required or not key.value else f"{key.name} = {key.value}"
 
 
-def _table(*columns: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    return table
-
-
 def _plain(entry: Entry) -> dict[str, Any]:
     said = ("name", "required", "default", "meaning")
     keys = [{"value": key.kind} | {name: getattr(key, name) for name in said} for key in entry.keys]
     return {"name": entry.name, "summary": entry.summary, "keys": keys}
+
+
+def methods(
+    name: Annotated[
+        str | None,
+        typer.Argument(help="A preset, presets joined by +, or a component of a slot.", show_default=False),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the methods with their papers, parameters, costs and compatibility; or explain one of them.
+
+    Takes seconds.
+
+    Example: fedskew methods
+
+    Example: fedskew methods fedentopt+fedprox
+    """
+    from fedskew.methods import catalogue  # imports PyTorch
+
+    console = Console()
+    console.width = min(console.width, WIDEST)
+    if as_json:
+        tree = catalogue.listing() if name is None else catalogue.explanation(name)
+        typer.echo(json.dumps(tree, indent=2, default=str))
+    elif name is None:
+        catalogue.print_listing(console)
+    else:
+        catalogue.print_page(console, name)
+
+
+def check(
+    file: Annotated[Path, typer.Argument(help="The Python file that defines them.", show_default=False)],
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="CLASS.PARAMETER=VALUE", help="A component's parameter; may be repeated."),
+    ] = None,
+) -> None:
+    """Test your own components, of any slot, before you train with them.
+
+    Every class of the file that has a slot's main function (select, value, step, weigh, combine, update, finish) is
+    made, tested in corner cases, trained for three rounds of a tiny federation, repeated and resumed. Takes seconds for
+    each. The exit status is 1 if a problem was found.
+
+    Example: fedskew check my_method.py
+
+    Example: fedskew check my_method.py --set Clipped.limit=2.0
+    """
+    from fedskew import checks
+    from fedskew.trees import parse_change
+
+    found = checks.FoundComponent.in_file(file)
+    if not found:
+        raise ConfigError(
+            f"{file}: defines no component: no class has select, value, step, weigh, combine, update or finish (see "
+            "the tutorial 'Add a method of your own')"
+        )
+    names = {one.kind.__name__ for one in found}
+    given: dict[str, dict[str, object]] = {}
+    for change in changes or []:
+        key, value = parse_change(change)
+        name, _, parameter = key.partition(".")
+        if name not in names or not parameter:
+            raise ConfigError(
+                f"--set {change}: expected CLASS.PARAMETER=VALUE with CLASS one of {', '.join(sorted(names))}"
+            )
+        given.setdefault(name, {})[parameter] = value
+    console = Console(soft_wrap=True, highlight=False)
+    problems = 0
+    for one in found:
+        console.print(f"{one.name} ({one.slot})", style="bold", markup=False)
+        for test, problem in checks.check(one, given.get(one.kind.__name__, {})):
+            problems += problem is not None
+            if problem is None:
+                console.print(f"  ok      {test}", markup=False)
+            else:
+                console.print(f"  PROBLEM {test}:\n          {problem}", markup=False, style="red")
+    result = counted(problems, "problem") if problems else "nothing found"
+    console.print(f"{counted(len(found), 'component')}: {result}")
+    if problems:
+        raise typer.Exit(1)

@@ -1,9 +1,12 @@
-"""`fedskew sweep`: a grid of methods, partitions and seeds from one TOML file."""
+"""`fedskew sweep`: a grid of methods, partitions and seeds; `fedskew arena`: methods tuned in many situations."""
 
 from __future__ import annotations
 
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from fedskew.cli.console import Console
 from fedskew.cli.options import (
@@ -25,6 +28,9 @@ from fedskew.cli.options import (
     quick_note,
 )
 from fedskew.errors import ArgumentError
+from fedskew.tables import counted
+
+_SHOWN = 5
 
 
 def sweep(
@@ -101,3 +107,106 @@ def sweep(
     if result.report.exists():
         console.say(f"report: {result.report}")
     print_failures(result.failures, result.refused)
+
+
+def arena(
+    config: ConfigFile,
+    changes: Changes = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--only",
+            metavar="AXIS=LABEL",
+            help='A part of it, such as task=digits or "method=fedavg|fedla"; may be repeated.',
+        ),
+    ] = None,
+    seeds: Seeds = None,
+    quick: Quick = False,
+    estimate: Annotated[
+        bool, typer.Option("--estimate", help="Only estimate how long the missing runs take here.")
+    ] = False,
+    tables: Annotated[bool, typer.Option("--tables", help="Train nothing; write the tables so far.")] = False,
+    out: Out = Path("runs"),
+    processes: Processes = None,
+    on: On = None,
+    data_root: DataRoot = None,
+) -> None:
+    """Compare methods in many situations, each tuned there under one budget.
+
+    Takes hours for a whole arena; the time is estimated first, and the time left is shown. It may be stopped at any
+    time: every run that ends is a line of runs.csv, and the same command goes on with what is missing.
+
+    The file is one of `fedskew sweep`, whose grid holds the situations, with one more table:
+
+        [arena]
+        partitions = [0, 1]                 # seeds: each situation is partitioned once with each
+        rates = [0.01, 0.03, 0.1, 0.3]      # learning rates that every method tries, by validation samples
+        budget = 6                          # runs that each may spend on its tuning, the rates included
+
+        [sweep]
+        methods = [
+            "fedavg",
+            {label = "fedprox", preset = "fedprox", own = {method.local_step.mu = [0.1, 1.0]}},
+        ]
+
+    After the rates, a method tries the values of one parameter of its `own`, or further rates. A method or situation
+    that is added later costs only its own runs. Methods are compared on the same partition and seed, at equal rounds,
+    equal compute and equal traffic, with intervals by bootstrap over trainings, ranks and their critical difference.
+
+    Examples:
+
+        fedskew arena @arena --quick
+
+        fedskew arena @arena --only task=digits --only participation=0.2 --processes 2
+
+        fedskew arena @arena --on tcp://10.0.0.1:8786
+    """
+    from fedskew.arena import Arena, ArenaState, comparison, run_arena, write_comparison
+    from fedskew.cli.progress import ArenaProgressBar, stoppable
+    from fedskew.cli.tables import plain_table
+    from fedskew.executors import cores, executor
+
+    if processes is not None and (on is not None or processes < 1):
+        reason = "is for this machine, and --on for others; give one of them" if on else "must be at least 1"
+        raise ArgumentError(f"--processes: {reason}")
+    path = config_file(config)
+    changed = changed_keys(changes, seeds, None, data_root)
+    whole = Arena.read(path, changed, quick, _labels(only))
+    console = Console()
+    state = ArenaState.read(whole, out)
+    if not tables:
+        configs = [job.config.for_seed(job.config.seeds[0]) for job, _ in state.missing]
+        print_estimate(console, configs, only=estimate, times=[runs for _, runs in state.missing])
+        if estimate:
+            return
+        for line in whole.refused[:_SHOWN]:
+            console.say(f"left out: {line}")
+        if len(whole.refused) > _SHOWN:
+            console.print(f"and {len(whole.refused) - _SHOWN:,} more combinations that make no sense")
+        with stoppable(ArenaProgressBar(console)) as bar, executor(processes or cores(), on) as (pool, at_once):
+            state = run_arena(whole, out, pool, at_once, bar)
+    files = write_comparison(state, out)
+    headings, body, notes = comparison(state)
+    if body:
+        console.wide.print(plain_table(headings, body, labels=1))
+        for note in notes:
+            console.wide.note(note)
+    else:
+        console.print(f"Nothing can be compared with {whole.settings.reference} yet.")
+    if quick:
+        console.note(quick_note(path, changed), style="yellow")
+    console.say(
+        f"{len(state.runs):,} of {counted(state.number, 'run')}: {whole.folder(out) / 'runs.csv'}"
+        + (f"; {', '.join(file.name for file in files)}" if files else "")
+    )
+    print_failures(state.failures, ())
+
+
+def _labels(only: list[str] | None) -> dict[str, str]:
+    found = {}
+    for text in only or []:
+        axis, separator, labels = text.partition("=")
+        if not separator or not axis.strip() or not labels.strip():
+            raise ArgumentError(f"--only {text!r}: expected AXIS=LABEL, such as task=digits")
+        found[axis.strip()] = labels
+    return found
