@@ -43,11 +43,7 @@ class LocalTraining:
     smallest_batch: int = 1
 
     def samples_of_epoch(self, samples: int) -> int:
-        """Count the samples that a client trains on in an epoch.
-
-        Returns:
-            That number, less the last batch if it is smaller than `smallest_batch`.
-        """
+        """Count the samples that a client trains on in an epoch: all, less a last batch below `smallest_batch`."""
         last = samples % self.batch_size
         return samples - last if last < self.smallest_batch else samples
 
@@ -60,11 +56,7 @@ class LocalTraining:
         return -(-self.samples_of_epoch(samples) // self.batch_size)
 
     def steps(self, epochs: float, samples: int, most: int | None = None) -> int:
-        """Count a client's local steps.
-
-        Args:
-            epochs: Local epochs; a part of an epoch is rounded up to whole batches.
-        """
+        """Count a client's local steps; a part of an epoch is rounded up to whole batches."""
         steps = math.ceil(epochs * self.batches_of_epoch(samples) - 1e-9)
         return steps if most is None else min(steps, most)
 
@@ -86,11 +78,7 @@ class Conditions:
     stragglers: float = 0.0
 
     def dropped(self, cohort: int, seed: int, round: int) -> NDArray[np.bool_]:
-        """Draw which clients of a cohort drop out.
-
-        Returns:
-            A mask, `(cohort,)`, True for clients that drop out.
-        """
+        """Draw which clients of a cohort drop out: a mask, `(cohort,)`."""
         rng = generator(seed, Purpose.DROPOUT, round)
         if self.dropout_rule == "bernoulli":
             return rng.random(cohort) < self.dropout
@@ -99,11 +87,7 @@ class Conditions:
         return dropped
 
     def epochs(self, clients: int, epochs: float, seed: int) -> NDArray[np.int64] | NDArray[np.float64]:
-        """Draw the local epochs of every client, the same in every round.
-
-        Args:
-            epochs: Local epochs of a client that is not a straggler.
-        """
+        """Draw the local epochs of every client, of which only stragglers' are fewer; the same in every round."""
         each = np.full(clients, epochs)
         slow = math.floor(self.stragglers * clients + 1e-9)
         if slow:
@@ -135,11 +119,7 @@ class Assignment(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """The model, and what else the server sends to every client of the cohort.
-
-    Attributes:
-        broadcast: Tensors that components send beside the model, by name.
-    """
+    """The model, and the tensors that components broadcast beside it, by name."""
 
     model: ModelState
     broadcast: Mapping[str, Tensor] = {}
@@ -152,8 +132,6 @@ class Update(NamedTuple):
         change: The client's parameters minus those that were sent, `(parameters,)`.
         norm: Euclidean norm of `change`, 0-d; computed right after `change`, while that is in the processor's cache.
         buffers: The client's floating-point buffers, such as batch norm's running statistics.
-        integers: The client's integer buffers.
-        steps: Number of local steps taken.
         loss: Mean objective over the local training.
         reply: Tensors that components return beside the update, by name.
         state: The state that the client keeps until its next participation; it is not sent to the server.
@@ -194,24 +172,14 @@ class Backend(Protocol):
     """
 
     def train(self, round: int, cohort: Sequence[Assignment], sent: Sent) -> list[Update]:
-        """Train every client of a cohort, each from what the server sent.
-
-        Args:
-            sent: The global model and what is broadcast beside it.
-
-        Returns:
-            One update for each client, in the order of `cohort`.
+        """Train every client of a cohort, each from what the server sent; return their updates in the cohort's order.
 
         Raises:
             RunError: A client's training failed; the message names the round and the client.
         """
 
     def find_fault(self, round: int, task: Assignment, sent: Sent) -> ComponentError | None:
-        """Train a client again whose update or loss was not finite, and find out why.
-
-        Returns:
-            The error that names the component of a user's own that is to blame; None: its training diverged.
-        """
+        """Train a client again whose update was not finite; return the error that names what is to blame, or None."""
         return None
 
     def open(self) -> None:

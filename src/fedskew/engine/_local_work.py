@@ -22,14 +22,7 @@ from fedskew.randomness import Purpose, generator
 
 
 class ClientSamples(NamedTuple):
-    """One client's samples: rows of a data set on the training device, which may hold other clients' too.
-
-    Attributes:
-        inputs: The data set's inputs, `(samples, ...)`.
-        targets: The data set's class ids, `(samples,)`.
-        rows: Indices of this client's samples in the data set, `(own samples,)`.
-        counts: The client's label counts, `(classes,)`.
-    """
+    """One client's `rows` of a data set on the training device, and its label counts, `(classes,)`."""
 
     inputs: Inputs
     targets: Tensor
@@ -46,13 +39,7 @@ class ClientData(Protocol):
 
 @dataclass(frozen=True)
 class PartitionedData:
-    """One data set in memory, partitioned among clients.
-
-    Attributes:
-        inputs: Inputs of all samples, `(samples, ...)`.
-        rows: Indices of each client's samples, one array for each client.
-        counts: Label counts, `(clients, classes)`.
-    """
+    """One data set in memory, each client's rows of it, and label counts, `(clients, classes)`."""
 
     inputs: Inputs
     targets: Tensor
@@ -84,16 +71,8 @@ class Schedule(NamedTuple):
 class LocalWork:
     """Local training as a method and a run's settings define it.
 
-    Shuffles, quotas, dropout and augmentation depend only on (`seed`, round, client).
-
-    Attributes:
-        data: Gives each client's samples.
-        objective: The function that a client minimises.
-        local_step: How a client moves its parameters along the gradient.
-        training: Batch size, learning rate and the other settings that all clients share.
-        seed: Seed of all random draws.
-        augment: Changes a batch's inputs at random; None: no augmentation.
-        hooks: The method's components that have hooks, by name.
+    Shuffles, quotas, dropout and augmentation depend only on (`seed`, round, client). `hooks` are the method's
+    components that have hooks, by name.
     """
 
     data: ClientData
@@ -105,11 +84,10 @@ class LocalWork:
     hooks: Mapping[str, Hooks] = field(default_factory=dict)
 
     def trains_like(self, other: LocalWork) -> bool:
-        """Find whether other work on the same data set is the same but for clients' samples, seed and learning rate.
+        """Return whether other work on the same data set is the same but for samples, seed and learning rate.
 
-        Returns:
-            Whether it is. Components are compared by `==`, and so are their parameters that `==` leaves out
-            (`compare=False`); they are different where that can't tell.
+        Components are compared by `==`, and so are their parameters that it leaves out (`compare=False`); they are
+        different where that can't tell.
         """
         training = replace(other.training, lr=self.training.lr, lr_decay=self.training.lr_decay)
         ours = (self.objective, self.local_step, self.training, self.hooks)
@@ -120,12 +98,7 @@ class LocalWork:
             return False
 
     def settings(self, round: int, sent: Sent, state: Mapping[str, Tensor]) -> StepSettings:
-        """Make the settings that all local steps of a client share.
-
-        Args:
-            sent: The global model, and what is broadcast beside it.
-            state: The state that the client kept from its last participation.
-        """
+        """Make the settings that all local steps of a client share."""
         return StepSettings(
             start=sent.model.parameters,
             lr=self.training.lr_of(round),
@@ -136,11 +109,7 @@ class LocalWork:
         )
 
     def samples(self, round: int, task: Assignment) -> ClientSamples:
-        """Choose the samples that a client trains on in a round.
-
-        Returns:
-            All of the client's samples; with a quota, as many of each class as it says, drawn at random.
-        """
+        """Choose a client's samples in a round: all, or a quota of each class, drawn at random."""
         samples = self.data.of(task.client)
         if task.quota is None:
             return samples
@@ -159,23 +128,14 @@ class LocalWork:
         return seen if task.steps is None else min(seen, task.steps * self.training.batch_size)
 
     def schedule(self, task: Assignment, samples: int) -> Schedule:
-        """Count a client's local steps.
-
-        Returns:
-            Its steps: those of its epochs, where a part of an epoch is rounded up to whole batches; but not more than
-            the assignment's `steps`.
-        """
+        """Count a client's local steps, at most the assignment's `steps`."""
         steps = self.training.steps(task.epochs, samples, task.steps)
         return Schedule(steps, self.training.batches_of_epoch(samples))
 
     def epoch_orders(
         self, round: int, client: int, rows: NDArray[np.int64], epochs: int
     ) -> Iterator[NDArray[np.int64]]:
-        """Shuffle a client's rows anew for every epoch.
-
-        Yields:
-            The rows of each epoch in random order, cut to the length that `LocalTraining.samples_of_epoch` gives.
-        """
+        """Yield a client's rows shuffled anew for every epoch, cut to `LocalTraining.samples_of_epoch`."""
         rng = generator(self.seed, Purpose.SHUFFLE, round, client)
         for _ in range(epochs):
             yield rows[rng.permutation(len(rows))][: self.training.samples_of_epoch(len(rows))]

@@ -50,13 +50,7 @@ class Cohort(NamedTuple):
 
 
 class Summed(NamedTuple):
-    """The clients of a round whose updates are masked, as far as the server knows about them.
-
-    Attributes:
-        clients: The clients that replied and did not diverge, in the order of the cohort.
-        loss: Their mean loss, with their weights; None if nothing was opened, or it is not part of the sums.
-        steps: Their local steps, summed; None if nothing was opened, or they are not part of the sums.
-    """
+    """The clients of a round with masked updates; their mean loss and summed steps, None where no sum tells them."""
 
     clients: list[int]
     loss: float | None = None
@@ -68,11 +62,7 @@ class RoundOutcome(NamedTuple):
 
     Attributes:
         updates: Updates of the clients that replied and did not diverge; only these are aggregated.
-        counts: Label counts of the clients in `updates`, `(answered, classes)`.
         weights: Weights of `updates`, `(answered,)`; empty if the model stayed as it was.
-        unmoved: Why the aggregation left the model as it was; None if it did not.
-        fallback: Why the weights are FedAvg's in place of the method's; None if they are the method's.
-        privacy: What the round cost (see `RoundRecord.privacy`); None without differential privacy.
         summed: What is known of the clients where updates are masked; None where they are plain. A simulation still has
             the `updates`, from which only `observed` is recorded.
     """
@@ -98,10 +88,7 @@ class Evaluation:
     Accuracies are shares in [0, 1]. A metric that is undefined is None.
 
     Attributes:
-        accuracy: Share of the samples that the model classifies correctly.
         loss: Mean cross-entropy; None if it is not finite.
-        balanced_accuracy: Mean of the per-class accuracies.
-        macro_f1: Mean F1 over the classes.
         per_class: Accuracy on each class; None for a class without a sample.
         confusion: Confusion matrix: a row for each true class, a column for each predicted class.
         target_accuracy: Per-class accuracy averaged with the target mix; None without a target.
@@ -135,14 +122,8 @@ class Evaluation:
 class ClientEvaluation:
     """Metrics of one client's model on the test set, right after its local training.
 
-    The class groups are those of `fedskew.metrics.class_groups`; the mean of an empty group is None.
-
-    Attributes:
-        per_class: Accuracy on each class; None for a class without a sample.
-        confusion: Confusion matrix: a row for each true class, a column for each predicted class.
-        majority: Mean accuracy over the client's majority classes.
-        minority: Mean accuracy over the client's minority classes.
-        vacant: Mean accuracy over the client's vacant classes.
+    `majority`, `minority` and `vacant` are mean accuracies over the groups of `fedskew.metrics.class_groups`; None for
+    an empty group. The confusion matrix has a row for each true class.
     """
 
     client: int
@@ -230,11 +211,7 @@ class RoundRecord:
 
     @classmethod
     def of(cls, seed: int, round: int, cohort: Cohort, outcome: RoundOutcome, target: FloatArray | None) -> RoundRecord:
-        """Make the record of a round that was played, without evaluations and duration.
-
-        Args:
-            target: Target label mix, `(classes,)`; None: there is no target.
-        """
+        """Make the record of a round that was played, without evaluations and duration."""
         updates, counts, weights = outcome.updates, outcome.counts, outcome.weights
         ids, summed = cohort.ids.tolist(), outcome.summed
         answered = [update.client for update in updates] if summed is None else summed.clients
@@ -325,11 +302,7 @@ BATCH = 1000
 
 @torch.inference_mode()
 def predict(network: nn.Module, inputs: Inputs, targets: Tensor, num_classes: int) -> tuple[NDArray[np.int64], float]:
-    """Predict the classes of a data set, and compare them with the true ones.
-
-    Returns:
-        The confusion matrix, `(classes, classes)`, with a row for each true class, and the mean cross-entropy.
-    """
+    """Predict a data set: the confusion matrix, `(classes, classes)`, a row for each true class, and the mean loss."""
     network.eval()
     confusion = torch.zeros(num_classes * num_classes, dtype=torch.int64, device=targets.device)
     loss = torch.zeros((), dtype=torch.float64, device=targets.device)
@@ -351,12 +324,7 @@ def _samples(inputs: Inputs, start: int, size: int) -> Tensor:
 
 
 def evaluation(confusion: NDArray[np.int64], loss: float, target: NDArray[np.float64] | None) -> Evaluation:
-    """Compute the metrics of an evaluation.
-
-    Args:
-        confusion: Confusion matrix, `(classes, classes)`, with a row for each true class.
-        target: Target label mix, `(classes,)`; None: there is no target.
-    """
+    """Compute the metrics of an evaluation; `target` is the target's label mix, `(classes,)`, if there is one."""
     return Evaluation(
         accuracy=float(np.trace(confusion) / max(confusion.sum(), 1)),
         loss=loss if math.isfinite(loss) else None,

@@ -28,12 +28,7 @@ PERSISTENT = "training."
 
 
 class ClientSetup(NamedTuple):
-    """Everything that a client's local steps need.
-
-    Attributes:
-        sent: The global model, and what is broadcast beside it.
-        state: The client's state from its last participation, on the training device.
-    """
+    """Everything that a client's local steps need; `state` is what it kept, on the training device."""
 
     round: int
     task: Assignment
@@ -45,12 +40,7 @@ class ClientSetup(NamedTuple):
 
 
 class ClientResult(NamedTuple):
-    """The result of a client's local steps.
-
-    Attributes:
-        carried: What the local step carried, such as a momentum buffer.
-        gathered: Tensors that each component's hook `gather` collected, by the component's place in the method.
-    """
+    """The result of a client's local steps; `gathered` is what hooks collected, by place in the method."""
 
     model: ModelState
     carried: Named
@@ -61,12 +51,7 @@ class ClientResult(NamedTuple):
 
 @dataclass
 class SequentialBackend(Backend):
-    """Trains a cohort client by client, in place on one model; the reference for all other backends.
-
-    Attributes:
-        model: The network, on the device of the clients' data.
-        observe: Called with every client's model after its training.
-    """
+    """Trains a cohort client by client, in place on one model; the reference for all other backends."""
 
     name: ClassVar[str] = "sequential"
     model: FlatModel
@@ -88,15 +73,7 @@ class SequentialBackend(Backend):
         return self.train_into(rows, round, cohort, sent)
 
     def train_into(self, rows: Tensor | None, round: int, cohort: Sequence[Assignment], sent: Sent) -> list[Update]:
-        """Train a cohort as `train` does, but write the changes to memory of the caller.
-
-        Args:
-            rows: Memory for the changes, `(cohort, parameters)`; None: new memory.
-            sent: The global model, and what is broadcast beside it.
-
-        Returns:
-            One update for each client; its `change` is a view of `rows`.
-        """
+        """Train a cohort as `train` does, but write the changes to the caller's memory, `(cohort, parameters)`."""
         if self._teacher is not None:
             self._teacher.load(sent.model)
         updates = []
@@ -106,15 +83,9 @@ class SequentialBackend(Backend):
         return updates
 
     def train_client(self, round: int, task: Assignment, sent: Sent) -> tuple[Update, ModelState]:
-        """Train one client, as a real site does.
+        """Train one client, as a real site does; return its update, and its model without rounding.
 
-        Args:
-            sent: The global model, and what is broadcast beside it.
-
-        Returns:
-            The client's update, and its model after the last local step, without the rounding error of adding the
-            update's change to the model that was sent. The model may be a view of the backend's own model, which the
-            backend overwrites at its next use.
+        The model may be a view of the backend's own, which the backend overwrites at its next use.
         """
         if self._teacher is not None:
             self._teacher.load(sent.model)
@@ -137,11 +108,7 @@ class SequentialBackend(Backend):
         return None
 
     def set_up(self, round: int, task: Assignment, sent: Sent) -> ClientSetup:
-        """Prepare a client's local training: its samples, settings and context.
-
-        Args:
-            sent: The global model, and what is broadcast beside it.
-        """
+        """Prepare a client's local training: its samples, settings and context."""
         start = sent.model.parameters
         state = {name: value.to(start.device) for name, value in task.state.items()}  # from files: on the CPU
         samples = self.work.samples(round, task)
@@ -150,11 +117,7 @@ class SequentialBackend(Backend):
         return ClientSetup(round, task, sent, state, samples, settings, Context(counts, broadcast=sent.broadcast))
 
     def finish(self, setup: ClientSetup, result: ClientResult, row: Tensor | None = None) -> Update:
-        """Make the update of a client that has taken its last local step.
-
-        Args:
-            row: Memory for the change of the parameters, `(parameters,)`; None: new memory.
-        """
+        """Make the update of a client that has taken its last local step; `row` is memory for its change."""
         work, start = self.work, setup.settings.start
         observed = None
         if self.observe is not None:
@@ -292,11 +255,7 @@ class _FrozenModel:
 
 
 class _BatchObjective:
-    """The objective on one batch, and its gradient, at any parameters.
-
-    `first` and `batch` are the objective's value and the batch (with features and logits) of the first evaluation, at
-    the parameters with which the step began; they carry no gradient.
-    """
+    """The objective on one batch, and its gradient, at any parameters; `first` is its value at the step's beginning."""
 
     first: Tensor
     _seen: Batch

@@ -108,11 +108,7 @@ class ClientStates:
         self._stale: list[Path] = []
 
     def get(self, client: int) -> Named | None:
-        """Look up a client's state.
-
-        Returns:
-            The client's tensors by name; None before its first participation.
-        """
+        """Return a client's tensors by name; None before its first participation."""
         if client not in self._rounds:
             return None
         if client not in self._cached:
@@ -121,11 +117,7 @@ class ClientStates:
         return self._cached[client]
 
     def put(self, client: int, round: int, state: Named) -> None:
-        """Store a client's state at the end of a round.
-
-        Args:
-            state: The client's tensors by name; an empty state is not stored.
-        """
+        """Store a client's tensors at the end of a round; none are not stored."""
         if not state:
             return
         self._evict(client)
@@ -141,11 +133,7 @@ class ClientStates:
         return max(self._rounds.values(), default=0)
 
     def save(self) -> NDArray[np.int64]:
-        """Write all states that are not on disk yet, and wait once until they are.
-
-        Returns:
-            Each client that has a state, with the round at whose end it was stored, `(clients, 2)`.
-        """
+        """Write all states that are not on disk yet; return clients and the rounds that they are of, `(clients, 2)`."""
         for client in sorted(self._unwritten):
             self._write(client)
         sync_files([path for path in self._written if path.exists()])

@@ -25,14 +25,7 @@ AskHolders = Callable[[Source, Mapping[str, Tensor]], Iterable[Mapping[str, Tens
 
 @dataclass(frozen=True)
 class FinishedModel:
-    """What a finish made of a trained model.
-
-    Attributes:
-        notes: What the component says of it, in plain values.
-        clients: Number of holders whose answers it is made of, of the question that most answered.
-        bytes_up: Bytes of these answers.
-        bytes_down: Bytes of the questions, each with the trained model.
-    """
+    """What a finish made of a trained model; bytes of questions (each with the model) and of answers."""
 
     state: ModelState
     notes: dict[str, Any]
@@ -45,11 +38,7 @@ class FinishedModel:
 def answer(
     component: Finish, module: nn.Module, samples: ClientSamples, question: Mapping[str, Tensor], labelled: bool = True
 ) -> dict[str, Tensor]:
-    """Answer a question of a finish at one holder of samples.
-
-    Args:
-        module: The trained network; in eval mode after the call.
-    """
+    """Answer a question of a finish at one holder of samples; leaves the network in eval mode."""
     rows = torch.from_numpy(samples.rows).to(samples.targets.device)
     network, device = with_features(module.eval()), next(module.parameters()).device
     parts = [network(samples.inputs.index_select(0, some).to(device)) for some in torch.split(rows, BATCH)]
@@ -63,11 +52,7 @@ def answer(
 
 
 def check_finish(component: Finish, module: nn.Module, samples: Tensor, known: Known) -> nn.Linear:
-    """Check that a finish can be applied to a network, and find its last layer.
-
-    Raises:
-        ArgumentError: The network has no trained linear layer with a bias at its end, or the run lacks something.
-    """
+    """Return the last layer that a finish replaces; ArgumentError where there is none, or the run lacks something."""
     if (lacking := component.lacks(known)) is not None:
         raise ArgumentError(f"method.{name_in('finish', component).replace(' ', ': ')} {lacking}")
     try:
@@ -85,11 +70,7 @@ def check_finish(component: Finish, module: nn.Module, samples: Tensor, known: K
 def finish_model(
     component: Finish, model: FlatModel, state: ModelState, samples: Tensor, answers: AskHolders, known: Known
 ) -> FinishedModel:
-    """Finish a trained model.
-
-    Args:
-        model: The network, which the trained model is written into.
-        samples: Some samples, `(batch, ...)`, by which the last layer is found.
+    """Finish a trained model; `samples`, `(batch, ...)`, are those by which the last layer is found.
 
     Raises:
         FinishError: The network or the answers don't allow it.

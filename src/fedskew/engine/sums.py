@@ -77,13 +77,7 @@ class Total(NamedTuple):
 
 
 class Collected(NamedTuple):
-    """What a round's clients sent.
-
-    Attributes:
-        members: The clients that it is about: they replied, and did not diverge.
-        total: What they sent, added up; None: the model stays.
-        unmoved: Why it stays; None if it moves, or nobody has a weight.
-    """
+    """What a round's clients sent; `members` did not diverge, and where `total` is None the model stays."""
 
     members: Cohort
     weights: Weights

@@ -41,16 +41,9 @@ from fedskew.models import FlatModel
 class ProcessBackend(Backend):
     """Trains a cohort in several processes, each of which trains one client after another.
 
-    Clients are handed out by estimated work, the longest first, each to the next free process. The processes start with
-    `open` or with the first round; each computes with as many threads as this process has at that time, and keeps the
-    frozen parts of the model as they are in its first round. CPU only.
-
-    An error inside a client's training is raised in this process too; if a process is killed, a RunError is raised.
-    After either, and after an interrupt, all processes are ended.
-
-    Attributes:
-        model: The network, on the CPU; picklable.
-        observe: Called with every client's model after its training; picklable.
+    Clients are handed out by estimated work, the longest first, each to the next free process. Each process computes
+    with as many threads as this one has at its start, and keeps the frozen parts of the model as they are in its first
+    round. CPU only. After an error, a killed process or an interrupt, all processes are ended.
 
     Raises:
         ArgumentError: There is less than one process, the model is not on the CPU, or the system is Windows, which
@@ -220,16 +213,9 @@ _TIMEOUT = timedelta(hours=1)
 class RankBackend(Backend):
     """Trains each rank's part of a cohort, and gathers the updates of all ranks on every rank.
 
-    Every rank plays the same rounds from the same server state, on the model's device. Clients are assigned by
-    estimated work, the longest first, each to the rank with the least work so far. Updates are exchanged byte for byte,
-    so all ranks continue with the same bits. If `local` trains clients one by one, they are those of `local` alone in
-    one process.
-
-    An error inside a client's training is raised on every rank; if another rank has ended, a RunError is raised.
-
-    Attributes:
-        local: The backend that trains this rank's clients.
-        work: Local training; estimates each client's work.
+    Every rank plays the same rounds from the same server state. Clients are assigned by estimated work, the longest
+    first, each to the rank with the least work so far. Updates are exchanged byte for byte, so all ranks continue with
+    the same bits. An error is raised on every rank; if another rank has ended, a RunError.
     """
 
     name: ClassVar[str] = "ranks"

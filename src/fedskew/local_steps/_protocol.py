@@ -51,15 +51,12 @@ class LocalStep(Protocol):
     def step(
         self, parameters: Tensor, gradient: Gradient, carried: Named, settings: StepSettings
     ) -> tuple[Tensor, Named | None]:
-        """Take a step.
+        """Take a step; return the next parameters, `(parameters,)`, and what is carried to the next step.
 
         Args:
             parameters: The model, shape `(parameters,)`; not to be written to.
             gradient: The gradient of this batch's objective at any parameters.
             carried: What `init` or the last step returned to be carried.
-
-        Returns:
-            The next parameters, shape `(parameters,)`, and what is carried to the next step.
         """
 
 

@@ -35,13 +35,7 @@ def mix_distance(weights: ArrayLike, counts: CountsLike, target: ArrayLike) -> f
 
 
 class ClassGroups(NamedTuple):
-    """The classes that a client holds many, few or no samples of; each class is in one group.
-
-    Attributes:
-        majority: Class ids, ascending, int64.
-        minority: Class ids, ascending, int64.
-        vacant: Class ids, ascending, int64.
-    """
+    """The ids of the classes that a client holds many, few or no samples of, ascending; each is in one group."""
 
     majority: NDArray[np.int64]
     minority: NDArray[np.int64]

@@ -12,14 +12,7 @@ FloatArray = NDArray[np.float64]
 
 
 def per_class_accuracy(confusion: ArrayLike) -> FloatArray:
-    """Compute the share of each class that was recognised.
-
-    Returns:
-        Accuracies, shape `(classes,)`; NaN where the class has no sample.
-
-    Raises:
-        ArgumentError: The matrix is not square, or holds other than finite non-negative numbers.
-    """
+    """Compute the share of each class that was recognised, `(classes,)`; NaN where it has no sample."""
     table = _table(confusion)
     present = table.sum(axis=1)
     accuracy = np.full(len(table), np.nan)
@@ -28,11 +21,7 @@ def per_class_accuracy(confusion: ArrayLike) -> FloatArray:
 
 
 def balanced_accuracy(confusion: ArrayLike) -> float:
-    """Compute the mean of `per_class_accuracy` over the classes with a sample.
-
-    Raises:
-        ArgumentError: As for `per_class_accuracy`.
-    """
+    """Compute the mean of `per_class_accuracy` over the classes with a sample."""
     accuracy = per_class_accuracy(confusion)
     present = ~np.isnan(accuracy)
     return float(accuracy[present].mean()) if present.any() else float("nan")
@@ -41,12 +30,8 @@ def balanced_accuracy(confusion: ArrayLike) -> float:
 def macro_f1(confusion: ArrayLike, present_only: bool = True) -> float:
     """Compute the mean over classes of F1 = 2 TP / (2 TP + FP + FN), 0 where TP is 0.
 
-    Args:
-        present_only: Average over the classes that have samples, as WILDS does for iWildCam; otherwise over those that
-            have samples or are predicted, as scikit-learn does by default.
-
-    Raises:
-        ArgumentError: As for `per_class_accuracy`.
+    The classes are those that have samples or are predicted, as scikit-learn has it by default; with `present_only`
+    those that have samples, as WILDS does for iWildCam.
     """
     table = _table(confusion)
     truth, predicted = table.sum(axis=1), table.sum(axis=0)
@@ -60,14 +45,7 @@ def macro_f1(confusion: ArrayLike, present_only: bool = True) -> float:
 def target_accuracy(confusion: ArrayLike, target: ArrayLike) -> float:
     """Compute the accuracy to expect under the target label mix: the mean of per-class accuracy, weighted by the mix.
 
-    Args:
-        target: Label mix, shape `(classes,)`, non-negative with a positive sum; normalised here.
-
-    Returns:
-        The expected accuracy; NaN if a class of the target has no sample.
-
-    Raises:
-        ArgumentError: Wrong shapes or values; the message names the argument.
+    The mix is normalised; NaN if a class of the target has no sample.
     """
     accuracy = per_class_accuracy(confusion)
     mix = as_target(target, len(accuracy))

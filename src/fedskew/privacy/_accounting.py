@@ -41,11 +41,7 @@ def together(noises: Iterable[float]) -> float:
 
         epsilon(together(noises), 1, delta)     # of mechanisms that are composed one after another
 
-    Returns:
-        1 / sqrt(sum of 1 / noise**2) (Dong, Roth & Su, 2022, corollary 3.3).
-
-    Raises:
-        ArgumentError: There is none, or one is not above 0.
+    It is 1 / sqrt(sum of 1 / noise**2) (Dong, Roth & Su, 2022, corollary 3.3).
     """
     inverse = [noise**-2 if noise > 0 else math.nan for noise in noises]
     if not inverse or math.isnan(math.fsum(inverse)):
@@ -54,15 +50,7 @@ def together(noises: Iterable[float]) -> float:
 
 
 def most_rounds(noise: float, budget: float, delta: float) -> int:
-    """Count the rounds in which a client can take part before its epsilon is above a budget.
-
-    Returns:
-        The number of rounds; a million where it is more.
-
-    Raises:
-        ArgumentError: A number is out of its range.
-        MissingPackageError: dp-accounting is not installed.
-    """
+    """Count the rounds in which a client can take part before its epsilon is above a budget; at most a million."""
     if not budget > 0:
         raise ArgumentError(f"budget: must be above 0, not {budget!r}")
     low, high = 0, 1
@@ -76,12 +64,7 @@ def most_rounds(noise: float, budget: float, delta: float) -> int:
 
 
 def noise_for(budget: float, rounds: int, delta: float) -> float:
-    """Compute the smallest noise multiplier for which a client can take part in so many rounds within a budget.
-
-    Raises:
-        ArgumentError: A number is out of its range.
-        MissingPackageError: dp-accounting is not installed.
-    """
+    """Compute the smallest noise multiplier for which a client can take part in so many rounds within a budget."""
     if not budget > 0:
         raise ArgumentError(f"budget: must be above 0, not {budget!r}")
     if rounds < 1:

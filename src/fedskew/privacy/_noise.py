@@ -67,12 +67,8 @@ class UpdateNoise:
     def share(self, parameters: int, members: int | None = None) -> float:
         """Compute the standard deviation of one client's share of the noise, in units of 2**-24.
 
-        Args:
-            members: Number of clients in the sum, where `answers` is None.
-
-        Raises:
-            ArgumentError: Nobody says by how many clients the noise is shared, or a share is below ten units, so that
-                epsilon would not hold of whole numbers.
+        ArgumentError where nobody says by how many clients the noise is shared, or a share is below ten units, so that
+        epsilon would not hold of whole numbers.
         """
         shares = self.answers or members
         if shares is None or shares < 1:
@@ -129,11 +125,7 @@ def _discrete_gaussian(size: int, scale: float) -> NDArray[np.int64]:
 
 
 def secure_noise() -> Any:
-    """Import opendp's mechanisms, which draw the noise of real sites.
-
-    Raises:
-        MissingPackageError: opendp is not installed.
-    """
+    """Import opendp's mechanisms, which draw the noise of real sites; MissingPackageError without them."""
     try:
         import opendp.prelude as dp
     except ImportError:
@@ -153,12 +145,7 @@ COVERED = (
 
 @dataclass(frozen=True)
 class Protection:
-    """The noise of clients' updates, and the budget beyond which a client takes part in no more rounds.
-
-    Attributes:
-        noise: What is done to every update.
-        epsilon: The largest epsilon of a client.
-    """
+    """The noise of clients' updates, and the epsilon beyond which a client takes part in no more rounds."""
 
     noise: UpdateNoise
     epsilon: float

@@ -27,18 +27,9 @@ from fedskew.server_updates._protocol import Extras, Named, as_tensor, as_weight
 
 
 def fedexp_step(updates: ArrayLike | Tensor, weights: ArrayLike, eps: float) -> float:
-    """FedExP's server step eta.
+    """FedExP's server step eta, 1 or more; 1 where no client moved. `eps` keeps it small where updates cancel.
 
-    Args:
-        updates: Client model minus sent model, shape `(clients, parameters)`, numpy or torch.
-        weights: Their weights, shape `(clients,)`, sum 1.
-        eps: Keeps the step small where updates cancel.
-
-    Returns:
-        The step, 1 or more; 1 where no client moved.
-
-    Raises:
-        ArgumentError: Wrong shapes, weights or eps, or an array of updates that is not finite.
+    `updates` are client models minus the sent one, `(clients, parameters)`, numpy or torch; `weights` sum to 1.
     """
     if not (math.isfinite(eps) and eps >= 0):
         raise ArgumentError(f"eps: must be 0 or above and finite, got {eps}")

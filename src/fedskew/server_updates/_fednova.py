@@ -32,19 +32,10 @@ def fednova(updates: Tensor, steps: ArrayLike, weights: ArrayLike, momentum: flo
 @overload
 def fednova(updates: ArrayLike, steps: ArrayLike, weights: ArrayLike, momentum: float) -> FloatArray: ...
 def fednova(updates: ArrayLike | Tensor, steps: ArrayLike, weights: ArrayLike, momentum: float) -> FloatArray | Tensor:
-    """FedNova's change of the model.
+    """FedNova's change of the model, `(parameters,)`: an array for an array, a tensor of its dtype for a tensor.
 
-    Args:
-        updates: Client model minus sent model, shape `(clients, parameters)`.
-        steps: Local steps of each client, shape `(clients,)`.
-        weights: Weights, shape `(clients,)`, sum 1.
-        momentum: Momentum of the clients' SGD.
-
-    Returns:
-        The change, shape `(parameters,)`: an array for an array, a tensor of the same dtype for a tensor.
-
-    Raises:
-        ArgumentError: Wrong shapes or values, or an array of updates that is not finite.
+    `updates` are client models minus the sent one, `(clients, parameters)`; `weights` sum to 1; `momentum` is that of
+    the clients' SGD.
     """
     shares, taken, rows = as_weights(weights), np.asarray(steps), as_tensor(updates)
     if taken.shape != shares.shape:

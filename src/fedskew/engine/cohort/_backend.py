@@ -96,11 +96,7 @@ class CohortBackend(Backend):
         ]
 
     def stacks_with(self, other: CohortBackend) -> bool:
-        """Return whether another backend's clients can be stacked with this one's.
-
-        They can where local training is the same but for samples, seed and learning rate, and so are the untrained
-        values of the network, such as a last layer that is drawn.
-        """
+        """Return whether another backend's clients can be stacked: their training and untrained values are the same."""
         if self is other:
             return True
         if not self.work.trains_like(other.work):
@@ -137,14 +133,8 @@ def run_round_together(
 ) -> list[tuple[ServerState, RoundRecord]]:
     """Play one round of several federations, whose clients train as one cohort.
 
-    Each federation makes the same random draws as alone. Its results are the same up to rounding: matrix products may
-    be computed differently for a different number of clients. The duration of the round is divided equally among the
-    records.
-
-    Args:
-        federations: Federations with the same network and data set, each with a `CohortBackend`. Those whose local
-            training differs in more than samples, seed and learning rate train in cohorts of their own.
-        states: The state of each federation after the last round.
+    Results are those of each alone, up to rounding. The duration is divided equally among the records. Federations have
+    the same network and data set; those whose local training differs otherwise train in cohorts of their own.
     """
     began = time.perf_counter()
     rounds, requests = [], []

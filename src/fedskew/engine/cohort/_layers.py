@@ -70,11 +70,6 @@ class MappedNetwork:
         """Whether the network has dropout layers, which need a key."""
         return bool(self._keys)
 
-    @property
-    def has_batch_norm(self) -> bool:
-        """Whether the network has batch norm, which reads the size of the smallest batch."""
-        return any(isinstance(layer, _BatchNorm) for layer in self._network.modules())
-
 
 @dataclass
 class _BatchMask:

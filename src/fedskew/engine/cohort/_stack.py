@@ -88,11 +88,7 @@ class Own(NamedTuple):
 
 
 class Stack:
-    """Clients of one kind, in the order of falling numbers of steps, so that the active ones always come first.
-
-    Attributes:
-        sizes: Number of real rows of each batch, `(steps, clients)`; 0 once a client has finished.
-    """
+    """Clients of one kind, those with most steps first; `sizes` are the real rows of each batch, `(steps, clients)`."""
 
     def __init__(self, networks: Networks, work: LocalWork, clients: Sequence[StackedClient]) -> None:
         self.networks, self.work, self.clients = networks, work, clients
