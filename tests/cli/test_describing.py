@@ -1,8 +1,9 @@
-"""`fedskew counts` counts labels in any data, and `describe` reads whatever `counts` takes."""
+"""`fedskew report` tells runs of one name apart: by what differs in their configs, or as it is told."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,128 @@ from tests.cli.conftest import Command
 
 import fedskew
 from fedskew.labels import LabelCounts
+
+DIGITS = """
+name = "lr"
+data = {name = "digits"}
+partition = {rule = "iid", clients = 2}
+model = {name = "logistic"}
+training = {rounds = 1}
+"""
+
+
+def labels_of(page: Path) -> list[str]:
+    """The runs of a page, as its script lists them."""
+    text = page.read_text(encoding="utf-8")
+    return re.findall(r'"label":"([^"]*)"', text[text.index('id="figures"') :])
+
+
+@pytest.fixture
+def two(tmp_path: Path, command: Command) -> Path:
+    """Two learning rates under one name, of which one has two seeds."""
+    (tmp_path / "lr.toml").write_text(DIGITS)
+    command("run", "lr.toml", "--set", "training.lr=0.1", cwd=tmp_path)
+    command("run", "lr.toml", "--set", "training.lr=0.5", "--seeds", "0,1", cwd=tmp_path)
+    return tmp_path
+
+
+def test_labels_come_from_what_differs(two: Path, command: Command) -> None:
+    runs = sorted(map(str, two.glob("runs/lr-*")))
+    command("report", *runs, cwd=two)
+    assert sorted(labels_of(two / "report.html")) == ["lr, lr=0.1", "lr, lr=0.5"]
+    command("report", "runs", "--out", "all.html", cwd=two)
+    assert sorted(labels_of(two / "all.html")) == ["lr, lr=0.1", "lr, lr=0.5"]
+
+
+def test_labels_are_taken_as_given(two: Path, command: Command) -> None:
+    one, other = sorted(map(str, two.glob("runs/lr-*")))
+    command("report", f"a=b={one}", f"large={other}", cwd=two, status=2)
+    command("report", f"small={one}", f"large={other}", cwd=two)
+    assert labels_of(two / "report.html") == ["small", "large"]
+    command("report", one, other, "--label", "x=1", "--label", "y", cwd=two)
+    assert labels_of(two / "report.html") == ["x=1", "y"]
+    few = command("report", one, other, "--label", "x", cwd=two, status=2)
+    assert few.stderr == "fedskew: --label: given 1 times for 2 runs; give one for each\n"
+    twice = command("report", one, one, cwd=two, status=2)
+    assert "has seed 0 twice; give each configuration its own label (fedskew report LABEL=RUN ...)" in twice.stderr
+
+
+def test_methods_and_values_in_one_folder_are_compared(tmp_path: Path, command: Command) -> None:
+    (tmp_path / "lr.toml").write_text(DIGITS)
+    for rate in ("0.1", "0.5"):
+        words = ["--method", "fedavg", "--method", "fedla", "--set", f"training.lr={rate}", "--out", "all"]
+        command("run", "lr.toml", *words, cwd=tmp_path)
+    command("report", "all", cwd=tmp_path)
+    methods = [f"lr-{method}, lr={rate}" for method in ("fedavg", "fedla") for rate in ("0.1", "0.5")]
+    assert sorted(labels_of(tmp_path / "report.html")) == methods
+
+
+# What a run's labels don't allow is said when it begins.
+
+CONFIG = """
+seeds = [0, 1]
+data.name = "digits"
+partition = {rule = "sparsity", clients = 4, labels_per_client = 2}
+model.name = "logistic"
+method.preset = "fedlc"
+training = {rounds = 1, batch_size = 64}
+"""
+
+
+def test_a_run_begins_with_a_note_for_each_seed_that_has_one(tmp_path: Path, command):
+    (tmp_path / "my.toml").write_text(CONFIG, encoding="utf-8")
+    done = command("run", "my.toml", cwd=tmp_path)
+    assert "note on run, seed 0: fedlc tells two classes apart only where some client holds both. Here " in done.stdout
+    assert "No client holds class" in done.stdout
+    plain = command("run", "my.toml", "--method", "fedavg", "--set", "partition.covered=true", cwd=tmp_path)
+    assert "note on" not in plain.stdout
+
+
+def test_a_method_is_listed_with_what_it_relies_on(tmp_path: Path, command):
+    assert (
+        "Tells two classes apart only where some client holds both" in command("methods", "fedlc", cwd=tmp_path).stdout
+    )
+    assert "Tells two classes apart" not in command("methods", "fedrs", cwd=tmp_path).stdout
+
+
+ROWS = """
+data = {{name = "npz", root = "own.npz", validation = 0}}
+partition.rule = "natural"
+model.name = "logistic"
+training = {{rounds = 1, batch_size = 8}}
+{more}
+"""
+
+
+def rows(folder: Path, labels: list[int], test_labels: list[int]) -> None:
+    rng = np.random.default_rng(0)
+    x, test_x = (rng.normal(size=(len(part), 4)).astype(np.float32) for part in (labels, test_labels))
+    clients = np.array([f"site-{at % 2}" for at in range(len(labels))])
+    np.savez(folder / "own.npz", x=x, y=labels, client=clients, x_test=test_x, y_test=test_labels)
+
+
+def test_a_class_that_only_the_test_part_has_is_said(tmp_path: Path, command):
+    rows(tmp_path, [0, 0, 1, 1] * 5, [0, 1, 2, 2])
+    (tmp_path / "my.toml").write_text(ROWS.format(more=""), encoding="utf-8")
+    done = command("run", "my.toml", cwd=tmp_path)
+    assert "No client holds class 2, 50% of the test part" in done.stdout
+
+
+def test_clients_with_one_class_only_are_told_so(tmp_path: Path, command):
+    rows(tmp_path, [0] * 20, [0, 0, 0, 0])
+    (tmp_path / "my.toml").write_text(ROWS.format(more=""), encoding="utf-8")
+    done = command("run", "my.toml", cwd=tmp_path)
+    assert "All samples of the clients are of class 0: there is nothing to tell apart" in done.stdout
+
+
+def test_target_shares_that_do_not_add_up_are_refused(tmp_path: Path, command):
+    rows(tmp_path, [0, 0, 1, 1] * 5, [0, 1])
+    (tmp_path / "my.toml").write_text(ROWS.format(more="target.mix = [0.4, 0.4]"), encoding="utf-8")
+    done = command("run", "my.toml", cwd=tmp_path, status=2)
+    assert "target.mix: the shares sum to 0.8; give shares that sum to 1" in done.stderr
+
+
+# `fedskew counts` counts labels in any data, and `describe` reads whatever `counts` takes.
 
 EXPECTED = "client,cold,flu\nnorth,1,2\nsouth,0,1\n"
 SAMPLES = [("north", "flu"), ("north", "flu"), ("north", "cold"), ("south", "flu")]

@@ -6,18 +6,27 @@ import csv
 import gzip
 import multiprocessing
 import os
+import re
 import signal
+import subprocess
+import sys
 import time
+from collections import defaultdict
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from statistics import fmean, median
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from fedskew import simulate
-from fedskew.arena import Arena, ArenaState, run_arena, write_comparison
+from fedskew.arena import Arena, ArenaState, ranks, run_arena, scores, standings, write_comparison
 from fedskew.errors import RunError
 from fedskew.executors import executor
+from fedskew.experiment import Sweep, run_sweep
 
 FILE = """
 name = "tiny"
@@ -201,3 +210,157 @@ def test_an_error_ends_what_runs_at_once() -> None:
     with pytest.raises(KeyboardInterrupt):
         stopped_while_it_works()
     assert time.monotonic() - began < 30
+
+
+# `--on ADDRESS`: an arena and a sweep on two Dask workers, one of which is killed in the middle.
+
+ARENA = """
+name = "spread"
+seeds = [0]
+data = {name = "digits", rows = 300}
+partition = {rule = "iid", clients = 3}
+model = {name = "logistic"}
+training = {rounds = 3}
+[arena]
+partitions = [0, 1, 2]
+[sweep]
+methods = ["fedavg", "fedla"]
+"""
+SWEEP = ARENA.replace("[arena]\npartitions = [0, 1, 2]\n", "")
+
+
+@contextmanager
+def cluster(folder: Path) -> Iterator[tuple[str, list[subprocess.Popen[bytes]]]]:
+    """A scheduler and two workers as a person starts them: the scheduler's address, and the workers."""
+    log = folder / "scheduler.log"
+    options = ("--host", "127.0.0.1", "--no-dashboard")
+    with log.open("wb") as file:
+        words = [sys.executable, "-m", "distributed.cli.dask_scheduler", *options, "--port", "0"]
+        processes = [subprocess.Popen(words, stdout=file, stderr=file, cwd=folder)]
+        try:
+            while not (found := re.search(r"tcp://127\.0\.0\.1:\d+", log.read_text())):
+                assert processes[0].poll() is None, log.read_text()
+                time.sleep(0.1)
+            words = [sys.executable, "-m", "distributed.cli.dask_worker", found[0], *options]
+            words += ["--nthreads", "1", "--no-nanny"]
+            processes += [subprocess.Popen(words, stdout=file, stderr=file, cwd=folder) for _ in range(2)]
+            while log.read_text().count("Register worker") < 2:
+                assert all(process.poll() is None for process in processes), log.read_text()
+                time.sleep(0.1)
+            yield found[0], processes[1:]
+        finally:
+            for process in reversed(processes):
+                process.kill()
+                process.wait()
+
+
+class Killing:
+    """Kills a worker when the first federation is there."""
+
+    def __init__(self, worker: subprocess.Popen[bytes]) -> None:
+        self.worker = worker
+
+    def begin(self, finished: int, runs: int) -> None:
+        pass
+
+    def ended(self, results) -> None:
+        assert not any(trained.failed for _, trained in results)
+        self.worker.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.faults
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_an_arena_and_a_sweep_on_two_workers_survive_the_loss_of_one(tmp_path: Path) -> None:
+    pytest.importorskip("distributed")
+    (tmp_path / "spread.toml").write_text(ARENA)
+    (tmp_path / "sweep.toml").write_text(SWEEP)
+    with cluster(tmp_path) as (address, workers), executor(1, on=address) as (pool, at_once):
+        assert at_once == 2
+        state = run_arena(Arena.read(tmp_path / "spread.toml"), tmp_path, pool, at_once, Killing(workers[0]))
+        assert workers[0].wait() < 0
+        assert state.failures == ()
+        assert sorted((line["method"], line["partition"]) for line in state.compared) == [
+            (method, partition) for method in ("fedavg", "fedla") for partition in "012"
+        ]
+        result = run_sweep(Sweep.read(tmp_path / "sweep.toml"), tmp_path / "runs", executor=pool)
+        assert (result.failures, [len(row.seeds) for row in result.rows]) == ((), [1, 1])
+        here = run_sweep(Sweep.read(tmp_path / "sweep.toml"), tmp_path / "here", processes=1)
+    assert [row.values("accuracy") for row in result.rows] == [row.values("accuracy") for row in here.rows]
+
+
+def test_no_scheduler_is_one_line() -> None:
+    pytest.importorskip("distributed")
+    with pytest.raises(RunError, match="no Dask scheduler answers there; start one"), executor(1, "127.0.0.1"):
+        pass
+
+
+# The published comparison: worked out again from the published runs, without a line of fedskew's arithmetic.
+
+RUNS = Path(__file__).parents[2] / "docs" / "measured" / "arena-runs.csv"
+AXES = ("task", "rule", "participation", "target")
+
+
+@pytest.fixture(scope="module")
+def compared():
+    with RUNS.open(newline="", encoding="utf-8") as file:
+        return [line for line in csv.DictReader(file) if line["stage"] != "tune" and not line["failure"]]
+
+
+@pytest.fixture(scope="module")
+def gains(compared):
+    """By method, training, partition and seed, the difference from FedAvg: the mean of both scorings."""
+    curves = {}
+    for line in compared:
+        if line["stage"] == "run":
+            key = tuple(line[axis] for axis in (*AXES, "partition", "seed"))
+            curves[line["method"], key] = [float(value) / 100 for value in line["curve"].split()]
+    found = defaultdict(lambda: defaultdict(list))
+    for (method, key), curve in curves.items():
+        reference = curves["fedavg", key]
+        last = 1 if method.startswith("ccvr") else 3
+        found[method][*key[:3], *key[4:]].append(fmean(curve[-last:]) - fmean(reference[-last:]))
+    return {method: {key: fmean(values) for key, values in own.items()} for method, own in found.items()}
+
+
+@pytest.fixture(scope="module")
+def means(gains):
+    """By method and training; all of them have two partitions of three seeds."""
+    return {
+        method: {key: fmean(value for run, value in own.items() if run[:3] == key) for key in {run[:3] for run in own}}
+        for method, own in gains.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def found(compared):
+    trainings = {key: key[:3] for key in {tuple(line[axis] for axis in AXES) for line in compared}}
+    return scores(compared, AXES, "fedavg", last=3, trainings=trainings)
+
+
+@pytest.mark.slow
+def test_the_published_differences_and_p_values_are_those_of_trainings(found, gains, means) -> None:
+    rows = {row.method: row for row in standings(found, "fedavg")}
+    units = {method: list(own.values()) for method, own in means.items() if method != "fedavg"}
+    assert {method: row.trainings for method, row in rows.items()} == {name: len(own) for name, own in units.items()}
+    assert max(map(len, units.values())) == 22
+    for method, own in units.items():
+        assert rows[method].difference == pytest.approx(fmean(own), abs=1e-9)
+        runs = gains[method].values()
+        assert rows[method].median == pytest.approx(median(runs), abs=1e-9)
+        assert (rows[method].collapsed, rows[method].runs) == (sum(gain < -20 for gain in runs), len(runs))
+    raw = sorted((stats.wilcoxon(own).pvalue, method) for method, own in units.items())
+    corrected, least = {}, 0.0
+    for place, (value, method) in enumerate(raw):
+        least = corrected[method] = max(least, min(1.0, (len(raw) - place) * value))
+    assert {method: row.p for method, row in rows.items()} == pytest.approx(corrected)
+
+
+@pytest.mark.slow
+def test_the_published_ranks_are_those_of_trainings(found, means) -> None:
+    made = ranks(found)
+    table = np.array([[means[method][training] for method in made.methods] for training in means["fedavg"]])
+    assert dict(zip(made.methods, made.ranks, strict=True)) == pytest.approx(
+        dict(zip(made.methods, stats.rankdata(-table.round(9), axis=1).mean(axis=0).tolist(), strict=True))
+    )
+    assert made.p == pytest.approx(stats.friedmanchisquare(*table.T).pvalue)
