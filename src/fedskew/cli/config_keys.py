@@ -25,15 +25,7 @@ _BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusive
 
 @dataclass(frozen=True)
 class Key:
-    """A key of a table.
-
-    Attributes:
-        name: Its name.
-        schema: What it may hold, as JSON schema.
-        required: Whether it must be given.
-        default: Its value otherwise, in plain values.
-        meaning: A sentence or two.
-    """
+    """A key of a table: what it may hold as JSON schema, and its default in plain values."""
 
     name: str
     schema: dict[str, Any]
@@ -120,7 +112,6 @@ def json_schema() -> dict[str, Any]:
 
 
 def _definition(whole: dict[str, Any], table: str) -> dict[str, Any]:
-    """Return the schema of a table, or of the whole where it has no name."""
     if not table:
         return whole
     place = whole["properties"][table]
@@ -157,13 +148,12 @@ def _of_section(section: type[pydantic.BaseModel]) -> Iterator[Key]:
 
 
 def _entry(place: str, name: str, kind: Any) -> Entry:
-    """Return the entry of a name; augmentations and trackers have no keys of their own."""
+    # Augmentations and trackers have no keys of their own.
     keys = () if place in ("training.augmentation", "output.trackers") else tuple(_keys(kind))
     return Entry(name, _summary(kind), keys)
 
 
 def _keys(kind: Any) -> Iterator[Key]:
-    """Yield the parameters of a component, network or reader."""
     meanings = _meanings(kind)
     if dataclasses.is_dataclass(kind):
         whole = pydantic.TypeAdapter(kind).json_schema()
@@ -202,7 +192,6 @@ def _meanings(kind: Any) -> dict[str, str]:
 
 
 def _in_words(schema: Mapping[str, Any]) -> str:
-    """Describe in a few words what a JSON schema allows."""
     if "anyOf" in schema:
         return " or ".join(dict.fromkeys(_in_words(kind) for kind in schema["anyOf"] if kind.get("type") != "null"))
     if "const" in schema or "enum" in schema:
@@ -220,7 +209,6 @@ def _in_words(schema: Mapping[str, Any]) -> str:
 
 
 def _toml(value: Any) -> str:
-    """Return a default as TOML writes it."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{key} = {_toml(inner)}" for key, inner in value.items()) + "}"
     if isinstance(value, list | tuple):

@@ -166,7 +166,6 @@ def weights(
 
 
 def _draw(source: Source, path: Path) -> None:
-    """Write the page that shows who holds what, and which pairs of classes."""
     from fedskew.report import SeedRun, write_report
 
     if path.suffix != ".html":
@@ -335,7 +334,6 @@ def _print_clients(console: Console, report: SkewReport) -> None:
 
 
 def _print_weights(console: Console, found: _Weighed) -> None:
-    """Print every client, or those with most weight."""
     sizes, weights, plain = found.counts.sizes, found.weights, found.plain
 
     def row(client: int) -> list[str]:
@@ -348,7 +346,6 @@ def _print_weights(console: Console, found: _Weighed) -> None:
 
 
 def _print_mix(console: Console, found: _Weighed) -> None:
-    """Print every class, or those that change most against FedAvg."""
     mixes = {">mix": found.mix(found.weights), ">FedAvg's mix": found.mix(found.plain)}
     order = np.argsort(-np.abs(np.subtract(*mixes.values())), kind="stable")
     if found.target is not None:

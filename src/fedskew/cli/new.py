@@ -184,7 +184,6 @@ class _Size:
 
 
 def _typical(size: _Size) -> dict[str, Any]:
-    """Return values to begin with, of a rule's parameters that have no default."""
     return {
         "beta": 0.3,
         "labels_per_client": min(2, size.classes),
@@ -196,7 +195,6 @@ def _typical(size: _Size) -> dict[str, Any]:
 
 
 def _change(chosen: dict[str, Any], changes: list[str] | None) -> None:
-    """Apply `--set`."""
     from fedskew.trees import parse_change, put
 
     for key, value in map(parse_change, changes or []):
@@ -248,7 +246,6 @@ def _needed(method: str, rule: str) -> dict[str, dict[str, Any]]:
 
 
 def _doubts(chosen: Mapping[str, Any], size: _Size, is_there: bool) -> list[str]:
-    """Return why a config may not learn what its data hold."""
     name, model = chosen["data"]["name"], chosen["model"]["name"]
     training = chosen["training"]
     notes = []

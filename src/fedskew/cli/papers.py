@@ -15,7 +15,7 @@ from rich.text import Text
 from fedskew.cli.console import Console
 from fedskew.cli.options import Changes, DataRoot, Device, Fresh, Out, Processes, changed_keys, print_failures
 from fedskew.errors import ConfigError
-from fedskew.tables import counted, duration
+from fedskew.tables import counted, duration, flatten
 
 if TYPE_CHECKING:
     from fedskew.papers import Recipe, RecipeRow
@@ -96,7 +96,8 @@ def _list(console: Console, found: list[Recipe], with_cost: bool, root: Path | N
     with console.status("measuring" if with_cost else "reading"):
         for recipe in found:
             cost = [_time(recipe.rows)] if with_cost else []
-            rows.append([recipe.name, _data(recipe, root), recipe.title, str(_runs(recipe)), *cost])
+            runs = sum(len(row.tree["seeds"]) for row in recipe.rows)
+            rows.append([recipe.name, _data(recipe, root), recipe.title, str(runs), *cost])
     table = plain_table(["recipe", "data", "content", "runs", *(["time"] if with_cost else [])], rows, labels=3)
     console.print(table)
     console.print("Data: ✓ present, ✗ missing (see --data-root). Runs: rows times seeds.")
@@ -132,16 +133,10 @@ def _show(console: Console, recipe: Recipe, labels: str | None, with_cost: bool,
         console.note(f"Differs from the paper: {text}")
     first = rows[0]
     console.note(f"Settings of the first row ({first.name}):")
-    for key, value in _settings(first.config().tree()):
-        console.say(f"  {key} = {value}")
+    for key, value in flatten(first.config().tree()).items():
+        if not key.startswith(("schema", "name", "output.", "engine.")):
+            console.say(f"  {key} = {value}")
     console.note(f"Run it: fedskew reproduce {recipe.name}")
-
-
-def _settings(tree: dict[str, object]) -> list[tuple[str, object]]:
-    from fedskew.tables import flatten
-
-    hidden = ("schema", "name", "output.", "engine.")
-    return [(key, value) for key, value in flatten(tree).items() if not key.startswith(hidden)]
 
 
 def _data(recipe: Recipe, root: Path | None) -> str:
@@ -154,10 +149,6 @@ def _time(rows: Iterable[RecipeRow]) -> str:
 
     found = [estimate(row.config(), alone=True) for row in rows]
     return next((one for one in found if isinstance(one, str)), None) or duration(sum(map(float, found)))
-
-
-def _runs(recipe: Recipe) -> int:
-    return sum(len(row.tree["seeds"]) for row in recipe.rows)
 
 
 def reproduce(

@@ -12,7 +12,7 @@ import typer
 
 from fedskew.cli.console import Console
 from fedskew.cli.options import TrustCode
-from fedskew.cli.page import escaped, print_json, table_of, write_csv
+from fedskew.cli.page import AsJson, escaped, print_json, table_of, write_csv
 from fedskew.errors import ArgumentError, DataError
 from fedskew.tables import counted
 
@@ -44,7 +44,7 @@ def predict(
     csv_path: Annotated[
         Path | None, typer.Option("--csv", help="Write the probability of every class for every file.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: AsJson = False,
     export: Annotated[
         str | None, typer.Option("--export", help="Write the model for other programs: onnx or torchscript.")
     ] = None,

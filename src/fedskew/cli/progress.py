@@ -30,11 +30,7 @@ def announced(
 ) -> Callable[[Mapping[str, Any]], None]:
     """Begin a config, and return what to call with each of its records; the first prints objective and target.
 
-    Args:
-        bar: The bar.
-        config: The config.
-        words: Called before that for lines to print first.
-        notes: Called with a seed at its first record, for what is to be known of its run.
+    `words` is called before that for lines to print first, `notes` with each seed at its first record.
     """
     from fedskew.methods import objective_in_words
 

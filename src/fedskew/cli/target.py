@@ -165,7 +165,6 @@ def sentences(estimate: MixEstimate, classes: Sequence[str]) -> list[str]:
 
 
 def _print_classes(console: Console, title: str, outcomes: Outcomes, estimate: MixEstimate) -> None:
-    """Print every class, or those whose share changes most."""
     held_out, ends = _held_out(outcomes), estimate.interval()
 
     def row(label: int) -> list[str]:
