@@ -84,11 +84,13 @@ class Sheet:
 
     def check_header(self, unnamed: bool = False) -> None:
         """Refuse a header in which a name occurs twice or, unless `unnamed`, is missing."""
+        before = set[str]()
         for column, name in enumerate(self.header):
             if not name and not unnamed:
                 self.fail(self.line, f"column {column + 1} has no name in the header")
-            if name in self.header[:column]:
+            if name in before:
                 self.fail(self.line, f"the column {name!r} occurs twice in the header")
+            before.add(name)
 
     def column(self, what: str, words: frozenset[str], name: str | None = None) -> int | None:
         """Find a column, see `find_column`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import struct
+import time
 import zipfile
 import zlib
 from pathlib import Path
@@ -77,6 +78,15 @@ def test_an_array_whose_header_promises_terabytes(tmp_path):
         data.load("npz", path, rng=np.random.default_rng(0))
     with pytest.raises(DataError, match=r"own\.npz: can't be read as an \.npz file"):
         list(unlabelled([path], (64,)))
+
+
+def test_a_table_of_very_many_columns_is_looked_through_once(tmp_path):
+    path = tmp_path / "own.csv"
+    path.write_text(",".join(f"a{column}" for column in range(60_000)) + ",a59999\n")
+    began = time.process_time()
+    with pytest.raises(DataError, match="the column 'a59999' occurs twice"):
+        data.load("csv", path, rng=np.random.default_rng(0))
+    assert time.process_time() - began < 10
 
 
 @pytest.mark.parametrize("error", [MemoryError(), RecursionError("maximum recursion depth exceeded")])

@@ -229,7 +229,7 @@ def run_supernode(data: Path, arguments: Sequence[str]) -> None:
         reason = f"{server} {why}"
         try:
             server_notes(data)
-        except RunError as error:
+        except FedskewError as error:
             reason = str(error)
         LOG.error("%s", reason)
         for process in psutil.Process().children(recursive=True):  # an answer of theirs would be refused, too
