@@ -101,7 +101,7 @@ class Finish:
     Attributes:
         refuses: The components that no finish goes with; see `fedskew.components`.
         asks: The kinds of samples that it needs; a run without them is refused before its first round.
-        most_questions: Most questions that a real site answers, in all attempts together.
+        most_questions: Most questions that a real site answers.
     """
 
     refuses: ClassVar[Mapping[str, str]] = {

@@ -6,17 +6,20 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from fedskew.engine import RoundRecord
 from fedskew.report import _charts as charts
 from fedskew.report._figure import GOOD, LOCAL, ROUND, Figure, figure
 from fedskew.report._groups import Group, listed, together
 from fedskew.report._runs import SeedRun, most_frequent
 from fedskew.report.drawing import Curve, FloatArray
 
-Value = Callable[[RoundRecord], float | None]
+if TYPE_CHECKING:
+    from fedskew.engine import RoundRecord
+
+Value: TypeAlias = "Callable[[RoundRecord], float | None]"
 
 
 @dataclass(frozen=True)
