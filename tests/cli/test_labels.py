@@ -284,9 +284,7 @@ def test_weights_of_a_class_that_overrides_weigh_alone(here: Path, monkeypatch: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "words", [("describe",), ("advise",), ("weights", "--method", "fedla"), ("counts",)]
-)
+@pytest.mark.parametrize("words", [("describe",), ("advise",), ("weights", "--method", "fedla"), ("counts",)])
 def test_what_only_looks_at_label_counts_does_not_import_pytorch(tmp_path, words):
     (tmp_path / "counts.csv").write_text("client,cat,dog\na,90,10\nb,5,60\n", encoding="utf-8")
     code = "import sys\nfrom fedskew.cli import main\ntry:\n    main()\nfinally:\n    assert 'torch' not in sys.modules"
