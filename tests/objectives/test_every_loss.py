@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Mapping
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from fedskew.components import has
 from fedskew.models import Outputs
-from fedskew.objectives import INDEX, Batch, Context, Loss
+from fedskew.objectives import INDEX, Batch, Context, Loss, Objective, functional
 
 CLASSES = 5
 VALUES = np.random.default_rng(3).normal(size=(5, CLASSES))
@@ -267,3 +268,40 @@ def test_the_teacher_gets_no_gradient(loss):
     of.teacher.requires_grad_()
     loss(of).backward()
     assert of.teacher.grad is None
+
+
+# The components of the objective slot, and their weighted sum.
+
+G = torch.Generator().manual_seed(0)
+LOGITS, TEACHER, FEATURES = (
+    torch.randn(6, 4, generator=G),
+    torch.randn(6, 4, generator=G),
+    torch.randn(6, 3, generator=G),
+)
+TARGETS, COMPONENTS_COUNTS = torch.tensor([0, 2, 2, 0, 0, 2]), torch.tensor([5.0, 0.0, 2.0, 0.0])
+MASK = torch.tensor([True, True, True, True, False, True])
+BATCH = Batch(FEATURES, LOGITS, TARGETS, MASK)
+CONTEXT = Context(COMPONENTS_COUNTS, teacher=Outputs(FEATURES, TEACHER))
+
+
+@pytest.mark.parametrize("name", INDEX)
+def test_every_component_is_a_frozen_dataclass_that_says_what_it_is_and_what_it_reads(name):
+    kind = INDEX[name]
+    assert dataclasses.is_dataclass(kind)
+    assert kind.role in ("classification", "term")
+    assert kind.reads <= {"teacher", "previous", "broadcast"}
+    component = kind()
+    assert component == kind()
+    assert component.value(BATCH, CONTEXT).shape == ()
+    context = CONTEXT if "teacher" in kind.reads else Context(COMPONENTS_COUNTS)
+    assert torch.equal(component.value(BATCH, context), component.value(BATCH, CONTEXT))
+
+
+def test_an_objective_is_its_loss_plus_its_weighted_terms():
+    objective = Objective(
+        INDEX["fedvls_calibration"](), ((0.1, INDEX["vacant_distillation"]()), (0.005, INDEX["suppression"]()))
+    )
+    assert objective.reads == {"teacher"}
+    torch.testing.assert_close(
+        objective.value(BATCH, CONTEXT), functional.fedvls(LOGITS, TARGETS, TEACHER, COMPONENTS_COUNTS, mask=MASK)
+    )

@@ -1,3 +1,5 @@
+"""FedETF, FedGELA and FedNH: losses on a network whose last layer is fixed or the server's."""
+
 from __future__ import annotations
 
 import math
@@ -5,22 +7,21 @@ import math
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 import fedskew
 from fedskew.engine import Assignment, LocalTraining, LocalWork, PartitionedData, Sent, SequentialBackend
-from fedskew.errors import ArgumentError, CombinationError, ComponentError
+from fedskew.errors import CombinationError, ComponentError, ConfigError
 from fedskew.hooks import Hooks, LocalEnd, Returned, RoundEnd
 from fedskew.local_steps import SGD
 from fedskew.methods import expand
 from fedskew.models import FlatModel, OnPrototypes, build, unit_rows, with_features
 from fedskew.objectives import INDEX, Batch, Objective
 from fedskew.parameters import component
+from losses import balanced_cross_entropy, fedgela
 
-CrossEntropy = INDEX["cross_entropy"]
-FedNH = INDEX["fednh"]
+# FedETF and FedGELA, two losses on a network whose last layer is a fixed simplex; and FedRoD's, which is FedETF's.
 
-MEANS, COUNTS = "fednh.means", "fednh.counts"  # as in replies
+COUNTS = torch.tensor([3.0, 0.0, 1.0], dtype=torch.float64)
 TASK = {
     "data": {"name": "digits"},
     "partition": {"rule": "dirichlet_by_class", "clients": 4, "beta": 0.3, "min_size": 1},
@@ -29,12 +30,72 @@ TASK = {
 }
 
 
+def test_a_missing_class_is_pushed_down_by_one_samples_share_or_not_at_all():
+    for least, expected in ((1.0, 1 / 5), (0.0, 0.0)):
+        logits = torch.zeros(1, 3, dtype=torch.float64, requires_grad=True)
+        balanced_cross_entropy(logits, torch.tensor([0]), COUNTS, least).backward()
+        assert logits.grad[0, 1].item() == pytest.approx(expected, abs=1e-12)
+
+
+def test_fedgela_worked_out_by_hand():
+    # Phi = 3 (3/4, 0, 1/4): the logits become ln 2, 0 and 0, whatever the missing class's was.
+    logits = torch.tensor([[4 / 9 * math.log(2), 100.0, 0.0]], dtype=torch.float64, requires_grad=True)
+    value = fedgela(logits, torch.tensor([0]), COUNTS)
+    assert value.item() == pytest.approx(math.log(2), abs=1e-12)
+    value.backward()
+    # Phi (softmax - 1 of the target's class): 9/4 (1/2 - 1), 0, 3/4 (1/4).
+    assert logits.grad[0].tolist() == pytest.approx([-9 / 8, 0, 3 / 16], abs=1e-12)
+
+
+@pytest.mark.parametrize(("name", "scale"), [("fedetf", 1.0), ("fedgela", 5.0)])
+def test_a_run_trains_all_but_its_simplex_which_is_its_seeds(name, scale):
+    runs = [fedskew.simulate({**TASK, "method": name, "seeds": [seed]}) for seed in (0, 0, 1)]
+    ends = [run.model.state_dict() for run in runs]
+    heads = [end["head.weight"] for end in ends]
+    assert torch.equal(heads[0], heads[1])
+    assert not torch.allclose(heads[0], heads[2], atol=0.1)
+    gram = heads[0] @ heads[0].T
+    torch.testing.assert_close(gram.diagonal(), torch.ones(10))
+    torch.testing.assert_close(gram[0, 1:], torch.full((9,), -1 / 9))
+    assert (ends[0]["head.scale"].item() == scale) == (name == "fedgela")
+
+
+@pytest.mark.parametrize("preset", ["fedetf+adapt", "ccvr+fedgela"])
+def test_a_finish_is_refused_as_it_makes_another_last_layer(preset):
+    with pytest.raises(CombinationError, match=r"it makes another last layer, and the objective's is fixed; take "):
+        expand({"preset": preset})
+
+
+def test_fedconcat_is_refused_as_its_last_layer_is_trained():
+    with pytest.raises(CombinationError, match=r"it fixes the last layer, and here that is a trained one .*; take"):
+        expand({"preset": "fedconcat+fedetf"})
+
+
+class Plain(torch.nn.Sequential):
+    """A network without a layer `head`."""
+
+    def __init__(self, num_classes, in_shape):
+        super().__init__(torch.nn.Flatten(), torch.nn.Linear(math.prod(in_shape), num_classes))
+
+
+def test_a_network_of_ones_own_without_a_head_is_refused_in_one_line():
+    with pytest.raises(ConfigError, match=r"FedETF can't adapt .*Plain: .* give it a linear layer self.head") as error:
+        fedskew.simulate({**TASK, "model": {"name": f"{__name__}:Plain"}, "method": "fedetf"})
+    assert "\n" not in str(error.value)
+
+
+CrossEntropy = INDEX["cross_entropy"]
+FedNH = INDEX["fednh"]
+
+MEANS, FEDNH_COUNTS = "fednh.means", "fednh.counts"  # as in replies
+
+
 def drawn(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
 def reply(counts, *directions) -> dict[str, torch.Tensor]:
-    return {MEANS: torch.tensor(directions), COUNTS: torch.tensor(counts)}
+    return {MEANS: torch.tensor(directions), FEDNH_COUNTS: torch.tensor(counts)}
 
 
 def next_prototypes(old, replies, smoothing: float = 0.9, rest=(5.0, 6.0), weight_limit: float | None = None):
@@ -67,8 +128,8 @@ def test_flukes_round_is_that_of_smoothing_01():
     made, _ = next_prototypes([[1.0, 0.0], [0.0, 1.0]], [ANNA, BERT], smoothing=0.1)
     old = np.eye(2)
     for label in range(2):
-        total = sum(one[COUNTS][label].item() * one[MEANS][label].numpy() for one in (ANNA, BERT))
-        mean = total / sum(one[COUNTS][label].item() for one in (ANNA, BERT))
+        total = sum(one[FEDNH_COUNTS][label].item() * one[MEANS][label].numpy() for one in (ANNA, BERT))
+        mean = total / sum(one[FEDNH_COUNTS][label].item() for one in (ANNA, BERT))
         moved = 0.9 * mean / np.linalg.norm(mean) + 0.1 * old[label]
         np.testing.assert_allclose(made[label], moved / np.linalg.norm(moved), atol=1e-6)
     np.testing.assert_allclose(made[0], [0.410709, 0.911766], atol=1e-5)
@@ -129,7 +190,7 @@ def test_a_client_returns_unit_mean_directions_of_its_last_epoch_and_its_numbers
     end = LocalEnd(zero, zero, zero, 3, 0.1, 0.0, {}, {}, gathered, lambda at: at, lambda at: at.sum())
     kept, returned = FedNH().end_local(end)
     assert kept == {}
-    assert returned[COUNTS].tolist() == [0, 3, 1]
+    assert returned[FEDNH_COUNTS].tolist() == [0, 3, 1]
     # Of class 1 the directions (1, 0), (0, 1) and (0, 1), whatever their lengths.
     expected = [[0, 0], [1 / math.sqrt(5), 2 / math.sqrt(5)], [0.6, 0.8]]
     np.testing.assert_allclose(returned[MEANS], expected, atol=1e-6)
@@ -139,8 +200,8 @@ def test_a_client_returns_unit_mean_directions_of_its_last_epoch_and_its_numbers
 @pytest.mark.parametrize(
     ("lie", "reason"),
     [
-        (lambda said: said[COUNTS].mul_(0.3), "are not whole, or above 6 together"),
-        (lambda said: said[COUNTS].mul_(9), "are not whole, or above 6 together"),
+        (lambda said: said[FEDNH_COUNTS].mul_(0.3), "are not whole, or above 6 together"),
+        (lambda said: said[FEDNH_COUNTS].mul_(9), "are not whole, or above 6 together"),
         (lambda said: said[MEANS][0].fill_(1), "a class of which it says that it saw no sample"),
         (lambda said: said[MEANS][1].mul_(1.1), "a class's mean direction is longer than 1"),
     ],
@@ -167,7 +228,7 @@ def test_a_class_without_a_mean_direction_is_accepted_and_keeps_its_prototype(fe
     zero = torch.zeros(0)
     end = LocalEnd(zero, zero, zero, 1, 0.1, 0.0, {}, {}, gathered, lambda at: at, lambda at: at.sum())
     _, returned = FedNH().end_local(end)
-    assert returned[COUNTS].tolist() == [2, 0]
+    assert returned[FEDNH_COUNTS].tolist() == [2, 0]
     assert FedNH().refuse(returned, Returned(torch.zeros(1), 1, 2, 0.1, 0.0, {})) is None
     made, _ = next_prototypes([[0.6, 0.8], [0.0, 1.0]], [returned])
     np.testing.assert_allclose(made, [[0.6, 0.8], [0, 1]], atol=1e-6)
@@ -231,7 +292,7 @@ def test_the_numbers_of_samples_are_of_as_many_steps_as_an_epoch_has_or_of_all_i
     task = Assignment(client=0, epochs=3, samples=18, steps=most)
     update, _ = SequentialBackend(model, work).train_client(1, task, Sent(model.read_state()))
     assert update.steps == most
-    assert update.reply[COUNTS].sum() == told
+    assert update.reply[FEDNH_COUNTS].sum() == told
 
 
 @pytest.mark.parametrize("preset", ["fednh+adapt", "fedconcat+fednh"])
@@ -243,11 +304,6 @@ def test_what_makes_another_last_layer_is_refused(preset):
 def test_scaffold_and_fednh_both_weigh_uniformly_and_either_gives_way():
     assert expand({"preset": "fednh+scaffold"})["weighting"] == {"name": "uniform"}
     assert expand({"preset": "fednh+fedla"})["weighting"] == {"name": "fedla"}
-
-
-def test_a_network_without_a_head_is_refused_with_the_cure():
-    with pytest.raises(ArgumentError, match=r"network: Sequential does not say .* give it a linear layer self.head"):
-        FedNH().adapt(nn.Sequential(nn.Linear(3, 2)), drawn())
 
 
 @component
