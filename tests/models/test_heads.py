@@ -12,6 +12,7 @@ from fedskew.models import (
     Concatenated,
     Dropout,
     FlatModel,
+    OnPrototypes,
     OnSimplex,
     Outputs,
     Projected,
@@ -177,8 +178,12 @@ def test_rows_of_any_other_length_get_length_1(size):
 
 
 def test_a_network_that_says_nothing_of_its_classes_is_refused_with_the_cure():
-    with pytest.raises(ArgumentError, match=r"network: Sequential does not say .* give it a linear layer self.head"):
-        OnSimplex(nn.Sequential(nn.Linear(3, 2)), 1.0, learnt=True, generator=drawn())
+    for make in (
+        lambda network: OnSimplex(network, 1.0, True, drawn()),
+        lambda network: OnPrototypes(network, 1.0, drawn()),
+    ):
+        with pytest.raises(ArgumentError, match=r"network: Sequential does not say .* give it a linear layer self"):
+            make(nn.Sequential(nn.Linear(3, 2)))
 
 
 # Encoders side by side under one head.
